@@ -22,7 +22,7 @@ import platformdirs
 from ...backends.errors import InvalidArgument
 from ...backends.params import nearest
 from ...ipc.paths import daemon_socket_path
-from ..residency.cgroups import cores_usable, memory_usable
+from ..residency.machine import MachineMemory, cores_usable
 from .access_settings import read_access
 from .declaration import ErrorList, hyphens, read_value, table_of
 from .model_settings import read_models, read_options_table
@@ -138,7 +138,9 @@ def _with_defaults(values: dict[str, Any], environ: Mapping[str, str]) -> Config
     group = values.setdefault("socket_group", group_default(values["socket"]))
     values.setdefault("socket_mode", Mode(0o660 if group else 0o600))
     values["cores"] = values.get("cores") or cores_usable()
-    values["kv_ram_bytes"] = values.get("kv_ram_bytes") or kv_ram_default(memory_usable())
+    values["kv_ram_bytes"] = values.get("kv_ram_bytes") or kv_ram_default(
+        MachineMemory().total_bytes()
+    )
     return Config(**values)
 
 

@@ -20,6 +20,7 @@ from ..config.settings import Config
 from ..residency.budget import MemoryBudget
 from ..residency.gate import GateRequest, ResidencyGate
 from ..residency.model_files import size_bytes
+from ..residency.residency import Residency
 from ..workers.evicted_turns import EvictedTurns
 from ..workers.process_client import ProcessClient
 from ..workers.recovery import Recovery
@@ -114,7 +115,7 @@ class ManagedModel:
         """Held during a swap and while adapters are added or removed."""
         self.load_waiters = 0
         """The number of callers that wait for the load."""
-        self.residency = registry.gate.new_residency()
+        self.residency = Residency(registry.gate.delay_s_max)
         self.evicted_turns = EvictedTurns(
             partial(registry.move_tasks, self),
             registry.start_soon,

@@ -110,7 +110,7 @@ async def _load_adapter(registry: Registry, worker: Worker, spec: AdapterSpec) -
         with anyio.CancelScope(shield=True):  # else the worker may have it unlisted
             await worker.client.add_adapter(spec)
     except InferdError:
-        registry.budget.release_bytes(worker, size)
+        registry.budget.reservations.resize(worker, -size)
         raise
     finally:
         registry.budget.reservations.note_loaded(worker)
@@ -156,5 +156,5 @@ async def _unload_adapter(registry: Registry, worker: Worker, name: str, *, forc
         with anyio.CancelScope(shield=True):
             await worker.client.remove_adapter(report.info.id, force=force)
     worker.client.adapters.pop(name, None)
-    registry.budget.release_bytes(worker, adapter_bytes(Path(report.spec.path)))
+    registry.budget.reservations.resize(worker, -adapter_bytes(Path(report.spec.path)))
     registry.budget.reservations.note_loaded(worker)

@@ -1,8 +1,8 @@
 """The memory budget: decisions on loads, and on evictions for them.
 
-Lives on the daemon's event loop and never waits. A worker's estimate is decided on when it arrives;
-a load that waits for evictions is decided on again each time a worker has exited. Loads have the
-order of their models' requests (`residency`). Models are evicted once their residency may end.
+Lives on the daemon's event loop and never waits. It decides on a load when the worker's estimate
+arrives. A load that waits for evictions is decided on again whenever a worker has exited. Loads are
+served in the order of their models' requests. A model is evicted once its residency may end.
 """
 
 from __future__ import annotations
@@ -13,23 +13,22 @@ from collections.abc import Callable, Iterable, Iterator
 
 import structlog
 
-from ...backends import MemoryNeed, Shape
-from ...scheduler import messages as m
+from ...backends import MemoryNeed
+from ...scheduler.messages import MemoryEstimate
 from ..workers.worker import Worker
-from .eviction import EvictionCandidate, choose_victims
 from .fit import (
     DeviceShortage,
+    EvictionCandidate,
+    choose_victims,
     device_refusal,
-    fewer_layers,
     find_device_shortage,
     growth_refusal,
     memory_refusal,
-    next_smaller_shape,
     reduced_parameters,
+    smaller_shape,
 )
 from .machine import MachineMemory
-from .pending_loads import PendingLoad, PendingLoads
-from .reservations import Reservations, bytes_on
+from .reservations import PendingLoad, PendingLoads, Reservations, bytes_on
 from .residency import ResidencyRequest, ResidentModel
 
 log = structlog.get_logger()
@@ -54,7 +53,7 @@ class MemoryBudget:
         self.reservations = Reservations(limit, machine)
         self._loads = PendingLoads()
 
-    def decide_load(self, model: ResidentModel, worker: Worker, report: m.MemoryEstimate) -> None:
+    def decide_load(self, model: ResidentModel, worker: Worker, report: MemoryEstimate) -> None:
         """Decide on a load: it proceeds, shrinks, waits, or is refused."""
         if not worker.unloading:
             self._decide(self._loads.note_report(model, worker, report))
@@ -91,10 +90,6 @@ class MemoryBudget:
             raise growth_refusal(worker.spec.name, size, free)
         # No `await` up to here since the free bytes were read: else two workers get them.
         self.reservations.resize(worker, size)
-
-    def release_bytes(self, worker: Worker, size: int) -> None:
-        """Release *size* of the bytes that are reserved for a loaded worker."""
-        self.reservations.resize(worker, -size)
 
     def note_exited(self, worker: Worker) -> None:
         """Release all memory of a worker that has exited."""
@@ -150,9 +145,9 @@ class MemoryBudget:
             if not load.is_waiting:
                 load.is_waiting = True
                 log.info("model.waiting", model=model.name, bytes=need)
-            if victims and not any(victim.busy or victim.lingers for victim in victims):
+            if victims and not any(victim.busy or victim.just_used for victim in victims):
                 self._evict(victims, for_model=model.name)
-        elif (shape := _smaller_shape(load, shortage)) is not None:
+        elif (shape := smaller_shape(load.report.shape, load.floor, shortage)) is not None:
             load.is_waiting = False
             load.worker.estimate_memory(shape)
         else:
@@ -179,7 +174,7 @@ class MemoryBudget:
         return choose_victims(self._candidates(load, now), missing)
 
     def _whole_bytes(self, load: PendingLoad, now: float) -> int:
-        """Return the bytes that a load could have if all models that may be were evicted."""
+        """Return the bytes that a load could have if all its candidates were evicted."""
         held = sum(candidate.need for candidate in self._candidates(load, now))
         free = self.reservations.free_bytes() + self.reservations.unloading_bytes()
         return free + held + self._loading_bytes(load)
@@ -211,27 +206,17 @@ class MemoryBudget:
         wanted, request = load.model.residency.is_wanted, load.model.residency.first_request(now)
         found = []
         for model, need in self._evictable():
-            busy = model.residency.is_engaged
-            may_end = model.residency.may_end(request, now)
+            busy, may_end = model.residency.is_engaged, model.residency.may_end(request, now)
             if wanted or (may_end and not model.busy):
-                found.append(
-                    EvictionCandidate(
-                        model.name,
-                        bytes_on(need, device),
-                        model.load_s,
-                        max(0.0, now - model.used_at),
-                        busy,
-                        lingers=not (busy or may_end),
-                        loaded_at=model.residency.loaded_at,
-                    )
-                )
+                just_used = not (busy or may_end)
+                found.append(_candidate(model, bytes_on(need, device), now, busy, just_used))
         return found
 
     def _idle_models(self) -> list[EvictionCandidate]:
         """Return the models without tasks; leased ones are loaded again when needed."""
         now = self._seconds()
         return [
-            EvictionCandidate(model.name, need.total, model.load_s, max(0.0, now - model.used_at))
+            _candidate(model, need.total, now)
             for model, need in self._evictable()
             if model.residency.may_end(None, now) and not model.has_tasks
         ]
@@ -262,27 +247,22 @@ class MemoryBudget:
 
     def _refuse(self, load: PendingLoad, shortage: DeviceShortage | None, free: int) -> None:
         self._loads.remove(load.worker)
-        name, report = load.model.name, load.report
+        name, need, shape = load.model.name, load.report.need, load.report.shape
         if shortage is not None:
-            load.worker.refuse_load(device_refusal(name, report.shape, shortage))
-            return
-        holders = [
-            (_public_name(model), need.total)
-            for model in self._models()
-            if model.pinned and (need := self.reservations.of_worker(model.worker)) is not None
-        ]
-        load.worker.refuse_load(
-            memory_refusal(name, report.need, report.shape, load.floor, free=free, holders=holders)
-        )
+            error = device_refusal(name, shape, shortage)
+        else:
+            pinned = [
+                # The model of a descriptor belongs to its user: others must not see its name.
+                (m.name if m.uid is None else "a model loaded from another descriptor", held.total)
+                for m in self._models()
+                if m.pinned and (held := self.reservations.of_worker(m.worker)) is not None
+            ]
+            error = memory_refusal(name, need, shape, load.floor, free=free, pinned=pinned)
+        load.worker.refuse_load(error)
 
 
-def _smaller_shape(load: PendingLoad, shortage: DeviceShortage | None) -> Shape | None:
-    """Return the next smaller shape of a load; None: there is none."""
-    if shortage is not None:
-        return fewer_layers(load.report.shape, load.floor, shortage)
-    return next_smaller_shape(load.report.shape, load.floor)
-
-
-def _public_name(model: ResidentModel) -> str:
-    """Return a name that any user may see; the model of a descriptor belongs to its user."""
-    return model.name if model.uid is None else "a model loaded from another descriptor"
+def _candidate(
+    model: ResidentModel, size: int, now: float, busy: bool = False, just_used: bool = False
+) -> EvictionCandidate:
+    idle_s, loaded_at = max(0.0, now - model.used_at), model.residency.loaded_at
+    return EvictionCandidate(model.name, size, model.load_s, idle_s, busy, just_used, loaded_at)

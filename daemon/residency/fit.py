@@ -1,8 +1,8 @@
-"""Smaller shapes for models that do not fit, and the errors if none fits: pure functions."""
+"""Decisions on models that do not fit: evictions, smaller shapes, refusals. Pure functions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -14,7 +14,54 @@ from .sizes import headroom_bytes, size_text
 
 CTX_SIZE_MIN = 512
 BATCH_SIZE_MIN = 128
-HOLDERS_NAMED = 3
+PINNED_NAMED = 3
+IDLE_S_MIN = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionCandidate:
+    """A loaded model that may be evicted, now or, if it is *busy*, once it is idle."""
+
+    name: str
+    need: int
+    """Bytes that its eviction frees."""
+    load_s: float
+    """Seconds that a load takes."""
+    idle_s: float
+    busy: bool = False
+    just_used: bool = False
+    """Whether it was used less than `JUST_USED_S` ago: a load that evicts it waits for the rest."""
+    loaded_at: float = 0.0
+
+    @property
+    def value(self) -> float:
+        """The value of its memory: the time of a load divided by the idle time."""
+        return self.load_s / max(self.idle_s, IDLE_S_MIN)
+
+    @property
+    def order_key(self) -> tuple[bool, float, str]:
+        """The order of eviction: idle models by value, then busy ones, longest loaded first."""
+        return self.busy, self.loaded_at if self.busy else self.value, self.name
+
+
+def choose_victims(
+    candidates: Iterable[EvictionCandidate], missing: int
+) -> list[EvictionCandidate] | None:
+    """Return the models to evict so that *missing* bytes become free: least value first, busy ones
+    last. None: all together are not enough.
+    """
+    chosen: list[EvictionCandidate] = []
+    for candidate in sorted(candidates, key=lambda c: c.order_key):
+        if sum(c.need for c in chosen) >= missing:
+            break
+        chosen.append(candidate)
+    if sum(c.need for c in chosen) < missing:
+        return None
+    for candidate in reversed(chosen):  # a large model may make smaller ones superfluous
+        rest = [c for c in chosen if c is not candidate]
+        if sum(c.need for c in rest) >= missing:
+            chosen = rest
+    return chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +120,15 @@ def device_refusal(name: str, shape: Shape, shortage: DeviceShortage) -> OutOfMe
     )
 
 
-def next_smaller_shape(shape: Shape, floor: Shape) -> Shape | None:
+def smaller_shape(
+    shape: Shape, floor: Shape, shortage: DeviceShortage | None = None
+) -> Shape | None:
     """Return the next smaller shape, not below *floor*; None: there is none. Slots shrink first
-    (other turns wait longer), then the context, then the batch.
+    (other turns wait longer), then the context, then the batch. If a device has a *shortage*, only
+    its layers shrink.
     """
+    if shortage is not None:
+        return fewer_layers(shape, floor, shortage)
     for field in ("slots", "ctx_size", "batch_size"):
         smaller = max(getattr(floor, field), getattr(shape, field) // 2)
         if smaller < getattr(shape, field):
@@ -91,10 +143,10 @@ def memory_refusal(
     floor: Shape,
     *,
     free: int,
-    holders: Sequence[tuple[str, int]],
+    pinned: Sequence[tuple[str, int]],
 ) -> OutOfMemory:
-    """Return the error for a model that needs *need* in *shape*, the smallest it may have. *free*
-    are the bytes without the idle models; *holders* are the models in use with their bytes.
+    """Return the error for a model that needs *need* in *shape*, its smallest. *free* are the bytes
+    without the models that may be evicted; *pinned* are the names and bytes of the pinned models.
     """
     advice = []
     if need.weights + need.process > free:
@@ -106,8 +158,8 @@ def memory_refusal(
             advice.append(f"use fewer slots than {shape.slots}")
         if not advice:
             advice.append("use a smaller model")
-    largest = sorted(holders, key=lambda h: -h[1])[:HOLDERS_NAMED]
-    advice += [f"unload {holder} ({size_text(size)})" for holder, size in largest if size > 0]
+    largest = sorted(pinned, key=lambda h: -h[1])[:PINNED_NAMED]
+    advice += [f"unload {model} ({size_text(size)})" for model, size in largest if size > 0]
     return OutOfMemory(
         f"{name!r} needs {size_text(need.total)} of memory with {shape.slots} slots of"
         f" {shape.ctx_size} tokens, and {size_text(free)} are free",
@@ -115,7 +167,7 @@ def memory_refusal(
         data={
             "needed_bytes": need.total,
             "free_bytes": max(0, free),
-            "total_bytes": max(0, free) + sum(size for _, size in holders),
+            "total_bytes": max(0, free) + sum(size for _, size in pinned),
             "weights_bytes": need.weights,
             "slots": shape.slots,
             "ctx_size": shape.ctx_size,

@@ -17,7 +17,7 @@ import anyio
 from ...backends.errors import InferdError, Timeout
 from ...scheduler.priority import Priority
 from .budget import MemoryBudget
-from .residency import Residency, ResidencyRequest, ResidentModel, never_absent
+from .residency import ResidencyRequest, ResidentModel, never_absent
 
 ADVANCE_S = 0.05
 """The interval of `advance` while a load waits for models that are in use."""
@@ -39,8 +39,8 @@ class WaitListener(Protocol):
 
 
 class GateRequest(ResidencyRequest):
-    """A request on the event loop. *subject* is the object that it is found by, such as a session;
-    *is_turn*: it is for a turn of that session.
+    """A request on the event loop. *subject*, such as a session, identifies it for
+    `refuse_requests`; *is_turn*: it is for a turn of that session.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class GateRequest(ResidencyRequest):
         self._woken: anyio.Event | None = None
 
     def refuse(self, error: InferdError) -> None:
-        """End the wait with *error*. It has no effect once the wait has ended."""
+        """End the wait with *error*; do nothing once it has ended."""
         self._error = error
         if self._scope is not None:
             self._scope.cancel()
@@ -112,8 +112,8 @@ class ResidencyGate(Generic[ModelT]):
     """Admits requests to *models*, which share the memory of *budget*.
 
     *start* runs work in the daemon's task group. `advance` and all methods that it calls are
-    synchronous: at an `await` a model that has just admitted a request could be evicted. A test
-    checks that.
+    synchronous, which a test checks: at an `await`, the model of a request that was just admitted
+    could be evicted.
     """
 
     def __init__(
@@ -124,14 +124,11 @@ class ResidencyGate(Generic[ModelT]):
         seconds: Callable[[], float],
         start: Callable[..., Any],
     ):
-        self._delay_s_max = delay_s_max
+        self.delay_s_max = delay_s_max
+        """The `Residency.delay_s_max` of all models."""
         self._budget, self._models = budget, models
         self._seconds, self._start = seconds, start
         self._keeps_advancing = False
-
-    def new_residency(self) -> Residency:
-        """Return a residency for a new model."""
-        return Residency(self._delay_s_max)
 
     @property
     def waiting_requests(self) -> list[tuple[ModelT, GateRequest]]:
@@ -143,7 +140,7 @@ class ResidencyGate(Generic[ModelT]):
             for request in model.residency.waiting
             if isinstance(request, GateRequest)
         ]
-        return sorted(found, key=lambda pair: pair[1].order_key(now, self._delay_s_max))
+        return sorted(found, key=lambda pair: pair[1].order_key(now, self.delay_s_max))
 
     def refuse_requests(self, error: InferdError, subject: Any = None) -> bool:
         """Refuse the waiting requests for *subject* (None: all); return whether any waited."""
@@ -159,7 +156,7 @@ class ResidencyGate(Generic[ModelT]):
         request: GateRequest,
         on_progress: Callable[[float], None] | None = None,
     ) -> AsyncIterator[None]:
-        """Wait until *model* is loaded and admits *request*; it stays loaded in the context.
+        """Wait until *model* is loaded and *request* is admitted; it stays loaded in the context.
 
         :raises LoadFailed: the model cannot be loaded.
         :raises Timeout: one of the request's timeouts has passed.
@@ -240,7 +237,9 @@ class ResidencyGate(Generic[ModelT]):
             self._start(self._keep_advancing)
 
     async def _keep_advancing(self) -> None:
-        """Advance while a load waits: no event reports absent readers and ended residencies."""
+        """Call `advance` at intervals while a load waits: no event reports that a reader became
+        absent or that a residency may end.
+        """
         try:
             while self._budget.has_waiting_loads:
                 await anyio.sleep(ADVANCE_S)

@@ -1,7 +1,7 @@
-"""The machine's memory: free bytes, and the time for which tasks stalled on memory.
+"""The machine's memory, stalls and cores, within the limits of this process's cgroups.
 
-Each value is read from /proc and the version 2 cgroup of this process on each call. A value is
-unknown if its file is missing or unreadable; only /proc/meminfo must exist.
+Each value is read from /proc and the version 2 cgroups on each call. A value is unknown if its file
+is missing or unreadable; only /proc/meminfo must exist.
 """
 
 from __future__ import annotations
@@ -10,37 +10,44 @@ import contextlib
 import os
 import re
 import select
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import anyio
 
-from .cgroups import cgroup_free_bytes, cgroup_limit_bytes, parse_cgroup_path
 from .sizes import headroom_bytes
 
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 TRIGGER = b"some 200000 2000000\0"
 """200 ms of stalls within 2 s, as systemd's `MemoryPressureThresholdSec=`. Without privileges the
 kernel accepts only windows that are multiples of 2 s (Documentation/accounting/psi.rst).
 """
 
 
+def cores_usable(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
+    """Return the number of cores that this process may use: its affinity or its cgroups' quota."""
+    quota = _tightest(_quota_in, cgroups, _own_cgroup(proc))
+    affinity = len(os.sched_getaffinity(0))
+    return max(1, round(affinity if quota is None else min(affinity, quota)))
+
+
 class MachineMemory:
     """The memory of the machine and of this process's cgroups."""
 
-    def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")):
+    def __init__(self, proc: Path = PROC, cgroups: Path = CGROUPS):
         self._proc, self._cgroups = proc, cgroups
 
     def free_bytes(self) -> int:
         """Return the bytes that models may allocate now."""
         free = parse_available_bytes((self._proc / "meminfo").read_text())
-        limited = cgroup_free_bytes(self._cgroups, self._cgroup())
+        limited = cgroup_free_bytes(self._cgroups, _own_cgroup(self._proc))
         return free if limited is None else min(free, limited)
 
     def total_bytes(self) -> int:
         """Return the machine's bytes, or its cgroups' limit."""
         total = parse_total_bytes((self._proc / "meminfo").read_text())
-        limit = cgroup_limit_bytes(self._cgroups, self._cgroup())
-        return total if limit is None else min(total, limit)
+        limit = _tightest(_limit_in, self._cgroups, _own_cgroup(self._proc))
+        return total if limit is None else int(min(total, limit))
 
     def anonymous_bytes(self, pid: int) -> int:
         """Return the bytes of a process that the machine does not count as free."""
@@ -66,11 +73,8 @@ class MachineMemory:
 
     @property
     def _own_pressure(self) -> Path | None:
-        cgroup = self._cgroup().strip("/")
+        cgroup = _own_cgroup(self._proc).strip("/")
         return self._cgroups / cgroup / "memory.pressure" if cgroup else None
-
-    def _cgroup(self) -> str:
-        return parse_cgroup_path(_text(self._proc / "self/cgroup"))
 
 
 class StallAlarm:
@@ -128,12 +132,73 @@ class StallAlarm:
         self._epoll.close()
 
 
+# Cgroups.
+
+
+def cgroup_free_bytes(cgroups: Path, path: str) -> int | None:
+    """Return the free bytes within the limits of a cgroup and its ancestors; None: no limit is set.
+
+    The page cache counts as free, as in MemAvailable: the kernel drops it when memory is needed.
+    """
+    free = _tightest(_free_in, cgroups, path)
+    return None if free is None else int(free)
+
+
+def _own_cgroup(proc: Path) -> str:
+    return parse_cgroup_path(_text(proc / "self/cgroup"))
+
+
+def _tightest(read: Callable[[Path], float | None], cgroups: Path, path: str) -> float | None:
+    """Return the least value that *read* returns for a cgroup or an ancestor; None: it has none."""
+    folder = cgroups / path.lstrip("/")
+    folders = [f for f in (folder, *folder.parents) if f.is_relative_to(cgroups)]
+    return min((value for f in folders if (value := read(f)) is not None), default=None)
+
+
+def _limit_in(folder: Path) -> int | None:
+    try:
+        return int((folder / "memory.max").read_text())
+    except (OSError, ValueError):  # no limit ("max"), or no memory controller here
+        return None
+
+
+def _quota_in(folder: Path) -> float | None:
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+        return int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):  # no quota ("max"), or no cpu controller here
+        return None
+
+
+def _free_in(folder: Path) -> int | None:
+    limit = _limit_in(folder)
+    if limit is None:
+        return None
+    try:
+        used = int((folder / "memory.current").read_text())
+        lines = (folder / "memory.stat").read_text().splitlines()
+    except (OSError, ValueError):
+        return None
+    statistics = dict(line.split(" ", 1) for line in lines if " " in line)
+    cache = sum(int(statistics.get(key, "0")) for key in ("active_file", "inactive_file"))
+    return limit - (used - min(used, cache)) - headroom_bytes(limit)
+
+
+# Texts of the kernel.
+
+
 def _text(path: Path) -> str:
     """Return the text of a file; empty if it cannot be read."""
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def parse_cgroup_path(text: str) -> str:
+    """Return the path of the version 2 cgroup in the text of a /proc/self/cgroup."""
+    found = re.search(r"^0::(.*)", text, re.MULTILINE)
+    return found[1] if found is not None else "/"
 
 
 def parse_available_bytes(meminfo: str) -> int:

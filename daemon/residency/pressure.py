@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
@@ -18,7 +18,7 @@ import anyio
 import structlog
 
 from ...backends.errors import InferdError
-from .eviction import EvictionCandidate
+from .fit import EvictionCandidate
 from .machine import MachineMemory
 from .sizes import headroom_bytes
 
@@ -29,11 +29,11 @@ STALLED_HIGH, STALLED_LOW = 0.1, 0.01
 `MemoryPressureThresholdSec=` (200 ms in 2 s).
 """
 FREE_SHARE_AMPLE = 0.2
-"""With this share of memory free, stalls on the machine come from another cgroup's limit: freeing
+"""With this share of memory free, the machine's stalls come from another cgroup's limit: freeing
 memory here would not end them.
 """
 WORKER_ANSWER_S_MAX = 5.0
-"""How long a worker's answer is awaited; a slower worker drops its states, too."""
+"""The longest wait for a worker's answer; a slower worker drops its states, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,8 @@ class Pressure:
         return MemoryAct.NONE
 
     def _stalled(self, reading: Reading) -> float:
-        """Return the share of time since the previous reading for which tasks stalled, as far as
-        memory can be freed here.
+        """Return the share of time since the previous reading for which tasks stalled; only stalls
+        count that freeing memory here would end.
         """
         before = self._before
         if before is None or reading.at <= before.at:
@@ -145,17 +145,6 @@ class StateHolder(Protocol):
         """Switch low-memory mode; return the bytes of the KV states that it drops."""
 
 
-@dataclass(slots=True)
-class _Counts:
-    """The acts since the start."""
-
-    low_events: int = 0
-    """How often memory became short."""
-    kv_bytes_freed: int = 0
-    models_unloaded: int = 0
-    model_bytes_freed: int = 0
-
-
 class MemoryWatch:
     """Reads the memory and carries out the acts of `Pressure`. Lives on the daemon's event loop.
 
@@ -178,20 +167,22 @@ class MemoryWatch:
         self._free_bytes, self._evict_idle, self._seconds = free_bytes, evict_idle, seconds
         self._pace = pace or Pace()
         self._pressure = Pressure(self._pace)
-        self._counts = _Counts()
+        counts = ("low_events", "kv_bytes_freed", "models_unloaded", "model_bytes_freed")
+        self._counts = dict.fromkeys(counts, 0)
+        """Since the start; a `low_event` is a time at which memory became short."""
         self._in_low_memory_mode: set[StateHolder] = set()
         self._last: Reading | None = None
         self._is_helpless = False
 
     @property
     def status(self) -> dict[str, int | bool | None]:
-        """The status in `stats`."""
+        """The part of `stats` on memory."""
         last = self._last
         return {
             "low": self._pressure.pressed,
             "free_bytes": last.free_bytes if last is not None else None,
             "pressure_known": last is not None and last.machine_stalled_s is not None,
-            **asdict(self._counts),
+            **self._counts,
         }
 
     async def run(self) -> None:
@@ -205,69 +196,57 @@ class MemoryWatch:
 
     async def _check(self) -> None:
         try:
-            reading = self._read()
+            reading = Reading(
+                self._seconds(),
+                self._free_bytes(),
+                self._machine.total_bytes(),
+                self._machine.stalled_s(),
+                self._machine.own_stalled_s(),
+            )
         except (OSError, ValueError, KeyError) as exc:
             self._note_reading(repr(exc))
             return
         self._note_reading(None)
-        self._last = reading
-        was_pressed = self._pressure.pressed
-        await self._act(self._pressure.decide(reading))
+        self._last, was_pressed = reading, self._pressure.pressed
+        await self._act(self._pressure.decide(reading), reading.free_bytes)
         if was_pressed and self._pressure.pressed:
             new = [w for w in self._workers() if w not in self._in_low_memory_mode]
             await self._set_low_memory_mode(new, on=True)
 
-    def _read(self) -> Reading:
-        return Reading(
-            self._seconds(),
-            self._free_bytes(),
-            self._machine.total_bytes(),
-            self._machine.stalled_s(),
-            self._machine.own_stalled_s(),
-        )
-
     # Acts.
 
-    async def _act(self, act: MemoryAct) -> None:
+    async def _act(self, act: MemoryAct, free_bytes: int) -> None:
         match act:
             case MemoryAct.STATES:
                 freed = await self._set_low_memory_mode(self._workers(), on=True)
-                self._counts.low_events += 1
-                log.warning("memory.low", free_bytes=self._last_free, kv_bytes_freed=freed)
+                self._counts["low_events"] += 1
+                log.warning("memory.low", free_bytes=free_bytes, kv_bytes_freed=freed)
             case MemoryAct.MODEL:
-                self._evict_model()
+                self._evict_model(free_bytes)
             case MemoryAct.RELIEF:
-                await self._end_low_memory_mode()
+                self._is_helpless = False
+                low = [w for w in self._workers() if w in self._in_low_memory_mode]
+                await self._set_low_memory_mode(low, on=False)
+                self._in_low_memory_mode.clear()
+                log.info("memory.recovered", free_bytes=free_bytes)
 
-    def _evict_model(self) -> None:
-        evicted = self._evict_idle()
-        if evicted is None and not self._is_helpless:
-            log.warning("memory.still_low", free_bytes=self._last_free)
+    def _evict_model(self, free_bytes: int) -> None:
+        evicted, was_helpless = self._evict_idle(), self._is_helpless
         self._is_helpless = evicted is None
         if evicted is not None:
-            self._counts.models_unloaded += 1
-            self._counts.model_bytes_freed += evicted.need
+            self._counts["models_unloaded"] += 1
+            self._counts["model_bytes_freed"] += evicted.need
             log.warning("memory.model_unloaded", model=evicted.name, bytes=evicted.need)
-
-    async def _end_low_memory_mode(self) -> None:
-        workers, self._is_helpless = self._workers(), False
-        await self._set_low_memory_mode(
-            [w for w in workers if w in self._in_low_memory_mode], on=False
-        )
-        self._in_low_memory_mode.clear()
-        log.info("memory.recovered", free_bytes=self._last_free)
-
-    @property
-    def _last_free(self) -> int:
-        return self._last.free_bytes if self._last is not None else 0
+        elif not was_helpless:
+            log.warning("memory.still_low", free_bytes=free_bytes)
 
     async def _set_low_memory_mode(self, workers: Collection[StateHolder], *, on: bool) -> int:
         """Switch the low-memory mode of *workers*; return the bytes that it frees."""
-        before = self._counts.kv_bytes_freed
+        before = self._counts["kv_bytes_freed"]
         async with anyio.create_task_group() as group:
             for worker in workers:
                 group.start_soon(self._switch_worker, worker, on)
-        return self._counts.kv_bytes_freed - before
+        return self._counts["kv_bytes_freed"] - before
 
     async def _switch_worker(self, worker: StateHolder, on: bool) -> None:
         self._in_low_memory_mode.add(worker)
@@ -276,4 +255,4 @@ class MemoryWatch:
                 freed = await worker.set_low_memory(on=on)
             except InferdError:
                 return  # it has just died, and its states with it
-            self._counts.kv_bytes_freed += freed
+            self._counts["kv_bytes_freed"] += freed

@@ -1,4 +1,4 @@
-"""Residencies of models in memory, and the requests that they admit.
+"""Residencies of models in memory, with the requests that wait for them or are admitted.
 
 The decisions need neither a loop nor a clock; `gate` carries them out.
 """
@@ -14,9 +14,9 @@ from ..workers.worker import Worker
 
 AGEING_S_MIN = 10.0
 """The shortest wait after which a request rises by one priority class."""
-LINGER_S = 0.2
-"""How long a model stays after a request: the same program's next step often follows (`compute`
-after `set_input`).
+JUST_USED_S = 0.2
+"""The time after a request in which its model is not evicted: the same program's next step often
+follows (`compute` after `set_input`).
 """
 
 Rank = tuple[int, bool, int, bool, float]
@@ -45,7 +45,7 @@ class ResidencyRequest:
         self.priority, self.since, self.is_absent = priority, since, is_absent
         self.number = next(_numbers)
         self.continues_program = False
-        """It arrived right after a request of another model ended: likely a program's next step."""
+        """It came within `JUST_USED_S` of another model's request: likely a program's next step."""
 
     def effective_priority(self, now: float, delay_s_max: float) -> Priority:
         """Return the priority class, raised with the wait."""
@@ -58,8 +58,8 @@ class ResidencyRequest:
 
 
 class Residency:
-    """One model's waiting and admitted requests. *delay_s_max* bounds how long requests of other
-    models are delayed by later requests of this model.
+    """One model's waiting and admitted requests. Later requests of this model delay the requests
+    of other models by at most *delay_s_max*.
     """
 
     def __init__(self, delay_s_max: float):
@@ -124,7 +124,7 @@ class Residency:
         """
         others = (other for other in residencies if other is not self)
         request.continues_program = any(
-            request.since < other.used_at + LINGER_S for other in others
+            request.since < other.used_at + JUST_USED_S for other in others
         )
         self.waiting.append(request)
 
@@ -132,7 +132,7 @@ class Residency:
         """Admit and return all admissible requests; *rival* waits for the model's memory.
 
         A request that precedes *rival* is admitted. A later one is admitted if its class is not
-        lower, a slot is free, and the residency still admits: *rival* is thus delayed by at most
+        lower, a slot is free, and `closes_at` has not passed. So *rival* is delayed by at most
         `delay_s_max` and the turns that have slots by then. The first request after a load is
         always admitted, or models would be loaded and unloaded without serving a request.
         """
@@ -144,7 +144,7 @@ class Residency:
         return found
 
     def admit_request(self, request: ResidencyRequest) -> None:
-        """Admit a request."""
+        """Admit *request*, whether it has waited or not."""
         if request in self.waiting:
             self.waiting.remove(request)
         self.admitted.append(request)
@@ -174,7 +174,7 @@ class Residency:
             return False
         if rival is None:
             return True
-        return now >= min(self.used_at + LINGER_S, self.closes_at(rival))
+        return now >= min(self.used_at + JUST_USED_S, self.closes_at(rival))
 
 
 class ResidentModel(Protocol):

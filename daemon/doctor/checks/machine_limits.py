@@ -10,8 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ...config.settings import Config
-from ...residency.cgroups import cores_usable
-from ...residency.machine import MachineMemory
+from ...residency.machine import MachineMemory, cores_usable
 from ...residency.sizes import size_text
 from ...users import Users
 from ..finding import Finding, fail, ok, warn

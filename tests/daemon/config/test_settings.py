@@ -13,7 +13,7 @@ from inferd.backends.errors import InvalidArgument
 from inferd.daemon.config.model_settings import AdapterConfig, check_model_name
 from inferd.daemon.config.settings import SETTINGS, Config
 from inferd.daemon.config.sources import ConfigError, kv_ram_default, load_config
-from inferd.daemon.residency.cgroups import memory_usable
+from inferd.daemon.residency.machine import MachineMemory
 
 FROM_THE_MACHINE = ("cores", "kv-ram-bytes")
 """Settings whose 0 stands for a limit of the machine."""
@@ -216,7 +216,7 @@ def test_zero_stands_for_the_limit_of_the_machine(name: str) -> None:
 )
 def test_kv_states_get_an_eighth_of_the_memory_at_most_4_gib(memory: int, share: int) -> None:
     assert kv_ram_default(memory) == share
-    assert load_config({}, {}).kv_ram_bytes == kv_ram_default(memory_usable())
+    assert load_config({}, {}).kv_ram_bytes == kv_ram_default(MachineMemory().total_bytes())
 
 
 def test_kv_states_serve_their_owner_by_default() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from inferd.daemon.config import sources
 from inferd.daemon.config.sources import kv_ram_default, load_config
-from inferd.daemon.residency.cgroups import cores_usable, memory_usable
+from inferd.daemon.residency.machine import MachineMemory, cores_usable
 
 MIB = 1 << 20
 
@@ -33,7 +33,9 @@ def unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Unit:
     (tmp_path / "proc" / "self" / "cgroup").write_text("0::/system.slice/inferd.service\n")
     folder = tmp_path / "cgroup" / "system.slice" / "inferd.service"
     folder.mkdir(parents=True)
-    for function in (cores_usable, memory_usable):
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: {memory // 1024} kB\n")
+    for function in (cores_usable, MachineMemory):
         limited = partial(function, tmp_path / "proc", folder.parents[1])
         monkeypatch.setattr(sources, function.__name__, limited)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
@@ -42,9 +44,8 @@ def unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Unit:
 
 def test_without_limits_the_machine_has_them(unit: Unit) -> None:
     assert unit.cores() == 8
-    assert memory_usable(unit.proc, unit.root) == os.sysconf("SC_PHYS_PAGES") * os.sysconf(
-        "SC_PAGE_SIZE"
-    )
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert MachineMemory(unit.proc, unit.root).total_bytes() == memory
     (unit.folder / "cpu.max").write_text("max 100000\n")
     assert unit.cores() == 8
 

@@ -11,10 +11,18 @@ import pytest
 from inferd.backends import MemoryNeed, ModelSpec, Shape, estimate_memory
 from inferd.backends.errors import InferdError, InvalidArgument, LoadFailed, OutOfMemory, Timeout
 from inferd.daemon.models.known_loads import FailedLoads
-from inferd.daemon.residency.cgroups import cgroup_free_bytes, parse_cgroup_path
-from inferd.daemon.residency.eviction import EvictionCandidate, choose_victims
-from inferd.daemon.residency.fit import memory_refusal, next_smaller_shape
-from inferd.daemon.residency.machine import MachineMemory, parse_available_bytes
+from inferd.daemon.residency.fit import (
+    EvictionCandidate,
+    choose_victims,
+    memory_refusal,
+    smaller_shape,
+)
+from inferd.daemon.residency.machine import (
+    MachineMemory,
+    cgroup_free_bytes,
+    parse_available_bytes,
+    parse_cgroup_path,
+)
 from inferd.daemon.residency.sizes import headroom_bytes
 from tests.sparse_gguf import TOKEN_BYTES, write_sparse
 
@@ -61,7 +69,7 @@ def test_a_model_that_was_never_idle_is_valuable() -> None:
 def test_slots_shrink_first_then_the_context_then_the_batch() -> None:
     shape, floor = Shape(4, 4096, 512), Shape(1, 1024, 128)
     steps = []
-    while (found := next_smaller_shape(shape, floor)) is not None:
+    while (found := smaller_shape(shape, floor)) is not None:
         shape = found
         steps.append(found)
     assert steps == [
@@ -75,9 +83,9 @@ def test_slots_shrink_first_then_the_context_then_the_batch() -> None:
 
 
 def test_requested_parameters_do_not_shrink() -> None:
-    assert next_smaller_shape(Shape(3, 2048, 64), Shape(3, 2048, 64)) is None
-    assert next_smaller_shape(Shape(4, 4096, 512), Shape(4, 3000, 512)) == Shape(4, 3000, 512)
-    assert next_smaller_shape(Shape(3, 512, 128), Shape(1, 512, 128)) == Shape(1, 512, 128)
+    assert smaller_shape(Shape(3, 2048, 64), Shape(3, 2048, 64)) is None
+    assert smaller_shape(Shape(4, 4096, 512), Shape(4, 3000, 512)) == Shape(4, 3000, 512)
+    assert smaller_shape(Shape(3, 512, 128), Shape(1, 512, 128)) == Shape(1, 512, 128)
 
 
 def test_a_model_of_14_billion_parameters_is_fitted_into_11_gb_before_it_is_loaded(
@@ -90,7 +98,7 @@ def test_a_model_of_14_billion_parameters_is_fitted_into_11_gb_before_it_is_load
         needs = []
         while shape is not None and estimate.need(shape).total > 11 * 10**9:
             needs.append(estimate.need(shape))
-            shape = next_smaller_shape(shape, Shape(1, 512, 128))
+            shape = smaller_shape(shape, Shape(1, 512, 128))
         assert shape == Shape(2, 4096, 512)
         needs.append(estimate.need(shape))
     whole, fitted = needs
@@ -106,7 +114,7 @@ def test_a_refusal_has_both_numbers_and_says_what_helps() -> None:
     need = MemoryNeed(weights=10**9, context=3 * 10**9)
     shape = Shape(2, 8192, 512)
     error = memory_refusal(
-        "big", need, shape, shape, free=2 * 10**9, holders=[("a", 1), ("b", 10**9)]
+        "big", need, shape, shape, free=2 * 10**9, pinned=[("a", 1), ("b", 10**9)]
     )
     assert "4 GB" in error.message and "2 GB are free" in error.message
     assert "smaller ctx-size than 8192" in error.hint and "fewer slots than 2" in error.hint
@@ -117,7 +125,7 @@ def test_a_refusal_has_both_numbers_and_says_what_helps() -> None:
 
 def test_where_the_weights_alone_do_not_fit_a_smaller_context_is_no_advice() -> None:
     need, shape = MemoryNeed(weights=10**10), Shape(4, 8192, 512)
-    error = memory_refusal("big", need, shape, shape, free=-5, holders=[])
+    error = memory_refusal("big", need, shape, shape, free=-5, pinned=[])
     assert "smaller model" in error.hint and "ctx-size" not in error.hint
     assert error.data["free_bytes"] == 0
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferd.daemon.residency.residency import AGEING_S_MIN, LINGER_S, Residency, ResidencyRequest
+from inferd.daemon.residency.residency import AGEING_S_MIN, JUST_USED_S, Residency, ResidencyRequest
 from inferd.scheduler.priority import Priority
 
 TICK_S = 0.25
@@ -95,7 +95,7 @@ def bound_s(
         aged_s
         + delay_s_max
         + before
-        + models * (delay_s_max + WORK_S_MAX + LOAD_S + LINGER_S + 2 * TICK_S)
+        + models * (delay_s_max + WORK_S_MAX + LOAD_S + JUST_USED_S + 2 * TICK_S)
     )
 
 
@@ -291,8 +291,8 @@ def test_a_residency_may_end_once_all_requests_have_ended_or_are_absent() -> Non
     assert residency.may_end(other, 99.0)
     away = False
     residency.end_request(inside, 3.0)
-    assert not residency.may_end(other, 3.0 + LINGER_S / 2)
-    assert residency.may_end(other, 3.0 + LINGER_S)
+    assert not residency.may_end(other, 3.0 + JUST_USED_S / 2)
+    assert residency.may_end(other, 3.0 + JUST_USED_S)
     assert residency.may_end(None, 3.0)
 
 

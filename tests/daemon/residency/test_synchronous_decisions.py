@@ -11,8 +11,7 @@ import pytest
 from inferd.daemon.models.worker_launcher import WorkerEvents, WorkerLauncher
 from inferd.daemon.residency.budget import MemoryBudget
 from inferd.daemon.residency.gate import ResidencyGate
-from inferd.daemon.residency.pending_loads import PendingLoads
-from inferd.daemon.residency.reservations import Reservations
+from inferd.daemon.residency.reservations import PendingLoads, Reservations
 from inferd.daemon.residency.residency import Residency
 
 DECIDERS = (MemoryBudget, PendingLoads, Reservations, Residency)
