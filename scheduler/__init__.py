@@ -3,7 +3,7 @@
 It knows nothing of sessions, sockets and user names.
 """
 
-from .limits import Limits
 from .priority import PRIORITIES, Priority
+from .settings import Limits
 
 __all__ = ("PRIORITIES", "Limits", "Priority")

@@ -8,10 +8,10 @@ from ...backends import EmbedInfo, Model
 from ...backends.embedder import EMBEDDING_BYTES_MAX, EmbedSpec, check_pooling
 from ...backends.errors import PromptTooLong, TooLarge, UnsupportedOperation
 from .. import messages as m
-from ..limits import Limits
 from ..policy.cost import StepCost, StepLoad
 from ..policy.embeddings_plan import plan_text_tokens, plan_texts
 from ..policy.plan import Order, ScheduledTokens
+from ..settings import Limits
 from ..task import Task, TaskState
 
 

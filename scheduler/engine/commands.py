@@ -9,7 +9,7 @@ from ..kv.manager import KvManager
 from ..recording.recorder import Recorder
 from ..task import BASE_GROUP, Task
 from .answers import Answers
-from .leasing import SlotLeases
+from .slot_assignment import SlotLeases
 from .steps import Steps
 from .task_table import TaskTable
 from .tokenizing import TokenizeQueue

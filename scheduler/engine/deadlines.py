@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...backends.errors import InferdError, ReaderTimeout, Timeout
-from ..limits import Limits
+from ..settings import Limits
 from ..task import Task, TaskState
 
 

@@ -15,13 +15,13 @@ from ...backends import Model
 from .. import messages as m
 from ..kv.files import KvFiles
 from ..kv.manager import KvManager
-from ..limits import Limits
 from ..policy.cost import StepCost
 from ..recording.recorder import Doing, Recorder
+from ..settings import Limits
 from .answers import Answers
 from .commands import CommandHandler
-from .leasing import SlotLeases
 from .metrics import EngineMetrics
+from .slot_assignment import SlotLeases
 from .steps import Steps
 from .task_table import EngineClock, TaskTable
 

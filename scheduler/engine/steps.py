@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 from ...backends import Chunk, InferdError, Model
 from ...backends.errors import BackendError, KvFull
+from ..policy.adapter_quantum import GroupQuantum, plan_group
 from ..policy.cost import StepCost, StepLoad
 from ..policy.embeddings_plan import embeds_next
-from ..policy.groups import GroupQuantum, plan_group
 from ..policy.plan import ScheduledTokens, plan_tokens
 from ..recording.recorder import Doing, Recorder
 from ..task import Group, Task
 from .answers import Answers
-from .leasing import SlotLeases
 from .metrics import EngineMetrics
+from .slot_assignment import SlotLeases
 from .task_table import TaskTable
 
 

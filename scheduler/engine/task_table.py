@@ -8,12 +8,12 @@ from ...backends import InferdError, Model
 from .. import messages as m
 from ..embeddings.inputs import EmbeddingQueue
 from ..kv.manager import KvManager
-from ..limits import Limits
 from ..output.stopping.ending import EMBEDDED, TIME, Ending
 from ..policy.plan import Order, OwnerClock
 from ..policy.prefix_sharing import Leaders, prefix_hash_of
 from ..policy.queue_view import QueueView
 from ..policy.wait_estimate import TurnEstimator
+from ..settings import Limits
 from ..task import Task, TaskState
 from .deadlines import deadlines, expired_bound, expired_timeout
 from .reporting import Reporter

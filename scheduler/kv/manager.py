@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ...backends import Model
 from .. import messages as m
-from ..limits import Limits
+from ..settings import Limits
 from ..task import Task
 from . import heap
 from .disk import DiskTier

@@ -14,8 +14,8 @@ import msgspec
 
 from ...backends import Chunk
 from ..kv.slots import Slot
-from ..limits import Limits
 from ..priority import Priority
+from ..settings import Limits
 from ..task import BASE_GROUP, Group, Task
 from .cost import StepCost, StepLoad
 

@@ -26,8 +26,8 @@ from .. import messages as m
 from ..engine.engine import Engine
 from ..engine.worker_adapters import load_adapters
 from ..kv.files import KvFiles
-from ..limits import Limits
 from ..recording.engine_log import log_library, set_library_level
+from ..settings import Limits
 from .build import EXIT_OTHER_BUILD, build_id
 from .estimate_cache import CachedEstimate
 from .link import LinkClosed, SocketLink

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from inferd.scheduler.kv.files import KvFiles
-from inferd.scheduler.limits import Limits
 from inferd.scheduler.priority import Priority
 from inferd.scheduler.recording.engine_counters import (
     COUNTERS,
@@ -15,6 +14,7 @@ from inferd.scheduler.recording.engine_counters import (
     EngineCounters,
     histograms_of,
 )
+from inferd.scheduler.settings import Limits
 from tests.scheduler.doubles import Bench
 from tests.scheduler.kv.test_kv_reuse import settle
 

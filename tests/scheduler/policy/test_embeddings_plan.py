@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from inferd.backends import EmbedInfo, SamplingParams
 from inferd.backends.embedder import EmbedSpec
-from inferd.scheduler.limits import Limits
 from inferd.scheduler.messages import TaskSpec, pack_tokens
 from inferd.scheduler.policy.cost import StepCost, StepLoad
 from inferd.scheduler.policy.embeddings_plan import embeds_next, plan_text_tokens, plan_texts
 from inferd.scheduler.policy.plan import Order, OwnerClock
 from inferd.scheduler.priority import Priority
+from inferd.scheduler.settings import Limits
 from inferd.scheduler.task import Task, TaskState
 
 INFO = EmbedInfo(size=4, slots=3, batch_tokens_max=32, tokens_max=100)

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from inferd.backends import SamplingParams
 from inferd.scheduler.kv.slots import Slot
-from inferd.scheduler.limits import Limits
 from inferd.scheduler.messages import TaskSpec, pack_tokens
 from inferd.scheduler.policy.cost import StepCost, StepLoad
 from inferd.scheduler.policy.plan import (
@@ -16,6 +15,7 @@ from inferd.scheduler.policy.plan import (
     plan_tokens,
 )
 from inferd.scheduler.priority import Priority
+from inferd.scheduler.settings import Limits
 from inferd.scheduler.task import Task, TaskState
 
 LIMITS = Limits(ageing_tokens=1000, quantum_tokens=100)

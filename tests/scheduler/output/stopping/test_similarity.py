@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from inferd.backends.echo.options import EchoOptions
 from inferd.backends.params import StoppingParams
 from inferd.scheduler import messages as m
-from inferd.scheduler.limits import Limits
 from inferd.scheduler.output.stopping import Ending, TurnConditions
 from inferd.scheduler.output.stopping.sentences import SENTENCE_CHARACTERS_MAX, Sentences
 from inferd.scheduler.output.text import TextAssembler
+from inferd.scheduler.settings import Limits
 from inferd.sessions.turn import Turn
 from inferd.sessions.turns.sentence_checks import Comparison, Judge, Similarity
 from tests.scheduler.doubles import Bench

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..limits import Limits
+from ..settings import Limits
 from ..task import BASE_GROUP, Group, Task
 from .plan import Order
 

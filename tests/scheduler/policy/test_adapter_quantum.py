@@ -6,7 +6,7 @@ from itertools import groupby
 
 from inferd.scheduler import Limits
 from inferd.scheduler.kv.slots import Slot
-from inferd.scheduler.policy.groups import GROUPS_MAX, GroupQuantum, plan_group
+from inferd.scheduler.policy.adapter_quantum import GROUPS_MAX, GroupQuantum, plan_group
 from inferd.scheduler.policy.plan import OwnerClock, plan_tokens
 from inferd.scheduler.priority import Priority
 from inferd.scheduler.task import Group, Task
