@@ -4,6 +4,6 @@ It knows nothing of sessions, sockets and user names.
 """
 
 from .priority import PRIORITIES, Priority
-from .settings import Limits
+from .settings import EngineSettings
 
-__all__ = ("PRIORITIES", "Limits", "Priority")
+__all__ = ("PRIORITIES", "EngineSettings", "Priority")

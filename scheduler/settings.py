@@ -6,23 +6,23 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EngineSettings:
     """The scheduler's settings; units in the names."""
 
     ageing_tokens: int = 20_000
     quantum_tokens: int = 256
-    reader_wait_s: float = 0.2
+    reader_lag_s: float = 0.2
     reader_timeout_s: float = 300.0
-    pull_linger_s: float = 0.005
+    pull_batch_wait_s: float = 0.005
     """A step waits this long for late pull readers. With 2 ms, 16 readers on two busy cores missed
     a quarter of the steps (152 to 165 steps for 128 tokens); with 5 ms it is 131.
     """
-    task_linger_s: float = 0.005
+    task_batch_wait_s: float = 0.005
     """A step waits this long for tasks with just tokenized prompts, which else wait for its end."""
     credit_max: int = 1024
-    step_target_s: float = 0.15
+    step_s_target: float = 0.15
     """Duration of a step in which prompts are computed beside decoding tasks."""
-    step_alone_s: float = 0.5
+    step_s_max: float = 0.5
     """Longest step while no task decodes, or only tasks that give way. It bounds how long arrivals
     wait until they are noticed.
     """

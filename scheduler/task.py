@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
 
 import msgspec
 
 from ..backends import Sampler
 from .kv.origin import Origin, scoped
-from .messages import Adjust, Progressed, TaskSpec, TurnStats, unpack_tokens
+from .messages import Adjust, ResumePoint, TaskSpec, TurnStats, unpack_tokens
 from .output.stopping import Ending, StopReason, TurnConditions
 from .output.text import TextAssembler
 from .priority import Priority
@@ -27,16 +26,6 @@ class TaskState(StrEnum):
     PARKED = "parked"
 
 
-class Group(NamedTuple):
-    """Settings that hold for a whole step: only tasks of one group share a batch."""
-
-    adapters: tuple[str, ...] = ()
-
-
-BASE_GROUP = Group()
-"""The model without adapters."""
-
-
 @dataclass(eq=False)
 class Task:
     """Owned by the engine. `tokens` are prompt and output; the first `computed` are in the KV.
@@ -47,7 +36,7 @@ class Task:
 
     spec: TaskSpec
     arrival: int
-    place: int
+    queue_number: int
     """The order among equals: `arrival`, or renewed at the end of a quantum."""
     arrived_at: float
     tokens: list[int]
@@ -102,7 +91,7 @@ class Task:
     """Its state was looked up on disk."""
     reported_position: int = 0
     """The last reported place in the queue."""
-    leased_at: float = 0.0
+    slot_since: float = 0.0
     """When it got its slot."""
     first_logits_at: float | None = None
     """When it had its first logits in this slot."""
@@ -113,7 +102,7 @@ class Task:
     """When its reader stopped taking tokens."""
     logits_at: float = 0.0
     """When its latest logits were computed."""
-    admitted_at: float | None = None
+    started_at: float | None = None
     prompt_done_at: float | None = None
     first_token_at: float | None = None
 
@@ -127,13 +116,13 @@ class Task:
         """
         tokens = unpack_tokens(spec.tokens)
         scope, session = scoped(spec.owner, spec.session, shared=shared)
-        before = spec.progressed or Progressed()
+        before = spec.resume_point or ResumePoint()
         now -= before.age_s
         conditions = TurnConditions.from_params(spec.stopping)
         return cls(
             spec=spec,
             arrival=arrival,
-            place=arrival if before.admitted_s is None else arrival - BEGUN_AHEAD,
+            queue_number=arrival if before.started_s is None else arrival - BEGUN_AHEAD,
             arrived_at=now,
             tokens=tokens,
             prompt_size=len(tokens) + before.dropped - before.output_tokens,
@@ -143,19 +132,14 @@ class Task:
             session=session if spec.session else "",
             credit=spec.credit,
             clock_waiting=clock,
-            tokens_requested=(before.tokens_requested if spec.progressed else 1)
+            tokens_requested=(before.tokens_requested if spec.resume_point else 1)
             if spec.pull
             else 0,
             dropped=before.dropped,
             shifts=before.shifts,
-            admitted_at=_moment(now, before.admitted_s),
+            started_at=_moment(now, before.started_s),
             first_token_at=_moment(now, before.first_token_s),
         )
-
-    @property
-    def group(self) -> Group:
-        """The group of tasks with which it may share a batch."""
-        return Group(self.spec.adapters)
 
     @property
     def origin(self) -> Origin:
@@ -244,7 +228,7 @@ class Task:
 
     def stats(self, reason: StopReason, detail: str, now: float) -> TurnStats:
         """Return the statistics of the turn, ended at *now*."""
-        admitted = self.admitted_at if self.admitted_at is not None else now
+        started = self.started_at if self.started_at is not None else now
         prompt_done = self.prompt_done_at if self.prompt_done_at is not None else now
         first = self.first_token_at
         return TurnStats(
@@ -253,9 +237,9 @@ class Task:
             prompt_tokens=self.prompt_size,
             cached_tokens=self.cached,
             output_tokens=self.generated,
-            queue_ms=(admitted - self.arrived_at) * 1000,
+            queue_ms=(started - self.arrived_at) * 1000,
             ttft_ms=((first if first is not None else now) - self.arrived_at) * 1000,
-            prompt_ms=(prompt_done - admitted) * 1000,
+            prompt_ms=(prompt_done - started) * 1000,
             predicted_ms=(now - prompt_done) * 1000,
             parks=self.parks,
             shifts=self.shifts,

@@ -73,7 +73,7 @@ class Turn:
         self._pieces: deque[bytes] = deque()
         self._credit = spec.credit
         self._queued_at = time.monotonic()
-        self._admitted_at: float | None = None
+        self._started_at: float | None = None
         self._first_token_at: float | None = None
         self._unread_at: float | None = None
         """When the last credit was used up."""
@@ -104,7 +104,7 @@ class Turn:
         if self.ended.is_set():
             return None
         self._client = client
-        progressed = m.Progressed(
+        progressed = m.ResumePoint(
             output_tokens=len(self.tokens),
             text_bytes=len(self.text),
             answer=m.pack_tokens(self.tokens) if self.shifts else b"",
@@ -113,14 +113,14 @@ class Turn:
             dropped=sum(discard for _, discard in self.shifts),
             shifts=len(self.shifts),
             age_s=time.monotonic() - self._queued_at,
-            admitted_s=self._since_queued(self._admitted_at),
+            started_s=self._since_queued(self._started_at),
             first_token_s=self._since_queued(self._first_token_at),
         )
         return msgspec.structs.replace(
             self.spec,
             tokens=m.pack_tokens(self.history()),
             credit=self._credit,
-            progressed=progressed,
+            resume_point=progressed,
         )
 
     def _since_queued(self, moment: float | None) -> float | None:
@@ -191,10 +191,10 @@ class Turn:
                     self._changed.set()
             case m.SentenceEnded():
                 self.comparisons.compare_sentence(self.spec, report, self._send_verdict)
-            case m.Moved(_, state):
+            case m.StateChanged(_, state):
                 if state != "waiting":
-                    if self._admitted_at is None:
-                        self._admitted_at = time.monotonic()
+                    if self._started_at is None:
+                        self._started_at = time.monotonic()
                     self._on_call(SessionCall.ADMITTED if state == "running" else SessionCall.PARK)
             case m.Position(_, position):
                 changed = position != self._position and not self.tokens
@@ -225,7 +225,7 @@ class Turn:
         """The monotonic times at which it was queued, got a slot and sent its first token; None:
         not yet.
         """
-        return self._queued_at, self._admitted_at, self._first_token_at
+        return self._queued_at, self._started_at, self._first_token_at
 
     def _keep_logprobs(self, found: list[m.TokenLogprob]) -> None:
         """Keep logprobs, except of a stream, which sends them token by token."""
@@ -258,7 +258,7 @@ class Turn:
     @property
     def begun(self) -> bool:
         """Whether a worker has begun with it; see `TaskReader.begun`."""
-        return self._admitted_at is not None or bool(self.tokens)
+        return self._started_at is not None or bool(self.tokens)
 
     @property
     def stopped_by_text(self) -> bool:

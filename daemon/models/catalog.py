@@ -17,7 +17,7 @@ from ..workers.process_client import ProcessClient
 from ..workers.worker import Worker
 from .model import ManagedModel, ModelState
 from .persisted import SETTINGS_FILE, PersistedModels
-from .specs import limits_of
+from .specs import engine_settings
 
 ECHO = "echo"
 
@@ -86,8 +86,8 @@ class ModelCatalog:
         """Return whether a load would now differ from the load of *model*."""
         if self._configured.get(model.name) != model.configured:
             return True
-        limits = limits_of(self.config)
-        return before.defaults != self.config.defaults or limits_of(before) != limits
+        settings = engine_settings(self.config)
+        return before.defaults != self.config.defaults or engine_settings(before) != settings
 
     def _files(self) -> dict[str, Path]:
         """Return the models directory's files by name; the last known ones if it is unreadable."""

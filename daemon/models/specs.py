@@ -78,15 +78,15 @@ def conditions_of(model: ConfiguredModel, spec: ModelSpec) -> tuple[list[Path], 
     return files_in_use(model.config.file), (spec, model.requested.get("ctx-size", 0))
 
 
-def limits_of(config: Config) -> dict[str, Any]:
+def engine_settings(config: Config) -> dict[str, Any]:
     """Return the part of the configuration that a worker gets."""
     return {
-        "reader_wait_s": config.reader_lag_ms / 1000,
+        "reader_lag_s": config.reader_lag_ms / 1000,
         "reader_timeout_s": config.reader_timeout_s,
         "credit_max": CREDIT_MAX,
         "ageing_tokens": config.ageing_tokens,
         "quantum_tokens": config.quantum_tokens,
-        "step_target_s": config.step_ms_target / 1000,
+        "step_s_target": config.step_ms_target / 1000,
         "shared_prefix_tokens_min": config.shared_prefix_tokens_min,
         "checkpoint_tokens": config.checkpoint_tokens,
         "shifts_max": config.shifts_max,

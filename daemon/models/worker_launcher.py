@@ -22,7 +22,7 @@ from .catalog import ModelCatalog
 from .known_loads import EstimateCache, FailedLoads
 from .kv_index import KvIndex
 from .model import ManagedModel, ModelHost
-from .specs import conditions_of, limits_of, spec_of, with_adapters, without_adapters
+from .specs import conditions_of, engine_settings, spec_of, with_adapters, without_adapters
 
 log = structlog.get_logger()
 
@@ -88,7 +88,7 @@ class WorkerLauncher:
         worker = Worker(
             spec,
             events,
-            limits=limits_of(config),
+            settings=engine_settings(config),
             kv_dir=self._kv_dir,
             hang_s=config.worker_hang_timeout_s,
             known_estimates=self.estimates.known_reports(without_adapters(spec), signature),

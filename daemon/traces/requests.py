@@ -97,12 +97,12 @@ class RequestTracer:
 
 
 def _facts_of(turn: Turn, model: str) -> TurnFacts:
-    queued_at, admitted_at, first_token_at = turn.moments
+    queued_at, started_at, first_token_at = turn.moments
     made = turn.embedding
     return TurnFacts(
         queued_at=queued_at,
         ended_at=time.monotonic(),
-        admitted_at=admitted_at,
+        started_at=started_at,
         first_token_at=first_token_at,
         sampling=turn.spec.sampling,
         n_predict=turn.spec.n_predict,

@@ -31,7 +31,7 @@ class TurnFacts:
 
     queued_at: float
     ended_at: float
-    admitted_at: float | None = None
+    started_at: float | None = None
     first_token_at: float | None = None
     sampling: SamplingParams = _NO_SAMPLING
     n_predict: int = -1
@@ -150,10 +150,10 @@ def _usage_attributes(request: RequestFacts) -> dict[str, Value]:
 
 def _merge_texts(turns: Sequence[TurnFacts]) -> TurnFacts:
     """Return the texts of an embedding request as one turn: they are processed in parallel."""
-    admitted = [turn.admitted_at for turn in turns if turn.admitted_at is not None]
+    started = [turn.started_at for turn in turns if turn.started_at is not None]
     return TurnFacts(
         queued_at=min(turn.queued_at for turn in turns),
-        admitted_at=min(admitted, default=None),
+        started_at=min(started, default=None),
         ended_at=max(turn.ended_at for turn in turns),
         error=next((turn.error for turn in turns if turn.error), None),
     )
@@ -161,7 +161,7 @@ def _merge_texts(turns: Sequence[TurnFacts]) -> TurnFacts:
 
 def _phases(turn: TurnFacts, attributes: Mapping[str, Any]) -> list[Span]:
     """Return the consecutive spans of a turn; the last has its error."""
-    moments = {"queue": turn.queued_at, "prefill": turn.admitted_at, "decode": turn.first_token_at}
+    moments = {"queue": turn.queued_at, "prefill": turn.started_at, "decode": turn.first_token_at}
     began = [(name, at) for name, at in moments.items() if at is not None]
     ends = [at for _, at in began[1:]] + [turn.ended_at]
     errors = [None] * (len(began) - 1) + [turn.error]

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from ...scheduler.recording.recorder import Doing, Recorder
+from ...scheduler.recording.recorder import ActivityKind, Recorder
 
 CHECKS = 4
 """Checks of a worker with work within the time that it may be silent."""
@@ -67,6 +67,6 @@ class HangDetector:
     def _silent_s(self) -> float:
         """Return for how long its activity has not changed, or a command was not read."""
         act, now = self._recorder.read_activity(), self._seconds()
-        if act.doing is Doing.REST:
+        if act.kind is ActivityKind.IDLE:
             return now - self._sent_at if act.at < self._sent_at else 0.0
         return now - act.at

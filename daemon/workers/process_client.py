@@ -12,7 +12,7 @@ from ...backends import AdapterInfo, AdapterSpec, ModelInfo, ModelSpec, Renderin
 from ...backends.base import PLAIN_RENDERING
 from ...backends.errors import InferdError, WorkerCrashed
 from ...scheduler import messages as m
-from ...scheduler.recording.recorder import Activity, Doing, Recorder
+from ...scheduler.recording.recorder import Activity, ActivityKind, Recorder
 from ...sessions.worker_client import TaskReader
 from .listener import WorkerListener
 from .queries import PendingQueries
@@ -153,13 +153,13 @@ class ProcessClient:
 
     async def forget_session(self, owner: int, session: str) -> None:
         """Delete a session's KV states in memory and on disk, and wait until it is done."""
-        await self.query(lambda i: m.Forget(i, owner, session))
+        await self.query(lambda i: m.ForgetSession(i, owner, session))
 
     def save_session(
         self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> None:
         """Request that a session's KV state is written to disk soon, without waiting."""
-        self._send(m.Keep(_NO_QUERY, owner, session, adapters, m.pack_tokens(tokens)))
+        self._send(m.PersistState(_NO_QUERY, owner, session, adapters, m.pack_tokens(tokens)))
 
     async def reserve_embedding_memory(self) -> None:
         """Reserve memory for the embedding context.
@@ -227,7 +227,7 @@ class ProcessClient:
 
     def _refusal(self, act: Activity, number: int, data: bytes) -> InferdError | None:
         """Return the error of the query that crashed the process; None for another query."""
-        if act.doing is not Doing.PROMPT or number not in act.ids:
+        if act.kind is not ActivityKind.PROMPT or number not in act.ids:
             return None
         self.quarantine.add_input(data)
         return quarantine_error(self.spec.name)

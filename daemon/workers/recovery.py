@@ -17,7 +17,7 @@ import structlog
 
 from ...backends.errors import InferdError, LoadFailed, WorkerCrashed
 from ...scheduler import messages as m
-from ...scheduler.recording.recorder import Activity, Doing
+from ...scheduler.recording.recorder import Activity, ActivityKind
 from ...sessions.worker_client import TaskClient, TaskReader, WorkerClient
 
 DEATHS_MAX = 8
@@ -122,7 +122,7 @@ class Recovery:
     def add_orphans(self, readers: Mapping[int, TaskReader], act: Activity) -> None:
         """Add the tasks of a worker that died during *act*."""
         tasks = _unwrap_trials(readers)
-        fatal = {n for n in act.ids if n in tasks} if act.doing is Doing.STEP else set()
+        fatal = {n for n in act.ids if n in tasks} if act.kind is ActivityKind.STEP else set()
         if self._trial is not None and self._trial in fatal:
             self._suspects.discard(self._trial)
             self._refuse(tasks.pop(self._trial))

@@ -13,7 +13,7 @@ from .listener import WorkerListener
 TaskReport = (
     m.Tokens
     | m.SentenceEnded
-    | m.Moved
+    | m.StateChanged
     | m.Position
     | m.Shifted
     | m.Embedded

@@ -20,7 +20,7 @@ from ...backends import ModelInfo, ModelSpec, Shape
 from ...backends.errors import InferdError, LoadFailed, error_from_wire
 from ...scheduler import messages as m
 from ...scheduler.recording.engine_counters import EngineCounters
-from ...scheduler.recording.recorder import Doing, Recorder, create_record
+from ...scheduler.recording.recorder import ActivityKind, Recorder, create_record
 from .cores import LOADING
 from .hang_detector import HangDetector
 from .listener import WorkerListener
@@ -49,7 +49,7 @@ class Worker:
         spec: ModelSpec,
         listener: WorkerListener,
         *,
-        limits: dict[str, Any] | None = None,
+        settings: dict[str, Any] | None = None,
         kv_dir: str = "",
         hang_s: float = HANG_S,
         known_estimates: Sequence[m.MemoryEstimate] = (),
@@ -64,7 +64,7 @@ class Worker:
         """Set once the process has exited."""
         self.died = False
         """The process has exited after its load, without an order to quit."""
-        self._limits, self._kv_dir, self._hang_s = limits or {}, kv_dir, hang_s
+        self._settings, self._kv_dir, self._hang_s = settings or {}, kv_dir, hang_s
         self._listener = listener
         self._has_embedding_context = False
         self._log: WorkerLog | None = None
@@ -113,7 +113,7 @@ class Worker:
     def silent_s(self) -> float:
         """How long the current step or prompt has taken; 0 while the process is idle."""
         act = self._recorder.read_activity()
-        return 0.0 if act.doing is Doing.REST else max(0.0, time.monotonic() - act.at)
+        return 0.0 if act.kind is ActivityKind.IDLE else max(0.0, time.monotonic() - act.at)
 
     @property
     def overdue(self) -> bool:
@@ -129,7 +129,7 @@ class Worker:
 
     def set_threads(self, threads: int) -> None:
         """Let the engine use *threads* from its next step on."""
-        self._link.send_command(m.Threads(threads))
+        self._link.send_command(m.SetThreads(threads))
 
     def update_logging(self) -> None:
         """Send the log levels in force to the process, or after its load if it still loads."""
@@ -141,7 +141,7 @@ class Worker:
 
     def forget_kv_file(self, name: str) -> None:
         """Report to the process that a KV file was deleted."""
-        self._link.send_command(m.Evicted(name))
+        self._link.send_command(m.KvFileEvicted(name))
 
     async def set_low_memory(self, *, on: bool) -> int:
         """Switch the low-memory mode, in which the worker holds only the KV states of parked
@@ -183,7 +183,9 @@ class Worker:
             with theirs:
                 process, levels = await self._start_process(theirs)
             ours.setblocking(False)
-            load = m.LoadModel(self.spec, self._limits, self._kv_dir, self.known_estimates, levels)
+            load = m.LoadModel(
+                self.spec, self._settings, self._kv_dir, self.known_estimates, levels
+            )
             send_load(ours, load)
             await self._link.exchange(ours)
         except BrokenPipeError:
@@ -214,7 +216,7 @@ class Worker:
         match report:
             case (
                 m.Tokens() | m.Finished() | m.Failed()
-                | m.SentenceEnded() | m.Moved() | m.Position() | m.Shifted()
+                | m.SentenceEnded() | m.StateChanged() | m.Position() | m.Shifted()
             ):  # fmt: skip
                 client.tasks.deliver_report(report)
             case m.Embedded():

@@ -11,7 +11,7 @@ from .. import messages as m
 from ..policy.cost import StepCost, StepLoad
 from ..policy.embeddings_plan import plan_text_tokens, plan_texts
 from ..policy.plan import Order, ScheduledTokens
-from ..settings import Limits
+from ..settings import EngineSettings
 from ..task import Task, TaskState
 
 
@@ -46,11 +46,11 @@ def check_text(task: Task, info: EmbedInfo | None) -> None:
 class EmbeddingQueue:
     """Owned by the engine. A text that is dropped for another is later computed from its start."""
 
-    def __init__(self, model: Model, limits: Limits):
+    def __init__(self, model: Model, settings: EngineSettings):
         self.waiting: list[Task] = []
         self.running: list[Task] = []
         self.cost = StepCost()
-        self._model, self._limits = model, limits
+        self._model, self._settings = model, settings
         self._context_used = False
         """The embedding context was created, by its first use."""
 
@@ -63,25 +63,25 @@ class EmbeddingQueue:
         """Queue a text that was checked."""
         self.waiting.append(task)
 
-    def lease_slots(self, order: Order, clock: int, now: float) -> list[m.Report]:
+    def assign_slots(self, order: Order, clock: int, now: float) -> list[m.Report]:
         """Drop and admit texts as planned; return the reports of their new states."""
         if not self.waiting:
             return []
         plan = plan_texts(self.waiting, self.running, order, self._info)
         for task in plan.drop:
             self._drop(task, clock)
-        for task in plan.admit:
-            self._admit(task, clock, now)
-        return [m.Moved(t.spec.id, t.state.value) for t in (*plan.drop, *plan.admit)]
+        for task in plan.start:
+            self._start_text(task, clock, now)
+        return [m.StateChanged(t.spec.id, t.state.value) for t in (*plan.drop, *plan.start)]
 
-    def _admit(self, task: Task, clock: int, now: float) -> None:
+    def _start_text(self, task: Task, clock: int, now: float) -> None:
         self.waiting.remove(task)
         taken = {t.slot for t in self.running}
         task.slot = next(i for i in range(self._info.slots) if i not in taken)
         task.age += clock - task.clock_waiting
         task.state = TaskState.RUNNING
-        if task.admitted_at is None:
-            task.admitted_at = now
+        if task.started_at is None:
+            task.started_at = now
         self.running.append(task)
 
     def _drop(self, task: Task, clock: int) -> None:
@@ -107,14 +107,14 @@ class EmbeddingQueue:
         self, order: Order, decoding: Sequence[Task], generation: StepCost
     ) -> list[ScheduledTokens]:
         """Return the tokens of the next step. Beside decoding tasks whose class is not lower, and
-        for texts of the lowest class, this step and the decoding one keep to `step_target_s`.
+        for texts of the lowest class, this step and the decoding one keep to `step_s_target`.
         """
         highest = max(map(order.effective, self.running))
-        seconds = self._limits.step_alone_s
+        seconds = self._settings.step_s_max
         if not highest or any(order.effective(t) >= highest for t in decoding):
             own = generation.predict(StepLoad.of_chunks([(t.computed, 1) for t in decoding]))
-            seconds = max(self._limits.step_target_s - own, own / 2)
-        least = self._limits.prompt_tokens_min
+            seconds = max(self._settings.step_s_target - own, own / 2)
+        least = self._settings.prompt_tokens_min
         return plan_text_tokens(self.running, order, self._info, self.cost, seconds, least)
 
     def compute_step(self, batch: Sequence[ScheduledTokens]) -> list[tuple[Task, m.Embedded]]:

@@ -11,7 +11,7 @@ from ..output.logprobs import token_logprobs
 from ..output.sampling import resume_text, sample_token, sampler_for
 from ..output.similarity_check import awaits_verdict, end_check, request_check
 from ..output.stopping.ending import CONTEXT_FULL, LENGTH, Ending
-from ..recording.recorder import Doing, Recorder
+from ..recording.recorder import ActivityKind, Recorder
 from ..task import Task, TaskState
 from .metrics import EngineMetrics
 from .task_table import TaskTable
@@ -82,9 +82,9 @@ class Answers:
         """Raise `InferdError` if the sampling parameters of *task* allow no sampler."""
         sampling = task.spec.sampling
         if sampling.logit_bias or sampling.has_grammar:
-            self._recorder.record_activity(Doing.STEP, [task.spec.id])  # it may end the process
+            self._recorder.record_activity(ActivityKind.STEP, [task.spec.id])  # it may abort
             sampler_for(self._model, task, sampling).close()
-            self._recorder.record_activity(Doing.OTHER)
+            self._recorder.record_activity(ActivityKind.OTHER)
 
     def resume_task(self, task: Task) -> None:
         """Restore the text of a task that another worker had begun; end it if it has ended."""
@@ -106,7 +106,7 @@ class Answers:
 
     def _may_shift(self, task: Task) -> bool:
         can = self._model.info.can_shift and task.spec.ctx_shift
-        return can and task.shifts < self._tasks.limits.shifts_max
+        return can and task.shifts < self._tasks.settings.shifts_max
 
     def shift_context(self, task: Task) -> None:
         """Drop old tokens of a full context, as llama-server does; the first token always stays."""

@@ -7,9 +7,9 @@ from ...backends.errors import Cancelled, InferdError
 from .. import messages as m
 from ..kv.manager import KvManager
 from ..recording.recorder import Recorder
-from ..task import BASE_GROUP, Task
+from ..task import Task
 from .answers import Answers
-from .slot_assignment import SlotLeases
+from .slot_assignment import SlotAssignment
 from .steps import Steps
 from .task_table import TaskTable
 from .tokenizing import TokenizeQueue
@@ -24,13 +24,18 @@ class CommandHandler:
         self,
         model: Model,
         tasks: TaskTable,
-        leases: SlotLeases,
+        assignment: SlotAssignment,
         answers: Answers,
         steps: Steps,
         kv: KvManager,
         recorder: Recorder,
     ):
-        self._model, self._tasks, self._leases, self._answers = model, tasks, leases, answers
+        self._model, self._tasks, self._assignment, self._answers = (
+            model,
+            tasks,
+            assignment,
+            answers,
+        )
         self._steps, self._kv, self._reporter = steps, kv, tasks.reporter
         self.tokenizing = TokenizeQueue(model, recorder)
 
@@ -48,11 +53,11 @@ class CommandHandler:
                 self._submit_task(spec)
             case m.Tokenize() | m.Detokenize() | m.ChatPrompt():
                 self.tokenizing.add_request(command)
-            case m.Lookup() | m.Keep():
+            case m.Lookup() | m.PersistState():
                 send(self._kv.look_up(command))
-            case m.Forget():
+            case m.ForgetSession():
                 self._reporter.send_all(self._kv.forget_session(command))
-            case m.Evicted(name):
+            case m.KvFileEvicted(name):
                 self._kv.forget_file(name)
             case m.AddAdapter():
                 send(add_adapter(self._model, command))
@@ -60,7 +65,7 @@ class CommandHandler:
                 send(self._remove_adapter(command))
             case m.Logging():
                 self._reporter.log.configure(command)
-            case m.Threads(threads):
+            case m.SetThreads(threads):
                 self._steps.use_threads(threads)
             case m.SetLowMemory():
                 send(self._kv.set_low_memory(command))
@@ -73,7 +78,7 @@ class CommandHandler:
         match command:
             case m.Credit(events=events):
                 if task.credit >= 0:
-                    task.credit = min(task.credit + events, self._tasks.limits.credit_max)
+                    task.credit = min(task.credit + events, self._tasks.settings.credit_max)
                     task.unread_since = None
             case m.PullToken():
                 task.tokens_requested += 1
@@ -102,7 +107,7 @@ class CommandHandler:
 
     def _park_by_hand(self, task_id: int) -> bool:
         task = self._tasks.find_task(task_id)
-        return task is not None and task.spec.embed is None and self._leases.yield_slot(task)
+        return task is not None and task.spec.embed is None and self._assignment.yield_slot(task)
 
     def _remove_adapter(self, command: m.RemoveAdapter) -> m.CommandResult | m.Refused:
         adapter_id = command.adapter_id
@@ -111,7 +116,7 @@ class CommandHandler:
             return in_use(command, users)
         for task in users:
             self._tasks.fail_task(task, Cancelled("the adapter of the turn was removed"))
-        if uses(self._steps.group.adapters, adapter_id):
-            self._steps.use_group(BASE_GROUP)
+        if uses(self._steps.adapters, adapter_id):
+            self._steps.use_adapters(())
         self._model.remove_adapter(adapter_id)
         return m.CommandResult(command.id, None)

@@ -5,36 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...backends.errors import InferdError, ReaderTimeout, Timeout
-from ..settings import Limits
+from ..settings import EngineSettings
 from ..task import Task, TaskState
 
 
-def deadlines(task: Task, limits: Limits, *, others_wait: bool) -> Iterator[float]:
+def deadlines(task: Task, settings: EngineSettings, *, others_wait: bool) -> Iterator[float]:
     """Yield the moments, in the engine's seconds, at which *task* needs attention."""
     spec = task.spec
     if spec.total_timeout_s:
         yield task.arrived_at + spec.total_timeout_s
-    if spec.queue_timeout_s and task.admitted_at is None:
+    if spec.queue_timeout_s and task.started_at is None:
         yield task.arrived_at + spec.queue_timeout_s
     yield from (moment for moment, _ in _time_bounds(task))
     if task.unread_since is not None:
-        yield task.unread_since + limits.reader_timeout_s
+        yield task.unread_since + settings.reader_timeout_s
         if others_wait and task.state is TaskState.RUNNING:
-            yield task.unread_since + limits.reader_wait_s
+            yield task.unread_since + settings.reader_lag_s
 
 
-def expired_timeout(task: Task, limits: Limits, now: float) -> InferdError | None:
+def expired_timeout(task: Task, settings: EngineSettings, now: float) -> InferdError | None:
     """Return the error of a timeout that has passed for *task*, if one has."""
     spec = task.spec
     if spec.total_timeout_s and now >= task.arrived_at + spec.total_timeout_s:
         text = f"the timeout of {spec.total_timeout_s:g} s has passed"
         return Timeout(text, data={"timeout": "total"})
-    waits = task.admitted_at is None
+    waits = task.started_at is None
     if waits and spec.queue_timeout_s and now >= task.arrived_at + spec.queue_timeout_s:
         text = f"the queue timeout of {spec.queue_timeout_s:g} s has passed"
         return Timeout(text, data={"timeout": "queue"})
-    if task.unread_since is not None and now >= task.unread_since + limits.reader_timeout_s:
-        return ReaderTimeout(f"nobody has read the stream for {limits.reader_timeout_s:g} s")
+    if task.unread_since is not None and now >= task.unread_since + settings.reader_timeout_s:
+        return ReaderTimeout(f"nobody has read the stream for {settings.reader_timeout_s:g} s")
     return None
 
 
@@ -47,15 +47,15 @@ def expired_bound(task: Task, now: float) -> str | None:
 
 def _time_bounds(task: Task) -> Iterator[tuple[float, str]]:
     """Yield when the bounds on its time since its first slot, parked or not, end a task."""
-    if task.conditions is None or task.admitted_at is None:
+    if task.conditions is None or task.started_at is None:
         return
     stopping = task.spec.stopping
     if stopping.t_max_prompt_ms > 0 and task.prompt_done_at is None and not task.generated:
-        moment = task.admitted_at + stopping.t_max_prompt_ms / 1000
+        moment = task.started_at + stopping.t_max_prompt_ms / 1000
         yield moment, f"t-max-prompt-ms {stopping.t_max_prompt_ms}"
     if stopping.timeout_base_ms >= 0:
         tokens = task.prompt_size + task.generated
         limit_ms = stopping.timeout_base_ms + stopping.timeout_token_ms * tokens
         if stopping.timeout_max_ms >= 0:
             limit_ms = min(limit_ms, stopping.timeout_max_ms)
-        yield task.admitted_at + limit_ms / 1000, f"timeout {limit_ms:.0f} ms"
+        yield task.started_at + limit_ms / 1000, f"timeout {limit_ms:.0f} ms"

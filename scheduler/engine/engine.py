@@ -16,16 +16,16 @@ from .. import messages as m
 from ..kv.files import KvFiles
 from ..kv.manager import KvManager
 from ..policy.cost import StepCost
-from ..recording.recorder import Doing, Recorder
-from ..settings import Limits
+from ..recording.recorder import ActivityKind, Recorder
+from ..settings import EngineSettings
 from .answers import Answers
 from .commands import CommandHandler
 from .metrics import EngineMetrics
-from .slot_assignment import SlotLeases
+from .slot_assignment import SlotAssignment
 from .steps import Steps
 from .task_table import EngineClock, TaskTable
 
-REST_S = 0.25
+IDLE_SAVE_S = 0.25
 """Idle KV is saved after this time without a step or a command, so that no follow-up waits."""
 
 
@@ -35,27 +35,27 @@ class Engine:
     def __init__(
         self,
         model: Model,
-        limits: Limits | None = None,
+        settings: EngineSettings | None = None,
         seconds: Callable[[], float] = time.monotonic,
         files: KvFiles | None = None,
         record: int = -1,
     ):
-        limits = limits or Limits()
+        settings = settings or EngineSettings()
         self.recorder = Recorder(record)
         cost = StepCost()
         self.clock = EngineClock(seconds)
-        self.kv = KvManager(model, limits, cost.recompute_s, files)
+        self.kv = KvManager(model, settings, cost.recompute_s, files)
         self.slots, self.store = self.kv.slots, self.kv.store
-        self.metrics = EngineMetrics(self.kv, self.clock, record, limits.step_target_s)
-        self.tasks = TaskTable(model, limits, self.clock, self.kv)
+        self.metrics = EngineMetrics(self.kv, self.clock, record, settings.step_s_target)
+        self.tasks = TaskTable(model, settings, self.clock, self.kv)
         self.reporter = self.tasks.reporter
-        self.leases = SlotLeases(model, self.tasks, self.metrics)
+        self.assignment = SlotAssignment(model, self.tasks, self.metrics)
         self._answers = Answers(model, self.tasks, self.metrics, self.recorder)
         self._steps = Steps(
-            model, self.tasks, self.leases, self._answers, cost, self.metrics, self.recorder
+            model, self.tasks, self.assignment, self._answers, cost, self.metrics, self.recorder
         )
         self._commands = CommandHandler(
-            model, self.tasks, self.leases, self._answers, self._steps, self.kv, self.recorder
+            model, self.tasks, self.assignment, self._answers, self._steps, self.kv, self.recorder
         )
         self._tokenizing = self._commands.tokenizing
         self.quit = False
@@ -70,7 +70,7 @@ class Engine:
         """Do everything that precedes the step; return the reports, which need not wait for it."""
         clock, reporter, tasks = self.clock, self.reporter, self.tasks
         clock.tick()
-        self.recorder.record_activity(Doing.OTHER)
+        self.recorder.record_activity(ActivityKind.OTHER)
         for command in commands:
             clock.busy_at = clock.now
             self._handle(command)
@@ -80,14 +80,14 @@ class Engine:
         reporter.send_all(self.kv.poll(tasks.queue, clock.now))
         tasks.expire_tasks()
         self._answers.serve_readers()
-        self.leases.lease_slots()
-        reporter.send_all(tasks.embeddings.lease_slots(tasks.order(), clock.tokens, clock.now))
+        self.assignment.assign_slots()
+        reporter.send_all(tasks.embeddings.assign_slots(tasks.order(), clock.tokens, clock.now))
         tasks.report_positions()
         return reporter.take_reports()
 
     def compute_step(self) -> list[m.Report]:
         """Compute one step if there is work, and sample from its logits."""
-        if not self._lingering(self.clock.now):
+        if not self._waits_for_batch(self.clock.now):
             self._tokenizing.tasks_expected, self._tasks_expected_at = 0, None
             self._steps.compute_step()
         return self.reporter.take_reports()
@@ -95,10 +95,10 @@ class Engine:
     def end_iteration(self) -> None:
         """Do the work that no client waits for, while the reports are being sent."""
         self._steps.learn_step()
-        if self.clock.now >= self.clock.busy_at + REST_S and self._rests():
+        if self.clock.now >= self.clock.busy_at + IDLE_SAVE_S and self._is_idle():
             self.kv.idle.save_ahead()
         self.kv.spill()
-        self.recorder.record_activity(Doing.REST)
+        self.recorder.record_activity(ActivityKind.IDLE)
 
     def _handle(self, command: m.Command) -> None:
         match command:
@@ -109,38 +109,44 @@ class Engine:
             case _:
                 self._commands.handle_command(command)
 
-    def patience(self) -> float | None:
+    def wait_s_max(self) -> float | None:
         """Return how many seconds the next iteration may wait for commands; None: no limit."""
-        limits = self.tasks.limits
-        if self._lingering(now := self.clock.read()):
-            return min(limits.pull_linger_s, limits.task_linger_s)
-        if self._tokenizing.busy or self._runnable():
+        settings = self.tasks.settings
+        if self._waits_for_batch(now := self.clock.read()):
+            return min(settings.pull_batch_wait_s, settings.task_batch_wait_s)
+        if self._tokenizing.busy or self._can_compute():
             return 0
         ends = list(self.tasks.deadlines())
         if self.kv.idle.unsaved is not None:
-            ends.append(self.clock.busy_at + REST_S)
+            ends.append(self.clock.busy_at + IDLE_SAVE_S)
         return max(0.0, min(ends) - now) if ends else None
 
-    def _rests(self) -> bool:
+    def _is_idle(self) -> bool:
         """Return whether no client waits for any work."""
-        return not (self._tokenizing.busy or self._lingering(self.clock.now) or self._runnable())
+        return not (
+            self._tokenizing.busy or self._waits_for_batch(self.clock.now) or self._can_compute()
+        )
 
-    def _runnable(self) -> bool:
+    def _can_compute(self) -> bool:
         """Return whether an iteration without commands would compute something."""
         if self.tasks.embeddings.has_work or any(
             t.has_work or (t.has_logits and t.wants_token) for t in self.slots.tasks
         ):
             return True
         return bool(self.slots.idle) and any(
-            t.has_work or t.wants_token for t in self.leases.admissible_tasks()
+            t.has_work or t.wants_token for t in self.assignment.eligible_tasks()
         )
 
-    def _lingering(self, now: float) -> bool:
+    def _waits_for_batch(self, now: float) -> bool:
         """Return whether a step waits, to fill its batch, for expected tasks or pull readers."""
-        at, limits = self._tasks_expected_at, self.tasks.limits
-        if self._tokenizing.tasks_expected and at is not None and now < at + limits.task_linger_s:
+        at, settings = self._tasks_expected_at, self.tasks.settings
+        if (
+            self._tokenizing.tasks_expected
+            and at is not None
+            and now < at + settings.task_batch_wait_s
+        ):
             return True
-        since = now - limits.pull_linger_s
+        since = now - settings.pull_batch_wait_s
         tasks = self.slots.tasks
         late = any(t.has_logits and not t.wants_token and t.logits_at > since for t in tasks)
         return late and any(t.has_work for t in tasks)

@@ -33,7 +33,7 @@ class Reporter:
 
     def report_state(self, task: Task) -> None:
         """Report that a task has changed its state."""
-        self._outbox.append(m.Moved(task.spec.id, task.state.value))
+        self._outbox.append(m.StateChanged(task.spec.id, task.state.value))
 
     def report_finished(self, task: Task, ending: Ending, now: float) -> m.TurnStats:
         """Report that a task has ended without error; return its statistics."""

@@ -14,7 +14,7 @@ from .metrics import EngineMetrics
 from .task_table import TaskTable
 
 
-class SlotLeases:
+class SlotAssignment:
     """Admits and parks tasks as `plan_slots` decides. Owned by the engine."""
 
     def __init__(self, model: Model, tasks: TaskTable, metrics: EngineMetrics):
@@ -23,9 +23,9 @@ class SlotLeases:
         self._kv = tasks.kv
         self._counts = metrics.counts
 
-    def admissible_tasks(self) -> list[Task]:
+    def eligible_tasks(self) -> list[Task]:
         """Return the tasks that may get a slot; those parked by hand only if others leave one."""
-        able = self._able_tasks()
+        able = self._ready_tasks()
         yielding = [t for t in able if t.yields(self._clock.tokens)]
         if not yielding:
             return able
@@ -38,27 +38,27 @@ class SlotLeases:
         clock = self._clock.tokens
         return [t for t in able if not t.yields(clock) and (t.has_work or t.wants_token)]
 
-    def _able_tasks(self) -> list[Task]:
+    def _ready_tasks(self) -> list[Task]:
         """Return the waiting tasks that wait for no file, no space in the KV cache, no reader."""
-        full, limits, now = bool(self._slots.tasks), self._tasks.limits, self._clock.now
+        full, settings, now = bool(self._slots.tasks), self._tasks.settings, self._clock.now
         return [
             t
             for t in self._tasks.queue
             if not t.fetching
             and not (t.preempted_by_kv_pressure and full)
-            and not reader_lags(t, limits, now)
+            and not reader_lags(t, settings, now)
         ]
 
-    def lease_slots(self) -> None:
+    def assign_slots(self) -> None:
         """Park and admit tasks, and mark those that wait for a prefix that others compute."""
         tasks = self._tasks
         for task in tasks:
             task.boost = 0
         if tasks.queue:
             order = tasks.order()
-            waiting, find = self.admissible_tasks(), tasks.leaders.find_leader
+            waiting, find = self.eligible_tasks(), tasks.leaders.find_leader
             plan = plan_slots(
-                waiting, self._slots.slots, order, tasks.limits, self._clock.now, find
+                waiting, self._slots.slots, order, tasks.settings, self._clock.now, find
             )
             for task in tasks.queue:
                 task.follows = False
@@ -66,40 +66,40 @@ class SlotLeases:
                 task.follows = True
                 leader.boost = max(leader.boost, order.effective(task))
             stayed = sum(not self._park_task(task) for task in plan.park)
-            for task in plan.admit[: len(plan.admit) - stayed]:
-                self._admit_task(task)
+            for task in plan.start[: len(plan.start) - stayed]:
+                self._start_task(task)
         self._slots.close_gaps()
 
-    def _admit_task(self, task: Task) -> None:
+    def _start_task(self, task: Task) -> None:
         now = self._clock.now
         self._tasks.queue.remove(task)
         task.age += self._clock.tokens - task.clock_waiting
         task.quantum = 0
-        task.leased_at, task.first_logits_at = now, None
+        task.slot_since, task.first_logits_at = now, None
         task.preempted_by_kv_pressure = False
         task.yields_until = 0
         task.state = TaskState.RUNNING
         self._plan_checkpoints(task)
-        self._kv.task_states.lease_slot(task)
-        if task.admitted_at is None:
-            task.admitted_at, task.cached = now, task.computed
+        self._kv.task_states.assign_slot(task)
+        if task.started_at is None:
+            task.started_at, task.cached = now, task.computed
             self._counts["prefix_queries"] += len(task.tokens)
             self._counts["cached"] += task.cached
         if task.sampler is None:
             task.sampler = sampler_for(self._model, task, task.spec.sampling)
         self._reporter.report_state(task)
-        self._reporter.log.log_admitted(task)
+        self._reporter.log.log_started(task)
 
     def _plan_checkpoints(self, task: Task) -> None:
         """Plan where a prompt's state is saved on a model that can only use whole states: where it
         diverges from another prompt, one token before its end, and at regular distances.
         """
-        if self._model.info.memory == "plain" or task.admitted_at is not None:
+        if self._model.info.memory == "plain" or task.started_at is not None:
             return
-        limits = self._tasks.limits
-        size, every = task.prompt_size, limits.checkpoint_tokens
+        settings = self._tasks.settings
+        size, every = task.prompt_size, settings.checkpoint_tokens
         shared = self._kv.search.shared_prefix(task.origin, array("i", task.tokens))
-        if limits.shared_prefix_tokens_min <= shared < size:
+        if settings.shared_prefix_tokens_min <= shared < size:
             task.checkpoints.add(shared)
         task.checkpoints.update(range(every, size, every), {size - 1})
 
@@ -111,8 +111,8 @@ class SlotLeases:
             return False
         task.state, task.clock_waiting = TaskState.PARKED, self._clock.tokens
         task.parks += 1
-        if task.quantum >= self._tasks.limits.quantum_tokens:
-            task.place = self._tasks.next_place()
+        if task.quantum >= self._tasks.settings.quantum_tokens:
+            task.queue_number = self._tasks.next_queue_number()
         task.preempted_by_kv_pressure = preempted_by_kv_pressure
         self._counts["parks"] += 1
         self._tasks.queue.append(task)
@@ -122,13 +122,13 @@ class SlotLeases:
 
     def yield_slot(self, task: Task) -> bool:
         """Park a task by hand, or put it behind all that wait; return False if it is alone."""
-        pressing = [t for t in self._pressing(self._able_tasks()) if t is not task]
+        pressing = [t for t in self._pressing(self._ready_tasks()) if t is not task]
         if task.slot < 0:
             yields = bool(pressing)
         else:
             yields = len(pressing) > len(self._slots.idle) and self._park_task(task)
         if yields:
-            task.yields_until = self._clock.tokens + self._tasks.limits.ageing_tokens
+            task.yields_until = self._clock.tokens + self._tasks.settings.ageing_tokens
         return yields
 
     def make_kv_space(self, batch: Sequence[ScheduledTokens], error: KvFull) -> None:

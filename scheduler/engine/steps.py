@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 from ...backends import Chunk, InferdError, Model
 from ...backends.errors import BackendError, KvFull
-from ..policy.adapter_quantum import GroupQuantum, plan_group
+from ..policy.adapter_quantum import AdapterQuantum, plan_adapters
 from ..policy.cost import StepCost, StepLoad
 from ..policy.embeddings_plan import embeds_next
 from ..policy.plan import ScheduledTokens, plan_tokens
-from ..recording.recorder import Doing, Recorder
-from ..task import Group, Task
+from ..recording.recorder import ActivityKind, Recorder
+from ..task import Task
 from .answers import Answers
 from .metrics import EngineMetrics
-from .slot_assignment import SlotLeases
+from .slot_assignment import SlotAssignment
 from .task_table import TaskTable
 
 
@@ -35,35 +35,40 @@ class Steps:
         self,
         model: Model,
         tasks: TaskTable,
-        leases: SlotLeases,
+        assignment: SlotAssignment,
         answers: Answers,
         cost: StepCost,
         metrics: EngineMetrics,
         recorder: Recorder,
     ):
-        self._model, self._tasks, self._leases, self._answers = model, tasks, leases, answers
+        self._model, self._tasks, self._assignment, self._answers = (
+            model,
+            tasks,
+            assignment,
+            answers,
+        )
         self._clock, self._slots, self._embeddings = tasks.clock, tasks.slots, tasks.embeddings
         self._cost, self._metrics, self._recorder = cost, metrics, recorder
-        self._quantum = GroupQuantum()
+        self._quantum = AdapterQuantum()
         self._embedded = False
         """The last step was one of embeddings."""
         self._computed: _ComputedStep | None = None
 
     @property
-    def group(self) -> Group:
-        """The group that steps compute for now: its adapters are set."""
-        return self._quantum.group
+    def adapters(self) -> tuple[str, ...]:
+        """The adapters that are set on the model."""
+        return self._quantum.adapters
 
-    def use_group(self, group: Group) -> None:
-        """Compute for another group from the next step on."""
-        self._model.set_adapters(group.adapters)
-        self._quantum = self._quantum.pass_to(group)
+    def use_adapters(self, adapters: tuple[str, ...]) -> None:
+        """Compute with these adapters from the next step on."""
+        self._model.set_adapters(adapters)
+        self._quantum = self._quantum.pass_to(adapters)
 
     def check_adapters(self, keys: tuple[str, ...]) -> None:
         """Raise `InferdError` if the model lacks one of these adapters."""
         if keys:
             self._model.set_adapters(keys)
-            self._model.set_adapters(self.group.adapters)
+            self._model.set_adapters(self.adapters)
 
     def use_threads(self, threads: int) -> None:
         """Compute with this many threads from the next step on."""
@@ -87,7 +92,7 @@ class Steps:
         """Compute a step of embeddings."""
         batch = self._embeddings.plan_step(self._tasks.order(), decoding, self._cost)
         load = StepLoad.of_chunks([(p.task.computed, p.count) for p in batch])
-        self._recorder.record_activity(Doing.STEP, [p.task.spec.id for p in batch])
+        self._recorder.record_activity(ActivityKind.STEP, [p.task.spec.id for p in batch])
         started = self._clock.read()
         try:
             done = self._embeddings.compute_step(batch)
@@ -110,12 +115,12 @@ class Steps:
             return
         self._slots.hold_logits({p.task.slot for p in batch})
         chunks = [p.chunk() for p in batch]
-        self._recorder.record_activity(Doing.STEP, [p.task.spec.id for p in batch])
+        self._recorder.record_activity(ActivityKind.STEP, [p.task.spec.id for p in batch])
         started = self._clock.read()
         try:
             self._model.step(chunks)
         except KvFull as exc:
-            self._leases.make_kv_space(batch, exc)
+            self._assignment.make_kv_space(batch, exc)
             return
         except BackendError as exc:
             for part in batch:
@@ -156,16 +161,16 @@ class Steps:
         self._age_others(batch, holders)
 
     def _plan_tokens(self) -> list[ScheduledTokens]:
-        order, limits = self._tasks.order(), self._tasks.limits
-        group = plan_group(self._slots.tasks, order, limits, self._quantum)
-        if group != self.group:
-            self.use_group(group)
+        order, settings = self._tasks.order(), self._tasks.settings
+        adapters = plan_adapters(self._slots.tasks, order, settings, self._quantum)
+        if adapters != self.adapters:
+            self.use_adapters(adapters)
         for task in self._slots.tasks:
             full = len(task.tokens) >= task.ctx_size
             if full and task.has_work and task.pending == 1:
                 self._answers.shift_context(task)
         size = self._model.info.batch_size
-        return plan_tokens(self._slots.slots, order, limits, size, self._cost, group)
+        return plan_tokens(self._slots.slots, order, settings, size, self._cost, adapters)
 
     def _count_tokens(self, part: ScheduledTokens) -> None:
         task, counts = part.task, self._metrics.counts

@@ -13,7 +13,7 @@ from ..policy.plan import Order, OwnerClock
 from ..policy.prefix_sharing import Leaders, prefix_hash_of
 from ..policy.queue_view import QueueView
 from ..policy.wait_estimate import TurnEstimator
-from ..settings import Limits
+from ..settings import EngineSettings
 from ..task import Task, TaskState
 from .deadlines import deadlines, expired_bound, expired_timeout
 from .reporting import Reporter
@@ -37,16 +37,16 @@ class EngineClock:
 class TaskTable:
     """Owned by the engine. A task is in the queue, in a slot, or among the embeddings."""
 
-    def __init__(self, model: Model, limits: Limits, clock: EngineClock, kv: KvManager):
-        self.limits, self.clock = limits, clock
+    def __init__(self, model: Model, settings: EngineSettings, clock: EngineClock, kv: KvManager):
+        self.settings, self.clock = settings, clock
         self.kv, self.slots = kv, kv.slots
         self.reporter = Reporter(model)
-        self.embeddings = EmbeddingQueue(model, limits)
+        self.embeddings = EmbeddingQueue(model, settings)
         self.queue: list[Task] = []
         self.owners = OwnerClock()
         self.leaders = Leaders(
             model.info.memory,
-            limits.shared_prefix_tokens_min,
+            settings.shared_prefix_tokens_min,
             lambda origin, tokens: kv.search.find_source(origin, tokens).keep,
             lambda: kv.search.changes,
         )
@@ -64,17 +64,19 @@ class TaskTable:
 
     def order(self) -> Order:
         """Return the order of tasks as of now."""
-        return Order(self.clock.tokens, self.owners, self.limits)
+        return Order(self.clock.tokens, self.owners, self.settings)
 
-    def next_place(self) -> int:
+    def next_queue_number(self) -> int:
         """Return a place behind all equals."""
         self._arrivals += 1
         return self._arrivals - 1
 
     def new_task(self, spec: m.TaskSpec) -> Task:
         """Return the task of *spec*, with a place behind its equals."""
-        clock, shared = self.clock, self.limits.kv_shared
-        task = Task.from_spec(spec, self.next_place(), clock.tokens, clock.now, shared=shared)
+        clock, shared = self.clock, self.settings.kv_shared
+        task = Task.from_spec(
+            spec, self.next_queue_number(), clock.tokens, clock.now, shared=shared
+        )
         task.ctx_size = min(self._ctx_size, spec.ctx_size or self._ctx_size)
         return task
 
@@ -87,14 +89,14 @@ class TaskTable:
             self.embeddings.add_text(task)
             return
         self.queue.append(task)
-        task.prefix_hash = prefix_hash_of(task, self.limits.shared_prefix_tokens_min)
+        task.prefix_hash = prefix_hash_of(task, self.settings.shared_prefix_tokens_min)
 
     def finish_task(self, task: Task, ending: Ending) -> None:
         """End a task without error."""
         stats = self.reporter.report_finished(task, ending, self.clock.now)
         if task.spec.embed is None:
             self._estimator.learn_length(stats.output_tokens, task.spec.n_predict)
-            if not task.parks and task.spec.progressed is None:
+            if not task.parks and task.spec.resume_point is None:
                 computed = stats.prompt_tokens - stats.cached_tokens
                 prompt_s, output_s = stats.prompt_ms / 1000, stats.predicted_ms / 1000
                 self._estimator.learn_rates(computed, prompt_s, stats.output_tokens, output_s)
@@ -117,7 +119,7 @@ class TaskTable:
             self.embeddings.remove_text(task)
             return
         if task.slot >= 0:
-            self.slots.end_lease(task)
+            self.slots.release_slot(task)
         else:
             self.queue.remove(task)
             self.kv.task_states.drop_parked(task)
@@ -131,7 +133,7 @@ class TaskTable:
     def expire_tasks(self) -> None:
         """End the tasks whose time is up."""
         for task in list(self):
-            error = expired_timeout(task, self.limits, self.clock.now)
+            error = expired_timeout(task, self.settings, self.clock.now)
             if error is not None:
                 self.fail_task(task, error)
             elif (bound := expired_bound(task, self.clock.now)) is not None:
@@ -141,12 +143,12 @@ class TaskTable:
         """Yield the future moments at which a task needs attention."""
         now, waits = self.clock.now, bool(self.queue)
         for task in self:
-            for moment in deadlines(task, self.limits, others_wait=waits):
+            for moment in deadlines(task, self.settings, others_wait=waits):
                 if moment > now:
                     yield moment
         for task in self.queue:
-            if task.fetching and task.arrived_at + self.limits.fetch_timeout_s > now:
-                yield task.arrived_at + self.limits.fetch_timeout_s
+            if task.fetching and task.arrived_at + self.settings.fetch_timeout_s > now:
+                yield task.arrived_at + self.settings.fetch_timeout_s
 
     def count_states(self) -> dict[str, int]:
         """Return how many tasks are in each state."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ...backends import InferdError, Model
 from ...backends.errors import OutOfMemory, PromptTooLong
 from .. import messages as m
-from ..recording.recorder import Doing, Recorder
+from ..recording.recorder import ActivityKind, Recorder
 
 TOKENIZE_S = 0.02
 """Time for tokenizing per step: 1 M characters take 0.3–0.6 s, which no stream should wait for."""
@@ -56,7 +56,7 @@ class TokenizeQueue:
         end = time.monotonic() + TOKENIZE_S
         while self._requests:
             request = self._requests.popleft()
-            self._recorder.record_activity(Doing.PROMPT, [request.id])
+            self._recorder.record_activity(ActivityKind.PROMPT, [request.id])
             try:
                 answer = self._answer(request)
                 if not isinstance(request, m.Detokenize) and request.turn:

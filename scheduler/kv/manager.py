@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ...backends import Model
 from .. import messages as m
-from ..settings import Limits
+from ..settings import EngineSettings
 from ..task import Task
 from . import heap
 from .disk import DiskTier
@@ -32,12 +32,12 @@ class KvManager:
     def __init__(
         self,
         model: Model,
-        limits: Limits,
+        settings: EngineSettings,
         recompute_s: Callable[[int], float],
         files: KvFiles | None,
     ):
         memory = model.info.memory
-        self.store = KvStore(limits.kv_ram_bytes, memory)
+        self.store = KvStore(settings.kv_ram_bytes, memory)
         self.slots = SlotTable(model)
         self.disk = DiskTier(files, self.store, memory) if files is not None else None
         self.idle = IdleStates(model, self.slots, self.store, recompute_s)
@@ -47,20 +47,20 @@ class KvManager:
         )
         self.fetches = 0
         """Tasks for which a state was read from disk."""
-        self._limits = limits
+        self._settings = settings
         self._forgetting: deque[int] = deque()
         self._writing = False
 
     # Commands.
 
-    def look_up(self, command: m.Lookup | m.Keep) -> m.CommandResult:
+    def look_up(self, command: m.Lookup | m.PersistState) -> m.CommandResult:
         """Return how many tokens of a history have states; for `Keep`, write these to disk."""
-        shared = self._limits.kv_shared
+        shared = self._settings.kv_shared
         scope, session = scoped(command.owner, command.session, shared=shared)
         origin = Origin(scope, session, command.adapters, approximate=True)
         tokens = array("i", command.tokens)
         tokens.append(-1)  # a task always computes its last token: here all of the history counts
-        find = self._persist if isinstance(command, m.Keep) else self._find_cached
+        find = self._persist if isinstance(command, m.PersistState) else self._find_cached
         return m.CommandResult(command.id, find(origin, tokens))
 
     def _find_cached(self, origin: Origin, tokens: array[int]) -> int:
@@ -77,9 +77,9 @@ class KvManager:
             return kept
         return self._find_on_disk(origin, tokens)
 
-    def forget_session(self, command: m.Forget) -> Iterator[m.CommandResult]:
+    def forget_session(self, command: m.ForgetSession) -> Iterator[m.CommandResult]:
         """Delete a session's states; if it may have files, `poll` sends the answer later."""
-        scope, session = scoped(command.owner, command.session, shared=self._limits.kv_shared)
+        scope, session = scoped(command.owner, command.session, shared=self._settings.kv_shared)
         self.idle.forget_session(scope, session)
         self.store.forget_session(scope, session)
         if self.disk is None:
@@ -114,7 +114,7 @@ class KvManager:
                 task.looked_up = True
                 if not task.spec.no_cache:
                     self._fetch(task, self.disk)
-            elif task.fetching and now >= task.arrived_at + self._limits.fetch_timeout_s:
+            elif task.fetching and now >= task.arrived_at + self._settings.fetch_timeout_s:
                 task.fetching = False
 
     def _fetch(self, task: Task, disk: DiskTier) -> None:
@@ -122,7 +122,7 @@ class KvManager:
         tokens = array("i", task.tokens)
         here = self.search.find_source(task.origin, tokens).keep
         file, keep = disk.find_file(task.origin, tokens, here)
-        if file is not None and keep - here >= self._limits.shared_prefix_tokens_min:
+        if file is not None and keep - here >= self._settings.shared_prefix_tokens_min:
             disk.fetch_state(task, file)
             self.fetches += task.fetching
 
@@ -171,7 +171,7 @@ class KvManager:
         }
 
     def check_integrity(self, parked: set[int]) -> None:
-        """Assert that slots, states and leases agree, and that *parked* are all parked tasks."""
+        """Assert that slots and states agree, and that *parked* are all parked tasks."""
         self.slots.check_integrity()
         self.task_states.check_integrity(parked)
         self.store.check_integrity()

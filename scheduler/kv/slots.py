@@ -1,4 +1,4 @@
-"""The slots of one model: the leases of its sequences, and the KV in idle ones.
+"""The slots of one model: the assignment of its sequences, and the KV in idle ones.
 
 Owned by the engine.
 """
@@ -18,7 +18,7 @@ _NO_ORIGIN = Origin(scope=-2)
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """A sequence of the model: leased by a task, or idle with the KV of `tokens`."""
+    """A sequence of the model: occupied by a task, or idle with the KV of `tokens`."""
 
     index: int
     task: Task | None = None
@@ -29,7 +29,7 @@ class Slot:
 
 
 class SlotTable:
-    """The slots and their leases.
+    """The slots and their assignment.
 
     Leased slots stay adjacent: the sequences of a batch must ascend without gaps, or llama.cpp
     splits the batch (measured: 66 → 92 ms with 16 sequences).
@@ -51,20 +51,20 @@ class SlotTable:
 
     @property
     def idle(self) -> list[Slot]:
-        """The slots that no task leases."""
+        """The slots that no task assignment."""
         return [s for s in self.slots if s.task is None]
 
     def nearest_free(self) -> Slot:
-        """Return the free slot that leaves the leased ones closest together, an empty one first."""
-        leased = [t.slot for t in self.tasks] or [0]
-        low, high = leased[0], leased[-1]
+        """Return the free slot nearest to the occupied ones, an empty one first."""
+        occupied = [t.slot for t in self.tasks] or [0]
+        low, high = occupied[0], occupied[-1]
 
         def rank(slot: Slot) -> tuple[int, bool]:
             return max(low - slot.index, slot.index - high, 0), bool(slot.tokens)
 
         return min(self.idle, key=rank)
 
-    def lease_slot(self, slot: Slot, task: Task) -> None:
+    def assign_slot(self, slot: Slot, task: Task) -> None:
         """Give *slot* to *task*, whose state is in it."""
         self.changes += 1
         slot.tokens, slot.origin = array("i"), task.origin
@@ -75,7 +75,7 @@ class SlotTable:
         slot.task = task
         self.tasks = tuple(s.task for s in self.slots if s.task is not None)
 
-    def end_lease(self, task: Task, *, keep: bool = True) -> None:
+    def release_slot(self, task: Task, *, keep: bool = True) -> None:
         """End the task's lease; with *keep* its KV stays there, for a task that extends it."""
         slot = self.slots[task.slot]
         self._set_task(slot, None)
@@ -99,7 +99,7 @@ class SlotTable:
         task.has_logits = task.shift_pending = False
 
     def swap_slots(self, a: Slot, b: Slot) -> None:
-        """Exchange two slots, with their contents and leases."""
+        """Exchange two slots, with their contents and assignment."""
         self._model.swap(a.index, b.index)
         a_task, b_task = a.task, b.task
         self._set_task(a, b_task)
@@ -112,13 +112,13 @@ class SlotTable:
                 slot.task.slot = slot.index
 
     def close_gaps(self) -> None:
-        """Move leased slots together, with as few moves as possible."""
-        leased = [t.slot for t in self.tasks]
-        if not leased or leased[-1] - leased[0] < len(leased):
+        """Move occupied slots together, with as few moves as possible."""
+        occupied = [t.slot for t in self.tasks]
+        if not occupied or occupied[-1] - occupied[0] < len(occupied):
             return
-        starts = range(len(self.slots) - len(leased) + 1)
-        runs = [range(start, start + len(leased)) for start in starts]
-        run = max(runs, key=lambda run: sum(slot in run for slot in leased))
+        starts = range(len(self.slots) - len(occupied) + 1)
+        runs = [range(start, start + len(occupied)) for start in starts]
+        run = max(runs, key=lambda run: sum(slot in run for slot in occupied))
         free = [s for s in self.idle if s.index in run]
         for task in [t for t in self.tasks if t.slot not in run and not t.shift_pending]:
             self.swap_slots(self.slots[task.slot], free.pop())

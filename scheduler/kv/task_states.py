@@ -18,7 +18,7 @@ from .store import KvStore, SavedState
 
 
 class TaskStates:
-    """Moves states into and out of leased slots. It holds those of parked tasks, which are pinned
+    """Moves states into and out of occupied slots. It holds those of parked tasks, which are pinned
     in *store*. Owned by the engine. For *recompute_s* see `IdleStates`.
     """
 
@@ -43,7 +43,7 @@ class TaskStates:
 
     # Starts.
 
-    def lease_slot(self, task: Task) -> None:
+    def assign_slot(self, task: Task) -> None:
         """Give *task* a free slot, with its parked state or the best other source."""
         target = self._slots.nearest_free()
         saved, logits = self._parked.pop(task.spec.id, (None, None))
@@ -57,10 +57,10 @@ class TaskStates:
             if source.slot is not None and source.slot.task is None:
                 target = source.slot
             task.computed = self._start(task, target, source)
-            if task.admitted_at is None:
+            if task.started_at is None:
                 self.reused[tier] += task.computed
             task.shifted |= approximate and task.computed > 0
-        self._slots.lease_slot(target, task)
+        self._slots.assign_slot(target, task)
 
     def _unpark(self, task: Task, target: Slot, saved: SavedState, logits: object) -> bool:
         """Load a parked task's own state into *target*; return False if it no longer fits."""
@@ -155,7 +155,7 @@ class TaskStates:
             self._slots.clear_task(task)
         logits = self._model.take_logits(task.slot) if task.has_logits else None
         self._parked[task.spec.id] = (saved, logits)
-        self._slots.end_lease(task, keep=False)
+        self._slots.release_slot(task, keep=False)
         return True
 
     def drop_parked(self, task: Task) -> None:

@@ -19,9 +19,9 @@ __all__ = (
     "Command",
     "Credit",
     "Detokenize",
-    "Evicted",
-    "Forget",
-    "Keep",
+    "KvFileEvicted",
+    "ForgetSession",
+    "PersistState",
     "LoadModel",
     "Logging",
     "Lookup",
@@ -34,7 +34,7 @@ __all__ = (
     "RemoveAdapter",
     "Stats",
     "Submit",
-    "Threads",
+    "SetThreads",
     "SetLowMemory",
     "Tokenize",
     "Verdict",
@@ -50,13 +50,13 @@ class Logging(msgspec.Struct, array_like=True, tag=True, frozen=True):
 
 class LoadModel(Message):
     """Load a model: the first command, sent once. Answered with `MemoryEstimate`; nothing is
-    allocated before `Proceed`. A descriptor is sent beside the frame. *limits* are the fields of
-    `Limits` that differ from its defaults. KV states are written below *kv_dir* (empty: to memory
-    only). *known* are earlier estimates of the same file: these are not reported again.
+    allocated before `Proceed`. A descriptor is sent beside the frame. *settings* are fields of
+    `EngineSettings`. KV states are written below *kv_dir* (empty: to memory only). *known* are
+    earlier estimates of the same file: these are not reported again.
     """
 
     spec: ModelSpec
-    limits: dict[str, Any]
+    settings: dict[str, Any]
     kv_dir: str = ""
     known: list[MemoryEstimate] = []
     logging: Logging = Logging()
@@ -144,7 +144,7 @@ class ChatPrompt(RequestMessage):
     turn: bool = False
 
 
-class Forget(RequestMessage):
+class ForgetSession(RequestMessage):
     """Delete the KV states of a session, in memory and on disk. Answered when that is done."""
 
     owner: int
@@ -164,11 +164,11 @@ class Lookup(_PrefixRequest):
     """Answered with the number of tokens that need not be computed, as of now."""
 
 
-class Keep(_PrefixRequest):
+class PersistState(_PrefixRequest):
     """Write the tokens' state of a dormant session to disk. Answered with how many were kept."""
 
 
-class Evicted(Message):
+class KvFileEvicted(Message):
     """The daemon has deleted a KV file. Not answered."""
 
     name: str
@@ -191,7 +191,7 @@ class Queue(RequestMessage):
     """Answered with a list of `QueueEntry`, as builtins: running and waiting tasks, in order."""
 
 
-class Threads(Message):
+class SetThreads(Message):
     """Use this many threads from the next step on."""
 
     threads: int
@@ -228,14 +228,14 @@ Command = (
     | Detokenize
     | ChatPrompt
     | Lookup
-    | Keep
-    | Forget
-    | Evicted
+    | PersistState
+    | ForgetSession
+    | KvFileEvicted
     | AddAdapter
     | RemoveAdapter
     | Queue
     | Logging
-    | Threads
+    | SetThreads
     | SetLowMemory
     | Stats
     | Quit

@@ -19,7 +19,7 @@ __all__ = (
     "TokenLogprob",
     "ModelNotLoaded",
     "Loaded",
-    "Moved",
+    "StateChanged",
     "Position",
     "Progress",
     "QueueEntry",
@@ -140,7 +140,7 @@ class LogEvent(Message):
     fields: dict[str, Any]
 
 
-class Moved(TaskMessage):
+class StateChanged(TaskMessage):
     """A task has changed its state: waiting, running, parked."""
 
     state: str
@@ -221,7 +221,7 @@ Report = (
     | ModelNotLoaded
     | Tokens
     | SentenceEnded
-    | Moved
+    | StateChanged
     | Position
     | LogEvent
     | Shifted

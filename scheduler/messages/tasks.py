@@ -8,15 +8,15 @@ from ...backends import EmbedSpec, SamplingParams
 from ...backends.params import StoppingParams
 from ..priority import Priority
 
-__all__ = ("Progressed", "TaskSpec")
+__all__ = ("ResumePoint", "TaskSpec")
 
 
-class Progressed(msgspec.Struct, frozen=True, kw_only=True):
+class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of a turn in a worker that has exited, from which another worker continues.
 
     The answer has *output_tokens* so far; context shifts took *dropped* tokens out of the task's.
     The reader has received *text_bytes* and waits for *tokens_requested* more (pull). Seconds count
-    from when the turn was queued; *admitted_s* and *first_token_s* may not have happened: None.
+    from when the turn was queued; *started_s* and *first_token_s* may not have happened: None.
     """
 
     output_tokens: int = 0
@@ -29,7 +29,7 @@ class Progressed(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int = 0
     shifts: int = 0
     age_s: float = 0.0
-    admitted_s: float | None = None
+    started_s: float | None = None
     first_token_s: float | None = None
 
 
@@ -75,7 +75,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Return an embedding of the tokens (`Embedded`) instead of generating text."""
     watch: bool = False
     """Report the place in the queue when it changes (`Position`)."""
-    progressed: Progressed | None = None
+    resume_point: ResumePoint | None = None
     """Set if another worker had begun the turn."""
     request: str = ""
     """The log's name for the client's request."""

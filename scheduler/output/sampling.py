@@ -88,7 +88,7 @@ def resume_text(model: Model, task: Task) -> Ending | None:
     Return its ending, if it had met one that was not reported. If its last sentence is still to be
     judged, that ending counts only after it.
     """
-    before = task.spec.progressed
+    before = task.spec.resume_point
     if before is None or not before.output_tokens:
         return None
     answer = unpack_tokens(before.answer) if before.answer else task.tokens[-before.output_tokens :]

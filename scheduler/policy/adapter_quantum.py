@@ -1,7 +1,6 @@
-"""Groups of tasks that may share a batch, and their quanta: one group is computed at a time.
+"""The adapters of the next step, which all tokens of its batch share, and their quanta.
 
-A step applies adapters to all its tokens, so a batch has tokens of one group only. The functions
-are pure, as in `plan`.
+Tasks with different adapters alternate. The functions are pure, as in `plan`.
 """
 
 from __future__ import annotations
@@ -9,58 +8,63 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..settings import Limits
-from ..task import BASE_GROUP, Group, Task
+from ..settings import EngineSettings
+from ..task import Task
 from .plan import Order
 
-GROUPS_MAX = 256
-"""Groups whose last quantum is remembered: there are no more slots."""
+ADAPTER_SETS_MAX = 256
+"""Adapter sets whose last quantum is remembered: there are no more slots."""
 
 
 @dataclass(frozen=True, slots=True)
-class GroupQuantum:
-    """The present *group*, the *tokens* that it has had, and *previous* groups, the latest last."""
+class AdapterQuantum:
+    """The present *adapters*, the *tokens* computed with them, and *previous* sets, latest last."""
 
-    group: Group = BASE_GROUP
+    adapters: tuple[str, ...] = ()
     tokens: int = 0
-    previous: tuple[Group, ...] = ()
+    previous: tuple[tuple[str, ...], ...] = ()
 
-    def with_tokens(self, tokens: int) -> GroupQuantum:
+    def with_tokens(self, tokens: int) -> AdapterQuantum:
         """Return the quantum after a step of *tokens* more."""
-        return GroupQuantum(self.group, self.tokens + tokens, self.previous)
+        return AdapterQuantum(self.adapters, self.tokens + tokens, self.previous)
 
-    def pass_to(self, group: Group) -> GroupQuantum:
-        """Return the quantum of *group* that follows this one."""
-        if group == self.group:
+    def pass_to(self, adapters: tuple[str, ...]) -> AdapterQuantum:
+        """Return the quantum of *adapters* that follows this one."""
+        if adapters == self.adapters:
             return self
-        previous = (*(g for g in self.previous if g != self.group), self.group)
-        return GroupQuantum(group, 0, previous[-GROUPS_MAX:])
+        previous = (*(a for a in self.previous if a != self.adapters), self.adapters)
+        return AdapterQuantum(adapters, 0, previous[-ADAPTER_SETS_MAX:])
 
-    def order_of(self, group: Group) -> int:
-        """Return the sort key of a group by its last quantum: -1 for none, the latest last."""
-        return self.previous.index(group) if group in self.previous else -1
+    def order_of(self, adapters: tuple[str, ...]) -> int:
+        """Return the sort key of adapters by their last quantum: -1 for none, the latest last."""
+        return self.previous.index(adapters) if adapters in self.previous else -1
 
 
-def plan_group(tasks: Iterable[Task], order: Order, limits: Limits, quantum: GroupQuantum) -> Group:
-    """Return the group of the next step, of the *tasks* that have slots and work.
+def plan_adapters(
+    tasks: Iterable[Task], order: Order, settings: EngineSettings, quantum: AdapterQuantum
+) -> tuple[str, ...]:
+    """Return the adapters of the next step, from the *tasks* that have slots and work.
 
-    The next group is that of the first task in the order of the queue; among equals the one whose
-    quantum is longest ago, so that none waits for more than one of each. A higher class takes over
-    at once; an equal one at the end of the present group's quantum.
+    The next are those of the first task in the order of the queue; among equals those whose quantum
+    is longest ago, so that no task waits for more than one quantum of each other set. A higher
+    class takes over at once; an equal one at the end of the present quantum.
     """
-    able = [t for t in tasks if t.has_work]
-    if all(t.group == quantum.group for t in able):
-        return quantum.group
-    first: dict[Group, Task] = {}
-    for task in sorted(able, key=order.key):
-        first.setdefault(task.group, task)
-    mine = first.pop(quantum.group, None)
-    following = min(
-        first, key=lambda g: (*order.rank(first[g]), quantum.order_of(g), first[g].place)
+    present = quantum.adapters
+    first: dict[tuple[str, ...], Task] = {}
+    for task in sorted((t for t in tasks if t.has_work), key=order.key):
+        first.setdefault(task.spec.adapters, task)
+    own = first.pop(present, None)
+    if not first:
+        return present
+    following, task = min(
+        first.items(),
+        key=lambda pair: (
+            *order.rank(pair[1]),
+            quantum.order_of(pair[0]),
+            pair[1].queue_number,
+        ),
     )
-    if mine is None:
+    if own is None or order.effective(task) > order.effective(own):
         return following
-    outranked = order.effective(first[following]) > order.effective(mine)
-    level = order.rank(first[following]) <= order.rank(mine)
-    over = quantum.tokens >= limits.quantum_tokens
-    return following if outranked or (over and level) else quantum.group
+    over = quantum.tokens >= settings.quantum_tokens
+    return following if over and order.rank(task) <= order.rank(own) else present

@@ -25,12 +25,12 @@ _Six = tuple[float, float, float, float, float, float]
 class StepLoad:
     """The work in a step.
 
-    *groups* counts the different lengths of chunks: the backend runs the model once for each, as
+    *ubatches* counts the different lengths of chunks: the backend runs the model once for each, as
     all sequences of its batches advance equally far. *depth* sums the positions of the tokens, that
     is, how many earlier tokens each attends to.
     """
 
-    groups: int
+    ubatches: int
     tokens: int
     depth: int
 
@@ -38,14 +38,14 @@ class StepLoad:
     def of_chunks(cls, chunks: Sequence[tuple[int, int]]) -> StepLoad:
         """Return the load of chunks, each (position, count)."""
         return cls(
-            groups=len({count for _, count in chunks}),
+            ubatches=len({count for _, count in chunks}),
             tokens=sum(count for _, count in chunks),
             depth=sum(count * position + count * (count - 1) // 2 for position, count in chunks),
         )
 
 
 class StepCost:
-    """Predicts seconds = a·groups + b·tokens + c·depth.
+    """Predicts seconds = a·ubatches + b·tokens + c·depth.
 
     The coefficients are the state of a Kalman filter whose process noise is a random walk. Plain
     recursive least squares with forgetting fails here: after hours of one kind of step it would
@@ -86,7 +86,7 @@ class StepCost:
 
     def _fitted(self, load: StepLoad) -> float:
         a, b, c = self._theta
-        return a * load.groups + b * load.tokens + c * load.depth
+        return a * load.ubatches + b * load.tokens + c * load.depth
 
     def recompute_s(self, tokens: int) -> float:
         """Return the seconds that it would take to compute the first *tokens* of a prompt again."""
@@ -118,7 +118,7 @@ class StepCost:
         if self.steps == 1:
             self._init_from_first_step(load, seconds)
             return
-        x, y, z = float(load.groups), float(load.tokens), float(load.depth)
+        x, y, z = float(load.ubatches), float(load.tokens), float(load.depth)
         self._drift()
         aa, ab, ac, bb, bc, cc = self._variance
         gain_a = aa * x + ab * y + ac * z
@@ -162,10 +162,10 @@ class StepCost:
         return True
 
     def _init_from_first_step(self, load: StepLoad, seconds: float) -> None:
-        """Attribute nine tenths of the first step to tokens, one to groups, none to depth."""
-        group, token = 0.1 * seconds / max(load.groups, 1), 0.9 * seconds / max(load.tokens, 1)
-        self._theta = (group, token, 0.0)
-        self._variance = ((3 * group) ** 2, 0.0, 0.0, token**2, 0.0, (token / 1000) ** 2)
+        """Attribute nine tenths of the first step to tokens, one to ubatches, none to depth."""
+        ubatch, token = 0.1 * seconds / max(load.ubatches, 1), 0.9 * seconds / max(load.tokens, 1)
+        self._theta = (ubatch, token, 0.0)
+        self._variance = ((3 * ubatch) ** 2, 0.0, 0.0, token**2, 0.0, (token / 1000) ** 2)
 
     def _drift(self) -> None:
         """Make each coefficient less certain, up to its own size. A row and its column shrink

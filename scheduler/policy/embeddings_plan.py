@@ -19,7 +19,7 @@ class TextPlan:
     """First drop, then admit. A dropped text is computed again from its start."""
 
     drop: tuple[Task, ...] = ()
-    admit: tuple[Task, ...] = ()
+    start: tuple[Task, ...] = ()
 
 
 def embeds_next(
@@ -42,13 +42,13 @@ def embeds_next(
 def plan_texts(
     waiting: Sequence[Task], running: Sequence[Task], order: Order, info: EmbedInfo
 ) -> TextPlan:
-    """Decide which texts are admitted: in the order of the queue, and none before a text that does
-    not fit. A text whose own class is above the effective class of admitted ones has these dropped,
+    """Decide which texts are started: in the order of the queue, and none before a text that does
+    not fit. A text whose own class is above the effective class of started ones has these dropped,
     the last of them first.
     """
     running = list(running)
     drop: list[Task] = []
-    admit: list[Task] = []
+    start: list[Task] = []
     for task in sorted(waiting, key=order.key):
         lower = [t for t in running if order.effective(t) < task.spec.priority]
         if not _fits(task, [t for t in running if t not in lower], info):
@@ -59,8 +59,8 @@ def plan_texts(
             running.remove(last)
             drop.append(last)
         running.append(task)
-        admit.append(task)
-    return TextPlan(tuple(drop), tuple(admit))
+        start.append(task)
+    return TextPlan(tuple(drop), tuple(start))
 
 
 def _fits(task: Task, running: Sequence[Task], info: EmbedInfo) -> bool:
@@ -82,7 +82,7 @@ def plan_text_tokens(
     the model needs texts *whole*, the step has as many as fit.
     """
     step = StepBudget([], cost)
-    step.seconds, step.tokens_left, step.tokens_least = seconds, info.batch_tokens_max, least
+    step.seconds, step.tokens_left, step.tokens_min = seconds, info.batch_tokens_max, least
     if not (cost.known or info.whole):
         step.tokens_left = min(step.tokens_left, FIRST_STEP_TOKENS)
     counts: dict[int, int] = {}

@@ -1,7 +1,7 @@
 """Plans of slots and batches: pure functions of the engine's state, without model or clock.
 
 `plan_slots` decides which tasks get, keep and lose a slot. Once the engine has done that,
-`groups.plan_group` decides which tasks share the next batch, and `plan_tokens` plans its tokens.
+`groups.plan_adapters` decides which tasks share the next batch, and `plan_tokens` plans its tokens.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import msgspec
 from ...backends import Chunk
 from ..kv.slots import Slot
 from ..priority import Priority
-from ..settings import Limits
-from ..task import BASE_GROUP, Group, Task
+from ..settings import EngineSettings
+from ..task import Task
 from .cost import StepCost, StepLoad
 
 LOW_STEP = 2 / 3
-"""Share of `step_target_s` for a step in which prompts of the lowest class are computed."""
+"""Share of `step_s_target` for a step in which prompts of the lowest class are computed."""
 FIRST_STEP_TOKENS = 32
 """Prompt tokens of the very first step, before the machine's speed is known."""
 CHUNK_MIN = 8
@@ -32,7 +32,7 @@ class SlotPlan:
     """First park, then admit. Each pair of *follow* is a task and the leader that it waits for."""
 
     park: tuple[Task, ...] = ()
-    admit: tuple[Task, ...] = ()
+    start: tuple[Task, ...] = ()
     follow: tuple[tuple[Task, Task], ...] = ()
 
 
@@ -89,8 +89,8 @@ class Order:
     The place is that of arrival; a task that is parked after a quantum gets a new last place.
     """
 
-    def __init__(self, clock: int, owners: OwnerClock, limits: Limits):
-        self._clock, self._owners, self._limits = clock, owners, limits
+    def __init__(self, clock: int, owners: OwnerClock, settings: EngineSettings):
+        self._clock, self._owners, self._settings = clock, owners, settings
         self._lifted: dict[int, int] = {}
 
     def lift_leader(self, leader: Task, effective: int) -> None:
@@ -99,12 +99,12 @@ class Order:
 
     def effective(self, task: Task) -> int:
         """Return the class of *task* with its age."""
-        own = task.effective_class(self._clock, self._limits.ageing_tokens)
+        own = task.effective_class(self._clock, self._settings.ageing_tokens)
         return max(own, self._lifted.get(task.arrival, 0))
 
     def key(self, task: Task) -> tuple[bool, int, int, int]:
         """Return the sort key of *task*; the least goes first."""
-        return (task.yields(self._clock), *self.rank(task), task.place)
+        return (task.yields(self._clock), *self.rank(task), task.queue_number)
 
     def rank(self, task: Task) -> tuple[int, int]:
         """Return the part of `key` before the place: equals alternate by quanta."""
@@ -115,14 +115,14 @@ def plan_slots(
     queue: Sequence[Task],
     slots: Sequence[Slot],
     order: Order,
-    limits: Limits,
+    settings: EngineSettings,
     now: float,
     find_leader: Callable[[Task, Sequence[Task]], Task | None] = lambda task, running: None,
 ) -> SlotPlan:
-    """Decide which tasks are parked and which are admitted, the best first.
+    """Decide which tasks are parked and which are started, the best first.
 
     A task preempts a running one at once if its own class is above the other's effective class, or
-    if the other was not read for `reader_wait_s`. Between equals it does so only at the end of a
+    if the other was not read for `reader_lag_s`. Between equals it does so only at the end of a
     quantum, if its owner was not served more. *find_leader* returns the running task that computes
     a prefix of a task, which then takes no slot until the prefix is computed.
     """
@@ -130,13 +130,13 @@ def plan_slots(
     running = [s.task for s in slots if s.task is not None]
     free = len(slots) - len(running)
     park: list[Task] = []
-    admit: list[Task] = []
+    start: list[Task] = []
     follow: list[tuple[Task, Task]] = []
     floor: int | None = None
     for task in waiting:
         if floor is not None and task.spec.priority <= floor:
             continue
-        leader = find_leader(task, [t for t in (*running, *admit) if t not in park])
+        leader = find_leader(task, [t for t in (*running, *start) if t not in park])
         if leader is not None:
             follow.append((task, leader))
             order.lift_leader(leader, order.effective(task))
@@ -145,21 +145,21 @@ def plan_slots(
             free -= 1
         else:
             stayed = [r for r in running if r not in park]
-            victim = _victim(task, stayed, order, limits, now)
+            victim = _victim(task, stayed, order, settings, now)
             if victim is None:  # of the tasks behind it, only a higher own class can preempt
                 settled = [order.effective(r) for r in stayed if not r.shift_pending]
                 floor = min(settled, default=Priority.URGENT)
                 continue
             park.append(victim)
-        admit.append(task)
-    return SlotPlan(tuple(park), tuple(admit), tuple(follow))
+        start.append(task)
+    return SlotPlan(tuple(park), tuple(start), tuple(follow))
 
 
 def _victim(
-    task: Task, running: Sequence[Task], order: Order, limits: Limits, now: float
+    task: Task, running: Sequence[Task], order: Order, settings: EngineSettings, now: float
 ) -> Task | None:
     running = [t for t in running if not t.shift_pending]
-    unread = [t for t in running if reader_lags(t, limits, now)]
+    unread = [t for t in running if reader_lags(t, settings, now)]
     if unread:
         return min(unread, key=lambda t: (order.effective(t), -t.arrival))
     lowest = min(running, key=lambda t: (order.effective(t), -t.arrival), default=None)
@@ -170,7 +170,7 @@ def _victim(
     done = [
         t
         for t in running
-        if t.quantum >= limits.quantum_tokens and order.rank(task) <= order.rank(t)
+        if t.quantum >= settings.quantum_tokens and order.rank(task) <= order.rank(t)
     ]
     last = max(done, key=order.key, default=None)
     if last is not None and last.spec.priority > order.effective(lowest):
@@ -178,20 +178,20 @@ def _victim(
     return last
 
 
-def reader_lags(task: Task, limits: Limits, now: float) -> bool:
+def reader_lags(task: Task, settings: EngineSettings, now: float) -> bool:
     """Return whether the task was not read for so long that it gives way to any other."""
-    return task.unread_since is not None and now >= task.unread_since + limits.reader_wait_s
+    return task.unread_since is not None and now >= task.unread_since + settings.reader_lag_s
 
 
 def plan_tokens(
     slots: Sequence[Slot],
     order: Order,
-    limits: Limits,
+    settings: EngineSettings,
     batch_size: int,
     cost: StepCost,
-    group: Group = BASE_GROUP,
+    adapters: tuple[str, ...] = (),
 ) -> list[ScheduledTokens]:
-    """Return the tokens of the next batch, in ascending slots: those of tasks of one *group*.
+    """Return the next batch, in ascending slots, of tasks with these *adapters*.
 
     Every decoding task gets one token. Prompts share the rest of the step's time (`_step_s`), in
     the order of the queue. They get at least half as much time as the decoding tokens take, even if
@@ -199,7 +199,7 @@ def plan_tokens(
     class wait for those of a higher one, which would otherwise wait for them.
     """
     tasks = [s.task for s in slots if s.task is not None and s.task.has_work]
-    tasks = [t for t in tasks if t.group == group]
+    tasks = [t for t in tasks if t.spec.adapters == adapters]
     prompts = [t for t in tasks if t.prefilling]
     if not prompts:
         return [ScheduledTokens(t, 1) for t in tasks]
@@ -209,11 +209,11 @@ def plan_tokens(
     step.tokens_left = batch_size - len(decoding)
     if not cost.known:
         step.tokens_left = min(step.tokens_left, FIRST_STEP_TOKENS)
-    step.tokens_least = limits.prompt_tokens_min
+    step.tokens_min = settings.prompt_tokens_min
     prompts.sort(key=order.key)
     first = order.effective(prompts[0])
     prompts = [t for t in prompts if order.effective(t) == first]
-    step.seconds = _step_s(first, decoding, prompts, order, limits, cost)
+    step.seconds = _step_s(first, decoding, prompts, order, settings, cost)
     step.seconds = max(step.seconds, 1.5 * step.predicted_s())
     for task in prompts:
         counts[id(task)] = step.schedule_prompt(task)
@@ -225,30 +225,30 @@ def _step_s(
     decoding: Sequence[Task],
     prompts: Sequence[Task],
     order: Order,
-    limits: Limits,
+    settings: EngineSettings,
     cost: StepCost,
 ) -> float:
     """Return the time for a step in which *prompts* of one class are computed.
 
-    Prompts of the lowest class get `LOW_STEP` of `step_target_s`: any arrival precedes them, but
-    must wait for the step under way. Others get `step_target_s` if tasks of a higher class or of
+    Prompts of the lowest class get `LOW_STEP` of `step_s_target`: any arrival precedes them, but
+    must wait for the step under way. Others get `step_s_target` if tasks of a higher class or of
     their own decode. Tasks of one burst wait for each other: a stream waits for prompts that got
-    their slots at most `step_alone_s` after its first token, if they take at most `burst_s`.
+    their slots at most `step_s_max` after its first token, if they take at most `burst_s`.
     """
     highest = max(map(order.effective, decoding), default=-1)
     if effective == 0:
-        return LOW_STEP * limits.step_target_s
+        return LOW_STEP * settings.step_s_target
     if highest > effective:
-        return limits.step_target_s
+        return settings.step_s_target
     if highest < effective:
-        return limits.step_alone_s
+        return settings.step_s_max
     equals = [t for t in decoding if order.effective(t) == effective]
     begun_at = min(t.first_logits_at or 0.0 for t in equals)
     left = StepLoad.of_chunks([(t.computed, t.pending) for t in prompts])
-    late = begun_at + limits.step_alone_s < max(t.leased_at for t in prompts)
-    if late or cost.predict(left) > limits.burst_s:
-        return limits.step_target_s
-    return max(limits.step_target_s, limits.step_alone_s)
+    late = begun_at + settings.step_s_max < max(t.slot_since for t in prompts)
+    if late or cost.predict(left) > settings.burst_s:
+        return settings.step_s_target
+    return max(settings.step_s_target, settings.step_s_max)
 
 
 class StepBudget:
@@ -258,7 +258,7 @@ class StepBudget:
         self.chunks, self.cost = chunks, cost
         self.seconds = 0.0
         self.tokens_left = 0
-        self.tokens_least = 0
+        self.tokens_min = 0
 
     def predicted_s(self) -> float:
         """Return the seconds that the chunks so far will take."""
@@ -271,7 +271,7 @@ class StepBudget:
         ones, and a prompt does not begin with a few.
         """
         most = min(task.pending, task.tokens_to_checkpoint(), self.tokens_left)
-        count = max(self._fitting(task.computed, most), min(most, self.tokens_least))
+        count = max(self._fitting(task.computed, most), min(most, self.tokens_min))
         if most - count <= count // 4:
             count = most
         elif count < CHUNK_MIN:
@@ -279,7 +279,7 @@ class StepBudget:
         if count:
             self.chunks.append((task.computed, count))
             self.tokens_left -= count
-            self.tokens_least = max(0, self.tokens_least - count)
+            self.tokens_min = max(0, self.tokens_min - count)
         return count
 
     def _fitting(self, position: int, most: int) -> int:

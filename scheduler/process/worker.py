@@ -27,7 +27,7 @@ from ..engine.engine import Engine
 from ..engine.worker_adapters import load_adapters
 from ..kv.files import KvFiles
 from ..recording.engine_log import log_library, set_library_level
-from ..settings import Limits
+from ..settings import EngineSettings
 from .build import EXIT_OTHER_BUILD, build_id
 from .estimate_cache import CachedEstimate
 from .link import LinkClosed, SocketLink
@@ -69,7 +69,7 @@ def run_worker(link: SocketLink, record: int = -1) -> None:
         if model is not None:
             kv_dir, fingerprint = command.kv_dir, model.info.fingerprint
             files = KvFiles(Path(kv_dir), fingerprint) if kv_dir else None
-            engine = Engine(model, Limits(**command.limits), files=files, record=record)
+            engine = Engine(model, EngineSettings(**command.settings), files=files, record=record)
             engine.reporter.log.configure(command.logging)
             _run_engine(link, engine, list(commands.waiting))
             model.close()
@@ -166,13 +166,13 @@ def _run_engine(link: SocketLink, engine: Engine, commands: list[m.Command]) -> 
 
 def _wait_s(engine: Engine) -> float | None:
     """Return how many seconds to wait for commands; None: no limit."""
-    patience = engine.patience()
-    if patience == 0 and not engine.metrics.due:
+    wait_s_max = engine.wait_s_max()
+    if wait_s_max == 0 and not engine.metrics.due:
         return 0
     due_s = engine.metrics.publish()
     if due_s is None:
-        return patience
-    return due_s if patience is None else min(patience, due_s)
+        return wait_s_max
+    return due_s if wait_s_max is None else min(wait_s_max, due_s)
 
 
 if __name__ == "__main__":

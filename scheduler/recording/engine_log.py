@@ -47,10 +47,10 @@ class EngineLog:
                 **self._text("prompt", task.prompt_and_answer[0]),
             )
 
-    def log_admitted(self, task: Task) -> None:
+    def log_started(self, task: Task) -> None:
         """Log a task that got a slot."""
         if self._wants("debug"):
-            self._emit("task.admitted", task, slot=task.slot, cached_tokens=task.cached)
+            self._emit("task.started", task, slot=task.slot, cached_tokens=task.cached)
 
     def log_parked(self, task: Task) -> None:
         """Log a task that lost its slot."""

@@ -20,10 +20,10 @@ RECORD_BYTES = 2 * ACTIVITY_BYTES
 """The second page holds the counters; see `engine_counters`."""
 
 
-class Doing(IntEnum):
+class ActivityKind(IntEnum):
     """The activities that can end or hang a process."""
 
-    REST = 0
+    IDLE = 0
     STEP = 1
     """Decoding a batch; the ids are those of the tasks."""
     PROMPT = 2
@@ -35,7 +35,7 @@ class Doing(IntEnum):
 class Activity:
     """The activity that began at *at* (seconds of CLOCK_MONOTONIC, which all processes share)."""
 
-    doing: Doing
+    kind: ActivityKind
     ids: tuple[int, ...]
     at: float
 
@@ -52,17 +52,17 @@ class Recorder:
 
     def __init__(self, fd: int = -1):
         self._page = mmap.mmap(fd, ACTIVITY_BYTES)
-        self.record_activity(Doing.REST)
+        self.record_activity(ActivityKind.IDLE)
 
-    def record_activity(self, doing: Doing, ids: Sequence[int] = ()) -> None:
+    def record_activity(self, kind: ActivityKind, ids: Sequence[int] = ()) -> None:
         """Record the activity that begins now."""
         if ids:
             ids = ids[:_IDS_MAX]
             struct.pack_into(f"={len(ids)}Q", self._page, _HEAD.size, *ids)
-        _HEAD.pack_into(self._page, 0, time.monotonic(), doing, len(ids))
+        _HEAD.pack_into(self._page, 0, time.monotonic(), kind, len(ids))
 
     def read_activity(self) -> Activity:
         """Return the latest activity."""
-        at, doing, count = _HEAD.unpack_from(self._page, 0)
+        at, kind, count = _HEAD.unpack_from(self._page, 0)
         ids = struct.unpack_from(f"={min(count, _IDS_MAX)}Q", self._page, _HEAD.size)
-        return Activity(Doing(doing), ids, at)
+        return Activity(ActivityKind(kind), ids, at)

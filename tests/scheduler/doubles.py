@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from inferd.backends import ModelSpec, SamplingParams
 from inferd.backends.echo.model import EchoModel
 from inferd.backends.echo.options import EchoOptions
-from inferd.scheduler import Limits
+from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
 from inferd.scheduler.kv.files import KvFiles
@@ -26,7 +26,7 @@ class Bench:
     def __init__(
         self,
         slots: int = 2,
-        limits: Limits | None = None,
+        settings: EngineSettings | None = None,
         ctx_size: int = 256,
         batch_size: int = 64,
         options: EchoOptions | None = None,
@@ -37,7 +37,7 @@ class Bench:
         )
         self.now = 100.0
         self.model = EchoModel(spec, options or EchoOptions())
-        self.engine = Engine(self.model, limits, lambda: self.now, files)
+        self.engine = Engine(self.model, settings, lambda: self.now, files)
         self.reports: dict[int, list[m.Report]] = {}
         self.on_report: Callable[[m.Report], None] = lambda _: None
         self.order: list[int] = []
@@ -65,17 +65,21 @@ class Bench:
         if number is None:
             return
         self.reports.setdefault(number, []).append(report)
-        if isinstance(report, m.Moved) and report.state == "running" and number not in self.order:
+        if (
+            isinstance(report, m.StateChanged)
+            and report.state == "running"
+            and number not in self.order
+        ):
             self.order.append(number)
 
     def run(self, *commands: m.Command, iterations_max: int = 5000) -> None:
         """Iterate until there is nothing left to compute."""
         self.iterate(*commands)
         for _ in range(iterations_max):
-            patience = self.engine.patience()
-            if patience is None or patience > self.engine.tasks.limits.pull_linger_s:
+            wait_s_max = self.engine.wait_s_max()
+            if wait_s_max is None or wait_s_max > self.engine.tasks.settings.pull_batch_wait_s:
                 return
-            self.now += patience
+            self.now += wait_s_max
             self.iterate()
         raise AssertionError(f"still running after {iterations_max} iterations: {self.engine}")
 

@@ -117,7 +117,7 @@ class EnginePort:
             number = getattr(report, "task_id", -1)
             if number in self.readers:
                 self.readers[number].report(report)
-        return bool(self.commands) or self.bench.engine.patience() == 0
+        return bool(self.commands) or self.bench.engine.wait_s_max() == 0
 
     def run(self) -> None:
         """Turn the engine until it has nothing to do."""

@@ -94,7 +94,7 @@ def test_a_request_has_one_id_in_the_daemon_and_in_the_worker(daemon: RunningDae
         turn = client.start("chat", context=context, prompt="hello", raw=True)
         client.result(turn)
         found = of_request(daemon, f"{number}.{turn}")
-        assert list(found) == ["task.queued", "task.admitted", "task.finished", "call.done"]
+        assert list(found) == ["task.queued", "task.started", "task.finished", "call.done"]
         assert {event.get("connection") for event in found.values()} == {None, number}
         done, finished = found["call.done"], found["task.finished"]
         assert done["call"] == "chat" and done["logger"] == "ipc" and done["seconds"] > 0

@@ -16,7 +16,7 @@ from inferd.scheduler.recording.engine_counters import (
     StepKind,
     histograms_of,
 )
-from inferd.scheduler.recording.recorder import Doing, Recorder, create_record
+from inferd.scheduler.recording.recorder import ActivityKind, Recorder, create_record
 
 VALUES = {name: float(n) for n, name in enumerate((*COUNTERS, *GAUGES), start=1)}
 
@@ -24,7 +24,7 @@ VALUES = {name: float(n) for n, name in enumerate((*COUNTERS, *GAUGES), start=1)
 def test_counters_are_read_from_the_shared_record_and_the_activity_stays() -> None:
     record = create_record()
     engine, daemon, acts = EngineCounters(record), EngineCounters(record), Recorder(record)
-    acts.record_activity(Doing.STEP, range(510))
+    acts.record_activity(ActivityKind.STEP, range(510))
     assert set(daemon.read_counters()) == {0.0}
     engine.count_step(3, 3, 0.004, decodes=True)
     engine.write_counters(1.0, 0, VALUES)

@@ -14,7 +14,7 @@ from inferd.scheduler.recording.engine_counters import (
     EngineCounters,
     histograms_of,
 )
-from inferd.scheduler.settings import Limits
+from inferd.scheduler.settings import EngineSettings
 from tests.scheduler.doubles import Bench
 from tests.scheduler.kv.test_kv_reuse import settle
 
@@ -31,7 +31,7 @@ def counted(bench: Bench) -> dict[str, float]:
 
 
 def test_tokens_steps_and_parks_are_those_of_the_turns() -> None:
-    bench = Bench(slots=1, limits=Limits(quantum_tokens=8))
+    bench = Bench(slots=1, settings=EngineSettings(quantum_tokens=8))
     bench.run(bench.submit(1, TEXT), bench.submit(2, TEXT[::-1], priority=Priority.URGENT))
     found = counted(bench)
     stats = [bench.stats(1), bench.stats(2)]
@@ -76,7 +76,7 @@ def test_tokens_read_from_disk_are_counted_once(tmp_path: Path) -> None:
     first.run(first.submit(1, TEXT, session="kept", persist=True))
     first.engine.close()
     files = KvFiles(tmp_path, "echo-1")
-    second = Bench(slots=1, files=files, limits=Limits(shared_prefix_tokens_min=16))
+    second = Bench(slots=1, files=files, settings=EngineSettings(shared_prefix_tokens_min=16))
     second.iterate(second.submit(2, TEXT))
     settle(second, files)
     found = counted(second)

@@ -17,7 +17,7 @@ from inferd.daemon.components import Components
 from inferd.daemon.service.status import STATUS_BYTES_MAX, ServiceNotifier, status_line
 from inferd.daemon.service.watchdog import feed_interval_s, overdue
 from inferd.daemon.workers.hang_detector import KILLED_S, HangDetector
-from inferd.scheduler.recording.recorder import Doing, Recorder
+from inferd.scheduler.recording.recorder import ActivityKind, Recorder
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.manager import Manager, Message, manager_of, serving
 from tests.echo import echo_model
@@ -184,7 +184,7 @@ async def test_the_watchdog_is_not_fed_while_a_worker_cannot_be_replaced(
 def test_a_worker_is_overdue_when_its_kill_did_not_end_it() -> None:
     now, awaited, killed = time.monotonic(), True, []
     recorder = Recorder()
-    recorder.record_activity(Doing.STEP, [1])
+    recorder.record_activity(ActivityKind.STEP, [1])
     watch = HangDetector(recorder, 2.0, lambda: awaited, lambda: killed.append(1), lambda: now)
 
     class Watched:
@@ -199,7 +199,7 @@ def test_a_worker_is_overdue_when_its_kill_did_not_end_it() -> None:
     assert overdue([("m", Watched())]) == ["m"]
     awaited = False
     assert overdue([("m", Watched())]) == []
-    recorder.record_activity(Doing.REST)
+    recorder.record_activity(ActivityKind.IDLE)
     awaited = True
     assert overdue([("m", Watched())]) == []
 

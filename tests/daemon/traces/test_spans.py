@@ -27,7 +27,7 @@ def times(spans: list[Span]) -> list[tuple[str, float, float]]:
 
 
 def test_phases_follow_upon_each_other() -> None:
-    turn = TurnFacts(11.0, 19.0, admitted_at=12.0, first_token_at=13.0, stats=ENDED)
+    turn = TurnFacts(11.0, 19.0, started_at=12.0, first_token_at=13.0, stats=ENDED)
     assert times(spans_of(request(turn))) == [
         ("chat m", 10.0, 20.0),
         ("queue", 11.0, 12.0),
@@ -41,12 +41,12 @@ def test_a_turn_that_fails_has_the_phases_that_it_came_to() -> None:
     outer, queue = spans_of(request(waited))
     assert (outer.error, queue.error) == ("Timeout", "Timeout")
     assert outer.attributes["gen_ai.response.finish_reasons"] == ["error"]
-    read = TurnFacts(11.0, 19.0, admitted_at=12.0, error="Cancelled")
+    read = TurnFacts(11.0, 19.0, started_at=12.0, error="Cancelled")
     assert [span.error for span in spans_of(request(read))] == ["Cancelled", None, "Cancelled"]
 
 
 def test_of_several_answers_one_may_fail() -> None:
-    fine = TurnFacts(11.0, 19.0, admitted_at=12.0, stats=ENDED, input_tokens=5, output_tokens=2)
+    fine = TurnFacts(11.0, 19.0, started_at=12.0, stats=ENDED, input_tokens=5, output_tokens=2)
     failed = TurnFacts(11.0, 25.0, error="Busy", input_tokens=5)
     outer = spans_of(request(fine, failed))[0]
     assert (outer.error, outer.ended_at) == (None, 25.0)
@@ -56,8 +56,8 @@ def test_of_several_answers_one_may_fail() -> None:
 
 
 def test_the_texts_of_an_embedding_request_are_one_turn() -> None:
-    first = TurnFacts(11.0, 14.0, admitted_at=13.0, stats=ENDED, input_tokens=5)
-    second = TurnFacts(12.0, 19.0, admitted_at=12.5, stats=ENDED, input_tokens=7)
+    first = TurnFacts(11.0, 14.0, started_at=13.0, stats=ENDED, input_tokens=5)
+    second = TurnFacts(12.0, 19.0, started_at=12.5, stats=ENDED, input_tokens=7)
     spans = spans_of(request(first, second, operation=EMBEDDINGS))
     assert times(spans)[1:] == [("queue", 11.0, 12.5), ("prefill", 12.5, 19.0)]
     assert spans[0].attributes["gen_ai.usage.input_tokens"] == 12

@@ -25,7 +25,7 @@ from inferd.daemon.workers.recovery import (
 )
 from inferd.daemon.workers.worker import Worker
 from inferd.scheduler import messages as m
-from inferd.scheduler.recording.recorder import Activity, Doing
+from inferd.scheduler.recording.recorder import Activity, ActivityKind
 from inferd.sessions.turn import Turn
 from inferd.sessions.worker_client import TaskReader
 from tests.sessions.doubles import EnginePort
@@ -68,7 +68,7 @@ class Scene:
 
     async def die(self, *step: int) -> list[int]:
         """Kill the worker in a step with these tasks; return the tasks of the next worker."""
-        act = Activity(Doing.STEP if step else Doing.REST, step, self.now)
+        act = Activity(ActivityKind.STEP if step else ActivityKind.IDLE, step, self.now)
         readers, self.line.readers = self.line.readers, {}
         self.recovery.add_orphans(readers, act)
         await self.recovery.resume_tasks()
@@ -127,8 +127,8 @@ async def test_a_continued_task_includes_the_tokens_already_sent() -> None:
     await scene.die(1)
     [submit] = [c for c in scene.line.commands if isinstance(c, m.Submit)]
     assert m.unpack_tokens(submit.task.tokens) == [1] * 5 + [7, 8]
-    assert submit.task.progressed is not None
-    assert (submit.task.progressed.output_tokens, submit.task.progressed.text_bytes) == (2, 2)
+    assert submit.task.resume_point is not None
+    assert (submit.task.resume_point.output_tokens, submit.task.resume_point.text_bytes) == (2, 2)
 
 
 async def test_open_credit_and_token_requests_stay_open() -> None:
@@ -144,12 +144,12 @@ async def test_open_credit_and_token_requests_stay_open() -> None:
     after = pull.continue_on(line)
 
     assert before[0] is not None and before[0].credit == 4
-    assert before[1] is not None and before[1].progressed is not None
-    assert before[1].progressed.tokens_requested == 1
+    assert before[1] is not None and before[1].resume_point is not None
+    assert before[1].resume_point.tokens_requested == 1
     assert (
         after is not None
-        and after.progressed is not None
-        and after.progressed.tokens_requested == 0
+        and after.resume_point is not None
+        and after.resume_point.tokens_requested == 0
     )
 
 
@@ -324,7 +324,7 @@ async def test_tasks_fail_if_their_recovery_raises_and_the_daemon_continues(tmp_
         scene = Scene()
         scene.failure = RuntimeError("a bug")
         model.recovery._ready = scene.ready
-        model.recovery.add_orphans(dict(scene.line.readers), Activity(Doing.REST, (), 0.0))
+        model.recovery.add_orphans(dict(scene.line.readers), Activity(ActivityKind.IDLE, (), 0.0))
         registry.start_soon(model.recovery.resume_tasks)
         for turn in scene.turns:
             await turn.ended.wait()

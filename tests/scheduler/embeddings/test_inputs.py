@@ -12,7 +12,7 @@ from inferd.backends.echo.embedding import EMBEDDING_SIZE, echo_vectors
 from inferd.backends.echo.options import EchoOptions
 from inferd.backends.embedder import EMBEDDING_BYTES_MAX, normalized
 from inferd.backends.errors import OutOfMemory
-from inferd.scheduler import Limits
+from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
 from inferd.scheduler.priority import Priority
 from tests.scheduler.doubles import Bench
@@ -42,10 +42,10 @@ def expected(bench: Bench, words: str) -> list[float]:
 def steps(bench: Bench, iterations_max: int = 5000) -> Iterator[None]:
     """Iterate until there is nothing left to compute, and yield after each iteration."""
     for _ in range(iterations_max):
-        patience = bench.engine.patience()
-        if patience is None or patience > bench.engine.tasks.limits.pull_linger_s:
+        wait_s_max = bench.engine.wait_s_max()
+        if wait_s_max is None or wait_s_max > bench.engine.tasks.settings.pull_batch_wait_s:
             return
-        bench.now += patience
+        bench.now += wait_s_max
         bench.iterate()
         yield
     raise AssertionError("still running")
@@ -107,7 +107,9 @@ def test_neither_texts_nor_turns_starve_beside_a_flood_of_urgent_ones(low: str, 
     """The flood has prompts with one token to answer, which alone make others wait, and texts that
     fill the embedding context.
     """
-    bench = Bench(slots=1, ctx_size=64, limits=Limits(ageing_tokens=300, quantum_tokens=32))
+    bench = Bench(
+        slots=1, ctx_size=64, settings=EngineSettings(ageing_tokens=300, quantum_tokens=32)
+    )
 
     def task(kind: str, number: int, words: str, **fields: object) -> m.Submit:
         if kind == "text":
@@ -140,7 +142,7 @@ def test_an_urgent_text_displaces_a_long_one_that_fills_the_context() -> None:
 
     assert bench.order[:2] == [1, 2]
     ends = {n: [type(r).__name__ for r in bench.reports[n]] for n in (1, 2)}
-    assert ends[1].count("Moved") == 3, "it was dropped and resumed"
+    assert ends[1].count("StateChanged") == 3, "it was dropped and resumed"
     assert vector(bench, 1) == pytest.approx(expected(bench, long), rel=1e-5)
     assert vector(bench, 2) == pytest.approx(expected(bench, short), rel=1e-5)
     assert bench.stats(1).parks == 1
@@ -222,7 +224,7 @@ def test_without_memory_texts_fail_and_turns_continue(
 
 def test_a_text_that_another_worker_had_begun_is_computed_from_its_start() -> None:
     bench = Bench()
-    bench.run(text(bench, 1, "hello", progressed=m.Progressed(age_s=3.0, admitted_s=1.0)))
+    bench.run(text(bench, 1, "hello", resume_point=m.ResumePoint(age_s=3.0, started_s=1.0)))
 
     assert vector(bench, 1) == expected(bench, "hello")
     assert bench.stats(1).queue_ms == pytest.approx(1000.0)

@@ -9,7 +9,7 @@ import pytest
 from inferd.backends import Chunk, Sampler, SamplingParams
 from inferd.backends.echo.options import EchoOptions
 from inferd.backends.errors import InvalidArgument
-from inferd.scheduler import Limits
+from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
 from inferd.scheduler.priority import Priority
 from tests.scheduler.doubles import Bench
@@ -171,7 +171,7 @@ def test_a_push_task_stands_still_without_credit_and_continues_with_it() -> None
     assert bench.text(1) == b"he"
     steps = bench.engine.metrics.steps
 
-    assert bench.engine.patience() == pytest.approx(bench.engine.tasks.limits.reader_timeout_s)
+    assert bench.engine.wait_s_max() == pytest.approx(bench.engine.tasks.settings.reader_timeout_s)
     assert bench.engine.metrics.steps == steps, "an unread task was computed on"
 
     bench.run(m.Credit(1, 100))
@@ -222,9 +222,9 @@ def test_a_step_waits_briefly_for_the_readers_of_the_last_one() -> None:
 
     bench.iterate()
 
-    assert bench.engine.patience() == bench.engine.tasks.limits.pull_linger_s
+    assert bench.engine.wait_s_max() == bench.engine.tasks.settings.pull_batch_wait_s
     assert bench.engine.metrics.steps == steps
-    bench.now += bench.engine.tasks.limits.pull_linger_s
+    bench.now += bench.engine.tasks.settings.pull_batch_wait_s
     bench.iterate()
     assert bench.engine.metrics.steps == steps + 1
 
@@ -242,7 +242,7 @@ def test_a_step_waits_for_a_late_reader_after_a_long_step() -> None:
     bench.iterate()
     steps = bench.engine.metrics.steps
 
-    assert bench.engine.patience() == bench.engine.tasks.limits.pull_linger_s
+    assert bench.engine.wait_s_max() == bench.engine.tasks.settings.pull_batch_wait_s
     bench.iterate()
     assert bench.engine.metrics.steps == steps, "the step did not wait for the reader"
     bench.iterate(m.PullToken(1))
@@ -252,26 +252,26 @@ def test_a_step_waits_for_a_late_reader_after_a_long_step() -> None:
 def test_a_step_waits_briefly_for_tasks_whose_prompts_were_just_tokenized() -> None:
     bench = Bench(slots=3)
     bench.iterate(bench.submit(1, "a stream that runs meanwhile"))
-    steps, linger = bench.engine.metrics.steps, bench.engine.tasks.limits.task_linger_s
+    steps, linger = bench.engine.metrics.steps, bench.engine.tasks.settings.task_batch_wait_s
 
     bench.iterate(
         m.Tokenize(7, b"one", True, True, turn=True), m.Tokenize(8, b"two", True, True, True)
     )
-    assert bench.engine.metrics.steps == steps and bench.engine.patience() == linger
+    assert bench.engine.metrics.steps == steps and bench.engine.wait_s_max() == linger
     bench.now += linger / 2
     bench.iterate(bench.submit(2, "one"))
     assert bench.engine.metrics.steps == steps, "the other task is still expected"
     bench.iterate(bench.submit(3, "two"))
 
     assert bench.engine.metrics.steps == steps + 1
-    assert bench.order == [1, 2, 3] and bench.engine.patience() == 0
+    assert bench.order == [1, 2, 3] and bench.engine.wait_s_max() == 0
 
 
 @pytest.mark.parametrize("again", [False, True])
 def test_a_step_waits_only_once_for_tasks_that_never_arrive(again: bool) -> None:
     bench = Bench()
     bench.iterate(bench.submit(1, "a stream that runs meanwhile"))
-    steps, linger = bench.engine.metrics.steps, bench.engine.tasks.limits.task_linger_s
+    steps, linger = bench.engine.metrics.steps, bench.engine.tasks.settings.task_batch_wait_s
 
     bench.iterate(m.Tokenize(7, b"one", True, True, turn=True))
     bench.now += linger / 2
@@ -306,7 +306,7 @@ def test_a_task_with_an_absent_pull_reader_is_parked_and_resumes_complete() -> N
     bench.run(bench.submit(2, "xyz"))
     assert bench.end(2) is None, "the slot was lost at once"
 
-    bench.now += bench.engine.tasks.limits.reader_wait_s
+    bench.now += bench.engine.tasks.settings.reader_lag_s
     bench.run()
     assert bench.text(2) == b"xyz"
     for read_so_far in ("ab", "abc", "abcd", "abcde", "abcdef"):
@@ -336,7 +336,7 @@ def test_an_urgent_task_runs_at_once_and_the_parked_one_loses_nothing() -> None:
 
 
 def test_a_parked_state_that_does_not_fit_is_not_parked() -> None:
-    bench = Bench(slots=1, limits=Limits(kv_ram_bytes=1))
+    bench = Bench(slots=1, settings=EngineSettings(kv_ram_bytes=1))
     bench.iterate(bench.submit(1, "low", priority=Priority.LOW))
 
     bench.run(bench.submit(2, "urgent", priority=Priority.URGENT))
@@ -349,7 +349,7 @@ def test_a_task_that_is_never_read_ends_with_a_reader_timeout() -> None:
     bench = Bench()
     bench.run(bench.submit(1, "abc", pull=True))
 
-    bench.now += bench.engine.tasks.limits.reader_timeout_s
+    bench.now += bench.engine.tasks.settings.reader_timeout_s
     bench.iterate()
 
     assert bench.error(1) == "ReaderTimeout"
@@ -382,7 +382,7 @@ def test_a_failed_step_fails_its_tasks_and_no_others() -> None:
 
 
 def test_equals_of_one_owner_alternate_by_quanta() -> None:
-    bench = Bench(slots=1, limits=Limits(quantum_tokens=20))
+    bench = Bench(slots=1, settings=EngineSettings(quantum_tokens=20))
     bench.iterate(bench.submit(1, "a long story " * 8), bench.submit(2, "another story " * 8))
     bench.run(bench.submit(3, "short"))
 
@@ -394,13 +394,13 @@ def test_equals_of_one_owner_alternate_by_quanta() -> None:
 
 def test_a_task_that_another_worker_had_begun_precedes_its_waiting_equals() -> None:
     bench = Bench(slots=1)
-    begun = m.Progressed(age_s=3.0, admitted_s=1.0)
-    waited = m.Progressed(age_s=9.0)
+    begun = m.ResumePoint(age_s=3.0, started_s=1.0)
+    waited = m.ResumePoint(age_s=9.0)
 
     bench.run(
         bench.submit(1, "new"),
-        bench.submit(2, "waits", progressed=waited),
-        bench.submit(3, "begun", progressed=begun),
+        bench.submit(2, "waits", resume_point=waited),
+        bench.submit(3, "begun", resume_point=begun),
         bench.submit(4, "urgent", priority=Priority.URGENT),
     )
 
@@ -412,15 +412,15 @@ def test_leased_slots_stay_adjacent() -> None:
     bench = Bench(slots=4)
     bench.iterate(*(bench.submit(i, "some text that is long enough") for i in range(4)))
 
-    def leased() -> list[int]:
+    def occupied() -> list[int]:
         return [t.slot for t in bench.engine.slots.tasks]
 
     bench.iterate(m.Cancel(0))
-    assert leased() == [1, 2, 3], "no slot moves without a gap"
+    assert occupied() == [1, 2, 3], "no slot moves without a gap"
     bench.iterate(m.Cancel(2))
-    assert leased() in ([0, 1], [1, 2], [2, 3])
+    assert occupied() in ([0, 1], [1, 2], [2, 3])
     bench.iterate(bench.submit(4, "a late one"))
-    assert leased() in ([0, 1, 2], [1, 2, 3])
+    assert occupied() in ([0, 1, 2], [1, 2, 3])
     bench.run()
     assert bench.text(1) == bench.text(3) == b"some text that is long enough"
     assert bench.text(4) == b"a late one"
@@ -430,7 +430,7 @@ def test_an_idle_engine_waits_without_limit() -> None:
     bench = Bench()
     bench.run(bench.submit(1))
 
-    assert bench.engine.patience() is None
+    assert bench.engine.wait_s_max() is None
 
 
 def test_prompts_are_tokenized_rendered_and_detokenized() -> None:
@@ -441,7 +441,7 @@ def test_prompts_are_tokenized_rendered_and_detokenized() -> None:
         m.Detokenize(2, m.pack_tokens([104, 105])),
         m.ChatPrompt(3, [{"role": "user", "content": "hi"}], ""),
     )
-    while bench.engine.patience() == 0:
+    while bench.engine.wait_s_max() == 0:
         reports += bench.iterate()
 
     values = {r.id: r.value for r in reports if isinstance(r, m.CommandResult)}

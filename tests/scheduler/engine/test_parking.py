@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferd.backends import EmbedSpec
-from inferd.scheduler import Limits
+from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
 from inferd.scheduler.priority import Priority
 from tests.scheduler.doubles import Bench
@@ -12,7 +12,7 @@ LONG, SHORT = "a long text " * 8, "short"
 
 
 def bench_of(slots: int = 1, ageing: int = 100_000, quantum: int = 100_000) -> Bench:
-    return Bench(slots=slots, limits=Limits(ageing_tokens=ageing, quantum_tokens=quantum))
+    return Bench(slots=slots, settings=EngineSettings(ageing_tokens=ageing, quantum_tokens=quantum))
 
 
 def park(bench: Bench, number: int) -> bool:
@@ -27,7 +27,7 @@ def moves(bench: Bench) -> list[tuple[int, str]]:
     seen: list[tuple[int, str]] = []
 
     def see(report: m.Report) -> None:
-        if isinstance(report, m.Moved):
+        if isinstance(report, m.StateChanged):
             seen.append((report.task_id, report.state))
         elif isinstance(report, m.Finished | m.Failed):
             seen.append((report.task_id, "ended"))
@@ -133,7 +133,7 @@ def test_back_in_a_slot_it_is_treated_like_any_other() -> None:
 
 
 def test_a_task_whose_state_does_not_fit_keeps_its_slot() -> None:
-    bench = Bench(slots=1, limits=Limits(kv_ram_bytes=1))
+    bench = Bench(slots=1, settings=EngineSettings(kv_ram_bytes=1))
     bench.iterate(bench.submit(1, LONG), bench.submit(2, SHORT))
     assert not park(bench, 1)
     assert [t.spec.id for t in bench.engine.slots.tasks] == [1]

@@ -28,7 +28,7 @@ from inferd.backends.base import Memory
 from inferd.backends.echo.embedding import echo_vectors
 from inferd.backends.echo.options import EchoOptions
 from inferd.backends.embedder import Pool
-from inferd.scheduler import Limits
+from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
 from inferd.scheduler.kv.files import KvFiles
 from inferd.scheduler.priority import Priority
@@ -89,7 +89,7 @@ class EngineMachine(RuleBasedStateMachine):
         disk=st.booleans(),
     )
     def start(self, slots: int, quantum: int, kv_ram: int, kv_cells: int, disk: bool) -> None:
-        limits = Limits(
+        settings = EngineSettings(
             quantum_tokens=quantum,
             ageing_tokens=50,
             reader_timeout_s=1e9,
@@ -97,7 +97,7 @@ class EngineMachine(RuleBasedStateMachine):
             shared_prefix_tokens_min=16,
             checkpoint_tokens=32,
         )
-        self.disk, self.limits = disk, limits
+        self.disk, self.settings = disk, settings
         self.options = EchoOptions(memory=self.memory, kv_cells=kv_cells)
         self.slots = slots
         self.bench = self.start_worker()
@@ -106,19 +106,19 @@ class EngineMachine(RuleBasedStateMachine):
         self.files = KvFiles(self.directory, "echo-1") if self.disk else None
         bench = Bench(
             slots=self.slots,
-            limits=self.limits,
+            settings=self.settings,
             batch_size=32,
             ctx_size=CTX_SIZE,
             options=self.options,
             files=self.files,
         )
-        lease = bench.engine.leases.lease_slots
+        lease = bench.engine.assignment.assign_slots
 
         def checked() -> None:
             lease()
             self.check_order()
 
-        bench.engine.leases.lease_slots = checked  # type: ignore[method-assign]
+        bench.engine.assignment.assign_slots = checked  # type: ignore[method-assign]
         bench.on_report = self.send_to_reader
         return bench
 
@@ -268,7 +268,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.requests += 2
             question = (owner, session, spec.adapters, spec.tokens)
             reports = self.bench.iterate(
-                m.Lookup(self.requests, *question), m.Keep(self.requests + 1, *question)
+                m.Lookup(self.requests, *question), m.PersistState(self.requests + 1, *question)
             )
             kept = {r.id: r.value for r in reports if isinstance(r, m.CommandResult)}
             assert 0 <= kept[self.requests] <= len(spec.tokens) // 4
@@ -276,7 +276,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(owner=st.integers(1, 2), session=st.sampled_from(["one", "two"]))
     def forget(self, owner: int, session: str) -> None:
         self.requests += 1
-        self.bench.iterate(m.Forget(self.requests, owner, session))
+        self.bench.iterate(m.ForgetSession(self.requests, owner, session))
 
     @rule()
     def lose_the_files(self) -> None:
@@ -297,9 +297,9 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.001, 0.15]), quantum=st.sampled_from([4, 64]))
     def change_the_budget(self, seconds: float, quantum: int) -> None:
-        limits = self.bench.engine.tasks.limits
-        self.bench.engine.tasks.limits = replace(
-            limits, step_target_s=seconds, quantum_tokens=quantum
+        settings = self.bench.engine.tasks.settings
+        self.bench.engine.tasks.settings = replace(
+            settings, step_s_target=seconds, quantum_tokens=quantum
         )
 
     @invariant()
@@ -329,7 +329,7 @@ class EngineMachine(RuleBasedStateMachine):
         """
         engine = self.bench.engine
         order = engine.tasks.order()
-        able = [t for t in engine.leases.admissible_tasks() if t.has_work or t.wants_token]
+        able = [t for t in engine.assignment.eligible_tasks() if t.has_work or t.wants_token]
         waiting = [t for t in able if not t.follows]
         if not waiting or engine.store.bytes_max < KV_RAM[-1]:
             return  # without room for their states tasks are not parked

@@ -7,13 +7,13 @@ from random import Random
 import hypothesis
 from hypothesis import strategies as st
 
-from inferd.scheduler import Limits
+from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
 from inferd.scheduler.priority import Priority
 from inferd.scheduler.task import Task, TaskState
 from tests.scheduler.doubles import Bench
 
-LIMITS = Limits(ageing_tokens=100, quantum_tokens=20, shared_prefix_tokens_min=1 << 20)
+SETTINGS = EngineSettings(ageing_tokens=100, quantum_tokens=20, shared_prefix_tokens_min=1 << 20)
 BATCH_SIZE = 32
 TARGET = 1_000_000
 TURNS_MAX = 5000
@@ -23,7 +23,7 @@ class Crowd:
     """Owners who always have more urgent tasks than there are slots, beside a waiting task."""
 
     def __init__(self, slots: int, priority: Priority, owner: int, owners: int, rng: Random):
-        self.bench = Bench(slots=slots, limits=LIMITS, batch_size=BATCH_SIZE)
+        self.bench = Bench(slots=slots, settings=SETTINGS, batch_size=BATCH_SIZE)
         self.engine = self.bench.engine
         self.owners, self.rng = owners, rng
         self.submitted = 0
@@ -94,8 +94,8 @@ def test_a_task_runs_after_its_ageing_and_a_quantum_for_each_urgent_one_ahead(
             ahead |= crowd.ahead()
         crowd.iterate()
     waited = crowd.engine.clock.tokens - crowd.since
-    ageing = LIMITS.ageing_tokens * (Priority.URGENT - priority) + BATCH_SIZE
+    ageing = SETTINGS.ageing_tokens * (Priority.URGENT - priority) + BATCH_SIZE
     holders = len(ahead) + slots
-    bound = ageing + (LIMITS.quantum_tokens + BATCH_SIZE) * holders + (lead or 0)
+    bound = ageing + (SETTINGS.quantum_tokens + BATCH_SIZE) * holders + (lead or 0)
     assert waited <= bound, f"{waited} tokens, {len(ahead)} were ahead, lead {lead}"
     assert crowd.target.state is TaskState.RUNNING

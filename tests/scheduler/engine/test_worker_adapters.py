@@ -13,7 +13,7 @@ import pytest
 from inferd.backends import AdapterInfo, AdapterSpec, SamplingParams
 from inferd.backends.adapter_keys import adapter_key
 from inferd.backends.llama.model import LlamaModel
-from inferd.scheduler import Limits
+from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
 from inferd.scheduler.engine.worker_adapters import load_adapters
@@ -25,7 +25,7 @@ from tests.tiny_lora import lora
 
 GREEDY = SamplingParams(temp=0)
 PREFIX = "what all of these prompts have in common, and it is long enough to be worth something: "
-LIMITS = Limits(quantum_tokens=6, shared_prefix_tokens_min=16)
+SETTINGS = EngineSettings(quantum_tokens=6, shared_prefix_tokens_min=16)
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +47,16 @@ def sets(model: LlamaModel, tmp_path_factory: pytest.TempPathFactory) -> list[tu
     return [(), (adapter_key(a, 1.0),), (adapter_key(b, 1.0),), tuple(both)]
 
 
-def bench_of(model: LlamaModel, limits: Limits = LIMITS, files: KvFiles | None = None) -> Bench:
+def bench_of(
+    model: LlamaModel, settings: EngineSettings = SETTINGS, files: KvFiles | None = None
+) -> Bench:
     """Return an engine on a model whose slots are empty."""
     for slot in range(model.info.slots):
         model.trim(slot, 0)
     model.set_adapters(())
     bench = Bench()
     bench.model = model  # type: ignore[assignment]
-    bench.engine = Engine(model, limits, lambda: bench.now, files)
+    bench.engine = Engine(model, settings, lambda: bench.now, files)
     return bench
 
 

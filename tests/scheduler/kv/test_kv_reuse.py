@@ -11,15 +11,15 @@ import pytest
 
 from inferd.backends.base import Memory
 from inferd.backends.echo.options import EchoOptions
-from inferd.scheduler import Limits
+from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
-from inferd.scheduler.engine.engine import REST_S
+from inferd.scheduler.engine.engine import IDLE_SAVE_S
 from inferd.scheduler.kv.files import KvFiles
 from inferd.scheduler.priority import Priority
 from tests.scheduler.doubles import Bench
 
 PREFIX = "the beginning that all of these prompts have in common, and it is long: "
-SHARE = Limits(shared_prefix_tokens_min=16)
+SHARE = EngineSettings(shared_prefix_tokens_min=16)
 MEMORIES: tuple[Memory, ...] = ("plain", "window", "recurrent")
 
 
@@ -81,13 +81,13 @@ def test_idle_states_are_saved_when_no_task_has_to_wait_for_it() -> None:
         bench.iterate()
 
     bench.run()
-    assert len(bench.engine.store) == 0 and bench.engine.patience() == REST_S, "nor at once"
+    assert len(bench.engine.store) == 0 and bench.engine.wait_s_max() == IDLE_SAVE_S, "nor at once"
 
-    bench.now += REST_S
+    bench.now += IDLE_SAVE_S
     bench.run()
 
     assert [len(e.tokens) for e in bench.engine.store] == [len(slots.slots[0].tokens)]
-    assert bench.engine.kv.idle.unsaved is None and bench.engine.patience() is None
+    assert bench.engine.kv.idle.unsaved is None and bench.engine.wait_s_max() is None
     saves: list[int] = []
     bench.model.save = saves.append  # type: ignore[assignment]
     bench.iterate(bench.submit(3, "quite another text"), bench.submit(4, "and one more of them"))
@@ -95,17 +95,17 @@ def test_idle_states_are_saved_when_no_task_has_to_wait_for_it() -> None:
 
 
 def test_states_that_do_not_fit_into_memory_are_not_saved_ahead() -> None:
-    bench = Bench(slots=2, limits=Limits(kv_ram_bytes=1))
+    bench = Bench(slots=2, settings=EngineSettings(kv_ram_bytes=1))
     bench.run(bench.submit(1, PREFIX))
 
-    bench.now += REST_S
+    bench.now += IDLE_SAVE_S
     bench.run()
 
-    assert len(bench.engine.store) == 0 and bench.engine.patience() is None
+    assert len(bench.engine.store) == 0 and bench.engine.wait_s_max() is None
 
 
 def test_states_that_do_not_fit_into_memory_are_computed_again() -> None:
-    bench = Bench(slots=1, limits=Limits(kv_ram_bytes=1))
+    bench = Bench(slots=1, settings=EngineSettings(kv_ram_bytes=1))
     bench.run(bench.submit(1, "the first session's text"))
     before = history(bench, 1, "the first session's text")
     bench.run(bench.submit(2, "the second session's text", owner=2))
@@ -117,7 +117,7 @@ def test_states_that_do_not_fit_into_memory_are_computed_again() -> None:
 
 
 def test_the_state_with_the_least_cost_per_byte_is_evicted_first() -> None:
-    bench = Bench(slots=1, limits=Limits(kv_ram_bytes=450))
+    bench = Bench(slots=1, settings=EngineSettings(kv_ram_bytes=450))
     for number, text in ((1, "x" * 60), (2, "y" * 20), (3, "z" * 60), (4, "w" * 60)):
         bench.run(bench.submit(number, text, owner=number))
 
@@ -138,7 +138,7 @@ def test_a_repeated_prompt_computes_only_its_last_token(memory: Memory) -> None:
 
 
 def test_states_serve_other_owners_only_if_they_are_shared() -> None:
-    private, shared = Bench(), Bench(limits=Limits(kv_shared=True))
+    private, shared = Bench(), Bench(settings=EngineSettings(kv_shared=True))
     for bench in (private, shared):
         bench.run(bench.submit(1, PREFIX, owner=1))
         bench.run(bench.submit(2, PREFIX, owner=2))
@@ -171,7 +171,7 @@ def test_an_unknown_adapter_is_refused() -> None:
 
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_sessions_that_share_a_prefix_compute_it_once(memory: Memory) -> None:
-    bench = Bench(slots=8, limits=SHARE, options=EchoOptions(memory=memory), batch_size=32)
+    bench = Bench(slots=8, settings=SHARE, options=EchoOptions(memory=memory), batch_size=32)
     tails = [f"{i} is the tail" for i in range(8)]
 
     bench.run(*(bench.submit(i, PREFIX + tail) for i, tail in enumerate(tails)))
@@ -185,19 +185,19 @@ def test_sessions_that_share_a_prefix_compute_it_once(memory: Memory) -> None:
 
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_followers_start_together(memory: Memory) -> None:
-    bench = Bench(slots=8, limits=SHARE, options=EchoOptions(memory=memory), batch_size=32)
+    bench = Bench(slots=8, settings=SHARE, options=EchoOptions(memory=memory), batch_size=32)
     bench.iterate(*(bench.submit(i, f"{PREFIX}{i} is the tail") for i in range(8)))
-    leased = [len(bench.engine.slots.tasks)]
+    occupied = [len(bench.engine.slots.tasks)]
 
-    while leased[-1] < 8:
+    while occupied[-1] < 8:
         bench.iterate()
-        leased.append(len(bench.engine.slots.tasks))
+        occupied.append(len(bench.engine.slots.tasks))
 
-    assert set(leased) == {1, 8}
+    assert set(occupied) == {1, 8}
 
 
 def test_a_follower_makes_its_leader_as_urgent_as_itself() -> None:
-    bench = Bench(slots=3, limits=SHARE, batch_size=8)
+    bench = Bench(slots=3, settings=SHARE, batch_size=8)
     bench.iterate(
         bench.submit(1, PREFIX + "low", priority=Priority.LOW),
         bench.submit(2, "q" * 60, priority=Priority.HIGH),
@@ -213,7 +213,7 @@ def test_a_follower_makes_its_leader_as_urgent_as_itself() -> None:
 
 
 def test_a_leader_is_only_parked_for_tasks_ahead_of_its_followers() -> None:
-    bench = Bench(slots=2, limits=SHARE, batch_size=8)
+    bench = Bench(slots=2, settings=SHARE, batch_size=8)
     bench.iterate(
         bench.submit(1, PREFIX + "low", priority=Priority.LOW),
         bench.submit(2, "q" * 60, priority=Priority.NORMAL),
@@ -234,7 +234,7 @@ def test_a_leader_is_only_parked_for_tasks_ahead_of_its_followers() -> None:
 
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_the_state_of_a_cancelled_leader_serves_its_followers(memory: Memory) -> None:
-    bench = Bench(slots=2, limits=SHARE, options=EchoOptions(memory=memory), batch_size=16)
+    bench = Bench(slots=2, settings=SHARE, options=EchoOptions(memory=memory), batch_size=16)
     bench.iterate(bench.submit(1, PREFIX + "one"), bench.submit(2, PREFIX + "two"))
     bench.iterate()
     read = next(t for t in bench.engine.slots.tasks if t.spec.id == 1).computed
@@ -246,7 +246,7 @@ def test_the_state_of_a_cancelled_leader_serves_its_followers(memory: Memory) ->
 
 
 def test_no_task_waits_for_a_leader_that_has_passed_their_prefix() -> None:
-    bench = Bench(slots=2, limits=SHARE)
+    bench = Bench(slots=2, settings=SHARE)
     bench.iterate(bench.submit(1, PREFIX + "one"))
     bench.iterate()
     bench.iterate()
@@ -259,7 +259,7 @@ def test_no_task_waits_for_a_leader_that_has_passed_their_prefix() -> None:
 
 
 def test_prompts_with_a_short_common_prefix_run_in_parallel() -> None:
-    bench = Bench(slots=2, limits=Limits(shared_prefix_tokens_min=64), batch_size=16)
+    bench = Bench(slots=2, settings=EngineSettings(shared_prefix_tokens_min=64), batch_size=16)
 
     bench.iterate(bench.submit(1, "short share 1"), bench.submit(2, "short share 2"))
 
@@ -268,7 +268,7 @@ def test_prompts_with_a_short_common_prefix_run_in_parallel() -> None:
 
 @pytest.mark.parametrize("memory", ["window", "recurrent"])
 def test_a_checkpoint_where_prompts_diverge_serves_the_next_one(memory: Memory) -> None:
-    bench = Bench(slots=1, limits=SHARE, options=EchoOptions(memory=memory))
+    bench = Bench(slots=1, settings=SHARE, options=EchoOptions(memory=memory))
     for number, tail in ((1, "first"), (2, "second"), (3, "third")):
         bench.run(bench.submit(number, PREFIX + tail))
 
@@ -321,8 +321,8 @@ def test_a_full_context_shifts_and_continues() -> None:
 
 
 def test_shifts_are_bounded_and_a_model_that_cannot_ends_the_turn() -> None:
-    limits = Limits(shifts_max=2)
-    bench = Bench(slots=1, ctx_size=24, limits=limits)
+    settings = EngineSettings(shifts_max=2)
+    bench = Bench(slots=1, ctx_size=24, settings=settings)
     bench.run(bench.submit(1, "abcdefghijklmno", ctx_shift=True, n_discard=2))
     fixed = Bench(slots=1, ctx_size=24, options=EchoOptions(memory="recurrent"))
     fixed.run(fixed.submit(1, "abcdefghijklmno", ctx_shift=True))
@@ -433,7 +433,9 @@ def settle(bench: Bench, files: KvFiles) -> None:
 
 
 def test_states_that_do_not_fit_into_memory_return_from_disk(files: KvFiles) -> None:
-    bench = Bench(slots=1, limits=Limits(kv_ram_bytes=1, shared_prefix_tokens_min=16), files=files)
+    bench = Bench(
+        slots=1, settings=EngineSettings(kv_ram_bytes=1, shared_prefix_tokens_min=16), files=files
+    )
     bench.run(bench.submit(1, PREFIX, session="mine", persist=True))
     before = history(bench, 1, PREFIX)
     bench.run(bench.submit(2, "somebody else comes along", owner=2))
@@ -457,7 +459,7 @@ def test_a_restart_keeps_the_states_of_persisted_sessions(tmp_path: Path) -> Non
     first.engine.close()
 
     files = KvFiles(tmp_path, "echo-1")
-    second = Bench(slots=2, files=files, limits=SHARE)
+    second = Bench(slots=2, files=files, settings=SHARE)
     second.iterate(go_on(second, 3, before, "back", session="kept"))
     settle(second, files)
     second.engine.close()
@@ -477,7 +479,7 @@ def test_a_damaged_file_is_computed_again(tmp_path: Path) -> None:
     path.write_bytes(content)
 
     files = KvFiles(tmp_path, "echo-1")
-    second = Bench(files=files, limits=SHARE)
+    second = Bench(files=files, settings=SHARE)
     second.iterate(second.submit(2, PREFIX))
     settle(second, files)
     second.engine.close()
@@ -493,7 +495,7 @@ def test_a_session_that_becomes_dormant_is_on_disk(files: KvFiles) -> None:
     bench.run(bench.submit(1, PREFIX, session="mine", persist=True))
     before = history(bench, 1, PREFIX)
 
-    assert ask(bench, m.Keep(1, 1, "mine", (), before)) == len(before) // 4
+    assert ask(bench, m.PersistState(1, 1, "mine", (), before)) == len(before) // 4
     settle(bench, files)
 
     assert bench.engine.statistics()["kv_disk_files"] == 1
@@ -505,9 +507,9 @@ def test_forget_deletes_states_in_slots_in_memory_and_on_disk(
     bench = Bench(slots=1, files=files)
     bench.run(bench.submit(1, PREFIX, session="mine", persist=True))
     before = history(bench, 1, PREFIX)
-    bench.iterate(m.Keep(1, 1, "mine", (), before))
+    bench.iterate(m.PersistState(1, 1, "mine", (), before))
 
-    reports = bench.iterate(m.Forget(2, 1, "mine"))
+    reports = bench.iterate(m.ForgetSession(2, 1, "mine"))
     assert files.flush(10)
     reports += bench.iterate()
 
@@ -517,11 +519,11 @@ def test_forget_deletes_states_in_slots_in_memory_and_on_disk(
 
 
 def test_forgotten_states_are_not_written_with_evicted_ones(files: KvFiles, tmp_path: Path) -> None:
-    bench = Bench(slots=2, limits=Limits(kv_ram_bytes=1), files=files)
+    bench = Bench(slots=2, settings=EngineSettings(kv_ram_bytes=1), files=files)
     bench.run(bench.submit(1, PREFIX, session="mine", persist=True))
     before = history(bench, 1, PREFIX)
 
-    bench.iterate(m.Keep(1, 1, "mine", (), before), m.Forget(2, 1, "mine"))
+    bench.iterate(m.PersistState(1, 1, "mine", (), before), m.ForgetSession(2, 1, "mine"))
     settle(bench, files)
 
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
@@ -530,13 +532,13 @@ def test_forgotten_states_are_not_written_with_evicted_ones(files: KvFiles, tmp_
 def test_a_file_that_the_daemon_has_deleted_is_written_again(files: KvFiles) -> None:
     bench = Bench(slots=1, files=files)
     bench.run(bench.submit(1, PREFIX, session="mine", persist=True))
-    keep = m.Keep(1, 1, "mine", (), history(bench, 1, PREFIX))
+    keep = m.PersistState(1, 1, "mine", (), history(bench, 1, PREFIX))
     bench.iterate(keep)
     settle(bench, files)
     [file] = files.scan()
     file.path.unlink()
 
-    bench.iterate(m.Evicted(file.path.name))
+    bench.iterate(m.KvFileEvicted(file.path.name))
     bench.iterate(keep)
     settle(bench, files)
 
@@ -555,17 +557,17 @@ def test_close_reports_the_written_files(files: KvFiles) -> None:
 def test_a_task_does_not_wait_for_a_slow_file(files: KvFiles) -> None:
     first = Bench(files=files)
     first.run(first.submit(1, PREFIX, session="kept", persist=True))
-    first.iterate(m.Keep(1, 1, "kept", (), history(first, 1, PREFIX)))
+    first.iterate(m.PersistState(1, 1, "kept", (), history(first, 1, PREFIX)))
     settle(first, files)
-    second = Bench(files=files, limits=SHARE)
+    second = Bench(files=files, settings=SHARE)
     files.results = list  # type: ignore[method-assign]
 
     second.iterate(second.submit(2, PREFIX))
     assert second.engine.tasks.queue[0].fetching
-    assert second.engine.patience() == second.engine.tasks.limits.fetch_timeout_s, (
+    assert second.engine.wait_s_max() == second.engine.tasks.settings.fetch_timeout_s, (
         "nothing else wakes it"
     )
-    second.now += second.engine.tasks.limits.fetch_timeout_s
+    second.now += second.engine.tasks.settings.fetch_timeout_s
     second.run()
 
     assert second.text(2).decode() == PREFIX

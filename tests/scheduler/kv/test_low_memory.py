@@ -12,9 +12,9 @@ import pytest
 
 from inferd.backends.base import Memory
 from inferd.backends.echo.options import EchoOptions
-from inferd.scheduler import Limits
+from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
-from inferd.scheduler.engine.engine import REST_S
+from inferd.scheduler.engine.engine import IDLE_SAVE_S
 from inferd.scheduler.kv import files as kv_files
 from inferd.scheduler.kv.files import KvFiles
 from inferd.scheduler.priority import Priority
@@ -51,7 +51,7 @@ def files(tmp_path: Path) -> Iterator[KvFiles]:
 
 def with_states(files: KvFiles | None = None, **fields: object) -> Bench:
     """Return an engine that has computed a turn of each text, and saved the states."""
-    bench = Bench(slots=1, files=files, limits=Limits(shared_prefix_tokens_min=16))
+    bench = Bench(slots=1, files=files, settings=EngineSettings(shared_prefix_tokens_min=16))
     for number, text in enumerate(TEXTS):
         bench.run(bench.submit(number, text, session=f"s{number}", **fields))
     assert len(bench.engine.store) == len(TEXTS) - 1, "the last state is in the slot"
@@ -108,7 +108,9 @@ def test_states_wait_in_memory_while_the_disk_is_busy(
 
 def rows_with(memory: Memory, *commands: m.Command) -> int:
     """Return the tokens of two turns over one slot; *commands* are sent while one is parked."""
-    bench = Bench(slots=1, options=EchoOptions(memory=memory), limits=Limits(quantum_tokens=4))
+    bench = Bench(
+        slots=1, options=EchoOptions(memory=memory), settings=EngineSettings(quantum_tokens=4)
+    )
     bench.iterate(bench.submit(1, TEXTS[0], priority=Priority.LOW))
     while not bench.text(1):
         bench.iterate()
@@ -132,11 +134,11 @@ def test_no_idle_state_is_saved_until_memory_has_recovered() -> None:
     bench = Bench(slots=2)
     bench.iterate(m.SetLowMemory(1, True))
     bench.run(bench.submit(1, TEXTS[0]))
-    assert bench.engine.patience() is None, "the engine sleeps"
+    assert bench.engine.wait_s_max() is None, "the engine sleeps"
 
     assert ask(bench, m.SetLowMemory(2, False)) == 0
-    assert bench.engine.patience() == REST_S
-    bench.now += REST_S
+    assert bench.engine.wait_s_max() == IDLE_SAVE_S
+    bench.now += IDLE_SAVE_S
     bench.run()
     assert len(bench.engine.store) == 1
 

@@ -7,7 +7,7 @@ from itertools import permutations, product
 import pytest
 
 from inferd.backends.params import StoppingParams
-from inferd.scheduler import Limits
+from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
 from tests.scheduler.doubles import Bench
 
@@ -15,7 +15,7 @@ TEXT = "One. Two! Three. Four"
 ENDS = {"One.": 4, "Two!": 9, "Three.": 16}
 OTHER = "another text, of some length"
 SIMILAR = StoppingParams(stop_similarity="anything")
-PATIENT = Limits(reader_wait_s=1000.0, ageing_tokens=100_000, quantum_tokens=100_000)
+PATIENT = EngineSettings(reader_lag_s=1000.0, ageing_tokens=100_000, quantum_tokens=100_000)
 """Tasks are parked only by hand."""
 
 
@@ -23,9 +23,9 @@ def requested(bench: Bench) -> list[m.SentenceEnded]:
     return [r for r in bench.reports.get(1, []) if isinstance(r, m.SentenceEnded)]
 
 
-def begun(limits: Limits = PATIENT, **fields: object) -> Bench:
+def begun(settings: EngineSettings = PATIENT, **fields: object) -> Bench:
     """Return a bench with one slot, whose task 1 waits for its first verdict."""
-    bench = Bench(slots=1, limits=limits)
+    bench = Bench(slots=1, settings=settings)
     bench.run(bench.submit(1, TEXT, stopping=SIMILAR, **fields))
     if fields.get("pull"):
         bench.run(*[m.PullToken(1)] * len("ne. "))
@@ -107,7 +107,7 @@ def test_a_task_that_ends_while_parked_leaves_nothing_behind() -> None:
 @pytest.mark.parametrize("pull", [False, True])
 def test_credit_during_a_check_does_not_keep_the_slot(pull: bool) -> None:
     """It waits for other tasks for as long as it would without credit."""
-    bench = begun(Limits(reader_wait_s=0.2), pull=pull, **({} if pull else {"credit": 100}))
+    bench = begun(EngineSettings(reader_lag_s=0.2), pull=pull, **({} if pull else {"credit": 100}))
     bench.iterate(bench.submit(2, OTHER))
     bench.now += 0.1
     bench.iterate(m.PullToken(1) if pull else m.Credit(1, 5))

@@ -1,27 +1,27 @@
-"""Groups of tasks that cannot share a batch alternate in the order of the queue; none starves."""
+"""Tasks with different adapters alternate in the order of the queue; none starves."""
 
 from __future__ import annotations
 
 from itertools import groupby
 
-from inferd.scheduler import Limits
+from inferd.scheduler import EngineSettings
 from inferd.scheduler.kv.slots import Slot
-from inferd.scheduler.policy.adapter_quantum import GROUPS_MAX, GroupQuantum, plan_group
+from inferd.scheduler.policy.adapter_quantum import ADAPTER_SETS_MAX, AdapterQuantum, plan_adapters
 from inferd.scheduler.policy.plan import OwnerClock, plan_tokens
 from inferd.scheduler.priority import Priority
-from inferd.scheduler.task import Group, Task
+from inferd.scheduler.task import Task
 from tests.scheduler.doubles import Bench
-from tests.scheduler.policy.test_plan import LIMITS, Known, decoding, order, slots_of, task
+from tests.scheduler.policy.test_plan import SETTINGS, Known, decoding, order, slots_of, task
 
-NONE, A, B = Group(), Group(("a",)), Group(("b",))
-QUANTUM = LIMITS.quantum_tokens
+NONE, A, B = (), ("a",), ("b",)
+QUANTUM = SETTINGS.quantum_tokens
 
 
 def filled() -> list[Slot]:
-    """Return three slots with a task of each group."""
+    """Return three slots with a task of each adapter set."""
     slots = slots_of(3)
-    for slot, group in zip(slots, (NONE, A, B), strict=True):
-        decoding(slot, task(slot.index + 1, adapters=group.adapters))
+    for slot, adapters in zip(slots, (NONE, A, B), strict=True):
+        decoding(slot, task(slot.index + 1, adapters=adapters))
     return slots
 
 
@@ -29,77 +29,82 @@ def tasks_of(slots: list[Slot]) -> list[Task]:
     return [slot.task for slot in slots if slot.task is not None]
 
 
-def after(slots: list[Slot], quantum: GroupQuantum, owners: OwnerClock | None = None) -> Group:
-    return plan_group(tasks_of(slots), order(owners), LIMITS, quantum)
+def after(
+    slots: list[Slot], quantum: AdapterQuantum, owners: OwnerClock | None = None
+) -> tuple[str, ...]:
+    return plan_adapters(tasks_of(slots), order(owners), SETTINGS, quantum)
 
 
-def test_a_batch_has_tokens_of_only_one_group() -> None:
+def test_a_batch_has_tokens_of_only_one_adapter_set() -> None:
     slots = filled()
 
-    for slot, group in zip(slots, (NONE, A, B), strict=True):
-        rows = plan_tokens(slots, order(), LIMITS, 64, Known(0.01), group)
+    for slot, adapters in zip(slots, (NONE, A, B), strict=True):
+        rows = plan_tokens(slots, order(), SETTINGS, 64, Known(0.01), adapters)
         assert [r.task for r in rows] == [slot.task]
 
 
-def test_a_group_has_the_steps_for_a_quantum() -> None:
+def test_an_adapter_set_has_the_steps_for_a_quantum() -> None:
     slots = filled()
 
-    assert after(slots, GroupQuantum(NONE, QUANTUM - 1)) == NONE
-    assert after(slots, GroupQuantum(NONE, QUANTUM)) == A
-    assert after(slots, GroupQuantum(Group(("gone",)), 0)) == NONE
+    assert after(slots, AdapterQuantum(NONE, QUANTUM - 1)) == NONE
+    assert after(slots, AdapterQuantum(NONE, QUANTUM)) == A
+    assert after(slots, AdapterQuantum(("removed",), 0)) == NONE
     slots[0].task = slots[1].task = None
-    assert after(slots, GroupQuantum(B, 10 * QUANTUM)) == B, "there is no other group"
+    assert after(slots, AdapterQuantum(B, 10 * QUANTUM)) == B, "there is no other set"
 
 
-def test_all_groups_alternate() -> None:
-    slots, quantum, seen = filled(), GroupQuantum(), []
+def test_all_adapter_sets_alternate() -> None:
+    slots, quantum, seen = filled(), AdapterQuantum(), []
 
     for _ in range(9):
-        seen.append(quantum.group)
+        seen.append(quantum.adapters)
         quantum = quantum.with_tokens(QUANTUM)
         quantum = quantum.pass_to(after(slots, quantum))
 
-    assert seen == [NONE, A, B] * 3, "the last group starves"
+    assert seen == [NONE, A, B] * 3, "the last set starves"
 
 
 def test_a_higher_class_is_next_at_once_and_a_lower_one_waits_to_age() -> None:
     slots = filled()
-    urgent = decoding(slots[2], task(9, adapters=B.adapters, priority=Priority.URGENT))
+    urgent = decoding(slots[2], task(9, adapters=B, priority=Priority.URGENT))
 
-    assert after(slots, GroupQuantum(NONE, 1)) == B
-    assert after(slots, GroupQuantum(B, QUANTUM)) == B
+    assert after(slots, AdapterQuantum(NONE, 1)) == B
+    assert after(slots, AdapterQuantum(B, QUANTUM)) == B
     slots[0].task = None
     aged = slots[1].task
     assert aged is not None
-    aged.age = 2 * LIMITS.ageing_tokens
-    assert after(slots, GroupQuantum(B, QUANTUM - 1)) == B
-    assert after(slots, GroupQuantum(B, QUANTUM)) == A, "it has aged to the urgent class"
+    aged.age = 2 * SETTINGS.ageing_tokens
+    assert after(slots, AdapterQuantum(B, QUANTUM - 1)) == B
+    assert after(slots, AdapterQuantum(B, QUANTUM)) == A, "it has aged to the urgent class"
     urgent.computed = len(urgent.tokens)
-    assert after(slots, GroupQuantum(B, 1)) == A, "the urgent task has no work"
+    assert after(slots, AdapterQuantum(B, 1)) == A, "the urgent task has no work"
 
 
-def test_a_group_of_an_owner_served_more_waits_for_others() -> None:
+def test_the_adapters_of_an_owner_served_more_wait_for_others() -> None:
     slots, owners = slots_of(2), OwnerClock()
     decoding(slots[0], task(1, owner=1))
-    decoding(slots[1], task(2, owner=2, adapters=A.adapters))
+    decoding(slots[1], task(2, owner=2, adapters=A))
     owners.add_tokens(2, 500)
 
-    assert after(slots, GroupQuantum(NONE, QUANTUM), owners) == NONE
+    assert after(slots, AdapterQuantum(NONE, QUANTUM), owners) == NONE
     owners.add_tokens(1, 500)
-    assert after(slots, GroupQuantum(NONE, QUANTUM), owners) == A
+    assert after(slots, AdapterQuantum(NONE, QUANTUM), owners) == A
 
 
-def test_no_more_groups_are_remembered_than_there_can_be() -> None:
-    quantum = GroupQuantum()
-    for number in range(GROUPS_MAX + 10):
-        quantum = quantum.pass_to(Group((str(number),)))
+def test_no_more_adapter_sets_are_remembered_than_there_can_be() -> None:
+    quantum = AdapterQuantum()
+    for number in range(ADAPTER_SETS_MAX + 10):
+        quantum = quantum.pass_to((str(number),))
 
-    assert len(quantum.previous) == GROUPS_MAX
-    assert quantum.order_of(quantum.previous[-1]) == GROUPS_MAX - 1 and quantum.order_of(NONE) == -1
+    assert len(quantum.previous) == ADAPTER_SETS_MAX
+    assert (
+        quantum.order_of(quantum.previous[-1]) == ADAPTER_SETS_MAX - 1
+        and quantum.order_of(NONE) == -1
+    )
 
 
 def test_three_adapter_sets_alternate_and_answer_correctly() -> None:
-    bench = Bench(slots=3, limits=Limits(quantum_tokens=8))
+    bench = Bench(slots=3, settings=EngineSettings(quantum_tokens=8))
     text = "A Text that goes On and On, so that All have some Turns"
     answers = {(): text, ("upper",): text.upper(), ("lower",): text.lower()}
     steps: list[tuple[str, ...]] = []

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from inferd.scheduler.policy.cost import StepCost, StepLoad
 
-# A CPU with a small model: seconds for a group, a token, and a token attended to.
+# A CPU with a small model: seconds for a ubatch, a token, and a token attended to.
 GRAPH_S, ROW_S, DEPTH_S = 0.004, 0.0029, 2.4e-6
 
 
@@ -24,7 +24,7 @@ class Machine:
         self._noise, self._rng = noise, random.Random(seed)
 
     def seconds(self, load: StepLoad) -> float:
-        plain = GRAPH_S * load.groups + ROW_S * load.tokens + DEPTH_S * load.depth
+        plain = GRAPH_S * load.ubatches + ROW_S * load.tokens + DEPTH_S * load.depth
         return self.slowness * plain
 
     def step(self, *chunks: tuple[int, int]) -> None:

@@ -9,12 +9,12 @@ from inferd.scheduler.policy.cost import StepCost, StepLoad
 from inferd.scheduler.policy.embeddings_plan import embeds_next, plan_text_tokens, plan_texts
 from inferd.scheduler.policy.plan import Order, OwnerClock
 from inferd.scheduler.priority import Priority
-from inferd.scheduler.settings import Limits
+from inferd.scheduler.settings import EngineSettings
 from inferd.scheduler.task import Task, TaskState
 
 INFO = EmbedInfo(size=4, slots=3, batch_tokens_max=32, tokens_max=100)
 WHOLE = EmbedInfo(size=4, slots=3, batch_tokens_max=32, tokens_max=32, whole=True)
-LIMITS = Limits(ageing_tokens=1000)
+SETTINGS = EngineSettings(ageing_tokens=1000)
 
 
 def task(
@@ -43,7 +43,7 @@ def decoding(number: int, *, priority: Priority = Priority.NORMAL) -> Task:
 
 
 def order(owners: OwnerClock | None = None, clock: int = 0) -> Order:
-    return Order(clock, owners or OwnerClock(), LIMITS)
+    return Order(clock, owners or OwnerClock(), SETTINGS)
 
 
 class Known(StepCost):
@@ -89,7 +89,7 @@ def test_prompts_and_embeddings_of_a_lower_class_wait_for_the_higher_one() -> No
 
 def test_tasks_that_wait_for_a_higher_class_age_until_they_run() -> None:
     low, high = task(1, priority=Priority.LOW), task(2, priority=Priority.HIGH)
-    low.age = 2 * LIMITS.ageing_tokens
+    low.age = 2 * SETTINGS.ageing_tokens
     assert embeds_next([high], [low], order(), embedded=False)
     assert not embeds_next([low], [high], order(), embedded=True)
 
@@ -100,19 +100,19 @@ def test_tasks_that_wait_for_a_higher_class_age_until_they_run() -> None:
 def test_texts_are_admitted_in_the_order_of_the_queue_while_they_fit() -> None:
     waiting = [task(1, 30), task(2, 30, priority=Priority.HIGH), task(3, 30), task(4, 5)]
     plan = plan_texts(waiting, [], order(), INFO)
-    assert [t.spec.id for t in plan.admit] == [2, 1, 3]
+    assert [t.spec.id for t in plan.start] == [2, 1, 3]
     assert not plan.drop
 
 
 def test_no_text_overtakes_one_that_does_not_fit() -> None:
     plan = plan_texts([task(1, 90), task(2, 5)], [running(task(3, 20), 0)], order(), INFO)
-    assert plan.admit == ()
+    assert plan.start == ()
 
 
 def test_a_higher_class_drops_the_last_text_of_lower_ones() -> None:
     texts = [running(task(n, 30, priority=Priority.LOW), n) for n in (0, 1, 2)]
     plan = plan_texts([task(9, 20)], texts, order(), INFO)
-    assert ([t.spec.id for t in plan.drop], [t.spec.id for t in plan.admit]) == ([2], [9])
+    assert ([t.spec.id for t in plan.drop], [t.spec.id for t in plan.start]) == ([2], [9])
 
 
 def test_no_text_is_dropped_in_vain() -> None:
@@ -122,7 +122,7 @@ def test_no_text_is_dropped_in_vain() -> None:
 
 def test_an_aged_text_is_not_dropped() -> None:
     aged = running(task(0, 80, priority=Priority.LOW), 0)
-    aged.age = LIMITS.ageing_tokens
+    aged.age = SETTINGS.ageing_tokens
     assert not plan_texts([task(9, 30)], [aged], order(), INFO).drop
 
 

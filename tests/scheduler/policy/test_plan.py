@@ -15,10 +15,10 @@ from inferd.scheduler.policy.plan import (
     plan_tokens,
 )
 from inferd.scheduler.priority import Priority
-from inferd.scheduler.settings import Limits
+from inferd.scheduler.settings import EngineSettings
 from inferd.scheduler.task import Task, TaskState
 
-LIMITS = Limits(ageing_tokens=1000, quantum_tokens=100)
+SETTINGS = EngineSettings(ageing_tokens=1000, quantum_tokens=100)
 
 
 def task(
@@ -51,7 +51,7 @@ def decoding(slot: Slot, it: Task) -> Task:
 
 
 def order(owners: OwnerClock | None = None, clock: int = 0) -> Order:
-    return Order(clock, owners or OwnerClock(), LIMITS)
+    return Order(clock, owners or OwnerClock(), SETTINGS)
 
 
 class Known(StepCost):
@@ -76,10 +76,10 @@ def test_order_is_by_class_then_owner_share_then_arrival() -> None:
     greedy, urgent = task(0, owner=7), task(4, priority=Priority.URGENT)
 
     plan = plan_slots(
-        [low, late, early, greedy, urgent], slots_of(5), order(owners), limits=LIMITS, now=0.0
+        [low, late, early, greedy, urgent], slots_of(5), order(owners), settings=SETTINGS, now=0.0
     )
 
-    assert plan.admit == (urgent, early, late, greedy, low)
+    assert plan.start == (urgent, early, late, greedy, low)
 
 
 def test_a_waiting_task_rises_by_one_class_per_ageing_tokens_but_not_past_urgent() -> None:
@@ -104,10 +104,10 @@ def test_an_urgent_task_takes_the_slot_of_the_newest_of_the_lowest() -> None:
     )
     urgent = task(3, priority=Priority.URGENT)
 
-    plan = plan_slots([urgent], slots, order(), LIMITS, 0.0)
+    plan = plan_slots([urgent], slots, order(), SETTINGS, 0.0)
 
     assert plan.park == (second,)
-    assert plan.admit == (urgent,)
+    assert plan.start == (urgent,)
     assert first not in plan.park
 
 
@@ -118,9 +118,9 @@ def test_an_aged_task_does_not_preempt_before_a_quantum_ends() -> None:
     owners = OwnerClock()
     owners.add_tokens(1, 5000)
 
-    before = plan_slots([aged], slots, order(owners, 2000), LIMITS, 0.0)
-    runner.quantum = LIMITS.quantum_tokens
-    after = plan_slots([aged], slots, order(owners, 2000), LIMITS, 0.0)
+    before = plan_slots([aged], slots, order(owners, 2000), SETTINGS, 0.0)
+    runner.quantum = SETTINGS.quantum_tokens
+    after = plan_slots([aged], slots, order(owners, 2000), SETTINGS, 0.0)
 
     assert before.park == ()
     assert after.park == (runner,)
@@ -130,14 +130,14 @@ def test_a_task_that_would_preempt_at_once_is_not_parked_for_an_equal() -> None:
     slots = slots_of(2)
     done = running(slots[0], task(1, priority=Priority.NORMAL))
     lowest = running(slots[1], task(2, priority=Priority.LOW))
-    done.quantum = LIMITS.quantum_tokens
+    done.quantum = SETTINGS.quantum_tokens
     lowest.clock_waiting = 1000
     aged = task(3, priority=Priority.LOW)
 
-    plan = plan_slots([aged], slots, order(clock=1000), LIMITS, 0.0)
+    plan = plan_slots([aged], slots, order(clock=1000), SETTINGS, 0.0)
 
     assert plan.park == (lowest,)
-    assert plan.admit == (aged,)
+    assert plan.start == (aged,)
 
 
 def test_a_task_whose_reader_lags_gives_way_to_any_task() -> None:
@@ -146,8 +146,8 @@ def test_a_task_whose_reader_lags_gives_way_to_any_task() -> None:
     runner.unread_since = 10.0
     low = task(2, priority=Priority.LOW)
 
-    soon = plan_slots([low], slots, order(), LIMITS, 10.1)
-    later = plan_slots([low], slots, order(), LIMITS, 10.2)
+    soon = plan_slots([low], slots, order(), SETTINGS, 10.1)
+    later = plan_slots([low], slots, order(), SETTINGS, 10.2)
 
     assert soon.park == ()
     assert later.park == (runner,)
@@ -171,12 +171,12 @@ def test_a_follower_takes_no_slot_and_the_next_task_does() -> None:
         [follower, other],
         slots,
         order(),
-        LIMITS,
+        SETTINGS,
         0.0,
         find_leader=lambda it, running: leader if it is follower and leader in running else None,
     )
 
-    assert plan.admit == (other,)
+    assert plan.start == (other,)
     assert plan.follow == ((follower, leader),)
 
 
@@ -186,7 +186,7 @@ def test_tokens_ascend_by_slot_and_fit_the_batch() -> None:
     decoding(slots[1], task(2, tokens=5))
     running(slots[2], task(3, tokens=50))
 
-    rows = plan_tokens(slots, order(), LIMITS, 64, Known(1e-6))
+    rows = plan_tokens(slots, order(), SETTINGS, 64, Known(1e-6))
 
     assert [(r.task.slot, r.count) for r in rows] == [(0, 50), (1, 1), (2, 13)]
 
@@ -195,18 +195,18 @@ def test_the_first_step_of_an_unknown_machine_is_small() -> None:
     slots = slots_of(1)
     running(slots[0], task(1, tokens=500))
 
-    assert [r.count for r in plan_tokens(slots, order(), LIMITS, 512, StepCost())] == [32]
+    assert [r.count for r in plan_tokens(slots, order(), SETTINGS, 512, StepCost())] == [32]
 
 
 def test_prompts_get_the_time_that_decoding_leaves() -> None:
     slots = slots_of(2)
     running(slots[0], task(1, tokens=500))
     decoding(slots[1], task(2, tokens=5))
-    limits = Limits(step_target_s=0.305, step_alone_s=0.505)
+    settings = EngineSettings(step_s_target=0.305, step_s_max=0.505)
 
-    equal = plan_tokens(slots, order(), limits, 512, Known(0.01))
+    equal = plan_tokens(slots, order(), settings, 512, Known(0.01))
     slots[1].task = decoding(slots[1], task(3, tokens=5, priority=Priority.LOW))
-    lower = plan_tokens(slots, order(), limits, 512, Known(0.01))
+    lower = plan_tokens(slots, order(), settings, 512, Known(0.01))
 
     assert [r.count for r in equal] == [29, 1]
     assert [r.count for r in lower] == [49, 1]
@@ -216,7 +216,9 @@ def test_a_prompt_alone_is_computed_in_steps_of_half_a_second() -> None:
     slots = slots_of(1)
     running(slots[0], task(1, tokens=500))
 
-    assert [r.count for r in plan_tokens(slots, order(), Limits(), 512, Known(0.01))] == [50]
+    assert [r.count for r in plan_tokens(slots, order(), EngineSettings(), 512, Known(0.01))] == [
+        50
+    ]
 
 
 def test_prompts_advance_even_if_decoding_exceeds_the_target() -> None:
@@ -224,9 +226,9 @@ def test_prompts_advance_even_if_decoding_exceeds_the_target() -> None:
     for slot in slots[:40]:
         decoding(slot, task(slot.index))
     running(slots[40], task(40, tokens=500))
-    slow = plan_tokens(slots, order(), Limits(step_target_s=0.01), 512, Known(0.01))
+    slow = plan_tokens(slots, order(), EngineSettings(step_s_target=0.01), 512, Known(0.01))
     half = slots[20:]
-    least = plan_tokens(half, order(), Limits(step_target_s=0.01), 512, Known(0.01))
+    least = plan_tokens(half, order(), EngineSettings(step_s_target=0.01), 512, Known(0.01))
 
     assert slow[-1].count == 20, "half of the time of the 40 decoding tokens"
     assert least[-1].count == 16, "the least, which is more than half of 20"
@@ -238,7 +240,7 @@ def test_several_prompts_share_a_step_in_the_order_of_the_queue() -> None:
     running(slots[1], task(1, tokens=30))
     running(slots[2], task(2, tokens=500))
 
-    rows = plan_tokens(slots, order(), Limits(step_alone_s=0.505), 512, Known(0.01))
+    rows = plan_tokens(slots, order(), EngineSettings(step_s_max=0.505), 512, Known(0.01))
 
     assert [(r.task.spec.id, r.count) for r in rows] == [(1, 30), (2, 20)]
 
@@ -248,18 +250,18 @@ def test_tasks_of_one_burst_wait_for_each_other_but_not_for_later_ones() -> None
     decoding(slots[0], task(1)).first_logits_at = 10.0
     burst = running(slots[1], task(2, tokens=200))
     late = running(slots[2], task(3, tokens=200))
-    limits = Limits(step_target_s=0.205, step_alone_s=0.505, burst_s=4.1)
+    settings = EngineSettings(step_s_target=0.205, step_s_max=0.505, burst_s=4.1)
 
-    def rows(limits: Limits = limits) -> list[int]:
-        return [r.count for r in plan_tokens(slots, order(), limits, 512, Known(0.01))]
+    def rows(settings: EngineSettings = settings) -> list[int]:
+        return [r.count for r in plan_tokens(slots, order(), settings, 512, Known(0.01))]
 
     assert rows() == [1, 49]
-    assert rows(replace(limits, burst_s=3.9)) == [1, 19], "it would take too long"
-    late.leased_at = 10.6
+    assert rows(replace(settings, burst_s=3.9)) == [1, 19], "it would take too long"
+    late.slot_since = 10.6
     assert rows() == [1, 19], "it arrived when the stream had begun"
-    late.leased_at = burst.leased_at = 10.5
+    late.slot_since = burst.slot_since = 10.5
     assert rows() == [1, 49]
-    target = replace(limits, step_target_s=0.605)
+    target = replace(settings, step_s_target=0.605)
     assert rows(target) == [1, 59], "a longer target is allowed"
 
 
@@ -267,29 +269,29 @@ def test_an_aged_task_does_not_block_a_higher_class_behind_it() -> None:
     slots = slots_of(1)
     normal = running(slots[0], task(1, priority=Priority.NORMAL))
     aged, high = task(2, priority=Priority.LOW), task(3, priority=Priority.HIGH)
-    aged.age = 3 * LIMITS.ageing_tokens
+    aged.age = 3 * SETTINGS.ageing_tokens
 
-    plan = plan_slots([high, aged], slots, order(), LIMITS, 0.0)
+    plan = plan_slots([high, aged], slots, order(), SETTINGS, 0.0)
 
-    assert (plan.park, plan.admit) == ((normal,), (high,))
+    assert (plan.park, plan.start) == ((normal,), (high,))
 
 
 def test_prompts_of_the_lowest_class_have_shorter_steps() -> None:
     slots = slots_of(1)
     running(slots[0], task(1, tokens=500, priority=Priority.LOW))
-    limits = Limits(step_target_s=0.305, step_alone_s=0.505)
+    settings = EngineSettings(step_s_target=0.305, step_s_max=0.505)
 
-    assert [r.count for r in plan_tokens(slots, order(), limits, 512, Known(0.01))] == [20]
+    assert [r.count for r in plan_tokens(slots, order(), settings, 512, Known(0.01))] == [20]
 
 
 def test_the_last_tokens_of_a_prompt_are_added_and_a_few_do_not_begin_one() -> None:
     slots = slots_of(3)
     for slot, tokens in zip(slots, (20, 24, 500), strict=True):
         running(slot, task(slot.index, tokens=tokens))
-    limits = Limits(step_alone_s=0.405)
+    settings = EngineSettings(step_s_max=0.405)
 
-    first = plan_tokens(slots, order(), limits, 512, Known(0.01))
-    rest = plan_tokens(slots[2:], order(), Limits(step_alone_s=0.055), 512, Known(0.01))
+    first = plan_tokens(slots, order(), settings, 512, Known(0.01))
+    rest = plan_tokens(slots[2:], order(), EngineSettings(step_s_max=0.055), 512, Known(0.01))
 
     assert [(r.task.spec.id, r.count) for r in first] == [(0, 20), (1, 24)]
     assert [r.count for r in rest] == [16], "unless nothing else would advance"
@@ -302,10 +304,10 @@ def test_prompts_of_a_lower_class_wait_for_those_of_a_higher_one() -> None:
     running(slots[2], task(3, tokens=30, priority=Priority.URGENT))
 
     def served() -> list[int]:
-        return [r.task.spec.id for r in plan_tokens(slots, order(), LIMITS, 512, Known(1e-6))]
+        return [r.task.spec.id for r in plan_tokens(slots, order(), SETTINGS, 512, Known(1e-6))]
 
     assert served() == [1, 3]
-    waiting.age = 3 * LIMITS.ageing_tokens
+    waiting.age = 3 * SETTINGS.ageing_tokens
     assert served() == [1, 2, 3]
 
 
@@ -314,4 +316,4 @@ def test_a_chunk_ends_at_a_checkpoint() -> None:
     it = running(slots[0], task(1, tokens=40), computed=5)
     it.checkpoints = {5, 12, 30}
 
-    assert [r.count for r in plan_tokens(slots, order(), LIMITS, 512, Known(1e-6))] == [7]
+    assert [r.count for r in plan_tokens(slots, order(), SETTINGS, 512, Known(1e-6))] == [7]

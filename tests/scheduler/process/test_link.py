@@ -24,13 +24,13 @@ MUCH = m.ModelNotLoaded({"message": "x" * (1 << 20)})
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     """The daemon's end, and the worker's under a number that `select` rejects."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], SELECT_MAX + 100), limits[1]))
+    settings = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(settings[0], SELECT_MAX + 100), settings[1]))
     ours, theirs = socket.socketpair()
     with ours, theirs, socket.socket(fileno=high(theirs.fileno())) as worker:
         theirs.close()
         yield ours, worker
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    resource.setrlimit(resource.RLIMIT_NOFILE, settings)
 
 
 def high(fd: int) -> int:

@@ -14,7 +14,7 @@ from inferd.scheduler import messages as m
 from inferd.scheduler.output.stopping import Ending, TurnConditions
 from inferd.scheduler.output.stopping.sentences import SENTENCE_CHARACTERS_MAX, Sentences
 from inferd.scheduler.output.text import TextAssembler
-from inferd.scheduler.settings import Limits
+from inferd.scheduler.settings import EngineSettings
 from inferd.sessions.turn import Turn
 from inferd.sessions.turns.sentence_checks import Comparison, Judge, Similarity
 from tests.scheduler.doubles import Bench
@@ -276,7 +276,7 @@ def test_an_unexpected_verdict_changes_nothing() -> None:
 
 
 def test_a_task_that_waits_for_a_verdict_yields_its_slot() -> None:
-    bench = Bench(slots=1, limits=Limits(reader_wait_s=0.2))
+    bench = Bench(slots=1, settings=EngineSettings(reader_lag_s=0.2))
     waiting(bench)
     bench.iterate(bench.submit(2, "second"))
     assert 2 not in bench.order
@@ -289,7 +289,7 @@ def test_a_task_that_waits_for_a_verdict_yields_its_slot() -> None:
 
 
 def test_a_turn_without_a_verdict_times_out() -> None:
-    bench = Bench(limits=Limits(reader_timeout_s=300))
+    bench = Bench(settings=EngineSettings(reader_timeout_s=300))
     waiting(bench)
     bench.now += 300
     bench.iterate()

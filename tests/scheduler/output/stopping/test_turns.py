@@ -270,8 +270,8 @@ def test_a_timeout_is_reported_without_a_request() -> None:
     bench.iterate(bench.submit(1, "0123456789", stopping=stopping, credit=1))
     while not bench.tokens(1):
         bench.iterate()
-    patience = bench.engine.patience()
-    assert patience is not None and 0 < patience <= 0.3
+    wait_s_max = bench.engine.wait_s_max()
+    assert wait_s_max is not None and 0 < wait_s_max <= 0.3
 
 
 # Measures
