@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ("Message", "RequestMessage", "TaskMessage")
-
 
 class Message(msgspec.Struct, array_like=True, tag=True):
     """A struct that is sent as an array without field names, tagged with its class name."""

@@ -11,35 +11,6 @@ from .base import Message, RequestMessage, TaskMessage
 from .reports import MemoryEstimate
 from .tasks import TaskSpec
 
-__all__ = (
-    "AddAdapter",
-    "Adjust",
-    "Cancel",
-    "ChatPrompt",
-    "Command",
-    "Credit",
-    "Detokenize",
-    "KvFileEvicted",
-    "ForgetSession",
-    "PersistState",
-    "LoadModel",
-    "Logging",
-    "Lookup",
-    "Park",
-    "Proceed",
-    "PullToken",
-    "Queue",
-    "Quit",
-    "EstimateMemory",
-    "RemoveAdapter",
-    "Stats",
-    "Submit",
-    "SetThreads",
-    "SetLowMemory",
-    "Tokenize",
-    "Verdict",
-)
-
 
 class Logging(msgspec.Struct, array_like=True, tag=True, frozen=True):
     """Log settings from now on: the lowest level of each logger, and whether to log texts."""

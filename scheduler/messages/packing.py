@@ -5,8 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-__all__ = ("count_tokens", "pack_floats", "pack_tokens", "unpack_floats", "unpack_tokens")
-
 _TOKEN_BYTES = array("i").itemsize
 
 

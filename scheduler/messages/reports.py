@@ -10,31 +10,6 @@ from ...backends import AdapterInfo, AdapterSpec, Device, MemoryNeed, ModelInfo,
 from ..priority import Priority
 from .base import Message, RequestMessage, TaskMessage
 
-__all__ = (
-    "AdapterReport",
-    "CommandResult",
-    "Embedded",
-    "Failed",
-    "Finished",
-    "TokenLogprob",
-    "ModelNotLoaded",
-    "Loaded",
-    "StateChanged",
-    "Position",
-    "Progress",
-    "QueueEntry",
-    "MemoryEstimate",
-    "Refused",
-    "Report",
-    "LogEvent",
-    "SentenceEnded",
-    "Shifted",
-    "KvFileWritten",
-    "Tokens",
-    "TurnStats",
-    "KvFileLost",
-)
-
 
 class TurnStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The statistics of a finished turn."""

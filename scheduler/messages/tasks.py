@@ -8,8 +8,6 @@ from ...backends import EmbedSpec, SamplingParams
 from ...backends.params import StoppingParams
 from ..priority import Priority
 
-__all__ = ("ResumePoint", "TaskSpec")
-
 
 class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of a turn in a worker that has exited, from which another worker continues.

@@ -4,15 +4,13 @@ They depend only on the turn's tokens: a turn that continues in another worker r
 Time settings are in `scheduler.engine.deadlines`.
 """
 
-from .condition import Stop, TextCondition
-from .ending import Ending, StopReason, cuts_text
+from .ending import Ending, Stop, StopReason, cuts_text
 from .turn_conditions import TextConditions, TurnConditions
 
 __all__ = (
     "Ending",
     "Stop",
     "StopReason",
-    "TextCondition",
     "TextConditions",
     "TurnConditions",
     "cuts_text",

@@ -7,7 +7,7 @@ known to all readers of a history.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -43,6 +43,29 @@ class Ending(NamedTuple):
     reason: StopReason
     detail: str
     piece: bytes = b""
+
+
+class Stop(NamedTuple):
+    """A condition that is met at the byte *met* of the answer, whose text then ends at byte *end*.
+
+    Stops sort by these: the first met counts, and among those the one that leaves least text.
+    """
+
+    met: int
+    end: int
+    reason: StopReason
+    detail: str
+
+
+class TextCondition(Protocol):
+    """A condition on an answer's text, independent of its split into pieces."""
+
+    @property
+    def undecided(self) -> int | None:
+        """The byte from which text may be cut off later; None: no text will be."""
+
+    def check_text(self, text: str, at: int) -> Stop | None:
+        """Check the next *text*, whole characters that start at the byte *at*."""
 
 
 def cuts_text(reason: str | None) -> bool:

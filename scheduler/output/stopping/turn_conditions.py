@@ -7,14 +7,10 @@ from collections.abc import Sequence
 
 from ....backends.incremental_regex import byte_size
 from ....backends.params import StoppingParams
-from .complete import COMPLETE
-from .condition import Stop, TextCondition
-from .ending import Ending
-from .indent import IndentCondition
-from .patterns import PatternCondition
-from .repetition import Repetition
+from .ending import Ending, Stop, TextCondition
 from .sentences import Sentences
-from .surprisal import MeanSurprisal
+from .text_conditions import COMPLETE, IndentCondition, PatternCondition
+from .token_conditions import MeanSurprisal, Repetition
 
 _NOTHING = StoppingParams()
 

@@ -21,7 +21,8 @@ from inferd.scheduler.output.stopping import (
     TurnConditions,
     cuts_text,
 )
-from inferd.scheduler.output.stopping.ending import EMBEDDED, REASONS
+from inferd.scheduler.output.stopping.ending import EMBEDDED, REASONS, TextCondition
+from inferd.scheduler.output.stopping.text_conditions import CharacterCondition
 from inferd.scheduler.output.text import TextAssembler
 from inferd.sessions.journal.entries import Replay, TurnPiece
 
@@ -40,7 +41,7 @@ def conditions() -> Iterator[type]:
 
 
 def test_every_condition_declares_its_stop_reason() -> None:
-    found = set(conditions()) - {TextConditions, TurnConditions, stopping.TextCondition}
+    found = set(conditions()) - {CharacterCondition, TextCondition, TextConditions, TurnConditions}
     assert len(found) == 8
     for condition in found:
         assert isinstance(getattr(condition, "reason", None), StopReason), condition

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from inferd.backends.params import StoppingParams
 from inferd.backends.params import stop_options as params
 from inferd.scheduler.output.stopping import TurnConditions
-from inferd.scheduler.output.stopping.complete import COMPLETE
-from inferd.scheduler.output.stopping.condition import WITHHELD_BYTES_MAX
+from inferd.scheduler.output.stopping.text_conditions import COMPLETE, WITHHELD_BYTES_MAX
 from inferd.scheduler.output.text import TextAssembler
 
 SIZES = st.lists(st.integers(0, 4), max_size=30)

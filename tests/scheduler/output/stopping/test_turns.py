@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from inferd.backends.echo.options import EchoOptions
 from inferd.backends.params import StoppingParams
 from inferd.scheduler import messages as m
-from inferd.scheduler.output.stopping.repetition import GRAM, Repetition
-from inferd.scheduler.output.stopping.surprisal import MeanSurprisal
+from inferd.scheduler.output.stopping.token_conditions import GRAM, MeanSurprisal, Repetition
 from inferd.scheduler.priority import Priority
 from inferd.sessions.journal.entries import Replay, TurnPiece
 from inferd.sessions.turn import Turn

@@ -1,7 +1,8 @@
-"""The condition that an answer repeats itself."""
+"""The conditions on a turn's tokens: repetition and surprisal."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 
 from .ending import StopReason
@@ -43,3 +44,24 @@ class Repetition:
             return None
         share = 1 - len(self._counts) / self._size
         return f"{share:.3f}" if share >= self._threshold else None
+
+
+class MeanSurprisal:
+    """The mean surprisal of the last tokens, in nats: −ln of the probability that the model gave
+    each; the logarithm of their perplexity. It counts once the window is full. A high mean shows
+    that the model has lost the thread.
+    """
+
+    reason = StopReason("surprisal")
+
+    def __init__(self, threshold: float, window: int):
+        self._threshold = threshold
+        self._last: deque[float] = deque(maxlen=window)
+
+    def add_surprisal(self, nats: float) -> str | None:
+        """Add a token's surprisal; return the mean, as text, if it exceeds the threshold."""
+        self._last.append(nats)
+        if len(self._last) < (self._last.maxlen or 0):
+            return None
+        mean = math.fsum(self._last) / len(self._last)
+        return f"{mean:.3f}" if mean > self._threshold else None
