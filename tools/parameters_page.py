@@ -41,6 +41,7 @@ and the metadata (`adjusted`) have the value that is used instead.
 
 Only the operator sets *model* parameters, except that a client may request a smaller `ctx-size`.
 *Context* parameters apply to a context, *request* parameters to a context or a turn.
+
 """.splitlines()
 
 _IGNORED_INTRODUCTION = """\

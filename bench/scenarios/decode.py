@@ -130,10 +130,10 @@ pieces of a stream. {SLOTS} slots of {CTX_SIZE} tokens.
 The overhead of inferd over **bare** with one stream was measured by a clock around each part of a
 worker's iteration (medians of 1500 steps of 10 to 13 ms, on a slow day, 2026-11-22):
 
-- 0.04 ms for counters;
+- 0.04 ms to update counters;
 - 0.17 ms for sampling, which the loop does, too;
 - 0.09 ms to send the frame with the token;
-- 0.1 ms to evaluate the step's cost, and 0.19 ms to read commands and to plan, while daemon and
+- 0.1 ms to learn the step's cost, and 0.19 ms to read commands and to plan, while daemon and
   client use the other core for 0.2 ms each.
 
 In a loop without a model the same work takes a tenth: after a step none of its data is in a CPU
