@@ -129,7 +129,7 @@ class Turn:
     def cancel(self) -> None:
         """Stop the task before the engine's next step."""
         if not self.ended.is_set():
-            self._client.cancel(self.spec.id)
+            self._client.send_command(m.Cancel(self.spec.id))
 
     def add_credit(self, events: int) -> None:
         """Let the engine send *events* more."""
@@ -137,13 +137,13 @@ class Turn:
             self._unread_at = None
             if self._credit >= 0:
                 self._credit += events
-            self._client.add_credit(self.spec.id, events)
+            self._client.send_command(m.Credit(self.spec.id, events))
 
     def request_token(self) -> None:
         """Request one more token from the engine (pull turns)."""
         if not self.ended.is_set():
             self._requested += 1
-            self._client.pull(self.spec.id)
+            self._client.send_command(m.PullToken(self.spec.id))
 
     def adjust(self, spec: m.TaskSpec) -> None:
         """Apply the parameters of *spec* from the next token on; a grammar and the conditions on
@@ -161,7 +161,7 @@ class Turn:
             self.spec = spec = msgspec.structs.replace(
                 spec, sampling=sampling, stopping=stopping, embed=self.spec.embed
             )
-            self._client.adjust(
+            self._client.send_command(
                 m.Adjust(spec.id, spec.sampling, spec.n_predict, spec.stop, spec.reverse_prompt)
             )
 
@@ -218,7 +218,7 @@ class Turn:
     def _send_verdict(self, verdict: m.Verdict) -> None:
         """Send the verdict to the present worker; if it is another one, it asks for one again."""
         if not self.ended.is_set():
-            self._client.judge(verdict)
+            self._client.send_command(verdict)
 
     @property
     def moments(self) -> tuple[float, float | None, float | None]:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 from ..backends import ModelInfo, Rendering
 from ..backends.base import PLAIN_RENDERING
 from ..backends.errors import WorkerCrashed
-from ..scheduler.messages import AdapterReport, Adjust, Report, TaskSpec, Verdict
+from ..scheduler.messages import AdapterReport, Command, Report, TaskSpec
 from .turns.sentence_checks import Comparison, Similarity
 
 P = TypeVar("P")
@@ -47,20 +47,8 @@ class TaskClient(Protocol):
     def submit(self, spec: TaskSpec, reader: TaskReader) -> None:
         """Queue a task, which reports to *reader*."""
 
-    def cancel(self, task_id: int) -> None:
-        """Stop a task before the next step; `Failed` with `Cancelled` follows."""
-
-    def add_credit(self, task_id: int, events: int) -> None:
-        """Let a push task send *events* more."""
-
-    def pull(self, task_id: int) -> None:
-        """Request the next token of a pull task."""
-
-    def adjust(self, command: Adjust) -> None:
-        """Change a task's parameters from its next token on."""
-
-    def judge(self, verdict: Verdict) -> None:
-        """Send a task the verdict on whether it ends with its last sentence."""
+    def send_command(self, command: Command) -> None:
+        """Send a command for a task: `Cancel`, `Credit`, `PullToken`, `Adjust` or `Verdict`."""
 
 
 class WorkerClient(TaskClient, Protocol):

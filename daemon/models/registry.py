@@ -12,6 +12,7 @@ import anyio.abc
 import structlog
 
 from ...backends.errors import Busy, ShuttingDown
+from ...scheduler import messages as m
 from ...scheduler.kv.origin import scoped
 from ...sessions.turns.sentence_checks import no_judge
 from ...sessions.worker_client import TaskReader
@@ -137,7 +138,7 @@ class Registry:
         """Notify the workers of the file's model that it is evicted."""
         for worker in self.catalog.ready_workers():
             if worker.info.fingerprint == place.fingerprint:
-                worker.forget_kv_file(place.name)
+                worker.client.send_command(m.KvFileEvicted(place.name))
 
     def kv_disk_checked(self, cause: str | None) -> None:
         """Note why KV files cannot be written, or with None that they can."""

@@ -16,7 +16,7 @@ from ...scheduler.recording.recorder import Activity
 from ...sessions.worker_client import TaskReader
 from ..residency.model_files import Signature, files_in_use, signature_of
 from ..workers.cores import Cores
-from ..workers.listener import WorkerListener
+from ..workers.tasks import WorkerListener
 from ..workers.worker import Worker
 from .catalog import ModelCatalog
 from .known_loads import EstimateCache, FailedLoads

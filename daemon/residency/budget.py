@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 import structlog
 
 from ...backends import MemoryNeed
-from ...scheduler.messages import MemoryEstimate
+from ...scheduler.messages import EstimateMemory, MemoryEstimate, Proceed
 from ..workers.worker import Worker
 from .fit import (
     DeviceShortage,
@@ -117,7 +117,8 @@ class MemoryBudget:
                 continue
             if load.outdated:
                 load.outdated = False
-                load.worker.estimate_memory(load.report.shape)  # devices may have more free memory
+                # Devices may have more free memory.
+                load.worker.client.send_command(EstimateMemory(load.report.shape))
             else:
                 self._decide(load)
 
@@ -149,7 +150,7 @@ class MemoryBudget:
                 self._evict(victims, for_model=model.name)
         elif (shape := smaller_shape(load.report.shape, load.floor, shortage)) is not None:
             load.is_waiting = False
-            load.worker.estimate_memory(shape)
+            load.worker.client.send_command(EstimateMemory(shape))
         else:
             self._refuse(load, shortage, whole)
 
@@ -236,7 +237,7 @@ class MemoryBudget:
         model.fitted = reduced_parameters(load.first_shape, shape)
         if model.fitted:
             log.info("model.fitted", model=model.name, **model.fitted)
-        load.worker.allow_load()
+        load.worker.client.send_command(Proceed())
 
     def _evict(self, victims: Iterable[EvictionCandidate], **reason: str) -> None:
         names = {victim.name for victim in victims}

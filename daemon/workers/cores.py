@@ -12,25 +12,25 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from contextlib import suppress
 from typing import Protocol
 
 import anyio
+import psutil
 import structlog
 
 LOADING = -1
 """The claim of a model that is being loaded: one core, after all models that compute."""
 EXTERNAL_LOAD_INTERVAL_S = 0.25
 """The interval between samples of the external load while a model computes."""
-TAKEN_AT = 0.5
-"""The share from which a core counts as taken: a program beside two threads on two cores gets two
-thirds of one.
+BUSY_AT = 0.5
+"""The share of a core's time from which it counts as busy: a program beside two threads on two
+cores gets two thirds of one.
 """
 FREE_AT = 0.3
-"""The share below which a core counts as free again: programs that read our answers take less."""
+"""The share below which a core counts as free again: programs that read our answers use less."""
 SAMPLES = 2
 """Samples in a row that must agree, so that a program's start alone changes nothing."""
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 log = structlog.get_logger()
 
@@ -57,12 +57,12 @@ def assign_threads(claims: Sequence[tuple[int, int]], cores: int) -> list[int]:
     first of the highest class gets as many of the rest as it can use, then the next.
     """
     threads = [1] * len(claims)
-    left = cores - len(claims)
+    rest = cores - len(claims)
     for index in sorted(range(len(claims)), key=lambda i: -claims[i][0]):
-        claim, most = claims[index]
-        extra = max(0, min(left, most - 1)) if claim != LOADING else 0
+        claim, threads_max = claims[index]
+        extra = max(0, min(rest, threads_max - 1)) if claim != LOADING else 0
         threads[index] += extra
-        left -= extra
+        rest -= extra
     return threads
 
 
@@ -87,7 +87,7 @@ class Cores:
     @property
     def available(self) -> int:
         """The cores that other programs leave free, at least one."""
-        return max(1, min(self.count, self._machine - self.external_load.taken))
+        return max(1, min(self.count, self._machine - self.external_load.cores))
 
     async def watch_external_load(self) -> None:
         """Sample the load of other programs while a model computes, until cancelled."""
@@ -102,7 +102,7 @@ class Cores:
     def _sample_external_load(self) -> None:
         own = own_s([os.getpid(), *(worker.pid for worker in self._workers() if worker.pid)])
         if self.external_load.add_sample(time.monotonic(), busy_s(), own):
-            log.info("cores.available", cores=self.available, taken=self.external_load.taken)
+            log.info("cores.available", cores=self.available, external=self.external_load.cores)
             self.assign_cores()
 
     def assign_cores(self) -> None:
@@ -122,51 +122,47 @@ class ExternalLoad:
     """The number of cores that other programs keep busy."""
 
     def __init__(self) -> None:
-        self.taken = 0
+        self.cores = 0
         self._last: tuple[float, float, dict[int, float]] | None = None
         self._candidate, self._agreeing = 0, 0
 
     def add_sample(self, now: float, busy: float, own: dict[int, float]) -> bool:
         """Add the CPU seconds since boot of all programs and, by pid, of our own processes; return
-        whether `taken` has changed.
+        whether `cores` has changed.
         """
         last, self._last = self._last, (now, busy, own)
         if last is None or last[2].keys() != own.keys() or now <= last[0]:
             self._agreeing = 0
             return False
         used = busy - last[1] - sum(own.values()) + sum(last[2].values())
-        return self._update_taken(max(0.0, used / (now - last[0])))
+        return self._update_cores(max(0.0, used / (now - last[0])))
 
     def restart(self) -> None:
         """Drop the last sample, which is too old for a difference."""
         self._last = None
 
-    def _update_taken(self, cores: float) -> bool:
-        high, low = int(cores + 1 - TAKEN_AT), int(cores + 1 - FREE_AT)
-        taken = high if high > self.taken else min(low, self.taken)
-        self._agreeing = self._agreeing + 1 if taken == self._candidate else 1
-        self._candidate = taken
-        if taken == self.taken or self._agreeing < SAMPLES:
+    def _update_cores(self, load: float) -> bool:
+        busy, not_free = int(load + 1 - BUSY_AT), int(load + 1 - FREE_AT)
+        cores = busy if busy > self.cores else min(not_free, self.cores)
+        self._agreeing = self._agreeing + 1 if cores == self._candidate else 1
+        self._candidate = cores
+        if cores == self.cores or self._agreeing < SAMPLES:
             return False
-        self.taken = taken
+        self.cores = cores
         return True
 
 
-def busy_s(proc: Path = Path("/proc")) -> float:
+def busy_s() -> float:
     """Return the CPU seconds that all programs have used."""
-    user, nice, system, _idle, _iowait, irq, softirq, *_ = map(
-        int, (proc / "stat").read_text().split("\n", 1)[0].split()[1:]
-    )
-    return (user + nice + system + irq + softirq) * _TICK_S
+    times = psutil.cpu_times()
+    return times.user + times.nice + times.system + times.irq + times.softirq
 
 
-def own_s(pids: Iterable[int], proc: Path = Path("/proc")) -> dict[int, float]:
+def own_s(pids: Iterable[int]) -> dict[int, float]:
     """Return the CPU seconds of each of our processes, except those that have exited."""
     found = {}
     for pid in pids:
-        try:
-            fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        found[pid] = (int(fields[11]) + int(fields[12])) * _TICK_S
+        with suppress(psutil.Error):
+            times = psutil.Process(pid).cpu_times()
+            found[pid] = times.user + times.system
     return found

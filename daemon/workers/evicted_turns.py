@@ -58,11 +58,6 @@ class EvictedTurns:
                 del self._readers[number]
                 reader.report(m.Failed(number, error.to_wire()))
 
-    def _continue_turn(self, task_id: int) -> None:
-        reader = self._readers.pop(task_id, None)
-        if reader is not None:
-            self._move({task_id: reader})
-
     # The methods of `TaskClient`.
 
     @property
@@ -75,20 +70,11 @@ class EvictedTurns:
         """Start a turn in a worker."""
         self._move({spec.id: reader})
 
-    def cancel(self, task_id: int) -> None:
-        """Drop a turn."""
-        self._readers.pop(task_id, None)
-
-    def add_credit(self, task_id: int, events: int) -> None:
-        """Continue a turn: its client reads again."""
-        self._continue_turn(task_id)
-
-    def pull(self, task_id: int) -> None:
-        """Continue a turn: its next token is requested."""
-        self._continue_turn(task_id)
-
-    def adjust(self, command: m.Adjust) -> None:
-        """Do nothing: a continued turn starts with its current parameters."""
-
-    def judge(self, verdict: m.Verdict) -> None:
-        """Do nothing: a continued turn requests a verdict again."""
+    def send_command(self, command: m.Command) -> None:
+        """Drop a cancelled turn, and continue one whose client reads again. Ignore other commands:
+        a continued turn starts with its current parameters and requests a verdict again.
+        """
+        if isinstance(command, m.Cancel | m.Credit | m.PullToken):
+            reader = self._readers.pop(command.task_id, None)
+            if reader is not None and not isinstance(command, m.Cancel):
+                self._move({command.task_id: reader})

@@ -1,7 +1,8 @@
-"""Commands and queries of sessions and calls to one worker process."""
+"""The client of one worker process: its tasks, and the queries that wait for an answer."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,28 +15,69 @@ from ...backends.errors import InferdError, WorkerCrashed
 from ...scheduler import messages as m
 from ...scheduler.recording.recorder import Activity, ActivityKind, Recorder
 from ...sessions.worker_client import TaskReader
-from .listener import WorkerListener
-from .queries import PendingQueries
 from .recovery import Quarantine, fail_readers, quarantine_error
-from .tasks import WorkerTasks
+from .tasks import WorkerListener, WorkerTasks
 from .worker_process import describe_exit
 
 _NO_QUERY = 0
 """The query id of a command whose answer is not awaited."""
 
 
+class PendingQueries:
+    """The queries without an answer by number, from 1 on, each with the part that a client
+    supplied. Lives on the daemon's event loop.
+    """
+
+    def __init__(self) -> None:
+        self._pending: dict[int, tuple[bytes, asyncio.Future[Any]]] = {}
+        self._last_number = 0
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def add_query(self, data: bytes) -> int:
+        """Add a query and return its number."""
+        self._last_number += 1
+        self._pending[self._last_number] = data, asyncio.get_running_loop().create_future()
+        return self._last_number
+
+    async def wait_answer(self, number: int) -> Any:
+        """Wait for the answer to a query.
+
+        :raises InferdError: the query was refused.
+        """
+        try:
+            answer = await self._pending[number][1]
+        finally:
+            del self._pending[number]
+        if isinstance(answer, InferdError):
+            raise answer
+        return answer
+
+    def answer_query(self, number: int, answer: Any) -> None:
+        """Answer a query, or refuse it by an `InferdError`, unless its caller was cancelled."""
+        _, future = self._pending.get(number, (b"", None))
+        if future is not None and not future.done():
+            future.set_result(answer)
+
+    def refuse_all(self, error: Callable[[int, bytes], InferdError]) -> None:
+        """Refuse all queries; *error* returns the error for a number and its data."""
+        for number, (data, _) in list(self._pending.items()):
+            self.answer_query(number, error(number, data))
+
+
 class ProcessClient:
     """The `WorkerClient` of the worker of *spec*. Lives on the daemon's event loop.
 
-    *send* sends a command, *recorder* reads the activity of the process, *exited* is set once it
-    has exited.
+    *send_command* sends a command, *recorder* reads the activity of the process, *exited* is set
+    once it has exited.
     """
 
     def __init__(
         self,
         spec: ModelSpec,
         listener: WorkerListener,
-        send: Callable[[m.Command], None],
+        send_command: Callable[[m.Command], None],
         recorder: Recorder,
         exited: anyio.Event,
     ):
@@ -54,7 +96,7 @@ class ProcessClient:
         """The process was ordered to quit."""
         self.embeds = False
         """Memory is reserved for the embedding context."""
-        self._listener, self._send = listener, send
+        self._listener, self.send_command = listener, send_command
         self._recorder, self._exited = recorder, exited
 
     @property
@@ -71,44 +113,23 @@ class ProcessClient:
             reader.report(m.Failed(spec.id, quarantine_error(self.spec.name).to_wire()))
             return
         self.tasks.add_task(spec.id, reader)
-        self._send(m.Submit(spec))
+        self.send_command(m.Submit(spec))
         self._listener.work_changed()
         if self._exited.is_set():
             self.settle()
 
-    def cancel(self, task_id: int) -> None:
-        """Stop a task before the next step."""
-        self._send(m.Cancel(task_id))
-
-    def add_credit(self, task_id: int, events: int) -> None:
-        """Let a push task send *events* more events."""
-        self._send(m.Credit(task_id, events))
-
-    def pull(self, task_id: int) -> None:
-        """Request the next token of a pull task."""
-        self._send(m.PullToken(task_id))
-
-    def adjust(self, command: m.Adjust) -> None:
-        """Change a task's parameters from its next token on."""
-        self._send(command)
-
-    def judge(self, verdict: m.Verdict) -> None:
-        """Send the verdict on whether a task ends with its last sentence."""
-        self._send(verdict)
-
     async def park(self, task_id: int) -> bool:
         """Preempt a task in favor of waiting tasks; return whether it is parked."""
-        parked: bool = await self.query(lambda i: m.Park(i, task_id))
-        return parked
+        return bool(await self.query(lambda i: m.Park(i, task_id)))
 
     def withdraw_tasks(self, *, waiting: bool = False) -> dict[int, TaskReader]:
         """Cancel the tasks, or only the waiting ones, in the process; return their readers."""
-        given = self.tasks.remove_tasks(waiting=waiting)
-        for number in given:
-            self.cancel(number)
-        if given:
+        readers = self.tasks.remove_tasks(waiting=waiting)
+        for number in readers:
+            self.send_command(m.Cancel(number))
+        if readers:
             self.tasks.notify_changed()
-        return given
+        return readers
 
     # Texts.
 
@@ -121,8 +142,7 @@ class ProcessClient:
 
     async def detokenize(self, tokens: Sequence[int]) -> bytes:
         """Return the text of *tokens*."""
-        text: bytes = await self.query(lambda i: m.Detokenize(i, m.pack_tokens(tokens)))
-        return text
+        return bytes(await self.query(lambda i: m.Detokenize(i, m.pack_tokens(tokens))))
 
     async def chat_prompt(
         self,
@@ -148,8 +168,7 @@ class ProcessClient:
     ) -> int:
         """Return how many of *tokens* are cached for a session now."""
         packed = m.pack_tokens(tokens)
-        cached: int = await self.query(lambda i: m.Lookup(i, owner, session, adapters, packed))
-        return cached
+        return int(await self.query(lambda i: m.Lookup(i, owner, session, adapters, packed)))
 
     async def forget_session(self, owner: int, session: str) -> None:
         """Delete a session's KV states in memory and on disk, and wait until it is done."""
@@ -159,7 +178,9 @@ class ProcessClient:
         self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> None:
         """Request that a session's KV state is written to disk soon, without waiting."""
-        self._send(m.PersistState(_NO_QUERY, owner, session, adapters, m.pack_tokens(tokens)))
+        self.send_command(
+            m.PersistState(_NO_QUERY, owner, session, adapters, m.pack_tokens(tokens))
+        )
 
     async def reserve_embedding_memory(self) -> None:
         """Reserve memory for the embedding context.
@@ -177,8 +198,7 @@ class ProcessClient:
 
     async def statistics(self) -> dict[str, Any]:
         """Return the engine's counters."""
-        counters: dict[str, Any] = await self.query(m.Stats)
-        return counters
+        return dict(await self.query(m.Stats))
 
     async def add_adapter(self, spec: AdapterSpec) -> m.AdapterReport:
         """Load an adapter into the process."""
@@ -200,7 +220,7 @@ class ProcessClient:
         if data in self.quarantine:
             raise quarantine_error(self.spec.name)
         number = self.queries.add_query(data)
-        self._send(command(number))
+        self.send_command(command(number))
         if self._exited.is_set():
             self.settle()
         return await self.queries.wait_answer(number)

@@ -16,16 +16,16 @@ import msgspec
 import structlog
 from structlog.contextvars import clear_contextvars
 
-from ...backends import ModelInfo, ModelSpec, Shape
+from ...backends import ModelInfo, ModelSpec
 from ...backends.errors import InferdError, LoadFailed, error_from_wire
 from ...scheduler import messages as m
 from ...scheduler.recording.engine_counters import EngineCounters
 from ...scheduler.recording.recorder import ActivityKind, Recorder, create_record
 from .cores import LOADING
 from .hang_detector import HangDetector
-from .listener import WorkerListener
 from .process_client import ProcessClient
 from .recovery import Quarantine
+from .tasks import WorkerListener
 from .worker_link import WorkerLink, send_load
 from .worker_log import WorkerLog
 from .worker_process import describe_exit, load_failed, spawn_worker, wait_for_exit
@@ -129,7 +129,7 @@ class Worker:
 
     def set_threads(self, threads: int) -> None:
         """Let the engine use *threads* from its next step on."""
-        self._link.send_command(m.SetThreads(threads))
+        self.client.send_command(m.SetThreads(threads))
 
     def update_logging(self) -> None:
         """Send the log levels in force to the process, or after its load if it still loads."""
@@ -137,33 +137,18 @@ class Worker:
             return
         levels, changed = self._log.read_levels()
         if changed:
-            self._link.send_command(levels)
-
-    def forget_kv_file(self, name: str) -> None:
-        """Report to the process that a KV file was deleted."""
-        self._link.send_command(m.KvFileEvicted(name))
+            self.client.send_command(levels)
 
     async def set_low_memory(self, *, on: bool) -> int:
-        """Switch the low-memory mode, in which the worker holds only the KV states of parked
+        """Switch the low-memory mode, in which the worker keeps only the KV states of parked
         tasks; return the bytes that this frees.
         """
-        freed: int = await self.client.query(lambda i: m.SetLowMemory(i, on))
-        return freed
+        return int(await self.client.query(lambda i: m.SetLowMemory(i, on)))
 
     def quit(self) -> None:
         """Order the process to free its model and exit; a load under way is aborted."""
         self.client.quitting = True
-        self._link.send_command(m.Quit())
-
-    # Memory, before the model is loaded.
-
-    def estimate_memory(self, shape: Shape) -> None:
-        """Request a memory estimate of the model in another shape."""
-        self._link.send_command(m.EstimateMemory(shape))
-
-    def allow_load(self) -> None:
-        """Let the process load the model in the shape that was estimated last."""
-        self._link.send_command(m.Proceed())
+        self.client.send_command(m.Quit())
 
     def refuse_load(self, error: InferdError) -> None:
         """Refuse the load with *error*."""
@@ -225,9 +210,9 @@ class Worker:
                     self._listener.embedding_context_created()
                 client.tasks.deliver_report(report)
             case m.CommandResult(number, value):
-                client.queries.resolve_query(number, value)
+                client.queries.answer_query(number, value)
             case m.Refused(number, error):
-                client.queries.refuse_query(number, error_from_wire(error))
+                client.queries.answer_query(number, error_from_wire(error))
             case m.KvFileWritten() | m.KvFileLost():
                 self._listener.kv_file_changed(report)
             case m.MemoryEstimate():

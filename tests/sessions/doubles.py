@@ -51,20 +51,8 @@ class EnginePort:
         self.readers[spec.id] = reader
         self.commands.append(m.Submit(spec))
 
-    def cancel(self, task_id: int) -> None:
-        self.commands.append(m.Cancel(task_id))
-
-    def add_credit(self, task_id: int, events: int) -> None:
-        self.commands.append(m.Credit(task_id, events))
-
-    def pull(self, task_id: int) -> None:
-        self.commands.append(m.PullToken(task_id))
-
-    def adjust(self, command: m.Adjust) -> None:
+    def send_command(self, command: m.Command) -> None:
         self.commands.append(command)
-
-    def judge(self, verdict: m.Verdict) -> None:
-        self.commands.append(verdict)
 
     async def tokenize(
         self, text: bytes, *, special: bool, bos: bool, turn: bool = False

@@ -1,4 +1,4 @@
-"""Cores among models: who gets how many threads, and who is told."""
+"""Assignment of cores to models, and the load of other programs."""
 
 from __future__ import annotations
 
@@ -82,18 +82,18 @@ def test_a_loading_worker_gets_its_threads_when_it_has_work() -> None:
 
 
 def sampled(load: ExternalLoad, *cores: float, own: float = 1.0) -> list[int]:
-    """Add samples of one second each; return the cores taken after each sample."""
-    taken, busy = [], 0.0
+    """Add samples of one second each; return the busy cores after each sample."""
+    found, busy = [], 0.0
     load.add_sample(0.0, busy, {1: 0.0})
     for second, external in enumerate(cores, start=1):
         busy += external + own
         load.add_sample(float(second), busy, {1: own * second})
-        taken.append(load.taken)
-    return taken
+        found.append(load.cores)
+    return found
 
 
 @pytest.mark.parametrize(
-    ("cores", "taken"),
+    ("loads", "cores"),
     [
         ([0.0, 0.3, 0.45, 0.45, 0.45], [0, 0, 0, 0, 0]),
         ([0.7, 0.7], [0, 1]),
@@ -102,20 +102,20 @@ def sampled(load: ExternalLoad, *cores: float, own: float = 1.0) -> list[int]:
         ([2.9, 2.9, 1.0, 1.0, 1.0], [0, 3, 3, 1, 1]),
     ],
 )
-def test_a_core_is_taken_once_other_programs_use_most_of_it_for_two_samples(
-    cores: list[float], taken: list[int]
+def test_a_core_is_busy_once_other_programs_use_half_of_it_for_two_samples(
+    loads: list[float], cores: list[int]
 ) -> None:
-    assert sampled(ExternalLoad(), *cores) == taken
+    assert sampled(ExternalLoad(), *loads) == cores
 
 
 def test_a_sample_across_a_change_of_our_processes_is_ignored() -> None:
     load = ExternalLoad()
     for second in range(10):
         load.add_sample(float(second), 2.0 * second, {second: 0.0})
-    assert load.taken == 0
+    assert load.cores == 0
 
 
-def test_cores_taken_by_other_programs_are_not_assigned() -> None:
+def test_cores_that_other_programs_keep_busy_are_not_assigned() -> None:
     one, two = Busy(1), Busy()
     cores = Cores(4, lambda: [one, two], 4)
     cores.assign_cores()
@@ -137,7 +137,7 @@ def test_cores_that_are_not_ours_may_be_busy() -> None:
     assert cores.available == 3
 
 
-def test_the_figures_of_this_machine_are_read() -> None:
+def test_the_cpu_times_of_this_machine_are_read() -> None:
     before, mine = busy_s(), own_s([os.getpid(), 1 << 30])
     begun = time.process_time()
     while time.process_time() < begun + 0.1:

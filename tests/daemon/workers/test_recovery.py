@@ -14,7 +14,6 @@ from inferd.backends.errors import LoadFailed, WorkerCrashed
 from inferd.daemon.config.sources import load_config
 from inferd.daemon.models.registry import Registry
 from inferd.daemon.models.swap import Swaps
-from inferd.daemon.workers.listener import WorkerListener
 from inferd.daemon.workers.recovery import (
     DEATHS_MAX,
     QUARANTINE_INPUTS_MAX,
@@ -23,6 +22,7 @@ from inferd.daemon.workers.recovery import (
     Recovery,
     fail_readers,
 )
+from inferd.daemon.workers.tasks import WorkerListener
 from inferd.daemon.workers.worker import Worker
 from inferd.scheduler import messages as m
 from inferd.scheduler.recording.recorder import Activity, ActivityKind
