@@ -47,7 +47,7 @@ class Task:
     conditions: TurnConditions | None = None
     """The conditions that may end it, beside its stop texts and bounds."""
     checking_since: float | None = None
-    """When it began to wait for the verdict on its last sentence; see `checking`."""
+    """When it began to wait for the verdict on its last sentence."""
     ending: Ending | None = None
     """The ending that its last token has met, while a sentence before it is judged."""
     scope: int = 0
@@ -183,11 +183,6 @@ class Task:
         """Return the number of tokens up to the next point at which the state is saved."""
         ahead = [point - self.computed for point in self.checkpoints if point > self.computed]
         return min(ahead, default=self.pending)
-
-    @property
-    def checking(self) -> bool:
-        """Whether its last sentence is being judged."""
-        return self.checking_since is not None
 
     @property
     def unread_since(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Sampled tokens and their reports, and tasks that continue, end or shift their context by them."""
+"""The sampling and reporting of tokens, by which tasks continue, end or shift their context."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ...backends.errors import BackendError, InferdError
 from .. import messages as m
 from ..output.logprobs import token_logprobs
 from ..output.sampling import resume_text, sample_token, sampler_for
-from ..output.similarity_check import awaits_verdict, end_check, request_check
 from ..output.stopping.ending import CONTEXT_FULL, LENGTH, Ending
+from ..output.stopping.sentences import Sentences
 from ..recording.recorder import ActivityKind, Recorder
 from ..task import Task, TaskState
 from .metrics import EngineMetrics
@@ -63,9 +63,14 @@ class Answers:
             task.unread_since = self._clock.now
 
     def _continue_task(self, task: Task, ending: Ending | None) -> None:
-        """Have a completed sentence judged, or else end the task if it has met an *ending*."""
-        if task.text.pending_sentence is not None:
-            self._reporter.send(request_check(task, ending, self._clock.now))
+        """Have a completed sentence judged (`stop-similarity`), or else end a task that has met an
+        *ending*. While it waits for the verdict, the task computes nothing that would have to be
+        undone, and gives up its slot like a task whose reader is away.
+        """
+        sentence = task.text.pending_sentence
+        if sentence is not None:
+            task.checking_since, task.ending = self._clock.now, ending
+            self._reporter.send(m.SentenceEnded(task.spec.id, sentence.end, sentence.text))
         elif ending is not None:
             self._tasks.finish_task(task, ending)
         elif task.state is TaskState.WAITING and len(task.tokens) >= task.ctx_size:
@@ -73,8 +78,15 @@ class Answers:
 
     def apply_verdict(self, task: Task, verdict: m.Verdict) -> None:
         """Continue or end a task whose last sentence was judged."""
-        if awaits_verdict(task, verdict):
-            self._continue_task(task, end_check(task, verdict))
+        sentence = task.text.pending_sentence
+        if task.checking_since is None or sentence is None or sentence.end != verdict.end:
+            return  # a repeated request gets two verdicts
+        ending, task.ending, task.checking_since = task.ending, None, None
+        if verdict.detail:
+            task.text.stop_at_sentence()
+            self._continue_task(task, Ending(Sentences.reason, verdict.detail))
+        else:
+            self._continue_task(task, task.text.continue_text().ending or ending)
 
     # Submitted and adjusted tasks.
 

@@ -1,11 +1,22 @@
-"""The commands that the daemon sends to a running engine."""
+"""The commands that the daemon sends to a running engine, and the checks of submitted tasks."""
 
 from __future__ import annotations
 
-from ...backends import Model
-from ...backends.errors import Cancelled, InferdError
+from collections.abc import Iterable
+
+import msgspec
+
+from ...backends import InferdError, Model
+from ...backends.adapter_keys import split_key
+from ...backends.errors import (
+    Busy,
+    Cancelled,
+    InvalidArgument,
+    PromptTooLong,
+    UnsupportedOperation,
+)
 from .. import messages as m
-from ..kv.manager import KvManager
+from ..embeddings.inputs import check_text
 from ..recording.recorder import Recorder
 from ..task import Task
 from .answers import Answers
@@ -13,8 +24,8 @@ from .slot_assignment import SlotAssignment
 from .steps import Steps
 from .task_table import TaskTable
 from .tokenizing import TokenizeQueue
-from .validation import check_task
-from .worker_adapters import add_adapter, in_use, uses
+
+ADAPTER_RETRY_S = 5.0
 
 
 class CommandHandler:
@@ -27,16 +38,11 @@ class CommandHandler:
         assignment: SlotAssignment,
         answers: Answers,
         steps: Steps,
-        kv: KvManager,
         recorder: Recorder,
     ):
-        self._model, self._tasks, self._assignment, self._answers = (
-            model,
-            tasks,
-            assignment,
-            answers,
-        )
-        self._steps, self._kv, self._reporter = steps, kv, tasks.reporter
+        self._model, self._tasks, self._assignment = model, tasks, assignment
+        self._answers, self._steps = answers, steps
+        self._kv, self._reporter = tasks.kv, tasks.reporter
         self.tokenizing = TokenizeQueue(model, recorder)
 
     def handle_command(self, command: m.Command) -> None:
@@ -56,15 +62,13 @@ class CommandHandler:
             case m.Lookup() | m.PersistState():
                 send(self._kv.look_up(command))
             case m.ForgetSession():
-                self._reporter.send_all(self._kv.forget_session(command))
+                send(*self._kv.forget_session(command))
             case m.KvFileEvicted(name):
                 self._kv.forget_file(name)
-            case m.AddAdapter():
-                send(add_adapter(self._model, command))
-            case m.RemoveAdapter():
-                send(self._remove_adapter(command))
+            case m.AddAdapter() | m.RemoveAdapter():
+                send(self._change_adapters(command))
             case m.Logging():
-                self._reporter.log.configure(command)
+                self._reporter.configure_log(command)
             case m.SetThreads(threads):
                 self._steps.use_threads(threads)
             case m.SetLowMemory():
@@ -109,14 +113,67 @@ class CommandHandler:
         task = self._tasks.find_task(task_id)
         return task is not None and task.spec.embed is None and self._assignment.yield_slot(task)
 
-    def _remove_adapter(self, command: m.RemoveAdapter) -> m.CommandResult | m.Refused:
-        adapter_id = command.adapter_id
-        users = [t for t in self._tasks if uses(t.spec.adapters, adapter_id)]
-        if users and not command.force:
-            return in_use(command, users)
+    def _change_adapters(
+        self, command: m.AddAdapter | m.RemoveAdapter
+    ) -> m.CommandResult | m.Refused:
+        try:
+            if isinstance(command, m.AddAdapter):
+                info = self._model.add_adapter(command.spec)
+                return m.CommandResult(command.id, msgspec.to_builtins(info))
+            self._remove_adapter(command.adapter_id, force=command.force)
+            return m.CommandResult(command.id, None)
+        except InferdError as exc:
+            return m.Refused(command.id, exc.to_wire())
+
+    def _remove_adapter(self, adapter_id: str, *, force: bool) -> None:
+        users = [t for t in self._tasks if _uses(t.spec.adapters, adapter_id)]
+        if users and not force:
+            raise Busy(
+                f"{len(users)} turns use the adapter",
+                hint="wait until they are done, or give force: then they fail",
+                data={"tasks": len(users), "retry_after_s": ADAPTER_RETRY_S},
+            )
         for task in users:
             self._tasks.fail_task(task, Cancelled("the adapter of the turn was removed"))
-        if uses(self._steps.adapters, adapter_id):
+        if _uses(self._steps.adapters, adapter_id):
             self._steps.use_adapters(())
         self._model.remove_adapter(adapter_id)
-        return m.CommandResult(command.id, None)
+
+
+def _uses(keys: Iterable[str], adapter_id: str) -> bool:
+    return any(split_key(key)[0] == adapter_id for key in keys)
+
+
+def check_task(task: Task, model: Model) -> None:
+    """Raise an error for a task that cannot be computed.
+
+    :raises PromptTooLong: the prompt leaves no token of the context for an answer; or see
+        `check_text`.
+    :raises InvalidArgument: the prompt is empty, or it or a stop token is not in the vocabulary.
+    """
+    if not task.tokens:
+        raise InvalidArgument("the prompt has no tokens", hint="send some text")
+    ctx_size = task.ctx_size
+    if task.spec.embed is not None:
+        check_text(task, model.info.embedding)
+    elif not model.info.generates:
+        raise UnsupportedOperation(
+            "the model makes embeddings and does not generate text",
+            hint="use embed, or set the parameter embedding",
+        )
+    elif task.prompt_size >= ctx_size:
+        raise PromptTooLong(
+            f"the prompt has {task.prompt_size} tokens; the context holds {ctx_size - 1} and"
+            " one for the answer",
+            data={"prompt_tokens": task.prompt_size, "ctx_size": ctx_size},
+        )
+    vocab_size = model.info.vocab_size
+    bad = next((t for t in task.tokens if not 0 <= t < vocab_size), None)
+    if bad is not None:
+        raise InvalidArgument(f"token {bad} is not in the vocabulary of {vocab_size}")
+    unknown = next((t for t in task.spec.stopping.stop_tokens if t >= vocab_size), None)
+    if unknown is not None:
+        raise InvalidArgument(
+            f"stop-tokens: token {unknown} is not in the vocabulary of {vocab_size}",
+            hint="`tokenize` returns the tokens of a text",
+        )

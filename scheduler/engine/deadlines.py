@@ -40,7 +40,7 @@ def expired_timeout(task: Task, settings: EngineSettings, now: float) -> InferdE
 
 def expired_bound(task: Task, now: float) -> str | None:
     """Return the bound on its own time that ends *task* now; None while a sentence is judged."""
-    if task.conditions is None or task.checking:
+    if task.conditions is None or task.checking_since is not None:
         return None
     return next((bound for moment, bound in _time_bounds(task) if now >= moment), None)
 

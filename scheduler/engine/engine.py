@@ -55,7 +55,7 @@ class Engine:
             model, self.tasks, self.assignment, self._answers, cost, self.metrics, self.recorder
         )
         self._commands = CommandHandler(
-            model, self.tasks, self.assignment, self._answers, self._steps, self.kv, self.recorder
+            model, self.tasks, self.assignment, self._answers, self._steps, self.recorder
         )
         self._tokenizing = self._commands.tokenizing
         self.quit = False
@@ -74,14 +74,14 @@ class Engine:
         for command in commands:
             clock.busy_at = clock.now
             self._handle(command)
-        reporter.send_all(self._tokenizing.answer_requests())
+        reporter.send(*self._tokenizing.answer_requests())
         if self._tokenizing.tasks_expected and self._tasks_expected_at is None:
             self._tasks_expected_at = clock.now
-        reporter.send_all(self.kv.poll(tasks.queue, clock.now))
+        reporter.send(*self.kv.poll(tasks.queue, clock.now))
         tasks.expire_tasks()
         self._answers.serve_readers()
         self.assignment.assign_slots()
-        reporter.send_all(tasks.embeddings.assign_slots(tasks.order(), clock.tokens, clock.now))
+        reporter.send(*tasks.embeddings.assign_slots(tasks.order(), clock.tokens, clock.now))
         tasks.report_positions()
         return reporter.take_reports()
 

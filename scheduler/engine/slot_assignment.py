@@ -87,8 +87,7 @@ class SlotAssignment:
             self._counts["cached"] += task.cached
         if task.sampler is None:
             task.sampler = sampler_for(self._model, task, task.spec.sampling)
-        self._reporter.report_state(task)
-        self._reporter.log.log_started(task)
+        self._reporter.report_started(task)
 
     def _plan_checkpoints(self, task: Task) -> None:
         """Plan where a prompt's state is saved on a model that can only use whole states: where it
@@ -116,8 +115,7 @@ class SlotAssignment:
         task.preempted_by_kv_pressure = preempted_by_kv_pressure
         self._counts["parks"] += 1
         self._tasks.queue.append(task)
-        self._reporter.report_state(task)
-        self._reporter.log.log_parked(task)
+        self._reporter.report_parked(task)
         return True
 
     def yield_slot(self, task: Task) -> bool:

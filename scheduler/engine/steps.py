@@ -196,6 +196,6 @@ class Steps:
                 task.age += computed
 
     def _fail_step(self, batch: Sequence[ScheduledTokens], error: InferdError) -> None:
-        self._tasks.reporter.log.log_step_failed([part.task for part in batch], error)
+        self._tasks.reporter.log_step_failed([part.task for part in batch], error)
         for part in batch:
             self._tasks.fail_task(part.task, error)

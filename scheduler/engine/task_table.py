@@ -13,10 +13,10 @@ from ..policy.plan import Order, OwnerClock
 from ..policy.prefix_sharing import Leaders, prefix_hash_of
 from ..policy.queue_view import QueueView
 from ..policy.wait_estimate import TurnEstimator
+from ..recording.reporter import Reporter
 from ..settings import EngineSettings
 from ..task import Task, TaskState
 from .deadlines import deadlines, expired_bound, expired_timeout
-from .reporting import Reporter
 
 
 class EngineClock:
@@ -84,7 +84,7 @@ class TaskTable:
         """Queue a task that was checked."""
         self.owners.add_owner(task.spec.owner, (t.spec.owner for t in self))
         self._by_id[task.spec.id] = task
-        self.reporter.log.log_queued(task)
+        self.reporter.log_queued(task)
         if task.spec.embed is not None:
             self.embeddings.add_text(task)
             return
@@ -170,7 +170,7 @@ class TaskTable:
     def report_positions(self) -> None:
         """Report changed places in the queue for the tasks that subscribed to them."""
         if any(t.spec.watch for t in (*self.queue, *self.embeddings.waiting)):
-            self.reporter.send_all(self.view_queue().changed_positions())
+            self.reporter.send(*self.view_queue().changed_positions())
 
     def check_integrity(self) -> None:
         """Assert the invariants: no task lost or doubled, no slot leaked, memory bounded."""

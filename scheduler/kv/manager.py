@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -10,7 +11,6 @@ from ...backends import Model
 from .. import messages as m
 from ..settings import EngineSettings
 from ..task import Task
-from . import heap
 from .disk import DiskTier
 from .files import KvFiles
 from .idle_states import IdleStates
@@ -22,6 +22,17 @@ from .task_states import TaskStates
 
 CLOSE_S = 10.0
 """Bound on writing the KV states to disk when the engine exits."""
+
+
+def return_free_memory() -> None:
+    """Have glibc return the free part of its heap; other C libraries do so by themselves.
+
+    Without it, 36 of 412 MB were returned for states of 0.2 to 3 MB among small objects: freed
+    blocks of that size raise glibc's threshold, and later ones come from the heap. Takes 23 ms.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 class KvManager:
@@ -142,7 +153,7 @@ class KvManager:
             self.store.remove(entry)
         was_writing, self._writing = self._writing, self.disk is not None and self.disk.writing
         if leaving or (was_writing and not self._writing):
-            heap.return_free_memory()
+            return_free_memory()
 
     def _is_safe(self, entry: SavedState) -> bool:
         """Return whether an entry can be dropped: it may not be persisted, or the disk has it."""

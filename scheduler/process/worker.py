@@ -16,20 +16,30 @@ import signal
 import socket
 import sys
 from collections import deque
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
-from ...backends import InferdError, MemoryEstimator, Model, ModelSpec, Shape, load_model
+from ...backends import (
+    AdapterSpec,
+    Device,
+    InferdError,
+    MemoryEstimator,
+    MemoryNeed,
+    Model,
+    ModelSpec,
+    Shape,
+    estimate_memory,
+    load_model,
+)
 from ...backends.errors import load_cancelled
 from .. import messages as m
 from ..engine.engine import Engine
-from ..engine.worker_adapters import load_adapters
 from ..kv.files import KvFiles
-from ..recording.engine_log import log_library, set_library_level
+from ..recording.reporter import log_library, set_library_level
 from ..settings import EngineSettings
 from .build import EXIT_OTHER_BUILD, build_id
-from .estimate_cache import CachedEstimate
 from .link import LinkClosed, SocketLink
 
 OOM_SCORE_ADJ = 500
@@ -70,7 +80,7 @@ def run_worker(link: SocketLink, record: int = -1) -> None:
             kv_dir, fingerprint = command.kv_dir, model.info.fingerprint
             files = KvFiles(Path(kv_dir), fingerprint) if kv_dir else None
             engine = Engine(model, EngineSettings(**command.settings), files=files, record=record)
-            engine.reporter.log.configure(command.logging)
+            engine.reporter.configure_log(command.logging)
             _run_engine(link, engine, list(commands.waiting))
             model.close()
         link.drain(1.0)
@@ -118,6 +128,50 @@ def _load_model(
         return None
     link.send_reports([m.Loaded(model.info, load_adapters(model, spec.adapters))])
     return model
+
+
+def load_adapters(model: Model, specs: Iterable[AdapterSpec]) -> list[m.AdapterReport]:
+    """Load the adapters of a loaded model. One that fails is reported; the model works without."""
+    return [_load_adapter(model, spec) for spec in specs]
+
+
+def _load_adapter(model: Model, spec: AdapterSpec) -> m.AdapterReport:
+    try:
+        return m.AdapterReport(spec=spec, info=model.add_adapter(spec))
+    except InferdError as exc:
+        return m.AdapterReport(spec=spec, error=exc.to_wire())
+
+
+class CachedEstimate:
+    """A `MemoryEstimator` that reads the file only for shapes not *known* from earlier loads, the
+    spec's own first.
+    """
+
+    def __init__(self, spec: ModelSpec, known: Sequence[m.MemoryEstimate]):
+        self._spec = spec
+        self._needs = {report.shape: report.need for report in known}
+        self._estimate: MemoryEstimator | None = None
+        self.shape = known[0].shape if known else self._read_estimate().shape
+
+    @property
+    def devices(self) -> list[Device]:
+        """The devices that layers could run on; models that use devices are not cached."""
+        return self._estimate.devices if self._estimate is not None else []
+
+    def need(self, shape: Shape) -> MemoryNeed:
+        """Return the memory that the model needs in *shape*."""
+        known = self._needs.get(shape)
+        return known if known is not None else self._read_estimate().need(shape)
+
+    def close(self) -> None:
+        """Free the estimator, if the file was read."""
+        if self._estimate is not None:
+            self._estimate.close()
+
+    def _read_estimate(self) -> MemoryEstimator:
+        if self._estimate is None:
+            self._estimate = estimate_memory(self._spec)
+        return self._estimate
 
 
 def _agree_on_shape(

@@ -25,7 +25,7 @@ TEXTS = [f"session number {i} says something of its own, and at length" for i in
 HEAP = """
 import random
 from inferd.backends.llama.loading import memory_estimate
-from inferd.scheduler.kv import heap
+from inferd.scheduler.kv.manager import return_free_memory
 
 random.seed(1)
 states, small = [], []
@@ -37,7 +37,7 @@ for number in range(100):
 freed = sum(map(len, states))
 del states
 before = memory_estimate._resident_bytes()
-heap.return_free_memory()
+return_free_memory()
 print(freed, before - memory_estimate._resident_bytes())
 """
 
