@@ -177,23 +177,9 @@ def _turns(daemon: Daemon) -> Read:
     yield "retry_after_ratio", {(): ratio}
 
 
-COUNTED = (
-    *("request_success", "request_failures", "admission_rejections", "call_errors"),
-    *("model_load_failures", "model_unloads", "worker_restarts"),
-)
-OBSERVED = (
-    *("request_queue_time_seconds", "time_to_first_token_seconds"),
-    *("request_time_per_output_token_seconds", "e2e_request_latency_seconds"),
-    *("model_load_seconds", "model_swap_seconds"),
-)
-"""Families that `DaemonCounters` holds."""
-
-
 def _counters(daemon: Daemon) -> Read:
-    for name in COUNTED:
-        yield name, daemon.counters.counts[name]
-    for name in OBSERVED:
-        yield name, daemon.counters.histograms[name]
+    yield from daemon.counters.counts.items()
+    yield from daemon.counters.histograms.items()
 
 
 ENGINE_COUNTERS = {
@@ -243,11 +229,8 @@ def _loaded(daemon: Daemon) -> Read:
         worker = model.loaded
         if worker is None:
             continue
-        name, gauges, info = (
-            daemon.counters.name_of(model),
-            worker.engine_counters.read_gauges(),
-            worker.info,
-        )
+        name, info = daemon.counters.name_of(model), worker.info
+        gauges = worker.engine_counters.read_gauges()
         slots[(name,)] += info.slots
         cells[(name,)] += info.slots * info.ctx_size
         used[(name,)] += int(gauges["slot_tokens"])

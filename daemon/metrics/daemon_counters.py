@@ -37,7 +37,18 @@ QUEUE_BOUNDS = (
 )
 BOUNDS = {"sessions_max": "sessions-max", "connections_max": "connections-max"}
 """Settings by the key that a `Busy` error has in its data, unless it names a `bound` itself."""
-REJECTION_REASONS = (*QUEUE_BOUNDS, *BOUNDS.values(), "quota", "memory", "draining", "other")
+REASONS = {ShuttingDown: "draining", QuotaExceeded: "quota", OutOfMemory: "memory"}
+REJECTION_REASONS = (*QUEUE_BOUNDS, *BOUNDS.values(), *REASONS.values(), "other")
+COUNTED = (
+    *("request_success", "request_failures", "admission_rejections", "call_errors"),
+    *("model_load_failures", "model_unloads", "worker_restarts"),
+)
+OBSERVED = (
+    *("request_queue_time_seconds", "time_to_first_token_seconds"),
+    *("request_time_per_output_token_seconds", "e2e_request_latency_seconds"),
+    *("model_load_seconds", "model_swap_seconds"),
+)
+"""Families of event counters, and of histograms."""
 
 
 def label_of(model: ManagedModel) -> str:
@@ -49,12 +60,9 @@ def label_of(model: ManagedModel) -> str:
 
 def reason_of(error: InferdError) -> str | None:
     """Return the bound that caused a refusal; None for other errors."""
-    if isinstance(error, ShuttingDown):
-        return "draining"
-    if isinstance(error, QuotaExceeded):
-        return "quota"
-    if isinstance(error, OutOfMemory):
-        return "memory"
+    for kind, reason in REASONS.items():
+        if isinstance(error, kind):
+            return reason
     if not isinstance(error, Busy) or isinstance(error, SessionBusy):
         return None
     named = (setting for key, setting in BOUNDS.items() if key in error.data)
@@ -70,12 +78,8 @@ class DaemonCounters(LoadListener):
     """Event counters and histograms, owned by the daemon's event loop."""
 
     def __init__(self) -> None:
-        self.histograms: dict[str, dict[tuple[str, ...], Histogram]] = {
-            name: {} for name, family in FAMILIES.items() if family.kind == "histogram"
-        }
-        self.counts: dict[str, Counter[tuple[str, ...]]] = {
-            name: Counter() for name, family in FAMILIES.items() if family.kind == "counter"
-        }
+        self.histograms: dict[str, dict[tuple[str, ...], Histogram]] = {n: {} for n in OBSERVED}
+        self.counts: dict[str, Counter[tuple[str, ...]]] = {n: Counter() for n in COUNTED}
         self.engines: dict[str, tuple[float, ...]] = {}
         """The engine counters of each model, summed over all its workers so far."""
         self._seen: dict[Worker, tuple[float, ...]] = {}
@@ -104,10 +108,7 @@ class DaemonCounters(LoadListener):
 
     def observe(self, family: str, labels: tuple[str, ...], value: float) -> None:
         """Add a value to a histogram."""
-        histograms = self.histograms[family]
-        if labels not in histograms:
-            histograms[labels] = _empty(family)
-        histograms[labels].observe(value)
+        self.histograms[family].setdefault(labels, _empty(family)).observe(value)
 
     def turn_began(self, model: ModelSource, turn: Turn, *, chat: bool) -> None:
         """Do nothing: a turn is counted when it ends."""

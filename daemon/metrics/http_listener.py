@@ -1,14 +1,14 @@
 """The HTTP server of `GET /metrics` and `GET /health` on the daemon's event loop.
 
 It serves one request per connection, and closes slow, large and surplus connections. It is an
-optional component: while it cannot listen, it retries and the daemon runs without it.
+optional component: while it cannot listen, it tries again, and the daemon runs without it.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
-import stat
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from http import HTTPStatus
@@ -44,12 +44,14 @@ Response = tuple[int, str, bytes]
 
 
 class MetricsServer:
-    """Serves the metrics of *daemon* at *address*. *note* gets the cause of a failure, or None."""
+    """Serves the metrics of *daemon* at *address*. *report* gets the cause of a failure, or None
+    once the server listens.
+    """
 
-    def __init__(self, daemon: Daemon, address: Address, note: Callable[[str | None], None]):
+    def __init__(self, daemon: Daemon, address: Address, report: Callable[[str | None], None]):
         self.where: str | None = None
         """The address at which it listens; None while it does not."""
-        self._daemon, self._address, self._note = daemon, address, note
+        self._daemon, self._address, self._report = daemon, address, report
         self._sock: socket.socket | None = None
         self._open_connections = 0
         self._paths: dict[str, Callable[[], Awaitable[Response]]] = {
@@ -58,17 +60,22 @@ class MetricsServer:
         }
 
     def open(self) -> None:
-        """Listen, or note the cause of the failure."""
+        """Listen, or report the cause of the failure."""
         try:
-            self._sock = _bound(self._address)
+            self._sock = _listening_socket(self._address)
         except OSError as exc:
-            self._note(f"{self._address}: {exc.strerror or exc}")
+            self._report_failure(exc)
             return
         self.where = self._address.path or str(Address(*self._sock.getsockname()[:2]))
-        self._note(None)
+        self._report(None)
+
+    def _report_failure(self, error: OSError) -> None:
+        # `strerror` may have more text, from `socket.create_server`.
+        cause = os.strerror(error.errno) if error.errno else error
+        self._report(f"{self._address}: {cause}")
 
     async def run(self) -> None:
-        """Serve until cancelled; retry to listen every `LISTEN_RETRY_S`."""
+        """Serve until cancelled; while the server cannot listen, try every `LISTEN_RETRY_S`."""
         async with anyio.create_task_group() as group:
             while True:
                 if self._sock is not None:
@@ -80,16 +87,16 @@ class MetricsServer:
         """Serve until the socket fails."""
         try:
             async with await anyio.abc.SocketListener.from_socket(sock) as listener:
-                await listener.serve(self._serve_one, group)
+                await listener.serve(self._serve_connection, group)
         except OSError as exc:
-            self._note(f"{self._address}: {exc.strerror or exc}")
+            self._report_failure(exc)
         finally:
             self._sock = self.where = None
             if self._address.path:
                 with suppress(OSError):
                     os.unlink(self._address.path)
 
-    async def _serve_one(self, stream: anyio.abc.SocketStream) -> None:
+    async def _serve_connection(self, stream: anyio.abc.SocketStream) -> None:
         self._open_connections += 1
         try:
             async with stream:
@@ -133,39 +140,27 @@ class MetricsServer:
 
     async def _health(self) -> Response:
         daemon = self._daemon
-        failing = [it["component"] for it in daemon.components.describe() if not it["up"]]
-        ends = daemon.draining or daemon.stopping.is_set()
-        state = "draining" if ends else "degraded" if failing else "ok"
-        body = msgspec.json.encode({"status": state, "failing": failing})
-        return (503 if ends else 200), JSON, body + b"\n"
+        failing = [part["component"] for part in daemon.components.describe() if not part["up"]]
+        ending = daemon.draining or daemon.stopping.is_set()
+        status = "draining" if ending else "degraded" if failing else "ok"
+        body = msgspec.json.encode({"status": status, "failing": failing})
+        return (503 if ending else 200), JSON, body + b"\n"
 
 
-def _bound(address: Address) -> socket.socket:
-    """Return a socket that listens at *address*.
+def _listening_socket(address: Address) -> socket.socket:
+    """Return a socket that listens at *address*. A Unix socket is its owner's alone, and replaces
+    one that nobody listens on.
 
     :raises OSError: the address cannot be bound.
     """
-    if address.path:
-        return _bound_path(Path(address.path))
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((address.host, address.port))
-        sock.listen(BACKLOG)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def _bound_path(path: Path) -> socket.socket:
-    """Return a Unix socket at *path*, its owner's alone; one that nobody listens on is replaced."""
+    if not address.path:
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        return socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
+    path = Path(address.path)
+    if path.is_socket() and not path.is_symlink() and _is_stale(path):
+        path.unlink(missing_ok=True)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with suppress(FileNotFoundError):
-            if stat.S_ISSOCK(path.lstat().st_mode) and not _is_served(path):
-                path.unlink()
         os.fchmod(sock.fileno(), 0o600)
         sock.bind(str(path))
         sock.listen(BACKLOG)
@@ -175,20 +170,15 @@ def _bound_path(path: Path) -> socket.socket:
     return sock
 
 
-def _is_served(path: Path) -> bool:
+def _is_stale(path: Path) -> bool:
+    """Return whether nobody listens on the Unix socket at *path*."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            return False
-        except OSError:
-            return True
-        return True
+        return probe.connect_ex(str(path)) == errno.ECONNREFUSED
 
 
 async def _read_head(stream: anyio.abc.SocketStream) -> bytes:
-    """Return a request up to its empty line, or the part that arrived if it is long or cut off."""
+    """Return a request up to its empty line; of a long or incomplete one, the part received."""
     head = b""
     while END not in head and len(head) <= HEAD_BYTES_MAX:
         try:
@@ -199,11 +189,11 @@ async def _read_head(stream: anyio.abc.SocketStream) -> bytes:
 
 
 def _response_bytes(response: Response, *, body: bool = True) -> bytes:
-    """Return the bytes of a response, with its body or without."""
-    status, kind, content = response
+    """Return the bytes of a response; without *body*, its headers alone."""
+    status, content_type, content = response
     lines = [
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
-        f"Content-Type: {kind}",
+        f"Content-Type: {content_type}",
         f"Content-Length: {len(content)}",
         "Cache-Control: no-store",
         "X-Content-Type-Options: nosniff",
@@ -214,8 +204,8 @@ def _response_bytes(response: Response, *, body: bool = True) -> bytes:
 
 
 async def _read_rest(stream: anyio.abc.SocketStream) -> None:
-    """Read the rest of the request, within a bound: to close earlier would discard the answer."""
-    rest = 0
+    """Read the rest of the request, within a bound: closing earlier would discard the answer."""
+    received = 0
     with suppress(anyio.EndOfStream):
-        while rest < REST_BYTES_MAX:
-            rest += len(await stream.receive())
+        while received < REST_BYTES_MAX:
+            received += len(await stream.receive())

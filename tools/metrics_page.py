@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .families import PREFIX, SECTIONS, Family
+from inferd.daemon.metrics.families import PREFIX, SECTIONS, Family
 
 HEAD = """\
 # Metrics
@@ -45,7 +45,7 @@ panel components drew it without a Grafana server (`make dashboard-picture`);
 """
 
 
-def page() -> str:
+def metrics_page() -> str:
     """Return the page."""
     parts = [HEAD]
     for title, families in SECTIONS.items():
