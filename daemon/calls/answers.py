@@ -106,7 +106,7 @@ class _Answers:
         """Return the options of answer *number*; a given seed is incremented by it."""
         p = self._p
         seed = {"seed": (self._seed + number) % SEEDS} if self._seed >= 0 else {}
-        options = TurnOptions(options=p.options | seed, special=False, goes_on=number > 0)
+        options = TurnOptions(options=p.options | seed, special=False, quota_checked=number > 0)
         return turn_options(p, options)
 
 

@@ -157,7 +157,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
             "parked": states.count("parked"),
             "refused": daemon.ledger.refused,
             "recovered": daemon.registry.catalog.recovered,
-            "retry_after_ratio": daemon.ledger.accuracy.histogram(),
+            "retry_after_ratio": daemon.ledger.accuracy.counts_by_bound(),
             "cores": daemon.config.cores,
             "memory": daemon.memory.status,
             "models": workers,

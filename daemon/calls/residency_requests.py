@@ -11,7 +11,7 @@ import msgspec
 from ...ipc.server.server_connection import Request
 from ...scheduler.priority import Priority
 from ...sessions import Session
-from ...sessions.admission.forecast import Ticket
+from ...sessions.admission.bounds import Ticket
 from ..core import Daemon
 from ..models.lease import Lease
 from ..models.model import ManagedModel
@@ -47,7 +47,7 @@ def admitted(name: str, call: Call) -> Call:
                 return await call(daemon, request)
         finally:
             if ticket is not None and gate_request.has_waited:
-                daemon.ledger.release_place(ticket)
+                daemon.ledger.remove_load_wait(ticket)
 
     return run_admitted
 
@@ -62,7 +62,7 @@ class _WaitingCall:
 
     def wait_begins(self) -> None:
         if self._ticket is not None:
-            self._daemon.ledger.hold_place(self._ticket)
+            self._daemon.ledger.add_ticket(self._ticket)
 
     def wait_continues(self) -> None:
         if self._session is not None:

@@ -87,7 +87,7 @@ class _Embeddings:
         own = {"embedding": True, "pooling": p.pooling, "embd-normalize": p.normalize}
         self._daemon, self._graph, self._texts = daemon, daemon.graph(request), p.texts
         self._parameters = self._graph.options | read_options(own, strict=True).values
-        self._turn_options = turn_options(p, TurnOptions(embeds=True, goes_on=True))
+        self._turn_options = turn_options(p, TurnOptions(embeds=True, quota_checked=True))
         self._owner = request.uid
         self._began = daemon.ledger.seconds()
         self._turns: dict[int, Turn] = {}

@@ -171,10 +171,7 @@ def _turns(daemon: Daemon) -> Read:
     yield "num_requests_waiting_by_reason", reasons
     yield "num_requests_parked", states[SessionState.PARKED]
     yield "request_recoveries", _one(daemon.registry.catalog.recovered)
-    accuracy = daemon.ledger.accuracy
-    ratio = Histogram(FAMILIES["retry_after_ratio"].bounds)
-    ratio.counts, ratio.sum = list(accuracy.counts), accuracy.sum
-    yield "retry_after_ratio", {(): ratio}
+    yield "retry_after_ratio", {(): daemon.ledger.accuracy.ratios}
 
 
 def _counters(daemon: Daemon) -> Read:

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from ...scheduler.recording.engine_counters import POWERS_OF_TWO, STEP_S
-from ...sessions.admission.forecast_accuracy import RATIOS
+from ...sessions.admission.forecast import RATIOS
 
 PREFIX = "inferd_"
 Kind = Literal["counter", "gauge", "histogram"]

@@ -1,14 +1,39 @@
-"""Bounds of waiting turns and their prompt tokens, in total and per owner."""
+"""Tickets of turns, and the bounds of waiting turns and their prompt tokens."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .forecast import Ticket
-from .quotas import Quota, no_quota
+from ...scheduler.priority import Priority
+from ..table import SessionState
+from .quotas import NO_QUOTA, Quota
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A turn in the ledger, from its admission to its end."""
+
+    owner: int
+    model: str
+    slots: int
+    priority: Priority
+    prompt_tokens: int
+    n_predict: int = -1
+    """The bound of its output; −1: none."""
+    output: Sized = ()
+    """The turn's output so far; only its length is used."""
+    state: SessionState = SessionState.WAITING
+    started_at: float = 0.0
+    """When it got its slot."""
+    quota_checked: bool = False
+    """The token quota was checked already, for the first turn of the same call."""
+    resumed_tokens: int = 0
+    """The part of its output that was computed before the turn was interrupted."""
+    charged: int = 0
+    """Tokens that its owner was charged at its end."""
 
 
 class Refusal(NamedTuple):
@@ -25,19 +50,12 @@ class WaitingCounts:
     tasks: Counter[int] = field(default_factory=Counter)
     prompt_tokens: Counter[int] = field(default_factory=Counter)
 
-    def add_ticket(self, ticket: Ticket) -> None:
-        """Add a waiting turn."""
-        self._count(ticket, 1)
-
-    def remove_ticket(self, ticket: Ticket) -> None:
-        """Remove a turn that no longer waits."""
-        self._count(ticket, -1)
-
     def copy(self) -> WaitingCounts:
         """Return an independent copy."""
         return WaitingCounts(self.tasks.copy(), self.prompt_tokens.copy())
 
-    def _count(self, ticket: Ticket, sign: int) -> None:
+    def count_ticket(self, ticket: Ticket, sign: int) -> None:
+        """Add a waiting turn (*sign* 1), or remove it (−1)."""
         for counter, amount in ((self.tasks, 1), (self.prompt_tokens, ticket.prompt_tokens)):
             counter[ticket.owner] += sign * amount
             if not counter[ticket.owner]:
@@ -52,7 +70,7 @@ class AdmissionBounds:
     tasks_owner_max: int
     prompt_tokens_max: int = 1 << 20
     prompt_tokens_owner_max: int = 1 << 19
-    quota_of: Callable[[int], Quota] = no_quota
+    quota_of: Callable[[int], Quota] = lambda _: NO_QUOTA
 
     def refusal(self, ticket: Ticket, waiting: WaitingCounts) -> Refusal | None:
         """Return why a turn is refused while *waiting* turns wait; None: it is admitted."""

@@ -1,14 +1,14 @@
-"""Forecast of a model's queue: the order in which turns get slots, and when.
+"""Forecasts of the models' queues: the order in which turns get slots, and when.
 
-The engine decides; the daemon estimates it from the reports of turns.
+The engines decide; the daemon estimates it from the reports of turns.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
-from collections.abc import Iterator, Sequence, Sized
-from dataclasses import dataclass
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from ...scheduler.messages import TurnStats
 from ...scheduler.policy.wait_estimate import (
@@ -17,74 +17,62 @@ from ...scheduler.policy.wait_estimate import (
     TurnEstimator,
     expected_starts,
 )
-from ...scheduler.priority import Priority
+from ...scheduler.recording.engine_counters import Histogram
 from ..table import SessionState
+from .bounds import AdmissionBounds, Ticket, WaitingCounts
 
 _OWNERS_MAX = 4096
 """Owners whose computed tokens a model remembers."""
+_FORECASTS_MAX = 256
+"""Models whose forecast is kept; names of models from descriptors are never used again."""
 PROMPT_S_MIN = 1e-9
 """Avoids division by zero when the clock has not advanced."""
-
-
-@dataclass(eq=False)
-class Ticket:
-    """A turn's place in the ledger, from its admission to its end. *limit* bounds its output."""
-
-    owner: int
-    model: str
-    slots: int
-    priority: Priority
-    prompt_tokens: int
-    limit: int = -1
-    output: Sized = ()
-    """The turn's output so far; only its length is used."""
-    state: SessionState = SessionState.WAITING
-    began: float = 0.0
-    """The time at which it got its slot."""
-    goes_on: bool = False
-    """The call's first turn was admitted: the token quota was checked with that."""
-    before: int = 0
-    """Tokens of its output that an interrupted turn has computed before."""
-    charged: int = 0
-    """Tokens that its owner was charged at its end."""
+RATIOS = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)
+"""Upper bounds of the histogram of predicted by measured seconds."""
+OPEN_MAX = 32
+"""Refusals that are followed at a time; others are ignored."""
+SECONDS_MIN = 1e-3
 
 
 class Forecast:
-    """Statistics of one model's turns: its pace, the computed share of prompts, and the tokens
-    computed for each owner, by which the engine orders owners fairly.
+    """Statistics of one model's turns: its pace, the share of prompt tokens that is not cached, and
+    the tokens computed for each owner, by which the engine orders owners fairly.
     """
 
     def __init__(self) -> None:
         self._estimator = TurnEstimator()
-        self._computed = RunningRatio(1.0)
-        self._served: Counter[int] = Counter()
+        self._uncached = RunningRatio(1.0)
+        self._computed: Counter[int] = Counter()
+        """Tokens computed for each owner."""
 
     def add_turn(self, owner: int, active: set[int]) -> None:
-        """Note a turn of *owner*, while *active* owners have turns. An owner who returns starts at
-        the level of the least served of them.
+        """Add a turn of *owner*, while *active* owners have turns. An owner who returns starts with
+        the lowest count of them.
         """
         if owner not in active:
-            floor = min((self._served[o] for o in active), default=0)
-            self._served[owner] = max(self._served[owner], floor)
-        if len(self._served) > _OWNERS_MAX:
+            lowest = min((self._computed[o] for o in active), default=0)
+            self._computed[owner] = max(self._computed[owner], lowest)
+        if len(self._computed) > _OWNERS_MAX:
             keep = active | {owner}
-            self._served = Counter({o: n for o, n in self._served.items() if o in keep})
+            self._computed = Counter({o: n for o, n in self._computed.items() if o in keep})
 
     def remove_turn(self, ticket: Ticket) -> None:
-        """Count the tokens computed for an ended turn."""
-        self._served[ticket.owner] += self._computed_so_far(ticket)
+        """Count the tokens computed for an ended turn: none, if it has no output."""
+        if ticket.output:
+            computed = round(self._prompt_to_compute(ticket)) + len(ticket.output)
+            self._computed[ticket.owner] += computed
 
     def learn_from_turn(self, ticket: Ticket, stats: TurnStats) -> None:
         """Learn from a finished turn."""
         computed = stats.prompt_tokens - stats.cached_tokens
-        self._computed.add_sample(computed, stats.prompt_tokens)
-        self._estimator.learn_length(stats.output_tokens, ticket.limit)
+        self._uncached.add_sample(computed, stats.prompt_tokens)
+        self._estimator.learn_length(stats.output_tokens, ticket.n_predict)
         if not stats.parks:
             prompt_s, output_s = stats.prompt_ms / 1000, stats.predicted_ms / 1000
             self._estimator.learn_rates(computed, prompt_s, stats.output_tokens, output_s)
 
     def slot_times(self, tickets: Sequence[Ticket], now: float) -> Iterator[tuple[float, Ticket]]:
-        """Return the seconds from *now* until each waiting ticket of the model gets a slot."""
+        """Yield the seconds from *now* until each waiting turn of the model gets a slot."""
         running = [t for t in tickets if t.state is SessionState.RUNNING]
         queue = self.slot_order(tickets)
         starts = expected_starts(
@@ -96,54 +84,49 @@ class Forecast:
         return zip(starts, queue, strict=True)
 
     def slot_order(self, tickets: Sequence[Ticket]) -> list[Ticket]:
-        """Return the waiting tickets in the expected order of the engine: by priority, then by the
-        tokens computed for their owner, then by arrival. Ages are unknown here.
+        """Return the waiting turns in the engine's expected order: by priority, then by the tokens
+        computed for their owner, then by arrival. The engine's aging of priorities is left out.
         """
-        served = self._served.copy()
+        computed = self._computed.copy()
         waiting: dict[int, dict[int, deque[Ticket]]] = {}
         for ticket in tickets:
             if ticket.state is SessionState.RUNNING:
-                served[ticket.owner] += self._computed_at_end(
-                    ticket
-                )  # most of it, by the next free slot
+                # Most of it will be computed by the time that a slot is free.
+                computed[ticket.owner] += self._computed_at_end(ticket)
             else:
                 owners = waiting.setdefault(-ticket.priority, {})
                 owners.setdefault(ticket.owner, deque()).append(ticket)
         return [
-            t for _, owners in sorted(waiting.items()) for t in self._fair_order(owners, served)
+            t for _, owners in sorted(waiting.items()) for t in self._fair_order(owners, computed)
         ]
 
     def _fair_order(
-        self, owners: dict[int, deque[Ticket]], served: Counter[int]
+        self, owners: dict[int, deque[Ticket]], computed: Counter[int]
     ) -> Iterator[Ticket]:
-        """Yield the tickets of one priority, those of the least served owner first."""
-        heap = [(served[owner], place, owner) for place, owner in enumerate(owners)]
+        """Yield the turns of one priority, those of the owner with the fewest tokens first."""
+        heap = [(computed[owner], arrival, owner) for arrival, owner in enumerate(owners)]
         heapq.heapify(heap)
         while heap:
-            _, place, owner = heapq.heappop(heap)
+            _, arrival, owner = heapq.heappop(heap)
             ticket = owners[owner].popleft()
-            served[owner] += self._computed_at_end(ticket)
+            computed[owner] += self._computed_at_end(ticket)
             if owners[owner]:
-                heapq.heappush(heap, (served[owner], place, owner))
+                heapq.heappush(heap, (computed[owner], arrival, owner))
             yield ticket
 
     def tokens_used(self, ticket: Ticket) -> int:
         """Return a turn's computed tokens; its whole prompt counts from the start."""
-        return round(self._prompt_to_compute(ticket)) + len(ticket.output) - ticket.before
+        output = len(ticket.output) - ticket.resumed_tokens
+        return round(self._prompt_to_compute(ticket)) + output
 
     def _prompt_to_compute(self, ticket: Ticket) -> float:
         """Return the expected number of a turn's prompt tokens that are not cached."""
-        return ticket.prompt_tokens * self._computed.value
-
-    def _computed_so_far(self, ticket: Ticket) -> int:
-        """Return the tokens computed for a turn so far; 0 before its first output token."""
-        output = len(ticket.output)
-        return round(self._prompt_to_compute(ticket)) + output if output else 0
+        return ticket.prompt_tokens * self._uncached.value
 
     def _computed_at_end(self, ticket: Ticket) -> int:
         """Return the expected number of tokens computed for a turn at its end."""
         output = len(ticket.output)
-        rest = self._estimator.remaining_work(0, output, ticket.limit)
+        rest = self._estimator.remaining_work(0, output, ticket.n_predict)
         return round(self._prompt_to_compute(ticket) + output + rest.output_tokens)
 
     def _remaining_work(self, ticket: Ticket, now: float) -> RemainingWork:
@@ -153,5 +136,85 @@ class Forecast:
             prompt = 0.0
         elif ticket.state is SessionState.RUNNING:
             prompt_s = max(self._estimator.token_times.prompt_s, PROMPT_S_MIN)
-            prompt = max(0.0, prompt - (now - ticket.began) / prompt_s)
-        return self._estimator.remaining_work(round(prompt), output, ticket.limit)
+            prompt = max(0.0, prompt - (now - ticket.started_at) / prompt_s)
+        return self._estimator.remaining_work(round(prompt), output, ticket.n_predict)
+
+
+class ModelForecasts:
+    """Forecasts by model name. Owned by the ledger."""
+
+    def __init__(self) -> None:
+        self._forecasts: OrderedDict[str, Forecast] = OrderedDict()
+
+    def __getitem__(self, model: str) -> Forecast:
+        forecast = self._forecasts.setdefault(model, Forecast())
+        self._forecasts.move_to_end(model)
+        if len(self._forecasts) > _FORECASTS_MAX:
+            self._forecasts.popitem(last=False)
+        return forecast
+
+    def __len__(self) -> int:
+        return len(self._forecasts)
+
+    def position(self, ticket: Ticket, tickets: Iterable[Ticket]) -> int:
+        """Return the position that a refused turn would have in its model's queue."""
+        others = [t for t in tickets if t.model == ticket.model]
+        return self[ticket.model].slot_order([*others, ticket]).index(ticket) + 1
+
+    def admitted_in_s(
+        self,
+        ticket: Ticket,
+        tickets: Iterable[Ticket],
+        waiting: WaitingCounts,
+        bounds: AdmissionBounds,
+        now: float,
+    ) -> float:
+        """Return the seconds until no bound refuses a refused turn, since enough waiting turns of
+        all models have got slots.
+        """
+        waiting, admitted_in_s = waiting.copy(), 0.0
+        for start_s, other in sorted(self._slot_times(tickets, now), key=lambda start: start[0]):
+            if bounds.refusal(ticket, waiting) is None:
+                break
+            if other.state is SessionState.WAITING:
+                waiting.count_ticket(other, -1)
+                admitted_in_s = start_s
+        return admitted_in_s
+
+    def _slot_times(self, tickets: Iterable[Ticket], now: float) -> Iterator[tuple[float, Ticket]]:
+        by_model: dict[str, list[Ticket]] = {}
+        for ticket in tickets:
+            by_model.setdefault(ticket.model, []).append(ticket)
+        for model, of_model in by_model.items():
+            yield from self[model].slot_times(of_model, now)
+
+
+class _OpenRefusal(NamedTuple):
+    ticket: Ticket
+    at: float
+    predicted_s: float
+
+
+class ForecastAccuracy:
+    """A histogram of `retry_after_s` divided by the time until the turn could be admitted. Owned by
+    the ledger.
+    """
+
+    def __init__(self) -> None:
+        self.ratios = Histogram(RATIOS)
+        self._open: deque[_OpenRefusal] = deque()
+
+    def add_refusal(self, ticket: Ticket, at: float, predicted_s: float) -> None:
+        """Follow a refusal, unless `OPEN_MAX` are followed already."""
+        if len(self._open) < OPEN_MAX:
+            self._open.append(_OpenRefusal(ticket, at, predicted_s))
+
+    def count_admissible(self, at: float, admits: Callable[[Ticket], bool]) -> None:
+        """Count the refused turns that would be admitted now."""
+        for refusal in [r for r in self._open if admits(r.ticket)]:
+            self._open.remove(refusal)
+            self.ratios.observe(refusal.predicted_s / max(at - refusal.at, SECONDS_MIN))
+
+    def counts_by_bound(self) -> dict[str, float]:
+        """Return the counts by the buckets' upper bounds."""
+        return dict(zip((*map(str, RATIOS), "inf"), self.ratios.counts, strict=True))

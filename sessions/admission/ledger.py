@@ -11,17 +11,15 @@ from ...scheduler.messages import TurnStats
 from ...scheduler.policy.wait_estimate import RunningRatio
 from ..table import ACTIVE, SessionState
 from ..turn import TurnListener
-from .bounds import AdmissionBounds, Refusal, WaitingCounts
-from .forecast import Ticket
-from .forecast_accuracy import ForecastAccuracy
-from .model_forecasts import ModelForecasts
+from .bounds import AdmissionBounds, Refusal, Ticket, WaitingCounts
+from .forecast import ForecastAccuracy, ModelForecasts
 from .quotas import RULES, Spending, check_priority
 
 TURN_S_DEFAULT = 5.0
 RETRY_S_MIN = 0.1
 RETRY_MARGIN = 1.25
-"""An early client is refused again, a late one loses little. A free slot is given at the next step,
-which the estimate does not include.
+"""A client that retries early is refused again; one that retries late loses little. A free slot is
+leased at the next step, which the estimate does not include.
 """
 
 
@@ -41,8 +39,8 @@ class Ledger:
         self.waiting = WaitingCounts()
         self._tickets: dict[Ticket, None] = {}
         """Turns under way, in order of arrival."""
-        self._placeholders: list[Ticket] = []
-        """Tickets of turns whose model is loaded, and which are not admitted yet."""
+        self._replaceable: list[Ticket] = []
+        """Tickets of load waits whose model is loaded now: a turn will replace each."""
         self._forecasts = ModelForecasts()
         self._turn_s = RunningRatio(TURN_S_DEFAULT)
         self._ids = count(1)
@@ -56,55 +54,17 @@ class Ledger:
         """Return an unused task id."""
         return next(self._ids)
 
-    def hold_place(self, ticket: Ticket) -> None:
-        """Count a waiting turn whose model is not loaded, so that its prompt cannot be tokenized.
-        Once the model is loaded, `admit_turn` admits a turn in this place.
-
-        :raises Busy: a bound is reached.
-        """
-        self._add_ticket(ticket)
-
-    def model_loaded(self, ticket: Ticket) -> None:
-        """Note that the model of a held place is loaded."""
-        self._placeholders.append(ticket)
-
-    def release_place(self, ticket: Ticket) -> None:
-        """Release a turn's place, if it is still held."""
-        if ticket in self._placeholders:
-            self._placeholders.remove(ticket)
-        if ticket in self._tickets:
-            self.move_ticket(ticket, SessionState.READY)
-
-    def admit_turn(self, ticket: Ticket) -> None:
-        """Count a waiting turn, or refuse it if a bound is reached.
+    def add_ticket(self, ticket: Ticket) -> None:
+        """Count a waiting turn, or refuse it if a bound is reached. A turn whose model must be
+        loaded first has no prompt tokens yet; once it is loaded, `admit_turn` replaces its ticket.
 
         :raises PermissionDenied: its priority is above its owner's highest one.
         :raises QuotaExceeded: its owner's own bound is reached.
-        :raises Busy: with the queue's length, the turn's place on its model, and the time until it
-            would be admitted.
+        :raises Busy: with the queue's length, the turn's position on its model, and the time until
+            it would be admitted.
         """
-        held = (ticket.owner, ticket.model)
-        for other in self._placeholders:
-            if (other.owner, other.model) == held:
-                self.release_place(other)
-                ticket.goes_on = True
-                break
-        self._add_ticket(ticket)
-
-    def check_tokens(self, owner: int) -> None:
-        """Refuse a turn of a user whose tokens a minute are used.
-
-        :raises QuotaExceeded: with the time until a token is available.
-        """
-        quota = self.bounds.quota_of(owner)
-        if quota.tokens_per_minute is not None:
-            own = [t for t in self._tickets if t.owner == owner]
-            under_way = sum(self._forecasts[t.model].tokens_used(t) for t in own)
-            self.spending.check(owner, quota, under_way, self.seconds())
-
-    def _add_ticket(self, ticket: Ticket) -> None:
         check_priority(self.bounds.quota_of(ticket.owner), ticket.priority)
-        if not ticket.goes_on:
+        if not ticket.quota_checked:
             self.check_tokens(ticket.owner)
         refusal = self.bounds.refusal(ticket, self.waiting)
         if refusal is not None:
@@ -113,7 +73,42 @@ class Ledger:
             ticket.owner, {t.owner for t in self._tickets if t.model == ticket.model}
         )
         self._tickets[ticket] = None
-        self.waiting.add_ticket(ticket)
+        self.waiting.count_ticket(ticket, 1)
+
+    def model_loaded(self, ticket: Ticket) -> None:
+        """Have the next turn of a ticket's owner and model replace it."""
+        self._replaceable.append(ticket)
+
+    def remove_load_wait(self, ticket: Ticket) -> None:
+        """Remove a ticket that waited for its model, unless a turn has replaced it."""
+        if ticket in self._replaceable:
+            self._replaceable.remove(ticket)
+        if ticket in self._tickets:
+            self.move_ticket(ticket, SessionState.READY)
+
+    def admit_turn(self, ticket: Ticket) -> None:
+        """Count a waiting turn whose model is loaded. It replaces a ticket that waited for that.
+
+        :raises InferdError: it is refused, as in `add_ticket`.
+        """
+        key = (ticket.owner, ticket.model)
+        for other in self._replaceable:
+            if (other.owner, other.model) == key:
+                self.remove_load_wait(other)
+                ticket.quota_checked = True
+                break
+        self.add_ticket(ticket)
+
+    def check_tokens(self, owner: int) -> None:
+        """Check that a user has tokens left in this minute.
+
+        :raises QuotaExceeded: with the time until a token is available.
+        """
+        quota = self.bounds.quota_of(owner)
+        if quota.tokens_per_minute is not None:
+            own = [t for t in self._tickets if t.owner == owner]
+            under_way = sum(self._forecasts[t.model].tokens_used(t) for t in own)
+            self.spending.check(owner, quota, under_way, self.seconds())
 
     def _refuse(self, ticket: Ticket, refusal: Refusal) -> Busy | QuotaExceeded:
         """Count a refusal and return its error."""
@@ -141,9 +136,11 @@ class Ledger:
         if before is after:
             return
         if before is SessionState.WAITING:
-            self.waiting.remove_ticket(ticket)
-            ticket.began = self.seconds()
-            self.accuracy.count_admissible(ticket.began, self._admits)
+            self.waiting.count_ticket(ticket, -1)
+            ticket.started_at = self.seconds()
+            self.accuracy.count_admissible(
+                ticket.started_at, lambda other: self.bounds.refusal(other, self.waiting) is None
+            )
         if after not in ACTIVE:
             del self._tickets[ticket]
             forecast = self._forecasts[ticket.model]
@@ -151,18 +148,15 @@ class Ledger:
             if before is not SessionState.WAITING:
                 self._charge(ticket, forecast.tokens_used(ticket))
 
-    def _admits(self, ticket: Ticket) -> bool:
-        return self.bounds.refusal(ticket, self.waiting) is None
-
     def learn_from_turn(self, ticket: Ticket, stats: TurnStats) -> None:
         """Learn from a finished turn."""
         self._turn_s.add_sample((stats.prompt_ms + stats.predicted_ms) / 1000, 1)
         self._forecasts[ticket.model].learn_from_turn(ticket, stats)
 
     def charge_turn(self, ticket: Ticket, stats: TurnStats) -> None:
-        """Charge the owner for a turn's computed tokens, which its statistics have."""
+        """Charge the owner for the computed tokens in a turn's statistics."""
         computed = stats.prompt_tokens - stats.cached_tokens + stats.output_tokens
-        self._charge(ticket, computed - ticket.before)
+        self._charge(ticket, computed - ticket.resumed_tokens)
 
     def _charge(self, ticket: Ticket, tokens: int) -> None:
         """Charge *tokens* for an ended turn, in place of an earlier charge."""

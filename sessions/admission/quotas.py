@@ -37,15 +37,10 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
 NO_QUOTA = Quota()
 
 
-def no_quota(owner: int) -> Quota:
-    """Return the quota of a user without bounds."""
-    return NO_QUOTA
-
-
 def check_priority(quota: Quota, priority: Priority) -> None:
-    """Refuse a priority above the highest one of a user.
+    """Check that a priority is not above a user's highest one.
 
-    :raises PermissionDenied: it is above.
+    :raises PermissionDenied: it is.
     """
     if priority > quota.priority_max:
         highest = quota.priority_max.label
@@ -72,7 +67,7 @@ class Spending:
         return len(self._deficits)
 
     def check(self, owner: int, quota: Quota, under_way: int, now: float) -> None:
-        """Refuse a turn of a user without a token left, after those of turns *under_way*.
+        """Check that a user has a token left, besides the tokens of turns *under_way*.
 
         :raises QuotaExceeded: with the time until a token is available.
         """

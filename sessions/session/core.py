@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from ...scheduler.priority import Priority
-from ..admission.forecast import Ticket
+from ..admission.bounds import Ticket
 from ..admission.ledger import Ledger
 from ..history.history import History
 from ..journal.recording import NoRecording

@@ -121,7 +121,7 @@ class TurnRunner:
                 "the context makes embeddings; this call generates text",
                 hint="use compute and get_output, or set the parameter embedding to false",
             )
-        ticket = ticket_of(core, spec, client.info.slots, goes_on=call.goes_on)
+        ticket = ticket_of(core, spec, client.info.slots, quota_checked=call.quota_checked)
         ledger.admit_turn(ticket)
         core.ticket = ticket
         core.move_state(SessionCall.COMPUTE_SINGLE if call.pull else SessionCall.COMPUTE)
@@ -136,7 +136,7 @@ class TurnRunner:
             core.recording.history_changed()  # the history now includes the interrupted turn
         if before is not None:
             turn.take_over(before)
-            ticket.before = len(turn.tokens)
+            ticket.resumed_tokens = len(turn.tokens)
         if turn.generates:
             shifts = () if before is None else before.placed_shifts
             core.recording.turn_began(turn, conversation.last.begin, shifts)

@@ -10,7 +10,7 @@ from structlog.contextvars import get_contextvars
 from ...backends.errors import InvalidArgument
 from ...scheduler import PRIORITIES
 from ...scheduler import messages as m
-from ..admission.forecast import Ticket
+from ..admission.bounds import Ticket
 from ..journal.entries import Replay, TurnBegin
 from ..session.core import SessionCore
 from ..worker_client import WorkerClient
@@ -62,7 +62,7 @@ def _ignores_cache(session: SessionCore, now: float) -> bool:
 
 
 def ticket_of(
-    session: SessionCore, spec: m.TaskSpec, slots: int, *, goes_on: bool = False
+    session: SessionCore, spec: m.TaskSpec, slots: int, *, quota_checked: bool = False
 ) -> Ticket:
     """Return a turn's ticket in the ledger; its model has this number of *slots*."""
     return Ticket(
@@ -72,7 +72,7 @@ def ticket_of(
         spec.priority,
         len(session.conversation.prompt),
         spec.n_predict,
-        goes_on=goes_on,
+        quota_checked=quota_checked,
     )
 
 

@@ -51,8 +51,8 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The caller accepts an embedding, if the parameters request one."""
     watch: bool = False
     """Report changes of the place in the queue."""
-    goes_on: bool = False
-    """The turn belongs to a call that was admitted already."""
+    quota_checked: bool = False
+    """The token quota was checked already, for the first turn of the same call."""
 
 
 class Parameters:

@@ -15,7 +15,7 @@ from inferd.daemon.config.model_settings import ModelConfig
 from inferd.daemon.config.settings import Config
 from inferd.daemon.core import Daemon, Graph
 from inferd.daemon.models.specs import spec_of
-from inferd.sessions.admission.forecast import Ticket
+from inferd.sessions.admission.bounds import Ticket
 
 MODELS = {
     "plain": ModelConfig(backend="echo"),
@@ -39,7 +39,7 @@ async def ticket_for(daemon: Daemon, name: str, monkeypatch: pytest.MonkeyPatch)
     graph = daemon.graphs[7] = Graph(7, connection, lease)
     params = SimpleNamespace(graph=graph.handle, priority="", queue_timeout_s=0.0, timeout_s=0.0)
     request: Any = SimpleNamespace(call="embed", params=params, connection=connection, uid=1)
-    monkeypatch.setattr(daemon.ledger, "hold_place", refuse)
+    monkeypatch.setattr(daemon.ledger, "add_ticket", refuse)
     with pytest.raises(Busy):
         await admitted("embed", compute)(daemon, request)
     return held[0]

@@ -26,9 +26,8 @@ from inferd.sessions import (
     SessionSettings,
     TurnOptions,
 )
-from inferd.sessions.admission.forecast import Ticket
-from inferd.sessions.admission.forecast_accuracy import OPEN_MAX
-from inferd.sessions.admission.model_forecasts import _FORECASTS_MAX
+from inferd.sessions.admission.bounds import Ticket
+from inferd.sessions.admission.forecast import _FORECASTS_MAX, OPEN_MAX
 from inferd.sessions.table import SessionState
 from tests.scheduler.doubles import Bench
 from tests.sessions.doubles import EnginePort, Source
@@ -151,11 +150,11 @@ def test_a_predicted_time_is_compared_with_the_time_of_admission() -> None:
     now[0] += predicted_s / 1.9
     it.move_ticket(first, SessionState.RUNNING)
 
-    assert it.accuracy.histogram() == {
+    assert it.accuracy.counts_by_bound() == {
         "0.25": 0, "0.5": 0, "0.8": 0, "1.25": 0, "2.0": 1, "4.0": 0, "inf": 0,
     }  # fmt: skip
     it.move_ticket(first, SessionState.DONE)
-    assert sum(it.accuracy.counts) == 1, "each refusal counts once"
+    assert sum(it.accuracy.ratios.counts) == 1, "each refusal counts once"
 
 
 def test_a_refusal_is_followed_until_there_is_room_for_its_own_prompt() -> None:
@@ -167,9 +166,9 @@ def test_a_refusal_is_followed_until_there_is_room_for_its_own_prompt() -> None:
             it.admit_turn(ticket(2, tokens=30))
 
     it.move_ticket(small, SessionState.RUNNING)
-    assert sum(it.accuracy.counts) == 0
+    assert sum(it.accuracy.ratios.counts) == 0
     it.move_ticket(large, SessionState.RUNNING)
-    assert it.accuracy.counts[-1] == OPEN_MAX, "a clock that stands still"
+    assert it.accuracy.ratios.counts[-1] == OPEN_MAX, "a clock that stands still"
 
 
 class SlowEcho(EchoModel):
@@ -271,16 +270,16 @@ async def test_the_predicted_time_is_within_a_factor_of_two_in_nine_of_ten_cases
 def test_who_waits_for_a_model_waits_and_is_admitted_on_that_place() -> None:
     it = ledger(tasks=2)
     held, other = ticket(1, tokens=0), ticket(2)
-    it.hold_place(held)
+    it.add_ticket(held)
     it.admit_turn(other)
     with pytest.raises(Busy):
-        it.hold_place(ticket(3, tokens=0))
+        it.add_ticket(ticket(3, tokens=0))
 
     it.model_loaded(held)
     turn = ticket(1, tokens=7)
     it.admit_turn(turn)
     assert (it.waiting.tasks.total(), it.waiting.prompt_tokens.total()) == (2, 17)
-    it.release_place(held)
+    it.remove_load_wait(held)
     assert it.waiting.tasks.total() == 2
     it.move_ticket(turn, SessionState.RUNNING)
     assert it.waiting.tasks.total() == 1
@@ -289,12 +288,12 @@ def test_who_waits_for_a_model_waits_and_is_admitted_on_that_place() -> None:
 def test_a_place_that_was_held_for_nothing_is_given_back() -> None:
     it = ledger(tasks=1)
     held = ticket(tokens=0)
-    it.hold_place(held)
-    it.release_place(held)
+    it.add_ticket(held)
+    it.remove_load_wait(held)
     entered = ticket(tokens=0)
-    it.hold_place(entered)
+    it.add_ticket(entered)
     it.model_loaded(entered)
-    it.release_place(entered)
+    it.remove_load_wait(entered)
     assert it.waiting.tasks.total() == 0
     it.admit_turn(ticket())
 
@@ -302,7 +301,7 @@ def test_a_place_that_was_held_for_nothing_is_given_back() -> None:
 def test_nobody_is_admitted_on_the_place_of_another_user() -> None:
     it = ledger(tasks=1)
     held = ticket(1, tokens=0)
-    it.hold_place(held)
+    it.add_ticket(held)
     it.model_loaded(held)
     with pytest.raises(Busy):
         it.admit_turn(ticket(2))

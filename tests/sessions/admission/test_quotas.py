@@ -12,7 +12,7 @@ from inferd.scheduler.messages import TurnStats
 from inferd.scheduler.priority import Priority
 from inferd.sessions import AdmissionBounds, Ledger, Quota, TurnOptions, check_priority
 from inferd.sessions.admission import quotas
-from inferd.sessions.admission.forecast import Ticket
+from inferd.sessions.admission.bounds import Ticket
 from inferd.sessions.admission.quotas import NO_QUOTA, Spending
 from inferd.sessions.table import SessionState
 from tests.sessions.doubles import Harness
@@ -145,9 +145,9 @@ class Book:
         prompt: int = 10,
         priority: Priority = Priority.NORMAL,
         *,
-        goes_on: bool = False,
+        quota_checked: bool = False,
     ) -> Ticket:
-        ticket = Ticket(owner, "m", 1, priority, prompt, goes_on=goes_on)
+        ticket = Ticket(owner, "m", 1, priority, prompt, quota_checked=quota_checked)
         self.ledger.admit_turn(ticket)
         return ticket
 
@@ -206,7 +206,7 @@ def test_a_turn_that_never_ran_costs_nothing_and_one_that_was_cancelled_what_it_
 def test_what_an_earlier_turn_has_computed_is_not_counted_twice() -> None:
     book = Book(tokens_per_minute=60)
     resumed = book.ticket(prompt=10)
-    resumed.before = 45
+    resumed.resumed_tokens = 45
     book.end(resumed, output=50)
     book.ticket(prompt=0)
 
@@ -215,13 +215,13 @@ def test_more_turns_of_a_call_that_was_admitted_are_not_refused() -> None:
     book = Book(tokens_per_minute=60)
     book.end(book.ticket(), output=100)
     book.retry_after_s()
-    book.ticket(goes_on=True)
+    book.ticket(quota_checked=True)
 
 
 def test_a_turn_that_waited_for_its_model_is_not_refused_in_the_end() -> None:
     book = Book(tokens_per_minute=60)
     waited = Ticket(1, "m", 1, Priority.NORMAL, 0)
-    book.ledger.hold_place(waited)
+    book.ledger.add_ticket(waited)
     book.ledger.spending.add(1, book.quota, 1000, book.now)
     book.ledger.model_loaded(waited)
     book.ticket()
