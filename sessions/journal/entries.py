@@ -1,4 +1,4 @@
-"""Stored values of a session: its facts, its history, its last turn.
+"""Stored values of a session: its facts, its history, its last turn, its date.
 
 Each value is stored, even if it equals its default: a later change of a default changes no session
 that is stored already. Priorities are stored by name.
@@ -6,9 +6,9 @@ that is stored already. Priorities are stored by name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -85,77 +85,53 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     unfinished: TurnPiece | None = None
 
 
-@dataclass(frozen=True)
 class Replay:
     """A turn put together from its pieces, on the prompt that it had; `History.after` takes it."""
 
-    prompt: Sequence[int]
-    pieces: Sequence[TurnPiece]
     generates = True
     """Embedding turns are not stored."""
 
-    @cached_property
-    def text(self) -> bytes:
-        """The turn's text."""
-        return b"".join(piece.text for piece in self.pieces)
-
-    @property
-    def surprisals(self) -> list[float]:
+    def __init__(self, prompt: Sequence[int], pieces: Sequence[TurnPiece]):
+        self.prompt = prompt
+        self.begin = pieces[0].begin or TurnBegin()
+        self._whole = TurnPiece(
+            tokens=b"".join(piece.tokens for piece in pieces),
+            text=b"".join(piece.text for piece in pieces),
+            surprisals=b"".join(piece.surprisals for piece in pieces),
+            shifts=tuple(shift for piece in pieces for shift in piece.shifts),
+            begin=self.begin,
+            end=pieces[-1].end,
+        )
+        self.tokens = unpack_tokens(self._whole.tokens)
+        self.text = self._whole.text
+        self.surprisals = unpack_floats(self._whole.surprisals)
         """The surprisal of each token, as far as it is known."""
-        return unpack_floats(b"".join(piece.surprisals for piece in self.pieces))
-
-    @property
-    def placed_shifts(self) -> list[tuple[int, int, int]]:
+        self.placed_shifts = self._whole.shifts
         """The context shifts: tokens of the turn so far, kept, dropped."""
-        return [shift for piece in self.pieces for shift in piece.shifts]
-
-    @property
-    def shifts(self) -> list[tuple[int, int]]:
+        self.shifts = [(keep, discard) for _, keep, discard in self.placed_shifts]
         """The context shifts: tokens kept, then dropped."""
-        return [(keep, discard) for _, keep, discard in self.placed_shifts]
-
-    @property
-    def stopped_by_text(self) -> bool:
-        """Whether the answer's text was cut, while its tokens are complete."""
-        return bool(self.pieces) and cuts_text(self.pieces[-1].end)
-
-    @property
-    def tokens(self) -> list[int]:
-        """The turn's output tokens."""
-        return unpack_tokens(b"".join(piece.tokens for piece in self.pieces))
-
-    @property
-    def begin(self) -> TurnBegin:
-        """The turn's beginning."""
-        return self.pieces[0].begin or TurnBegin()
+        self.stopped_by_text = cuts_text(self._whole.end)
+        """The answer's text was cut, while its tokens are complete."""
 
     @property
     def interrupted(self) -> TurnPiece | None:
         """The whole output as one piece; None: the turn has ended."""
-        if not self.pieces or self.pieces[-1].end is not None:
-            return None
-        return TurnPiece(
-            tokens=b"".join(piece.tokens for piece in self.pieces),
-            text=self.text,
-            surprisals=b"".join(piece.surprisals for piece in self.pieces),
-            shifts=tuple(self.placed_shifts),
-            begin=self.begin,
-        )
+        return self._whole if self._whole.end is None else None
 
     def extended(self, tokens: Sequence[int], text: bytes) -> Replay:
-        """Return the turn with the output that its reader has beyond the stored one.
+        """Return the turn with the output that its reader has beyond the stored output.
 
         :raises InvalidArgument: the reader's output differs.
         """
-        own = self.tokens
-        if not _share_prefix(own, list(tokens)) or not _share_prefix(self.text, text):
+        own = len(self.tokens)
+        if not _share_prefix(self.tokens, list(tokens)) or not _share_prefix(self.text, text):
             raise InvalidArgument(
                 "tokens or text differ from those that the interrupted turn sent",
                 hint="give all its tokens and text from the start, as its events had them",
-                data={"tokens": len(own)},
+                data={"tokens": own},
             )
-        rest = TurnPiece(tokens=pack_tokens(tokens[len(own) :]), text=text[len(self.text) :])
-        return Replay(self.prompt, (*self.pieces, rest))
+        rest = TurnPiece(tokens=pack_tokens(tokens[own:]), text=text[len(self.text) :])
+        return Replay(self.prompt, (self._whole, rest))
 
     def history(self) -> list[int]:
         """Return the token ids of prompt and output, less those that shifts dropped."""
@@ -173,7 +149,7 @@ def _share_prefix(a: Sequence[int], b: Sequence[int]) -> bool:
 
 @dataclass(frozen=True)
 class StoredSession:
-    """A session in the journal. *at* is when it was last written, in seconds since 1970."""
+    """A session in the journal. *at* is when it was last written, by `Dates`."""
 
     owner: int
     session_id: str
@@ -185,3 +161,33 @@ class StoredSession:
 
 encode = msgspec.msgpack.Encoder().encode
 decode_history = msgspec.msgpack.Decoder(HistoryEntry).decode
+
+
+def _boot_s() -> float:
+    """Return seconds since boot, suspended time included: no user can set this clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Dates:
+    """Seconds since 1970: the system clock at the start plus the time elapsed since. Setting the
+    system clock makes no stored value older or younger.
+    """
+
+    def __init__(
+        self, wall: Callable[[], float] = time.time, elapsed: Callable[[], float] = _boot_s
+    ):
+        self._elapsed = elapsed
+        self._zero = wall() - elapsed()
+        self._ahead_s = 0.0
+
+    def now(self) -> float:
+        """Return the date to store."""
+        return self._zero + self._ahead_s + self._elapsed()
+
+    def not_before(self, at: float) -> None:
+        """Store no date before *at*: without a battery, a machine's clock starts in the past."""
+        self._ahead_s += max(0.0, at - self.now())
+
+    def age_s(self, at: float) -> float:
+        """Return the age of a date; a date in the future has age 0."""
+        return max(0.0, self._zero + self._elapsed() - at)

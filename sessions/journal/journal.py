@@ -19,17 +19,9 @@ import anyio.to_thread
 import structlog
 
 from ...backends.errors import BackendError
-from .dates import Dates
-from .entries import StoredSession
-from .journal_file import (
-    Change,
-    Erase,
-    Found,
-    JournalFile,
-    NewerJournal,
-    damaged,
-)
-from .recording import NoRecording, RecordedSession, Recording, SessionKey
+from .entries import Dates, StoredSession
+from .journal_file import Change, Erase, Found, JournalFile, NewerJournal, damaged
+from .recording import RecordedSession, Recording, SessionKey
 
 GROUP_S = 0.05
 GROUP_TOKENS = 256
@@ -44,16 +36,13 @@ _T = TypeVar("_T")
 class Journal:
     """Lives on the daemon's event loop; *file* is used by one thread at a time.
 
-    `run` writes all pending changes in one transaction. `cause` says why writing fails, None while
-    it does not; `set_aside` is the path of an unreadable file, `set_aside_cause` its defect.
-    *on_change* is called when one of them changes.
+    `run` writes all pending changes in one transaction. `cause` says why writing fails; None: it
+    works. `set_aside` is the path of an unreadable file, `set_aside_cause` its defect. *on_change*
+    is called when one of them changes.
     """
 
     def __init__(
-        self,
-        path: Path,
-        on_change: Callable[[], None] = lambda: None,
-        dates: Dates | None = None,
+        self, path: Path, on_change: Callable[[], None] = lambda: None, dates: Dates | None = None
     ):
         self.cause: str | None = None
         self.set_aside: Path | None = None
@@ -79,7 +68,7 @@ class Journal:
         self._thread = anyio.CapacityLimiter(1)
 
     async def open_file(self) -> list[StoredSession]:
-        """Open the file and return its sessions. If that fails, the daemon goes on without it."""
+        """Open the file and return its sessions. If that fails, the daemon runs without it."""
         try:
             found = await self._in_thread(self._file.open)
         except NewerJournal as exc:
@@ -117,12 +106,12 @@ class Journal:
 
     def open_recording(
         self, session: RecordedSession, key: SessionKey, *, found: bool = False
-    ) -> NoRecording:
+    ) -> Recording:
         """Return the recording of a session; *found*: `open_file` returned it."""
         if self._refused:
-            return NoRecording(durable=False)
+            return Recording(durable=False)
         present = found and key in self._present
-        recording = self._recordings[key] = Recording(self, key, session, present=present)
+        recording = self._recordings[key] = Recording(session, key, self, present=present)
         if found and not present:
             self.note_change(recording)
         return recording
@@ -147,7 +136,7 @@ class Journal:
     # Changes of recordings.
 
     def note_change(self, recording: Recording, tokens: int = 0, *, urgent: bool = False) -> None:
-        """Note that a session has changed, by *tokens* of a turn among others."""
+        """Note a change of a session; *tokens* of a turn are new."""
         if self._recordings.get(recording.key) is not recording:
             return  # the session was forgotten
         if self._noted_at is None:
@@ -160,18 +149,17 @@ class Journal:
 
     async def wait_written(self, recording: Recording) -> None:
         """Wait until a session's noted changes are written, or writing them has failed."""
-        if recording in self._changed:
+        changed = recording in self._changed
+        if changed:
             self._urgent.set()
-            await self._wait_for_flush(self._begun + 1)
-        else:
-            await self._wait_for_flush(self._begun)
+        await self._wait_for_flush(self._begun + changed)
 
     async def _wait_for_flush(self, number: int) -> None:
         while self._done < number and not self._closed:
             await self._flushed.wait()
 
     async def erase_session(self, owner: int, session_id: str) -> None:
-        """Delete a session's rows, and write it no longer.
+        """Delete a session's rows, and stop writing it.
 
         :raises BackendError: they cannot be deleted; the journal tries again until they are.
         """
@@ -179,7 +167,9 @@ class Journal:
         recording = self._recordings.pop(key, None)
         if recording is not None:
             self._changed.pop(recording, None)
-        if self._refused or not self._may_have(key):
+        file = self._file
+        may_have = key in self._present or (not file.is_open and file.path.exists())
+        if self._refused or not may_have:
             return
         self._erasing[key] = None
         self._wake.set()
@@ -191,13 +181,10 @@ class Journal:
                 hint="the session's rows are deleted as soon as the journal can be written again",
             )
 
-    def _may_have(self, key: SessionKey) -> bool:
-        return key in self._present or (not self._file.is_open and self._file.path.exists())
-
     # Writing.
 
     async def run(self) -> None:
-        """Write changes as they are noted, for ever."""
+        """Write changes as they are noted, until cancelled."""
         while True:
             await self._wake.wait()
             with anyio.move_on_after(RETRY_S if self.cause else GROUP_S):
@@ -255,7 +242,7 @@ class Journal:
             self._report_change()
 
     def _failed(self, recordings: Sequence[Recording], error: Exception) -> None:
-        """Note a failed write: all of the batch is to be written again."""
+        """Note a failed write, and have its whole batch written again."""
         if isinstance(error, sqlite3.Error) and damaged(error):
             recordings = list(self._recordings.values())
         for recording in recordings:

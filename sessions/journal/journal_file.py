@@ -1,4 +1,4 @@
-"""The journal's SQLite file: sessions with an id. `journal.py` decides when it is written.
+"""The journal's SQLite file, which has the sessions with an id. `journal.py` schedules its writes.
 
 One thread at a time may use it. It holds users' texts: only its owner may read it (0600), and
 deleted data is overwritten (`secure_delete`), in the write-ahead log too.
@@ -15,7 +15,7 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import msgspec
@@ -34,7 +34,7 @@ _VERSION_AT = 60
 _WAL_BYTES = 4 << 20
 _LOCK_WAIT_S = 1.0
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-"""Primary result codes that mean damage of the file itself."""
+"""Primary result codes for damage of the file itself."""
 
 _TABLES = """
 CREATE TABLE session (
@@ -150,16 +150,18 @@ class JournalFile:
             self._prepare(self._db)
             for stored in _read(self._db):
                 sessions.append(stored)  # noqa: PERF402  # those before the damage count
-            _check_pages(self._db)
+            [[verdict]] = self._db.execute("PRAGMA quick_check(1)")
         except sqlite3.Error as exc:
             if damaged(exc) or _code(exc) == sqlite3.SQLITE_ERROR:  # no table where one belongs
                 raise _Unreadable(str(exc)) from exc
             raise
+        if verdict != "ok":
+            raise _Unreadable(verdict)
 
     def _prepare(self, db: sqlite3.Connection) -> None:
         # Exclusive: another daemon on this directory is refused, and no shared memory is needed.
         db.execute("PRAGMA locking_mode = EXCLUSIVE")
-        version = _number(db, "PRAGMA user_version")
+        [[version]] = db.execute("PRAGMA user_version")
         _check_version(self.path, version)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
@@ -194,23 +196,17 @@ class JournalFile:
         """
         db = self._db
         assert db is not None, "the journal is not open"
-        with _transaction(db):
+        db.execute("BEGIN IMMEDIATE")
+        try:
             for change in changes:
                 _apply(db, change)
+            db.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                db.execute("ROLLBACK")
+            raise
         if any(isinstance(change, Erase) for change in changes):
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-
-@contextmanager
-def _transaction(db: sqlite3.Connection) -> Iterator[None]:
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        db.execute("COMMIT")
-    except BaseException:
-        with suppress(sqlite3.Error):
-            db.execute("ROLLBACK")
-        raise
 
 
 def damaged(error: sqlite3.Error) -> bool:
@@ -254,28 +250,24 @@ def _apply(db: sqlite3.Connection, change: Change) -> None:
 
 
 def _read(db: sqlite3.Connection) -> Iterator[StoredSession]:
-    rows = db.execute("SELECT * FROM session ORDER BY at")
-    damage = 0
-    with closing(rows):
-        for owner, session_id, at, facts, facts_crc, past, past_crc in rows:
+    """Yield the readable sessions.
+
+    :raises _Unreadable: in the end, if others are not readable.
+    """
+    pieces_query = "SELECT data, crc FROM piece WHERE owner = ? AND id = ? ORDER BY number"
+    damaged_sessions = 0
+    with closing(db.execute("SELECT * FROM session ORDER BY at")) as rows:
+        for owner, session_id, at, packed_facts, facts_crc, past, past_crc in rows:
             try:
-                known = _decode_facts(_checked(facts, facts_crc))
-                pieces = tuple(_pieces(db, owner, session_id))
+                facts = _decode_facts(_checked(packed_facts, facts_crc))
+                piece_rows = db.execute(pieces_query, (owner, session_id))
+                pieces = tuple(_decode_piece(_checked(*row)) for row in piece_rows)
                 _decode_unfinished(_checked(past, past_crc))
-                yield StoredSession(owner, session_id, at, known, past, pieces)
+                yield StoredSession(owner, session_id, at, facts, past, pieces)
             except (msgspec.MsgspecError, TypeError, _Unreadable):
-                damage += 1  # the other sessions are readable
-    if damage:
-        raise _Unreadable(f"{damage} sessions cannot be read")
-
-
-def _pieces(db: sqlite3.Connection, owner: int, session_id: str) -> Iterator[TurnPiece]:
-    rows = db.execute(
-        "SELECT data, crc FROM piece WHERE owner = ? AND id = ? ORDER BY number",
-        (owner, session_id),
-    )
-    for data, crc in rows:
-        yield _decode_piece(_checked(data, crc))
+                damaged_sessions += 1
+    if damaged_sessions:
+        raise _Unreadable(f"{damaged_sessions} sessions cannot be read")
 
 
 def _checked(data: bytes, crc: int) -> bytes:
@@ -295,18 +287,6 @@ _decode_piece = msgspec.msgpack.Decoder(TurnPiece).decode
 _decode_unfinished = msgspec.msgpack.Decoder(_Unfinished).decode
 
 
-def _check_pages(db: sqlite3.Connection) -> None:
-    """:raises _Unreadable: the file is inconsistent."""
-    [[verdict]] = db.execute("PRAGMA quick_check(1)")
-    if verdict != "ok":
-        raise _Unreadable(verdict)
-
-
-def _number(db: sqlite3.Connection, query: str) -> int:
-    [[number]] = db.execute(query)
-    return int(number)
-
-
 def _check_header(path: Path) -> None:
     """Check a file's header before SQLite opens the file, which would change it.
 
@@ -324,7 +304,11 @@ def _check_header(path: Path) -> None:
 
 
 def _check_version(path: Path, version: int) -> None:
-    """Raise the error of a file with tables of another version; 0 is a file without tables."""
+    """Check the version of a file's tables; 0: there are none.
+
+    :raises NewerJournal: a newer version of inferd wrote it.
+    :raises _Unreadable: an older version wrote it.
+    """
     tables = f"version of inferd (tables {version}, here {SCHEMA})"
     if version > SCHEMA:
         raise NewerJournal(f"{path} was written by a newer {tables}")

@@ -1,4 +1,4 @@
-"""Recordings: the written part of each session, and its pending changes."""
+"""The recording of a session: the part that the journal has, and the pending changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RecordingWriter(Protocol):
     cause: str | None
 
     def note_change(self, recording: Recording, tokens: int = 0, *, urgent: bool = False) -> None:
-        """Note that a session has changed, by *tokens* of a turn among others."""
+        """Note a change of a session; *tokens* of a turn are new."""
 
     async def wait_written(self, recording: Recording) -> None:
         """Wait until a session's changes are written, or writing them has failed."""
@@ -42,57 +42,25 @@ class RecordedSession(Protocol):
         """Its history up to the turn: a `HistoryEntry` in msgpack."""
 
 
-class NoRecording:
-    """The recording of a session that is not written. *durable* is None where that is intended,
-    False where writing it has failed.
-    """
-
-    def __init__(self, durable: bool | None = None):
-        self._durable = durable
-        self.shifts: list[Shift] = []
-        """The turn's context shifts."""
-
-    @property
-    def durable(self) -> bool | None:
-        """Whether the session's answers are written; None: they are not meant to be."""
-        return self._durable
-
-    def facts_changed(self) -> None:
-        """Note a change of settings: it is written before the answer."""
-
-    def history_changed(self) -> None:
-        """Note another history, without a turn on it: it is written before the answer."""
-
-    def turn_began(self, turn: Turn, begin: TurnBegin, shifts: Sequence[Shift] = ()) -> None:
-        """Note a turn that begins on the present history, or continues after *shifts*."""
-
-    def watch_tokens(self, sink: TokensSink | None) -> TokensSink | None:
-        """Return a sink for a turn's tokens that notes them and passes them on to *sink*."""
-        return sink
-
-    def turn_ended(self) -> None:
-        """Note the end of the turn: it is written before the answer."""
-
-    async def wait_written(self) -> None:
-        """Wait until all noted changes are written, or writing them has failed."""
-
-
-class Recording(NoRecording):
-    """The recording of a session that the journal writes. *present*: the file has its present
+class Recording:
+    """Owned by its session. Without a *journal* nothing is written, and *durable* says why: None if
+    that is intended, False if the journal is refused. *present*: the file has the session's present
     state.
     """
 
     def __init__(
         self,
-        journal: RecordingWriter,
-        key: SessionKey,
-        session: RecordedSession,
+        session: RecordedSession | None = None,
+        key: SessionKey = (0, ""),
+        journal: RecordingWriter | None = None,
         *,
         present: bool = False,
+        durable: bool | None = None,
     ):
-        super().__init__()
         self.key = key
-        self._journal, self._session = journal, session
+        self.shifts: list[Shift] = []
+        """The turn's context shifts."""
+        self._journal, self._session, self._durable = journal, session, durable
         self._facts, self._past = False, not present
         self._turn: Turn | None = None
         self._begin = TurnBegin()
@@ -100,65 +68,69 @@ class Recording(NoRecording):
 
     @property
     def durable(self) -> bool | None:
-        """Whether the session's answers are written."""
-        return self._journal.cause is None
+        """Whether the session's answers are written; None: they are not meant to be."""
+        return self._durable if self._journal is None else self._journal.cause is None
 
     def facts_changed(self) -> None:
-        """Note a change of settings."""
+        """Note a change of settings: it is written before the answer."""
         self._facts = True
-        self._journal.note_change(self, urgent=True)
+        self._note_change(urgent=True)
 
     def history_changed(self) -> None:
-        """Note another history, without a turn on it."""
+        """Note a new history without a turn on it: it is written before the answer."""
         self._past, self._turn = True, None
-        self._journal.note_change(self, urgent=True)
+        self._note_change(urgent=True)
 
     def turn_began(self, turn: Turn, begin: TurnBegin, shifts: Sequence[Shift] = ()) -> None:
-        """Note the beginning of a turn; the next group is written with it."""
-        self._turn, self._begin = turn, begin
-        self.shifts, self._written = list(shifts), _Written()
-        self._journal.note_change(self)
+        """Note a turn that begins on the present history, or continues after *shifts*."""
+        if self._journal is not None:
+            self._turn, self._begin = turn, begin
+            self.shifts, self._written = list(shifts), _Written()
+            self._note_change()
 
-    def watch_tokens(self, sink: TokensSink | None) -> TokensSink:
+    def watch_tokens(self, sink: TokensSink | None) -> TokensSink | None:
         """Return a sink for a turn's tokens that notes them and passes them on to *sink*."""
-        if sink is None:
-            return self._note_tokens
+        if self._journal is None:
+            return sink
 
-        def both(report: m.Tokens) -> None:
-            self._note_tokens(report)
-            sink(report)
+        def note_tokens(report: m.Tokens) -> None:
+            if (turn := self._turn) is not None:
+                if len(turn.shifts) > len(self.shifts):
+                    self._note_shifts(turn, len(turn.tokens) - len(report.tokens))
+                self._note_change(len(report.tokens))
+            if sink is not None:
+                sink(report)
 
-        return both
+        return note_tokens
 
-    def _note_tokens(self, report: m.Tokens) -> None:
-        turn = self._turn
-        if turn is not None:
-            if len(turn.shifts) > len(self.shifts):
-                self._note_shifts(turn, len(turn.tokens) - len(report.tokens))
-            self._journal.note_change(self, len(report.tokens))
+    def _note_change(self, tokens: int = 0, *, urgent: bool = False) -> None:
+        if self._journal is not None:
+            self._journal.note_change(self, tokens, urgent=urgent)
 
     def _note_shifts(self, turn: Turn, at: int) -> None:
         """Note the new shifts, which came after *at* tokens of the turn."""
         self.shifts += [(at, *shift) for shift in turn.shifts[len(self.shifts) :]]
 
     def turn_ended(self) -> None:
-        """Note the end of the turn."""
+        """Note the end of the turn: it is written before the answer."""
         if self._turn is not None:
             self._note_shifts(self._turn, len(self._turn.tokens))
-            self._journal.note_change(self, urgent=True)
+            self._note_change(urgent=True)
 
     async def wait_written(self) -> None:
         """Wait until all noted changes are written, or writing them has failed."""
-        await self._journal.wait_written(self)
+        if self._journal is not None:
+            await self._journal.wait_written(self)
 
     # Called by the journal as it writes.
 
     def write_again(self) -> None:
-        """Have the whole session written again: the last write has failed."""
+        """Have the whole session written again, after a failed write."""
         self._past, self._written = True, _Written()
 
     def take_changes(self, at: float) -> list[Change]:
         """Return the pending changes; from now on they count as written."""
+        assert self._session is not None, "a recording without a session has no journal"
         key: dict[str, Any] = {"owner": self.key[0], "session_id": self.key[1]}
         changes: list[Change] = []
         if self._past or self._facts:

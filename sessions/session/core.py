@@ -8,7 +8,7 @@ from ...scheduler.priority import Priority
 from ..admission.bounds import Ticket
 from ..admission.ledger import Ledger
 from ..history.history import History
-from ..journal.recording import NoRecording
+from ..journal.recording import Recording
 from ..table import ACTIVE, SessionCall, SessionState, step
 from ..turn import Turn
 from ..turns.turn_options import Parameters
@@ -48,7 +48,7 @@ class SessionCore:
     settings: SessionSettings
     session_id: str | None = None
     conversation: Conversation = field(init=False, default_factory=Conversation)
-    recording: NoRecording = field(init=False, default_factory=NoRecording)
+    recording: Recording = field(init=False, default_factory=Recording)
     ticket: Ticket | None = field(init=False, default=None)
     """The ledger's ticket of the turn that is under way."""
     used_at: float = field(init=False, default=0.0)

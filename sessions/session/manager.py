@@ -12,7 +12,7 @@ from ..admission.ledger import Ledger
 from ..journal.entries import StoredSession
 from ..journal.forgetting import Delete, Forgetting, nothing
 from ..journal.journal import Journal
-from ..journal.recording import NoRecording
+from ..journal.recording import Recording
 from ..table import SessionCall, step
 from ..turns.turn_options import Parameters
 from ..worker_client import ModelSource
@@ -124,7 +124,7 @@ class SessionManager:
 
     async def stop_persisting(self, session: Session) -> None:
         """Delete what is stored of a session, and store nothing from now on."""
-        session.settings.persist, session.recording = False, NoRecording()
+        session.settings.persist, session.recording = False, Recording()
         await self.forgetting.delete_states(session)
 
     def restore_sessions(

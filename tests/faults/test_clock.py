@@ -213,7 +213,7 @@ DATES = {
     "daemon/app.py": "a number that no daemon had before, where none can be kept",
     "daemon/models/persisted.py": "the name of a damaged file",
     "daemon/traces/export.py": "the dates of spans, beside those of other programs",
-    "sessions/journal/dates.py": "the date at the start",
+    "sessions/journal/entries.py": "the date at the start",
     "sessions/journal/journal_file.py": "the name of a damaged file",
 }
 """Modules that read the date, and their purpose. All others use clocks that cannot be set."""
