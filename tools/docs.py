@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from inferd.backends.params.parameters_schema import json_schema
-from inferd.daemon.config.settings_page import page as settings_page
 from inferd.daemon.config.settings_schema import config_schema
 from tools.man_pages import man_pages
 from tools.metrics_page import metrics_page
 from tools.parameters_page import page
+from tools.settings_page import page as settings_page
 
 __all__ = ("pages",)
 

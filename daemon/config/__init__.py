@@ -1,1 +1,1 @@
-"""Settings from flags, environment and file; their schema and their page."""
+"""Settings from flags, environment and file; their schema."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .access_settings import ACCESS_KEYS
-from .declaration import Applies, Setting
-from .settings import SETTINGS
+from inferd.daemon.config.access_settings import ACCESS_KEYS
+from inferd.daemon.config.declaration import Applies, Setting
+from inferd.daemon.config.settings import SETTINGS
 
 HEAD = """\
 # Settings
