@@ -10,54 +10,21 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import msgspec
 
 from ... import __version__
 from ...ipc.paths import client_socket_path
-from .checks.accounts import READ, Account, own_account
-from .checks.configuration import Settings, check_settings, read_settings_facts
-from .checks.connection_check import (
-    CONNECTION_S_MAX,
-    Connection,
-    check_daemon,
-    check_socket,
-    probe_daemon,
-)
-from .checks.engine_packages import (
-    ENGINE_S_MAX,
-    Engine,
-    Installed,
-    check_cpu,
-    check_engine,
-    check_installed,
-    cpu_flags,
-    find_packages,
-    probe_engine,
-)
-from .checks.folders import (
-    Models,
-    State,
-    check_files,
-    check_models,
-    check_state,
-    inspect_models,
-    inspect_state_folder,
-)
-from .checks.gpu import Gpus, check_gpus, find_gpus
-from .checks.machine_limits import (
-    Machine,
-    check_cores,
-    check_limits,
-    check_memory,
-    check_users,
-    inspect_machine,
-)
-from .checks.units import Units, check_units, find_units, machine_socket
+from ..config.settings import Config
+from .checks import configuration, connection_check, engine_packages, folders, gpu
+from .checks import machine_limits as machine
+from .checks import units as service
+from .checks.accounts import READ, own_account
 from .finding import Finding, ok, warn
 from .time_limits import PROBE_S_MAX, Probe, ProbeFailed
 
 T = TypeVar("T")
-ENGINE_PACKAGE = "llama-cpp-python"
 OTHER_VERSION = "use the command of the daemon's own version"
 FILES_MAX = 100
 """Maximum number of models whose headers are read."""
@@ -67,16 +34,26 @@ FILES_MAX = 100
 class Facts:
     """Results of the probes; None if a probe failed or was not needed."""
 
-    installed: Installed | None = None
-    engine: Engine | None = None
-    flags: frozenset[str] | None = None
-    gpus: Gpus | None = None
-    units: Units | None = None
-    settings: Settings | None = None
-    models: Models | None = None
-    state: State | None = None
-    connection: Connection | None = None
-    machine: Machine | None = None
+    installed: engine_packages.Installed | None = None
+    engine: engine_packages.Engine | None = None
+    cpu_flags: frozenset[str] | None = None
+    gpus: gpu.Gpus | None = None
+    units: service.Units | None = None
+    settings: configuration.Settings | None = None
+    models: folders.Models | None = None
+    state: folders.State | None = None
+    connection: connection_check.Connection | None = None
+    machine: machine.Machine | None = None
+
+    @property
+    def config(self) -> Config | None:
+        """The configuration, if it is valid."""
+        return None if self.settings is None else self.settings.config
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """The `stats` of the running daemon; empty if it did not return them."""
+        return {} if self.connection is None else self.connection.stats
 
 
 @dataclass
@@ -85,8 +62,6 @@ class Examination:
 
     socket: Path
     facts: Facts = field(default_factory=Facts)
-    environ: Mapping[str, str] = field(default_factory=dict)
-    """The environment from which the daemon reads its settings."""
     findings: list[Finding] = field(default_factory=list)
 
     def wait_for(self, check: str, probe: Probe[T]) -> T | None:
@@ -95,7 +70,8 @@ class Examination:
             return probe.wait_result()
         except ProbeFailed as exc:
             remedy = "run this as its owner or as root: `sudo inferd doctor`"
-            self.findings.append(warn(check, f"cannot be examined: {exc}", remedy))
+            finding = warn(f"cannot be examined: {exc}", remedy)
+            self.findings.append(msgspec.structs.replace(finding, check=check))
             return None
 
 
@@ -106,16 +82,15 @@ def examine(
 ) -> Examination:
     """Run all probes and checks. It takes as long as the slowest probes; each has a time limit."""
     examination = Examination(_socket(socket, environ))
-    facts = examination.facts
-    facts.units = examination.wait_for(
-        "service", Probe(partial(find_units, examination.socket, environ))
+    facts, wait_for = examination.facts, examination.wait_for
+    facts.units = wait_for(
+        "service", Probe(partial(service.find_units, examination.socket, environ))
     )
-    examination.environ = environment_of(facts.units, environ)
-    facts.settings = examination.wait_for(
-        "configuration", Probe(partial(read_settings_facts, config, examination.environ))
+    settings = partial(
+        configuration.read_settings_facts, config, _daemon_environment(facts.units, environ)
     )
-    account = (facts.units and facts.units.account) or own_account()
-    _probe_concurrently(examination, account)
+    facts.settings = wait_for("configuration", Probe(settings))
+    _probe_concurrently(examination)
     examination.findings += check_all(facts)
     return examination
 
@@ -129,11 +104,11 @@ def _socket(named: Path | None, environ: Mapping[str, str]) -> Path:
     # Without permission to search the folder, `Path.exists` would raise.
     if named is None and not environ.get("INFERD_SOCKET") and not os.path.exists(found):
         with contextlib.suppress(ProbeFailed):
-            return Probe(machine_socket).wait_result() or found
+            return Probe(service.machine_socket).wait_result() or found
     return found.absolute()
 
 
-def environment_of(units: Units | None, environ: Mapping[str, str]) -> dict[str, str]:
+def _daemon_environment(units: service.Units | None, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the daemon's environment; for a service, settings come from its units alone."""
     if units is None:
         return dict(environ)
@@ -141,77 +116,78 @@ def environment_of(units: Units | None, environ: Mapping[str, str]) -> dict[str,
     return own | units.environment
 
 
-def _probe_concurrently(examination: Examination, account: Account) -> None:
-    facts = examination.facts
-    config = facts.settings.config if facts.settings is not None else None
-    connection = Probe(partial(probe_daemon, examination.socket), CONNECTION_S_MAX)
-    gpus, installed, flags = Probe(find_gpus), Probe(find_packages), Probe(cpu_flags)
+def _probe_concurrently(examination: Examination) -> None:
+    facts, config, wait_for = examination.facts, examination.facts.config, examination.wait_for
+    account = (facts.units and facts.units.account) or own_account()
+    connection = Probe(
+        partial(connection_check.probe_daemon, examination.socket),
+        connection_check.CONNECTION_S_MAX,
+    )
+    gpus, installed = Probe(gpu.find_gpus), Probe(engine_packages.find_packages)
+    cpu_flags = Probe(engine_packages.cpu_flags)
     if config is not None:
-        models = Probe(partial(inspect_models, config, account))
-        state = Probe(partial(inspect_state_folder, config, account))
-        facts.models, facts.state = (
-            examination.wait_for("models", models),
-            examination.wait_for("state", state),
-        )
-    facts.installed = examination.wait_for("packages", installed)
-    if facts.installed is None or facts.installed.packages.get(ENGINE_PACKAGE, ""):
-        probe = Probe(partial(_probe_engine, facts.models), ENGINE_S_MAX + PROBE_S_MAX)
-        facts.engine = examination.wait_for("engine", probe)
-    facts.gpus, facts.flags = examination.wait_for("gpu", gpus), examination.wait_for("cpu", flags)
-    facts.connection = examination.wait_for("socket", connection)
-    pid = facts.connection.stats.get("pid", 0) if facts.connection is not None else 0
-    facts.machine = examination.wait_for("memory", Probe(partial(inspect_machine, pid)))
+        models = Probe(partial(folders.inspect_models, config, account))
+        state = Probe(partial(folders.inspect_state_folder, config, account))
+        facts.models, facts.state = wait_for("models", models), wait_for("state", state)
+    facts.installed = wait_for("packages", installed)
+    if facts.installed is None or facts.installed.packages.get(engine_packages.PACKAGE, ""):
+        seconds = engine_packages.ENGINE_S_MAX + PROBE_S_MAX
+        facts.engine = wait_for("engine", Probe(partial(_probe_engine, facts.models), seconds))
+    facts.gpus, facts.cpu_flags = wait_for("gpu", gpus), wait_for("cpu", cpu_flags)
+    facts.connection = wait_for("socket", connection)
+    pid = facts.stats.get("pid", 0)
+    facts.machine = wait_for("memory", Probe(partial(machine.inspect_machine, pid)))
 
 
-def _probe_engine(models: Models | None) -> Engine:
+def _probe_engine(models: folders.Models | None) -> engine_packages.Engine:
     """Probe the engine and the headers of the models that the caller can read."""
     files = models.files.values() if models is not None else ()
-    return probe_engine([file for file in files if os.access(file, READ)][:FILES_MAX])
+    readable = [file for file in files if os.access(file, READ)]
+    return engine_packages.probe_engine(readable[:FILES_MAX])
 
 
 def check_all(facts: Facts) -> list[Finding]:
-    """Return all findings, causes before their consequences."""
-    return [finding for check in _checks(facts) for finding in _run_check(check)]
+    """Return all findings, causes before their consequences.
+
+    Each check has a name and arguments; it is skipped if its first fact is missing.
+    """
+    config, engine, loaded = facts.config, facts.engine, facts.stats.get("models", {})
+    checks: tuple[tuple[str, Callable[..., Iterator[Finding]], tuple[Any, ...]], ...] = (
+        ("inferd", _check_software, ()),
+        ("packages", engine_packages.check_installed, (facts.installed,)),
+        ("engine", engine_packages.check_engine, (engine,)),
+        ("cpu", engine_packages.check_cpu, (engine, facts.cpu_flags or frozenset())),
+        ("gpu", gpu.check_gpus, (facts.gpus, engine)),
+        ("configuration", configuration.check_settings, (facts.settings,)),
+        ("models", folders.check_models, (facts.models,)),
+        ("models", folders.check_files, (engine and engine.files,)),
+        ("state", folders.check_state, (facts.state,)),
+        ("service", partial(service.check_units, facts.units), ()),
+        ("socket", connection_check.check_socket, (facts.connection,)),
+        ("daemon", connection_check.check_daemon, (facts.connection,)),
+        ("memory", machine.check_memory, (facts.machine, facts.models, config, loaded)),
+        ("limits", machine.check_limits, (facts.machine, config)),
+        ("cores", machine.check_cores, (facts.machine, config)),
+        ("users", machine.check_users, (facts.machine,)),
+    )
+    return [
+        finding
+        for name, check, arguments in checks
+        if not arguments or arguments[0] is not None
+        for finding in _run_check(name, partial(check, *arguments))
+    ]
 
 
-def _run_check(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+def _run_check(name: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     """Yield the findings of a check; a daemon of another version may send unknown data."""
     try:
-        yield from check()
+        for finding in check():
+            yield msgspec.structs.replace(finding, check=name)
     except (LookupError, TypeError, ValueError, AttributeError) as exc:
         error = f"{type(exc).__name__}: {exc}"
-        yield warn("inferd", f"a check cannot read its data: {error}", OTHER_VERSION)
-
-
-def _checks(facts: Facts) -> Iterator[Callable[[], Iterator[Finding]]]:
-    config = facts.settings.config if facts.settings is not None else None
-    yield _check_software
-    if facts.installed is not None:
-        yield partial(check_installed, facts.installed)
-    if facts.engine is not None:
-        yield partial(check_engine, facts.engine)
-        yield partial(check_cpu, facts.engine, facts.flags or frozenset())
-    if facts.gpus is not None:
-        yield partial(check_gpus, facts.gpus, facts.engine)
-    if facts.settings is not None:
-        yield partial(check_settings, facts.settings)
-    if facts.models is not None:
-        yield partial(check_models, facts.models)
-    if facts.engine is not None:
-        yield partial(check_files, facts.engine.files)
-    if facts.state is not None:
-        yield partial(check_state, facts.state)
-    yield partial(check_units, facts.units)
-    if facts.connection is not None:
-        yield partial(check_socket, facts.connection)
-        yield partial(check_daemon, facts.connection)
-    if facts.machine is not None:
-        loaded = facts.connection.stats.get("models", {}) if facts.connection is not None else {}
-        yield partial(check_memory, facts.machine, facts.models, config, loaded)
-        yield partial(check_limits, facts.machine, config)
-        yield partial(check_cores, facts.machine, config)
-        yield partial(check_users, facts.machine)
+        finding = warn(f"a check cannot read its data: {error}", OTHER_VERSION)
+        yield msgspec.structs.replace(finding, check="inferd")
 
 
 def _check_software() -> Iterator[Finding]:
-    yield ok("inferd", f"{__version__}, Python {platform.python_version()} ({sys.executable})")
+    yield ok(f"{__version__}, Python {platform.python_version()} ({sys.executable})")

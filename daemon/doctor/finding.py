@@ -12,7 +12,7 @@ _SEVERITY: dict[Status, int] = {"ok": 0, "warn": 1, "fail": 2}
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """The result of one check; *found* and *remedy* are complete sentences for the reader."""
+    """One result of the check named *check*; *found* and *remedy* are sentences for the reader."""
 
     check: str
     status: Status
@@ -20,25 +20,28 @@ class Finding(msgspec.Struct, frozen=True):
     remedy: str = ""
 
 
-def ok(check: str, found: str) -> Finding:
+def ok(found: str) -> Finding:
     """Return a finding without a problem."""
-    return _finding(check, "ok", found)
+    return _finding("ok", found)
 
 
-def warn(check: str, found: str, remedy: str) -> Finding:
+def warn(found: str, remedy: str) -> Finding:
     """Return a finding of a minor problem, or of a failed probe."""
-    return _finding(check, "warn", found, remedy)
+    return _finding("warn", found, remedy)
 
 
-def fail(check: str, found: str, remedy: str) -> Finding:
+def fail(found: str, remedy: str) -> Finding:
     """Return a finding of a problem that prevents the daemon from working."""
-    return _finding(check, "fail", found, remedy)
+    return _finding("fail", found, remedy)
 
 
-def _finding(check: str, status: Status, found: str, remedy: str = "") -> Finding:
-    """Return a finding that can be encoded, even if a file name in it is not UTF-8."""
-    shown = (text.encode(errors="backslashreplace").decode() for text in (found, remedy))
-    return Finding(check, status, *shown)
+def _finding(status: Status, *texts: str) -> Finding:
+    """Return a finding that can be encoded, even if a file name in it is not UTF-8.
+
+    The examination adds the name of the check.
+    """
+    shown = (text.encode(errors="backslashreplace").decode() for text in texts)
+    return Finding("", status, *shown)
 
 
 def worst(findings: Iterable[Finding]) -> Status:

@@ -29,7 +29,7 @@ from .time_limits import Probe, ProbeFailed
 STATS_KEYS = (
     "uptime_s", "draining", "socket_activated", "connections", "sessions", "sessions_max",
     "sessions_dormant", "sessions_expired", "waiting", "running", "parked", "refused", "recovered",
-    "cores", "memory", "journal", "parts", "metrics", "restart_for",
+    "cores", "memory", "journal", "components", "metrics", "restart_for",
 )  # fmt: skip
 """Keys of the daemon's `stats` that go into the report."""
 
@@ -97,16 +97,13 @@ def _length(name: str, value: Any) -> Any:
 
 
 def _daemon(facts: Facts) -> str:
-    stats = facts.connection.stats if facts.connection is not None else {}
-    selected = {name: stats[name] for name in STATS_KEYS if name in stats}
+    selected = {name: facts.stats[name] for name in STATS_KEYS if name in facts.stats}
     return msgspec.json.format(msgspec.json.encode(selected), indent=1).decode()
 
 
 def _log(facts: Facts) -> str:
-    stats = facts.connection.stats if facts.connection is not None else {}
-    config = facts.settings.config if facts.settings is not None else None
     try:
-        end = Probe(partial(read_log_end, stats, config, facts.units)).wait_result()
+        end = Probe(partial(read_log_end, facts.stats, facts.config, facts.units)).wait_result()
     except ProbeFailed as exc:
         return f"cannot be read: {exc}"
     if not end.place:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 PROBE_S_MAX = 5.0
@@ -25,33 +26,31 @@ class Probe(Generic[T]):
     def __init__(self, function: Callable[[], T], seconds: float = PROBE_S_MAX):
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
-        self._done = threading.Event()
-        self._results: list[T] = []
-        self._error: Exception | None = None
+        self._future: Future[T] = Future()
         # A daemon thread, which does not keep the process if it never ends.
         threading.Thread(target=self._run, args=(function,), daemon=True).start()
 
     def _run(self, function: Callable[[], T]) -> None:
         try:
-            self._results.append(function())
+            self._future.set_result(function())
         except Exception as exc:  # a failure must not stop the other probes
-            self._error = exc
-        finally:
-            self._done.set()
+            self._future.set_exception(exc)
 
     def wait_result(self) -> T:
         """Wait for the result and return it.
 
         :raises ProbeFailed: the function raised, or the time is over.
         """
-        if not self._done.wait(max(0.0, self._deadline - time.monotonic())):
-            raise ProbeFailed(f"no answer within {self._seconds:g} s")
-        if self._error is not None:
-            raise ProbeFailed(_reason(self._error)) from self._error
-        return self._results[0]
+        try:
+            error = self._future.exception(max(0.0, self._deadline - time.monotonic()))
+        except TimeoutError:
+            raise ProbeFailed(f"no answer within {self._seconds:g} s") from None
+        if error is not None:
+            raise ProbeFailed(_reason(error)) from error
+        return self._future.result()
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, ProbeFailed):
         return str(error)
     if isinstance(error, OSError) and error.strerror:

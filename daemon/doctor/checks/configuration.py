@@ -38,11 +38,10 @@ def check_settings(settings: Settings) -> Iterator[Finding]:
     """Check that the configuration is valid."""
     if settings.errors:
         yield fail(
-            "configuration",
             "\n".join(settings.errors),
             "correct these errors; `inferd config check` lists the remaining ones",
         )
     elif settings.file is None:
-        yield ok("configuration", "no file: the defaults, and settings of the environment")
+        yield ok("no file: the defaults, and settings of the environment")
     else:
-        yield ok("configuration", f"{settings.file} is valid")
+        yield ok(f"{settings.file} is valid")

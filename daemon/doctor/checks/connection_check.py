@@ -126,39 +126,33 @@ def check_socket(connection: Connection) -> Iterator[Finding]:
     where, mode = connection.socket, f"{connection.owner}:{connection.group} {connection.mode:o}"
     if not connection.is_there:
         yield warn(
-            "socket",
             f"no daemon listens at {where}",
             "`inferd serve` starts one, or `inferd install-service` lets systemd start it;"
             " INFERD_SOCKET names another socket",
         )
     elif not connection.is_socket:
-        yield fail("socket", f"{where} is not a socket", "move it away, or set INFERD_SOCKET")
+        yield fail(f"{where} is not a socket", "move it away, or set INFERD_SOCKET")
     elif connection.error == "ECONNREFUSED":
         yield warn(
-            "socket",
             f"{where} was left by a daemon that has crashed",
             "`inferd serve` takes it over; a service: `systemctl restart inferd.socket`",
         )
     elif connection.error == "EACCES":
-        yield fail("socket", f"{where} ({mode}) is not open to you", _access_remedy(connection))
+        yield fail(f"{where} ({mode}) is not open to you", _access_remedy(connection))
     elif connection.error == "EAGAIN":
         yield fail(
-            "socket",
             f"{where} accepts no connection: its backlog is full",
             "the daemon hangs: see its log and restart it",
         )
     elif connection.error:
-        yield fail(
-            "socket", f"{where}: {connection.error}", "set INFERD_SOCKET to a daemon's socket"
-        )
+        yield fail(f"{where}: {connection.error}", "set INFERD_SOCKET to a daemon's socket")
     elif connection.mode & stat.S_IWOTH:
         yield warn(
-            "socket",
             f"{where} ({mode}) is open to every user of this machine",
             "SocketMode=0660 in inferd.socket, or chmod o-w",
         )
     else:
-        yield ok("socket", f"{where} ({mode}) is open to you")
+        yield ok(f"{where} ({mode}) is open to you")
 
 
 def _access_remedy(connection: Connection) -> str:
@@ -174,12 +168,11 @@ def _access_remedy(connection: Connection) -> str:
 def check_daemon(connection: Connection) -> Iterator[Finding]:
     """Check the version and the state that a running daemon reports."""
     if connection.refusal:
-        yield fail("daemon", connection.refusal, connection.hint)
+        yield fail(connection.refusal, connection.hint)
     if not connection.software:
         return
     if connection.software != SOFTWARE or connection.llama_commit != LLAMA_COMMIT:
         yield warn(
-            "daemon",
             f"the daemon is {connection.software} (llama.cpp {connection.llama_commit}), this"
             f" command {SOFTWARE} (llama.cpp {LLAMA_COMMIT})",
             "restart the daemon, or use the command of its version",
@@ -187,16 +180,14 @@ def check_daemon(connection: Connection) -> Iterator[Finding]:
     for component in connection.stats.get("components", ()):
         if not component["up"]:
             yield warn(
-                "daemon",
                 f"{component['component']} fails: {component['effect']}: {component['cause']}",
                 component["remedy"],
             )
     if waiting := ", ".join(connection.stats.get("restart_for", ())):
         yield warn(
-            "daemon",
             f"changed in the file, but not in force before a restart: {waiting}",
             "restart it: `systemctl restart inferd`",
         )
     if connection.stats.get("draining"):
-        yield warn("daemon", "it is draining: it admits no new requests", "restart it")
-    yield ok("daemon", f"{connection.software} answers, pid {connection.stats.get('pid')}")
+        yield warn("it is draining: it admits no new requests", "restart it")
+    yield ok(f"{connection.software} answers, pid {connection.stats.get('pid')}")

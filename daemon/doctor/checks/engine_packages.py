@@ -63,12 +63,6 @@ class ModelFile(msgspec.Struct, frozen=True):
     hint: str = ""
 
 
-class _EngineReport(msgspec.Struct, frozen=True):
-    system_info: str
-    gpu: bool
-    devices: list[Device]
-
-
 class Engine(msgspec.Struct, frozen=True):
     """The report of a process that loaded the engine; `ended` is its failure."""
 
@@ -107,18 +101,16 @@ def check_installed(installed: Installed) -> Iterator[Finding]:
     missing = [name for name, version in installed.packages.items() if not version]
     if missing:
         yield warn(
-            "packages",
             f"{', '.join(missing)}: not installed; commands work, but `inferd serve` does"
             " not run here",
             f"{INSTALL}, where a daemon is to run",
         )
     else:
-        yield ok("packages", "all packages of the daemon are installed")
+        yield ok("all packages of the daemon are installed")
     for name, pinned in installed.pinned.items():
         version = installed.packages[name]
         if version and version != pinned:
             yield fail(
-                "packages",
                 f"{name} {version} is installed, but this inferd requires {pinned}",
                 f"pip install '{name}=={pinned}'",
             )
@@ -152,35 +144,28 @@ def _read(output: bytes, ended: str) -> Engine:
     first, *others = output.split(b"\n")[:-1] or [b""]
     if not first:
         return Engine(ended=ended or "it wrote nothing")
-    report = msgspec.json.decode(first, type=_EngineReport)
-    return Engine(
-        ended=ended,
-        system_info=report.system_info,
-        gpu=report.gpu,
-        devices=report.devices,
-        files=[msgspec.json.decode(line, type=ModelFile) for line in others],
-    )
+    files = [msgspec.json.decode(line, type=ModelFile) for line in others]
+    engine = msgspec.json.decode(first, type=Engine)
+    return msgspec.structs.replace(engine, ended=ended, files=files)
 
 
 def check_engine(engine: Engine) -> Iterator[Finding]:
     """Check that the engine loads and was built without OpenMP."""
     if engine.ended and not engine.system_info:
-        yield fail("engine", f"llama.cpp cannot be loaded: {engine.ended}", REBUILD)
+        yield fail(f"llama.cpp cannot be loaded: {engine.ended}", REBUILD)
     elif engine.ended:
         yield fail(
-            "engine",
             f"llama.cpp loads, but reading the models' headers failed: {engine.ended}",
             "check the disk of models-dir",
         )
     elif "OPENMP" in engine.features:
         yield warn(
-            "engine",
             "llama.cpp loads, but was built with OpenMP, whose threads keep a core between two"
             " steps: a single stream is about 5 % slower",
             REBUILD,
         )
     else:
-        yield ok("engine", "llama.cpp loads")
+        yield ok("llama.cpp loads")
 
 
 def cpu_flags(proc: Path = Path("/proc")) -> frozenset[str]:
@@ -200,10 +185,9 @@ def check_cpu(engine: Engine, flags: frozenset[str]) -> Iterator[Finding]:
     used = [name for name in SYSTEM_INFO_FLAGS if name in engine.features]
     if unused:
         yield warn(
-            "cpu",
             f"the engine was built without {', '.join(unused)}, which this CPU has, so it is"
             " slower than it could be",
             REBUILD,
         )
     else:
-        yield ok("cpu", f"{os.uname().machine}, used with {', '.join(used) or 'no extensions'}")
+        yield ok(f"{os.uname().machine}, used with {', '.join(used) or 'no extensions'}")

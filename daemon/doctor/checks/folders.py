@@ -48,21 +48,17 @@ class Models(msgspec.Struct, frozen=True):
 
 def inspect_models(config: Config, account: Account) -> Models:
     """Return the models of the folder and of the configuration."""
-    folder = config.models_dir
-    if not folder.is_dir():
-        files, denied_at = {}, ""
-    else:
-        denied_at = barrier(account, folder, READ | SEARCH)
-        files = models_in(folder)
+    folder, exists = config.models_dir, config.models_dir.is_dir()
+    denied_at = barrier(account, folder, READ | SEARCH) if exists else ""
+    files = dict(models_in(folder)) if exists else {}
     configured = _configured(config)
     missing = {name: file for name, file in configured.items() if not file.exists()}
-    own = {name for name in config.models if name not in missing}
-    files = {**files, **{name: file for name, file in configured.items() if name in own}}
+    files |= {n: configured[n] for n in config.models if n in configured and n not in missing}
     parts = [part for file in files.values() for part in files_in_use(file) if part.exists()]
     return Models(
         folder=folder,
         account=account,
-        exists=folder.is_dir(),
+        exists=exists,
         barrier=denied_at,
         files=files,
         sizes={name: size_bytes(file, -1) for name, file in files.items()},
@@ -85,41 +81,31 @@ def check_models(models: Models) -> Iterator[Finding]:
     user = models.account.name
     if models.barrier:
         yield fail(
-            "models",
             f"{user} may not read {models.folder}: access is denied at {models.barrier}",
             f"let {user} read and search it, or name another models-dir",
         )
     for part, denied_at in list(models.unreadable.items())[:LISTED_MAX]:
         yield fail(
-            "models",
             f"{user} may not read {part}: access is denied at {denied_at}",
             f"let {user} read or search {denied_at}",
         )
     for name, file in list(models.missing.items())[:LISTED_MAX]:
         yield fail(
-            "models",
-            f"[models.{name}]: {file} does not exist",
-            "correct `file`, or put the file there",
+            f"[models.{name}]: {file} does not exist", "correct `file`, or put the file there"
         )
     if not models.exists:
-        yield warn(
-            "models",
-            f"the folder {models.folder} does not exist",
-            "`inferd pull smollm2` creates it",
-        )
+        yield warn(f"the folder {models.folder} does not exist", "`inferd pull smollm2` creates it")
     elif not models.files and not models.barrier:
-        yield warn(
-            "models", f"no model in {models.folder}", "`inferd pull smollm2` gets a small one"
-        )
+        yield warn(f"no model in {models.folder}", "`inferd pull smollm2` gets a small one")
     elif models.files:
         size = size_text(sum(models.sizes.values()))
-        yield ok("models", f"{len(models.files)} of {size}, in {models.folder}")
+        yield ok(f"{len(models.files)} of {size}, in {models.folder}")
 
 
 def check_files(files: Sequence[ModelFile]) -> Iterator[Finding]:
     """Check the models' headers."""
     for file in [f for f in files if f.error][:LISTED_MAX]:
-        yield fail("models", f"{file.path}: {file.error}", file.hint)
+        yield fail(f"{file.path}: {file.error}", file.hint)
 
 
 class State(msgspec.Struct, frozen=True):
@@ -162,17 +148,15 @@ def check_state(state: State) -> Iterator[Finding]:
         denied = f"access is denied at {state.barrier}"
         why = denied if state.barrier else "its file system is read-only"
         yield fail(
-            "state",
             f"{user} may not write to {state.folder}: {why}; sessions end with the daemon",
             f"let {user} write there, or name another state-dir",
         )
     for file in state.readable_by_others:
-        yield fail("state", f"others may read {file}: it holds texts of users", f"chmod 600 {file}")
+        yield fail(f"others may read {file}: it holds texts of users", f"chmod 600 {file}")
     if state.free_bytes < DISK_BYTES_MIN:
         yield warn(
-            "state",
             f"{size_text(state.free_bytes)} are free on the disk of {state.folder}",
             "free some space: a full disk cannot hold sessions and KV states",
         )
     elif not state.barrier:
-        yield ok("state", f"{state.folder}, {size_text(state.free_bytes)} free")
+        yield ok(f"{state.folder}, {size_text(state.free_bytes)} free")

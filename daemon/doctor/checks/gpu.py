@@ -44,25 +44,22 @@ def check_gpus(gpus: Gpus, engine: Engine | None) -> Iterator[Finding]:
             f"{d.name} with {size_text(d.free)} of {size_text(d.total)} free"
             for d in engine.devices
         )
-        yield ok("gpu", ", ".join(devices))
+        yield ok(", ".join(devices))
     elif built and gpus.closed:
         yield warn(
-            "gpu",
             f"you may not open {', '.join(gpus.closed)}",
             "join the groups video and render; for the service: `inferd install-service --gpu`",
         )
     elif built:
         yield warn(
-            "gpu",
             "the engine was built for a GPU, but llama.cpp finds none and uses the CPU",
             "check that its driver is loaded (`nvidia-smi`, `rocminfo`)",
         )
     elif gpus.nvidia or gpus.amd:
         yield warn(
-            "gpu",
             f"{', '.join(gpus.nvidia + gpus.amd)} is not used: the engine was built without GPUs",
             CUDA if gpus.nvidia else HIP,
         )
     else:
         unused = f"; {', '.join(gpus.render)} is not used" if gpus.render else ""
-        yield ok("gpu", f"none for computing{unused}")
+        yield ok(f"none for computing{unused}")

@@ -96,20 +96,17 @@ def check_memory(
     smallest = models.smallest if models is not None and not loaded else None
     if machine.stalled_percent is not None and machine.stalled_percent >= STALLED_PERCENT:
         yield warn(
-            "memory",
             f"programs waited for memory in {machine.stalled_percent:.0f} % of the last minute",
             "end other programs, or lower memory-bytes",
         )
     if config is not None and config.memory_bytes > machine.total_bytes:
         yield warn(
-            "memory",
             f"memory-bytes is {size_text(config.memory_bytes)}, but the machine has only"
             f" {size_text(machine.total_bytes)}",
             "lower it, or leave it out to use the free memory",
         )
     if smallest is not None and smallest[1] > machine.free_bytes:
         yield fail(
-            "memory",
             f"{free} are free for models, and the smallest, {smallest[0]}, has"
             f" {size_text(smallest[1])}",
             "end other programs, or get a smaller model: `inferd pull smollm2`",
@@ -118,7 +115,7 @@ def check_memory(
     limited = machine.total_bytes < machine.memory_bytes
     limit = f", of {size_text(machine.total_bytes)} in the limit of its cgroup" if limited else ""
     swapped = f"; {size_text(machine.swapped_bytes)} swapped out" if machine.swapped_bytes else ""
-    yield ok("memory", f"{free} are free for models{limit}{swapped}")
+    yield ok(f"{free} are free for models{limit}{swapped}")
 
 
 def check_limits(machine: Machine, config: Config | None) -> Iterator[Finding]:
@@ -126,18 +123,16 @@ def check_limits(machine: Machine, config: Config | None) -> Iterator[Finding]:
     needed = (config.connections_max if config is not None else 0) + OTHER_FILES
     if machine.files_max and machine.files_max < needed:
         yield fail(
-            "limits",
             f"{machine.files_max} files may be open at once, but connections-max needs {needed}",
             "raise it (`ulimit -n`, LimitNOFILE= in the unit), or lower connections-max",
         )
     if machine.stalled_percent is None:
         yield warn(
-            "limits",
             "the kernel does not report stalls (PSI), so memory is only checked every 5 s",
             "boot with psi=1; in a container, allow it to read /proc/pressure",
         )
     elif machine.files_max >= needed:
-        yield ok("limits", f"{machine.files_max} open files; stalls are reported (PSI)")
+        yield ok(f"{machine.files_max} open files; stalls are reported (PSI)")
 
 
 def check_cores(machine: Machine, config: Config | None) -> Iterator[Finding]:
@@ -145,25 +140,20 @@ def check_cores(machine: Machine, config: Config | None) -> Iterator[Finding]:
     configured = config.cores if config is not None else machine.cores_usable
     if configured > machine.cores_usable:
         yield warn(
-            "cores",
             f"cores is {configured}, but a process may use {machine.cores_usable}: threads"
             " then wait for each other",
             "lower `cores`, or leave it out",
         )
     else:
-        yield ok(
-            "cores",
-            f"{configured} of the machine's {machine.cores}; load {machine.load:.1f}",
-        )
+        yield ok(f"{configured} of the machine's {machine.cores}; load {machine.load:.1f}")
 
 
 def check_users(machine: Machine) -> Iterator[Finding]:
     """Check that the kernel distinguishes users."""
     if machine.has_distinct_users:
-        yield ok("users", "each user has a distinct uid")
+        yield ok("each user has a distinct uid")
     else:
         yield warn(
-            "users",
             "this is a user namespace, where many users share one uid: a daemon here serves only"
             " its own user",
             "run it outside; do not set PrivateUsers= in its unit",

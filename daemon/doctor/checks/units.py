@@ -131,35 +131,32 @@ def _state(service: Service) -> dict[str, str]:
 def check_units(units: Units | None) -> Iterator[Finding]:
     """Check the installed service."""
     if units is None:
-        yield ok("service", "none is installed for this socket")
+        yield ok("none is installed for this socket")
         return
     install = f"inferd install-service{' --user' if units.user else ''} --apply"
     log = f"journalctl {'--user ' if units.user else ''}-u inferd"
     if units.account is None:
         name = units.directives["User"][-1]
-        yield fail("service", f"its user {name!r} does not exist", f"sudo {install}")
+        yield fail(f"its user {name!r} does not exist", f"sudo {install}")
     if units.start_missing:
-        yield fail("service", f"it starts {units.start_missing}, which cannot be run", install)
+        yield fail(f"it starts {units.start_missing}, which cannot be run", install)
     if units.state.get("ActiveState") == "failed":
         yield fail(
-            "service",
             f"it has failed ({units.state.get('Result')}), after {units.state.get('NRestarts')}"
             " restarts",
             f"`{log}` shows the cause; `{units.command} reset-failed inferd` lets it start again",
         )
     if units.old:
         yield warn(
-            "service",
             f"{', '.join(units.old)}: differ from the units that this inferd installs",
             f"`{install}` updates them; put your own changes into `{units.command} edit inferd`",
         )
     if (units.directives.get("PrivateUsers") or ["no"])[-1].lower() not in _NO:
         yield fail(
-            "service",
             "PrivateUsers= is on: all other users have the same uid there, so the daemon serves"
             " only its own user",
             f"PrivateUsers=no in `{units.command} edit inferd`",
         )
     if units.account is not None and not (units.start_missing or units.old):
         whose = "your own" if units.user else f"the machine's, as the user {units.account.name}"
-        yield ok("service", f"{whose}; its units are up to date")
+        yield ok(f"{whose}; its units are up to date")

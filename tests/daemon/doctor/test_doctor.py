@@ -165,6 +165,7 @@ def test_the_report_has_no_texts_of_users(tmp_path: Path) -> None:
     for part in ("## findings", "## versions", "## configuration", "## daemon"):
         assert part in text
     assert "llama-cpp-python 0" in text and f"pid {pid}" in text and '"sessions": 1' in text
+    assert '"component": "kv-store"' in text
     assert file.stat().st_mode & 0o777 == 0o600
 
 

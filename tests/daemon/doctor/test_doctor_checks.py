@@ -97,7 +97,7 @@ def test_a_failed_probe_names_its_error() -> None:
 
 
 def test_the_worst_finding_counts() -> None:
-    well, doubtful, wrong = ok("a", "x"), warn("b", "x", "y"), fail("c", "x", "y")
+    well, doubtful, wrong = ok("x"), warn("x", "y"), fail("x", "y")
     assert worst([well]) == worst([]) == "ok"
     assert worst([doubtful, well]) == "warn" and worst([well, wrong, doubtful]) == "fail"
 
