@@ -25,7 +25,7 @@ from .declaration import (
     short,
     table_of,
 )
-from .model_settings import has_valid_name
+from .model_settings import named_tables
 
 RULES_MAX = 256
 NAMES_MAX = 1024
@@ -70,8 +70,7 @@ def _names(convert: Callable[[Any], int], value: Any) -> frozenset[int]:
 
 
 def _uid_of(value: Any) -> int:
-    users = pwd.getpwall
-    return _id_of(value, "user", lambda n: pwd.getpwnam(n).pw_uid, lambda: [u[0] for u in users()])
+    return _id_of(value, "user", pwd.getpwnam, pwd.getpwall)
 
 
 def gid_of(value: Any) -> int:
@@ -79,15 +78,13 @@ def gid_of(value: Any) -> int:
 
     :raises ValueError: there is no such group.
     """
-    groups = grp.getgrall
-    return _id_of(
-        value, "group", lambda n: grp.getgrnam(n).gr_gid, lambda: [g[0] for g in groups()]
-    )
+    return _id_of(value, "group", grp.getgrnam, grp.getgrall)
 
 
 def _id_of(
-    value: Any, kind: str, look_up: Callable[[str], int], known: Callable[[], list[str]]
+    value: Any, kind: str, entry: Callable[[str], Any], entries: Callable[[], list[Any]]
 ) -> int:
+    """Return an id; an entry begins with the name, the password and the id."""
     if isinstance(value, int) and not isinstance(value, bool):
         if 0 <= value <= ID_MAX:
             return value
@@ -95,9 +92,9 @@ def _id_of(
     if not isinstance(value, str) or not value or "\0" in value:
         raise ValueError(f"{short(value)} is not the name or number of a {kind}")
     try:
-        return look_up(value)
+        return int(entry(value)[2])
     except KeyError:
-        close = nearest(value, known())
+        close = nearest(value, [known[0] for known in entries()])
         raise ValueError(f"there is no {kind} {short(value)}; {close}".rstrip("; ")) from None
 
 
@@ -166,20 +163,14 @@ def read_access(document: Mapping[str, Any], errors: ErrorList) -> tuple[Rule, .
     if len(tables) > RULES_MAX:
         errors.add(f"[access]: {len(tables)} rules, {RULES_MAX} at most")
         return ()
-    read = [_read_rule(n, t, errors.at(f"[access.{n}] ")) for n, t in tables.items()]
-    rules = [rule for rule in read if rule is not None]
+    rules = []
+    for name, table, here in named_tables(tables, "access", "a rule", errors):
+        errors_before = len(errors.lines)
+        values = read_table(table, ACCESS_KEYS, here)
+        if len(errors.lines) == errors_before:
+            rules.append(Rule(name=name, **values))
     _check_apart(rules, errors)
     return tuple(rules)
-
-
-def _read_rule(name: str, table: Any, errors: ErrorList) -> Rule | None:
-    errors_before = len(errors.lines)
-    if has_valid_name(name, "a rule", errors) and not isinstance(table, dict):
-        errors.add(f"is {short(table)}, not a table")
-    if len(errors.lines) > errors_before:
-        return None
-    values = read_table(table, ACCESS_KEYS, errors)
-    return Rule(name=name, **values) if len(errors.lines) == errors_before else None
 
 
 def _check_apart(rules: Sequence[Rule], errors: ErrorList) -> None:

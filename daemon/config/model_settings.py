@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,8 @@ from .declaration import (
     Setting,
     hyphens,
     read_table,
+    setting,
+    settings_of,
     short,
     table_of,
     table_schema,
@@ -37,27 +40,28 @@ Folders = tuple[Path, ...]
 """The folders of relative files, in the order of the search."""
 
 
-class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One adapter of a model; *scale* applies to turns that select no adapter."""
-
-    file: Path
-    scale: float = 0.0
-
-
-class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One model: `options` holds checked values by parameter name, of every level."""
-
-    file: Path | None = None
-    backend: Literal["llama", "echo"] = "llama"
-    options: dict[str, Any] = {}
-    echo: dict[str, Any] = {}
-    adapters: dict[str, AdapterConfig] = {}
-
-
 def _parse_file(value: Any) -> Path:
     if not isinstance(value, str) or not value or "\0" in value:
         raise ValueError(f"{short(value)} is not a path")
     return Path(os.path.expanduser(value))
+
+
+_FILE = Form(_parse_file, TEXT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig:
+    """One adapter of a model; *scale* applies to turns that select no adapter."""
+
+    file: Path = setting(REQUIRED, "LoRA file in GGUF", form=_FILE)
+    scale: float = setting(0.0, "scale for turns that select no adapter", -SCALE_MAX, SCALE_MAX)
+
+
+_ADAPTER_KEYS = settings_of(AdapterConfig)
+_ECHO_KEYS = {
+    hyphens(f.name): Setting.of_annotation(f.name, f.type, f.default)
+    for f in msgspec.structs.fields(EchoOptions)
+}
 
 
 def _parse_echo(value: Any) -> dict[str, Any]:
@@ -91,48 +95,32 @@ def _parse_adapters(value: Any) -> dict[str, AdapterConfig]:
     return adapters
 
 
-_FILE = Form(_parse_file, TEXT)
-_ADAPTER_KEYS = {
-    "file": Setting(REQUIRED, "LoRA file in GGUF", form=_FILE, field="file"),
-    "scale": Setting(
-        0.0,
-        "scale for turns that select no adapter",
-        -SCALE_MAX,
-        SCALE_MAX,
-        field="scale",
-        kind=float,
-    ),
-}
-_ECHO_KEYS = {
-    hyphens(f.name): Setting.of_annotation(f.name, f.type, f.default)
-    for f in msgspec.structs.fields(EchoOptions)
-}
 _ADAPTERS: Schema = {
     "type": "object",
     "maxProperties": ADAPTERS_MAX,
     **NAMES,
     "additionalProperties": {"anyOf": [TEXT, table_schema(_ADAPTER_KEYS) | {"required": ["file"]}]},
 }
-MODEL_KEYS = {
-    "file": Setting(
-        REQUIRED, "a GGUF file, beside this one or in models-dir", form=_FILE, field="file"
-    ),
-    "backend": Setting(
-        "llama", "engine that runs the model", field="backend", kind=Literal["llama", "echo"]
-    ),
-    "echo": Setting(
-        {},
-        "options of an echo model",
-        form=Form(_parse_echo, table_schema(_ECHO_KEYS)),
-        field="echo",
-    ),
-    "adapters": Setting(
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """One model: `options` holds checked values by parameter name, of every level."""
+
+    file: Path | None = setting(None, "a GGUF file, beside this one or in models-dir", form=_FILE)
+    backend: Literal["llama", "echo"] = setting("llama", "engine that runs the model")
+    options: dict[str, Any] = field(default_factory=dict)
+    echo: dict[str, Any] = setting(
+        {}, "options of an echo model", form=Form(_parse_echo, table_schema(_ECHO_KEYS))
+    )
+    adapters: dict[str, AdapterConfig] = setting(
         {},
         "LoRA files by name, each a file or a file and a scale",
         form=Form(_parse_adapters, _ADAPTERS),
-        field="adapters",
-    ),
-}
+    )
+
+
+MODEL_KEYS = settings_of(ModelConfig)
 """The keys of a model that are not parameters."""
 
 
@@ -157,20 +145,28 @@ def has_valid_name(name: str, kind: str, errors: ErrorList) -> bool:
     return False
 
 
+def named_tables(
+    tables: Mapping[str, Any], key: str, kind: str, errors: ErrorList
+) -> Iterator[tuple[str, dict[str, Any], ErrorList]]:
+    """Yield the valid names and tables ``[key.NAME]``, each with the list of its errors."""
+    for name, table in tables.items():
+        here = errors.at(f"[{key}.{name}] ")
+        if has_valid_name(name, kind, here):
+            if isinstance(table, dict):
+                yield name, table, here
+            else:
+                here.add(f"is {short(table)}, not a table")
+
+
 def read_models(
     document: Mapping[str, Any], folders: Folders, errors: ErrorList
 ) -> dict[str, ModelConfig]:
     """Read the tables ``[models.NAME]``."""
-    models: dict[str, ModelConfig] = {}
-    for name, table in table_of(document, "models", errors).items():
-        here = errors.at(f"[models.{name}] ")
-        if not has_valid_name(name, "a model", here):
-            continue
-        if isinstance(table, dict):
-            models[name] = _read_model(table, folders, here)
-        else:
-            here.add(f"is {short(table)}, not a table")
-    return models
+    tables = table_of(document, "models", errors)
+    return {
+        name: _read_model(table, folders, here)
+        for name, table, here in named_tables(tables, "models", "a model", errors)
+    }
 
 
 def _read_model(table: Mapping[str, Any], folders: Folders, errors: ErrorList) -> ModelConfig:
@@ -185,7 +181,7 @@ def _read_model(table: Mapping[str, Any], folders: Folders, errors: ErrorList) -
     if "file" in values:
         values["file"] = _find_file(values["file"], folders, errors.at("file: "))
     values["adapters"] = {
-        name: msgspec.structs.replace(
+        name: replace(
             adapter, file=_find_file(adapter.file, folders, errors.at(f"adapters: {name}: "))
         )
         for name, adapter in values.get("adapters", {}).items()

@@ -6,10 +6,10 @@ model's configuration changes.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
-import msgspec
 import structlog
 
 from ...backends import AdapterSpec
@@ -120,7 +120,7 @@ async def _load_adapter(registry: Registry, worker: Worker, spec: AdapterSpec) -
 def _set_adapters(
     registry: Registry, model: ManagedModel, adapters: dict[str, AdapterConfig]
 ) -> None:
-    model.config = msgspec.structs.replace(model.config, adapters=adapters)
+    model.config = replace(model.config, adapters=adapters)
     registry.catalog.persist_settings(model)
 
 

@@ -10,12 +10,11 @@ the old model produces before it is unloaded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
 import anyio
-import msgspec
 import structlog
 
 from ...backends import ModelInfo
@@ -78,7 +77,7 @@ class Swaps:
         try:
             async with model.changing:
                 adapters = model.config.adapters | config.adapters
-                config = msgspec.structs.replace(config, adapters=adapters)
+                config = replace(config, adapters=adapters)
                 return await self._migrate_or_drain(model, config, mode)
         except BaseException:
             self._under_way.discard(model.name)
