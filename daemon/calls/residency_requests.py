@@ -16,7 +16,7 @@ from ..core import Daemon
 from ..models.lease import Lease
 from ..models.model import ManagedModel
 from ..residency.gate import GateRequest
-from ..traces.current_request import OPERATIONS, PULLED_CALL, note_model_request
+from ..traces.current_request import OPERATIONS, TOKEN_CALL, note_model_request
 from .arguments import TIMEOUT_S_MIN, priority_of, seconds_of
 
 Call = Callable[[Daemon, Request], Awaitable[Any]]
@@ -81,7 +81,7 @@ def _gate_request(
         lease, default = daemon.graph(request).lease, Priority.NORMAL
     else:
         session = daemon.session(request)
-        can_begin = not session.active or request.call == PULLED_CALL
+        can_begin = not session.active or request.call == TOKEN_CALL
         if daemon.draining or not can_begin or not isinstance(session.model, Lease):
             return None
         lease, default = session.model, session.settings.priority

@@ -10,12 +10,13 @@ from ...sessions import Turn
 from ..residency.gate import GateRequest
 from .spans import CHAT, COMPLETION, EMBEDDINGS, RequestFacts, TurnFacts
 
-PULLED_CALL = "compute_single"
+TOKEN_CALL = "compute_single"
+"""The call that returns one token on demand."""
 OPERATIONS = {
     "answers": CHAT,
     "chat": CHAT,
     "compute": COMPLETION,
-    PULLED_CALL: COMPLETION,
+    TOKEN_CALL: COMPLETION,
     "embed": EMBEDDINGS,
     "prompt_compute": COMPLETION,
     "resume": CHAT,
@@ -30,24 +31,23 @@ class TracedRequest:
 
     def __init__(self, request: Request, model: str):
         params = request.params
+        raw = getattr(params, "raw", False) and params.messages is None
         self.parent: str = params.traceparent
         self.facts = RequestFacts(
             call=request.call,
-            operation=_operation(request),
+            operation=COMPLETION if raw else OPERATIONS[request.call],
             began_at=time.monotonic(),
             ended_at=0.0,
             model=model,
             choices=getattr(params, "n", 1),
         )
         self.model_request: GateRequest | None = None
-        self.turns: dict[Turn, int] = {}
-        """The turns that have not ended, each with its index among all turns."""
-        self.turns_started = 0
+        self.turns: dict[Turn, TurnFacts | None] = {}
+        """The turns in the order of their starts; None for a turn that has not ended."""
         self.answered = False
-        self.ended: dict[int, TurnFacts] = {}
 
 
-current_request: ContextVar[TracedRequest | None] = ContextVar("traced", default=None)
+current_request: ContextVar[TracedRequest | None] = ContextVar("current_request", default=None)
 """The request of the current task or of its parent."""
 
 
@@ -61,8 +61,3 @@ def note_model_request(model_request: GateRequest) -> None:
 def clear_current_request() -> None:
     """Detach this task, which inherited its context, from the request."""
     current_request.set(None)
-
-
-def _operation(request: Request) -> str:
-    raw = getattr(request.params, "raw", False) and request.params.messages is None
-    return COMPLETION if raw else OPERATIONS[request.call]

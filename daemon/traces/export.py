@@ -72,12 +72,12 @@ class Export:
     def _start_span(
         self, span: Span, context: Context, kind: SpanKind, date: Callable[[float], int]
     ) -> OpenSpan:
-        begun = self._tracer.start_span(
+        started = self._tracer.start_span(
             span.name, context, kind, span.attributes, start_time=date(span.began_at)
         )
         if span.error is not None:
-            begun.set_status(Status(StatusCode.ERROR, span.error))
-        return begun
+            started.set_status(Status(StatusCode.ERROR, span.error))
+        return started
 
     def close(self) -> None:
         """Send the remaining spans, which may take long."""
@@ -96,9 +96,8 @@ class FileExporter(SpanExporter):
 
         :raises OSError: the spans cannot be written, or the file is full.
         """
-        self._file.append_lines(
-            "".join(f"{span.to_json(indent=None)}\n" for span in spans).encode()
-        )
+        lines = (f"{span.to_json(indent=None)}\n" for span in spans)
+        self._file.append_lines("".join(lines).encode())
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
@@ -111,7 +110,7 @@ class _ExportHealth(logging.Handler):
 
     def __init__(self, where: str, note: Note):
         super().__init__(logging.WARNING)
-        self._where, self._note = where, note
+        self._where, self.note = where, note
         self._cause = "the spans are not accepted"
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -121,11 +120,7 @@ class _ExportHealth(logging.Handler):
 
     def note_failure(self, cause: str = "") -> None:
         """Note that spans do not arrive, because of *cause* or the last warning."""
-        self._note(f"{self._where}: {cause or self._cause}")
-
-    def note_success(self) -> None:
-        """Note that spans arrive."""
-        self._note(None)
+        self.note(f"{self._where}: {cause or self._cause}")
 
 
 class _NotingExporter(SpanExporter):
@@ -142,7 +137,7 @@ class _NotingExporter(SpanExporter):
             self._health.note_failure(exc.strerror or str(exc))
             return SpanExportResult.FAILURE
         if result is SpanExportResult.SUCCESS:
-            self._health.note_success()
+            self._health.note(None)
         else:
             self._health.note_failure()
         return result

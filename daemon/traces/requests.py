@@ -20,11 +20,11 @@ from ...scheduler.messages import count_tokens
 from ...sessions import ModelSource, Session, Turn
 from ..metrics.daemon_counters import PRIVATE, label_of
 from ..models.lease import Lease
-from .current_request import OPERATIONS, PULLED_CALL, TracedRequest, current_request
+from .current_request import OPERATIONS, TOKEN_CALL, TracedRequest, current_request
 from .spans import CHAT, COMPLETION, EMBEDDINGS, RequestFacts, TurnFacts
 
 if TYPE_CHECKING:
-    from ..core import CallTable, Daemon
+    from ..core import Daemon
 
 
 class RequestTracer:
@@ -36,14 +36,12 @@ class RequestTracer:
         """The requests of the turns that have not ended."""
 
     def attach(self, daemon: Daemon) -> None:
-        """Trace the requests of *daemon* from now on."""
+        """Trace the requests of *daemon* that start turns, from now on."""
         daemon.ledger.turn_listeners.append(self)
-        daemon.calls = self.traced_calls(daemon.calls)
-
-    def traced_calls(self, calls: CallTable) -> CallTable:
-        """Return *calls*, with those wrapped that start turns."""
-        starters = OPERATIONS.keys() & calls.keys()
-        return calls | {name: partial(self._call, calls[name]) for name in starters}
+        calls = daemon.calls
+        daemon.calls = calls | {
+            name: partial(self._call, calls[name]) for name in OPERATIONS.keys() & calls.keys()
+        }
 
     async def _call(self, call: Callable[..., Any], daemon: Daemon, request: Request) -> Any:
         session = _session_of(daemon, request)
@@ -53,7 +51,7 @@ class RequestTracer:
         try:
             return await call(daemon, request)
         except BaseException as exc:
-            if traced.turns_started or not _ends_earlier_turn(request, session, exc):
+            if traced.turns or not _ends_earlier_turn(request, session, exc):
                 traced.facts.error = _error_of(exc)
             raise
         finally:
@@ -68,27 +66,25 @@ class RequestTracer:
         if traced is None:
             return
         traced.facts.model = _name(model)
-        if not turn.generates:
-            traced.facts.operation = EMBEDDINGS
-        else:
-            traced.facts.operation = CHAT if chat else COMPLETION
-        traced.turns[turn] = traced.turns_started
-        traced.turns_started += 1
+        generated = CHAT if chat else COMPLETION
+        traced.facts.operation = generated if turn.generates else EMBEDDINGS
+        traced.turns[turn] = None
         self._by_turn[turn] = traced
 
     def turn_ended(self, _: ModelSource, turn: Turn) -> None:
         """Note that a turn has ended."""
         traced = self._by_turn.pop(turn, None)
         if traced is not None:
-            traced.ended[traced.turns.pop(turn)] = _facts_of(turn, traced.facts.model)
+            traced.turns[turn] = _facts_of(turn, traced.facts.model)
             self._export_if_ended(traced)
 
     def _export_if_ended(self, traced: TracedRequest) -> None:
         """Export a request that has ended, unless it neither started a turn nor failed."""
         facts = traced.facts
-        if not traced.answered or traced.turns or not (traced.turns_started or facts.error):
+        facts.turns = [turn for turn in traced.turns.values() if turn is not None]
+        has_ended = traced.answered and len(facts.turns) == len(traced.turns)
+        if not has_ended or not (facts.turns or facts.error):
             return
-        facts.turns = [traced.ended[place] for place in range(traced.turns_started)]
         needed = traced.model_request
         if needed is not None and needed.has_waited:
             until = facts.ended_at if needed.admitted_at is None else needed.admitted_at
@@ -98,7 +94,6 @@ class RequestTracer:
 
 def _facts_of(turn: Turn, model: str) -> TurnFacts:
     queued_at, started_at, first_token_at = turn.moments
-    made = turn.embedding
     return TurnFacts(
         queued_at=queued_at,
         ended_at=time.monotonic(),
@@ -111,7 +106,7 @@ def _facts_of(turn: Turn, model: str) -> TurnFacts:
         output_tokens=len(turn.tokens) if turn.stats is None else turn.stats.output_tokens,
         stats=turn.stats,
         error=None if turn.error is None else turn.error.name,
-        embedding_size=0 if made is None else made.size,
+        embedding_size=0 if turn.embedding is None else turn.embedding.size,
         fingerprint="" if model == PRIVATE else turn.client.info.fingerprint,
     )
 
@@ -136,7 +131,7 @@ def _lease_of(daemon: Daemon, request: Request) -> ModelSource | None:
 
 def _ends_earlier_turn(request: Request, session: Session | None, exc: BaseException) -> bool:
     """Return whether *exc* only reports the end of a turn that an earlier call started."""
-    if request.call != PULLED_CALL:
+    if request.call != TOKEN_CALL:
         return False
     turn = None if session is None else session.turn
     known = isinstance(exc, EndOfSequence | ContextFull) or not isinstance(exc, InferdError)

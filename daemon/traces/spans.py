@@ -89,7 +89,7 @@ def spans_of(request: RequestFacts) -> list[Span]:
     if request.operation == EMBEDDINGS and turns:
         turns = [_merge_texts(turns)]
     for number, turn in enumerate(turns):
-        spans += _phases(turn, {"inferd.answer": number} if len(turns) > 1 else {})
+        spans += _phases(turn, {"inferd.answer_index": number} if len(turns) > 1 else {})
     return spans
 
 
@@ -144,7 +144,7 @@ def _usage_attributes(request: RequestFacts) -> dict[str, Value]:
     return attributes | {
         "gen_ai.usage.output_tokens": sum(turn.output_tokens for turn in turns),
         "gen_ai.response.finish_reasons": reasons,
-        "inferd.shifts": sum(turn.stats.shifts for turn in turns if turn.stats),
+        "inferd.context_shifts": sum(turn.stats.shifts for turn in turns if turn.stats),
     }
 
 

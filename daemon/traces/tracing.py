@@ -43,30 +43,26 @@ class Traces:
         try:
             from .export import Export
 
-            self._export = Export(target, self._note_from_anywhere)
+            note = partial(self._components.note, "traces")
+            self._export = Export(target, partial(self._call_from_anywhere, note))
         except ImportError as exc:
             self._components.note("traces", f"{exc.name} is not installed", remedy=TRACES_REMEDY)
             return
         except Exception as exc:  # a failing extra must not keep the daemon from starting
             self._components.note("traces", f"{target}: {exc}")
             return
-        RequestTracer(self._schedule_export).attach(self._daemon)
+        RequestTracer(self._export_soon).attach(self._daemon)
         log.info("traces.opened", where=str(target))
 
-    def _schedule_export(self, request: RequestFacts, parent: str) -> None:
+    def _export_soon(self, request: RequestFacts, parent: str) -> None:
         """Export a request that has ended, after the current answer is sent."""
-        self._loop.call_soon(self._export_request, request, parent)
+        export = self._export
+        assert export is not None, "requests are traced only with an export"
+        self._loop.call_soon(lambda: export.export_spans(spans_of(request), parent))
 
-    def _export_request(self, request: RequestFacts, parent: str) -> None:
-        assert self._export is not None, "requests are traced only with an export"
-        self._export.export_spans(spans_of(request), parent)
-
-    def _note_from_anywhere(self, cause: str | None) -> None:
-        self._call_from_anywhere(partial(self._components.note, "traces", cause))
-
-    def _call_from_anywhere(self, function: Callable[[], object]) -> None:
+    def _call_from_anywhere(self, function: Callable[..., object], *arguments: object) -> None:
         with suppress(RuntimeError):  # the loop is closed: the daemon has ended
-            self._loop.call_soon_threadsafe(function)
+            self._loop.call_soon_threadsafe(function, *arguments)
 
     async def close(self) -> None:
         """Send the remaining spans within `FLUSH_S_MAX`."""

@@ -111,7 +111,7 @@ def test_a_request_is_a_span_with_its_phases_inside(client: Client, collector: C
         "inferd.priority": "high",
         "inferd.cached_tokens": reported["cached_tokens"],
         "inferd.parks": 0,
-        "inferd.shifts": 0,
+        "inferd.context_shifts": 0,
         "inferd.fingerprint": reported["fingerprint"],
     }
     assert collector.paths[-1] == "/v1/traces"
@@ -195,7 +195,7 @@ def test_several_answers_are_one_request_with_the_phases_of_each(
     prompt, output, reasons = usage(trace.outer)
     assert (output, reasons) == (18, ["eos"] * 3)
     assert prompt < 20, "the prompt counts once"
-    decoded = [s.attributes["inferd.answer"] for s in trace.inside if s.name == "decode"]
+    decoded = [s.attributes["inferd.answer_index"] for s in trace.inside if s.name == "decode"]
     assert decoded == [0, 1, 2]
 
 
