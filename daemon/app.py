@@ -195,7 +195,9 @@ def _service(daemon: Daemon, components: Components) -> ServiceNotifier:
     service = ServiceNotifier(
         components,
         loading=lambda: daemon.registry.catalog.loading,
-        overdue=lambda: watchdog.overdue(daemon.registry.catalog.watched()),
+        overdue=lambda: watchdog.overdue(
+            (worker.spec.name, worker) for worker in daemon.registry.catalog.all_workers()
+        ),
         turns=lambda: sum(session.active for session in daemon.sessions.live),
         restart_for=lambda: daemon.restart_for,
     )

@@ -8,18 +8,21 @@ from ...ipc import messages as w
 from ...ipc.server.server_connection import Request
 from ..core import Daemon
 from ..models import model_adapters
+from ..models.description import describe_model
 
 
 async def models(daemon: Daemon, request: Request) -> w.ModelsResult:
     """List the models."""
     visible = daemon.registry.catalog.visible_to(request.uid)
-    return w.ModelsResult(models=[model.describe() for model in visible])
+    budget = daemon.registry.budget
+    return w.ModelsResult(models=[describe_model(model, budget) for model in visible])
 
 
 async def show(daemon: Daemon, request: Request) -> w.ModelsResult:
     """Describe one model."""
     model = daemon.registry.catalog.get(request.params.name, request.uid)
-    return w.ModelsResult(models=[model.describe() | {"options": model.options()}])
+    description = describe_model(model, daemon.registry.budget)
+    return w.ModelsResult(models=[description | {"options": model.options()}])
 
 
 async def unload_model(daemon: Daemon, request: Request) -> w.Empty:
@@ -44,9 +47,7 @@ async def swap(daemon: Daemon, request: Request) -> w.SwapResult:
     began = time.monotonic()
     done = await daemon.swaps.swap(model, config, p.mode)
     daemon.counters.swap_ended(done.mode, time.monotonic() - began)
-    return w.SwapResult(
-        fingerprint=done.fingerprint, previous_fingerprint=done.before, mode=done.mode
-    )
+    return done
 
 
 async def add_adapter(daemon: Daemon, request: Request) -> w.AddAdapterResult:

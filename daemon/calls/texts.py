@@ -29,7 +29,7 @@ async def tokenize(daemon: Daemon, request: Request) -> w.TokensResult:
     p: w.TokenizeParams = request.params
     text = p.text.encode()
     lease = daemon.graph(request).lease
-    tokens = await lease.ask(lambda client: client.tokenize(text, special=p.special, bos=p.bos))
+    tokens = await lease.query(lambda client: client.tokenize(text, special=p.special, bos=p.bos))
     return w.TokensResult(tokens=tokens)
 
 
@@ -41,7 +41,7 @@ async def detokenize(daemon: Daemon, request: Request) -> w.TextResult:
     bad = next((t for t in p.tokens if not 0 <= t < size), None)
     if bad is not None:
         raise InvalidArgument(f"token {bad} is not in the vocabulary of {size}")
-    return w.TextResult(text=await lease.ask(lambda client: client.detokenize(p.tokens)))
+    return w.TextResult(text=await lease.query(lambda client: client.detokenize(p.tokens)))
 
 
 async def apply_template(daemon: Daemon, request: Request) -> w.TemplateResult:
@@ -49,7 +49,7 @@ async def apply_template(daemon: Daemon, request: Request) -> w.TemplateResult:
     p: w.TemplateParams = request.params
     graph = daemon.graph(request)
     messages, rendering = checked_messages(p.messages), _rendering(graph, p)
-    text, tokens, _ = await graph.lease.ask(
+    text, tokens, _ = await graph.lease.query(
         lambda client: client.chat_prompt(messages, rendering=rendering)
     )
     return w.TemplateResult(text=text.encode(), tokens=len(tokens))

@@ -161,10 +161,6 @@ class ModelCatalog:
         """Return the workers of all models, including loading and unloading ones."""
         return [m.worker for m in self._models.values() if m.worker is not None]
 
-    def watched(self) -> list[tuple[str, Worker]]:
-        """Return the names and workers of the models that have one."""
-        return [(m.name, m.worker) for m in self._models.values() if m.worker is not None]
-
     @property
     def loading(self) -> dict[str, float]:
         """The models that are being loaded, with their progress."""

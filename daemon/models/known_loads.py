@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -19,7 +18,7 @@ from ...backends.errors import (
     OutOfMemory,
     UnsupportedOperation,
 )
-from ...scheduler import messages as m
+from ...scheduler.messages import MemoryEstimate
 from ..residency.model_files import Signature, signature_of
 
 ESTIMATED_MODELS_MAX = 1000
@@ -29,11 +28,6 @@ FAILURES_MAX = 1000
 _PERMANENT = (LoadFailed, UnsupportedOperation, InvalidArgument)
 
 
-class _KnownReports(NamedTuple):
-    signature: Signature
-    reports: list[m.MemoryEstimate]
-
-
 class EstimateCache:
     """Memory estimates by spec, whatever the model's name.
 
@@ -41,55 +35,49 @@ class EstimateCache:
     """
 
     def __init__(self) -> None:
-        self._known: dict[bytes, _KnownReports] = {}
+        self._by_spec: dict[bytes, tuple[Signature, list[MemoryEstimate]]] = {}
 
-    def known_reports(self, spec: ModelSpec, signature: Signature) -> list[m.MemoryEstimate]:
+    def estimates_of(self, spec: ModelSpec, signature: Signature) -> list[MemoryEstimate]:
         """Return the estimates for *spec* and files with *signature*, oldest first."""
-        known = self._known.get(_key(spec))
-        return list(known.reports) if known is not None and known.signature == signature else []
+        stored_for, estimates = self._by_spec.get(_key(spec), ((), []))
+        return list(estimates) if stored_for == signature else []
 
-    def note_report(self, spec: ModelSpec, signature: Signature, report: m.MemoryEstimate) -> None:
-        """Store an estimate for files whose *signature* was taken before the estimate."""
-        if spec.fd >= 0 or report.devices:
+    def store_estimate(
+        self, spec: ModelSpec, signature: Signature, estimate: MemoryEstimate
+    ) -> None:
+        """Store an estimate for files that had *signature* before it was made."""
+        if spec.fd >= 0 or estimate.devices:
             return
-        reports = self.known_reports(spec, signature)
-        if len(reports) >= SHAPES_MAX or any(r.shape == report.shape for r in reports):
-            return
-        self._known.pop(_key(spec), None)
-        while len(self._known) >= ESTIMATED_MODELS_MAX:
-            del self._known[next(iter(self._known))]
-        self._known[_key(spec)] = _KnownReports(signature, [*reports, report])
+        estimates = self.estimates_of(spec, signature)
+        if len(estimates) < SHAPES_MAX and all(e.shape != estimate.shape for e in estimates):
+            self._by_spec.pop(_key(spec), None)
+            while len(self._by_spec) >= ESTIMATED_MODELS_MAX:
+                del self._by_spec[next(iter(self._by_spec))]
+            self._by_spec[_key(spec)] = signature, [*estimates, estimate]
 
 
 def _key(spec: ModelSpec) -> bytes:
     return msgspec.msgpack.encode(msgspec.structs.replace(spec, name=""))
 
 
-class _FailedLoad(NamedTuple):
-    error: InferdError
-    at: float
-    signature: Signature
-    conditions: object
-
-
 class FailedLoads:
-    """Failed loads by model name, kept for *remember_s* (0: none are kept)."""
+    """Failed loads by model name, kept for *retry_s* (0: none are kept)."""
 
-    def __init__(self, remember_s: float, seconds: Callable[[], float]):
-        self._remember_s = remember_s
-        self._seconds = seconds
-        self._failures: dict[str, _FailedLoad] = {}
+    def __init__(self, retry_s: float, seconds: Callable[[], float]):
+        self._retry_s, self._seconds = retry_s, seconds
+        self._failures: dict[str, tuple[InferdError, float, Signature, object]] = {}
+        """Each with its error, time, files and conditions."""
 
     def note_load(
         self, name: str, files: list[Path], conditions: object, error: InferdError
     ) -> None:
         """Store the failed load of *name* if the same load would fail again."""
-        if not self._remember_s or not _is_permanent(error):
+        if not self._retry_s or not _is_permanent(error):
             return
         self._failures.pop(name, None)
         while len(self._failures) >= FAILURES_MAX:
             del self._failures[next(iter(self._failures))]
-        self._failures[name] = _FailedLoad(error, self._seconds(), signature_of(files), conditions)
+        self._failures[name] = error, self._seconds(), signature_of(files), conditions
 
     def forget_load(self, name: str) -> None:
         """Forget that *name* could not be loaded."""
@@ -101,28 +89,24 @@ class FailedLoads:
 
         :raises InferdError: that error, with the seconds since and the seconds until a retry.
         """
-        failure = self._failures.get(name)
-        if failure is None or failure.conditions != conditions:
+        if name not in self._failures:
             return
-        passed_s = self._seconds() - failure.at
-        if passed_s >= self._remember_s or signature_of(files) != failure.signature:
+        error, failed_at, signature, failed_conditions = self._failures[name]
+        passed_s = self._seconds() - failed_at
+        if passed_s >= self._retry_s or signature_of(files) != signature:
             del self._failures[name]
-            return
-        error = failure.error
-        raise type(error)(
-            f"{error.message} (failed {passed_s:.1f} s ago, and the file is unchanged)",
-            hint=error.hint,
-            data={
-                **error.data,
-                "failed_s_ago": passed_s,
-                "retry_in_s": self._remember_s - passed_s,
-            },
-        )
+        elif failed_conditions == conditions:
+            times = {"failed_s_ago": passed_s, "retry_in_s": self._retry_s - passed_s}
+            raise type(error)(
+                f"{error.message} (failed {passed_s:.1f} s ago, and the file is unchanged)",
+                hint=error.hint,
+                data=error.data | times,
+            )
 
 
 def _is_permanent(error: InferdError) -> bool:
-    """Return whether the same load would fail again. Memory may become free at any time, but not
-    more than the total. A process that died or an upgrade proves nothing about the file.
+    """Return whether the same load would fail again. Memory may become free, but never more than
+    the total. The death of the process or an upgrade proves nothing about the file.
     """
     if error.data.get("cause") in ("died", "upgraded"):
         return False

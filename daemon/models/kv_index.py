@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -41,21 +41,13 @@ class KvFileEntry(NamedTuple):
     seconds: float
 
 
-class KvIndexListener(Protocol):
-    """The receiver of the index's events."""
-
-    def kv_file_evicted(self, place: KvFilePlace) -> None:
-        """Note that a file was removed from the index, to free space or with its session."""
-
-    def kv_disk_checked(self, cause: str | None) -> None:
-        """Note why a file could not be written or deleted, or with None that a file was written."""
-
-
 class KvIndex:
     """The files below *directory*, at most *bytes_max* and *files_max* of them.
 
-    Lives on the event loop; threads read and delete. A removed file is in `_doomed` until `run` has
-    deleted it.
+    *file_evicted* is called with each file that is removed to free space or with its session.
+    *note_state* is called with the reason why a file could not be written or deleted, and with None
+    once a file was written. Lives on the event loop; threads read and delete. A removed file is in
+    `_doomed` until `run` has deleted it.
     """
 
     def __init__(
@@ -64,10 +56,11 @@ class KvIndex:
         bytes_max: int,
         files_max: int = KV_FILES_MAX,
         *,
-        listener: KvIndexListener,
+        file_evicted: Callable[[KvFilePlace], None] = lambda _: None,
+        note_state: Callable[[str | None], None] = lambda _: None,
     ):
         self.bytes = 0
-        self._listener = listener
+        self._file_evicted, self._note_state = file_evicted, note_state
         self._directory = directory
         self._bytes_max, self._files_max = bytes_max, files_max
         self._entries: dict[KvFilePlace, KvFileEntry] = {}
@@ -101,7 +94,7 @@ class KvIndex:
             self._wake = anyio.Event()
             for path, cause in (await self._delete(dict(self._doomed))).items():
                 log.warning("kv.not_deleted", path=str(path), cause=cause)
-                self._listener.kv_disk_checked(f"{path} cannot be deleted: {cause}")
+                self._note_state(f"{path} cannot be deleted: {cause}")
 
     @property
     def doomed(self) -> int:
@@ -117,7 +110,7 @@ class KvIndex:
         place, entry = KvFilePlace(fingerprint, name), KvFileEntry(owner, session, size, seconds)
         self._doomed.pop(self._path(place, entry), None)
         if place not in self._entries:
-            self._listener.kv_disk_checked(None)  # a known file may only have been read
+            self._note_state(None)  # a known file may only have been read
         self._insert(place, entry)
         if size > self._bytes_max:  # else it would evict all others and still not fit
             self._doom(place)
@@ -127,7 +120,7 @@ class KvIndex:
         """Remove a file that a worker has deleted, has not found, or could not write (*cause*)."""
         self._remove(KvFilePlace(fingerprint, name))
         if cause:
-            self._listener.kv_disk_checked(cause)
+            self._note_state(cause)
 
     async def forget_session(self, owner: int, session: str) -> int:
         """Delete the files of a session in every fingerprint; return their number.
@@ -170,7 +163,7 @@ class KvIndex:
         entry = self._remove(place)
         if entry is not None:
             self._doomed[self._path(place, entry)] = entry
-            self._listener.kv_file_evicted(place)
+            self._file_evicted(place)
             self._wake.set()
 
     def _path(self, place: KvFilePlace, entry: KvFileEntry) -> Path:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 class Lease:
     """A lease on a model: a `sessions.ModelSource`. While it lasts, the model does not expire. The
-    model may be evicted for another one, and is loaded again when needed.
+    model may be evicted for another one; it is loaded again when needed.
     """
 
     def __init__(self, model: ManagedModel):
@@ -45,12 +45,9 @@ class Lease:
         """Return the client of the model's worker, loading the model if needed."""
         return await self.model.ready(on_progress)
 
-    async def ask(self, question: Callable[[ProcessClient], Awaitable[T]]) -> T:
-        """Return the worker's answer; if the worker dies meanwhile, query another one.
-
-        :raises WorkerCrashed: the query ended the worker, or too many workers have died.
-        """
-        return await retry_query(self.ready, question)
+    async def query(self, query: Callable[[ProcessClient], Awaitable[T]]) -> T:
+        """Return the worker's answer; see `retry_query`."""
+        return await retry_query(self.ready, query)
 
     def predecessor(self, vocabulary: str) -> ManagedModel | None:
         """Return the model that had the name before a swap, by its vocabulary hash."""

@@ -8,25 +8,20 @@ from functools import partial
 from typing import Any, Protocol
 
 import anyio
-import msgspec
 
-from ...backends import MemoryNeed
 from ...backends.errors import InferdError, WorkerCrashed
 from ...scheduler.priority import Priority
 from ...sessions.turns.sentence_checks import Comparison, Similarity
 from ...sessions.worker_client import TaskReader
 from ..config.model_settings import ModelConfig
 from ..config.settings import Config
-from ..residency.budget import MemoryBudget
 from ..residency.gate import GateRequest, ResidencyGate
-from ..residency.model_files import size_bytes
 from ..residency.residency import Residency
 from ..workers.evicted_turns import EvictedTurns
 from ..workers.process_client import ProcessClient
 from ..workers.recovery import Recovery
 from ..workers.worker import Worker
 from .persisted import PersistedSettings, SwappedName
-from .specs import describe_adapters
 
 REQUESTABLE = ("ctx-size", "n-gpu-layers", "main-gpu", "tensor-split")
 """Parameters that a call may set for the load, unless the configuration does."""
@@ -49,16 +44,14 @@ class ModelHost(Protocol):
     """The registry, as its models use it."""
 
     seconds: Callable[[], float]
-    budget: MemoryBudget
     gate: ResidencyGate[ManagedModel]
     compare_sentence: SentenceComparer
+    start_worker: Callable[[ManagedModel], Worker]
+    persist_settings: Callable[[ManagedModel], None]
 
     @property
     def config(self) -> Config:
         """The configuration in force."""
-
-    def start_worker(self, model: ManagedModel) -> Worker:
-        """Start a worker for a model that is not loaded."""
 
     def start_soon(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         """Run *work* in the daemon's task group."""
@@ -66,11 +59,8 @@ class ModelHost(Protocol):
     def move_tasks(self, model: ManagedModel, readers: Mapping[int, TaskReader]) -> None:
         """Continue the tasks of another worker in the worker of *model*."""
 
-    def note_lease_ended(self, model: ManagedModel) -> None:
-        """Note that a client no longer uses a model."""
-
-    def persist_settings(self, model: ManagedModel) -> None:
-        """Store the run-time settings of a model."""
+    def note_use_ended(self, model: ManagedModel) -> None:
+        """Note that a lease on a model has ended."""
 
 
 class ManagedModel:
@@ -271,38 +261,6 @@ class ManagedModel:
         """Return the configured parameters: the defaults, then the model's own."""
         return self.registry.config.defaults | self.config.options
 
-    def describe(self) -> dict[str, Any]:
-        """Return the description in `models`."""
-        worker = self.worker
-        info = worker.info if self.state is ModelState.READY and worker is not None else None
-        file = self.config.file
-        return {
-            "name": self.name,
-            "state": self.state.value,
-            "backend": self.config.backend,
-            "file": str(file) if file is not None else "",
-            "size_bytes": size_bytes(file, self.fd),
-            "leases": len(self.leases),
-            "tasks": (len(worker.client.tasks) if worker is not None else 0)
-            + len(self.evicted_turns),
-            "pid": worker.pid if worker is not None else 0,
-            "progress": worker.progress if worker is not None else 0.0,
-            "idle_s": self.idle_s,
-            "expires_s": self._expires_s(),
-            "keep_alive_s": self.keep_alive_s,
-            "pinned": self.pinned,
-            "memory": _memory(self.registry.budget.reservations.of_worker(worker)),
-            "adapters": describe_adapters(self.config, self.loaded),
-            "error": self.error.to_wire() if self.error is not None else None,
-            "info": msgspec.structs.asdict(info) if info is not None else None,
-        }
-
-    def _expires_s(self) -> float | None:
-        """Return the seconds until the model expires; None: it does not."""
-        if self.worker is None or self.busy or self.keep_alive_s < 0:
-            return None
-        return max(0.0, self.used_at + self.keep_alive_s - self.registry.seconds())
-
     @property
     def busy(self) -> bool:
         """Whether a client holds a lease or needs the model, or a task exists."""
@@ -318,10 +276,4 @@ class ManagedModel:
         """Remove a lease that has ended."""
         self.leases.discard(lease)
         self.used_at = self.registry.seconds()
-        self.registry.note_lease_ended(self)
-
-
-def _memory(need: MemoryNeed | None) -> dict[str, int] | None:
-    if need is None:
-        return None
-    return msgspec.structs.asdict(need) | {"total": need.total}
+        self.registry.note_use_ended(self)

@@ -46,20 +46,29 @@ class Registry:
         machine: MachineMemory | None = None,
         components: Components | None = None,
     ):
-        self._components = components or Components()
+        components = components or Components()
         self.seconds = seconds
         self.closing = False
         self.compare_sentence: SentenceComparer = lambda _, *comparison: no_judge(*comparison)
         self._group = group
-        self.catalog = ModelCatalog(config, self._components, partial(ManagedModel, self))
+        self.catalog = ModelCatalog(config, components, partial(ManagedModel, self))
+        self.persist_settings: Callable[[ManagedModel], None] = self.catalog.persist_settings
         kv_dir = config.state_dir / KV_DIR
-        self.kv_index = KvIndex(kv_dir, config.kv_disk_bytes, listener=self)
+        self.kv_index = KvIndex(
+            kv_dir,
+            config.kv_disk_bytes,
+            file_evicted=self._notify_kv_file_evicted,
+            note_state=partial(components.note, "kv-store"),
+        )
         self.budget = MemoryBudget(config.memory_bytes, self.catalog.known, machine, seconds)
         self.gate: ResidencyGate[ManagedModel] = ResidencyGate(
             self.budget, self.catalog.known, config.residency_s, seconds, self.start_soon
         )
         self.idle_unloader = IdleUnloader(self.catalog.known, seconds)
-        self.launcher = WorkerLauncher(self, group, str(kv_dir), on_frame)
+        self.launcher = WorkerLauncher(
+            self, self.catalog, self.kv_index, group, str(kv_dir), on_frame
+        )
+        self.start_worker: Callable[[ManagedModel], Worker] = self.launcher.start_worker
         self.catalog.scan()
 
     @property
@@ -80,9 +89,14 @@ class Registry:
 
     # Leases.
 
+    def check_open(self) -> None:
+        """Raise `ShuttingDown` once the registry is being closed."""
+        if self.closing:
+            raise ShuttingDown("the daemon is shutting down: no model is loaded")
+
     def lease(self, name: str, uid: int) -> Lease:
         """Return a lease on the model *name*."""
-        self._check_open()
+        self.check_open()
         return Lease(self.catalog.get(name, uid))
 
     def lease_descriptor(self, name: str, fd: int, uid: int) -> Lease:
@@ -93,34 +107,13 @@ class Registry:
         model.fd = fd
         return Lease(model)
 
-    def note_lease_ended(self, model: ManagedModel) -> None:
-        """Note that a client no longer uses a model."""
+    def note_use_ended(self, model: ManagedModel) -> None:
+        """Note that a lease on a model has ended, or that its worker has exited."""
         if model.worker is None:
             self.catalog.close_descriptor(model)
         self.idle_unloader.note_change()
 
-    def note_exited(self, model: ManagedModel) -> None:
-        """Note that the worker of a model has exited."""
-        self.catalog.close_descriptor(model)
-        self.idle_unloader.note_change()
-
-    def persist_settings(self, model: ManagedModel) -> None:
-        """Store the run-time settings of a model, unless it came by a descriptor."""
-        self.catalog.persist_settings(model)
-
     # Workers.
-
-    def _check_open(self) -> None:
-        if self.closing:
-            raise ShuttingDown("the daemon is shutting down: no model is loaded")
-
-    def start_worker(self, model: ManagedModel) -> Worker:
-        """Start a worker for a model that is not loaded.
-
-        :raises InferdError: the last load failed recently and would fail again.
-        """
-        self._check_open()
-        return self.launcher.start_worker(model)
 
     def start_soon(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         """Run *work* in the daemon's task group; an unexpected failure ends only that work."""
@@ -134,15 +127,10 @@ class Registry:
 
     # KV files.
 
-    def kv_file_evicted(self, place: KvFilePlace) -> None:
-        """Notify the workers of the file's model that it is evicted."""
+    def _notify_kv_file_evicted(self, place: KvFilePlace) -> None:
         for worker in self.catalog.ready_workers():
             if worker.info.fingerprint == place.fingerprint:
                 worker.client.send_command(m.KvFileEvicted(place.name))
-
-    def kv_disk_checked(self, cause: str | None) -> None:
-        """Note why KV files cannot be written, or with None that they can."""
-        self._components.note("kv-store", cause)
 
     async def forget_session_files(self, owner: int, session: str) -> None:
         """Delete the KV files of a session that the workers have forgotten.
@@ -177,7 +165,7 @@ class Registry:
         model.pinned = pinned
         if not pinned:
             model.used_at = self.seconds()
-        self.catalog.persist_settings(model)
+        self.persist_settings(model)
         self.idle_unloader.note_change()
 
     async def close(self) -> None:
@@ -203,19 +191,23 @@ class IdleUnloader:
         """Unload idle models forever, without polling."""
         while True:
             now = self._seconds()
-            idle = [m for m in self._models() if m.worker is not None and not m.busy]
-            ends = {m: m.used_at + m.keep_alive_s - now for m in idle if m.keep_alive_s >= 0}
-            for model, left_s in ends.items():
-                if left_s <= 0 and model.worker is not None and not model.worker.unloading:
-                    model.worker.quit()
+            wait_s = float("inf")
+            for model in self._models():
+                worker, keep_alive_s = model.worker, model.keep_alive_s
+                if worker is None or model.busy or keep_alive_s < 0:
+                    continue
+                left_s = model.used_at + keep_alive_s - now
+                if left_s > 0:
+                    wait_s = min(wait_s, left_s)
+                elif not worker.unloading:
+                    worker.quit()
             self._changed = anyio.Event()
-            coming = [left_s for left_s in ends.values() if left_s > 0]
-            with anyio.move_on_after(min(coming, default=float("inf"))):
+            with anyio.move_on_after(wait_s):
                 await self._changed.wait()
 
 
 async def _guarded(work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
     try:
         await work(*arguments)
-    except Exception:  # the daemon goes on
+    except Exception:  # the daemon continues
         log.exception("background.failed", work=work.__qualname__)

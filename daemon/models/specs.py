@@ -6,42 +6,25 @@ Pure functions, except that adapters' files are measured.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from ...backends import AdapterSpec, ModelSpec
 from ...ipc.messages import CREDIT_MAX
-from ...scheduler import messages as m
-from ..config.model_settings import AdapterConfig, ModelConfig
+from ...scheduler.messages import MemoryEstimate
+from ..config.model_settings import AdapterConfig
 from ..config.settings import Config
 from ..residency.model_files import files_in_use
-from ..workers.worker import Worker
+from .model import ManagedModel
 
 CTX_SIZE_DEFAULT = 4096
 TEMPLATE = {"chat_template": "chat-template", "chat_template_file": "chat-template-file"}
 """Parameters by the fields of a spec."""
 
 
-class ConfiguredModel(Protocol):
-    """A model as its spec is made from it."""
-
-    name: str
-    config: ModelConfig
-    fd: int
-    requested: Mapping[str, Any]
-
-    @property
-    def slots_configured(self) -> int:
-        """The configured number of slots."""
-
-    def options(self) -> dict[str, Any]:
-        """Return the configured parameters."""
-
-
-def spec_of(model: ConfiguredModel, config: Config) -> ModelSpec:
+def spec_of(model: ManagedModel, config: Config) -> ModelSpec:
     """Return the spec to load: the configured values, then those that a client requested."""
     options, requested = model.options(), model.requested
     ctx_size = max(options.get("ctx-size", 0), 0)
@@ -65,7 +48,7 @@ def spec_of(model: ConfiguredModel, config: Config) -> ModelSpec:
     )
 
 
-def _template(model: ConfiguredModel, config: Config) -> dict[str, Any]:
+def _template(model: ManagedModel, config: Config) -> dict[str, Any]:
     """Return the configured chat template: the model's own, else the default."""
     for options in (model.config.options, config.defaults):
         if any(name in options for name in TEMPLATE.values()):
@@ -73,7 +56,7 @@ def _template(model: ConfiguredModel, config: Config) -> dict[str, Any]:
     return {}
 
 
-def conditions_of(model: ConfiguredModel, spec: ModelSpec) -> tuple[list[Path], object]:
+def conditions_of(model: ManagedModel, spec: ModelSpec) -> tuple[list[Path], object]:
     """Return the files and values that decide whether a load succeeds."""
     return files_in_use(model.config.file), (spec, model.requested.get("ctx-size", 0))
 
@@ -103,43 +86,19 @@ def adapter_spec(name: str, adapter: AdapterConfig) -> AdapterSpec:
     return AdapterSpec(name=name, path=str(adapter.file), scale=adapter.scale)
 
 
-def describe_adapters(config: ModelConfig, worker: Worker | None) -> list[dict[str, Any]]:
-    """Return the description of a model's adapters in `models`; *worker* has the model loaded."""
-    reports = {} if worker is None else worker.client.adapters
-    return [_describe(name, a, reports.get(name)) for name, a in config.adapters.items()]
-
-
-def _describe(name: str, adapter: AdapterConfig, report: m.AdapterReport | None) -> dict[str, Any]:
-    info = report.info if report is not None else None
-    return {
-        "name": name,
-        "file": str(adapter.file),
-        "scale": adapter.scale,
-        "size_bytes": adapter_bytes(adapter.file),
-        "id": info.id if info is not None else "",
-        "error": report.error if report is not None else None,
-    }
-
-
 def without_adapters(spec: ModelSpec) -> ModelSpec:
     """Return *spec* without adapters, as workers estimate it; `with_adapters` adds their sizes."""
-    return msgspec.structs.replace(spec, adapters=())
+    return replace(spec, adapters=())
 
 
-def with_adapters(report: m.MemoryEstimate, spec: ModelSpec) -> m.MemoryEstimate:
+def with_adapters(report: MemoryEstimate, spec: ModelSpec) -> MemoryEstimate:
     """Return *report* with the memory of the adapters of *spec*. Adapters lie on the devices of
     their layers, so they count on the host and on each device.
     """
     size = sum(adapter_bytes(Path(adapter.path)) for adapter in spec.adapters)
-    if not size:
-        return report
-    need = report.need
-    more = msgspec.structs.replace(
-        need,
-        weights=need.weights + size,
-        devices={device: taken + size for device, taken in need.devices.items()},
-    )
-    return m.MemoryEstimate(report.shape, more, report.devices)
+    devices = {device: used + size for device, used in report.need.devices.items()}
+    need = replace(report.need, weights=report.need.weights + size, devices=devices)
+    return replace(report, need=need)
 
 
 def adapter_bytes(file: Path) -> int:

@@ -10,7 +10,7 @@ the old model produces before it is unloaded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -19,6 +19,7 @@ import structlog
 
 from ...backends import ModelInfo
 from ...backends.errors import Busy, Cancelled, InferdError, OutOfMemory, ShuttingDown
+from ...ipc.messages import SwapResult
 from ...sessions import Session, TaskReader
 from ..config.model_settings import ModelConfig
 from ..workers.process_client import ProcessClient
@@ -42,15 +43,6 @@ RECOVERY_POLL_S = 0.1
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True)
-class Swapped:
-    """A finished swap: the fingerprints now and before (empty: not loaded), and its mode."""
-
-    fingerprint: str
-    before: str
-    mode: Mode
-
-
 class Swaps:
     """The swaps of a registry, at most one per model at a time. *sessions* are all sessions."""
 
@@ -60,7 +52,7 @@ class Swaps:
 
     async def swap(
         self, model: ManagedModel, config: ModelConfig, mode: Mode = "migrate"
-    ) -> Swapped:
+    ) -> SwapResult:
         """Load *config* under the name of *model*; return once new turns begin on it. The name's
         adapters stay, except where *config* has adapters of the same names. Turns of the old model
         end within `swap_grace_s`, in mode *migrate* in the background. Where memory does not hold
@@ -85,7 +77,7 @@ class Swaps:
 
     async def _migrate_or_drain(
         self, model: ManagedModel, config: ModelConfig, mode: Mode
-    ) -> Swapped:
+    ) -> SwapResult:
         if mode == "migrate" or model.state != "ready":
             try:
                 return await self._migrate(model, config)
@@ -102,7 +94,7 @@ class Swaps:
 
     # Migration.
 
-    async def _migrate(self, model: ManagedModel, config: ModelConfig) -> Swapped:
+    async def _migrate(self, model: ManagedModel, config: ModelConfig) -> SwapResult:
         registry = self._registry
         predecessor = registry.catalog.add_model(f"{model.name} (swap)", config, HIDDEN_UID)
         predecessor.pinned = predecessor.never_shrinks = True
@@ -158,7 +150,7 @@ class Swaps:
 
     # Drain.
 
-    async def _drain(self, model: ManagedModel, config: ModelConfig) -> Swapped:
+    async def _drain(self, model: ManagedModel, config: ModelConfig) -> SwapResult:
         """Drain the old model and load the new one in its place, or the old one if that fails."""
         worker = await model.ready()
         before, after = worker.info, worker.info
@@ -268,18 +260,12 @@ class Swaps:
 
     def _record_swap(
         self, model: ManagedModel, after: ModelInfo, before: ModelInfo | None, mode: Mode
-    ) -> Swapped:
+    ) -> SwapResult:
         """Store and log a swap."""
-        swapped = Swapped(after.fingerprint, "" if before is None else before.fingerprint, mode)
+        now, previous = after.fingerprint, "" if before is None else before.fingerprint
         self._registry.catalog.persist_settings(model)
-        log.info(
-            "model.swapped",
-            model=model.name,
-            fingerprint=swapped.fingerprint,
-            before=swapped.before,
-            mode=mode,
-        )
-        return swapped
+        log.info("model.swapped", model=model.name, fingerprint=now, before=previous, mode=mode)
+        return SwapResult(fingerprint=now, previous_fingerprint=previous, mode=mode)
 
 
 async def _wait_for_turns(model: ManagedModel, tasks: WorkerTasks) -> None:

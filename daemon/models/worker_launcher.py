@@ -14,6 +14,7 @@ from ...backends.errors import Cancelled, ModelNotFound
 from ...scheduler import messages as m
 from ...scheduler.recording.recorder import Activity
 from ...sessions.worker_client import TaskReader
+from ..residency.budget import MemoryBudget
 from ..residency.model_files import Signature, files_in_use, signature_of
 from ..workers.cores import Cores
 from ..workers.tasks import WorkerListener
@@ -43,11 +44,10 @@ class LoadListener:
 class LauncherHost(ModelHost, Protocol):
     """The registry, as its launcher uses it."""
 
-    catalog: ModelCatalog
-    kv_index: KvIndex
+    budget: MemoryBudget
 
-    def note_exited(self, model: ManagedModel) -> None:
-        """Note that the worker of a model has exited."""
+    def check_open(self) -> None:
+        """Raise `ShuttingDown` once the registry is being closed."""
 
 
 class WorkerLauncher:
@@ -58,13 +58,15 @@ class WorkerLauncher:
     def __init__(
         self,
         registry: LauncherHost,
+        catalog: ModelCatalog,
+        kv_index: KvIndex,
         group: anyio.abc.TaskGroup,
         kv_dir: str,
         on_frame: Callable[[], None],
     ):
-        self.registry, self.on_frame = registry, on_frame
+        self.registry, self.kv_index, self.on_frame = registry, kv_index, on_frame
         self.listeners: list[LoadListener] = []
-        config, catalog = registry.config, registry.catalog
+        config = registry.config
         self.cores = Cores(config.cores, catalog.all_workers)
         self.estimates = EstimateCache()
         self._catalog, self._group, self._seconds = catalog, group, registry.seconds
@@ -75,8 +77,10 @@ class WorkerLauncher:
     def start_worker(self, model: ManagedModel) -> Worker:
         """Start a worker for a model that is not loaded.
 
-        :raises InferdError: the last load failed recently and would fail again.
+        :raises InferdError: the daemon shuts down, or the last load failed recently and would fail
+            again.
         """
+        self.registry.check_open()
         if not self._catalog.has_model(model):
             raise ModelNotFound(f"the model {model.name!r} has been removed")
         self._catalog.refresh_model(model)
@@ -91,7 +95,7 @@ class WorkerLauncher:
             settings=engine_settings(config),
             kv_dir=self._kv_dir,
             hang_s=config.worker_hang_timeout_s,
-            known_estimates=self.estimates.known_reports(without_adapters(spec), signature),
+            known_estimates=self.estimates.estimates_of(without_adapters(spec), signature),
         )
         events.worker = worker
         self._events[worker] = events
@@ -146,7 +150,7 @@ class WorkerLauncher:
             listener.worker_exited(model, worker)
         self.registry.budget.note_exited(worker)
         self.registry.gate.note_worker_exited(model)
-        self.registry.note_exited(model)
+        self.registry.note_use_ended(model)
 
     async def _note_loaded(self, model: ManagedModel, worker: Worker, started: float) -> None:
         await worker.loaded.wait()
@@ -202,7 +206,7 @@ class WorkerEvents(WorkerListener):
     def memory_estimated(self, estimate: m.MemoryEstimate) -> None:
         """Store an estimate for the next load of these files, and decide on this one."""
         spec = without_adapters(self.worker.spec)
-        self._launcher.estimates.note_report(spec, self._signature, estimate)
+        self._launcher.estimates.store_estimate(spec, self._signature, estimate)
         self.decide_load(estimate)
 
     def decide_load(self, estimate: m.MemoryEstimate) -> None:
@@ -212,7 +216,7 @@ class WorkerEvents(WorkerListener):
         if self.model.embeds:
             self.worker.client.embeds = True
             need = estimate.need.with_embedding()
-            estimate = m.MemoryEstimate(estimate.shape, need, estimate.devices)
+            estimate = msgspec.structs.replace(estimate, need=need)
         estimate = with_adapters(estimate, self.worker.spec)
         self._launcher.registry.budget.decide_load(self.model, self.worker, estimate)
         self._launcher.registry.gate.advance()
@@ -236,7 +240,7 @@ class WorkerEvents(WorkerListener):
 
     def kv_file_changed(self, report: m.KvFileWritten | m.KvFileLost) -> None:
         """Record a KV file in the index of the disk tier."""
-        index, fingerprint = self._launcher.registry.kv_index, self.worker.info.fingerprint
+        index, fingerprint = self._launcher.kv_index, self.worker.info.fingerprint
         if isinstance(report, m.KvFileLost):
             index.remove_file(fingerprint, report.name, report.cause)
         else:

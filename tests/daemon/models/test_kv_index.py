@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from inferd.backends.errors import BackendError
 from inferd.daemon.models.kv_index import KvFilePlace, KvIndex
 from inferd.scheduler.kv.file_format import KvFile, KvKey
-from inferd.scheduler.kv.files import KV_FILES_MAX, FileWritten, KvFiles
+from inferd.scheduler.kv.files import FileWritten, KvFiles
 from inferd.scheduler.kv.greedy_dual import GreedyDual
 from inferd.scheduler.messages import pack_tokens
 
@@ -77,20 +77,6 @@ async def settle(index: KvIndex) -> None:
         while index.doomed:
             await anyio.lowlevel.checkpoint()
         group.cancel_scope.cancel()
-
-
-class Silence:
-    """A listener that ignores all events."""
-
-    def kv_file_evicted(self, place: KvFilePlace) -> None:
-        pass
-
-    def kv_disk_checked(self, cause: str | None) -> None:
-        pass
-
-
-def silent_index(directory: Path, bytes_max: int, files_max: int = KV_FILES_MAX) -> KvIndex:
-    return KvIndex(directory, bytes_max, files_max, listener=Silence())
 
 
 def paths(index: KvIndex) -> set[str]:
@@ -170,7 +156,7 @@ def test_endless_use_does_not_fill_the_memory() -> None:
 @pytest.mark.asyncio
 async def test_past_the_byte_limit_the_least_valuable_files_are_deleted(store: Store) -> None:
     files = [store.write(i, seconds=1 + i % 2) for i in range(6)]
-    index = silent_index(store.directory, bytes_max=4 * files[0].size)
+    index = KvIndex(store.directory, bytes_max=4 * files[0].size)
 
     for file in files:
         report(index, file)
@@ -183,7 +169,7 @@ async def test_past_the_byte_limit_the_least_valuable_files_are_deleted(store: S
 @pytest.mark.asyncio
 async def test_past_the_file_limit_each_new_file_evicts_one(store: Store) -> None:
     files = [store.write(i) for i in range(5)]
-    index = silent_index(store.directory, LARGE, files_max=3)
+    index = KvIndex(store.directory, LARGE, files_max=3)
 
     for file in files[:3]:
         report(index, file)
@@ -199,7 +185,7 @@ async def test_past_the_file_limit_each_new_file_evicts_one(store: Store) -> Non
 @pytest.mark.asyncio
 async def test_a_file_larger_than_the_limit_is_the_only_one_evicted(store: Store) -> None:
     small, large = store.write(1), store.write(2, size=9000, seconds=1e6)
-    index = silent_index(store.directory, bytes_max=5000)
+    index = KvIndex(store.directory, bytes_max=5000)
     report(index, small)
     report(index, large)
     await settle(index)
@@ -210,7 +196,7 @@ async def test_a_file_larger_than_the_limit_is_the_only_one_evicted(store: Store
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 50), st.floats(0, 9)), max_size=60))
 def test_the_bounds_hold_for_any_reports(reports: list[tuple[int, int, float]]) -> None:
-    index = silent_index(Path("/nowhere"), bytes_max=100, files_max=7)
+    index = KvIndex(Path("/nowhere"), bytes_max=100, files_max=7)
     for number, size, seconds in reports:
         index.add_file("model", str(number), 1, "", size, seconds)
         assert index.bytes <= 100 and len(index) <= 7
@@ -222,7 +208,7 @@ def test_the_bounds_hold_for_any_reports(reports: list[tuple[int, int, float]]) 
 
 @pytest.mark.asyncio
 async def test_a_file_written_again_counts_once(store: Store) -> None:
-    index = silent_index(store.directory, LARGE)
+    index = KvIndex(store.directory, LARGE)
     report(index, store.write(1, size=500))
     report(index, file := store.write(1, size=800))
 
@@ -231,7 +217,7 @@ async def test_a_file_written_again_counts_once(store: Store) -> None:
 
 @pytest.mark.asyncio
 async def test_a_file_that_a_worker_reports_missing_is_removed(store: Store) -> None:
-    index = silent_index(store.directory, LARGE)
+    index = KvIndex(store.directory, LARGE)
     report(index, file := store.write(1))
     index.remove_file("model", file.key.name)
     index.remove_file("model", file.key.name)
@@ -242,7 +228,7 @@ async def test_a_file_that_a_worker_reports_missing_is_removed(store: Store) -> 
 @pytest.mark.asyncio
 async def test_a_file_written_again_after_its_eviction_stays(store: Store) -> None:
     first, second = store.write(1), store.write(2)
-    index = silent_index(store.directory, bytes_max=first.size)
+    index = KvIndex(store.directory, bytes_max=first.size)
     report(index, first)
     report(index, second)  # evicts the first
     report(index, store.write(1, seconds=9))  # before it was deleted
@@ -259,7 +245,7 @@ async def test_a_new_daemon_indexes_files_of_earlier_ones(store: Store) -> None:
     files = [
         store.write(i, owner=i % 2, fingerprint=f"model-{i % 3}", session=str(i)) for i in range(12)
     ]
-    index = silent_index(store.directory, LARGE)
+    index = KvIndex(store.directory, LARGE)
     await index.load()
 
     assert paths(index) == {file.key.name for file in files}
@@ -269,7 +255,7 @@ async def test_a_new_daemon_indexes_files_of_earlier_ones(store: Store) -> None:
 
 @pytest.mark.asyncio
 async def test_a_start_without_a_directory_finds_nothing(tmp_path: Path) -> None:
-    index = silent_index(tmp_path / "none", LARGE)
+    index = KvIndex(tmp_path / "none", LARGE)
     await index.load()
 
     assert len(index) == 0 and not (tmp_path / "none").exists()
@@ -283,7 +269,7 @@ async def test_a_start_deletes_damaged_files(store: Store) -> None:
     (store.directory / "other" / "9").mkdir()
     (store.directory / "link").symlink_to(store.directory / "model")
 
-    index = silent_index(store.directory, LARGE)
+    index = KvIndex(store.directory, LARGE)
     await index.load()
 
     assert paths(index) == {good.key.name}
@@ -296,7 +282,7 @@ async def test_a_start_with_a_lower_limit_evicts_the_least_recently_used(store: 
     files = [store.write(i) for i in range(4)]
     for age, file in zip((3, 1, 4, 2), files, strict=True):
         os.utime(file.path, (age, age))
-    index = silent_index(store.directory, bytes_max=2 * files[0].size)
+    index = KvIndex(store.directory, bytes_max=2 * files[0].size)
     await index.load()
     await settle(index)
 
@@ -309,7 +295,7 @@ async def test_a_store_that_was_switched_off_keeps_nothing(
     store: Store, bytes_max: int, files_max: int
 ) -> None:
     store.write(1)
-    index = silent_index(store.directory, bytes_max, files_max)
+    index = KvIndex(store.directory, bytes_max, files_max)
     await index.load()
     report(index, store.write(2))
     await settle(index)
@@ -324,7 +310,7 @@ async def test_a_store_that_was_switched_off_keeps_nothing(
 async def test_forget_deletes_a_sessions_files_of_all_models_before_it_answers(
     store: Store,
 ) -> None:
-    index = silent_index(store.directory, LARGE)
+    index = KvIndex(store.directory, LARGE)
     for i, fingerprint in enumerate(("a", "a", "b")):
         report(index, store.write(i, session="mine", fingerprint=fingerprint), fingerprint)
     others = [
@@ -342,7 +328,7 @@ async def test_forget_deletes_a_sessions_files_of_all_models_before_it_answers(
 
 @pytest.mark.asyncio
 async def test_forget_deletes_evicted_files_that_still_exist(store: Store) -> None:
-    index = silent_index(store.directory, bytes_max=1)
+    index = KvIndex(store.directory, bytes_max=1)
     report(index, store.write(1, session="mine"))
     assert len(index) == 0 and store.names()
 
@@ -352,7 +338,7 @@ async def test_forget_deletes_evicted_files_that_still_exist(store: Store) -> No
 
 @pytest.mark.asyncio
 async def test_a_cancelled_forget_is_completed(store: Store) -> None:
-    index = silent_index(store.directory, LARGE)
+    index = KvIndex(store.directory, LARGE)
     report(index, store.write(1, session="mine"))
     with anyio.CancelScope() as scope:
         scope.cancel()
@@ -366,7 +352,7 @@ async def test_a_cancelled_forget_is_completed(store: Store) -> None:
 async def test_a_file_rewritten_and_evicted_during_its_deletion_is_deleted_again(
     store: Store,
 ) -> None:
-    index = silent_index(store.directory, bytes_max=1)
+    index = KvIndex(store.directory, bytes_max=1)
     report(index, file := store.write(1, session="mine"))
     async with anyio.create_task_group() as group:
         group.start_soon(index.forget_session, 1, "mine")
@@ -380,7 +366,7 @@ async def test_a_file_rewritten_and_evicted_during_its_deletion_is_deleted_again
 
 @pytest.mark.asyncio
 async def test_a_file_that_cannot_be_deleted_is_an_error(store: Store) -> None:
-    index = silent_index(store.directory, LARGE)
+    index = KvIndex(store.directory, LARGE)
     report(index, file := store.write(1, session="mine"))
     file.path.unlink()
     file.path.mkdir()
@@ -395,7 +381,7 @@ async def test_a_file_that_cannot_be_deleted_is_an_error(store: Store) -> None:
 async def test_a_file_that_cannot_be_deleted_does_not_end_the_index(
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    index = silent_index(store.directory, bytes_max=1)
+    index = KvIndex(store.directory, bytes_max=1)
     report(index, file := store.write(1))
     file.path.unlink()
     file.path.mkdir()

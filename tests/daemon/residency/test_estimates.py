@@ -34,43 +34,43 @@ def report(slots: int = 4, **fields: object) -> m.MemoryEstimate:
     return m.MemoryEstimate(Shape(slots, 4096, 512), MemoryNeed(weights=slots), **fields)  # type: ignore[arg-type]
 
 
-def test_estimates_are_known_for_the_same_files_and_spec() -> None:
+def test_estimates_hold_for_the_same_files_and_spec() -> None:
     cache = EstimateCache()
     for slots in (4, 2, 2, 1):
-        cache.note_report(SPEC, SIGNATURE, report(slots))
-    assert cache.known_reports(SPEC, SIGNATURE) == [report(4), report(2), report(1)]
-    assert cache.known_reports(SPEC, ((1, 2, 4),)) == []
-    assert cache.known_reports(msgspec.structs.replace(SPEC, slots=3), SIGNATURE) == []
-    assert cache.known_reports(msgspec.structs.replace(SPEC, path="/n.gguf"), SIGNATURE) == []
+        cache.store_estimate(SPEC, SIGNATURE, report(slots))
+    assert cache.estimates_of(SPEC, SIGNATURE) == [report(4), report(2), report(1)]
+    assert cache.estimates_of(SPEC, ((1, 2, 4),)) == []
+    assert cache.estimates_of(msgspec.structs.replace(SPEC, slots=3), SIGNATURE) == []
+    assert cache.estimates_of(msgspec.structs.replace(SPEC, path="/n.gguf"), SIGNATURE) == []
     renamed = msgspec.structs.replace(SPEC, name="n")
-    assert cache.known_reports(renamed, SIGNATURE) == [report(4), report(2), report(1)]
+    assert cache.estimates_of(renamed, SIGNATURE) == [report(4), report(2), report(1)]
 
 
 def test_another_file_replaces_the_previous_one() -> None:
     cache = EstimateCache()
-    cache.note_report(SPEC, SIGNATURE, report(4))
-    cache.note_report(SPEC, ((9,),), report(2))
-    assert cache.known_reports(SPEC, SIGNATURE) == []
-    assert cache.known_reports(SPEC, ((9,),)) == [report(2)]
+    cache.store_estimate(SPEC, SIGNATURE, report(4))
+    cache.store_estimate(SPEC, ((9,),), report(2))
+    assert cache.estimates_of(SPEC, SIGNATURE) == []
+    assert cache.estimates_of(SPEC, ((9,),)) == [report(2)]
 
 
 def test_estimates_for_devices_or_descriptors_are_not_stored() -> None:
     cache = EstimateCache()
-    cache.note_report(SPEC, SIGNATURE, report(devices=[Device("GPU0", 1, 2)]))
-    cache.note_report(msgspec.structs.replace(SPEC, fd=3), SIGNATURE, report())
-    assert cache.known_reports(SPEC, SIGNATURE) == []
-    assert cache.known_reports(msgspec.structs.replace(SPEC, fd=3), SIGNATURE) == []
+    cache.store_estimate(SPEC, SIGNATURE, report(devices=[Device("GPU0", 1, 2)]))
+    cache.store_estimate(msgspec.structs.replace(SPEC, fd=3), SIGNATURE, report())
+    assert cache.estimates_of(SPEC, SIGNATURE) == []
+    assert cache.estimates_of(msgspec.structs.replace(SPEC, fd=3), SIGNATURE) == []
 
 
 def test_models_and_shapes_are_bounded() -> None:
     cache = EstimateCache()
     for number in range(ESTIMATED_MODELS_MAX + 1):
-        cache.note_report(msgspec.structs.replace(SPEC, path=f"m{number}"), SIGNATURE, report())
-    assert not cache.known_reports(msgspec.structs.replace(SPEC, path="m0"), SIGNATURE)
-    assert cache.known_reports(msgspec.structs.replace(SPEC, path="m1"), SIGNATURE)
+        cache.store_estimate(msgspec.structs.replace(SPEC, path=f"m{number}"), SIGNATURE, report())
+    assert not cache.estimates_of(msgspec.structs.replace(SPEC, path="m0"), SIGNATURE)
+    assert cache.estimates_of(msgspec.structs.replace(SPEC, path="m1"), SIGNATURE)
     for slots in range(1, SHAPES_MAX + 9):
-        cache.note_report(SPEC, SIGNATURE, report(slots))
-    assert len(cache.known_reports(SPEC, SIGNATURE)) == SHAPES_MAX
+        cache.store_estimate(SPEC, SIGNATURE, report(slots))
+    assert len(cache.estimates_of(SPEC, SIGNATURE)) == SHAPES_MAX
 
 
 def test_a_written_or_replaced_file_has_another_signature(tmp_path: Path) -> None:
