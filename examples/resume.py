@@ -15,4 +15,4 @@ with inferd.Client() as client:
     with client.session(MODEL, session_id="notes", resume=True) as session:
         print("continued" if session.attached else "new")
         print(session.chat("When is the meeting?"))
-        session.forget()  # delete it, in memory and on disk
+        session.delete()  # in memory and on disk

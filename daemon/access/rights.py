@@ -31,7 +31,7 @@ _MANAGE = (
 _FREE = (
     *("models", "show", "sessions", "queue", "stats"),
     *("cancel", "park", "fini_single", "finalize_execution_context", "close_execution_context"),
-    *("forget", "unload", "init_backend", "deinit_backend"),
+    *("delete_session", "unload", "init_backend", "deinit_backend"),
 )
 """Calls that read public state or the caller's own, or release what the caller holds.
 `Access.may_control_turns_of` decides on `cancel` and `park` of another user's turns.

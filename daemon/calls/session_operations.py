@@ -128,16 +128,16 @@ async def _count_cached(session: Session) -> dict[str, Any]:
     return {"tokens": tokens, "cached_tokens": cached, "kv": kv}
 
 
-async def forget(daemon: Daemon, request: Request) -> w.ForgetResult:
+async def delete_session(daemon: Daemon, request: Request) -> w.DeleteSessionResult:
     """Delete a session, its history and its KV state; return when they are deleted."""
-    p: w.ForgetParams = request.params
+    p: w.DeleteSessionParams = request.params
     if (p.context is None) == (p.session_id is None):
-        raise InvalidArgument("forget takes a context or a session id, and not both")
+        raise InvalidArgument("delete_session takes a context or a session id, and not both")
     if p.session_id is not None:
-        forgotten = await daemon.sessions.forget_id(request.uid, p.session_id)
-        return w.ForgetResult(forgotten=forgotten)
+        deleted = await daemon.sessions.forget_id(request.uid, p.session_id)
+        return w.DeleteSessionResult(deleted=deleted)
     await daemon.sessions.forget_session(daemon.session(request))
-    return w.ForgetResult(forgotten=True)
+    return w.DeleteSessionResult(deleted=True)
 
 
-CALLS = (cancel, park, reset, set_options, parameters, fork_session, rewind, forget)
+CALLS = (cancel, park, reset, set_options, parameters, fork_session, rewind, delete_session)

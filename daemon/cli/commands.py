@@ -23,7 +23,7 @@ COMMANDS = {
     "inference.parameter_options": ("parameters",),
     "monitoring.status_commands": ("ps", "sessions", "queue", "status"),
     "operations.logs_command": ("logs", "log-level"),
-    "operations.turn_commands": ("cancel", "park", "forget", "stop"),
+    "operations.turn_commands": ("cancel", "park", "rm-session", "stop"),
     "operations.doctor_command": ("doctor",),
     "operations.service_commands": ("install-service", "uninstall-service"),
     "monitoring.top": ("top",),

@@ -70,7 +70,7 @@ class AsyncOperations(AsyncWasiCalls):
         params = w.RewindParams(context=context, turns=turns, tokens=tokens)
         return await self.call("rewind", params, w.RewindResult, timeout)
 
-    async def forget(
+    async def delete_session(
         self,
         context: int | None = None,
         *,
@@ -81,8 +81,8 @@ class AsyncOperations(AsyncWasiCalls):
 
         It is named by its context or, wherever it is open, by its id.
         """
-        params = w.ForgetParams(context=context, session_id=session_id)
-        return (await self.call("forget", params, w.ForgetResult, timeout)).forgotten
+        params = w.DeleteSessionParams(context=context, session_id=session_id)
+        return (await self.call("delete_session", params, w.DeleteSessionResult, timeout)).deleted
 
     async def set_options(
         self,

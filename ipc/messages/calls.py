@@ -50,7 +50,7 @@ CALLS: dict[str, Call] = {
     "reset": Call(session_operations.SystemParams, Empty),
     "rewind": Call(session_operations.RewindParams, session_operations.RewindResult),
     "fork_session": Call(session_operations.ForkParams, session_operations.ForkResult),
-    "forget": Call(session_operations.ForgetParams, session_operations.ForgetResult),
+    "delete_session": Call(session_operations.DeleteSessionParams, session_operations.DeleteSessionResult),
     "set_options": Call(session_operations.OptionsParams, Empty),
     "parameters": Call(contexts.ContextParams, session_operations.ParametersResult),
     "models": Call(Empty, models.ModelsResult),

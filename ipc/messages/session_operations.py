@@ -9,8 +9,8 @@ from .base import Map
 __all__ = (
     "CancelParams",
     "CancelResult",
-    "ForgetParams",
-    "ForgetResult",
+    "DeleteSessionParams",
+    "DeleteSessionResult",
     "ForkParams",
     "ForkResult",
     "OptionsParams",
@@ -84,17 +84,17 @@ class RewindResult(Map):
     kv: str = "cached"
 
 
-class ForgetParams(Map):
-    """`forget`: a context of this connection, or a session by its id; one of both is given."""
+class DeleteSessionParams(Map):
+    """`delete_session` of a context of this connection, or of a session by its id; not both."""
 
     context: int | None = None
     session_id: str | None = None
 
 
-class ForgetResult(Map):
+class DeleteSessionResult(Map):
     """Whether there was such a session."""
 
-    forgotten: bool
+    deleted: bool
 
 
 class OptionsParams(Map):

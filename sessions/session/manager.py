@@ -93,7 +93,7 @@ class SessionManager:
         """Return the live session with an id, or activate the dormant one."""
         _check_id(session_id)
         if self.forgetting.under_way(owner, session_id):
-            raise SessionBusy(f"session {session_id!r} is being forgotten", hint="try again soon")
+            raise SessionBusy(f"session {session_id!r} is being deleted", hint="try again soon")
         found = self.live.find_id(owner, session_id)
         if found is not None:
             home, live = found
@@ -179,7 +179,7 @@ class SessionManager:
             ):
                 raise SessionBusy(
                     f"there is a session {session_id!r} already",
-                    hint="forget it, or use another id",
+                    hint="delete it, or use another id",
                 )
 
     # Ending.
@@ -194,7 +194,7 @@ class SessionManager:
 
     async def forget_session(self, session: Session) -> None:
         """End a session and delete its data before this returns, with or without an id."""
-        self._drop(session, SessionCall.CLOSE, "the session was forgotten")
+        self._drop(session, SessionCall.CLOSE, "the session was deleted")
         await self._forget_now(session)
 
     async def forget_id(self, owner: int, session_id: str) -> bool:
@@ -211,7 +211,7 @@ class SessionManager:
             await self.forgetting.forget_id(owner, session_id)
             return False
         self.dormant.remove_session(session, len(session.packed))
-        session.end(SessionCall.CLOSE, "the session was forgotten")
+        session.end(SessionCall.CLOSE, "the session was deleted")
         await self._forget_now(session)
         return True
 
@@ -272,7 +272,7 @@ class SessionManager:
     def _forget_dormant(self) -> None:
         """Delete dormant sessions past the bounds, the longest dormant first."""
         while (oldest := self.dormant.take_excess(self.ledger.seconds())) is not None:
-            oldest.end(SessionCall.EXPIRE, "the session was forgotten to stay within the bounds")
+            oldest.end(SessionCall.EXPIRE, "the session was deleted to stay within the bounds")
             self._forget_soon(oldest)
 
     def set_limits(

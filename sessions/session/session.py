@@ -162,7 +162,7 @@ class Session(SessionCore):
         if client is not None and vocabulary.differs_from(client.info) and tokens_alone:
             raise InvalidArgument(
                 f"session {self.session_id!r} has another vocabulary than model {model.name!r} now",
-                hint="the model's file was exchanged: use another session id, or forget this one",
+                hint="the model's file was exchanged: use another session id, or delete this one",
                 data={
                     "fingerprint": vocabulary.fingerprint,
                     "fingerprint_now": client.info.fingerprint,

@@ -216,8 +216,8 @@ def test_a_stopping_daemon_reports_that_and_not_a_detached_session() -> None:
             client.result(turn)
 
 
-@pytest.mark.parametrize("way", ["forget", "forget by id", "close", "persist"])
-def test_a_forgotten_session_is_in_no_file_and_cannot_be_restored(way: str) -> None:
+@pytest.mark.parametrize("way", ["delete", "delete by id", "close", "persist"])
+def test_a_deleted_session_is_in_no_file_and_cannot_be_restored(way: str) -> None:
     with running_daemon(ECHO) as daemon:
         with attached(daemon, "other") as (client, opened):
             chat(client, opened["context"], "something else")
@@ -228,10 +228,10 @@ def test_a_forgotten_session_is_in_no_file_and_cannot_be_restored(way: str) -> N
         daemon.start_again()
 
         with attached(daemon, persist=way != "persist") as (client, opened):
-            if way == "forget":
-                client.call("forget", context=opened["context"])
-            elif way == "forget by id":
-                client.call("forget", session_id="diary")
+            if way == "delete":
+                client.call("delete_session", context=opened["context"])
+            elif way == "delete by id":
+                client.call("delete_session", session_id="diary")
             elif way == "close":
                 client.call("close_execution_context", context=opened["context"])
             assert SECRET.encode() not in written(daemon)
@@ -243,14 +243,14 @@ def test_a_forgotten_session_is_in_no_file_and_cannot_be_restored(way: str) -> N
         assert told(daemon, "other")
 
 
-def test_a_dormant_session_is_forgotten_by_its_id_before_it_is_opened() -> None:
+def test_a_dormant_session_is_deleted_by_its_id_before_it_is_opened() -> None:
     with running_daemon(ECHO) as daemon:
         with attached(daemon) as (client, opened):
             chat(client, opened["context"], SECRET)
         daemon.stop()
         daemon.start_again()
         with RawClient(daemon.socket) as client:
-            assert client.call("forget", session_id="diary") == {"forgotten": True}
+            assert client.call("delete_session", session_id="diary") == {"deleted": True}
         assert SECRET.encode() not in written(daemon)
 
 

@@ -129,7 +129,7 @@ def dormant(scene: Scene) -> None:
 
 def closed(scene: Scene) -> None:
     done(scene)
-    scene.client.call("forget", context=scene.context)
+    scene.client.call("delete_session", context=scene.context)
 
 
 WAYS: dict[SessionState, Callable[[Scene], None]] = {
@@ -172,7 +172,7 @@ def chat(daemon: RunningDaemon, model: str = "m") -> None:
             client.set_input(context, b"are you there?")
             client.call("compute", context=context)
             assert client.output(context) == b"are you there?"
-            client.call("forget", context=context)
+            client.call("delete_session", context=context)
 
 
 def opened(client: RawClient, graph: int, session_id: str) -> int:

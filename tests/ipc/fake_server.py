@@ -319,7 +319,7 @@ ANSWERS: dict[str, Answer] = {
     "park": _fixed(parked=True),
     "fork_session": _fork,
     "rewind": _fixed(tokens=5, turns=1, cached_tokens=2, kv="recomputed"),
-    "forget": _fixed(forgotten=True),
+    "delete_session": _fixed(deleted=True),
     "models": _fixed(models=[{"name": "fake"}]),
     "show": _fixed(models=[{"name": "fake"}]),
     "sessions": _fixed(sessions=[{"context": 12}]),

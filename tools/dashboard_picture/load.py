@@ -85,7 +85,7 @@ class Program:
                     if prompt == self.prompts[-1]:
                         for branch in session.fork(self.forks) if self.forks else ():
                             _read(branch, prompt, over)
-                        session.forget()
+                        session.delete()
             if over.wait(self.rest_s):
                 return
 

@@ -179,9 +179,17 @@ def branched() -> dict[str, Any]:
         w.RewindParams(context=two, tokens=3),
         w.RewindResult(tokens=3, turns=1, cached_tokens=3),
     )
-    x.call("forget", w.ForgetParams(session_id="b"), w.ForgetResult(forgotten=True))
-    x.call("forget", w.ForgetParams(context=one), w.ForgetResult(forgotten=True))
-    x.call("forget", w.ForgetParams(session_id="b"), w.ForgetResult(forgotten=False))
+    x.call(
+        "delete_session", w.DeleteSessionParams(session_id="b"), w.DeleteSessionResult(deleted=True)
+    )
+    x.call(
+        "delete_session", w.DeleteSessionParams(context=one), w.DeleteSessionResult(deleted=True)
+    )
+    x.call(
+        "delete_session",
+        w.DeleteSessionParams(session_id="b"),
+        w.DeleteSessionResult(deleted=False),
+    )
     return x.done()
 
 

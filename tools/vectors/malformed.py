@@ -100,7 +100,7 @@ def refused() -> list[dict[str, Any]]:
         case("a graph that never was", [[1, 1, "unload", {"graph": missing}]], argument),
         case("a descriptor that was not passed", [[1, 1, "load", {"fd": 0}]], argument),
         case("cancel without a target", [[1, 1, "cancel", {}]], argument),
-        case("forget without a target", [[1, 1, "forget", {}]], argument),
+        case("delete_session without a target", [[1, 1, "delete_session", {}]], argument),
         case("a way back without a goal", [[1, 1, "rewind", {"context": missing}]], argument),
         case("no builder", [[1, 1, "load", {}]], argument),
         case(

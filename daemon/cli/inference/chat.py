@@ -31,7 +31,7 @@ from .run import Stats, Temperature, TokensMax, print_answer, turn_options
 if TYPE_CHECKING:
     from ....ipc.client import Session
 
-COMMANDS_HELP = """/reset   forget the conversation
+COMMANDS_HELP = """/reset   clear the conversation
 /exit    end the chat; so does Ctrl-D
 /help    print this list
 Ctrl-C stops an answer."""
@@ -111,7 +111,7 @@ class Conversation:
     def _run_line(self, line: str, command: str) -> None:
         if command == "/reset":
             self.session.reset(self.system)
-            note("forgotten")
+            note("cleared")
         elif _COMMAND.fullmatch(command):
             note(COMMANDS_HELP)
         elif command:

@@ -100,7 +100,7 @@ def _contexts(client: Client, wanted: str, *, all_users: bool) -> set[int]:
     return set()
 
 
-def forget(
+def rm_session(
     session: Annotated[
         str,
         typer.Argument(metavar="ID", help="A session's id.", autocompletion=completion.sessions),
@@ -110,11 +110,11 @@ def forget(
 ) -> None:
     """Delete a session: its history and KV states, in memory and on disk."""
     with client_of(socket) as client:
-        forgotten = client.forget(session_id=session)
+        deleted = client.delete_session(session_id=session)
     if as_json:
-        write_json({"forgotten": forgotten})
+        write_json({"deleted": deleted})
     else:
-        write("forgotten" if forgotten else f"there was no session {session!r}")
+        write("deleted" if deleted else f"there was no session {session!r}")
 
 
 def stop(

@@ -340,10 +340,10 @@ class AsyncSession:
         await self._turns.end_previous()
         return await self.client.rewind(self.context, turns=turns, tokens=tokens, timeout=timeout)
 
-    async def forget(self, *, timeout: float | None = None) -> None:
+    async def delete(self, *, timeout: float | None = None) -> None:
         """Delete the session and its stored data, and close it."""
         await self._turns.end_previous()
-        await self.client.forget(self.context, timeout=timeout)
+        await self.client.delete_session(self.context, timeout=timeout)
         self._attachment.context = None
 
     async def cancel(self, *, timeout: float | None = None) -> bool:

@@ -88,7 +88,7 @@ class Session:
     parameters = synchronous(AsyncSession.parameters)
     reset = synchronous(AsyncSession.reset)
     rewind = synchronous(AsyncSession.rewind)
-    forget = synchronous(AsyncSession.forget)
+    delete = synchronous(AsyncSession.delete)
     cancel = synchronous(AsyncSession.cancel)
 
 
@@ -214,7 +214,7 @@ class Client(Closing):
     reset = synchronous(AsyncClient.reset)
     rewind = synchronous(AsyncClient.rewind)
     fork_session = synchronous(AsyncClient.fork_session)
-    forget = synchronous(AsyncClient.forget)
+    delete_session = synchronous(AsyncClient.delete_session)
     set_options = synchronous(AsyncClient.set_options)
     parameters = synchronous(AsyncClient.parameters)
     models = synchronous(AsyncClient.models)

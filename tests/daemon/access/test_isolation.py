@@ -95,7 +95,7 @@ def test_her_handles_are_answered_as_if_they_had_never_been() -> None:
             "rewind": {"context": context, "turns": 1},
             "reset": {"context": context},
             "cancel": {"context": context},
-            "forget": {"context": context},
+            "delete_session": {"context": context},
             "parameters": {"context": context},
             "resume": {"context": context},
             "finalize_execution_context": {"context": context},
@@ -132,8 +132,8 @@ def test_the_same_session_id_is_another_session_open_or_asleep() -> None:
         assert bob.call("get_output", context=his)["data"] == b""
         ada.call("finalize_execution_context", context=hers, keep=True)
         assert bob.call("sessions", dormant=True)["sessions"][0]["tokens"] == 0
-        assert bob.call("forget", session_id=DIARY) == {"forgotten": True}
-        assert bob.call("forget", session_id=DIARY) == {"forgotten": False}
+        assert bob.call("delete_session", session_id=DIARY) == {"deleted": True}
+        assert bob.call("delete_session", session_id=DIARY) == {"deleted": False}
         _, attached = named(ada)
         assert attached, "only Bob's own session was deleted"
 

@@ -79,7 +79,7 @@ def test_where_the_sessions_do_not_suffice_nothing_has_changed(client: Client) -
         assert session.answers(PROMPT, n=2) == [PROMPT] * 2
         assert session.metadata["input_tokens"] == len(PROMPT) + 2, "the refused one was added"
         for other in others:
-            other.forget()
+            other.delete()
 
 
 def test_input_that_was_set_is_answered(daemon: RunningDaemon) -> None:

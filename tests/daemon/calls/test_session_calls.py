@@ -1,4 +1,4 @@
-"""Branches, rewinding, forgetting and the queue, over a real socket to a real daemon."""
+"""Branches, rewinding, deleting and the queue, over a real socket to a real daemon."""
 
 from __future__ import annotations
 
@@ -147,12 +147,10 @@ def test_two_pulls_at_once_are_one_turn(client: RawClient) -> None:
     assert client.call("queue")["tasks"] == [] and client.call("stats")["stats"]["waiting"] == 0
 
 
-# Forgetting.
+# Deleting.
 
 
-def test_a_forgotten_session_is_deleted_everywhere(
-    client: RawClient, daemon: RunningDaemon
-) -> None:
+def test_deleting_a_session_deletes_it_everywhere(client: RawClient, daemon: RunningDaemon) -> None:
     graph = client.call("load_by_name", name="echo")["graph"]
 
     def opened(by: RawClient, on: int) -> dict[str, Any]:
@@ -163,20 +161,20 @@ def test_a_forgotten_session_is_deleted_everywhere(
     said(client, context, "secret")
     with RawClient(daemon.socket) as other:
         elsewhere = other.call("load_by_name", name="echo")["graph"]
-        assert other.call("forget", session_id="diary") == {"forgotten": True}
+        assert other.call("delete_session", session_id="diary") == {"deleted": True}
         assert "attached" not in opened(other, elsewhere)
     with pytest.raises(InvalidArgument):
         client.call("compute", context=context)
     back = opened(client, graph)
     assert back["attached"], "the other connection's session sleeps"
-    assert client.call("forget", context=back["context"]) == {"forgotten": True}
-    assert client.call("forget", session_id="diary") == {"forgotten": False}
+    assert client.call("delete_session", context=back["context"]) == {"deleted": True}
+    assert client.call("delete_session", session_id="diary") == {"deleted": False}
     for params in ({}, {"context": context, "session_id": "diary"}, {"session_id": ""}):
         with pytest.raises(InvalidArgument):
-            client.call("forget", **params)
+            client.call("delete_session", **params)
 
 
-def test_a_close_forgets_and_the_end_of_the_connection_does_not(
+def test_a_close_deletes_and_the_end_of_the_connection_does_not(
     daemon: RunningDaemon,
 ) -> None:
     with Client(daemon.socket) as client:
@@ -191,7 +189,7 @@ def test_a_close_forgets_and_the_end_of_the_connection_does_not(
             for name in ("one", "two")
         ]
         assert attached == [False, True]
-        assert client.forget(session_id="one") and client.forget(session_id="two")
+        assert client.delete_session(session_id="one") and client.delete_session(session_id="two")
 
 
 # The queue.

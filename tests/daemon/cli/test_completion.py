@@ -72,7 +72,9 @@ def test_models_and_sessions_of_a_daemon_are_offered() -> None:
             session.chat("hello")
             assert offered("inferd run ec", daemon.socket) == ["echo"]
             assert offered("inferd swap a --to e", daemon.socket) == ["echo"]
-            assert offered("inferd forget ", daemon.socket) == ["diary"], "a shell's word, no more"
+            assert offered("inferd rm-session ", daemon.socket) == ["diary"], (
+                "a shell's word, no more"
+            )
             assert offered("inferd run echo hi --session d", daemon.socket) == ["diary"]
             assert offered(f"inferd run --socket {daemon.socket} e") == ["echo"]
 
@@ -84,7 +86,7 @@ def test_a_file_to_remove_is_offered_without_a_daemon(tmp_path: Path) -> None:
 
 
 def test_without_a_daemon_or_with_a_wrong_configuration_nothing_is_offered_nor_said() -> None:
-    assert offered("inferd run ") == offered("inferd forget ") == []
+    assert offered("inferd run ") == offered("inferd rm-session ") == []
     assert offered("inferd rm ", INFERD_CORES="many") == []
 
 

@@ -147,7 +147,7 @@ def test_chat_on_a_terminal(socket: str, tmp_path: Path) -> None:
         terminal.type("again\n")
         assert terminal.until(">>> ").count("again") == 2
         terminal.type("/reset\n")
-        assert "forgotten" in terminal.until(">>> ")
+        assert "cleared" in terminal.until(">>> ")
         terminal.type("/what\n")
         assert "/exit" in terminal.until(">>> ")
         terminal.type("\x04")
@@ -170,7 +170,7 @@ def test_chat_without_a_terminal_runs_one_turn_per_line(socket: str) -> None:
     text = "one\n\ntwo\n/reset\n/exit\nnever said\n"
     result = inferd("chat", "echo", socket=socket, text=text)
     assert (result.exit_code, result.stdout) == (0, "one\ntwo\n")
-    assert result.stderr == "forgotten\n"
+    assert result.stderr == "cleared\n"
 
 
 def test_chat_goes_on_after_a_turn_that_failed(socket: str) -> None:
@@ -280,8 +280,8 @@ def test_dormant_sessions_are_listed(socket: str) -> None:
 
 def test_a_session_is_deleted_by_its_id(socket: str) -> None:
     assert inferd("run", "echo", "secret", "--session", "diary", socket=socket).exit_code == 0
-    assert inferd("forget", "diary", socket=socket).stdout == "forgotten\n"
-    assert document(inferd("forget", "diary", "--json", socket=socket)) == {"forgotten": False}
+    assert inferd("rm-session", "diary", socket=socket).stdout == "deleted\n"
+    assert document(inferd("rm-session", "diary", "--json", socket=socket)) == {"deleted": False}
 
 
 def test_stop_waits_until_the_daemon_has_ended() -> None:

@@ -26,14 +26,14 @@ from tools.man_pages import group_of_all_commands
 MODEL = struct.pack("<4sIQQ", b"GGUF", 3, 1, 2) + bytes(100)
 COMMANDS = {
     "serve", "run", "chat", "models", "show", "rm", "load", "unload", "ps", "cancel", "status",
-    "stop", "pull", "queue", "forget", "pin", "unpin", "swap", "sessions", "template",
+    "stop", "pull", "queue", "rm-session", "pin", "unpin", "swap", "sessions", "template",
     "install-service", "uninstall-service", "add-adapter", "rm-adapter", "embed",
     "parameters", "config", "doctor", "top", "stats", "drain", "logs", "log-level", "park",
 }  # fmt: skip
 CLIENT_COMMANDS = [
     ("run", "m", "p"), ("chat", "m"), ("models",), ("show", "m"), ("load", "m"), ("unload", "m"),
     ("ps",), ("cancel", "1"), ("park", "1"), ("status",), ("stop",),
-    ("queue",), ("forget", "mine"), ("pin", "m"), ("unpin", "m"), ("sessions",),
+    ("queue",), ("rm-session", "mine"), ("pin", "m"), ("unpin", "m"), ("sessions",),
     ("swap", "m", "--to", "n"), ("template", "m", "p"),
     ("add-adapter", "m", "style", "style.gguf"), ("rm-adapter", "m", "style"),
     ("top",), ("stats",), ("drain",), ("logs",), ("log-level",),

@@ -1,4 +1,4 @@
-"""KV states outlive the daemon, and do not outlive being forgotten: real files, real processes."""
+"""KV states outlive the daemon but not the deletion of their session: real files and processes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_damaged_kv_file_is_computed_again() -> None:
         assert run_turn(daemon, STORY + MORE)[1] == 0
 
 
-def test_a_forgotten_session_leaves_no_file() -> None:
+def test_a_deleted_session_leaves_no_file() -> None:
     with running_daemon(config()) as daemon:
         run_turn(daemon, STORY, "diary")
         run_turn(daemon, STORY.upper(), "other")
@@ -73,15 +73,15 @@ def test_a_forgotten_session_leaves_no_file() -> None:
         before = kv_files(daemon)
         daemon.start_again()
         with Client(daemon.socket) as client:
-            client.forget(session_id="diary")
+            client.delete_session(session_id="diary")
 
             after = kv_files(daemon)
             assert after and len(after) < len(before)
-            client.forget(session_id="other")
+            client.delete_session(session_id="other")
             assert not kv_files(daemon)
 
 
-def test_files_written_during_an_unload_are_counted_and_forgotten() -> None:
+def test_files_written_during_an_unload_are_counted_and_deleted() -> None:
     with running_daemon(config()) as daemon, Client(daemon.socket) as client:
         graph = client.load_by_name("m")
         context = client.init_execution_context_with_session_id(graph, "diary")
@@ -91,7 +91,7 @@ def test_files_written_during_an_unload_are_counted_and_forgotten() -> None:
         client.unload_model("m", force=True)
         assert kv_files(daemon)
 
-        client.forget(session_id="diary")
+        client.delete_session(session_id="diary")
 
         assert not kv_files(daemon)
 

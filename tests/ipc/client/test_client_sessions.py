@@ -112,14 +112,14 @@ async def test_branches_are_sessions_on_the_same_lease_and_close_with_their_trun
     assert server.names().count("unload") == 1
 
 
-async def test_a_session_is_rewound_and_forgotten(tmp_path: Path) -> None:
+async def test_a_session_is_rewound_and_deleted(tmp_path: Path) -> None:
     async with talking(tmp_path) as (server, session):
         result = await session.rewind(1)
         assert (result.tokens, result.turns, result.kv) == (5, 1, "recomputed")
         assert server.calls[-1] == ("rewind", {"context": 12, "turns": 1})
         await session.rewind(tokens=3)
         assert server.calls[-1] == ("rewind", {"context": 12, "tokens": 3})
-        await session.forget()
+        await session.delete()
         with pytest.raises(InvalidArgument):
             await session.chat("x")
     assert "finalize_execution_context" not in server.names()
@@ -230,7 +230,7 @@ async def test_a_failed_or_cancelled_enter_leaves_nothing_behind(
         assert [name for name in server.names() if name in closing] == tidied
 
 
-async def test_closing_a_lost_or_forgotten_session_raises_nothing(
+async def test_closing_a_lost_or_deleted_session_raises_nothing(
     tmp_path: Path,
 ) -> None:
     async with fake_server(tmp_path) as server, AsyncClient(server.path) as client:

@@ -134,10 +134,10 @@ def test_branches_places_in_the_queue_and_rewinding(client: Client, server: Fake
         assert two.chat("y", on_queue=lambda p: places.append(p.position)) == "y"
         assert places[4:] == [2, 1]
         assert session.rewind(1).tokens == 5
-        session.forget()
+        session.delete()
     assert client.fork_session(12).contexts == [13]
     assert client.rewind(12, tokens=1).turns == 1
-    assert client.forget(session_id="a")
+    assert client.delete_session(session_id="a")
     assert list(client.stream(12, "x", on_queue=lambda p: None)) == ["x ", "."]
 
 
