@@ -1,4 +1,4 @@
-"""The protocol's messages: what the frames hold. `docs/protocol.md` says the same in prose.
+"""The protocol's messages, as `docs/protocol.md` describes them.
 
 A frame is an array whose first item is its kind::
 
@@ -10,7 +10,7 @@ A frame is an array whose first item is its kind::
     [5, id, events]            credit           client → daemon
     [6, error]                 goodbye          daemon → client, then the connection closes
 
-Params, results and events are maps; fields that one side does not know are ignored.
+Params, results and events are maps. Each side ignores fields that it does not know.
 """
 
 from .base import *
@@ -21,6 +21,5 @@ from .hello import *
 from .models import *
 from .monitoring import *
 from .session_operations import *
-from .tensors import *
 from .texts import *
 from .turns import *

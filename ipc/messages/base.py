@@ -1,4 +1,4 @@
-"""Base types of the messages of all calls."""
+"""Base types of all messages, and tensors with wasi-nn's types."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Annotated
 
 import msgspec
 
-__all__ = ("TRACEPARENT_CHARACTERS_MAX", "Empty", "Map", "Traceparent")
-
+TENSOR_BYTES_MAX = 64 << 20
+"""Size of a prompt or tensor that is passed in a descriptor."""
+TENSOR_TYPES = {"fp16": 0, "fp32": 1, "fp64": 2, "u8": 3, "i32": 4, "i64": 5, "bf16": 6}
+"""Tensor types; 0 to 5 are WasmEdge's numbers."""
 TRACEPARENT_CHARACTERS_MAX = 128
 _SPAN = "(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 Traceparent = Annotated[
@@ -17,12 +19,34 @@ Traceparent = Annotated[
         pattern=rf"^(00-{_SPAN}|(?!00|ff)[0-9a-f]{{2}}-{_SPAN}(-[!-~]*)?)?\Z",
     ),
 ]
-"""The span that a call is made in, as W3C's Trace Context writes it; empty: none."""
+"""The parent span of a call, in the form of W3C Trace Context; empty for none."""
 
 
 class Map(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Travels as a map, in which a field may be left out that has its default."""
+    """A message sent as a map. A field that has its default may be omitted."""
 
 
 class Empty(Map):
     """No fields."""
+
+
+class ScheduledParams(Map, kw_only=True):
+    """Params of a call that the scheduler queues; `priority` is the name of a priority class."""
+
+    priority: str = ""
+    queue_timeout_s: float = 0.0
+    timeout_s: float = 0.0
+    traceparent: Traceparent = ""
+
+
+class Tensor(Map):
+    """A wasi-nn tensor. `type` is a name or number of `TENSOR_TYPES`; `data` has its bytes.
+
+    A tensor too large for a frame travels in a memfd passed with the frame. Then `fd` is its index
+    among the frame's descriptors, and `data` is empty.
+    """
+
+    data: bytes = b""
+    dimensions: list[int] = []
+    type: int | str = "u8"
+    fd: int = -1

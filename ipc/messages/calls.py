@@ -1,4 +1,4 @@
-"""All calls: what each takes and answers."""
+"""The table of all calls, with their messages."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import msgspec
 
 from . import contexts, graphs, models, monitoring, session_operations, texts, turns
 from .base import Empty, Map
-
-__all__ = ("CALLS", "Call")
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -50,7 +48,9 @@ CALLS: dict[str, Call] = {
     "reset": Call(session_operations.SystemParams, Empty),
     "rewind": Call(session_operations.RewindParams, session_operations.RewindResult),
     "fork_session": Call(session_operations.ForkParams, session_operations.ForkResult),
-    "delete_session": Call(session_operations.DeleteSessionParams, session_operations.DeleteSessionResult),
+    "delete_session": Call(
+        session_operations.DeleteSessionParams, session_operations.DeleteSessionResult
+    ),
     "set_options": Call(session_operations.OptionsParams, Empty),
     "parameters": Call(contexts.ContextParams, session_operations.ParametersResult),
     "models": Call(Empty, models.ModelsResult),

@@ -1,30 +1,15 @@
-"""Execution contexts: input, compute, output."""
+"""Messages of wasi-nn's calls on execution contexts: opening, input, computing, output."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .base import Map, Traceparent
-from .tensors import Tensor
-
-__all__ = (
-    "ComputeParams",
-    "ComputeResult",
-    "ComputeSingleParams",
-    "ComputeSingleResult",
-    "ContextParams",
-    "ContextResult",
-    "FinalizeParams",
-    "GetOutputParams",
-    "OutputResult",
-    "SessionParams",
-    "SetInputParams",
-)
+from .base import Map, ScheduledParams, Tensor
 
 
 class SessionParams(Map):
-    """`init_execution_context_with_session_id`: an id of 1 to 128 characters, yours alone. Without
-    `persist` nothing of the session is written to disk.
+    """`init_execution_context_with_session_id`. Ids have 1 to 128 characters; each user has a
+    separate namespace. Without `persist` nothing of the session is written to disk.
     """
 
     graph: int
@@ -33,7 +18,7 @@ class SessionParams(Map):
 
 
 class ContextResult(Map):
-    """A context's handle; `attached` tells that the session was there before, with its history."""
+    """A context's handle. `attached`: the session existed before, with its history."""
 
     context: int
     attached: bool = False
@@ -45,61 +30,52 @@ class ContextParams(Map):
     context: int
 
 
-class FinalizeParams(Map):
-    """`finalize_execution_context`; with `keep`, a session with an id sleeps until it is opened
-    again. Without, nothing of it is kept.
+class FinalizeParams(ContextParams):
+    """`finalize_execution_context`. With `keep`, a session with an id becomes dormant until it is
+    opened again; without, its history is deleted.
     """
 
-    context: int
     keep: bool = False
 
 
-class SetInputParams(Map):
-    """`set_input`: index 1 is metadata JSON, any other a prompt."""
+class SetInputParams(ContextParams):
+    """`set_input`: at index 1 parameters as JSON, at any other index a prompt."""
 
-    context: int
     index: int
     tensor: Tensor
 
 
-class ComputeParams(Map):
-    """`compute` on what `set_input` gave, or on named tensors; `priority` is a class's name."""
+class ComputeParams(ScheduledParams):
+    """`compute` of the context's input, or of named tensors."""
 
     context: int
     inputs: list[tuple[str, Tensor]] | None = None
-    priority: str = ""
-    queue_timeout_s: float = 0.0
-    timeout_s: float = 0.0
-    traceparent: Traceparent = ""
 
 
 class ComputeResult(Map):
-    """The named outputs, where named inputs were given."""
+    """The named outputs, if named inputs were sent."""
 
     outputs: list[tuple[str, Tensor]] = []
     metadata: dict[str, Any] = {}
 
 
-class ComputeSingleParams(Map):
-    """`compute_single`: the next token."""
+class ComputeSingleParams(ScheduledParams):
+    """`compute_single`: compute the next token."""
 
     context: int
-    priority: str = ""
-    queue_timeout_s: float = 0.0
-    timeout_s: float = 0.0
-    traceparent: Traceparent = ""
 
 
 class ComputeSingleResult(Map):
-    """The piece that `get_output_single` would return: it saves that call."""
+    """The token's text, which `get_output_single` would also return."""
 
     piece: bytes = b""
 
 
-class GetOutputParams(Map):
-    """`get_output` and `get_output_single`; past `size_max` bytes (−1: no bound) `TooLarge`."""
+class GetOutputParams(ContextParams):
+    """`get_output` and `get_output_single`. More than `size_max` bytes are refused with `TooLarge`;
+    −1 means no bound.
+    """
 
-    context: int
     index: int = 0
     size_max: int = -1
 

@@ -1,24 +1,10 @@
-"""Loading: graphs, the models behind them, the backend's configuration."""
+"""Messages of calls that load models as graphs, and of the backend's configuration."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from .base import Map
-
-__all__ = (
-    "ENCODINGS",
-    "TARGETS",
-    "GraphParams",
-    "GraphResult",
-    "InitBackendParams",
-    "InitBackendResult",
-    "LoadByNameParams",
-    "LoadByNameWithConfigParams",
-    "LoadParams",
-    "ProgressEvent",
-    "UnloadParams",
-)
 
 ENCODINGS = {
     "openvino": 0, "onnx": 1, "tensorflow": 2, "pytorch": 3, "tensorflowlite": 4, "autodetect": 5,
@@ -31,8 +17,8 @@ TARGETS = {"cpu": 0, "gpu": 1, "tpu": 2, "auto": 3, "npu": 4}
 
 
 class LoadParams(Map):
-    """`load`. A builder is a model's name, ``preload:NAME``, or, with `fd`, absent: the model is
-    then the file behind that descriptor. `builders[1]` may hold metadata JSON.
+    """`load`. `builders[0]` is a model's name, ``preload:NAME`` or the model's bytes, and empty if
+    `fd` is the index of a descriptor of the model's file. `builders[1]` may be parameters as JSON.
     """
 
     builders: list[bytes] = []
@@ -43,14 +29,14 @@ class LoadParams(Map):
 
 
 class LoadByNameParams(Map):
-    """`load_by_name`; with `progress`, events tell how far the load is."""
+    """`load_by_name`; with `progress`, events report the progress of the load."""
 
     name: str
     progress: bool = False
 
 
 class LoadByNameWithConfigParams(Map):
-    """`load_by_name_with_config`; `config` is a JSON text."""
+    """`load_by_name_with_config`; `config` is JSON text."""
 
     name: str
     config: str = ""
@@ -58,7 +44,7 @@ class LoadByNameWithConfigParams(Map):
 
 
 class GraphResult(Map):
-    """A graph's handle, and what it stands for."""
+    """A graph's handle, and the properties of its model."""
 
     graph: int
     model: str = ""
@@ -70,7 +56,7 @@ class GraphResult(Map):
 
 
 class ProgressEvent(Map):
-    """How far a load is, 0 … 1."""
+    """The loaded fraction of a model, from 0 to 1."""
 
     progress: float
 
@@ -81,17 +67,16 @@ class GraphParams(Map):
     graph: int
 
 
-class UnloadParams(Map):
-    """`unload`; with `keep` the lease ends, and the model stays for as long as the daemon keeps
-    an idle one.
+class UnloadParams(GraphParams):
+    """`unload`: end the lease. With `keep` the model stays loaded as long as the daemon keeps an
+    idle one.
     """
 
-    graph: int
     keep: bool = False
 
 
 class InitBackendParams(Map):
-    """`init_backend`: a JSON configuration; an operator's keys in it are ignored."""
+    """`init_backend` with a configuration as JSON; keys that only the operator sets are ignored."""
 
     config: str = ""
 

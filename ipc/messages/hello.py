@@ -1,4 +1,4 @@
-"""The first message of each side with the daemon's limits, and the kinds of all frames."""
+"""The kinds of frames, and the first message of each side, with the daemon's limits."""
 
 from __future__ import annotations
 
@@ -6,19 +6,8 @@ from enum import IntEnum
 
 from .base import Map
 
-__all__ = (
-    "CREDIT_DEFAULT",
-    "CREDIT_MAX",
-    "PROTOCOL_VERSION",
-    "REQUESTS_MAX",
-    "ClientHello",
-    "Kind",
-    "Limits",
-    "ServerHello",
-)
-
 PROTOCOL_VERSION = (1, 0)
-"""Major, minor. Another major version is refused with a readable error."""
+"""Major, minor. A peer with another major version is refused."""
 CREDIT_DEFAULT = 64
 CREDIT_MAX = 1024
 REQUESTS_MAX = 256
@@ -49,7 +38,7 @@ class Limits(Map):
 
 
 class ClientHello(Map):
-    """The client's first frame: `software` is free text for the daemon's log."""
+    """The client's first frame; `software` is free text for the daemon's log."""
 
     protocol: tuple[int, int]
     software: str = ""

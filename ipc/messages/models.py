@@ -1,4 +1,4 @@
-"""Models by their names: listed, pinned, swapped, their adapters."""
+"""Messages of calls on models by their names: listing, pinning, swapping, adapters."""
 
 from __future__ import annotations
 
@@ -6,39 +6,27 @@ from typing import Any, Literal
 
 from .base import Map
 
-__all__ = (
-    "AddAdapterParams",
-    "AddAdapterResult",
-    "ModelsResult",
-    "NameParams",
-    "NamesParams",
-    "RemoveAdapterParams",
-    "SwapParams",
-    "SwapResult",
-)
 
-
-class NamesParams(Map):
-    """A call on a model by its name."""
+class NameParams(Map):
+    """`pin` and `unpin` of a model."""
 
     name: str
+
+
+class NamesParams(NameParams):
+    """`show` and `unload_model`; `force` unloads a model even while it is in use."""
+
     force: bool = False
 
 
-class NameParams(Map):
-    """`pin` and `unpin`: a model by its name."""
-
-    name: str
-
-
 class ModelsResult(Map):
-    """One map a model: name, state, file, size_bytes, leases, contexts, …"""
+    """A map for each model: name, state, file, size_bytes, leases, contexts, …"""
 
     models: list[dict[str, Any]]
 
 
 class SwapParams(Map):
-    """`swap`: the model of name or file *to* takes over *name*."""
+    """`swap`: the model with the name or file `to` replaces the model behind `name`."""
 
     name: str
     to: str
@@ -46,8 +34,8 @@ class SwapParams(Map):
 
 
 class SwapResult(Map):
-    """The fingerprints of the model that has the name now, and of the one that had it, if that was
-    loaded, and how it was done.
+    """The mode of a finished swap, and the fingerprints of the new model and of the previous one,
+    which is empty if that was not loaded.
     """
 
     fingerprint: str
@@ -56,8 +44,9 @@ class SwapResult(Map):
 
 
 class AddAdapterParams(Map):
-    """`add_adapter`: the model `name` gets the adapter in a `file` of the models directory, called
-    `adapter`; `scale` holds for turns that choose none.
+    """`add_adapter`: add a `file` of the models directory to the model `name`, as `adapter`.
+
+    `scale` is the scale in turns that do not select adapters.
     """
 
     name: str
@@ -67,7 +56,7 @@ class AddAdapterParams(Map):
 
 
 class AddAdapterResult(Map):
-    """Whether it is in memory: it is checked then; `id` names its file's contents."""
+    """Whether the adapter is `loaded`, and thereby checked; `id` identifies its file's contents."""
 
     loaded: bool = False
     id: str = ""
@@ -75,7 +64,7 @@ class AddAdapterResult(Map):
 
 
 class RemoveAdapterParams(Map):
-    """`remove_adapter`; with `force` the turns that use it fail."""
+    """`remove_adapter`; with `force` turns that use the adapter fail."""
 
     name: str
     adapter: str

@@ -6,64 +6,51 @@ from typing import Any
 
 from .base import Map
 
-__all__ = (
-    "DrainParams",
-    "LogLevelParams",
-    "LogLevelResult",
-    "QueueParams",
-    "QueueResult",
-    "SessionsParams",
-    "SessionsResult",
-    "StatsResult",
-)
+
+class QueueParams(Map):
+    """`queue`; with `all` an operator gets the tasks of all users."""
+
+    all: bool = False
 
 
 class SessionsParams(Map):
-    """`sessions`; `dormant` adds those that sleep under their id, `all` shows an operator those of
-    all users.
-    """
+    """`sessions`; `dormant` adds dormant sessions, `all` those of all users, for an operator."""
 
     dormant: bool = False
     all: bool = False
 
 
 class SessionsResult(Map):
-    """One map a session."""
+    """A map for each session."""
 
     sessions: list[dict[str, Any]]
 
 
-class QueueParams(Map):
-    """`queue`; `all` shows an operator the tasks of all users."""
-
-    all: bool = False
-
-
 class QueueResult(Map):
-    """One map a task that waits or runs."""
+    """A map for each waiting or running task."""
 
     tasks: list[dict[str, Any]]
 
 
 class StatsResult(Map):
-    """The daemon's figures."""
+    """The daemon's statistics."""
 
     stats: dict[str, Any]
 
 
 class LogLevelParams(Map):
-    """`log_level`: levels by logger, from now on."""
+    """`log_level`: the levels to set, by logger."""
 
     levels: dict[str, str] = {}
 
 
 class LogLevelResult(Map):
-    """The least level that is logged, by logger."""
+    """The level of each logger."""
 
     levels: dict[str, str]
 
 
 class DrainParams(Map):
-    """`drain`: finish what runs, take nothing new; with `stop` the daemon then ends."""
+    """`drain`: finish running turns and accept nothing new; with `stop` the daemon then exits."""
 
     stop: bool = False

@@ -5,25 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from .base import Map
-
-__all__ = (
-    "CancelParams",
-    "CancelResult",
-    "DeleteSessionParams",
-    "DeleteSessionResult",
-    "ForkParams",
-    "ForkResult",
-    "OptionsParams",
-    "ParametersResult",
-    "ParkResult",
-    "RewindParams",
-    "RewindResult",
-    "SystemParams",
-)
+from .contexts import ContextParams
 
 
 class CancelParams(Map):
-    """`cancel`: a request of this connection by its id, or a context's turn by its handle."""
+    """`cancel` of a request of this connection by its id, or of a context's turn."""
 
     request: int | None = None
     context: int | None = None
@@ -36,22 +22,20 @@ class CancelResult(Map):
 
 
 class ParkResult(Map):
-    """Whether the turn gives way: to others who wait for a slot."""
+    """Whether the turn will be parked, so that a waiting task gets its slot."""
 
     parked: bool
 
 
-class SystemParams(Map):
-    """`reset`: empty the history; `system` then is its first message, if given."""
+class SystemParams(ContextParams):
+    """`reset`: clear the history; `system` then becomes its first message."""
 
-    context: int
     system: str | None = None
 
 
-class ForkParams(Map):
-    """`fork_session`: `n` branches of a context's present state, with ids of their own if given."""
+class ForkParams(ContextParams):
+    """`fork_session`: make `n` branches of a context's present state, with `session_ids` if any."""
 
-    context: int
     n: int = 1
     session_ids: list[str] = []
 
@@ -65,17 +49,16 @@ class ForkResult(Map):
     kv: str = "cached"
 
 
-class RewindParams(Map):
-    """`rewind`: back by `turns`, or to the first `tokens` tokens; one of both is given."""
+class RewindParams(ContextParams):
+    """`rewind` by `turns`, or to the first `tokens` tokens; one of the two is set."""
 
-    context: int
     turns: int | None = None
     tokens: int | None = None
 
 
 class RewindResult(Map):
-    """The remaining history: `tokens`, of which `cached_tokens` need not be computed again, and
-    `turns` that one can still go back.
+    """The remaining history: its `tokens`, of which `cached_tokens` need not be computed again, and
+    the `turns` that can still be dropped.
     """
 
     tokens: int = 0
@@ -97,15 +80,14 @@ class DeleteSessionResult(Map):
     deleted: bool
 
 
-class OptionsParams(Map):
-    """`set_options`: what holds for a context's turns from now on."""
+class OptionsParams(ContextParams):
+    """`set_options`: set parameters and the priority of a context's next turns."""
 
-    context: int
     options: dict[str, Any] = {}
     priority: str = ""
 
 
 class ParametersResult(Map):
-    """`parameters`: each with `name`, `value` in force, `origin`, `adjusted`."""
+    """The parameters in force, each with `name`, `value`, `origin` and `adjusted`."""
 
     parameters: list[dict[str, Any]]

@@ -1,46 +1,33 @@
-"""Texts beside any conversation: as tokens, as embeddings, as a template renders them."""
+"""Messages of calls on texts without a session: embeddings, tokens, chat templates."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .base import Map, Traceparent
-
-__all__ = (
-    "EMBED_TEXTS_MAX",
-    "DetokenizeParams",
-    "EmbedParams",
-    "EmbedResult",
-    "TemplateParams",
-    "TemplateResult",
-    "TextResult",
-    "TokenizeParams",
-    "TokensResult",
-)
+from .base import Map, ScheduledParams
+from .graphs import GraphParams
 
 EMBED_TEXTS_MAX = 256
-"""Texts of one `embed`."""
+"""The largest number of texts in one `embed`."""
 
 
-class EmbedParams(Map):
-    """`embed`: the embeddings of texts. `pooling` is none, mean, cls, last or rank, empty for the
-    model's own; `normalize` is -1 none, 0 a greatest number of 32760, 1 taxicab, 2 euclidean, p the
-    p-norm.
+class EmbedParams(ScheduledParams):
+    """`embed`. `pooling` is none, mean, cls, last or rank, or empty for the model's own.
+
+    `normalize` is -1 for none, 0 to scale the largest number to 32760, 1 taxicab, 2 euclidean, p
+    for the p-norm.
     """
 
     graph: int
     texts: list[str]
     pooling: str = ""
     normalize: int = 2
-    priority: str = ""
-    queue_timeout_s: float = 0.0
-    timeout_s: float = 0.0
-    traceparent: Traceparent = ""
 
 
 class EmbedResult(Map):
-    """One item a text: vectors of `size` float32 each, little-endian, one a token with the
-    `pooling` none; `tokens` are those of each text.
+    """The vectors and number of tokens of each text. A vector is `size` float32, little-endian.
+
+    With the `pooling` none, a text has one vector per token.
     """
 
     embeddings: list[bytes]
@@ -51,10 +38,9 @@ class EmbedResult(Map):
     fingerprint: str = ""
 
 
-class TokenizeParams(Map):
-    """`tokenize`: text to token ids; `special` reads special tokens' names as these."""
+class TokenizeParams(GraphParams):
+    """`tokenize`; with `special`, names of special tokens in the text become those tokens."""
 
-    graph: int
     text: str
     special: bool = False
     bos: bool = False
@@ -66,10 +52,9 @@ class TokensResult(Map):
     tokens: list[int]
 
 
-class DetokenizeParams(Map):
-    """`detokenize`: token ids to bytes."""
+class DetokenizeParams(GraphParams):
+    """`detokenize`: return the bytes of token ids."""
 
-    graph: int
     tokens: list[int]
 
 
@@ -79,12 +64,12 @@ class TextResult(Map):
     text: bytes
 
 
-class TemplateParams(Map):
-    """`apply_template`: the prompt that the chat template makes of messages, told of `tools` and of
-    `arguments` of its own; with `add_generation_prompt` it ends where an answer begins.
+class TemplateParams(GraphParams):
+    """`apply_template` to messages and `tools`; the template's variables also get `arguments`.
+
+    With `add_generation_prompt` the prompt ends where an answer begins.
     """
 
-    graph: int
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] = []
     arguments: dict[str, Any] = {}
@@ -92,7 +77,7 @@ class TemplateParams(Map):
 
 
 class TemplateResult(Map):
-    """The prompt, and how many tokens it has."""
+    """The prompt, and its number of tokens."""
 
     text: bytes
     tokens: int = 0

@@ -1,30 +1,15 @@
-"""Turns on a context: text in, text out, whole or piece by piece."""
+"""Messages of calls that compute a turn on a context, whole or streamed."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .base import Map, Traceparent
+from .base import Map, ScheduledParams, Tensor, Traceparent
 from .hello import CREDIT_DEFAULT
-from .tensors import Tensor
-
-__all__ = (
-    "AnswersEvent",
-    "AnswersParams",
-    "AnswersResult",
-    "PromptComputeParams",
-    "PromptComputeResult",
-    "QueueEvent",
-    "ResumeParams",
-    "RunInferenceParams",
-    "StreamParams",
-    "TokensEvent",
-    "TurnResult",
-)
 
 
 class PromptComputeParams(Map):
-    """`prompt_compute` of the prompt interface: text in, text out, the history is kept."""
+    """`prompt_compute` of the prompt interface; the history keeps prompt and answer."""
 
     context: int
     prompt: str
@@ -52,12 +37,18 @@ class RunInferenceParams(Map):
     traceparent: Traceparent = ""
 
 
-class StreamParams(Map):
-    """`stream` and `chat`: one turn.
+class StreamedParams(ScheduledParams, kw_only=True):
+    """Params of a streamed call: its first credit, and whether it gets `QueueEvent`s."""
 
-    Without `prompt` and `messages` the context's input is computed (as `set_input` left it). With
-    `prompt` or `messages` these are added to the history: by the chat template, or, with `raw`, as
-    they stand. `options` hold for this turn.
+    credit: int = CREDIT_DEFAULT
+    queue_events: bool = False
+
+
+class StreamParams(StreamedParams):
+    """`stream` and `chat`: one turn, with parameters in `options`.
+
+    Without `prompt` and `messages` it computes the input of `set_input`. Otherwise these are added
+    to the history: by the chat template, or with `raw` unchanged.
     """
 
     context: int
@@ -65,36 +56,22 @@ class StreamParams(Map):
     messages: list[dict[str, Any]] | None = None
     raw: bool = False
     options: dict[str, Any] = {}
-    priority: str = ""
-    queue_timeout_s: float = 0.0
-    timeout_s: float = 0.0
-    traceparent: Traceparent = ""
-    credit: int = CREDIT_DEFAULT
-    queue_events: bool = False
 
 
-class ResumeParams(Map):
-    """`resume`: go on with a turn that was interrupted. `tokens` and `text` are what the client has
-    of it, from its start.
-    """
+class ResumeParams(StreamedParams):
+    """`resume`: continue an interrupted turn after the part that the client has of it."""
 
     context: int
     tokens: list[int] = []
     text: bytes = b""
     reasoning: bytes = b""
-    priority: str = ""
-    queue_timeout_s: float = 0.0
-    timeout_s: float = 0.0
-    traceparent: Traceparent = ""
-    credit: int = CREDIT_DEFAULT
-    queue_events: bool = False
 
 
 class QueueEvent(Map):
-    """A turn\'s position in the queue, sent with `queue_events` before its first token.
+    """A turn's position in the queue, sent with `queue_events` before its first token.
 
-    Position 1 gets the next slot; `waiting` turns wait in all, and the slot is expected in
-    `starts_in_s`. These events use no credit.
+    Position 1 gets the next slot, `waiting` is the number of waiting turns, and the turn should get
+    a slot in `starts_in_s`. These events use no credit.
     """
 
     position: int
@@ -103,8 +80,9 @@ class QueueEvent(Map):
 
 
 class TokensEvent(Map):
-    """New tokens of a stream: `text` is what they release, whole UTF-8 characters; with `n-probs`
-    `completion_probabilities` tells how likely they were, as llama-server does.
+    """New tokens of a stream, and the text that is complete with them, in whole characters.
+
+    With `n-probs`, `completion_probabilities` has their logprobs, in llama-server's form.
     """
 
     tokens: list[int] = []
@@ -115,14 +93,14 @@ class TokensEvent(Map):
 
 
 class TurnResult(Map):
-    """The end of a turn: `text` is the whole answer (`chat`), or what was left of it (`stream`)."""
+    """The end of a turn. `text` is the whole answer of `chat`, or the last piece of `stream`."""
 
     text: bytes = b""
     reasoning: bytes = b""
     metadata: dict[str, Any] = {}
 
 
-class AnswersParams(Map):
+class AnswersParams(ScheduledParams):
     """`answers`: `n` answers to one prompt; the other fields are those of `chat`."""
 
     context: int
@@ -131,19 +109,15 @@ class AnswersParams(Map):
     messages: list[dict[str, Any]] | None = None
     raw: bool = False
     options: dict[str, Any] = {}
-    priority: str = ""
-    queue_timeout_s: float = 0.0
-    timeout_s: float = 0.0
-    traceparent: Traceparent = ""
 
 
 class AnswersEvent(Map):
-    """The contexts of the answers, in their order, by which `cancel` ends one."""
+    """The contexts of the answers, in order, by which each can be cancelled."""
 
     contexts: list[int] = []
 
 
 class AnswersResult(Map):
-    """One map an answer: `text`, `reasoning`, `metadata`, `error`."""
+    """A map for each answer: `text`, `reasoning`, `metadata`, `error`."""
 
     answers: list[dict[str, Any]]
