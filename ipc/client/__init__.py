@@ -20,9 +20,8 @@ from .client import AsyncClient
 from .embeddings import Embeddings
 from .sessions.pull import AsyncPull
 from .sessions.session import AsyncSession
-from .streams.answers import Answer
 from .streams.async_stream import AsyncStream
-from .streams.texts import Piece, Rendered, Reply
+from .streams.texts import Answer, Piece, Rendered, Reply
 from .sync.sync_client import Client, Session
 from .sync.sync_streams import Pull, Stream
 

@@ -20,9 +20,10 @@ from ..paths import client_socket_path
 from .connection.connecting import hold_connection, own_group
 from .connection.connection import Connection
 from .connection.inflight import InFlight
-from .retries import retrying
+from .failures import retrying
 
 R = TypeVar("R")
+E = TypeVar("E", bound=w.Map)
 CLOSE_S_MAX = 5.0
 """Time that the daemon has to close a client's contexts and leases."""
 
@@ -134,7 +135,7 @@ class AsyncCaller:
         timeout: float | None,
         *,
         descriptors: Sequence[int] = (),
-        on_event: Callable[[dict[str, Any]], None] | None = None,
+        on_event: Callable[[dict[str, Any]], object] | None = None,
         on_start: Callable[[InFlight], None] | None = None,
     ) -> R:
         """Make any call of the protocol; *params* and *result* are structs of `messages`."""
@@ -150,9 +151,7 @@ class AsyncCaller:
 
         request = await retrying(attempt, self.retries)
         try:
-            if on_event is not None:
-                await _pass_events(request, on_event)
-            await request.wait()
+            await _pass_events(request, on_event)
         finally:
             if not request.done:
                 connection.abandon_request(request)
@@ -162,9 +161,25 @@ class AsyncCaller:
             raise ProtocolError(f"the answer to {call} cannot be read: {exc}") from None
 
 
-async def _pass_events(request: InFlight, on_event: Callable[[dict[str, Any]], None]) -> None:
+async def _pass_events(
+    request: InFlight, on_event: Callable[[dict[str, Any]], object] | None
+) -> None:
+    """Pass the events of *request* on until it is done."""
     while True:
         await request.wait()
         if not request.events:
             return
-        on_event(request.events.popleft())
+        event = request.events.popleft()
+        if on_event is not None:
+            on_event(event)
+
+
+def read_event(event: dict[str, Any], kind: type[E]) -> E:
+    """Return an event as its struct.
+
+    :raises ProtocolError: the event does not fit the struct.
+    """
+    try:
+        return msgspec.convert(event, kind)
+    except msgspec.ValidationError as exc:
+        raise ProtocolError(f"a {kind.__name__} cannot be read: {exc}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import anyio.to_thread
 
@@ -12,14 +12,22 @@ from ...backends.errors import InvalidArgument
 from .. import messages as w
 from ..handles import Graph
 from ..payloads import Config, Priority, Prompt, closing_descriptor, json_text
+from .caller import read_event
 from .connection.inflight import InFlightT
 from .embeddings import AsyncEmbedding
+from .sessions.attachment import ClientSessionSettings
 from .sessions.session import AsyncSession
-from .sessions.session_settings import SessionSettings
 from .streams.async_stream import AsyncStream
 from .streams.texts import Reply, reply_of
 from .streams.turn import StreamedTurn
-from .turn_settings import QueueCallback, TurnSettings, queue_events, stream_call
+from .turn_settings import (
+    QueueCallback,
+    SchedulingKeywords,
+    TurnKeywords,
+    TurnSettings,
+    stream_call,
+    takes,
+)
 from .wasi_calls import ProgressCallback
 
 
@@ -82,7 +90,7 @@ class AsyncClient(AsyncEmbedding):
         With *resume*, a session with an id attaches again after its connection was lost, even by
         a restart of the daemon, and its streams continue. *raw* turns the chat template off.
         """
-        settings = SessionSettings(
+        settings = ClientSessionSettings(
             model=model,
             session_id=session_id,
             system=system,
@@ -96,35 +104,24 @@ class AsyncClient(AsyncEmbedding):
         )
         return AsyncSession(self, settings)
 
+    @takes(TurnKeywords)
     def stream(
         self,
         context: int,
         prompt: Prompt | None = None,
         *,
-        raw: bool = False,
-        options: dict[str, Any] | None = None,
-        priority: Priority | None = None,
-        timeout: float | None = None,
-        queue_timeout: float | None = None,
         on_queue: QueueCallback | None = None,
-        traceparent: str | None = None,
+        **keywords: Unpack[TurnKeywords],
     ) -> AsyncStream:
         """Stream one turn of a context, of its present input or of *prompt*.
 
         The chat template adds *prompt* to the history; with *raw* it is added unchanged. *on_queue*
         is called with the turn's place in the queue while the turn waits.
         """
-        settings = TurnSettings(
-            raw=raw,
-            options=options,
-            priority=priority,
-            timeout_s=self.seconds(timeout),
-            queue_timeout_s=queue_timeout,
-            on_queue=on_queue,
-            traceparent=traceparent,
-        )
+        settings = self._turn_settings(keywords, on_queue)
         return self._stream(settings.stream_params(context, prompt), settings)
 
+    @takes(SchedulingKeywords)
     def resume(
         self,
         context: int,
@@ -132,24 +129,41 @@ class AsyncClient(AsyncEmbedding):
         text: str = "",
         *,
         reasoning: str = "",
-        priority: Priority | None = None,
-        timeout: float | None = None,
-        queue_timeout: float | None = None,
         on_queue: QueueCallback | None = None,
-        traceparent: str | None = None,
+        **keywords: Unpack[SchedulingKeywords],
     ) -> AsyncStream:
         """Resume an interrupted turn of a context that was attached again.
 
         *tokens*, *text* and *reasoning* are the part already read; the stream begins after them.
         """
-        settings = TurnSettings(
-            priority=priority,
-            timeout_s=self.seconds(timeout),
-            queue_timeout_s=queue_timeout,
-            on_queue=on_queue,
-            traceparent=traceparent,
-        )
+        settings = self._turn_settings(keywords, on_queue)
         return self._stream(settings.resume_params(context, tokens, text, reasoning), settings)
+
+    @takes(TurnKeywords)
+    async def chat(
+        self,
+        context: int,
+        prompt: Prompt | None = None,
+        *,
+        on_queue: QueueCallback | None = None,
+        **keywords: Unpack[TurnKeywords],
+    ) -> Reply:
+        """Compute one turn of a context and return its whole text; arguments as in `stream`."""
+        settings = self._turn_settings(keywords, on_queue)
+        params = settings.stream_params(context, prompt)
+        result = await self.call(
+            "chat",
+            params,
+            w.TurnResult,
+            settings.timeout,
+            on_event=on_queue and (lambda event: on_queue(read_event(event, w.QueueEvent))),
+        )
+        return reply_of(result)
+
+    def _turn_settings(
+        self, keywords: SchedulingKeywords | TurnKeywords, on_queue: QueueCallback | None
+    ) -> TurnSettings:
+        return TurnSettings(default_timeout_s=self.seconds(None), on_queue=on_queue, **keywords)
 
     def _stream(
         self, params: w.StreamParams | w.ResumeParams, settings: TurnSettings
@@ -166,32 +180,3 @@ class AsyncClient(AsyncEmbedding):
             on_queue=settings.on_queue,
         )
         return AsyncStream(turn)
-
-    async def chat(
-        self,
-        context: int,
-        prompt: Prompt | None = None,
-        *,
-        raw: bool = False,
-        options: dict[str, Any] | None = None,
-        priority: Priority | None = None,
-        timeout: float | None = None,
-        queue_timeout: float | None = None,
-        on_queue: QueueCallback | None = None,
-        traceparent: str | None = None,
-    ) -> Reply:
-        """Compute one turn of a context and return its whole text; arguments as in `stream`."""
-        settings = TurnSettings(
-            raw=raw,
-            options=options,
-            priority=priority,
-            timeout_s=self.seconds(timeout),
-            queue_timeout_s=queue_timeout,
-            on_queue=on_queue,
-            traceparent=traceparent,
-        )
-        params = settings.stream_params(context, prompt)
-        result = await self.call(
-            "chat", params, w.TurnResult, settings.timeout_s, on_event=queue_events(on_queue)
-        )
-        return reply_of(result)

@@ -1,65 +1,101 @@
-"""A turn's keyword arguments in one structure, and the messages made from it."""
+"""The keywords of a turn, their structure, and the messages made from it."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
-import msgspec
-
-from ...backends.errors import ProtocolError
 from .. import messages as w
 from ..payloads import Priority, Prompt, turn_input
 from ..traceparent import traceparent_of
 
 QueueCallback = Callable[[w.QueueEvent], None]
-M = TypeVar("M", w.StreamParams, w.ResumeParams, w.AnswersParams)
+F = TypeVar("F", bound=Callable[..., object])
+M = TypeVar("M", bound=w.ScheduledParams)
+
+
+class SchedulingKeywords(TypedDict, total=False):
+    """Keywords of calls that compute a turn."""
+
+    priority: Priority | None
+    timeout: float | None
+    queue_timeout: float | None
+    traceparent: str | None
+
+
+class TurnKeywords(SchedulingKeywords, total=False):
+    """Keywords of calls that compute a turn from a prompt."""
+
+    raw: bool | None
+    options: dict[str, Any] | None
+
+
+def takes(keywords: type) -> Callable[[F], F]:
+    """Make `help` show each of *keywords* in place of a method's last parameter, `**keywords`."""
+
+    def show_keywords(method: F) -> F:
+        signature = inspect.signature(method)
+        parameters = list(signature.parameters.values())[:-1]
+        for name, kind in keywords.__annotations__.items():
+            annotation = kind.__forward_arg__
+            parameters.append(
+                inspect.Parameter(
+                    name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+                )
+            )
+        method.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return method
+
+    return show_keywords
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnSettings:
-    """How one turn is computed, scheduled, bounded and traced.
+    """How one turn is computed, scheduled, bounded and traced: the keywords of its call.
 
-    Methods of clients and sessions make it from their keywords, with all defaults filled in.
+    *default_timeout_s* is the client's timeout.
     """
 
-    timeout_s: float
-    raw: bool = False
+    default_timeout_s: float
+    raw: bool | None = None
     options: dict[str, Any] | None = None
     priority: Priority | None = None
-    queue_timeout_s: float | None = None
+    timeout: float | None = None
+    queue_timeout: float | None = None
     on_queue: QueueCallback | None = None
     traceparent: str | None = None
 
+    @property
+    def timeout_s(self) -> float:
+        """The turn's timeout."""
+        return self.default_timeout_s if self.timeout is None else self.timeout
+
     def stream_params(self, context: int, prompt: Prompt | None) -> w.StreamParams:
         """Return the params of `stream` or `chat` with *prompt*."""
-        text, messages = turn_input(prompt)
         return self._add_scheduling(
             w.StreamParams(
                 context=context,
-                prompt=text,
-                messages=messages,
-                raw=self.raw,
-                options=self.options or {},
+                **self._input_fields(prompt),
                 queue_events=self.on_queue is not None,
             )
         )
 
     def answers_params(self, context: int, prompt: Prompt | None, n: int) -> w.AnswersParams:
         """Return the params of `answers` for *n* answers to *prompt*."""
+        params = w.AnswersParams(context=context, n=n, **self._input_fields(prompt))
+        return self._add_scheduling(params)
+
+    def _input_fields(self, prompt: Prompt | None) -> dict[str, Any]:
         text, messages = turn_input(prompt)
-        return self._add_scheduling(
-            w.AnswersParams(
-                context=context,
-                n=n,
-                prompt=text,
-                messages=messages,
-                raw=self.raw,
-                options=self.options or {},
-            )
-        )
+        return {
+            "prompt": text,
+            "messages": messages,
+            "raw": bool(self.raw),
+            "options": self.options or {},
+        }
 
     def resume_params(
         self, context: int, tokens: Sequence[int], text: str, reasoning: str
@@ -77,7 +113,7 @@ class TurnSettings:
 
     def _add_scheduling(self, params: M) -> M:
         params.priority = self.priority or ""
-        params.queue_timeout_s = self.queue_timeout_s or 0.0
+        params.queue_timeout_s = self.queue_timeout or 0.0
         params.timeout_s = wire_seconds(self.timeout_s)
         params.traceparent = traceparent_of(self.traceparent)
         return params
@@ -88,24 +124,6 @@ def wire_seconds(timeout_s: float) -> float:
     return 0.0 if math.isinf(timeout_s) else timeout_s
 
 
-def stream_call(params: w.StreamParams | w.ResumeParams) -> str:
+def stream_call(params: w.StreamedParams) -> str:
     """Return the call that streams a turn with *params*."""
     return "resume" if isinstance(params, w.ResumeParams) else "stream"
-
-
-def queue_events(on_queue: QueueCallback | None) -> Callable[[dict[str, Any]], None] | None:
-    """Return a function that passes a call's events to *on_queue*."""
-    if on_queue is None:
-        return None
-    return lambda event: on_queue(queue_event(event))
-
-
-def queue_event(event: dict[str, Any]) -> w.QueueEvent:
-    """Return an event with a turn's place in the queue as its struct.
-
-    :raises ProtocolError: the event does not fit the struct.
-    """
-    try:
-        return msgspec.convert(event, w.QueueEvent)
-    except msgspec.ValidationError as exc:
-        raise ProtocolError(f"an event of the queue cannot be read: {exc}") from None

@@ -10,7 +10,7 @@ from .. import messages as w
 from ..handles import Context, Graph
 from ..payloads import Config, Payload, Priority, TensorLike, closing_descriptor, json_text, memfd
 from ..traceparent import traceparent_of
-from .caller import AsyncCaller
+from .caller import AsyncCaller, read_event
 from .streams.texts import Reply, reply_of
 from .turn_settings import wire_seconds
 
@@ -90,7 +90,8 @@ class AsyncWasiCalls(AsyncCaller):
             w.GraphResult,
             timeout,
             descriptors=descriptors,
-            on_event=_progress_events(on_progress),
+            on_event=on_progress
+            and (lambda event: on_progress(read_event(event, w.ProgressEvent).progress)),
         )
         return Graph.from_result(result)
 
@@ -285,11 +286,3 @@ class AsyncWasiCalls(AsyncCaller):
 
 def _is_model(builder: bytes) -> bool:
     return builder.startswith(_GGUF) or len(builder) >= _MODEL_BYTES_MIN
-
-
-def _progress_events(
-    on_progress: ProgressCallback | None,
-) -> Callable[[dict[str, Any]], None] | None:
-    if on_progress is None:
-        return None
-    return lambda event: on_progress(float(event.get("progress", 0.0)))

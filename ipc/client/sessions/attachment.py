@@ -6,7 +6,8 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Iterator
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import anyio
 import msgspec
@@ -19,18 +20,43 @@ from ....backends.errors import (
     ShuttingDown,
 )
 from ...handles import Context, Graph
-from ...payloads import json_text
+from ...payloads import Config, Priority, json_text
 from ..caller import CLOSE_S_MAX
 from ..connection.connection import Connection
-from ..losses import is_loss
+from ..failures import is_loss
 from ..operations import AsyncOperations
+from ..wasi_calls import ProgressCallback
 from .recovery import SessionProgress
-from .session_settings import SessionSettings
 
 RETRY_PAUSE_S = 0.05
 RETRY_PAUSE_S_MAX = 1.0
 """The first and the longest pause between two attempts to attach again."""
 Handle = TypeVar("Handle", bound=int)
+
+
+@dataclass(kw_only=True, slots=True)
+class ClientSessionSettings:
+    """The keywords by which a session is opened, which are also the defaults of its turns.
+
+    The session owns it; its calls change `system` and `priority`.
+    """
+
+    model: str
+    session_id: str | None = None
+    system: str | None = None
+    persist: bool = True
+    resume: bool = False
+    raw: bool = False
+    priority: Priority = "normal"
+    options: dict[str, Any] | None = None
+    config: Config | None = None
+    on_progress: ProgressCallback | None = None
+
+    def __post_init__(self) -> None:
+        if self.resume and self.session_id is None:
+            raise InvalidArgument(
+                "resume needs a session_id", hint="pass a session_id, by which to attach again"
+            )
 
 
 class Attachment:
@@ -40,7 +66,7 @@ class Attachment:
     lost. With `has_history` the daemon must then still have the session's history.
     """
 
-    def __init__(self, client: AsyncOperations, settings: SessionSettings):
+    def __init__(self, client: AsyncOperations, settings: ClientSessionSettings):
         self.settings = settings
         self.graph: Graph | None = None
         self.context: Context | None = None
@@ -109,7 +135,7 @@ class Attachment:
         if settings.options or settings.priority != "normal":
             await self._client.set_options(context, settings.options, priority=settings.priority)
 
-    def branch(self, context: Context, settings: SessionSettings) -> Attachment:
+    def branch(self, context: Context, settings: ClientSessionSettings) -> Attachment:
         """Return the attachment of a branch, which shares this lease."""
         branch = Attachment(self._client, settings)
         branch.graph, branch.context, branch.connection = self.graph, context, self.connection

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
@@ -11,12 +12,11 @@ import msgspec
 from ....backends.errors import ContextFull, EndOfSequence
 from ...payloads import TensorLike
 from ...traceparent import traceparent_of
-from ..streams.closing import AsyncClosing
 from ..turn_settings import TurnSettings
 from .turns_under_way import PulledTurn, TurnsUnderWay
 
 
-class AsyncPull(AsyncClosing, AsyncIterator[str]):
+class AsyncPull(AsyncIterator[str], AbstractAsyncContextManager["AsyncPull"]):
     """The pieces of a turn, each computed on demand (`compute_single`).
 
     Leaving the loop early ends the turn, as in a stream; the history keeps the pieces that were
@@ -33,14 +33,14 @@ class AsyncPull(AsyncClosing, AsyncIterator[str]):
     async def __anext__(self) -> str:
         turn = self._turn
         if turn is None:
-            turn = self._turn = await self._turns.start_pull(self._prompt, self._settings.timeout_s)
+            turn = self._turn = await self._turns.start_pull(self._prompt, self._settings.timeout)
         if turn.ended:
             raise StopAsyncIteration
         try:
             piece = await self._turns.client.compute_single(
                 turn.context,
                 priority=self._settings.priority,
-                timeout=self._settings.timeout_s,
+                timeout=self._settings.timeout,
                 traceparent=self._traceparent,
             )
         except (EndOfSequence, ContextFull):
@@ -54,8 +54,8 @@ class AsyncPull(AsyncClosing, AsyncIterator[str]):
         raise StopAsyncIteration
 
     async def _read_metadata(self, turn: PulledTurn) -> None:
-        timeout_s = self._settings.timeout_s
-        text = await self._turns.client.get_output(turn.context, 1, timeout=timeout_s)
+        client, timeout = self._turns.client, self._settings.timeout
+        text = await client.get_output(turn.context, 1, timeout=timeout)
         self.metadata = self._turns.metadata = msgspec.json.decode(text, type=dict[str, Any])
 
     async def aclose(self) -> None:
@@ -64,6 +64,9 @@ class AsyncPull(AsyncClosing, AsyncIterator[str]):
         if turn is not None and not turn.ended:
             turn.ended = True
             await self._turns.client.fini_single(turn.context)
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
     def abandon(self) -> None:
         """End the turn soon if it has not ended, without waiting."""

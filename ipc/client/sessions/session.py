@@ -2,29 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from ....backends.errors import InferdError, InvalidArgument
 from ... import messages as w
 from ...handles import Context, Graph
 from ...payloads import Priority, Prompt, TensorLike
-from ..losses import is_loss, with_progress
+from ..caller import read_event
+from ..failures import is_loss, with_progress
 from ..operations import AsyncOperations
-from ..streams.answers import Answer, ContextsCallback, answers_of, context_events
 from ..streams.async_stream import AsyncStream
-from ..streams.texts import Reply, reply_of
+from ..streams.texts import Answer, Reply, answers_of, reply_of
 from ..streams.turn import StreamedTurn
-from ..turn_settings import QueueCallback, TurnSettings, queue_events
-from .attachment import Attachment, require_open
+from ..turn_settings import QueueCallback, SchedulingKeywords, TurnKeywords, TurnSettings, takes
+from .attachment import Attachment, ClientSessionSettings, require_open
 from .pull import AsyncPull
-from .session_settings import SessionSettings
 from .turn_request import TurnRequest
 from .turns_under_way import TurnsUnderWay
 
 
-class AsyncSession:
+class SessionProperties:
+    """The properties that a session and its synchronous wrapper share."""
+
+    turns: TurnsUnderWay
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return self.turns.attachment.settings.model
+
+    @property
+    def session_id(self) -> str | None:
+        """The session's id, if it has one."""
+        return self.turns.attachment.settings.session_id
+
+    @property
+    def graph(self) -> Graph:
+        """The session's lease on the model, with the model's properties."""
+        return require_open(self.turns.attachment.graph)
+
+    @property
+    def context(self) -> Context:
+        """The execution context's handle, for the wasi-nn calls.
+
+        :raises ConnectionLost: its connection was lost, and the session does not resume.
+        """
+        return self.turns.attachment.live_context
+
+    @property
+    def attached(self) -> bool:
+        """Whether the session existed before it was opened here, with its history."""
+        return require_open(self.turns.attachment.context).attached
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata of the last turn that ended."""
+        return self.turns.metadata
+
+
+class AsyncSession(SessionProperties):
     """A conversation with a model, made by `AsyncClient.session`. It has one turn at a time.
 
     `async with` opens it, loading the model if necessary, and closes it, even if opening fails. The
@@ -39,7 +77,7 @@ class AsyncSession:
     def __init__(
         self,
         client: AsyncOperations,
-        settings: SessionSettings,
+        settings: ClientSessionSettings,
         attachment: Attachment | None = None,
         trunk: AsyncSession | None = None,
     ):
@@ -48,44 +86,11 @@ class AsyncSession:
         self._trunk = trunk
         """The session from which this one was forked, which has the lease on the model."""
         self._branches: set[AsyncSession] = set()
-        appends = trunk is not None and trunk._turns.appends
-        self._turns: TurnsUnderWay = TurnsUnderWay(client, self._attachment, appends=appends)
+        appends = trunk is not None and trunk.turns.appends
+        self.turns = TurnsUnderWay(client, self._attachment, appends=appends)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} with {self.model} [context {self._attachment.context}]>"
-
-    @property
-    def model(self) -> str:
-        """The model's name."""
-        return self._settings.model
-
-    @property
-    def session_id(self) -> str | None:
-        """The session's id, if it has one."""
-        return self._settings.session_id
-
-    @property
-    def graph(self) -> Graph:
-        """The session's lease on the model, with the model's properties."""
-        return require_open(self._attachment.graph)
-
-    @property
-    def context(self) -> Context:
-        """The execution context's handle, for the wasi-nn calls.
-
-        :raises ConnectionLost: its connection was lost, and the session does not resume.
-        """
-        return self._attachment.live_context
-
-    @property
-    def attached(self) -> bool:
-        """Whether the session existed before it was opened here, with its history."""
-        return require_open(self._attachment.context).attached
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """The metadata of the last turn that ended."""
-        return self._turns.metadata
 
     async def __aenter__(self) -> Self:
         if self._trunk is not None and self._attachment.context is not None:
@@ -107,20 +112,16 @@ class AsyncSession:
             await branch._close()
         if self._trunk is not None:
             self._trunk._branches.discard(self)
-        self._turns.abandon_streams()
+        self.turns.abandon_streams()
         await self._attachment.close()
 
+    @takes(TurnKeywords)
     def stream(
         self,
         prompt: Prompt | None = None,
         *,
-        raw: bool | None = None,
-        options: dict[str, Any] | None = None,
-        priority: Priority | None = None,
-        timeout: float | None = None,
-        queue_timeout: float | None = None,
         on_queue: QueueCallback | None = None,
-        traceparent: str | None = None,
+        **keywords: Unpack[TurnKeywords],
     ) -> AsyncStream:
         """Stream a turn that answers *prompt*, or without a prompt the present history.
 
@@ -129,132 +130,108 @@ class AsyncSession:
         queue while it waits. *traceparent* is the turn's parent span (W3C Trace Context); the
         default is OpenTelemetry's current span, if the program uses OpenTelemetry.
         """
-        settings = TurnSettings(
-            raw=self._settings.raw if raw is None else raw,
-            options=options,
-            priority=priority or self._settings.priority,
-            timeout_s=self.client.seconds(timeout),
-            queue_timeout_s=queue_timeout,
-            on_queue=on_queue,
-            traceparent=traceparent,
-        )
+        settings = self._turn_settings(keywords, on_queue)
         context = require_open(self._attachment.context)
         return self._stream(settings.stream_params(context, prompt), settings)
+
+    def _turn_settings(
+        self, keywords: TurnKeywords, on_queue: QueueCallback | None = None
+    ) -> TurnSettings:
+        """Return a turn's settings, with the session's defaults."""
+        if keywords.get("raw") is None:
+            keywords["raw"] = self._settings.raw
+        keywords["priority"] = keywords.get("priority") or self._settings.priority
+        timeout_s = self.client.seconds(None)
+        return TurnSettings(default_timeout_s=timeout_s, on_queue=on_queue, **keywords)
 
     def _stream(
         self, params: w.StreamParams | w.ResumeParams, settings: TurnSettings
     ) -> AsyncStream:
-        request = TurnRequest(self._turns, params)
+        request = TurnRequest(self.turns, params)
         turn = StreamedTurn(
             request.send,
             timeout_s=settings.timeout_s,
             retries=self.client.retries,
-            on_end=self._turns.set_metadata,
+            on_end=self.turns.set_metadata,
             on_queue=settings.on_queue,
             recovery=request.recover if self._settings.resume else None,
         )
         return AsyncStream(turn)
 
+    @takes(SchedulingKeywords)
     def resume(
         self,
         tokens: Sequence[int] = (),
         text: str = "",
         *,
         reasoning: str = "",
-        priority: Priority | None = None,
-        timeout: float | None = None,
-        queue_timeout: float | None = None,
         on_queue: QueueCallback | None = None,
-        traceparent: str | None = None,
+        **keywords: Unpack[SchedulingKeywords],
     ) -> AsyncStream:
         """Continue the turn that a restart of the daemon or a lost connection has interrupted.
 
         The session is then `attached` and its metadata's stop reason is `detached`. *tokens*,
         *text* and *reasoning* are the part already read; the stream begins after them.
         """
-        settings = TurnSettings(
-            priority=priority,
-            timeout_s=self.client.seconds(timeout),
-            queue_timeout_s=queue_timeout,
-            on_queue=on_queue,
-            traceparent=traceparent,
-        )
+        timeout_s = self.client.seconds(None)
+        settings = TurnSettings(default_timeout_s=timeout_s, on_queue=on_queue, **keywords)
         context = require_open(self._attachment.context)
         return self._stream(settings.resume_params(context, tokens, text, reasoning), settings)
 
+    @takes(TurnKeywords)
     async def chat(
         self,
         prompt: Prompt | None = None,
         *,
-        raw: bool | None = None,
-        options: dict[str, Any] | None = None,
-        priority: Priority | None = None,
-        timeout: float | None = None,
-        queue_timeout: float | None = None,
         on_queue: QueueCallback | None = None,
-        traceparent: str | None = None,
+        **keywords: Unpack[TurnKeywords],
     ) -> Reply:
         """Compute a turn as `stream` does, and return its whole text with its metadata."""
-        settings = TurnSettings(
-            raw=self._settings.raw if raw is None else raw,
-            options=options,
-            priority=priority or self._settings.priority,
-            timeout_s=self.client.seconds(timeout),
-            queue_timeout_s=queue_timeout,
-            on_queue=on_queue,
-            traceparent=traceparent,
-        )
+        settings = self._turn_settings(keywords, on_queue)
         if self._settings.resume:  # continuing after a loss needs the text that was read
             params = settings.stream_params(require_open(self._attachment.context), prompt)
             async with self._stream(params, settings) as stream:
                 text = "".join([piece async for piece in stream])
             return Reply(text, stream.metadata, stream.reasoning)
         params = settings.stream_params(self.context, prompt)
-        await self._turns.end_previous()
+        await self.turns.end_previous()
         try:
             result = await self.client.call(
-                "chat", params, w.TurnResult, settings.timeout_s,
-                on_event=queue_events(on_queue), on_start=self._turns.add_request,
+                "chat", params, w.TurnResult, settings.timeout,
+                on_event=on_queue and (lambda event: on_queue(read_event(event, w.QueueEvent))),
+                on_start=self.turns.add_request,
             )  # fmt: skip
         except InferdError as exc:
             raise with_progress(exc, [], "") if is_loss(exc) else exc from None
-        self._turns.set_metadata(result.metadata)
+        self.turns.set_metadata(result.metadata)
         return reply_of(result)
 
+    @takes(TurnKeywords)
     async def answers(
         self,
         prompt: Prompt | None = None,
         n: int = 2,
         *,
-        raw: bool | None = None,
-        options: dict[str, Any] | None = None,
-        priority: Priority | None = None,
-        timeout: float | None = None,
-        queue_timeout: float | None = None,
-        on_contexts: ContextsCallback | None = None,
-        traceparent: str | None = None,
+        on_contexts: Callable[[list[int]], None] | None = None,
+        **keywords: Unpack[TurnKeywords],
     ) -> list[Answer]:
         """Return *n* answers to one prompt, which is computed once; each has a different seed.
 
         An answer that failed has its `error`. The conversation continues from the first answer.
-        *on_contexts* is called with the answers' contexts, by which each turn can be cancelled.
+        When the first has begun, *on_contexts* is called with the answers' contexts, in order, by
+        which each turn can be cancelled.
         """
-        settings = TurnSettings(
-            raw=self._settings.raw if raw is None else raw,
-            options=options,
-            priority=priority or self._settings.priority,
-            timeout_s=self.client.seconds(timeout),
-            queue_timeout_s=queue_timeout,
-            traceparent=traceparent,
-        )
-        await self._turns.end_previous()
+        settings = self._turn_settings(keywords)
+        await self.turns.end_previous()
         params = settings.answers_params(self.context, prompt, n)
         result = await self.client.call(
-            "answers", params, w.AnswersResult, settings.timeout_s,
-            on_event=context_events(on_contexts), on_start=self._turns.add_request,
+            "answers", params, w.AnswersResult, settings.timeout,
+            on_event=on_contexts
+            and (lambda event: on_contexts(read_event(event, w.AnswersEvent).contexts)),
+            on_start=self.turns.add_request,
         )  # fmt: skip
         answers = answers_of(result)
-        self._turns.set_metadata(answers[0].metadata)
+        self.turns.set_metadata(answers[0].metadata)
         return answers
 
     def pull(
@@ -272,10 +249,11 @@ class AsyncSession:
         """
         settings = TurnSettings(
             priority=priority or self._settings.priority,
-            timeout_s=self.client.seconds(timeout),
+            default_timeout_s=self.client.seconds(None),
+            timeout=timeout,
             traceparent=traceparent,
         )
-        return AsyncPull(self._turns, prompt, settings)
+        return AsyncPull(self.turns, prompt, settings)
 
     async def set_options(
         self,
@@ -295,7 +273,7 @@ class AsyncSession:
 
     async def reset(self, system: str | None = None, *, timeout: float | None = None) -> None:
         """Clear the history; the system prompt stays, or becomes *system*."""
-        await self._turns.end_previous()
+        await self.turns.end_previous()
         if system is not None:
             self._settings.system = system
         await self.client.reset(self.context, self._settings.system, timeout=timeout)
@@ -308,7 +286,7 @@ class AsyncSession:
         They are open, share this session's lease, and are closed with this session or by their own
         `async with`. *session_ids* are their ids, by which clients can attach to them again.
         """
-        await self._turns.end_previous()
+        await self.turns.end_previous()
         result = await self.client.fork_session(
             self.context, n, session_ids=session_ids, timeout=timeout
         )
@@ -337,12 +315,12 @@ class AsyncSession:
         timeout: float | None = None,
     ) -> w.RewindResult:
         """Drop the last *turns*, questions and answers, or all but the first *tokens* tokens."""
-        await self._turns.end_previous()
+        await self.turns.end_previous()
         return await self.client.rewind(self.context, turns=turns, tokens=tokens, timeout=timeout)
 
     async def delete(self, *, timeout: float | None = None) -> None:
         """Delete the session and its stored data, and close it."""
-        await self._turns.end_previous()
+        await self.turns.end_previous()
         await self.client.delete_session(self.context, timeout=timeout)
         self._attachment.context = None
 

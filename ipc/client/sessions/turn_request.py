@@ -9,7 +9,7 @@ import msgspec
 from ....backends.errors import ConnectionLost, InferdError, SessionExpired, ShuttingDown
 from ... import messages as w
 from ..connection.inflight import InFlight, InFlightT
-from ..losses import is_loss
+from ..failures import is_loss
 from ..streams.turn import StreamedTurn
 from ..turn_settings import stream_call
 from .recovery import RecoveryStep, SessionProgress, recovery_step
@@ -109,11 +109,7 @@ class TurnRequest:
             tokens=tokens,
             text=text,
             reasoning=reasoning,
-            priority=params.priority,
-            queue_timeout_s=params.queue_timeout_s,
-            timeout_s=params.timeout_s,
-            traceparent=params.traceparent,
-            queue_events=params.queue_events,
+            **{name: getattr(params, name) for name in w.StreamedParams.__struct_fields__},
         )
 
 

@@ -63,7 +63,7 @@ class TurnsUnderWay:
         self._turns = [turn for turn in self._turns if not turn[0].answered]
         self._turns.append((request, _current_caller()))
 
-    async def start_pull(self, prompt: TensorLike | None, timeout: float) -> PulledTurn:
+    async def start_pull(self, prompt: TensorLike | None, timeout: float | None) -> PulledTurn:
         """Set the input of a pulled turn, and return the turn."""
         await self.end_previous()
         context = self.attachment.live_context

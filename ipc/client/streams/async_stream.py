@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 
 from ..connection.inflight import InFlight
-from .closing import AsyncClosing
 from .texts import Piece
 from .turn import StreamedTurn, TurnSoFar
 
 
-class AsyncStream(TurnSoFar, AsyncClosing, AsyncIterator[str]):
+class AsyncStream(TurnSoFar, AsyncIterator[str], AbstractAsyncContextManager["AsyncStream"]):
     """The pieces of a turn's text, each a `Piece`. Reading the first piece sends the request.
 
     Leaving the loop early cancels the turn: at the end of an `async with` block, or when the stream
@@ -18,18 +18,13 @@ class AsyncStream(TurnSoFar, AsyncClosing, AsyncIterator[str]):
     """
 
     def __init__(self, turn: StreamedTurn):
-        self._turn = turn
+        self.turn = turn
         self._ended = False
-
-    @property
-    def turn(self) -> StreamedTurn:
-        """The streamed turn, for the synchronous stream."""
-        return self._turn
 
     async def __anext__(self) -> str:
         if self._ended:
             raise StopAsyncIteration
-        turn = self._turn
+        turn = self.turn
         request = turn.request
         try:
             if request is None:
@@ -56,7 +51,7 @@ class AsyncStream(TurnSoFar, AsyncClosing, AsyncIterator[str]):
 
     def _last_piece(self, request: InFlight) -> Piece:
         self._ended = True
-        piece = self._turn.read_end(request)
+        piece = self.turn.read_end(request)
         if not piece and not piece.reasoning:
             raise StopAsyncIteration
         return piece
@@ -64,10 +59,13 @@ class AsyncStream(TurnSoFar, AsyncClosing, AsyncIterator[str]):
     async def aclose(self) -> None:
         """Cancel the turn if it has not ended."""
         self._ended = True
-        await self._turn.abandon_and_wait()
+        await self.turn.abandon_and_wait()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
     def __del__(self) -> None:
-        request = self._turn.request
+        request = self.turn.request
         if request is not None and not request.answered:
             connection = request.connection
             connection.run_soon(lambda: connection.abandon_request(request))

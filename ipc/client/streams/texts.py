@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from ...messages import TurnResult
+from ....backends.errors import InferdError, error_from_wire
+from ...messages import AnswersResult, TurnResult
 
 
 class Piece(str):
@@ -22,9 +23,6 @@ class Piece(str):
         self.reasoning = reasoning
         return self
 
-    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
-        return str(self), self.reasoning
-
 
 class Reply(str):
     """A turn's whole text, with its `metadata` and its `reasoning`."""
@@ -33,14 +31,19 @@ class Reply(str):
     metadata: dict[str, Any]
     reasoning: str
 
-    def __new__(cls, text: str, metadata: dict[str, Any], reasoning: str = "") -> Self:
+    def __new__(
+        cls, text: str, metadata: dict[str, Any] | None = None, reasoning: str = ""
+    ) -> Self:
         """Make a reply from *text*."""
         self = super().__new__(cls, text)
-        self.metadata, self.reasoning = metadata, reasoning
+        self.metadata, self.reasoning = metadata or {}, reasoning
         return self
 
-    def __getnewargs__(self) -> tuple[str, dict[str, Any], str]:  # type: ignore[override]
-        return str(self), self.metadata, self.reasoning
+
+class Answer(Reply):
+    """One of several answers: its text so far, its `metadata`, and its `error` if it failed."""
+
+    error: InferdError | None = None
 
 
 class Rendered(str):
@@ -49,17 +52,30 @@ class Rendered(str):
     __slots__ = ("tokens",)
     tokens: int
 
-    def __new__(cls, text: str, tokens: int) -> Self:
+    def __new__(cls, text: str, tokens: int = 0) -> Self:
         """Make a prompt from *text*."""
         self = super().__new__(cls, text)
         self.tokens = tokens
         return self
 
-    def __getnewargs__(self) -> tuple[str, int]:  # type: ignore[override]
-        return str(self), self.tokens
-
 
 def reply_of(result: TurnResult) -> Reply:
     """Return the reply in a whole turn's result."""
-    text, reasoning = (part.decode(errors="replace") for part in (result.text, result.reasoning))
-    return Reply(text, result.metadata, reasoning)
+    return Reply(_decode(result.text), result.metadata, _decode(result.reasoning))
+
+
+def answers_of(result: AnswersResult) -> list[Answer]:
+    """Return the answers in the result of `answers`."""
+    return [_answer_of(fields) for fields in result.answers]
+
+
+def _answer_of(fields: dict[str, Any]) -> Answer:
+    text, reasoning = (_decode(fields.get(key, b"")) for key in ("text", "reasoning"))
+    answer = Answer(text, fields.get("metadata"), reasoning)
+    error = fields.get("error")
+    answer.error = error and error_from_wire(error)
+    return answer
+
+
+def _decode(data: bytes) -> str:
+    return bytes(data).decode(errors="replace")

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import anyio
 
 from ....backends.errors import InferdError
-from ...messages import CREDIT_DEFAULT
+from ...messages import CREDIT_DEFAULT, QueueEvent
+from ..caller import read_event
 from ..connection.inflight import InFlight, InFlightT
-from ..losses import is_loss, with_progress
-from ..retries import retrying
-from ..turn_settings import QueueCallback, queue_event
+from ..failures import is_loss, retrying, with_progress
+from ..turn_settings import QueueCallback
 from .texts import Piece
 
 SETTLE_S_MAX = 5.0
@@ -122,7 +122,7 @@ class StreamedTurn:
         An event with a place in the queue has no text and uses no credit.
         """
         if self._on_queue is not None and "waiting" in event:
-            self._on_queue(queue_event(event))
+            self._on_queue(read_event(event, QueueEvent))
             return Piece(""), 0
         self.probabilities += event.get("completion_probabilities", ())
         tokens, reasoning = event.get("tokens"), event.get("reasoning", b"")
@@ -179,24 +179,24 @@ class StreamedTurn:
 class TurnSoFar:
     """The part of a turn that its reader has received."""
 
-    _turn: StreamedTurn
+    turn: StreamedTurn
 
     @property
     def metadata(self) -> dict[str, Any]:
         """The metadata of the turn's end; empty before."""
-        return self._turn.metadata
+        return self.turn.metadata
 
     @property
     def tokens(self) -> list[int]:
         """The token ids so far."""
-        return self._turn.tokens
+        return self.turn.tokens
 
     @property
     def probabilities(self) -> list[dict[str, Any]]:
         """With `n-probs`, llama-server's `completion_probabilities` of the tokens so far."""
-        return self._turn.probabilities
+        return self.turn.probabilities
 
     @property
     def reasoning(self) -> str:
         """The reasoning so far; empty except with `reasoning-format`."""
-        return self._turn.reasoning.decode(errors="replace")
+        return self.turn.reasoning.decode(errors="replace")

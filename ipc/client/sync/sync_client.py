@@ -7,60 +7,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from threading import Lock
-from typing import Any, Self
+from typing import Self
 
 from ....backends.errors import ConnectionLost
-from ...handles import Context, Graph
 from ...messages import ServerHello
 from ..client import AsyncClient
-from ..sessions.session import AsyncSession
-from ..streams.closing import Closing
+from ..sessions.session import AsyncSession, SessionProperties
 from .loop_thread import LoopThread
 from .sync_streams import Pull, Stream
 from .wrappers import returning_sync_object, synchronous
 
 
-class Session:
+class Session(SessionProperties):
     """A conversation with a model, made by `Client.session`. See `AsyncSession`."""
 
     def __init__(self, thread: LoopThread, session: AsyncSession):
-        self.thread, self.asynchronous = thread, session
+        self.thread, self.asynchronous, self.turns = thread, session, session.turns
 
     def __repr__(self) -> str:
-        return f"<Session with {self.asynchronous.model}>"
-
-    @property
-    def model(self) -> str:
-        """The model's name."""
-        return self.asynchronous.model
-
-    @property
-    def session_id(self) -> str | None:
-        """The session's id, if it has one."""
-        return self.asynchronous.session_id
-
-    @property
-    def graph(self) -> Graph:
-        """The session's lease on the model, with the model's properties."""
-        return self.asynchronous.graph
-
-    @property
-    def context(self) -> Context:
-        """The execution context's handle, for the wasi-nn calls."""
-        return self.asynchronous.context
-
-    @property
-    def attached(self) -> bool:
-        """Whether the session existed before it was opened here, with its history."""
-        return self.asynchronous.attached
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """The metadata of the last turn that ended."""
-        return self.asynchronous.metadata
+        return f"<Session with {self.model}>"
 
     def __enter__(self) -> Self:
         self.thread.run_call(self.asynchronous.__aenter__)
@@ -92,7 +60,7 @@ class Session:
     cancel = synchronous(AsyncSession.cancel)
 
 
-class Client(Closing):
+class Client(AbstractContextManager["Client"]):
     """The synchronous client::
 
         with Client() as client, client.session("smollm2") as session:
@@ -170,6 +138,9 @@ class Client(Closing):
 
     def __enter__(self) -> Self:
         return self.open()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def path(self) -> Path:

@@ -6,25 +6,25 @@ The loop's reader task puts a stream's pieces into a queue, which credit bounds.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from ..connection.inflight import InFlightThread
 from ..sessions.pull import AsyncPull
 from ..streams.async_stream import AsyncStream
-from ..streams.closing import Closing
 from ..streams.texts import Piece
 from ..streams.turn import TurnSoFar
 from .loop_thread import LoopThread
 
 
-class Stream(TurnSoFar, Closing, Iterator[str]):
+class Stream(TurnSoFar, Iterator[str], AbstractContextManager["Stream"]):
     """The pieces of a turn's text, as in `AsyncStream`; one thread at a time may read them.
 
     Leaving the loop early cancels the turn at once.
     """
 
     def __init__(self, thread: LoopThread, stream: AsyncStream):
-        self._thread, self._stream, self._turn = thread, stream, stream.turn
+        self._thread, self._stream, self.turn = thread, stream, stream.turn
         self._request: InFlightThread | None = None
         self._begun = self._ended = False
 
@@ -47,38 +47,41 @@ class Stream(TurnSoFar, Closing, Iterator[str]):
         request = self._request
         if request is None:
             self._begun = True
-            request = self._thread.run_call(self._turn.send_request, InFlightThread)
+            request = self._thread.run_call(self.turn.send_request, InFlightThread)
             self._request = request
         event = request.pieces.get()
-        if event is None and self._turn.can_recover(request):
-            self._request = self._thread.run_call(self._turn.recover, InFlightThread, request)
+        if event is None and self.turn.can_recover(request):
+            self._request = self._thread.run_call(self.turn.recover, InFlightThread, request)
             return Piece("")
         if event is None:
             self._ended = True
-            return self._turn.read_end(request)
-        piece, grant = self._turn.read_event(event)
+            return self.turn.read_end(request)
+        piece, grant = self.turn.read_event(event)
         if grant:
             self._thread.run_soon(request.connection.grant_credit, request, grant)
         return piece
 
     def _abandon(self) -> None:
         self._ended = True
-        request = self._turn.request
+        request = self.turn.request
         if self._begun and not (request and request.answered):
-            self._thread.run_soon(self._turn.abandon)
+            self._thread.run_soon(self.turn.abandon)
 
     def close(self) -> None:
         """Cancel the turn if it has not ended, and wait for its end."""
         self._ended = True
-        request = self._turn.request
+        request = self.turn.request
         if request is not None and not request.answered and not self._thread.forked:
             self._thread.run_call(self._stream.aclose)
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __del__(self) -> None:
         self._abandon()
 
 
-class Pull(Closing, Iterator[str]):
+class Pull(Iterator[str], AbstractContextManager["Pull"]):
     """The pieces of a turn, each computed on demand, as in `AsyncPull`."""
 
     def __init__(self, thread: LoopThread, pull: AsyncPull):
@@ -102,6 +105,9 @@ class Pull(Closing, Iterator[str]):
         """End the turn if it has not ended."""
         if not self._thread.forked:
             self._thread.run_call(self._pull.aclose)
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __del__(self) -> None:
         self._thread.run_soon(self._pull.abandon)

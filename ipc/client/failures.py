@@ -1,4 +1,4 @@
-"""Retries of requests that the daemon refuses for now."""
+"""Failures of requests: retries of those refused for now, and turns that lost their connection."""
 
 from __future__ import annotations
 
@@ -7,10 +7,28 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
-from ...backends.errors import Busy, InferdError, ShuttingDown
+from ...backends.errors import Busy, ConnectionLost, InferdError, ShuttingDown, error_from_wire
 from .connection.inflight import InFlightT
 
 RETRY_S_MAX = 30.0
+PROGRESS_HINT = (
+    "`data` has the tokens and the text that were read; a session with an id continues after them"
+    " by resume(tokens, text), or by itself if it is opened with resume=True"
+)
+
+
+def is_loss(error: InferdError) -> bool:
+    """Return whether *error* means that a turn lost its connection or daemon."""
+    return isinstance(error, ConnectionLost | ShuttingDown)
+
+
+def with_progress(error: InferdError, tokens: list[int], text: str) -> InferdError:
+    """Return *error* with the tokens and the text that were read."""
+    fields = error.to_wire()
+    fields["message"] = f"{error.message}; {len(tokens)} tokens of the answer were read"
+    fields["hint"] = f"{error.hint}; {PROGRESS_HINT}"
+    fields["data"] = {**error.data, "tokens": list(tokens), "text": text}
+    return error_from_wire(fields)
 
 
 def retry_delay_s(error: InferdError, remaining_s: float) -> float | None:
@@ -37,8 +55,7 @@ async def retrying(attempt: Callable[[], Awaitable[InFlightT]], retries: int) ->
         try:
             await request.wait_begun()
         except BaseException:
-            if not request.answered:
-                request.connection.abandon_request(request)
+            request.connection.abandon_request(request)
             raise
         delay_s = None
         if request.error is not None and not request.begun:
