@@ -25,7 +25,7 @@ from ..ipc.messages import (
     ServerHello,
 )
 from ..ipc.server.server import Server
-from ..ipc.server.server_connection import Connection, Request
+from ..ipc.server.server_connection import Request, ServerConnection
 from ..sessions import (
     DAY_S,
     AdmissionBounds,
@@ -66,7 +66,7 @@ _RECORDING_S_MAX = 5.0
 class Graph:
     """A client's graph: a lease on a model, with parameters of its own."""
 
-    def __init__(self, handle: int, connection: Connection, lease: Lease):
+    def __init__(self, handle: int, connection: ServerConnection, lease: Lease):
         self.handle, self.connection, self.lease = handle, connection, lease
         self.options: dict[str, Any] = {}
         self.origins: dict[str, str] = {}
@@ -128,7 +128,7 @@ class Daemon:
         self.calls: CallTable = {}
         self._handles = 0
         self._build = build
-        self._unflushed: set[Connection] = set()
+        self._unflushed: set[ServerConnection] = set()
 
     def _memory_watch(self, machine: MachineMemory, pace: Pace | None) -> MemoryWatch:
         budget = self.registry.budget
@@ -193,7 +193,7 @@ class Daemon:
             ipc_log.debug("call.done", call=request.call, seconds=took)
         return result
 
-    def admit_connection(self, connection: Connection) -> None:
+    def admit_connection(self, connection: ServerConnection) -> None:
         """Check that a connection's user can be identified and has access.
 
         :raises PermissionDenied: the user cannot be identified, or has no access.
@@ -203,7 +203,7 @@ class Daemon:
         if logs.is_logged("ipc", "debug"):
             ipc_log.debug("connection.opened", **_peer(connection))
 
-    def connection_ended(self, connection: Connection) -> None:
+    def connection_ended(self, connection: ServerConnection) -> None:
         """Close a connection's sessions, graphs and leases."""
         self._unflushed.discard(connection)
         if logs.is_logged("ipc", "debug"):
@@ -214,7 +214,7 @@ class Daemon:
             graph.lease.close()
         self.access.remove_connection(connection)
 
-    def connection_refused(self, connection: Connection, error: InferdError) -> None:
+    def connection_refused(self, connection: ServerConnection, error: InferdError) -> None:
         """Count and log a connection that was refused."""
         self.counters.call_refused("connect", error)
         ipc_log.warning(
@@ -351,7 +351,7 @@ def _new_ledger(config: Config) -> Ledger:
     )
 
 
-def _peer(connection: Connection) -> dict[str, int]:
+def _peer(connection: ServerConnection) -> dict[str, int]:
     """Return the log fields of a connection."""
     peer = connection.peer
     return {"connection": connection.number, "uid": peer.uid, "pid": peer.pid}

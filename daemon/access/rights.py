@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...backends.errors import PermissionDenied
-from ...ipc.server.server_connection import Connection, Request
+from ...ipc.server.server_connection import Request, ServerConnection
 from ...scheduler import PRIORITIES
 from ...sessions import Quota, check_priority
 from ..config.access_settings import Right, Rule
@@ -63,9 +63,9 @@ class Access:
     def __init__(self, rules: Sequence[Rule], own: int | None = None):
         self._rules = tuple(rules)
         self._own = os.getuid() if own is None else own
-        self._open: dict[int, dict[Connection, Rights]] = {}
+        self._open: dict[int, dict[ServerConnection, Rights]] = {}
 
-    def add_connection(self, connection: Connection) -> None:
+    def add_connection(self, connection: ServerConnection) -> None:
         """Add a connection and determine its rights.
 
         :raises PermissionDenied: the user has no rights.
@@ -75,7 +75,7 @@ class Access:
         if not rights.allowed:
             raise PermissionDenied(f"user {connection.peer.uid} may do nothing here")
 
-    def remove_connection(self, connection: Connection) -> None:
+    def remove_connection(self, connection: ServerConnection) -> None:
         """Remove a connection that was closed."""
         connections = self._open.get(connection.peer.uid, {})
         connections.pop(connection, None)
@@ -89,11 +89,11 @@ class Access:
             for connection in connections:
                 connections[connection] = self._rights_by_rules(connection)
 
-    def _rights_by_rules(self, connection: Connection) -> Rights:
+    def _rights_by_rules(self, connection: ServerConnection) -> Rights:
         peer = connection.peer
         return rights_of(self._rules, peer.uid, {peer.gid, *peer.groups}, self._own)
 
-    def rights_of_connection(self, connection: Connection) -> Rights:
+    def rights_of_connection(self, connection: ServerConnection) -> Rights:
         """Return the rights of a connection's user."""
         known = self._open.get(connection.peer.uid, {}).get(connection)
         return self._rights_by_rules(connection) if known is None else known
@@ -118,7 +118,7 @@ class Access:
         if priority is not None:
             check_priority(rights.quota, priority)
 
-    def may_control_turns_of(self, connection: Connection, owner: int) -> bool:
+    def may_control_turns_of(self, connection: ServerConnection, owner: int) -> bool:
         """Return whether a connection may cancel or park the turns of the user *owner*: whether it
         is that user's, or has the rights `SEE_ALL` and `MANAGE`. Without `SEE_ALL` these turns do
         not exist for the connection.
@@ -135,7 +135,7 @@ class Access:
         return True
 
 
-def _denied(connection: Connection, right: Right, action: str) -> PermissionDenied:
+def _denied(connection: ServerConnection, right: Right, action: str) -> PermissionDenied:
     return PermissionDenied(
         f"user {connection.peer.uid} may not {action}",
         hint=f"the daemon's operator can allow it: allow = ['{right}'] in [access.NAME]",

@@ -18,7 +18,7 @@ from ...backends.errors import ConnectionLost, InvalidArgument, ProtocolError
 from .. import messages as w
 from ..paths import client_socket_path
 from .connection.connecting import hold_connection, own_group
-from .connection.connection import Connection
+from .connection.connection import ClientConnection
 from .connection.inflight import InFlight
 from .failures import retrying
 
@@ -58,7 +58,7 @@ class AsyncCaller:
         """The daemon's socket."""
         self._timeout, self._connect_timeout = timeout, connect_timeout
         self._software = software or "inferd python client"
-        self._connection: Connection | None = None
+        self._connection: ClientConnection | None = None
         self._group: anyio.abc.TaskGroup | None = None
         self._connecting = anyio.Lock()
         self._stack = AsyncExitStack()
@@ -67,7 +67,7 @@ class AsyncCaller:
         return f"<{type(self).__name__} of {self.path}>"
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> ClientConnection:
         """The connection that carries the calls.
 
         :raises ConnectionLost: the client is not open.
@@ -96,11 +96,11 @@ class AsyncCaller:
         self._group = group
         return self
 
-    async def _connect(self, group: anyio.abc.TaskGroup) -> Connection:
+    async def _connect(self, group: anyio.abc.TaskGroup) -> ClientConnection:
         connection = await group.start(
             hold_connection, str(self.path), self._software, self._connect_timeout
         )
-        assert isinstance(connection, Connection)
+        assert isinstance(connection, ClientConnection)
         return connection
 
     async def reconnect(self) -> None:

@@ -1,7 +1,7 @@
 """The server of the protocol: accepting connections, reading requests, running and answering them.
 
 A `Handler` runs the calls; this module knows nothing of sessions and models. Everything runs on
-one event loop. Its reader task owns a `Connection`; any task on the loop may send over it.
+one event loop. Its reader task owns a `ServerConnection`; any task on the loop may send over it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ...backends.params import nearest
 from ...wire.frames import FrameReader, check_nesting
 from ..messages import CALLS, CREDIT_MAX, PROTOCOL_VERSION, ClientHello, Kind, ServerHello
 from ..peer import peer_of
-from .server_connection import Connection, Request
+from .server_connection import Request, ServerConnection
 
 HELLO_TIMEOUT_S = 10.0
 ACCEPT_PAUSE_S = 0.1
@@ -54,16 +54,16 @@ class Handler(Protocol):
         :raises InferdError: the error to send as the answer.
         """
 
-    def admit_connection(self, connection: Connection) -> None:
+    def admit_connection(self, connection: ServerConnection) -> None:
         """Check that a new connection may be served.
 
         :raises InferdError: the error to send before the connection is closed.
         """
 
-    def connection_ended(self, connection: Connection) -> None:
+    def connection_ended(self, connection: ServerConnection) -> None:
         """Free a closed connection's resources; its requests are already cancelled."""
 
-    def connection_refused(self, connection: Connection, error: InferdError) -> None:
+    def connection_refused(self, connection: ServerConnection, error: InferdError) -> None:
         """Log that a connection was closed because of *error*."""
 
     def accept_failed(self, error: OSError) -> None:
@@ -77,7 +77,7 @@ class Server:
     """Serves connections on a listening socket."""
 
     def __init__(self, handler: Handler, *, connections_max: int = 256, requests_max: int = 256):
-        self.connections: set[Connection] = set()
+        self.connections: set[ServerConnection] = set()
         self._handler = handler
         self.connections_max = connections_max
         self._requests_max = requests_max
@@ -116,7 +116,7 @@ class Server:
             group.start_soon(self._serve_one, sock)
 
     async def _serve_one(self, sock: socket.socket) -> None:
-        connection = Connection(sock, peer_of(sock), self._requests_max)
+        connection = ServerConnection(sock, peer_of(sock), self._requests_max)
         self._accepted += 1
         connection.number = self._accepted
         self.connections.add(connection)
@@ -156,11 +156,11 @@ class Server:
                 data={"connections_max": self.connections_max, "retry_after_s": 1.0},
             )
 
-    def _send_goodbye(self, connection: Connection, error: InferdError) -> None:
+    def _send_goodbye(self, connection: ServerConnection, error: InferdError) -> None:
         connection.send([Kind.GOODBYE, error.to_wire()])
         self._handler.connection_refused(connection, error)
 
-    async def _read(self, connection: Connection, group: anyio.abc.TaskGroup) -> None:
+    async def _read(self, connection: ServerConnection, group: anyio.abc.TaskGroup) -> None:
         frames, greeted = FrameReader(), False
 
         def handle_data(data: bytes) -> None:
@@ -179,7 +179,7 @@ class Server:
             raise ProtocolError(f"no hello within {HELLO_TIMEOUT_S:g} s")
 
     def _handle_frame(
-        self, connection: Connection, frame: bytes, group: anyio.abc.TaskGroup
+        self, connection: ServerConnection, frame: bytes, group: anyio.abc.TaskGroup
     ) -> None:
         """Handle a frame of a connection that has sent its hello.
 
@@ -196,7 +196,7 @@ class Server:
             raise ProtocolError(f"a frame of kind {kind} with {len(items)} items")
 
     def _start_request(
-        self, connection: Connection, items: list[msgspec.Raw], group: anyio.abc.TaskGroup
+        self, connection: ServerConnection, items: list[msgspec.Raw], group: anyio.abc.TaskGroup
     ) -> None:
         number = _decode_integer(items[1])
         if number in connection.requests:
@@ -260,7 +260,7 @@ def _decode_integer(raw: msgspec.Raw) -> int:
         raise ProtocolError(f"a frame lacks an integer where one is required: {exc}") from None
 
 
-def _read_hello(connection: Connection, frame: bytes) -> None:
+def _read_hello(connection: ServerConnection, frame: bytes) -> None:
     """Read the client's hello.
 
     :raises VersionMismatch: the client speaks another major version.
@@ -281,7 +281,7 @@ def _read_hello(connection: Connection, frame: bytes) -> None:
     connection.software = hello.software[:200]
 
 
-def _decode_request(connection: Connection, number: int, items: list[msgspec.Raw]) -> Request:
+def _decode_request(connection: ServerConnection, number: int, items: list[msgspec.Raw]) -> Request:
     try:
         call = _name.decode(items[2])
         if call not in _params:

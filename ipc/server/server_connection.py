@@ -28,7 +28,7 @@ _TRUNCATED = int(socket.MSG_CTRUNC)  # an enum's `&` takes as long as the read
 class Request:
     """A call under way; `on_credit` is called with the credit that the client grants."""
 
-    def __init__(self, connection: Connection, number: int, call: str, params: Any):
+    def __init__(self, connection: ServerConnection, number: int, call: str, params: Any):
         self.connection, self.number, self.call, self.params = connection, number, call, params
         self.uid = connection.peer.uid
         self.scope = anyio.CancelScope()
@@ -44,11 +44,11 @@ class Request:
             os.close(self.descriptors.pop())
 
     def emit(self, event: Any, *, flush: bool = True) -> None:
-        """Send an event before the reply; without *flush* the next `Connection.flush` sends it."""
+        """Send an event before the reply; without *flush*, the next flush sends it."""
         self.connection.send([_EVENT, self.number, event], flush=flush)
 
 
-class Connection:
+class ServerConnection:
     """A client's connection, owned by the daemon's asyncio loop."""
 
     def __init__(self, sock: socket.socket, peer: Peer, requests_max: int):
@@ -68,7 +68,7 @@ class Connection:
         self._writing = self._paused = False
 
     def __repr__(self) -> str:
-        return f"<Connection of uid {self.peer.uid} [{len(self.requests)} requests]>"
+        return f"<ServerConnection of uid {self.peer.uid} [{len(self.requests)} requests]>"
 
     def send(self, message: Any, *, flush: bool = True) -> None:
         """Send a message; buffer the rest where the socket is full."""

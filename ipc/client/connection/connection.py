@@ -46,7 +46,7 @@ _OUTBOX_BYTES_MAX = 16 << 20
 _decode = msgspec.msgpack.Decoder(list[Any]).decode
 
 
-class Connection:
+class ClientConnection:
     """A connection to the daemon; all methods except `run_soon` run on its loop."""
 
     def __init__(self, sock: socket.socket, path: str):
@@ -73,7 +73,7 @@ class Connection:
         self._tick_at = 0.0
 
     def __repr__(self) -> str:
-        return f"<Connection to {self.path} [{len(self._in_flight)} requests in flight]>"
+        return f"<ClientConnection to {self.path} [{len(self._in_flight)} requests in flight]>"
 
     @property
     def lost(self) -> bool:

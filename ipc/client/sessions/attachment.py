@@ -22,7 +22,7 @@ from ....backends.errors import (
 from ...handles import Context, Graph
 from ...payloads import Config, Priority, json_text
 from ..caller import CLOSE_S_MAX
-from ..connection.connection import Connection
+from ..connection.connection import ClientConnection
 from ..failures import is_loss
 from ..operations import AsyncOperations
 from ..wasi_calls import ProgressCallback
@@ -70,7 +70,7 @@ class Attachment:
         self.settings = settings
         self.graph: Graph | None = None
         self.context: Context | None = None
-        self.connection: Connection | None = None
+        self.connection: ClientConnection | None = None
         self.has_history = False
         self._client = client
         self._leases = False
@@ -184,7 +184,7 @@ class Attachment:
             )
         await self._initialize()
 
-    async def _renew(self, lost: Connection, until: float) -> None:
+    async def _renew(self, lost: ClientConnection, until: float) -> None:
         """Attach over a new connection after *lost* has ended; retry *until* then.
 
         :raises InferdError: the error of the last attempt.

@@ -11,7 +11,7 @@ import anyio
 from ... import messages as w
 from ...handles import Context
 from ...payloads import TensorLike
-from ..connection.connection import Connection
+from ..connection.connection import ClientConnection
 from ..connection.inflight import InFlight
 from ..operations import AsyncOperations
 from ..streams.turn import SETTLE_S_MAX
@@ -32,7 +32,7 @@ class PulledTurn:
 
     __slots__ = ("abandoned", "caller", "connection", "context", "ended")
 
-    def __init__(self, connection: Connection, context: Context, caller: int):
+    def __init__(self, connection: ClientConnection, context: Context, caller: int):
         self.connection, self.context, self.caller = connection, context, caller
         self.abandoned = self.ended = False
 

@@ -14,7 +14,7 @@ from inferd.backends.errors import Cancelled, InvalidArgument, PermissionDenied
 from inferd.daemon.access.rights import Access
 from inferd.daemon.cli.monitoring.top.screen import Top
 from inferd.daemon.config.access_settings import Right, Rule
-from inferd.ipc.server.server_connection import Connection
+from inferd.ipc.server.server_connection import ServerConnection
 from inferd.testing import RunningDaemon
 from tests.daemon.cli.test_top_screen import shown, states, until
 from tests.daemon.command_line import document, inferd
@@ -86,9 +86,9 @@ def test_without_rules_root_and_the_daemons_user_are_operators_and_others_are_no
         assert access.may_control_turns_of(connection_of(uid), ADA) is reaches
 
 
-def connection_of(uid: int) -> Connection:
+def connection_of(uid: int) -> ServerConnection:
     stranger: Any = Stranger(uid)
-    connection: Connection = stranger
+    connection: ServerConnection = stranger
     return connection
 
 

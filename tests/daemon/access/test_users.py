@@ -15,7 +15,7 @@ from inferd.backends.errors import InferdError, PermissionDenied
 from inferd.daemon.users import Users
 from inferd.ipc.messages import PROTOCOL_VERSION, Limits, ServerHello
 from inferd.ipc.server.server import Server
-from inferd.ipc.server.server_connection import Connection, Request
+from inferd.ipc.server.server_connection import Request, ServerConnection
 from inferd.testing import running_daemon
 from tests.raw import RawClient
 
@@ -79,16 +79,16 @@ class OnlyItsOwn:
             protocol=PROTOCOL_VERSION, software="x", instance=1, limits=Limits(*range(7))
         )
 
-    def admit_connection(self, connection: Connection) -> None:
+    def admit_connection(self, connection: ServerConnection) -> None:
         self.users.check(connection.peer.uid)
 
     async def run_call(self, request: Request) -> Any:
         raise AssertionError("a refused connection has no calls")
 
-    def connection_ended(self, connection: Connection) -> None:
+    def connection_ended(self, connection: ServerConnection) -> None:
         pass
 
-    def connection_refused(self, connection: Connection, error: InferdError) -> None:
+    def connection_refused(self, connection: ServerConnection, error: InferdError) -> None:
         self.causes.append(error)
 
     def accept_failed(self, error: OSError) -> None:

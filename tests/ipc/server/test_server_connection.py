@@ -14,7 +14,7 @@ from anyio.lowlevel import checkpoint
 from inferd.backends.errors import ProtocolError
 from inferd.ipc.peer import peer_of
 from inferd.ipc.server import server_connection
-from inferd.ipc.server.server_connection import OUTBOX_PAUSE_BYTES, Connection
+from inferd.ipc.server.server_connection import OUTBOX_PAUSE_BYTES, ServerConnection
 
 pytestmark = pytest.mark.asyncio
 MUCH = b"x" * (2 * OUTBOX_PAUSE_BYTES)
@@ -23,7 +23,7 @@ MUCH = b"x" * (2 * OUTBOX_PAUSE_BYTES)
 class Reader:
     """Reads from a connection in a task; records the data, and sets events."""
 
-    def __init__(self, connection: Connection):
+    def __init__(self, connection: ServerConnection):
         self.received: list[bytes] = []
         self.data_received, self.ended = anyio.Event(), anyio.Event()
         self._connection = connection
@@ -38,17 +38,17 @@ class Reader:
 
 
 @asynccontextmanager
-async def pair() -> AsyncIterator[tuple[Connection, socket.socket]]:
+async def pair() -> AsyncIterator[tuple[ServerConnection, socket.socket]]:
     ours, client = socket.socketpair()
     ours.setblocking(False)
-    connection = Connection(ours, peer_of(ours), requests_max=8)
+    connection = ServerConnection(ours, peer_of(ours), requests_max=8)
     with client, anyio.fail_after(10):
         yield connection, client
         connection.close()
 
 
 @asynccontextmanager
-async def reading() -> AsyncIterator[tuple[Connection, socket.socket, Reader]]:
+async def reading() -> AsyncIterator[tuple[ServerConnection, socket.socket, Reader]]:
     async with pair() as (connection, client), anyio.create_task_group() as group:
         reader = Reader(connection)
         group.start_soon(reader.read_until_end)
