@@ -119,6 +119,7 @@ class Task:
         before = spec.resume_point or ResumePoint()
         now -= before.age_s
         conditions = TurnConditions.from_params(spec.stopping)
+        texts = (conditions.text, conditions.sentences) if conditions is not None else ()
         return cls(
             spec=spec,
             arrival=arrival,
@@ -126,7 +127,7 @@ class Task:
             arrived_at=now,
             tokens=tokens,
             prompt_size=len(tokens) + before.dropped - before.output_tokens,
-            text=_text_assembler(spec, conditions),
+            text=TextAssembler(spec.stop, spec.reverse_prompt, *texts),
             conditions=conditions,
             scope=scope,
             session=session if spec.session else "",
@@ -189,10 +190,6 @@ class Task:
         """The time since which it reports nothing: its reader is away, or a sentence is judged."""
         return self.checking_since if self.reader_away_since is None else self.reader_away_since
 
-    @unread_since.setter
-    def unread_since(self, moment: float | None) -> None:
-        self.reader_away_since = moment
-
     @property
     def wants_token(self) -> bool:
         """Whether the reader takes another token now."""
@@ -240,12 +237,6 @@ class Task:
             shifts=self.shifts,
             shifted=self.shifted,
         )
-
-
-def _text_assembler(spec: TaskSpec, conditions: TurnConditions | None) -> TextAssembler:
-    if conditions is None:
-        return TextAssembler(spec.stop, spec.reverse_prompt)
-    return TextAssembler(spec.stop, spec.reverse_prompt, conditions.text, conditions.sentences)
 
 
 def _moment(start: float, seconds: float | None) -> float | None:

@@ -54,25 +54,16 @@ class EmbeddingQueue:
         self._context_used = False
         """The embedding context was created, by its first use."""
 
-    @property
-    def has_work(self) -> bool:
-        """Whether there are texts."""
-        return bool(self.waiting or self.running)
-
-    def add_text(self, task: Task) -> None:
-        """Queue a text that was checked."""
-        self.waiting.append(task)
-
     def assign_slots(self, order: Order, clock: int, now: float) -> list[m.Report]:
         """Drop and admit texts as planned; return the reports of their new states."""
         if not self.waiting:
             return []
         plan = plan_texts(self.waiting, self.running, order, self._info)
-        for task in plan.drop:
+        for task in plan.park:
             self._drop(task, clock)
         for task in plan.start:
             self._start_text(task, clock, now)
-        return [m.StateChanged(t.spec.id, t.state.value) for t in (*plan.drop, *plan.start)]
+        return [m.StateChanged(t.spec.id, t.state.value) for t in (*plan.park, *plan.start)]
 
     def _start_text(self, task: Task, clock: int, now: float) -> None:
         self.waiting.remove(task)
@@ -114,8 +105,8 @@ class EmbeddingQueue:
         if not highest or any(order.effective(t) >= highest for t in decoding):
             own = generation.predict(StepLoad.of_chunks([(t.computed, 1) for t in decoding]))
             seconds = max(self._settings.step_s_target - own, own / 2)
-        least = self._settings.prompt_tokens_min
-        return plan_text_tokens(self.running, order, self._info, self.cost, seconds, least)
+        tokens_min = self._settings.prompt_tokens_min
+        return plan_text_tokens(self.running, order, self._info, self.cost, seconds, tokens_min)
 
     def compute_step(self, batch: Sequence[ScheduledTokens]) -> list[tuple[Task, m.Embedded]]:
         """Compute a step, and return the texts that it completes, with their vectors.

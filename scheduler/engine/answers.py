@@ -40,7 +40,7 @@ class Answers:
             elif task.wants_token:
                 self._sample_token(task)
             elif task.unread_since is None:
-                task.unread_since = now
+                task.reader_away_since = now
 
     def _sample_token(self, task: Task) -> None:
         last = len(task.tokens) + 1 >= task.ctx_size and not self._may_shift(task)
@@ -60,7 +60,7 @@ class Answers:
         elif task.credit > 0:
             task.credit -= 1
         if not task.wants_token:
-            task.unread_since = self._clock.now
+            task.reader_away_since = self._clock.now
 
     def _continue_task(self, task: Task, ending: Ending | None) -> None:
         """Have a completed sentence judged (`stop-similarity`), or else end a task that has met an

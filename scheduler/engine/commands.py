@@ -83,10 +83,10 @@ class CommandHandler:
             case m.Credit(events=events):
                 if task.credit >= 0:
                     task.credit = min(task.credit + events, self._tasks.settings.credit_max)
-                    task.unread_since = None
+                    task.reader_away_since = None
             case m.PullToken():
                 task.tokens_requested += 1
-                task.unread_since = None
+                task.reader_away_since = None
             case m.Verdict():
                 self._answers.apply_verdict(task, command)
             case m.Adjust():

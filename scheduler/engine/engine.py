@@ -95,7 +95,8 @@ class Engine:
     def end_iteration(self) -> None:
         """Do the work that no client waits for, while the reports are being sent."""
         self._steps.learn_step()
-        if self.clock.now >= self.clock.busy_at + IDLE_SAVE_S and self._is_idle():
+        busy = self._tokenizing.busy or self._waits_for_batch(self.clock.now)
+        if self.clock.now >= self.clock.busy_at + IDLE_SAVE_S and not (busy or self._can_compute()):
             self.kv.idle.save_ahead()
         self.kv.spill()
         self.recorder.record_activity(ActivityKind.IDLE)
@@ -121,16 +122,12 @@ class Engine:
             ends.append(self.clock.busy_at + IDLE_SAVE_S)
         return max(0.0, min(ends) - now) if ends else None
 
-    def _is_idle(self) -> bool:
-        """Return whether no client waits for any work."""
-        return not (
-            self._tokenizing.busy or self._waits_for_batch(self.clock.now) or self._can_compute()
-        )
-
     def _can_compute(self) -> bool:
         """Return whether an iteration without commands would compute something."""
-        if self.tasks.embeddings.has_work or any(
-            t.has_work or (t.has_logits and t.wants_token) for t in self.slots.tasks
+        if (
+            self.tasks.embeddings.waiting
+            or self.tasks.embeddings.running
+            or any(t.has_work or (t.has_logits and t.wants_token) for t in self.slots.tasks)
         ):
             return True
         return bool(self.slots.idle) and any(

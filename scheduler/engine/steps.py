@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from ...backends import Chunk, InferdError, Model
 from ...backends.errors import BackendError, KvFull
@@ -17,15 +16,6 @@ from .answers import Answers
 from .metrics import EngineMetrics
 from .slot_assignment import SlotAssignment
 from .task_table import TaskTable
-
-
-class _ComputedStep(NamedTuple):
-    """A step from which nothing was learned yet; *holders* have a slot."""
-
-    batch: list[ScheduledTokens]
-    chunks: list[Chunk]
-    seconds: float
-    holders: list[Task]
 
 
 class Steps:
@@ -52,7 +42,8 @@ class Steps:
         self._quantum = AdapterQuantum()
         self._embedded = False
         """The last step was one of embeddings."""
-        self._computed: _ComputedStep | None = None
+        self._unlearned: tuple[list[ScheduledTokens], list[Chunk], float, list[Task]] | None = None
+        """The batch, chunks and seconds of the last step, and the tasks that had slots or texts."""
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -103,7 +94,7 @@ class Steps:
         for part in batch:
             self._clock.tokens += part.count
             self._metrics.counts["embedded"] += part.count
-            self._tasks.owners.add_tokens(part.task.spec.owner, part.count)
+            self._tasks.owners.served[part.task.spec.owner] += part.count
         self._age_others(batch, [*self._embeddings.running, *passed_over])
         for task, embedded in done:
             self._tasks.finish_embedding(task, embedded)
@@ -128,8 +119,7 @@ class Steps:
             self._fail_step(batch, exc)
             return
         seconds = self._end_step(started)
-        holders = [*self._slots.tasks, *passed_over]
-        self._computed = _ComputedStep(batch, chunks, seconds, holders)
+        self._unlearned = batch, chunks, seconds, [*self._slots.tasks, *passed_over]
         for part in batch:
             self._count_tokens(part)
         now = self._clock.now
@@ -149,16 +139,16 @@ class Steps:
 
     def learn_step(self) -> None:
         """Learn the cost of the last step, and age the tasks that had no token in it."""
-        if self._computed is None:
+        if self._unlearned is None:
             return
-        batch, chunks, seconds, holders = self._computed
-        self._computed = None
+        batch, chunks, seconds, candidates = self._unlearned
+        self._unlearned = None
         load = StepLoad.of_chunks([(chunk.position, len(chunk.tokens)) for chunk in chunks])
         self._cost.learn_step(load, seconds)
         self._quantum = self._quantum.with_tokens(load.tokens)
         decodes = load.tokens == len(batch) or any(part.count == 1 for part in batch)
         self._metrics.page.count_step(load.tokens, len(batch), seconds, decodes=decodes)
-        self._age_others(batch, holders)
+        self._age_others(batch, candidates)
 
     def _plan_tokens(self) -> list[ScheduledTokens]:
         order, settings = self._tasks.order(), self._tasks.settings
@@ -182,16 +172,16 @@ class Steps:
         task.has_logits = task.pending == 0
         self._clock.tokens += part.count
         counts["batch_tokens"] += part.count
-        self._tasks.owners.add_tokens(task.spec.owner, part.count)
+        self._tasks.owners.served[task.spec.owner] += part.count
         if task.computed in task.checkpoints:
             task.checkpoints.discard(task.computed)
             self._tasks.kv.task_states.save_checkpoint(task)
 
-    def _age_others(self, batch: Sequence[ScheduledTokens], holders: Sequence[Task]) -> None:
-        """Age the *holders* that had no token in this step, like tasks without a slot."""
+    def _age_others(self, batch: Sequence[ScheduledTokens], candidates: Sequence[Task]) -> None:
+        """Age the *candidates* that had no token in this step, like tasks without a slot."""
         served = {id(p.task) for p in batch}
         computed = sum(p.count for p in batch)
-        for task in holders:
+        for task in candidates:
             if task.has_work and id(task) not in served:
                 task.age += computed
 

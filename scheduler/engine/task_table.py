@@ -8,7 +8,7 @@ from ...backends import InferdError, Model
 from .. import messages as m
 from ..embeddings.inputs import EmbeddingQueue
 from ..kv.manager import KvManager
-from ..output.stopping.ending import EMBEDDED, TIME, Ending
+from ..output.stopping.ending import EMBEDDED, Ending
 from ..policy.plan import Order, OwnerClock
 from ..policy.prefix_sharing import Leaders, prefix_hash_of
 from ..policy.queue_view import QueueView
@@ -16,7 +16,7 @@ from ..policy.wait_estimate import TurnEstimator
 from ..recording.reporter import Reporter
 from ..settings import EngineSettings
 from ..task import Task, TaskState
-from .deadlines import deadlines, expired_bound, expired_timeout
+from .deadlines import deadlines, expired_bound
 
 
 class EngineClock:
@@ -44,12 +44,7 @@ class TaskTable:
         self.embeddings = EmbeddingQueue(model, settings)
         self.queue: list[Task] = []
         self.owners = OwnerClock()
-        self.leaders = Leaders(
-            model.info.memory,
-            settings.shared_prefix_tokens_min,
-            lambda origin, tokens: kv.search.find_source(origin, tokens).keep,
-            lambda: kv.search.changes,
-        )
+        self.leaders = Leaders(kv.search, model.info.memory, settings.shared_prefix_tokens_min)
         self._ctx_size = model.info.ctx_size
         self._estimator = TurnEstimator()
         self._by_id: dict[int, Task] = {}
@@ -86,7 +81,7 @@ class TaskTable:
         self._by_id[task.spec.id] = task
         self.reporter.log_queued(task)
         if task.spec.embed is not None:
-            self.embeddings.add_text(task)
+            self.embeddings.waiting.append(task)
             return
         self.queue.append(task)
         task.prefix_hash = prefix_hash_of(task, self.settings.shared_prefix_tokens_min)
@@ -133,11 +128,11 @@ class TaskTable:
     def expire_tasks(self) -> None:
         """End the tasks whose time is up."""
         for task in list(self):
-            error = expired_timeout(task, self.settings, self.clock.now)
-            if error is not None:
-                self.fail_task(task, error)
-            elif (bound := expired_bound(task, self.clock.now)) is not None:
-                self.finish_task(task, Ending(TIME, bound))
+            expired = expired_bound(task, self.settings, self.clock.now)
+            if isinstance(expired, Ending):
+                self.finish_task(task, expired)
+            elif expired is not None:
+                self.fail_task(task, expired)
 
     def deadlines(self) -> Iterator[float]:
         """Yield the future moments at which a task needs attention."""

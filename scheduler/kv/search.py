@@ -9,7 +9,7 @@ from ...backends import Model
 from ..prefix import common_prefix
 from .origin import Origin
 from .slots import Slot, SlotTable
-from .store import KvStore, SavedState
+from .store import KvStore, SavedState, usable
 
 COPY_TOKENS_MIN = 16
 """A running task's state is copied if that saves this many tokens more than another source."""
@@ -48,9 +48,10 @@ class StateSearch:
         """Return the source of most of *tokens*; among equals a slot, which need not be copied."""
         best = KvSource()
         for slot in self._slots.idle:
-            keep = self._usable(slot, origin, tokens, best.keep)
-            if keep > best.keep:
-                best = KvSource(keep, slot=slot)
+            if slot.origin.serves(origin):
+                keep = usable(slot.tokens, tokens, "plain", best.keep)
+                if keep == len(slot.tokens) or keep >= self._model.trim_min(slot.index):
+                    best = KvSource(keep, slot=slot) if keep else best
         saved, keep = self._store.find_state(origin, tokens, best.keep)
         if saved is not None:
             best = KvSource(keep, saved=saved)
@@ -58,32 +59,16 @@ class StateSearch:
             best = self._find_running(origin, tokens, best)
         return best
 
-    def _usable(self, slot: Slot, origin: Origin, tokens: array[int], more_than: int) -> int:
-        """Return how many of *tokens* an idle slot saves, given what the model can trim."""
-        size, most = len(slot.tokens), len(tokens) - 1
-        if min(size, most) <= more_than or slot.tokens[more_than] != tokens[more_than]:
-            return 0
-        if not slot.origin.serves(origin):
-            return 0
-        shared = common_prefix(slot.tokens, tokens)
-        keep = min(shared, most)
-        if keep < size and keep < self._model.trim_min(slot.index):
-            return 0
-        return keep
-
     def _find_running(self, origin: Origin, tokens: array[int], best: KvSource) -> KvSource:
         """Return a running task's slot if it saves enough more than *best* to copy it."""
-        for slot in self._slots:
-            task = slot.task
+        for task in self._slots.tasks:
             at = best.keep + COPY_TOKENS_MIN
-            if task is None or task.computed <= at or task.shift_pending or len(tokens) - 1 <= at:
+            if min(task.computed, len(tokens) - 1) <= at or task.tokens[at] != tokens[at]:
                 continue
-            if task.tokens[at] != tokens[at] or not task.origin.serves(origin):
-                continue
-            done = array("i", task.tokens[: task.computed])
-            keep = min(common_prefix(done, tokens), len(tokens) - 1)
-            if keep > at:
-                best = KvSource(keep, slot=slot)
+            if task.origin.serves(origin) and not task.shift_pending:
+                done = array("i", task.tokens[: task.computed])
+                keep = usable(done, tokens, "plain", at)
+                best = KvSource(keep, slot=self._slots.slots[task.slot]) if keep else best
         return best
 
     def shared_prefix(self, origin: Origin, tokens: array[int]) -> int:

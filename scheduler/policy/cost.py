@@ -65,10 +65,6 @@ class StepCost:
         self._by_threads: dict[int, tuple[_Three, _Six]] = {}
         """Coefficients and covariances for other numbers of threads."""
 
-    def __repr__(self) -> str:
-        a, b, c = (1000 * value for value in self._theta)
-        return f"<StepCost [{a:.2f} ms + {b:.3f} ms/token + {1000 * c:.3f} µs/token²]>"
-
     @property
     def known(self) -> bool:
         """Whether a step was learned yet."""

@@ -6,20 +6,11 @@ The functions are pure, as in `plan`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ...backends import EmbedInfo
 from ..task import Task
 from .cost import StepCost
-from .plan import FIRST_STEP_TOKENS, Order, ScheduledTokens, StepBudget
-
-
-@dataclass(frozen=True, slots=True)
-class TextPlan:
-    """First drop, then admit. A dropped text is computed again from its start."""
-
-    drop: tuple[Task, ...] = ()
-    start: tuple[Task, ...] = ()
+from .plan import FIRST_STEP_TOKENS, Order, ScheduledTokens, SlotPlan, StepBudget
 
 
 def embeds_next(
@@ -41,13 +32,12 @@ def embeds_next(
 
 def plan_texts(
     waiting: Sequence[Task], running: Sequence[Task], order: Order, info: EmbedInfo
-) -> TextPlan:
+) -> SlotPlan:
     """Decide which texts are started: in the order of the queue, and none before a text that does
-    not fit. A text whose own class is above the effective class of started ones has these dropped,
-    the last of them first.
+    not fit. A text parks those of an effective class below its own class, the last of them first.
     """
     running = list(running)
-    drop: list[Task] = []
+    park: list[Task] = []
     start: list[Task] = []
     for task in sorted(waiting, key=order.key):
         lower = [t for t in running if order.effective(t) < task.spec.priority]
@@ -57,10 +47,10 @@ def plan_texts(
             last = max(lower, key=order.key)
             lower.remove(last)
             running.remove(last)
-            drop.append(last)
+            park.append(last)
         running.append(task)
         start.append(task)
-    return TextPlan(tuple(drop), tuple(start))
+    return SlotPlan(tuple(park), tuple(start))
 
 
 def _fits(task: Task, running: Sequence[Task], info: EmbedInfo) -> bool:
@@ -74,17 +64,16 @@ def plan_text_tokens(
     info: EmbedInfo,
     cost: StepCost,
     seconds: float,
-    least: int,
+    tokens_min: int,
 ) -> list[ScheduledTokens]:
     """Return the tokens of the next step of embeddings, in ascending slots.
 
-    They fit into *seconds*, but are *least* in any case. Texts come in the order of the queue. If
+    They fit into *seconds*, but are at least *tokens_min*. Texts come in the order of the queue. If
     the model needs texts *whole*, the step has as many as fit.
     """
-    step = StepBudget([], cost)
-    step.seconds, step.tokens_left, step.tokens_min = seconds, info.batch_tokens_max, least
-    if not (cost.known or info.whole):
-        step.tokens_left = min(step.tokens_left, FIRST_STEP_TOKENS)
+    left = info.batch_tokens_max
+    left = left if cost.known or info.whole else min(left, FIRST_STEP_TOKENS)
+    step = StepBudget([], cost, left, tokens_min, seconds)
     counts: dict[int, int] = {}
     for task in sorted(running, key=order.key):
         if not info.whole:

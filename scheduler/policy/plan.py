@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -60,26 +61,18 @@ class OwnerClock:
     OWNERS_MAX = 4096
 
     def __init__(self) -> None:
-        self._served: dict[int, int] = {}
-
-    def served(self, owner: int) -> int:
-        """Return the tokens computed for *owner*."""
-        return self._served.get(owner, 0)
+        self.served: Counter[int] = Counter()
 
     def add_owner(self, owner: int, active: Iterable[int]) -> None:
         """Register a task of *owner*, while *active* owners have tasks."""
         owners = set(active)
         if owner in owners:
             return
-        floor = min((self.served(o) for o in owners), default=0)
-        self._served[owner] = max(self.served(owner), floor)
-        if len(self._served) > self.OWNERS_MAX:
+        floor = min((self.served[o] for o in owners), default=0)
+        self.served[owner] = max(self.served[owner], floor)
+        if len(self.served) > self.OWNERS_MAX:
             owners.add(owner)
-            self._served = {o: n for o, n in self._served.items() if o in owners}
-
-    def add_tokens(self, owner: int, tokens: int) -> None:
-        """Count *tokens* computed for *owner*."""
-        self._served[owner] = self.served(owner) + tokens
+            self.served = Counter({o: n for o, n in self.served.items() if o in owners})
 
 
 class Order:
@@ -108,7 +101,7 @@ class Order:
 
     def rank(self, task: Task) -> tuple[int, int]:
         """Return the part of `key` before the place: equals alternate by quanta."""
-        return -self.effective(task), self._owners.served(task.spec.owner)
+        return -self.effective(task), self._owners.served[task.spec.owner]
 
 
 def plan_slots(
@@ -205,11 +198,10 @@ def plan_tokens(
         return [ScheduledTokens(t, 1) for t in tasks]
     decoding = [t for t in tasks if not t.prefilling]
     counts = {id(t): 1 for t in decoding}
-    step = StepBudget([(t.computed, 1) for t in decoding], cost)
-    step.tokens_left = batch_size - len(decoding)
-    if not cost.known:
-        step.tokens_left = min(step.tokens_left, FIRST_STEP_TOKENS)
-    step.tokens_min = settings.prompt_tokens_min
+    left = batch_size - len(decoding)
+    left = left if cost.known else min(left, FIRST_STEP_TOKENS)
+    chunks = [(t.computed, 1) for t in decoding]
+    step = StepBudget(chunks, cost, left, settings.prompt_tokens_min)
     prompts.sort(key=order.key)
     first = order.effective(prompts[0])
     prompts = [t for t in prompts if order.effective(t) == first]
@@ -251,14 +243,15 @@ def _step_s(
     return max(settings.step_s_target, settings.step_s_max)
 
 
+@dataclass
 class StepBudget:
     """The chunks (position, count) of a step, and the time and tokens that are left for more."""
 
-    def __init__(self, chunks: list[tuple[int, int]], cost: StepCost):
-        self.chunks, self.cost = chunks, cost
-        self.seconds = 0.0
-        self.tokens_left = 0
-        self.tokens_min = 0
+    chunks: list[tuple[int, int]]
+    cost: StepCost
+    tokens_left: int
+    tokens_min: int
+    seconds: float = 0.0
 
     def predicted_s(self) -> float:
         """Return the seconds that the chunks so far will take."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ...backends.base import Memory
-from ..kv.origin import Origin
+from ..kv.search import StateSearch
 from ..prefix import common_prefix
 from ..task import Task
 
@@ -22,21 +22,11 @@ def prefix_hash_of(task: Task, shared_prefix_tokens_min: int) -> int:
 
 
 class Leaders:
-    """Finds the leader of each waiting task; owned by the engine.
+    """Finds the leader of each waiting task; owned by the engine."""
 
-    *find_cached* returns how many tokens of a task need not be computed as of now; *changes* counts
-    how often that may have changed.
-    """
-
-    def __init__(
-        self,
-        memory: Memory,
-        shared_prefix_tokens_min: int,
-        find_cached: Callable[[Origin, array[int]], int],
-        changes: Callable[[], int],
-    ):
-        self._memory, self._least = memory, shared_prefix_tokens_min
-        self._find_cached, self._changes = find_cached, changes
+    def __init__(self, search: StateSearch, memory: Memory, shared_prefix_tokens_min: int):
+        self._search, self._memory = search, memory
+        self._shared_tokens_min = shared_prefix_tokens_min
         self._cached: dict[int, tuple[int, int]] = {}
         """For each waiting task the count of changes and, as of then, its cached tokens."""
         self._shared: dict[tuple[int, int], int] = {}
@@ -60,7 +50,7 @@ class Leaders:
         if best is None:
             return None
         gain = end - self._cached_tokens(task, best)
-        if gain <= 0 or (gain < self._least and not task.follows):
+        if gain <= 0 or (gain < self._shared_tokens_min and not task.follows):
             return None  # a task that waits already waits for the rest
         best.checkpoints.add(end)
         return best
@@ -77,10 +67,10 @@ class Leaders:
     def _cached_tokens(self, task: Task, other: Task) -> int:
         """Return how many tokens *task* could reuse if it did not wait for *other*."""
         copied = other.computed if self._memory == "plain" else 0
-        changes = self._changes()
+        changes = self._search.changes
         known = self._cached.get(task.spec.id)
         if known is None or known[0] != changes:
-            cached = self._find_cached(task.origin, array("i", task.tokens))
+            cached = self._search.find_source(task.origin, array("i", task.tokens)).keep
             known = self._cached[task.spec.id] = changes, cached
         return max(copied, known[1])
 

@@ -1,7 +1,7 @@
 """Conditions that end a turn beside the end mark, the stop texts and the bounds (docs/stopping.md).
 
 They depend only on the turn's tokens: a turn that continues in another worker replays its tokens.
-Time settings are in `scheduler.engine.deadlines`.
+Time limits are in `scheduler.engine.deadlines`.
 """
 
 from .ending import Ending, Stop, StopReason, cuts_text

@@ -27,7 +27,7 @@ class Crowd:
         self.engine = self.bench.engine
         self.owners, self.rng = owners, rng
         self.submitted = 0
-        self.engine.tasks.owners.add_tokens(owner, rng.choice([0, 0, 50, 300]))
+        self.engine.tasks.owners.served[owner] += rng.choice([0, 0, 50, 300])
         for _ in range(3):
             self.iterate()
         spec = self.bench.submit(TARGET, "the one who waits", owner=owner, priority=priority)
@@ -64,8 +64,8 @@ class Crowd:
     def lead(self) -> int:
         """Return by how much its owner was served more than each other owner."""
         served = self.engine.tasks.owners.served
-        mine = served(self.target.spec.owner)
-        return sum(max(0, mine - served(o)) for o in range(1, self.owners + 1))
+        mine = served[self.target.spec.owner]
+        return sum(max(0, mine - served[o]) for o in range(1, self.owners + 1))
 
 
 @hypothesis.settings(max_examples=60, deadline=None, derandomize=True)

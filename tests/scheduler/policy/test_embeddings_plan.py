@@ -101,7 +101,7 @@ def test_texts_are_admitted_in_the_order_of_the_queue_while_they_fit() -> None:
     waiting = [task(1, 30), task(2, 30, priority=Priority.HIGH), task(3, 30), task(4, 5)]
     plan = plan_texts(waiting, [], order(), INFO)
     assert [t.spec.id for t in plan.start] == [2, 1, 3]
-    assert not plan.drop
+    assert not plan.park
 
 
 def test_no_text_overtakes_one_that_does_not_fit() -> None:
@@ -112,7 +112,7 @@ def test_no_text_overtakes_one_that_does_not_fit() -> None:
 def test_a_higher_class_drops_the_last_text_of_lower_ones() -> None:
     texts = [running(task(n, 30, priority=Priority.LOW), n) for n in (0, 1, 2)]
     plan = plan_texts([task(9, 20)], texts, order(), INFO)
-    assert ([t.spec.id for t in plan.drop], [t.spec.id for t in plan.start]) == ([2], [9])
+    assert ([t.spec.id for t in plan.park], [t.spec.id for t in plan.start]) == ([2], [9])
 
 
 def test_no_text_is_dropped_in_vain() -> None:
@@ -123,14 +123,14 @@ def test_no_text_is_dropped_in_vain() -> None:
 def test_an_aged_text_is_not_dropped() -> None:
     aged = running(task(0, 80, priority=Priority.LOW), 0)
     aged.age = SETTINGS.ageing_tokens
-    assert not plan_texts([task(9, 30)], [aged], order(), INFO).drop
+    assert not plan_texts([task(9, 30)], [aged], order(), INFO).park
 
 
 # Tokens of a step.
 
 
 def rows_of(texts: list[Task], info: EmbedInfo, seconds: float) -> dict[int, int]:
-    rows = plan_text_tokens(texts, order(), info, Known(), seconds, least=16)
+    rows = plan_text_tokens(texts, order(), info, Known(), seconds, tokens_min=16)
     assert [r.task.slot for r in rows] == sorted(r.task.slot for r in rows)
     return {r.task.spec.id: r.count for r in rows}
 

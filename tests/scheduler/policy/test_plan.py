@@ -71,7 +71,7 @@ def slots_of(count: int) -> list[Slot]:
 
 def test_order_is_by_class_then_owner_share_then_arrival() -> None:
     owners = OwnerClock()
-    owners.add_tokens(7, 500)
+    owners.served[7] += 500
     low, late, early = task(1, priority=Priority.LOW), task(3), task(2)
     greedy, urgent = task(0, owner=7), task(4, priority=Priority.URGENT)
 
@@ -116,7 +116,7 @@ def test_an_aged_task_does_not_preempt_before_a_quantum_ends() -> None:
     runner = running(slots[0], task(1, priority=Priority.HIGH, owner=1))
     aged = task(2, priority=Priority.LOW, owner=2)
     owners = OwnerClock()
-    owners.add_tokens(1, 5000)
+    owners.served[1] += 5000
 
     before = plan_slots([aged], slots, order(owners, 2000), SETTINGS, 0.0)
     runner.quantum = SETTINGS.quantum_tokens
@@ -143,7 +143,7 @@ def test_a_task_that_would_preempt_at_once_is_not_parked_for_an_equal() -> None:
 def test_a_task_whose_reader_lags_gives_way_to_any_task() -> None:
     slots = slots_of(1)
     runner = running(slots[0], task(1, priority=Priority.URGENT))
-    runner.unread_since = 10.0
+    runner.reader_away_since = 10.0
     low = task(2, priority=Priority.LOW)
 
     soon = plan_slots([low], slots, order(), SETTINGS, 10.1)
@@ -155,11 +155,11 @@ def test_a_task_whose_reader_lags_gives_way_to_any_task() -> None:
 
 def test_a_returning_owner_has_no_credit_from_idleness() -> None:
     owners = OwnerClock()
-    owners.add_tokens(1, 1000)
+    owners.served[1] += 1000
 
     owners.add_owner(2, active=[1])
 
-    assert owners.served(2) == 1000
+    assert owners.served[2] == 1000
 
 
 def test_a_follower_takes_no_slot_and_the_next_task_does() -> None:
