@@ -75,7 +75,7 @@ def sources(incomplete: str) -> Offers:
     """Return the models that `inferd pull` knows by name."""
     from ..pull import KNOWN_MODELS
 
-    return [(name, known.licence) for name, known in KNOWN_MODELS.items()]
+    return [(name, known.description) for name, known in KNOWN_MODELS.items()]
 
 
 def parameters(incomplete: str) -> Offers:

@@ -68,7 +68,7 @@ class Part:
         self.stage = "downloading"
         self.resumable = False
         self.notes: dict[str, bytes] = {}
-        self._progress = progress
+        self.progress = progress
         self._file: BinaryIO | None = None
         self._head = b""
         self._digest = hashlib.sha256()
@@ -125,10 +125,6 @@ class Part:
                 hint="free some space, or use another --models-dir",
             )
 
-    def report_progress(self, stage: str, done: int, total: int | None = None) -> None:
-        """Report progress that this object does not count itself."""
-        self._progress(stage, done, total)
-
     def finish_file(self, sha256: str) -> None:
         """Check the header, and *sha256* if that is not empty; sync the file to disk and close it.
 
@@ -180,4 +176,4 @@ class Part:
             self._head += block[: _HEADER.size]
             if len(self._head) >= _HEADER.size:
                 self._check_header()
-        self._progress(stage, self.size, self.total)
+        self.progress(stage, self.size, self.total)

@@ -56,15 +56,12 @@ class LocalFile:
         part.stage = "copying"
         part.total = path.stat().st_size
         if not part.link_file(path):
-            self._copy(path, part)
+            part.open_file()
+            part.check_space(part.total)
+            with path.open("rb") as file:
+                while block := file.read(BLOCK):
+                    part.write_block(block)
         return ""
-
-    def _copy(self, path: Path, part: Part) -> None:
-        part.open_file()
-        part.check_space(path.stat().st_size)
-        with path.open("rb") as file:
-            while block := file.read(BLOCK):
-                part.write_block(block)
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ class KnownModel:
 
     requirement: str
     sha256: str
-    licence: str
+    description: str
 
 
 KNOWN_MODELS: Mapping[str, KnownModel] = {

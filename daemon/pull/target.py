@@ -82,9 +82,8 @@ def _fetch_locked(
 def _publish(part: Part, target: Path, name: str) -> None:
     for note, text in part.notes.items():
         target.with_name(f"{name}.{note}").write_bytes(text)
-    os.replace(
-        part.path, target
-    )  # if both are links of one file, the part remains and is removed later
+    # If both are links of one file, the part remains and is removed later.
+    os.replace(part.path, target)
     folder = os.open(target.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -95,23 +94,19 @@ def _publish(part: Part, target: Path, name: str) -> None:
 def files_of(name: str, models_dir: Path) -> list[Path]:
     """Return the files of the model *name*: the model or its parts, notes, unfinished files."""
     check_model_name(name)
-    model = models_dir / f"{name}.gguf"
-    prefix = f"{name}."
-    with contextlib.suppress(FileNotFoundError):
-        beside = [
-            path
-            for path in sorted(models_dir.iterdir())
-            if path.name.startswith(prefix) and NOTE_NAME.fullmatch(path.name[len(prefix) :])
-        ]
-        parts = [path for path in sorted(models_dir.iterdir()) if _is_part(path, name)]
-        unfinished = [model.with_name(f"{model.name}{end}") for end in (".part", ".part.json")]
-        return [path for path in (model, *parts, *beside, *unfinished) if path.is_file()]
-    return []
-
-
-def _is_part(path: Path, name: str) -> bool:
-    part = PART.fullmatch(path.name)
-    return part is not None and part["stem"] == name
+    model, prefix = f"{name}.gguf", f"{name}."
+    try:
+        paths = sorted(models_dir.iterdir())
+    except FileNotFoundError:
+        return []
+    parts = [p for p in paths if (part := PART.fullmatch(p.name)) and part["stem"] == name]
+    notes = [
+        path
+        for path in paths
+        if path.name.startswith(prefix) and NOTE_NAME.fullmatch(path.name.removeprefix(prefix))
+    ]
+    unfinished = [models_dir / f"{model}{ending}" for ending in (".part", ".part.json")]
+    return [path for path in (models_dir / model, *parts, *notes, *unfinished) if path.is_file()]
 
 
 def _check_not_taken(target: Path, force: bool) -> None:

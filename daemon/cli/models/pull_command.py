@@ -40,7 +40,7 @@ def pull(
 
     directory = load_config({"config": config, "models_dir": models_dir}).models_dir
     if source in KNOWN_MODELS and not as_json:
-        note(f"{source}: {KNOWN_MODELS[source].licence}")
+        note(f"{source}: {KNOWN_MODELS[source].description}")
     with bytes_bar(show=not as_json) as progress:
         pulled = fetch(
             parse_source(source),
