@@ -17,7 +17,6 @@ import anyio
 import anyio.abc
 import structlog
 
-from ..backends.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ..backends.errors import InferdError, ShuttingDown
 from ..ipc.messages import Kind
 from ..ipc.server.listener import InheritedListener, UnixListener, inherited_listener
@@ -40,7 +39,6 @@ log = structlog.get_logger()
 STARTS_FILE = "starts"
 _HARD_STOP = 1
 Listener = UnixListener | InheritedListener
-_BUILD = (LLAMA_BUILD_NUMBER, LLAMA_COMMIT)
 
 
 def serve(
@@ -66,15 +64,9 @@ def serve(
         return 1
     try:
         daemon = partial(
-            Daemon,
-            config,
-            instance=instance,
-            build=_BUILD,
-            components=components,
-            machine=machine,
-            pace=pace,
+            Daemon, config, instance=instance, components=components, machine=machine, pace=pace
         )
-        main = partial(_main, daemon, listener, components, read or (lambda: config))
+        main = partial(_main, daemon, listener, read or (lambda: config))
         return anyio.run(main, backend_options=_loop_options(components))
     finally:
         listener.close()
@@ -123,7 +115,6 @@ def count_start(state_dir: Path, components: Components) -> int:
 async def _main(
     start: Callable[[anyio.abc.TaskGroup], Daemon],
     listener: Listener,
-    components: Components,
     read: Callable[[], Config],
 ) -> int:
     logs.bind_loop(asyncio.get_running_loop())
@@ -133,13 +124,13 @@ async def _main(
         traces = Traces(daemon)
         traces.open()
         daemon.socket_activated = listener.inherited
-        service = _service(daemon, components)
+        service = _service(daemon)
         reload = ConfigReloader(daemon, read, service)
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             group.start_soon(_watch_signals, daemon, signals, listener, reload)
             async with anyio.create_task_group() as services:
                 services.start_soon(service.run)
-                await _start_services(daemon, services, components)
+                await _start_services(daemon, services)
                 await services.start(daemon.server.serve, listener.socket)
                 log.info(
                     "daemon.ready",
@@ -162,38 +153,37 @@ async def _main(
     return 0
 
 
-async def _start_services(
-    daemon: Daemon, services: anyio.abc.TaskGroup, components: Components
-) -> None:
+async def _start_services(daemon: Daemon, services: anyio.abc.TaskGroup) -> None:
     """Start the background services, and restore the state of earlier daemons."""
+    components, registry = daemon.components, daemon.registry
     services.start_soon(daemon.sessions.expire_idle)
-    services.start_soon(daemon.registry.idle_unloader.run)
-    services.start_soon(
-        components.while_it_works, "cores", daemon.registry.launcher.cores.watch_external_load
-    )
-    services.start_soon(components.while_it_works, "memory", daemon.memory.run)
-    await daemon.registry.kv_index.load()
-    services.start_soon(daemon.registry.kv_index.run)
+    services.start_soon(registry.idle_unloader.run)
+    watch_external_load = registry.launcher.cores.watch_external_load
+    services.start_soon(components.run_component, "cores", watch_external_load)
+    services.start_soon(components.run_component, "memory", daemon.memory.run)
+    await registry.kv_index.load()
+    services.start_soon(registry.kv_index.run)
     await daemon.restore()
     services.start_soon(daemon.journal.run)
     if not daemon.config.metrics.is_off:
-        services.start_soon(_metrics(daemon, components).run)
+        services.start_soon(_metrics(daemon).run)
     gc.collect()
     gc.freeze()  # the restored state is permanent: later collections need not scan it
 
 
-def _metrics(daemon: Daemon, components: Components) -> MetricsServer:
+def _metrics(daemon: Daemon) -> MetricsServer:
     """Return the metrics server, which listens already if it can."""
-    listener = MetricsServer(daemon, daemon.config.metrics, partial(components.note, "metrics"))
+    note = partial(daemon.components.note, "metrics")
+    listener = MetricsServer(daemon, daemon.config.metrics, note)
     listener.open()
     daemon.metrics_at = lambda: listener.where
     return listener
 
 
-def _service(daemon: Daemon, components: Components) -> ServiceNotifier:
+def _service(daemon: Daemon) -> ServiceNotifier:
     """Return the notifier that reports on *daemon* to the service manager."""
     service = ServiceNotifier(
-        components,
+        daemon.components,
         loading=lambda: daemon.registry.catalog.loading,
         overdue=lambda: watchdog.overdue(
             (worker.spec.name, worker) for worker in daemon.registry.catalog.all_workers()
@@ -201,7 +191,7 @@ def _service(daemon: Daemon, components: Components) -> ServiceNotifier:
         turns=lambda: sum(session.active for session in daemon.sessions.live),
         restart_for=lambda: daemon.restart_for,
     )
-    components.listener = service
+    daemon.components.listener = service
     daemon.registry.launcher.listeners.append(_LoadStatus(service))
     return service
 

@@ -92,10 +92,8 @@ class ComponentListener(Protocol):
 
 
 @dataclass(frozen=True)
-class _Failure:
+class _Failure(Component):
     cause: str
-    missing: str
-    remedy: str
     since: float
 
 
@@ -120,9 +118,9 @@ class Components:
             return
         component = COMPONENTS[name]
         self._failures[name] = failure = _Failure(
-            " ".join(cause.split()) or "unknown",
             missing or component.missing,
             remedy or component.remedy,
+            " ".join(cause.split()) or "unknown",
             before.since if before is not None else self._seconds(),
         )
         if before is None or before.missing != failure.missing:
@@ -135,7 +133,7 @@ class Components:
         if self.listener is not None:
             self.listener.component_changed(name)
 
-    async def while_it_works(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+    async def run_component(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         """Run a component's *work*; an unexpected failure ends only that component."""
         try:
             await work()
@@ -151,14 +149,14 @@ class Components:
 
     def describe(self) -> list[dict[str, Any]]:
         """Return the state of each component, for `stats`."""
-        return [self._described(name, self._failures.get(name)) for name in COMPONENTS]
-
-    def _described(self, name: str, failure: _Failure | None) -> dict[str, Any]:
-        return {
-            "component": name,
-            "up": failure is None,
-            "cause": failure and failure.cause,
-            "effect": failure and failure.missing,
-            "remedy": failure and failure.remedy,
-            "for_s": failure and self._seconds() - failure.since,
-        }
+        return [
+            {
+                "component": name,
+                "up": failure is None,
+                "cause": failure and failure.cause,
+                "effect": failure and failure.missing,
+                "remedy": failure and failure.remedy,
+                "for_s": failure and self._seconds() - failure.since,
+            }
+            for name, failure in ((name, self._failures.get(name)) for name in COMPONENTS)
+        ]

@@ -14,6 +14,7 @@ import structlog
 from structlog.contextvars import bind_contextvars
 
 from .. import __version__
+from ..backends.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ..backends.errors import InferdError, InvalidArgument, ShuttingDown
 from ..ipc.messages import (
     CREDIT_DEFAULT,
@@ -56,8 +57,6 @@ ipc_log = structlog.get_logger(logger_name="ipc")
 CallTable = dict[str, Callable[["Daemon", Request], Awaitable[Any]]]
 JOURNAL_FILE = "sessions.db"
 """The journal, in the state directory."""
-GRAPHS_MAX = 1000
-"""Graphs per connection."""
 NEWER_JOURNAL = "start the newer version again, or move the file away"
 _RECORDING_S_MAX = 5.0
 """How long a drain waits for the journal, and thus for the answers of turns that have ended."""
@@ -83,7 +82,6 @@ class Daemon:
         config: Config,
         group: anyio.abc.TaskGroup,
         instance: int,
-        build: tuple[int, str],
         components: Components | None = None,
         machine: MachineMemory | None = None,
         pace: Pace | None = None,
@@ -127,7 +125,6 @@ class Daemon:
         """Settings that were changed in the file and take effect after a restart."""
         self.calls: CallTable = {}
         self._handles = 0
-        self._build = build
         self._unflushed: set[ServerConnection] = set()
 
     def _memory_watch(self, machine: MachineMemory, pace: Pace | None) -> MemoryWatch:
@@ -170,8 +167,8 @@ class Daemon:
                 tensor_bytes_max=TENSOR_BYTES_MAX,
                 sessions_max=self.config.sessions_max,
             ),
-            llama_build_number=self._build[0],
-            llama_commit=self._build[1],
+            llama_build_number=LLAMA_BUILD_NUMBER,
+            llama_commit=LLAMA_COMMIT,
         )
 
     async def run_call(self, request: Request) -> Any:

@@ -18,12 +18,14 @@ from ...backends.errors import (
 from ...backends.params import Options, parse_json_options
 from ...ipc import messages as w
 from ...ipc.server.server_connection import Request
-from ..core import GRAPHS_MAX, Daemon, Graph
+from ..core import Daemon, Graph
 from ..models.lease import Lease
 from ..models.similarity import not_chosen
 from ..residency.gate import GateRequest
 from .arguments import metadata_text, number_of
 
+GRAPHS_MAX = 1000
+"""Graphs per connection."""
 PRELOAD = b"preload:"
 NAME_BYTES_MAX = 256
 _SEALS_REQUIRED = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK

@@ -313,7 +313,7 @@ async def test_other_users_see_only_their_tasks(tmp_path: Path) -> None:
     }
     config = Config(**folders, cores=1, kv_ram_bytes=0)
     async with anyio.create_task_group() as group:
-        daemon = Daemon(config, group, 1, (0, ""))
+        daemon = Daemon(config, group, 1)
         request: Any = SimpleNamespace(
             call="queue", number=1, params=QueueParams(all=True), connection=somebody
         )

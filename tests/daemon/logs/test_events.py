@@ -257,7 +257,7 @@ async def test_only_an_operator_changes_levels(tmp_path: Path) -> None:
         socket=tmp_path / "s", models_dir=tmp_path, state_dir=tmp_path, cores=1, kv_ram_bytes=0
     )
     async with anyio.create_task_group() as group:
-        daemon = Daemon(config, group, 1, (0, ""))
+        daemon = Daemon(config, group, 1)
         request: Any = SimpleNamespace(
             call="log_level", number=1, params=LogLevelParams(), connection=somebody
         )

@@ -288,7 +288,7 @@ async def test_only_an_operator_changes_adapters(call: str, tmp_path: Path) -> N
         "remove_adapter": RemoveAdapterParams(name="echo", adapter="a"),
     }
     async with anyio.create_task_group() as group:
-        daemon = Daemon(config, group, 1, (0, ""))
+        daemon = Daemon(config, group, 1)
         request: Any = SimpleNamespace(
             call=call, number=1, params=params[call], connection=somebody
         )

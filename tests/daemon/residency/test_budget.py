@@ -349,7 +349,7 @@ async def test_only_an_operator_pins(call: str, tmp_path: Path) -> None:
         socket=tmp_path / "s", models_dir=tmp_path, state_dir=tmp_path, cores=1, kv_ram_bytes=0
     )
     async with anyio.create_task_group() as group:
-        daemon = Daemon(config, group, 1, (0, ""))
+        daemon = Daemon(config, group, 1)
         request: Any = SimpleNamespace(
             call=call, number=1, params=NameParams(name="echo"), connection=somebody
         )

@@ -59,7 +59,7 @@ async def test_a_turn_that_waits_for_a_load_counts_on_the_slots_of_that_load(
         models=MODELS,
     )
     async with anyio.create_task_group() as group:
-        daemon = Daemon(config, group, 1, (0, ""))
+        daemon = Daemon(config, group, 1)
         ticket = await ticket_for(daemon, name, monkeypatch)
         model = daemon.registry.catalog.get(name, uid=1)
         assert ticket.slots == spec_of(model, config).slots == slots

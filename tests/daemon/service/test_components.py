@@ -178,7 +178,7 @@ async def test_a_component_whose_work_fails_ends_alone() -> None:
         raise OSError("no /proc/stat")
 
     async with anyio.create_task_group() as group:
-        group.start_soon(parts.while_it_works, "cores", watch)
+        group.start_soon(parts.run_component, "cores", watch)
     assert parts.line == "serving; degraded: cores (OSError('no /proc/stat'))"
 
 
