@@ -46,8 +46,8 @@ bench: $(STAMP)-bench models ## compare with llama-server; ARGS="--list", "--sce
 attack: $(STAMP)-test models ## attack a daemon as another user, measure a victim; needs root
 	$(PY) -m bench.attack $(ARGS)
 
-compare: $(STAMP)-bench models ## see that llama-server says the same; writes docs/compare.md
-	$(PY) -m bench.alike $(ARGS)
+compare: $(STAMP)-bench models ## check that llama-server gives the same answers; writes docs/compare.md
+	$(PY) -m bench.equality $(ARGS)
 
 dashboard-picture: install models prometheus ## draw docs/dashboard.png; needs Node.js, chromium, pngquant
 	$(PY) -m tools.dashboard_picture $(ARGS)

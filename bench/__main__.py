@@ -14,8 +14,8 @@ from rich.table import Table
 
 from tools.build_engine import CACHE_DIR, ROOT
 
-from . import llama_server, report, saving
-from .compare import FOREIGN_CORES_MAX, compare, warm_up
+from . import llama_server, report, result_files
+from .compare import EXTERNAL_CORES_MAX, compare, warm_up
 from .machine import machine
 from .runs import Run, over_rounds, reached
 from .scenarios import SCENARIOS, Scenario
@@ -35,19 +35,19 @@ async def bench(scenario: Scenario, arguments: argparse.Namespace, console: Cons
     ]
     async with AsyncExitStack() as stack:
         started = await scenario.start(stack)
-        wanted = arguments.sides or list(started.sides)
-        if unknown := set(wanted) - set(started.sides):
+        names = arguments.sides or list(started.sides)
+        if unknown := set(names) - set(started.sides):
             raise SystemExit(f"no side {', '.join(unknown)}; there are {', '.join(started.sides)}")
-        sides = {name: side for name, side in started.sides.items() if name in wanted}
+        sides = {name: side for name, side in started.sides.items() if name in names}
         if not arguments.small:
             await warm_up(scenario, sides)
         runs = await compare(scenario, sides, works, partial(print_run, scenario, console))
     facts = {**machine(), **started.facts}
     console.print(table(scenario, runs))
     print_targets(scenario, runs, console)
-    console.print(f"raw figures: {saving.save(scenario, facts, runs).relative_to(ROOT)}")
+    console.print(f"raw figures: {result_files.save(scenario, facts, runs).relative_to(ROOT)}")
     if arguments.report:
-        saving.publish(scenario, facts, runs)
+        result_files.publish(scenario, facts, runs)
         report.write()
 
 
@@ -55,8 +55,8 @@ def print_run(scenario: Scenario, console: Console, run: Run) -> None:
     """Print a line after a run."""
     case = f"{run.case:3} {scenario.case_heading}  " if scenario.case_heading else ""
     shown = "  ".join(f"{f.name} {run.figures[f.name]:.{f.digits}f}" for f in scenario.figures)
-    noise = f"  ({run.foreign_cores:.1f} cores busy with others)" * (
-        run.foreign_cores > FOREIGN_CORES_MAX
+    noise = f"  ({run.external_cores:.1f} cores busy with others)" * (
+        run.external_cores > EXTERNAL_CORES_MAX
     )
     console.print(f"round {run.round}  {case}{run.side:20} {shown}{noise}", soft_wrap=True)
 

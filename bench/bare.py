@@ -2,9 +2,9 @@
 
 No queue, no process boundary, no text: tokenize, decode mixed batches, sample greedily. Split KV,
 logits ascending by sequence, as in inferd's engine. It is a process of its own, so that its memory
-and threads are freed when another side runs: `python -m bench.bare` reads JSON, [texts, tokens of
-each answer, slots, tokens of context a slot, whether a shared beginning is computed once], and
-writes [asked_s, [arrival_s, …], tokens of the prompt, of these cached] for each text.
+and threads are freed when another side runs. `python -m bench.bare` reads JSON: [texts, tokens of
+each answer, slots, tokens of context a slot, whether a shared beginning is computed once]. It
+writes [requested_s, [arrival_s, …], tokens of the prompt, of these cached] for each text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BATCH_SIZE = 512
 WARM_UP_TOKENS = 8
 
 Answer = tuple[float, list[float], int, int]
-"""asked_s, arrivals_s, tokens of the prompt, and how many of them were cached."""
+"""requested_s, arrivals_s, tokens of the prompt, and how many of them were cached."""
 
 
 class Bare:
@@ -70,23 +70,23 @@ class Bare:
         n = llama_cpp.llama_tokenize(self.vocab, raw, len(raw), tokens, len(tokens), True, False)
         return list(tokens[:n])
 
-    def run(self, texts: list[str], n_predict: int, *, share: bool) -> list[Answer]:
+    def run_prompts(self, texts: list[str], n_predict: int, *, share: bool) -> list[Answer]:
         """Run all prompts side by side until each has its tokens; return the tokens' times."""
-        asked_s = time.perf_counter()
+        requested_s = time.perf_counter()
         pending = [self.tokenize(text) for text in texts]
         sizes = [len(tokens) for tokens in pending]
         done = [0] * len(texts)
         common = self._share(pending, done) if share else 0
         arrivals: list[list[float]] = [[] for _ in texts]
         while min(map(len, arrivals)) < n_predict:
-            for sequence, row in self._step(pending, done):
-                token = llama_cpp.llama_sampler_sample(self.sampler, self.context, row)
+            for sequence, index in self._step(pending, done):
+                token = llama_cpp.llama_sampler_sample(self.sampler, self.context, index)
                 arrivals[sequence].append(time.perf_counter())
                 pending[sequence] = [token] if len(arrivals[sequence]) < n_predict else []
         for sequence in range(len(texts)):
             llama_cpp.llama_memory_seq_rm(self.memory, sequence, -1, -1)
         cached = [0, *[common] * (len(texts) - 1)]
-        return [(asked_s, *answer) for answer in zip(arrivals, sizes, cached, strict=True)]
+        return [(requested_s, *answer) for answer in zip(arrivals, sizes, cached, strict=True)]
 
     def _share(self, pending: list[list[int]], done: list[int]) -> int:
         """Compute the prompts' shared beginning once and copy it; return its number of tokens."""
@@ -107,23 +107,25 @@ class Bare:
         return common
 
     def _step(self, pending: list[list[int]], done: list[int]) -> list[tuple[int, int]]:
-        """Decode pending tokens up to the batch size; return (sequence, row) to sample."""
-        batch, rows = self.batch, 0
+        """Decode pending tokens up to the batch size. Return (sequence, index in the batch) of the
+        tokens to sample from.
+        """
+        batch, count = self.batch, 0
         ends: list[tuple[int, int]] = []
         for sequence, tokens in enumerate(pending):
-            take = tokens[: BATCH_SIZE - rows]
+            take = tokens[: BATCH_SIZE - count]
             for offset, token in enumerate(take):
-                batch.token[rows], batch.pos[rows] = token, done[sequence] + offset
-                batch.n_seq_id[rows], batch.seq_id[rows][0] = 1, sequence
-                batch.logits[rows] = offset + 1 == len(tokens)
-                rows += 1
+                batch.token[count], batch.pos[count] = token, done[sequence] + offset
+                batch.n_seq_id[count], batch.seq_id[count][0] = 1, sequence
+                batch.logits[count] = offset + 1 == len(tokens)
+                count += 1
             done[sequence] += len(take)
             pending[sequence] = tokens[len(take) :]
             if take and not pending[sequence]:
-                ends.append((sequence, rows - 1))
-        batch.n_tokens = rows
+                ends.append((sequence, count - 1))
+        batch.n_tokens = count
         status = llama_cpp.llama_decode(self.context, batch)
-        assert status == 0, f"llama_decode answered {status}"
+        assert status == 0, f"llama_decode returned {status}"
         return ends
 
 
@@ -131,8 +133,8 @@ def main() -> None:
     """Run the job on standard input and print its result."""
     texts, n_predict, slots, ctx_size, share = json.load(sys.stdin)
     bare = Bare(slots, ctx_size)
-    bare.run(texts, WARM_UP_TOKENS, share=share)
-    print(json.dumps(bare.run(texts, n_predict, share=share)))
+    bare.run_prompts(texts, WARM_UP_TOKENS, share=share)
+    print(json.dumps(bare.run_prompts(texts, n_predict, share=share)))
 
 
 if __name__ == "__main__":

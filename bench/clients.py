@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Ask:
+class Request:
     """A program's request: a text, and the number of answer tokens."""
 
     text: str
@@ -36,10 +36,9 @@ class Ask:
 class Client(Protocol):
     """One program on one connection, in one conversation that each request continues."""
 
-    said: str
-    """Text of the last answer."""
+    last_answer: str
 
-    async def ask(self, ask: Ask) -> Stream:
+    async def send_request(self, request: Request) -> Stream:
         """Send the text and read its answer to the end."""
 
 
@@ -55,7 +54,7 @@ async def connect(stack: AsyncExitStack, server: Server, count: int) -> list[Cli
     return [await stack.enter_async_context(server.client()) for _ in range(count)]
 
 
-async def together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def gather_all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Await all *calls* side by side; return their results in the same order.
 
     This uses anyio's group: under Python 3.11 asyncio's leaves its task marked as cancelled when a
@@ -72,27 +71,29 @@ async def together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return [result for _, result in sorted(results.items(), key=itemgetter(0))]
 
 
-async def ask_together(clients: Sequence[Client], asks: Sequence[Ask]) -> list[Stream]:
+async def send_together(clients: Sequence[Client], requests: Sequence[Request]) -> list[Stream]:
     """Send every client's request at once; return the streams in the clients' order."""
-    return await together(c.ask(ask) for c, ask in zip(clients, asks, strict=True))
+    return await gather_all(
+        c.send_request(request) for c, request in zip(clients, requests, strict=True)
+    )
 
 
-async def ask_at(
-    clients: Sequence[Client], asks: Sequence[Ask], moments_s: Sequence[float]
+async def send_at(
+    clients: Sequence[Client], requests: Sequence[Request], moments_s: Sequence[float]
 ) -> list[Stream]:
     """Send each client's request at its moment from now; return the streams in that order."""
     begin_s = time.perf_counter()
 
-    async def ask_later(client: Client, ask: Ask, moment_s: float) -> Stream:
+    async def send_later(client: Client, request: Request, moment_s: float) -> Stream:
         await asyncio.sleep(begin_s + moment_s - time.perf_counter())
-        return await client.ask(ask)
+        return await client.send_request(request)
 
-    return await together(map(ask_later, clients, asks, moments_s))
+    return await gather_all(map(send_later, clients, requests, moments_s))
 
 
-async def ask_in_turn(client: Client, asks: Sequence[Ask]) -> list[Stream]:
+async def send_in_turn(client: Client, requests: Sequence[Request]) -> list[Stream]:
     """Send the client's requests, each as soon as the previous one is answered."""
-    return [await client.ask(ask) for ask in asks]
+    return [await client.send_request(request) for request in requests]
 
 
 class LlamaServerClient:
@@ -104,7 +105,7 @@ class LlamaServerClient:
     """
 
     def __init__(self, port: int, slot: int = -1, *, cache: bool = True):
-        self.said = ""
+        self.last_answer = ""
         self._port, self._slot, self._cache = port, slot, cache
         self._history: list[str | int] = []
         self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
@@ -128,14 +129,14 @@ class LlamaServerClient:
             await self.connect()
         assert self._connection is not None
         reader, writer = self._connection
-        writer.write(_request(body))
+        writer.write(_http_request(body))
         return reader
 
-    async def ask(self, ask: Ask) -> Stream:
+    async def send_request(self, request: Request) -> Stream:
         """Send the text and read its answer to the end."""
-        asked_s = time.perf_counter()
-        self._history.append(ask.text)
-        reader = await self._send(self._body(ask))
+        requested_s = time.perf_counter()
+        self._history.append(request.text)
+        reader = await self._send(self._body(request))
         arrivals: list[float] = []
         pieces: list[str] = []
         tokens: list[int] = []
@@ -144,16 +145,16 @@ class LlamaServerClient:
             pieces.append(event["content"])
             tokens += event["tokens"]
         self.close()
-        self.said = "".join(pieces)
+        self.last_answer = "".join(pieces)
         # A token that only begins a character has no event of its own.
         whole = len(tokens) == event.get("tokens_predicted")
-        self._history += tokens if whole else [self.said]
-        return _stream(ask, asked_s, arrivals, event)
+        self._history += tokens if whole else [self.last_answer]
+        return _stream(request, requested_s, arrivals, event)
 
-    def _body(self, ask: Ask) -> dict[str, Any]:
-        prompt = self._history if len(self._history) > 1 else ask.text
+    def _body(self, request: Request) -> dict[str, Any]:
+        prompt = self._history if len(self._history) > 1 else request.text
         # A chain of only the temperature is llama-server's cheapest greedy sampling.
-        body = {"prompt": prompt, "n_predict": ask.tokens, "stream": True, "temperature": 0}
+        body = {"prompt": prompt, "n_predict": request.tokens, "stream": True, "temperature": 0}
         body |= {"samplers": ["temperature"], "ignore_eos": True, "cache_prompt": self._cache}
         # By default it takes the least recently used slots, which drift apart over time, and
         # llama.cpp splits a batch with gaps into several (4 streams: 105 to 122 tok/s, not 155).
@@ -169,25 +170,35 @@ async def _event(reader: asyncio.StreamReader) -> dict[str, Any]:
     return {"error": "llama-server closed the connection"}
 
 
-def _request(body: dict[str, Any]) -> bytes:
+def _http_request(body: dict[str, Any]) -> bytes:
     raw = json.dumps(body).encode()
     head = f"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n\r\n"
     return head.encode() + raw
 
 
-def _stream(ask: Ask, asked_s: float, arrivals: list[float], end: dict[str, Any]) -> Stream:
+def _stream(
+    request: Request, requested_s: float, arrivals: list[float], end: dict[str, Any]
+) -> Stream:
     if "error" in end or not arrivals:
         error = str(end.get("error", "no answer"))
-        return Stream(asked_s, tuple(arrivals), 0, ask.tokens, ask.label, ask.priority, error=error)
+        return Stream(
+            requested_s,
+            tuple(arrivals),
+            0,
+            request.tokens,
+            request.label,
+            request.priority,
+            error=error,
+        )
     timings = end["timings"]
-    waited_s = arrivals[0] - asked_s - timings["prompt_ms"] / 1000
+    waited_s = arrivals[0] - requested_s - timings["prompt_ms"] / 1000
     return Stream(
-        asked_s=asked_s,
+        requested_s=requested_s,
         arrivals_s=tuple(arrivals),
         tokens=int(end["tokens_predicted"]),
-        wanted=ask.tokens,
-        label=ask.label,
-        priority=ask.priority,
+        tokens_requested=request.tokens,
+        label=request.label,
+        priority=request.priority,
         waited_s=max(0.0, waited_s),
         input_tokens=int(timings["cache_n"] + timings["prompt_n"]),
         cached_tokens=int(timings["cache_n"]),
@@ -208,7 +219,7 @@ async def llama_server_client(
 
 
 async def bare_run(
-    asks: Sequence[Ask], slots: int, ctx_size: int, *, share: bool = False
+    requests: Sequence[Request], slots: int, ctx_size: int, *, share: bool = False
 ) -> list[Stream]:
     """Run all requests at once in a bare loop, a process of its own.
 
@@ -220,20 +231,22 @@ async def bare_run(
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
-    texts, tokens = [ask.text for ask in asks], asks[0].tokens
+    texts, tokens = [request.text for request in requests], requests[0].tokens
     job = json.dumps([texts, tokens, slots, ctx_size, share])
     out, _ = await process.communicate(job.encode())
     if process.returncode != 0:
         raise SystemExit(f"the bare loop ended with status {process.returncode}")
     return [
         Stream(
-            asked_s,
+            requested_s,
             tuple(times),
             len(times),
             tokens,
-            ask.label,
+            request.label,
             input_tokens=size,
             cached_tokens=cached,
         )
-        for (asked_s, times, size, cached), ask in zip(json.loads(out), asks, strict=True)
+        for (requested_s, times, size, cached), request in zip(
+            json.loads(out), requests, strict=True
+        )
     ]

@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from .resting import ForeignLoad, calm
+from .resting import ExternalLoad, calm
 from .runs import Run
 from .scenarios.base import Scenario, Side, Work
 
 ATTEMPTS_MAX = 4
-FOREIGN_CORES_MAX = 0.05
+EXTERNAL_CORES_MAX = 0.05
 
 _serials = itertools.count(1)
 
@@ -44,15 +44,15 @@ async def undisturbed(scenario: Scenario, side: Side, name: str, work: Work) -> 
     calmest: Run | None = None
     for _ in range(1 if work.small else ATTEMPTS_MAX):
         if not work.small:
-            await calm(FOREIGN_CORES_MAX)
-        load = ForeignLoad()
+            await calm(EXTERNAL_CORES_MAX)
+        load = ExternalLoad()
         streams = tuple(await side(replace(work, serial=next(_serials))))
-        foreign_cores = load.cores()
+        external_cores = load.cores()
         figures = {name: round(value, 4) for name, value in scenario.measure(streams).items()}
-        run = Run(name, work.case, work.round, figures, foreign_cores, streams)
-        if calmest is None or run.foreign_cores < calmest.foreign_cores:
+        run = Run(name, work.case, work.round, figures, external_cores, streams)
+        if calmest is None or run.external_cores < calmest.external_cores:
             calmest = run
-        if calmest.foreign_cores <= FOREIGN_CORES_MAX:
+        if calmest.external_cores <= EXTERNAL_CORES_MAX:
             break
     assert calmest is not None
     return calmest

@@ -19,7 +19,7 @@ import psutil
 from inferd import AsyncClient, AsyncSession, InferdError
 from inferd.backends.errors import EndOfSequence
 
-from .clients import Ask
+from .clients import Request
 from .machine import MODEL, THREADS
 from .streams import Stream
 
@@ -43,7 +43,7 @@ class StreamClient:
     def __init__(self, client: AsyncClient, session_id: str | None = None, model: str = MODEL.stem):
         self.client = client
         self.session = client.session(model, session_id=session_id, raw=True)
-        self.said = ""
+        self.last_answer = ""
         self._open = False
 
     async def __aenter__(self) -> Self:
@@ -53,28 +53,30 @@ class StreamClient:
         if self._open:
             await self.session.__aexit__(None, None, None)
 
-    async def opened(self) -> AsyncSession:
+    async def open_session(self) -> AsyncSession:
         """Return the session, which the first request opens."""
         if not self._open:
             await self.session.__aenter__()
             self._open = True
         return self.session
 
-    async def ask(self, ask: Ask) -> Stream:
+    async def send_request(self, request: Request) -> Stream:
         """Send the text and read its answer to the end."""
-        asked_s = time.perf_counter()
+        requested_s = time.perf_counter()
         arrivals: list[float] = []
         pieces: list[str] = []
         try:
-            session = await self.opened()
-            stream = session.stream(ask.text, options=options(ask.tokens), priority=ask.priority)
+            session = await self.open_session()
+            stream = session.stream(
+                request.text, options=options(request.tokens), priority=request.priority
+            )
             async for piece in stream:
                 arrivals.append(time.perf_counter())
                 pieces.append(piece)
         except InferdError as exc:
-            return _stream(ask, asked_s, arrivals, {}, str(exc) or exc.name)
-        self.said = "".join(pieces)
-        return _stream(ask, asked_s, arrivals, session.metadata)
+            return _stream(request, requested_s, arrivals, {}, str(exc) or exc.name)
+        self.last_answer = "".join(pieces)
+        return _stream(request, requested_s, arrivals, session.metadata)
 
 
 class PullClient(StreamClient):
@@ -83,31 +85,35 @@ class PullClient(StreamClient):
     It supports one turn only.
     """
 
-    async def ask(self, ask: Ask) -> Stream:
+    async def send_request(self, request: Request) -> Stream:
         """Set the input, then compute one token per call until the turn ends."""
-        asked_s = time.perf_counter()
+        requested_s = time.perf_counter()
         arrivals: list[float] = []
-        session = await self.opened()
-        await session.set_options(options(ask.tokens))
-        await self.client.set_input(session.context, 0, ask.text)
+        session = await self.open_session()
+        await session.set_options(options(request.tokens))
+        await self.client.set_input(session.context, 0, request.text)
         with suppress(EndOfSequence):
             while True:
                 await self.client.compute_single(session.context)
                 arrivals.append(time.perf_counter())
         metadata = json.loads(await self.client.get_output(session.context, 1))
-        return _stream(ask, asked_s, arrivals, metadata)
+        return _stream(request, requested_s, arrivals, metadata)
 
 
 def _stream(
-    ask: Ask, asked_s: float, arrivals: list[float], metadata: Mapping[str, Any], error: str = ""
+    request: Request,
+    requested_s: float,
+    arrivals: list[float],
+    metadata: Mapping[str, Any],
+    error: str = "",
 ) -> Stream:
     return Stream(
-        asked_s=asked_s,
+        requested_s=requested_s,
         arrivals_s=tuple(arrivals),
         tokens=int(metadata.get("output_tokens", 0)),
-        wanted=ask.tokens,
-        label=ask.label,
-        priority=ask.priority,
+        tokens_requested=request.tokens,
+        label=request.label,
+        priority=request.priority,
         waited_s=metadata.get("queue_ms", 0) / 1000,
         input_tokens=int(metadata.get("input_tokens", 0)),
         cached_tokens=int(metadata.get("cached_tokens", 0)),

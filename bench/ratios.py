@@ -9,8 +9,8 @@ from html import escape
 
 from tools.build_engine import ROOT
 
+from .result_files import load
 from .runs import over_rounds
-from .saving import load
 from .scenarios import SCENARIOS
 from .timeline import style
 
@@ -52,13 +52,17 @@ class Bar:
     """A comparison with its measured values."""
 
     comparison: Comparison
-    ours: float
-    theirs: float
+    inferd: float
+    llama_server: float
 
     @property
     def ratio(self) -> float:
         """The factor by which inferd is better; below 1 it is worse."""
-        return self.ours / self.theirs if self.comparison.more else self.theirs / self.ours
+        return (
+            self.inferd / self.llama_server
+            if self.comparison.more
+            else self.llama_server / self.inferd
+        )
 
 
 def measured() -> list[Bar]:
@@ -69,9 +73,9 @@ def measured() -> list[Bar]:
         if result is None:
             continue
         counted = over_rounds(result.runs, SCENARIOS[comparison.scenario].figures)
-        ours = counted[comparison.case, comparison.side][comparison.figure]
-        theirs = counted[comparison.case, "llama-server"][comparison.figure]
-        bars.append(Bar(comparison, ours, theirs))
+        inferd = counted[comparison.case, comparison.side][comparison.figure]
+        llama_server = counted[comparison.case, "llama-server"][comparison.figure]
+        bars.append(Bar(comparison, inferd, llama_server))
     return bars
 
 
@@ -95,7 +99,7 @@ def draw(bars: Sequence[Bar]) -> str:
         left, right = sorted((x_of(1), x_of(bar.ratio)))
         paint = "decoding" if bar.ratio >= 1 else "standing"
         width = right - left
-        values = f"{bar.theirs:.3g} → {bar.ours:.3g} {bar.comparison.unit}"
+        values = f"{bar.llama_server:.3g} → {bar.inferd:.3g} {bar.comparison.unit}"
         parts += [
             f'<text class="ink" x="12" y="{y + 10}">{escape(bar.comparison.label)}</text>',
             f'<text class="ink" x="12" y="{y + 22}" opacity="0.7">{escape(values)}</text>',

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from tools.build_engine import PACKAGE, ROOT
 
 from . import ratios, timeline
-from .compare import ATTEMPTS_MAX, FOREIGN_CORES_MAX
+from .compare import ATTEMPTS_MAX, EXTERNAL_CORES_MAX
 from .machine import THREADS
+from .result_files import Result, load
 from .runs import Run, keys, over_rounds, reached
-from .saving import Result, load
 from .scenarios import SCENARIOS, Scenario
 
 TARGET = ROOT / "docs" / "benchmarks.md"
 MACHINE = ("date", "processor", "cores", "system", "python", PACKAGE)
 FACTS = (
     "{date}, {processor}, {cores} cores, {system}, Python {python}, "
-    f"{PACKAGE} {{{PACKAGE}}}; {{rounds}} rounds; other programs used at most {{foreign}} cores."
+    f"{PACKAGE} {{{PACKAGE}}}; {{rounds}} rounds; other programs used at most {{external}} cores."
 )
 
 INTRODUCTION = f"""\
@@ -40,7 +40,7 @@ The clients are the same: one asyncio connection per program, all in one process
 a number that is new in each run, so that no run finds another run's text in a cache. A run is
 rejected if a server had a new prompt in its cache, or if an answer was cut short. The sides
 alternate within each round. A run is repeated, up to {ATTEMPTS_MAX} times in all, if other
-programs used more than {FOREIGN_CORES_MAX:g} cores meanwhile; the calmest run counts. Figures are
+programs used more than {EXTERNAL_CORES_MAX:g} cores meanwhile; the calmest run counts. Figures are
 medians over the rounds; a worst figure is the median of each round's worst.
 """
 
@@ -78,11 +78,11 @@ def target_table(scenario: Scenario, runs: Sequence[Run]) -> str:
         if value is None:
             continue
         figure = figures[target.figure]
-        what = f"{target.side} / {target.other}" if target.other else target.side
+        sides = f"{target.side} / {target.other}" if target.other else target.side
         shown = f"{value:.3g}" if target.other else f"{value:.{figure.digits}f}"
         bound = target.bound()
         met = ("yes" if target.met(value) else "no") if bound else ""
-        cells = [f"{what}: {figure.heading}", shown, bound, met]
+        cells = [f"{sides}: {figure.heading}", shown, bound, met]
         lines.append(_cased(scenario, target.case, cells))
     return rows(_header(scenario, "figure or ratio", "measured", "target", "met"), lines)
 
@@ -90,10 +90,10 @@ def target_table(scenario: Scenario, runs: Sequence[Run]) -> str:
 def raw_table(scenario: Scenario, runs: Sequence[Run]) -> str:
     """Return the table of every run's values of the figures that have targets."""
     numbers = range(1, max(run.round for run in runs) + 1)
-    wanted = {target.figure for target in scenario.targets}
+    targeted = {target.figure for target in scenario.targets}
     by_run = {(run.case, run.side, run.round): run.figures for run in runs}
     lines = []
-    for figure in (figure for figure in scenario.figures if figure.name in wanted):
+    for figure in (figure for figure in scenario.figures if figure.name in targeted):
         for key in keys(runs):
             found = (by_run.get((*key, number)) for number in numbers)
             values = [f"{one[figure.name]:.{figure.digits}f}" if one else "" for one in found]
@@ -104,8 +104,8 @@ def raw_table(scenario: Scenario, runs: Sequence[Run]) -> str:
 def facts_line(facts: Mapping[str, str], runs: Sequence[Run]) -> str:
     """Return the line that names the machine and the date of a measurement."""
     rounds = max(run.round for run in runs)
-    foreign = f"{max(run.foreign_cores for run in runs):.2f}"
-    return FACTS.format(**facts, rounds=rounds, foreign=foreign)
+    external = f"{max(run.external_cores for run in runs):.2f}"
+    return FACTS.format(**facts, rounds=rounds, external=external)
 
 
 def pictures(scenario: Scenario) -> str:

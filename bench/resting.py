@@ -32,8 +32,8 @@ def rss_mb(process: psutil.Process) -> float:
     return float(process.memory_info().rss) / 1e6
 
 
-class ForeignLoad:
-    """A counter of the CPU time that other processes take from its creation on.
+class ExternalLoad:
+    """The external CPU load: the CPU time that other processes take from its creation on.
 
     The machine has two cores and both are busy: one external process stalls the barriers of
     llama.cpp's threads and makes a run meaningless.
@@ -45,26 +45,26 @@ class ForeignLoad:
     def _now(self) -> tuple[float, float]:
         machine = psutil.cpu_times()
         idle = machine.idle + machine.iowait + machine.guest + machine.guest_nice
-        return sum(machine) - idle, self._ours()
+        return sum(machine) - idle, self._own()
 
-    def _ours(self) -> float:
+    def _own(self) -> float:
         own = os.times()  # of processes that have ended too
         living = psutil.Process().children(recursive=True)
         return sum(own[:4]) + sum(sum(process.cpu_times()[:4]) for process in living)
 
     def cores(self) -> float:
         """Return the average number of cores that other processes kept busy."""
-        seconds, busy, ours = (
+        seconds, busy, own = (
             now - begin
             for now, begin in zip((time.monotonic(), *self._now()), self._begin, strict=True)
         )
-        return max(0.0, busy - ours) / seconds
+        return max(0.0, busy - own) / seconds
 
 
 async def calm(cores_max: float) -> None:
     """Wait a limited time until others keep at most *cores_max* busy; a run measures it again."""
     for _ in range(round(CALM_WAIT_S_MAX / CALM_SAMPLE_S)):
-        load = ForeignLoad()
+        load = ExternalLoad()
         await asyncio.sleep(CALM_SAMPLE_S)
         if load.cores() <= cores_max:
             return

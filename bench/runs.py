@@ -58,13 +58,13 @@ class Run:
     case: int
     round: int
     figures: dict[str, float]
-    foreign_cores: float = 0.0
+    external_cores: float = 0.0
     """Average number of cores that other processes kept busy during the run."""
     streams: tuple[Stream, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields for JSON, without the streams."""
-        fields = ("side", "case", "round", "figures", "foreign_cores")
+        fields = ("side", "case", "round", "figures", "external_cores")
         return {name: getattr(self, name) for name in fields}
 
 

@@ -16,12 +16,11 @@ CACHED_TOKENS_MAX = 6
 class Stream:
     """One turn of one program, as its client saw it; times are seconds of one clock."""
 
-    asked_s: float
+    requested_s: float
     arrivals_s: tuple[float, ...]
     """The arrival time of each piece of the answer."""
     tokens: int
-    wanted: int
-    """Requested tokens."""
+    tokens_requested: int
     label: str = ""
     """Name of the conversation; all its turns share it."""
     priority: str = "normal"
@@ -39,7 +38,7 @@ class Stream:
     @property
     def lost(self) -> bool:
         """Whether the client did not get all requested tokens."""
-        return bool(self.error) or self.tokens != self.wanted
+        return bool(self.error) or self.tokens != self.tokens_requested
 
     @property
     def first_s(self) -> float:
@@ -49,12 +48,12 @@ class Stream:
     @property
     def ended_s(self) -> float:
         """Arrival time of the last piece, or the time of the request if none arrived."""
-        return self.arrivals_s[-1] if self.arrivals_s else self.asked_s
+        return self.arrivals_s[-1] if self.arrivals_s else self.requested_s
 
     @property
     def ttft_s(self) -> float:
         """Seconds from the request to the first piece."""
-        return self.first_s - self.asked_s
+        return self.first_s - self.requested_s
 
     def gaps(self) -> Iterator[tuple[float, float]]:
         """Yield the times of each two successive pieces."""
@@ -73,7 +72,7 @@ def from_dict(fields: dict[str, Any]) -> Stream:
 def check_complete(streams: Iterable[Stream]) -> None:
     """Reject a run in which a turn ended early: its figures would not be comparable."""
     for stream in streams:
-        what = stream.error or f"{stream.tokens} tokens, not {stream.wanted}"
+        what = stream.error or f"{stream.tokens} tokens, not {stream.tokens_requested}"
         assert not stream.lost, f"{stream.label or 'a stream'}: {what}"
 
 
@@ -92,7 +91,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def makespan_s(streams: Sequence[Stream]) -> float:
     """Return the time from the first request to the last piece."""
-    return max(s.ended_s for s in streams) - min(s.asked_s for s in streams)
+    return max(s.ended_s for s in streams) - min(s.requested_s for s in streams)
 
 
 def ttft_median_s(streams: Sequence[Stream]) -> float:
@@ -125,6 +124,6 @@ def computed_twice(turns: Sequence[Stream]) -> int:
 def by_label(streams: Iterable[Stream]) -> dict[str, list[Stream]]:
     """Return the streams of each label in the order of their requests."""
     found: dict[str, list[Stream]] = {}
-    for stream in sorted(streams, key=lambda s: s.asked_s):
+    for stream in sorted(streams, key=lambda s: s.requested_s):
         found.setdefault(stream.label, []).append(stream)
     return found

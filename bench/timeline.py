@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tools.build_engine import ROOT
 
-from . import saving
+from . import result_files
 from .scenarios import SCENARIOS
 from .streams import Stream, by_label
 
@@ -47,10 +47,10 @@ Span = tuple[str, float, float]
 def spans(stream: Stream) -> Iterator[Span]:
     """Yield the phases of a request, from its start to its last token."""
     if not stream.arrivals_s:
-        yield "waiting", stream.asked_s, stream.asked_s
+        yield "waiting", stream.requested_s, stream.requested_s
         return
-    begun_s = min(stream.asked_s + stream.waited_s, stream.first_s)
-    yield "waiting", stream.asked_s, begun_s
+    begun_s = min(stream.requested_s + stream.waited_s, stream.first_s)
+    yield "waiting", stream.requested_s, begun_s
     yield "prefill", begun_s, stream.first_s
     begin_s = stream.first_s
     for before_s, after_s in stream.gaps():
@@ -178,7 +178,7 @@ def write(scenario: str, title: str, pictures: Mapping[str, Sequence[Stream]]) -
 def main() -> None:
     """Redraw all pictures."""
     for scenario in SCENARIOS.values():
-        if result := saving.load(scenario.name):
+        if result := result_files.load(scenario.name):
             write(scenario.name, scenario.title, result.pictures)
 
 

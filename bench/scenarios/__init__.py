@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import (
     decode,
-    foreign,
+    external_load,
     long_prompt,
     pipeline,
     prefix,
@@ -22,6 +22,6 @@ __all__ = ("SCENARIOS", "Scenario")
 
 _ALL = (
     *(decode, prefix, urgent, long_prompt, sessions),
-    *(returning, swap, pipeline, two_models, foreign, scrape, sampling),
+    *(returning, swap, pipeline, two_models, external_load, scrape, sampling),
 )
 SCENARIOS: dict[str, Scenario] = {module.SCENARIO.name: module.SCENARIO for module in _ALL}

@@ -92,9 +92,9 @@ async def start_pair(
     ctx_size: int,
 ) -> Started:
     """Start llama-server with its default caches, and a daemon."""
-    rival = await stack.enter_async_context(llama_server.running(slots, ctx_size))
-    ours = await start_inferd(stack, slots, ctx_size)
-    return Started({LLAMA_SERVER: side_of(drive, rival), INFERD: side_of(drive, ours)}, {})
+    reference = await stack.enter_async_context(llama_server.running(slots, ctx_size))
+    server = await start_inferd(stack, slots, ctx_size)
+    return Started({LLAMA_SERVER: side_of(drive, reference), INFERD: side_of(drive, server)}, {})
 
 
 async def start_inferd(
@@ -102,6 +102,6 @@ async def start_inferd(
 ) -> daemon.Inferd:
     """Start a daemon that keeps the model loaded."""
     text = daemon.configuration(slots, ctx_size, settings)
-    ours = await stack.enter_async_context(daemon.running(text))
-    await ours.keep_loaded(stack)
-    return ours
+    server = await stack.enter_async_context(daemon.running(text))
+    await server.keep_loaded(stack)
+    return server

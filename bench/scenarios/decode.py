@@ -11,7 +11,7 @@ import psutil
 
 from bench import daemon, llama_server, texts
 from bench import streams as s
-from bench.clients import Ask, Client, ask_together, bare_run
+from bench.clients import Client, Request, bare_run, send_together
 from bench.machine import THREADS
 from bench.resting import idle_cpu_percent, rss_mb
 from bench.runs import Figure, Target
@@ -30,12 +30,12 @@ IDLE_CPU_PERCENT_MAX = 0.5
 """A side that uses more while it idles would disturb the others' runs."""
 
 
-def asks(work: Work) -> list[Ask]:
+def requests(work: Work) -> list[Request]:
     """Return distinct prompts of 40 to 60 tokens, one per stream."""
     rng = work.rng()
     tokens = TOKENS_SMALL if work.small else TOKENS
     return [
-        Ask(f"{work.mark} {texts.paragraph(rng, name)}", tokens, name)
+        Request(f"{work.mark} {texts.paragraph(rng, name)}", tokens, name)
         for name in texts.names(rng, work.case)
     ]
 
@@ -46,45 +46,45 @@ async def drive_llama_server(server: llama_server.LlamaServer, work: Work) -> li
         clients = [
             await stack.enter_async_context(server.client(slot)) for slot in range(work.case)
         ]
-        return await ask_together(clients, asks(work))
+        return await send_together(clients, requests(work))
 
 
 async def drive_inferd(
-    ours: daemon.Inferd, kind: type[daemon.StreamClient], work: Work
+    server: daemon.Inferd, kind: type[daemon.StreamClient], work: Work
 ) -> list[Stream]:
     """Stream from inferd by clients of *kind*."""
     async with AsyncExitStack() as stack:
         clients: list[Client] = [
-            await stack.enter_async_context(ours.client(kind=kind)) for _ in range(work.case)
+            await stack.enter_async_context(server.client(kind=kind)) for _ in range(work.case)
         ]
-        return await ask_together(clients, asks(work))
+        return await send_together(clients, requests(work))
 
 
 async def drive_bare(work: Work) -> list[Stream]:
     """Run the bare loop."""
-    return await bare_run(asks(work), SLOTS, CTX_SIZE)
+    return await bare_run(requests(work), SLOTS, CTX_SIZE)
 
 
 async def start(stack: AsyncExitStack) -> Started:
     """Start both servers and measure their CPU and memory at rest."""
     facts: dict[str, str] = {}
-    rival = await stack.enter_async_context(
+    reference = await stack.enter_async_context(
         llama_server.running(SLOTS, CTX_SIZE, llama_server.NO_CACHES)
     )
-    sides: dict[str, Side] = {LLAMA_SERVER: partial(drive_llama_server, rival)}
+    sides: dict[str, Side] = {LLAMA_SERVER: partial(drive_llama_server, reference)}
     await sides[LLAMA_SERVER](WAKING)
-    await _rest(facts, "llama-server, idle", [rival.process])
-    facts["llama-server with the model: RSS, MB"] = f"{rss_mb(rival.process):.0f}"
-    ours = await stack.enter_async_context(daemon.running(daemon.configuration(SLOTS, CTX_SIZE)))
-    facts["inferd, no model loaded: RSS, MB"] = f"{rss_mb(ours.process):.0f}"
-    await ours.keep_loaded(stack)
-    sides[PUSHED] = partial(drive_inferd, ours, daemon.StreamClient)
-    sides[PULLED] = partial(drive_inferd, ours, daemon.PullClient)
+    await _rest(facts, "llama-server, idle", [reference.process])
+    facts["llama-server with the model: RSS, MB"] = f"{rss_mb(reference.process):.0f}"
+    server = await stack.enter_async_context(daemon.running(daemon.configuration(SLOTS, CTX_SIZE)))
+    facts["inferd, no model loaded: RSS, MB"] = f"{rss_mb(server.process):.0f}"
+    await server.keep_loaded(stack)
+    sides[PUSHED] = partial(drive_inferd, server, daemon.StreamClient)
+    sides[PULLED] = partial(drive_inferd, server, daemon.PullClient)
     await sides[PUSHED](WAKING)
-    processes = [ours.process, *ours.process.children(recursive=True)]
+    processes = [server.process, *server.process.children(recursive=True)]
     assert len(processes) > 1, "no worker"
     await _rest(facts, "inferd with one idle worker", processes)
-    facts["inferd, daemon with one worker: RSS, MB"] = f"{rss_mb(ours.process):.0f}"
+    facts["inferd, daemon with one worker: RSS, MB"] = f"{rss_mb(server.process):.0f}"
     facts["inferd, worker with the model: RSS, MB"] = f"{sum(map(rss_mb, processes[1:])):.0f}"
     return Started({**sides, BARE: drive_bare}, facts)
 

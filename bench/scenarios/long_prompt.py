@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 
 from bench import llama_server, texts
 from bench import streams as s
-from bench.clients import Ask, Server, ask_at
+from bench.clients import Request, Server, send_at
 from bench.runs import Figure, Target
 from bench.streams import Stream
 
@@ -25,25 +25,26 @@ STEP_MS_TARGETS = (75, 100, 150, 200, 300, 500)
 LONG = "long prompt"
 
 
-def asks(work: Work) -> list[Ask]:
+def requests(work: Work) -> list[Request]:
     """Return the streams' requests and, last, the long one."""
     rng = work.rng()
     tokens, words = (128, 150) if work.small else (STREAM_TOKENS, WORDS)
     short = [
-        Ask(f"{work.mark} {texts.paragraph(rng, name)}", tokens, name)
+        Request(f"{work.mark} {texts.paragraph(rng, name)}", tokens, name)
         for name in texts.names(rng, STREAMS)
     ]
-    return [*short, Ask(f"{work.mark} Once: {texts.story(rng, words - 1)}", TOKENS, LONG)]
+    return [*short, Request(f"{work.mark} Once: {texts.story(rng, words - 1)}", TOKENS, LONG)]
 
 
 async def drive(server: Server, work: Work) -> list[Stream]:
     """Start the streams, then send the long prompt."""
-    wanted = asks(work)
+    all_requests = requests(work)
     async with AsyncExitStack() as stack:
         clients = [
-            await stack.enter_async_context(server.client(slot)) for slot in range(len(wanted))
+            await stack.enter_async_context(server.client(slot))
+            for slot in range(len(all_requests))
         ]
-        return await ask_at(clients, wanted, [*[0.0] * STREAMS, ARRIVES_S])
+        return await send_at(clients, all_requests, [*[0.0] * STREAMS, ARRIVES_S])
 
 
 def measure(streams: Sequence[Stream]) -> dict[str, float]:
@@ -57,13 +58,13 @@ def measure(streams: Sequence[Stream]) -> dict[str, float]:
     early = [stream.label for stream in others if stream.ended_s < long.first_s]
     assert not early, f"{early} ended before the long prompt's first token: nothing to measure"
     return {
-        "gap_worst_s": s.gap_worst_s(others, long.asked_s, long.first_s),
+        "gap_worst_s": s.gap_worst_s(others, long.requested_s, long.first_s),
         "long_ttft_s": long.ttft_s,
         "makespan_s": s.makespan_s(streams),
     }
 
 
-def of_setting(step_ms: int) -> str:
+def name_of_setting(step_ms: int) -> str:
     """Return the name of the side with a setting."""
     return f"{INFERD}, {step_ms} ms"
 
@@ -71,12 +72,12 @@ def of_setting(step_ms: int) -> str:
 async def start(stack: AsyncExitStack) -> Started:
     """Start llama-server, a daemon with its defaults, and one for each setting."""
     slots = STREAMS + 1
-    rival = await stack.enter_async_context(llama_server.running(slots, CTX_SIZE))
-    sides = {LLAMA_SERVER: side_of(drive, rival)}
+    reference = await stack.enter_async_context(llama_server.running(slots, CTX_SIZE))
+    sides = {LLAMA_SERVER: side_of(drive, reference)}
     sides[INFERD] = side_of(drive, await start_inferd(stack, slots, CTX_SIZE))
     for step_ms in STEP_MS_TARGETS:
-        ours = await start_inferd(stack, slots, CTX_SIZE, {"step-ms-target": step_ms})
-        sides[of_setting(step_ms)] = side_of(drive, ours)
+        server = await start_inferd(stack, slots, CTX_SIZE, {"step-ms-target": step_ms})
+        sides[name_of_setting(step_ms)] = side_of(drive, server)
     return Started(sides, {})
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench import daemon, texts
 from bench import streams as s
-from bench.clients import Ask, together
+from bench.clients import Request, gather_all
 from bench.daemon import StreamClient
 from bench.machine import MODEL
 from bench.runs import Figure, Target
@@ -25,15 +25,15 @@ WORDS = 100
 TOKENS = 12
 MEMORY_BYTES = 500_000_000
 """One model with its slots takes 322 MB of it."""
-STAY_S = 5.0
-WAIT_S_MAX = 2 * (STAY_S + 4.0)
+RESIDENCY_S = 5.0
+WAIT_S_MAX = 2 * (RESIDENCY_S + 4.0)
 """A residency, a turn and a load for each of two other models; a turn and a load stay below 2 s."""
 IN_ORDER = "inferd, in order of arrival"
 COUNTED_TWICE_MAX = 2
 """Tokens of a history that each return computes again: the last one, and one at a boundary."""
 
 
-def label(pipeline: int, model: str) -> str:
+def label_of(pipeline: int, model: str) -> str:
     """Return the name of a conversation."""
     return f"{pipeline} {model}"
 
@@ -55,9 +55,11 @@ async def run_pipeline(server: daemon.Inferd, work: Work, pipeline: int) -> list
         for step in range((2 if work.small else ROUNDS) * len(MODELS)):
             model = MODELS[(pipeline + step) % len(MODELS)]
             first = step < len(MODELS)
-            said = texts.story(rng, WORDS) if first else texts.question(rng)
-            text = f"{work.mark} {pipeline} {step} {said}"
-            found.append(await clients[model].ask(Ask(text, TOKENS, label(pipeline, model))))
+            content = texts.story(rng, WORDS) if first else texts.question(rng)
+            text = f"{work.mark} {pipeline} {step} {content}"
+            found.append(
+                await clients[model].send_request(Request(text, TOKENS, label_of(pipeline, model)))
+            )
     return found
 
 
@@ -66,7 +68,7 @@ def side_of(server: daemon.Inferd) -> Side:
 
     async def side(work: Work) -> list[Stream]:
         calls = (run_pipeline(server, work, p) for p in range(PIPELINES))
-        return [stream for streams in await together(calls) for stream in streams]
+        return [stream for streams in await gather_all(calls) for stream in streams]
 
     return side
 
@@ -94,9 +96,9 @@ def measure(streams: Sequence[Stream]) -> dict[str, float]:
     }
 
 
-def configuration(stay_s: float) -> str:
+def configuration(residency_s: float) -> str:
     """Return a daemon's configuration: three names for one file, and memory for one model."""
-    settings: Mapping[str, Any] = {"memory-bytes": MEMORY_BYTES, "residency-s": stay_s}
+    settings: Mapping[str, Any] = {"memory-bytes": MEMORY_BYTES, "residency-s": residency_s}
     text = daemon.configuration(SLOTS, CTX_SIZE, settings)
     return text + "".join(f'\n[models.{name}]\nfile = "{MODEL}"\n' for name in MODELS)
 
@@ -104,8 +106,8 @@ def configuration(stay_s: float) -> str:
 async def start(stack: AsyncExitStack) -> Started:
     """Start a daemon for each side."""
     sides: dict[str, Side] = {}
-    for name, stay_s in ((INFERD, STAY_S), (IN_ORDER, 0.0)):
-        server = await stack.enter_async_context(daemon.running(configuration(stay_s)))
+    for name, residency_s in ((INFERD, RESIDENCY_S), (IN_ORDER, 0.0)):
+        server = await stack.enter_async_context(daemon.running(configuration(residency_s)))
         sides[name] = side_of(server)
     return Started(sides, {})
 
@@ -117,7 +119,7 @@ SCENARIO = Scenario(
 {PIPELINES} programs use three models ({", ".join(MODELS)}: one file under three names) in turn,
 {ROUNDS} times each, each model in a session of its own with an id; each program begins with
 another model. Memory holds one of the three (`memory-bytes`). **{INFERD}** admits requests for the
-loaded model first for `residency-s` = {STAY_S:g}; **{IN_ORDER}** is the same with 0. A load is
+loaded model first for `residency-s` = {RESIDENCY_S:g}; **{IN_ORDER}** is the same with 0. A load is
 counted wherever the first token of a turn comes from another model than the previous turn's first
 token. The limit of the wait, {WAIT_S_MAX:g} s, is a residency, the longest turn and a load for
 each of the two other models. A session begins with {WORDS} words and continues with questions.

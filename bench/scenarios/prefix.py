@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 from bench import streams as s
 from bench import texts
-from bench.clients import Ask, Server, ask_together, bare_run, connect
+from bench.clients import Request, Server, bare_run, connect, send_together
 from bench.runs import Figure, Target
 from bench.streams import Stream
 
@@ -22,27 +22,27 @@ TOKENS = 24
 BARE = "bare"
 
 
-def asks_of(work: Work) -> list[Ask]:
+def requests_of(work: Work) -> list[Request]:
     """Return each session's request: the shared text, then its own."""
     rng = work.rng()
     count, words = (4, 100) if work.small else (SLOTS, WORDS)
     common = f"{work.mark} {texts.story(rng, words)}"
     return [
-        Ask(f"{common}{texts.question(rng, name)}", TOKENS, name)
+        Request(f"{common}{texts.question(rng, name)}", TOKENS, name)
         for name in texts.names(rng, count)
     ]
 
 
 async def drive(server: Server, work: Work) -> list[Stream]:
     """Send all sessions' requests at once."""
-    asks = asks_of(work)
+    requests = requests_of(work)
     async with AsyncExitStack() as stack:
-        return await ask_together(await connect(stack, server, len(asks)), asks)
+        return await send_together(await connect(stack, server, len(requests)), requests)
 
 
 async def drive_bare(work: Work) -> list[Stream]:
     """Run the bare loop."""
-    return await bare_run(asks_of(work), SLOTS, CTX_SIZE, share=True)
+    return await bare_run(requests_of(work), SLOTS, CTX_SIZE, share=True)
 
 
 def measure(streams: Sequence[Stream]) -> dict[str, float]:

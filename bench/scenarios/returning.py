@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench import daemon, llama_server, texts
 from bench import streams as s
-from bench.clients import Ask, Client
+from bench.clients import Client, Request
 from bench.runs import Figure, Target
 from bench.streams import Stream
 
@@ -19,10 +19,10 @@ SLOTS = 4
 CTX_SIZE = 2560
 WORDS = 1250
 TOKENS = 64
-AFRESH = "inferd, fresh state"
+FRESH = "inferd, fresh state"
 
 Connect = Callable[[], AbstractAsyncContextManager[tuple[Client, bool]]]
-"""Starts a server and connects a program; returns whether its session still has its history."""
+"""Starts a server, connects a program, and returns whether its session still has its history."""
 
 
 async def drive(first: Connect, again: Connect, work: Work) -> list[Stream]:
@@ -31,11 +31,11 @@ async def drive(first: Connect, again: Connect, work: Work) -> list[Stream]:
     prompt = f"{work.mark} {texts.story(rng, 150 if work.small else WORDS)}"
     question = texts.question(rng)
     async with first() as (client, _):
-        before = await client.ask(Ask(prompt, TOKENS, "before the restart"))
-        known = prompt + client.said
+        before = await client.send_request(Request(prompt, TOKENS, "before the restart"))
+        history = prompt + client.last_answer
     async with again() as (client, attached):
-        text = question if attached else known + question
-        return [before, await client.ask(Ask(text, TOKENS, "returns"))]
+        text = question if attached else history + question
+        return [before, await client.send_request(Request(text, TOKENS, "returns"))]
 
 
 @asynccontextmanager
@@ -47,16 +47,16 @@ async def llama_server_side() -> AsyncIterator[tuple[Client, bool]]:
 
 @asynccontextmanager
 async def inferd_side(home: Path) -> AsyncIterator[tuple[Client, bool]]:
-    """Run a daemon with its state in *home* and open the same session each time, which is kept."""
+    """Run a daemon with its state in *home*, and open a session with the same id each time."""
     text = daemon.configuration(SLOTS, CTX_SIZE)
     async with AsyncExitStack() as stack:
-        ours = await stack.enter_async_context(daemon.running(text, home))
-        await ours.keep_loaded(stack)
-        client = await stack.enter_async_context(ours.client(session_id="returning"))
-        yield client, (await client.opened()).attached
+        server = await stack.enter_async_context(daemon.running(text, home))
+        await server.keep_loaded(stack)
+        client = await stack.enter_async_context(server.client(session_id="returning"))
+        yield client, (await client.open_session()).attached
 
 
-def inferd(*, keeps: bool) -> Side:
+def inferd(*, keeps_state: bool) -> Side:
     """Return the side of a daemon that restarts with its state, or with an empty folder."""
 
     async def side(work: Work) -> list[Stream]:
@@ -64,13 +64,13 @@ def inferd(*, keeps: bool) -> Side:
             first, other = Path(folder) / "first", Path(folder) / "other"
             first.mkdir()
             other.mkdir()
-            second = first if keeps else other
+            second = first if keeps_state else other
             return await drive(lambda: inferd_side(first), lambda: inferd_side(second), work)
 
     return side
 
 
-async def rival(work: Work) -> list[Stream]:
+async def reference(work: Work) -> list[Stream]:
     """Run the work on llama-server."""
     return await drive(llama_server_side, llama_server_side, work)
 
@@ -90,8 +90,8 @@ def measure(streams: Sequence[Stream]) -> dict[str, float]:
 
 async def start(_stack: AsyncExitStack) -> Started:
     """Return the sides; each run starts and stops its own server twice."""
-    sides: dict[str, Side] = {LLAMA_SERVER: rival, INFERD: inferd(keeps=True)}
-    return Started(sides | {AFRESH: inferd(keeps=False)}, {})
+    sides: dict[str, Side] = {LLAMA_SERVER: reference, INFERD: inferd(keeps_state=True)}
+    return Started(sides | {FRESH: inferd(keeps_state=False)}, {})
 
 
 SCENARIO = Scenario(
@@ -101,7 +101,7 @@ SCENARIO = Scenario(
 A program sends {WORDS} words and reads {TOKENS} tokens. The server is stopped (SIGTERM) and started
 again, and the model is loaded. Then the program sends the conversation again with a question at its
 end; where the server still knows its session by its id, it sends the question alone. The clock runs
-from there to the first token. **{AFRESH}** is inferd restarted with another, empty state directory.
+from there to the first token. **{FRESH}** is inferd restarted with another, empty state directory.
 {SLOTS} slots of {CTX_SIZE} tokens.""",
     figures=(
         Figure("ttft_s", "returns: first token, s", 3),
@@ -110,7 +110,7 @@ from there to the first token. **{AFRESH}** is inferd restarted with another, em
         Figure("cached_tokens", "of these cached", 0),
     ),
     targets=(
-        Target("ttft_s", AFRESH, INFERD, least=10.0),
+        Target("ttft_s", FRESH, INFERD, least=10.0),
         Target("ttft_s", LLAMA_SERVER, INFERD, least=10.0),
     ),
     start=start,

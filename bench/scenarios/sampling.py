@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from bench import streams as s
-from bench.drawing import CTX_SIZE, PROMPT_TOKENS
 from bench.runs import Figure, Target
+from bench.sampling_engine import CTX_SIZE, PROMPT_TOKENS
 from bench.streams import Stream
 from tools.build_engine import ROOT
 
@@ -36,7 +36,7 @@ async def drive(side: str, work: Work) -> list[Stream]:
     """Sample the case's streams in a process of its own."""
     tokens = TOKENS_SMALL if work.small else TOKENS
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bench.drawing"),
+        *(sys.executable, "-m", "bench.sampling_engine"),
         cwd=ROOT,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -46,8 +46,8 @@ async def drive(side: str, work: Work) -> list[Stream]:
     if process.returncode != 0:
         raise SystemExit(f"the engine ended with status {process.returncode}")
     return [
-        Stream(asked_s, tuple(times), len(times), tokens, str(number), sampling_s=sampling_s)
-        for number, (asked_s, times, sampling_s) in enumerate(json.loads(out))
+        Stream(requested_s, tuple(times), len(times), tokens, str(number), sampling_s=sampling_s)
+        for number, (requested_s, times, sampling_s) in enumerate(json.loads(out))
     ]
 
 
@@ -63,7 +63,7 @@ def measure(streams: Sequence[Stream]) -> dict[str, float]:
     sampling_s = sum(stream.sampling_s for stream in streams) / steps
     return {
         "share": 100 * sampling_s / step_s,
-        "drawn_ms": 1000 * sampling_s,
+        "sampling_ms": 1000 * sampling_s,
         "step_ms": 1000 * step_s,
     }
 
@@ -88,13 +88,13 @@ together.
   few tokens that their chain can select, and make candidates of these.""",
     figures=(
         Figure("share", "sampling, % of a step", 1),
-        Figure("drawn_ms", "sampling, ms a step", 2),
+        Figure("sampling_ms", "sampling, ms a step", 2),
         Figure("step_ms", "step, ms", 1),
     ),
     targets=(
         Target("share", DEFAULT, most=SHARE_MAX, case=16),
         Target("share", PENALTIES, most=SHARE_MAX, case=16),
-        Target("drawn_ms", DEFAULT, WHOLE, case=16),
+        Target("sampling_ms", DEFAULT, WHOLE, case=16),
     ),
     start=start,
     measure=measure,

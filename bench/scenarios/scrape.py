@@ -10,7 +10,7 @@ from functools import partial
 
 from bench import daemon, texts
 from bench import streams as s
-from bench.clients import Ask, Client, ask_together
+from bench.clients import Client, Request, send_together
 from bench.runs import Figure, Target
 from bench.streams import Stream
 
@@ -27,42 +27,42 @@ REQUEST = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
 P99_MS_MAX = 20.0
 
 
-def asks(work: Work) -> list[Ask]:
+def requests(work: Work) -> list[Request]:
     """Return one request per stream."""
     rng = work.rng()
     tokens = TOKENS_SMALL if work.small else TOKENS
     names = texts.names(rng, SLOTS)
-    return [Ask(f"{work.mark} {texts.paragraph(rng, name)}", tokens, name) for name in names]
+    return [Request(f"{work.mark} {texts.paragraph(rng, name)}", tokens, name) for name in names]
 
 
-async def stream_all(ours: daemon.Inferd, work: Work) -> list[Stream]:
+async def stream_all(server: daemon.Inferd, work: Work) -> list[Stream]:
     """Stream from all slots."""
     async with AsyncExitStack() as stack:
         clients: list[Client] = [
-            await stack.enter_async_context(ours.client()) for _ in range(SLOTS)
+            await stack.enter_async_context(server.client()) for _ in range(SLOTS)
         ]
-        return await ask_together(clients, asks(work))
+        return await send_together(clients, requests(work))
 
 
-async def stream_scraped(ours: daemon.Inferd, work: Work) -> list[Stream]:
+async def stream_scraped(server: daemon.Inferd, work: Work) -> list[Stream]:
     """Stream from all slots and scrape meanwhile; a scrape counts as a stream of one piece."""
-    running = asyncio.ensure_future(stream_all(ours, work))
+    running = asyncio.ensure_future(stream_all(server, work))
     scrapes: list[Stream] = []
     while not running.done():
-        scrapes.append(await scrape(ours))
+        scrapes.append(await scrape(server))
         await asyncio.wait([running], timeout=EVERY_S)
     return [*await running, *scrapes]
 
 
-async def scrape(ours: daemon.Inferd) -> Stream:
+async def scrape(server: daemon.Inferd) -> Stream:
     """Scrape once."""
-    asked_s = time.perf_counter()
-    reader, writer = await asyncio.open_unix_connection(ours.socket.parent / "metrics.sock")
+    requested_s = time.perf_counter()
+    reader, writer = await asyncio.open_unix_connection(server.socket.parent / "metrics.sock")
     writer.write(REQUEST)
     text = await reader.read()
     writer.close()
     error = "" if b"inferd_build_info" in text else text[:200].decode()
-    return Stream(asked_s, (time.perf_counter(),), 1, 1, SCRAPE, error=error)
+    return Stream(requested_s, (time.perf_counter(),), 1, 1, SCRAPE, error=error)
 
 
 def measure(streams: Sequence[Stream]) -> dict[str, float]:
@@ -83,8 +83,10 @@ def measure(streams: Sequence[Stream]) -> dict[str, float]:
 
 async def start(stack: AsyncExitStack) -> Started:
     """Start a daemon."""
-    ours = await start_inferd(stack, SLOTS, CTX_SIZE)
-    return Started({INFERD: partial(stream_all, ours), SCRAPED: partial(stream_scraped, ours)}, {})
+    server = await start_inferd(stack, SLOTS, CTX_SIZE)
+    return Started(
+        {INFERD: partial(stream_all, server), SCRAPED: partial(stream_scraped, server)}, {}
+    )
 
 
 SCENARIO = Scenario(

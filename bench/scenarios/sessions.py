@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 from bench import streams as s
 from bench import texts
-from bench.clients import Ask, Server, ask_in_turn, connect, together
+from bench.clients import Request, Server, connect, gather_all, send_in_turn
 from bench.runs import Figure, Target
 from bench.streams import Stream
 
@@ -19,13 +19,13 @@ SESSIONS, TURNS = 100, 3
 TOKENS = 24
 
 
-def conversation(work: Work, number: int, tokens: int) -> list[Ask]:
+def conversation(work: Work, number: int, tokens: int) -> list[Request]:
     """Return one program's requests, turn by turn."""
     rng = work.rng()
     rng.seed(rng.randint(0, 1 << 30) + number)
     begin = f"{work.mark} {texts.mark(number, 2)} {texts.paragraph(rng)}"
     rest = [texts.question(rng) for _ in range(TURNS - 1)]
-    return [Ask(text, tokens, f"session {number + 1}") for text in (begin, *rest)]
+    return [Request(text, tokens, f"session {number + 1}") for text in (begin, *rest)]
 
 
 async def drive(server: Server, work: Work) -> list[Stream]:
@@ -34,10 +34,10 @@ async def drive(server: Server, work: Work) -> list[Stream]:
     async with AsyncExitStack() as stack:
         clients = await connect(stack, server, count)
         conversations = (
-            ask_in_turn(client, conversation(work, number, tokens))
+            send_in_turn(client, conversation(work, number, tokens))
             for number, client in enumerate(clients)
         )
-        return [stream for turns in await together(conversations) for stream in turns]
+        return [stream for turns in await gather_all(conversations) for stream in turns]
 
 
 def measure(streams: Sequence[Stream]) -> dict[str, float]:

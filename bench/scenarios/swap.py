@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from bench import daemon, texts
 from bench import streams as s
-from bench.clients import Ask, together
+from bench.clients import Request, gather_all
 from bench.daemon import Inferd, StreamClient
 from bench.machine import MODEL
 from bench.runs import Figure, Target
@@ -70,12 +70,12 @@ class Programs:
         """The fingerprint that answered a program's last turn."""
         self._turned = asyncio.Condition()
 
-    async def talk(self, client: StreamClient) -> None:
+    async def run_program(self, client: StreamClient) -> None:
         """Run one program."""
         name = texts.names(self.rng, 1)[0]
         while not self.over:
             text = f"{self.work.mark} {texts.question(self.rng, name)}"
-            turn = await turn_of(client, Ask(text, self.tokens, name))
+            turn = await send_turn(client, Request(text, self.tokens, name))
             self.turns.append(turn)
             if turn.input_tokens > HISTORY_MAX:
                 await client.client.reset(client.session.context)
@@ -83,7 +83,7 @@ class Programs:
                 self._answered_by[client] = turn.label
                 self._turned.notify_all()
 
-    async def settled(self, fingerprint: str = "") -> None:
+    async def wait_settled(self, fingerprint: str = "") -> None:
         """Wait until one model has answered the last turn of every program, or until a turn has
         failed. With *fingerprint*, wait for that model.
         """
@@ -96,9 +96,9 @@ class Programs:
         return one or any(turn.error for turn in self.turns)
 
 
-async def turn_of(client: StreamClient, ask: Ask) -> Stream:
+async def send_turn(client: StreamClient, request: Request) -> Stream:
     """Return a turn, labelled with the fingerprint that answered it."""
-    turn = await client.ask(ask)
+    turn = await client.send_request(request)
     if turn.error:
         return turn
     return replace(turn, label=str(client.session.metadata["fingerprint"]))
@@ -106,9 +106,9 @@ async def turn_of(client: StreamClient, ask: Ask) -> Stream:
 
 async def timed(label: str, call: Callable[[], Awaitable[T]]) -> tuple[Stream, T]:
     """Return the duration of a call, as a stream of one piece, and its result."""
-    asked_s = time.perf_counter()
+    requested_s = time.perf_counter()
     result = await call()
-    return Stream(asked_s, (time.perf_counter(),), 1, 1, label), result
+    return Stream(requested_s, (time.perf_counter(),), 1, 1, label), result
 
 
 async def load_alone(client: AsyncClient, name: str) -> Stream:
@@ -138,33 +138,33 @@ async def swap_under(programs: Programs, probe: StreamClient) -> None:
     """Swap there and back while the programs talk, each time from one model alone to another; ask
     the new one at once.
     """
-    await programs.settled()
+    await programs.wait_settled()
     for number in range(SWAPS):
         await asyncio.sleep(APART_S)
         done = await swap(probe.client, ("second", "first")[number % 2])
         programs.swaps.append(done)
         text = f"{programs.work.mark} {number}"
-        programs.turns.append(await turn_of(probe, Ask(text, 4)))
+        programs.turns.append(await send_turn(probe, Request(text, 4)))
         await probe.client.reset(probe.session.context)
-        await programs.settled(done.label.split()[-1])
+        await programs.wait_settled(done.label.split()[-1])
     programs.over = True
 
 
-def side_of(ours: Inferd) -> Side:
-    """Return the side that runs on *ours*."""
+def side_of(server: Inferd) -> Side:
+    """Return the side that runs on *server*."""
 
     async def side(work: Work) -> list[Stream]:
         programs = Programs(work)
         async with AsyncExitStack() as stack:
             clients = [
-                await stack.enter_async_context(ours.client()) for _ in range(programs.count + 1)
+                await stack.enter_async_context(server.client()) for _ in range(programs.count + 1)
             ]
             operator = clients[-1].client
             loads = [await load_alone(operator, name) for name in ("first", "second")]
             for client in clients:
-                await client.opened()
-            talking = [programs.talk(client) for client in clients[:-1]]
-            await together([swap_under(programs, clients[-1]), *talking])
+                await client.open_session()
+            talking = [programs.run_program(client) for client in clients[:-1]]
+            await gather_all([swap_under(programs, clients[-1]), *talking])
         return [*loads, *programs.swaps, *programs.turns]
 
     return side
@@ -190,26 +190,28 @@ class Swap:
     def step_s(self, turns: Sequence[Stream]) -> float:
         """Return the old model's step just before the swap: the median gap of its streams."""
         gaps = (gap for turn in turns if turn.label == self.before for gap in turn.gaps())
-        asked_s = self.call.asked_s
-        return statistics.median(b - a for a, b in gaps if asked_s - APART_S <= a < b <= asked_s)
+        requested_s = self.call.requested_s
+        return statistics.median(
+            b - a for a, b in gaps if requested_s - APART_S <= a < b <= requested_s
+        )
 
     def silence_steps(self, turns: Sequence[Stream]) -> float:
         """Return the longest silence of a stream after the swap, in steps before it."""
-        return gap_worst_s(turns, self.call.asked_s, self.until_s) / self.step_s(turns)
+        return gap_worst_s(turns, self.call.requested_s, self.until_s) / self.step_s(turns)
 
     def begins_s(self, turns: Sequence[Stream]) -> float:
         """Return the time until the new model began to compute a turn, at the earliest at the end
         of the swap.
         """
         new = [t for t in turns if t.label == self.after and t.first_s >= self.call.ended_s]
-        begun_s = min(turn.asked_s + turn.waited_s for turn in new)
-        return max(begun_s, self.call.ended_s) - self.call.asked_s
+        begun_s = min(turn.requested_s + turn.waited_s for turn in new)
+        return max(begun_s, self.call.ended_s) - self.call.requested_s
 
 
 def swaps_of(streams: Sequence[Stream]) -> Iterator[Swap]:
     """Yield the swaps among *streams* in order."""
-    calls = sorted((x for x in streams if x.label.startswith(SWAP)), key=lambda x: x.asked_s)
-    ends_s = [*(x.asked_s for x in calls[1:]), max(x.ended_s for x in streams)]
+    calls = sorted((x for x in streams if x.label.startswith(SWAP)), key=lambda x: x.requested_s)
+    ends_s = [*(x.requested_s for x in calls[1:]), max(x.ended_s for x in streams)]
     for call, end_s in zip(calls, ends_s, strict=True):
         yield Swap(call, end_s)
 
@@ -241,7 +243,7 @@ async def start(stack: AsyncExitStack) -> Started:
         name: await stack.enter_async_context(daemon.running(configuration(name)))
         for name in OTHERS
     }
-    return Started({name: side_of(ours) for name, ours in running.items()}, {})
+    return Started({name: side_of(server) for name, server in running.items()}, {})
 
 
 SCENARIO = Scenario(

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 from bench import daemon, texts
 from bench import streams as s
-from bench.clients import Ask, Client, ask_together, together
+from bench.clients import Client, Request, gather_all, send_together
 from bench.machine import MODEL
 from bench.runs import Figure, Target
 from bench.streams import Stream
@@ -27,12 +27,12 @@ URGENT_AT_S = 2.0
 URGENT_TOKENS = 8
 
 
-def asks(work: Work, label: str, count: int, tokens: int) -> list[Ask]:
+def requests(work: Work, label: str, count: int, tokens: int) -> list[Request]:
     """Return the requests of *count* programs."""
     rng = work.rng()
     priority: Priority = "low" if label == "low" else "normal"
     return [
-        Ask(f"{work.mark} {label} {n} {texts.question(rng)}", tokens, label, priority)
+        Request(f"{work.mark} {label} {n} {texts.question(rng)}", tokens, label, priority)
         for n in range(count)
     ]
 
@@ -54,24 +54,24 @@ def side_of(server: daemon.Inferd, models: Sequence[str]) -> Side:
         async with AsyncExitStack() as stack:
             clients = await connected(stack, server, model, STREAMS)
             tokens = 16 if work.small else TOKENS
-            return await ask_together(clients, asks(work, model, STREAMS, tokens))
+            return await send_together(clients, requests(work, model, STREAMS, tokens))
 
     async def urgent(work: Work) -> list[Stream]:
         async with AsyncExitStack() as stack:
             low = await connected(stack, server, models[0], SLOTS)
             [client] = await connected(stack, server, models[-1], 1)
-            ask = Ask(f"{work.mark} urgent", URGENT_TOKENS, "urgent", "urgent")
+            request = Request(f"{work.mark} urgent", URGENT_TOKENS, "urgent", "urgent")
 
             async def later() -> list[Stream]:
                 await asyncio.sleep(URGENT_AT_S)
-                return [await client.ask(ask)]
+                return [await client.send_request(request)]
 
-            beside = ask_together(low, asks(work, "low", SLOTS, LOW_TOKENS))
-            found = await together((beside, later()))
+            beside = send_together(low, requests(work, "low", SLOTS, LOW_TOKENS))
+            found = await gather_all((beside, later()))
             return [stream for streams in found for stream in streams]
 
     async def side(work: Work) -> list[Stream]:
-        found = await together(busy(work, model) for model in models)
+        found = await gather_all(busy(work, model) for model in models)
         return [stream for streams in found for stream in streams] + await urgent(work)
 
     return side

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 from bench import streams as s
 from bench import texts
-from bench.clients import Ask, Server, ask_at, connect
+from bench.clients import Request, Server, connect, send_at
 from bench.runs import Figure, Target
 from bench.streams import Stream
 
@@ -21,12 +21,12 @@ MOMENTS_S = (1.0, 2.3, 3.6, 4.9, 6.2, 7.5, 8.8, 10.1)
 URGENT_TOKENS = 16
 
 
-def low_asks(work: Work) -> list[Ask]:
+def low_requests(work: Work) -> list[Request]:
     """Return the queue of requests of low priority."""
     rng = work.rng()
     count, tokens = (6, 24) if work.small else (LOW, LOW_TOKENS)
     return [
-        Ask(
+        Request(
             f"{work.mark} {texts.mark(i, 2)} {texts.paragraph(rng)}",
             tokens, f"low {i + 1}", "low",
         )
@@ -34,12 +34,12 @@ def low_asks(work: Work) -> list[Ask]:
     ]  # fmt: skip
 
 
-def urgent_asks(work: Work, count: int) -> list[Ask]:
+def urgent_requests(work: Work, count: int) -> list[Request]:
     """Return the urgent requests: short questions."""
     rng = work.rng()
     marks = (f"{work.mark} {texts.mark(50 + i, 2)}" for i in range(count))
     return [
-        Ask(mark + texts.question(rng), URGENT_TOKENS, f"urgent {i + 1}", "urgent")
+        Request(mark + texts.question(rng), URGENT_TOKENS, f"urgent {i + 1}", "urgent")
         for i, mark in enumerate(marks)
     ]
 
@@ -47,11 +47,11 @@ def urgent_asks(work: Work, count: int) -> list[Ask]:
 async def drive(server: Server, work: Work) -> list[Stream]:
     """Queue the requests of low priority; send an urgent one at each of the moments."""
     moments_s = (0.3, 0.8) if work.small else MOMENTS_S
-    low, urgent = low_asks(work), urgent_asks(work, len(moments_s))
+    low, urgent = low_requests(work), urgent_requests(work, len(moments_s))
     async with AsyncExitStack() as stack:
         clients = await connect(stack, server, len(low) + len(urgent))
         moments_s = (*[0.0] * len(low), *moments_s)
-        return await ask_at(clients, low + urgent, moments_s)
+        return await send_at(clients, low + urgent, moments_s)
 
 
 def measure(streams: Sequence[Stream]) -> dict[str, float]:

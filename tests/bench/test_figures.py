@@ -1,4 +1,4 @@
-"""The bench's figures: from what clients saw to ratios and what is to be reached."""
+"""The bench's figures: from the clients' streams to ratios and targets."""
 
 from __future__ import annotations
 
@@ -21,16 +21,20 @@ from bench.streams import (
 from bench.texts import mark, story
 
 
-def stream(asked_s: float = 0.0, *arrivals_s: float, **fields: int | str) -> Stream:
-    values: dict[str, int | str] = {"tokens": len(arrivals_s), "wanted": len(arrivals_s), **fields}
-    return Stream(asked_s, arrivals_s, **values)  # type: ignore[arg-type]
+def stream(requested_s: float = 0.0, *arrivals_s: float, **fields: int | str) -> Stream:
+    values: dict[str, int | str] = {
+        "tokens": len(arrivals_s),
+        "tokens_requested": len(arrivals_s),
+        **fields,
+    }
+    return Stream(requested_s, arrivals_s, **values)  # type: ignore[arg-type]
 
 
-def test_a_makespan_goes_from_the_first_asking_to_the_last_piece() -> None:
+def test_a_makespan_goes_from_the_first_request_to_the_last_piece() -> None:
     assert makespan_s([stream(2, 3, 9), stream(1, 4), stream(5, 6, 7)]) == 8
 
 
-def test_gaps_count_where_they_touch_the_time_that_is_looked_at() -> None:
+def test_gaps_count_where_they_touch_the_given_time() -> None:
     streams = [stream(0, 1, 5, 6, 6.5, 20)]
     assert gap_worst_s(streams, 0.0, 30.0) == 13.5
     assert gap_worst_s(streams, 4.0, 6.2) == 4
@@ -38,12 +42,12 @@ def test_gaps_count_where_they_touch_the_time_that_is_looked_at() -> None:
     assert gap_worst_s(streams, 21.0, 30.0) == 0
 
 
-def test_a_percentile_is_a_value_that_was_there() -> None:
+def test_a_percentile_is_one_of_the_values() -> None:
     assert [percentile([3, 1, 2], share) for share in (0.0, 0.5, 0.99, 1.0)] == [1, 2, 3, 3]
     assert percentile([], 0.5) == 0
 
 
-def test_a_history_computed_but_for_its_last_token_is_computed_once() -> None:
+def test_a_history_computed_except_for_its_last_token_is_computed_once() -> None:
     first = stream(0, 1, 2, 3, tokens=3, input_tokens=50)
     whole = stream(4, 5, tokens=1, input_tokens=60, cached_tokens=52)
     half = stream(6, 7, tokens=1, input_tokens=70, cached_tokens=30)
@@ -52,7 +56,7 @@ def test_a_history_computed_but_for_its_last_token_is_computed_once() -> None:
     assert computed_twice([first, whole, half]) == 30
 
 
-def test_turns_of_a_label_stand_in_the_order_of_their_asking() -> None:
+def test_turns_of_a_label_are_in_the_order_of_their_requests() -> None:
     early, late = stream(0, 1, label="a"), stream(2, 3, label="a")
     assert by_label([late, stream(1, 2, label="b"), early])["a"] == [early, late]
 
@@ -60,12 +64,12 @@ def test_turns_of_a_label_stand_in_the_order_of_their_asking() -> None:
 def test_a_run_with_an_answer_cut_short_is_refused() -> None:
     check_complete([stream(0, 1, 2)])
     with pytest.raises(AssertionError, match="1 tokens, not 2"):
-        check_complete([stream(0, 1, tokens=1, wanted=2)])
+        check_complete([stream(0, 1, tokens=1, tokens_requested=2)])
     with pytest.raises(AssertionError, match="Busy"):
         check_complete([stream(0, error="Busy")])
 
 
-def test_a_run_that_was_spared_a_prompt_is_refused() -> None:
+def test_a_run_with_a_cached_prompt_is_refused() -> None:
     check_cold([stream(0, 1, cached_tokens=CACHED_TOKENS_MAX)])
     with pytest.raises(AssertionError, match="from a cache"):
         check_cold([stream(0, 1, cached_tokens=CACHED_TOKENS_MAX + 1)])
@@ -76,7 +80,7 @@ def test_serials_next_to_each_other_differ_in_their_first_digit() -> None:
     assert (mark(12), mark(7, 2)) == ("2100", "70")
 
 
-def test_a_story_has_the_words_that_were_asked_for() -> None:
+def test_a_story_has_the_requested_number_of_words() -> None:
     assert len(story(random.Random(1), 123).split()) == 123
 
 

@@ -1,4 +1,4 @@
-"""The bench's scenarios: alike for all sides, and complete enough for a page."""
+"""The bench's scenarios: the same for all sides, and complete enough for a page."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import report, saving
+from bench import report, result_files
 from bench.daemon import configuration
 from bench.runs import Run
 from bench.scenarios import SCENARIOS, decode, long_prompt, sampling, sessions, swap, urgent
@@ -22,22 +22,28 @@ def test_every_target_names_a_figure_and_a_case(scenario: Scenario) -> None:
     assert {target.case for target in scenario.targets} <= set(scenario.cases)
 
 
-def test_prompts_are_alike_in_a_round_and_new_in_each_run() -> None:
-    one, other = (decode.asks(Work(16, 3, serial)) for serial in (7, 8))
+def test_prompts_are_the_same_in_a_round_and_new_in_each_run() -> None:
+    one, other = (decode.requests(Work(16, 3, serial)) for serial in (7, 8))
     assert [a.text[5:] for a in one] == [a.text[5:] for a in other]
     assert not {a.text for a in one} & {a.text for a in other}
     assert len({a.text for a in one}) == 16
 
 
 def test_requests_of_a_queue_differ_and_have_their_priority() -> None:
-    low, high = urgent.low_asks(Work(0, 1, 1)), urgent.urgent_asks(Work(0, 1, 1), 8)
-    assert len({ask.text for ask in (*low, *high)}) == 32
-    assert {ask.priority for ask in low} == {"low"} and {a.priority for a in high} == {"urgent"}
+    low, high = urgent.low_requests(Work(0, 1, 1)), urgent.urgent_requests(Work(0, 1, 1), 8)
+    assert len({request.text for request in (*low, *high)}) == 32
+    assert {request.priority for request in low} == {"low"} and {a.priority for a in high} == {
+        "urgent"
+    }
 
 
 def test_conversations_of_a_round_differ() -> None:
     firsts = [sessions.conversation(Work(0, 1, 1), n, 24)[0] for n in range(100)]
-    assert len({ask.text for ask in firsts}) == len({ask.label for ask in firsts}) == 100
+    assert (
+        len({request.text for request in firsts})
+        == len({request.label for request in firsts})
+        == 100
+    )
 
 
 def test_a_long_prompt_that_came_after_the_streams_measures_nothing() -> None:
@@ -53,11 +59,11 @@ def test_the_share_of_sampling_excludes_the_step_of_the_first_tokens() -> None:
     first = Stream(0.0, (9.0, 9.1, 9.2), 3, 3, "0", sampling_s=0.01)
     other = Stream(0.0, (9.0, 9.1, 9.2), 3, 3, "1", sampling_s=0.02)
     found = sampling.measure([first, other])
-    assert found == pytest.approx({"share": 15.0, "drawn_ms": 15.0, "step_ms": 100.0})
+    assert found == pytest.approx({"share": 15.0, "sampling_ms": 15.0, "step_ms": 100.0})
 
 
-def a_turn(of: str, asked_s: float, *arrivals_s: float) -> Stream:
-    return Stream(asked_s, arrivals_s, len(arrivals_s), len(arrivals_s), of)
+def a_turn(label: str, requested_s: float, *arrivals_s: float) -> Stream:
+    return Stream(requested_s, arrivals_s, len(arrivals_s), len(arrivals_s), label)
 
 
 def test_the_silence_of_a_swap_is_counted_in_steps_of_the_previous_model() -> None:
@@ -97,24 +103,24 @@ def test_every_setting_of_the_curve_is_one_of_the_daemon(tmp_path: Path) -> None
         assert load_config({"config": file}, {}).step_ms_target == step_ms
 
 
-def result() -> saving.Result:
-    streams = saving.since_begin([Stream(8.0, (8.5, 9.25), 2, 2, "x"), Stream(7.5, (), 0, 1)])
+def result() -> result_files.Result:
+    streams = result_files.since_begin([Stream(8.0, (8.5, 9.25), 2, 2, "x"), Stream(7.5, (), 0, 1)])
     runs = [
         Run(side, 0, number, {"makespan_s": s, "ttft_median_s": s, "computed_twice": 0.0}
             | {"prompt_tokens": 5.0}, 0.01)
         for side, s in (("llama-server", 8.0), ("inferd", 2.0)) for number in (1, 2)
     ]  # fmt: skip
     facts = dict.fromkeys(report.MACHINE, "?")
-    return saving.Result(facts, runs, {"inferd": streams}, ["a note"])
+    return result_files.Result(facts, runs, {"inferd": streams}, ["a note"])
 
 
-def test_a_file_of_results_says_what_was_put_in() -> None:
-    assert saving.parse(saving.dump(result())) == result()
+def test_a_file_of_results_returns_the_result_that_was_written() -> None:
+    assert result_files.parse(result_files.dump(result())) == result()
 
 
-def test_times_in_a_file_begin_with_the_first_asking() -> None:
+def test_times_in_a_file_begin_with_the_first_request() -> None:
     first, second = result().pictures["inferd"]
-    assert (first.asked_s, second.asked_s, second.arrivals_s) == (0.0, 0.5, (1.0, 1.75))
+    assert (first.requested_s, second.requested_s, second.arrivals_s) == (0.0, 0.5, (1.0, 1.75))
 
 
 def test_a_section_says_whether_each_target_was_met() -> None:
@@ -128,5 +134,5 @@ def test_a_section_says_whether_each_target_was_met() -> None:
 def test_the_committed_results_are_those_of_the_page() -> None:
     page = report.TARGET.read_text()
     for scenario in SCENARIOS.values():
-        if found := saving.load(scenario.name):
+        if found := result_files.load(scenario.name):
             assert report.section(scenario, found) in page

@@ -1,4 +1,4 @@
-"""Pictures of runs: what a lane shows when, and that an SVG is one."""
+"""Pictures of runs: the phases of each lane, and the SVG file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from bench.streams import Stream
 from bench.timeline import LANES_TALL_MAX, draw, file_of, spans, tick_step_s
 
 
-def stream(asked_s: float, *arrivals_s: float, label: str = "a", waited_s: float = 0.0) -> Stream:
-    return Stream(asked_s, arrivals_s, len(arrivals_s), len(arrivals_s), label, waited_s=waited_s)
+def stream(
+    requested_s: float, *arrivals_s: float, label: str = "a", waited_s: float = 0.0
+) -> Stream:
+    return Stream(
+        requested_s, arrivals_s, len(arrivals_s), len(arrivals_s), label, waited_s=waited_s
+    )
 
 
 def test_a_request_waits_is_computed_decodes_and_stands_still() -> None:

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from bench import daemon, texts
 from bench import streams as s
-from bench.clients import Ask, ask_together, connect
+from bench.clients import Request, connect, send_together
 from bench.runs import Figure, Target
 from bench.streams import Stream
 
@@ -44,8 +44,10 @@ def side_of(server: daemon.Inferd) -> Side:
         async with AsyncExitStack() as stack:
             clients = await connect(stack, server, STREAMS)
             await stack.enter_async_context(busy_program())
-            asks = [Ask(f"{work.mark} {n} {texts.question(rng)}", tokens) for n in range(STREAMS)]
-            return await ask_together(clients, asks)
+            requests = [
+                Request(f"{work.mark} {n} {texts.question(rng)}", tokens) for n in range(STREAMS)
+            ]
+            return await send_together(clients, requests)
 
     return side
 
@@ -64,7 +66,7 @@ async def start(stack: AsyncExitStack) -> Started:
 
 
 SCENARIO = Scenario(
-    name="foreign",
+    name="external-load",
     title="Beside another busy program",
     about=f"""\
 {STREAMS} programs stream {TOKENS} tokens each while another program computes continuously on one of

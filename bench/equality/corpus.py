@@ -121,5 +121,5 @@ def request_of(name: str) -> Mapping[str, Any]:
 
 def digest() -> str:
     """Return a digest of all requests: answers to other requests are discarded."""
-    asked = json.dumps([PROMPTS, BASE, SETS], sort_keys=True)
-    return hashlib.sha256(asked.encode()).hexdigest()[:16]
+    requests = json.dumps([PROMPTS, BASE, SETS], sort_keys=True)
+    return hashlib.sha256(requests.encode()).hexdigest()[:16]

@@ -1,9 +1,9 @@
 """The worker's engine on Gemma 3 270M, with a stopwatch on the sampling part of a step.
 
-It is a process of its own, so that its memory is new: `python -m bench.drawing` reads JSON, [fields
-of `SamplingParams`, whether chains look at all tokens, sequences, tokens of each], and writes
-[asked_s, arrivals_s, sampling_s] for each sequence: *sampling_s* is the sampling time without
-that of its first token.
+It is a process of its own, so that its memory is new. `python -m bench.sampling_engine` reads JSON:
+[fields of `SamplingParams`, whether every token is a candidate, sequences, tokens of each]. It
+writes [requested_s, arrivals_s, sampling_s] for each sequence: *sampling_s* is the sampling time
+without that of its first token.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import defaultdict
 from typing import Any, cast
 
 from inferd.backends import Model, ModelSpec, Sampler, SamplingParams, load_model
-from inferd.backends.llama.sampling import chain as sampling
+from inferd.backends.llama.sampling import chain
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
 from tools.get_models import MODELS_DIR, SOURCES
@@ -27,8 +27,8 @@ PROMPT_TOKENS = 8
 WARM_UP_TOKENS = 4
 
 
-class Timed:
-    """A model that counts the seconds of sampling, by slot."""
+class TimedModel:
+    """A model that measures the seconds of sampling, by slot."""
 
     def __init__(self, model: Model):
         self._model = model
@@ -49,12 +49,12 @@ class Timed:
 def run(
     model: Model, fields: dict[str, Any], sequences: int, tokens: int
 ) -> list[tuple[float, list[float], float]]:
-    """Run that many prompts side by side."""
-    timed = Timed(model)
+    """Run *sequences* prompts side by side; return each one's times."""
+    timed = TimedModel(model)
     engine = Engine(cast(Model, timed))
     params = SamplingParams(ignore_eos=True, seed=1, **fields)
     commands = [m.Submit(_task(n, params, tokens)) for n in range(sequences)]
-    asked_s = time.perf_counter()
+    requested_s = time.perf_counter()
     arrivals: list[list[float]] = [[] for _ in commands]
     reports = _iterate(engine, commands)
     while True:
@@ -68,7 +68,7 @@ def run(
         reports = _iterate(engine, [])
     # A slot may serve several prompts within a run; only the sum counts.
     each_s = sum(timed.sampling_s.values()) / sequences
-    return [(asked_s, times, each_s) for times in arrivals]
+    return [(requested_s, times, each_s) for times in arrivals]
 
 
 def _iterate(engine: Engine, commands: list[m.Submit]) -> list[m.Report]:
@@ -86,9 +86,10 @@ def _task(number: int, params: SamplingParams, tokens: int) -> m.TaskSpec:
 
 def main() -> None:
     """Run the job on standard input and print its result."""
-    fields, whole, sequences, tokens = json.load(sys.stdin)
-    if whole:
-        vars(sampling)["LIKELY_MAX"] = -1  # no list is that short
+    fields, all_candidates, sequences, tokens = json.load(sys.stdin)
+    if all_candidates:
+        assert "CANDIDATES_MAX" in vars(chain), "the chain's bound on its candidates was renamed"
+        vars(chain)["CANDIDATES_MAX"] = -1  # no list of candidates is that short
     path = str(MODELS_DIR / SOURCES["gemma3"].file)
     spec = ModelSpec(name="gemma3", path=path, slots=sequences, ctx_size=CTX_SIZE, threads=THREADS)
     model = load_model(spec, lambda _: True)

@@ -1,6 +1,6 @@
 """The results of a comparison in `docs/compare.json`, from which the page is generated.
 
-The answers of an incomplete comparison are kept in bench/out.
+The answers of an incomplete comparison are saved in bench/out.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """A complete comparison."""
 
-    asked: str
+    requests_digest: str
     """Digest of all requests."""
     facts: dict[str, str]
     noise: dict[str, Noise]
@@ -70,62 +70,62 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 class Answers(msgspec.Struct):
     """Answers by side, model and set of a comparison in progress."""
 
-    asked: str
-    said: dict[str, dict[str, dict[str, list[Answer]]]] = {}
+    requests_digest: str
+    by_side: dict[str, dict[str, dict[str, list[Answer]]]] = {}
     noise: dict[str, Noise] = {}
     """Noise by model, measured once both sides have answered everything."""
-    seen: dict[str, Evidence | None] = {}
+    evidence: dict[str, Evidence | None] = {}
     """Evidence for differences, by the row's key."""
 
     def missing(self, side: str, model: str) -> list[str]:
         """Return the sets that a side has not answered yet."""
-        return [name for name in SETS if name not in self.of(side, model)]
+        return [name for name in SETS if name not in self.answers_of(side, model)]
 
-    def of(self, side: str, model: str) -> dict[str, list[Answer]]:
+    def answers_of(self, side: str, model: str) -> dict[str, list[Answer]]:
         """Return a side's answers, by set."""
-        return self.said.setdefault(side, {}).setdefault(model, {})
+        return self.by_side.setdefault(side, {}).setdefault(model, {})
 
-    def unseen(self, model: str) -> list[tuple[Row, Answer, Answer]]:
+    def unexplained_rows(self, model: str) -> list[tuple[Row, Answer, Answer]]:
         """Return the differences without evidence, sorted so that those at the same place are
         neighbours.
         """
         different = [it for it in rows_of(self, model) if not it[0].same]
-        unseen = [it for it in different if it[0].key not in self.seen]
-        return sorted(unseen, key=lambda it: (it[0].prompt, it[1].tokens))
+        rows = [it for it in different if it[0].key not in self.evidence]
+        return sorted(rows, key=lambda it: (it[0].prompt, it[1].tokens))
 
     @property
     def complete(self) -> bool:
         """Whether all answers and all evidence are there."""
         if any(self.missing(side, model) for side in SIDES for model in MODELS):
             return False
-        return set(self.noise) == set(MODELS) and not any(map(self.unseen, MODELS))
+        return set(self.noise) == set(MODELS) and not any(map(self.unexplained_rows, MODELS))
 
-    def keep(self) -> None:
+    def save_progress(self) -> None:
         """Write the answers to the file that the next run reads."""
         STATE.parent.mkdir(parents=True, exist_ok=True)
         STATE.write_bytes(msgspec.json.encode(self))
 
     @classmethod
-    def kept(cls, path: Path = STATE) -> Answers:
+    def load_progress(cls, path: Path = STATE) -> Answers:
         """Return the answers of a previous run if its requests were the same."""
         if path.exists():
             answers = msgspec.json.decode(path.read_bytes(), type=cls)
-            if answers.asked == digest():
+            if answers.requests_digest == digest():
                 return answers
         return cls(digest())
 
     @staticmethod
-    def forget() -> None:
-        """Delete the kept answers, so that the next run starts from nothing."""
+    def delete_progress() -> None:
+        """Delete the saved answers, so that the next run starts from nothing."""
         STATE.unlink(missing_ok=True)
 
 
 def rows_of(answers: Answers, model: str) -> Iterator[tuple[Row, Answer, Answer]]:
     """Yield a model's rows without evidence, and both answers."""
     for name in SETS:
-        ours, theirs = (answers.of(side, model)[name] for side in SIDES)
+        inferd, llama_server = (answers.answers_of(side, model)[name] for side in SIDES)
         for number in range(len(PROMPTS)):
-            own, other = ours[number], theirs[number]
+            own, other = inferd[number], llama_server[number]
             same = (own.text, own.end) == (other.text, other.end)
             row = Row(
                 model=model,
@@ -145,7 +145,7 @@ def save(comparison: Comparison) -> None:
     encode = msgspec.json.encode
     rows = b",\n".join(map(encode, comparison.rows))
     head = {
-        "asked": comparison.asked,
+        "requests_digest": comparison.requests_digest,
         "facts": comparison.facts,
         "noise": {model: msgspec.to_builtins(noise) for model, noise in comparison.noise.items()},
         "columns": list(Row.__struct_fields__),

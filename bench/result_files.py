@@ -38,7 +38,7 @@ class Result:
 
 def since_begin(streams: Sequence[Stream]) -> list[Stream]:
     """Return the streams in the order of their requests, with rounded times from the first one."""
-    begin_s = min(stream.asked_s for stream in streams)
+    begin_s = min(stream.requested_s for stream in streams)
 
     def moved(time_s: float) -> float:
         return round(time_s - begin_s, TIME_DIGITS)
@@ -46,11 +46,11 @@ def since_begin(streams: Sequence[Stream]) -> list[Stream]:
     return [
         replace(
             stream,
-            asked_s=moved(stream.asked_s),
+            requested_s=moved(stream.requested_s),
             arrivals_s=tuple(map(moved, stream.arrivals_s)),
             waited_s=round(stream.waited_s, TIME_DIGITS),
         )
-        for stream in sorted(streams, key=lambda s: s.asked_s)
+        for stream in sorted(streams, key=lambda s: s.requested_s)
     ]
 
 

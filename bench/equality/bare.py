@@ -1,7 +1,7 @@
 """A bare llama.cpp context that computes the logits behind a difference, by batch shape.
 
 It applies llama.cpp's own samplers to the logits, so that the gap of two candidates is the one
-that decided: after penalties, DRY and biases.
+that decided which was sampled: after penalties, DRY and biases.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .sides import THREADS
 __all__ = ("CHAIN", "SHAPES", "Bare", "sizes_of")
 
 CTX_SIZE = 1024
-ROWS_KEPT = 8
+CACHED_ANSWERS_MAX = 8
 SHAPES = ("steps", "whole", "ones", "all-but-1", "all-but-4", "halves")
 """Ways to split prompt and answer into batches: *steps* is the prompt, then token by token;
 *all-but-N* splits the prompt N tokens before its end, as both sides do for some models.
 """
 DRY_BREAKERS = ("\n", ":", '"', "*")
 
-Row = NDArray[np.float32]
+Logits = NDArray[np.float32]
 _CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
 
 
@@ -67,7 +67,7 @@ class Bare:
         self._threads = ComputeThreads(self._context)
         self._threads.attach_pool()
         self._batch = lib.llama_batch_init(512, 0, 1)
-        self._rows: dict[tuple[tuple[int, ...], ...], dict[str, Row]] = {}
+        self._cache: dict[tuple[tuple[int, ...], ...], dict[str, Logits]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -100,70 +100,78 @@ class Bare:
         size = lib.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, True)
         return buffer.raw[: max(0, size)].decode("utf-8", "replace")
 
-    def logits(self, tokens: Sequence[int], sizes: Sequence[int]) -> Row:
+    def logits(self, tokens: Sequence[int], sizes: Sequence[int]) -> Logits:
         """Return the logits after *tokens*, decoded in batches of these sizes."""
-        self._forget()
+        self._clear_memory()
         done = 0
         for size in sizes:
             self._decode(tokens[done : done + size], done)
             done += size
         assert done == len(tokens), f"{done} of {len(tokens)} tokens are in the batches"
-        return self._row()
+        return self._last_logits()
 
-    def rows(self, prompt: Sequence[int], answer: Sequence[int]) -> Mapping[str, Row]:
+    def logits_by_shape(self, prompt: Sequence[int], answer: Sequence[int]) -> Mapping[str, Logits]:
         """Return the logits after prompt and answer, by shape; the last few are cached."""
         key = (tuple(prompt), tuple(answer))
-        if key not in self._rows:
-            while len(self._rows) >= ROWS_KEPT:
-                del self._rows[next(iter(self._rows))]
-            self._rows[key] = {
+        if key not in self._cache:
+            while len(self._cache) >= CACHED_ANSWERS_MAX:
+                del self._cache[next(iter(self._cache))]
+            self._cache[key] = {
                 shape: self.logits([*prompt, *answer], sizes_of(shape, len(prompt), len(answer)))
                 for shape in SHAPES
             }
-        return self._rows[key]
+        return self._cache[key]
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         """Return the greedy answer to *prompt*."""
-        self._forget()
+        self._clear_memory()
         self._decode(prompt, 0)
-        answer = [int(self._row().argmax())]
+        answer = [int(self._last_logits().argmax())]
         while len(answer) < count:
             self._decode(answer[-1:], len(prompt) + len(answer) - 1)
-            answer.append(int(self._row().argmax()))
+            answer.append(int(self._last_logits().argmax()))
         return answer
 
-    def _forget(self) -> None:
+    def _clear_memory(self) -> None:
         lib.llama_memory_seq_rm(lib.llama_get_memory(self._context), 0, -1, -1)
 
-    def _row(self) -> Row:
-        row = lib.llama_get_logits_ith(self._context, -1)
-        return np.ctypeslib.as_array(row, shape=(self.vocab_size,)).copy()
+    def _last_logits(self) -> Logits:
+        logits = lib.llama_get_logits_ith(self._context, -1)
+        return np.ctypeslib.as_array(logits, shape=(self.vocab_size,)).copy()
 
     def _decode(self, tokens: Sequence[int], begin: int) -> None:
         batch = self._batch
-        for row, token in enumerate(tokens):
-            batch.token[row], batch.pos[row] = token, begin + row
-            batch.n_seq_id[row], batch.seq_id[row][0] = 1, 0
-            batch.logits[row] = row + 1 == len(tokens)
+        for index, token in enumerate(tokens):
+            batch.token[index], batch.pos[index] = token, begin + index
+            batch.n_seq_id[index], batch.seq_id[index][0] = 1, 0
+            batch.logits[index] = index + 1 == len(tokens)
         batch.n_tokens = len(tokens)
         status = lib.llama_decode(self._context, batch)
-        assert status == 0, f"llama_decode answered {status}"
+        assert status == 0, f"llama_decode returned {status}"
 
-    def decided(self, row: Row, tokens: Sequence[int], request: Mapping[str, Any]) -> Row:
+    def adjusted_logits(
+        self, logits: Logits, tokens: Sequence[int], request: Mapping[str, Any]
+    ) -> Logits:
         """Return the logits after *tokens* with the penalties and biases of *request*."""
-        ids, logits = self._apply(row, tokens, request, ("penalties", "dry"))
-        decided = np.empty(len(row), np.float32)
-        decided[ids] = logits
-        return decided
+        ids, found = self._apply(logits, tokens, request, ("penalties", "dry"))
+        adjusted = np.empty(len(logits), np.float32)
+        adjusted[ids] = found
+        return adjusted
 
-    def sampled_token(self, row: Row, tokens: Sequence[int], request: Mapping[str, Any]) -> int:
+    def sampled_token(
+        self, logits: Logits, tokens: Sequence[int], request: Mapping[str, Any]
+    ) -> int:
         """Return the most probable token after the whole chain of *request*."""
-        ids, logits = self._apply(row, tokens, request, tuple(CHAIN))
-        return int(ids[logits.argmax()])
+        ids, found = self._apply(logits, tokens, request, tuple(CHAIN))
+        return int(ids[found.argmax()])
 
     def _apply(
-        self, row: Row, tokens: Sequence[int], request: Mapping[str, Any], kinds: Sequence[str]
-    ) -> tuple[NDArray[np.int32], Row]:
+        self,
+        logits: Logits,
+        tokens: Sequence[int],
+        request: Mapping[str, Any],
+        kinds: Sequence[str],
+    ) -> tuple[NDArray[np.int32], Logits]:
         """Return the candidates left by the samplers of these kinds, and their logits."""
         chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
         biases = self._biases(request)
@@ -176,14 +184,14 @@ class Bare:
                 lib.llama_sampler_chain_add(chain, CHAIN[name](self, request))
         for token in tokens:
             lib.llama_sampler_accept(chain, token)
-        data = np.zeros(len(row), _CANDIDATE)
-        data["id"], data["logit"] = np.arange(len(row)), row
+        data = np.zeros(len(logits), _CANDIDATE)
+        data["id"], data["logit"] = np.arange(len(logits)), logits
         pointer = ctypes.cast(data.ctypes.data, lib.llama_token_data_p)
-        candidates = lib.llama_token_data_array(pointer, len(row), -1, False)
+        candidates = lib.llama_token_data_array(pointer, len(data), -1, False)
         lib.llama_sampler_apply(chain, ctypes.byref(candidates))
         lib.llama_sampler_free(chain)
-        left = data[: candidates.size]
-        return left["id"], left["logit"]
+        remaining = data[: candidates.size]
+        return remaining["id"], remaining["logit"]
 
     def _biases(self, request: Mapping[str, Any]) -> list[tuple[int, float]]:
         biases = [

@@ -23,7 +23,7 @@ NOISE_ANSWER = 8
 """Tokens of an answer after which the noise is measured."""
 DIGITS = 5
 FORBIDDEN = 1e9
-OURS, THEIRS = "all-but-1", "all-but-4"
+INFERD_SHAPE, LLAMA_SERVER_SHAPE = "all-but-1", "all-but-4"
 """Shapes in which inferd and llama-server compute the prompts of a model with a sliding window:
 each saves its state at that position.
 """
@@ -50,7 +50,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     inferd: str
     llama_server: str
     gaps: dict[str, float]
-    draws: dict[str, str] = {}
+    sampled: dict[str, str] = {}
     """The token that the whole chain samples, by shape, if all shapes prefer the same candidate:
     the candidates that a sampler removes may still depend on the shape.
     """
@@ -68,14 +68,17 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def both_sampled(self) -> bool:
         """Whether one shape samples inferd's token and another llama-server's."""
-        return {self.inferd, self.llama_server} <= set(self.draws.values())
+        return {self.inferd, self.llama_server} <= set(self.sampled.values())
 
     @property
-    def as_parted(self) -> bool:
+    def is_reproduced(self) -> bool:
         """Whether the shapes in which the sides split a prompt reproduce their tokens."""
-        if self.draws:
-            return (self.draws[OURS], self.draws[THEIRS]) == (self.inferd, self.llama_server)
-        return self.gaps[OURS] > 0 > self.gaps[THEIRS]
+        if self.sampled:
+            return (self.sampled[INFERD_SHAPE], self.sampled[LLAMA_SERVER_SHAPE]) == (
+                self.inferd,
+                self.llama_server,
+            )
+        return self.gaps[INFERD_SHAPE] > 0 > self.gaps[LLAMA_SERVER_SHAPE]
 
     def is_near_tie(self, noise: Noise) -> bool:
         """Return whether the batch shape can decide between the two."""
@@ -90,45 +93,45 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
 
 def measure_noise(bare: Bare, prompts: Sequence[str]) -> Noise:
     """Measure the noise after the first tokens of a greedy answer to each prompt."""
-    moved = []
+    changes = []
     for prompt in prompts:
         tokens = bare.tokenize(prompt)
-        rows = bare.rows(tokens, bare.greedy(tokens, NOISE_ANSWER))
-        first, second = rows["steps"].argsort()[::-1][:2]
-        gaps = [float(row[first] - row[second]) for row in rows.values()]
-        moved.append(max(gaps) - min(gaps))
+        by_shape = bare.logits_by_shape(tokens, bare.greedy(tokens, NOISE_ANSWER))
+        first, second = by_shape["steps"].argsort()[::-1][:2]
+        gaps = [float(logits[first] - logits[second]) for logits in by_shape.values()]
+        changes.append(max(gaps) - min(gaps))
     return Noise(
-        most=round(max(moved), DIGITS),
-        median=round(float(np.median(moved)), DIGITS),
-        prompts=len(moved),
+        most=round(max(changes), DIGITS),
+        median=round(float(np.median(changes)), DIGITS),
+        prompts=len(changes),
     )
 
 
 def evidence(
-    bare: Bare, prompt: str, request: Mapping[str, Any], ours: Answer, theirs: Answer
+    bare: Bare, prompt: str, request: Mapping[str, Any], inferd: Answer, llama_server: Answer
 ) -> Evidence | None:
     """Return the evidence for a difference; None if the tokens are the same."""
     tokens = bare.tokenize(prompt)
-    own, other = _without_end(bare, ours), _without_end(bare, theirs)
+    own, other = _without_end(bare, inferd), _without_end(bare, llama_server)
     at = first_difference(own, other)
     if at == len(own) == len(other):
         return None
-    said, ends = own[:at], bare.ends
+    common, ends = own[:at], bare.ends
     gaps, pair = {}, (0, 0)
-    for shape, row in bare.rows(tokens, said).items():
-        decided = bare.decided(row, [*tokens, *said], request)
-        end = max(ends, key=lambda token: decided[token])
+    for shape, logits in bare.logits_by_shape(tokens, common).items():
+        adjusted = bare.adjusted_logits(logits, [*tokens, *common], request)
+        end = max(ends, key=lambda token: adjusted[token])
         a = own[at] if at < len(own) else end
         b = other[at] if at < len(other) else end
-        gaps[shape], pair = _gap(float(decided[a]), float(decided[b])), (a, b)
-    seen = Evidence(at=at, inferd=bare.piece(pair[0]), llama_server=bare.piece(pair[1]), gaps=gaps)
-    if seen.flips:
-        return seen
-    draws = {
-        shape: bare.piece(bare.sampled_token(row, [*tokens, *said], request))
-        for shape, row in bare.rows(tokens, said).items()
+        gaps[shape], pair = _gap(float(adjusted[a]), float(adjusted[b])), (a, b)
+    found = Evidence(at=at, inferd=bare.piece(pair[0]), llama_server=bare.piece(pair[1]), gaps=gaps)
+    if found.flips:
+        return found
+    sampled = {
+        shape: bare.piece(bare.sampled_token(logits, [*tokens, *common], request))
+        for shape, logits in bare.logits_by_shape(tokens, common).items()
     }
-    return msgspec.structs.replace(seen, draws=draws)
+    return msgspec.structs.replace(found, sampled=sampled)
 
 
 def _gap(a: float, b: float) -> float:

@@ -35,7 +35,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 class Side(Protocol):
     """A running side with a model."""
 
-    async def ask(self, prompt: str, request: Mapping[str, Any]) -> Answer:
+    async def send_request(self, prompt: str, request: Mapping[str, Any]) -> Answer:
         """Return the answer to *prompt*."""
 
 
@@ -45,7 +45,7 @@ class Inferd:
     def __init__(self, session: AsyncSession):
         self._session = session
 
-    async def ask(self, prompt: str, request: Mapping[str, Any]) -> Answer:
+    async def send_request(self, prompt: str, request: Mapping[str, Any]) -> Answer:
         """Return the answer to *prompt*."""
         await self._session.reset()
         async with self._session.stream(prompt, options=dict(request)) as stream:
@@ -59,12 +59,12 @@ class LlamaServer:
     def __init__(self, port: int):
         self._port = port
 
-    async def ask(self, prompt: str, request: Mapping[str, Any]) -> Answer:
+    async def send_request(self, prompt: str, request: Mapping[str, Any]) -> Answer:
         """Return the answer to *prompt*."""
         body = {**request, "prompt": prompt, "return_tokens": True}
-        said = await asyncio.to_thread(self._post, json.dumps(body))
-        end = str(said["stop_type"])
-        return Answer(str(said["content"]), list(said["tokens"]), ENDS.get(end, end))
+        reply = await asyncio.to_thread(self._post, json.dumps(body))
+        end = str(reply["stop_type"])
+        return Answer(str(reply["content"]), list(reply["tokens"]), ENDS.get(end, end))
 
     def _post(self, body: str) -> dict[str, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=ANSWER_S_MAX)

@@ -104,7 +104,7 @@ def _differences(comparison: Comparison) -> Iterator[str]:
         yield "There are no differences."
         yield ""
         return
-    reproduced = sum(row.evidence is not None and row.evidence.as_parted for row in different)
+    reproduced = sum(row.evidence is not None and row.evidence.is_reproduced for row in different)
     yield (
         f"In {reproduced} of the {len(different)} differences the bare loop reproduces both"
         " tokens: it samples inferd's token if it splits the prompt one token before its end, as"

@@ -1,1 +1,0 @@
-"""`make compare`: inferd and llama-server give the same greedy text, or it is known why not."""
