@@ -3,22 +3,8 @@
 from __future__ import annotations
 
 from ..kv.manager import KvManager
-from ..recording.engine_counters import EngineCounters
+from ..recording.engine_counters import COUNTED, EngineCounters
 from .task_table import EngineClock
-
-_COUNTED = (
-    *(
-        "generated",
-        "prompt",
-        "cached",
-        "prefix_queries",
-        "parks",
-        "batch_tokens",
-        "shifts",
-        "kv_full",
-    ),
-    "embedded",
-)
 
 
 class EngineMetrics:
@@ -30,13 +16,8 @@ class EngineMetrics:
     def __init__(self, kv: KvManager, clock: EngineClock, record: int, target_s: float):
         self.page = EngineCounters(record, target_s)
         self.steps = 0
-        self.counts = dict.fromkeys(_COUNTED, 0)
+        self.counts = dict.fromkeys((*COUNTED, "embedded"), 0)
         self._kv, self._clock = kv, clock
-
-    @property
-    def due(self) -> bool:
-        """Whether it is time for `publish`, provided that something has changed."""
-        return self._clock.now >= self.page.due_at
 
     def publish(self, *, at_once: bool = False) -> float | None:
         """Write the metrics if due, or *at_once*; else return the seconds until then, if any."""

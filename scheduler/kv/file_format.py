@@ -21,7 +21,6 @@ import re
 import stat
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -40,8 +39,7 @@ class KvDamaged(Exception):
     """A file does not match its name or the format."""
 
 
-@dataclass(frozen=True, slots=True)
-class KvKey:
+class KvKey(msgspec.Struct, frozen=True, array_like=True):
     """The owner of a state and its tokens, packed by `messages.pack_tokens`.
 
     `session` is the one that wrote it; a `private` state serves only that session.
@@ -54,18 +52,12 @@ class KvKey:
     adapters: tuple[str, ...] = ()
 
     @property
-    def fields(self) -> tuple[int, bytes, str, bool, tuple[str, ...]]:
-        """All fields, in the order of a file's header."""
-        return self.owner, self.tokens, self.session, self.private, self.adapters
-
-    @property
     def name(self) -> str:
         """The name of its file: a hash of all fields, 40 hex digits."""
-        return _digest(_encoder.encode(self.fields)).hex()
+        return _digest(_encoder.encode(self)).hex()
 
 
-@dataclass(frozen=True, slots=True)
-class KvFile:
+class KvFile(msgspec.Struct, frozen=True):
     """A state on disk: `size` is that of the whole file, `seconds` the time to compute it."""
 
     key: KvKey
@@ -111,14 +103,6 @@ def scan_folder(folder: Path) -> Iterator[tuple[float, KvFile]]:
             yield found
 
 
-def _pack_head(fingerprint: str, key: KvKey, state: bytes, seconds: float) -> bytes:
-    fields = _FileHeader(fingerprint, *key.fields, seconds, len(state), _digest(state))
-    header = _encoder.encode(fields)
-    if len(header) > HEADER_BYTES_MAX:
-        raise KvDamaged(f"its header has {len(header)} bytes, more than {HEADER_BYTES_MAX}")
-    return _PREFIX.pack(_MAGIC, _VERSION, len(header), _digest(header)) + header
-
-
 def _read_head(fd: int, path: Path) -> tuple[_FileHeader, KvFile]:
     """Read and check everything before the state; leave *fd* at the state."""
     magic, version, size, checksum = _PREFIX.unpack(_read_exactly(fd, _PREFIX.size))
@@ -144,8 +128,7 @@ def _decode(content: bytes) -> _FileHeader:
         header = _decoder.decode(content)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise KvDamaged(f"its header cannot be read: {exc}") from exc
-    fits = header.size >= 0 and 0 <= header.seconds < math.inf and len(header.tokens) % 4 == 0
-    if not fits:
+    if not (header.size >= 0 and 0 <= header.seconds < math.inf and len(header.tokens) % 4 == 0):
         raise KvDamaged("its header has impossible values")
     return header
 
@@ -155,8 +138,13 @@ def write_state(path: Path, fingerprint: str, key: KvKey, state: bytes, seconds:
 
     :raises KvDamaged: the key is too large for a header.
     """
-    head = _pack_head(fingerprint, key, state, seconds)
-    _make_private(path.parent)
+    fields = key.owner, key.tokens, key.session, key.private, key.adapters
+    header = _encoder.encode(_FileHeader(fingerprint, *fields, seconds, len(state), _digest(state)))
+    if len(header) > HEADER_BYTES_MAX:
+        raise KvDamaged(f"its header has {len(header)} bytes, more than {HEADER_BYTES_MAX}")
+    head = _PREFIX.pack(_MAGIC, _VERSION, len(header), _digest(header)) + header
+    for folder in reversed(path.parents[:3]):  # only this user can read them
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _write_file(path, (head, state))
     return KvFile(key, len(head) + len(state), seconds, path)
 
@@ -236,12 +224,6 @@ def _write_file(path: Path, parts: Sequence[bytes]) -> None:
     except (OSError, MemoryError):
         unlink_quietly(temporary)
         raise
-
-
-def _make_private(owner_folder: Path) -> None:
-    """Create the directories of one owner's files, which only this user can read."""
-    for folder in (owner_folder.parent.parent, owner_folder.parent, owner_folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _files_below(folder: Path) -> Iterator[Path]:

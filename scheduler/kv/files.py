@@ -89,7 +89,8 @@ class KvFiles:
         self._jobs: queue.PriorityQueue[tuple[int, int, _Job]] = queue.PriorityQueue()
         self._results: queue.SimpleQueue[tuple[_Result, int]] = queue.SimpleQueue()
         self._serials = itertools.count()
-        self._pending = 0
+        self.pending = 0
+        """Jobs whose results were not returned, and deletions that are not done."""
         self._bytes = 0
         self._closed = False
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -120,7 +121,7 @@ class KvFiles:
 
         Never refused: there are no more files than were written. `pending` counts it until done.
         """
-        self._pending += 1
+        self.pending += 1
         self._put(_WRITE_RANK, tuple(keys))
 
     def results(self) -> list[FileWritten | FileRead | FilesDeleted | FileFailed]:
@@ -133,7 +134,7 @@ class KvFiles:
         with contextlib.suppress(queue.Empty):
             while True:
                 result, size = self._results.get_nowait()
-                self._pending -= 1
+                self.pending -= 1
                 self._bytes -= size
                 results.append(result)
         return results
@@ -141,11 +142,6 @@ class KvFiles:
     def fileno(self) -> int:
         """Return a descriptor that is readable while results wait (and sometimes without any)."""
         return self._event
-
-    @property
-    def pending(self) -> int:
-        """Jobs whose results were not returned, and deletions that are not done."""
-        return self._pending
 
     def path(self, key: KvKey) -> Path:
         """Return the path of the state of *key*, once it is written."""
@@ -169,9 +165,9 @@ class KvFiles:
 
     def _queue_job(self, rank: int, job: _Job, size: int) -> bool:
         full = self._bytes and self._bytes + size > QUEUE_BYTES_MAX
-        if self._closed or full or self._pending >= QUEUE_COUNT_MAX:
+        if self._closed or full or self.pending >= QUEUE_COUNT_MAX:
             return False
-        self._pending += 1
+        self.pending += 1
         self._bytes += size
         self._put(rank, job)
         return True

@@ -64,16 +64,6 @@ class IdleStates:
             self.save_slot(slot)
             slot.saved = True
 
-    def save_all(self) -> None:
-        """Save the KV of all idle slots."""
-        for slot in self._slots.idle:
-            self.save_slot(slot)
-
-    def save_session(self, scope: int, session: str) -> None:
-        """Save the KV that a session left in idle slots."""
-        for slot in self._of_session(scope, session):
-            self.save_slot(slot)
-
     def evict_all(self) -> bool:
         """Save the KV of all idle slots and clear them; return whether there was any."""
         filled = [s for s in self._slots.idle if s.tokens]
@@ -82,11 +72,7 @@ class IdleStates:
             self._slots.clear_slot(slot)
         return bool(filled)
 
-    def forget_session(self, scope: int, session: str) -> None:
-        """Forget the KV that a session left in idle slots."""
-        for slot in self._of_session(scope, session):
-            self._slots.clear_slot(slot)
-
-    def _of_session(self, scope: int, session: str) -> list[Slot]:
+    def slots_of(self, scope: int, session: str) -> list[Slot]:
+        """Return the idle slots with KV of a session."""
         idle = [s for s in self._slots.idle if s.tokens]
         return [s for s in idle if (s.origin.scope, s.origin.session) == (scope, session)]

@@ -17,7 +17,7 @@ from .idle_states import IdleStates
 from .origin import Origin, scoped
 from .search import StateSearch
 from .slots import SlotTable
-from .store import KvStore, SavedState
+from .store import KvStore
 from .task_states import TaskStates
 
 CLOSE_S = 10.0
@@ -82,7 +82,8 @@ class KvManager:
         return self.disk.find_file(origin, tokens, 0)[1] if self.disk is not None else 0
 
     def _persist(self, origin: Origin, tokens: array[int]) -> int:
-        self.idle.save_session(origin.scope, origin.session)
+        for slot in self.idle.slots_of(origin.scope, origin.session):
+            self.idle.save_slot(slot)
         entry, kept = self.store.find_state(origin, tokens)
         if entry is not None and self.disk is not None and self.disk.save_state(entry):
             return kept
@@ -91,7 +92,8 @@ class KvManager:
     def forget_session(self, command: m.ForgetSession) -> Iterator[m.CommandResult]:
         """Delete a session's states; if it may have files, `poll` sends the answer later."""
         scope, session = scoped(command.owner, command.session, shared=self._settings.kv_shared)
-        self.idle.forget_session(scope, session)
+        for slot in self.idle.slots_of(scope, session):
+            self.slots.clear_slot(slot)
         self.store.forget_session(scope, session)
         if self.disk is None:
             yield m.CommandResult(command.id, None)
@@ -107,8 +109,8 @@ class KvManager:
     def set_low_memory(self, command: m.SetLowMemory) -> m.CommandResult:
         """Start or stop holding only the states of parked tasks in memory."""
         self.store.low_memory = command.on
-        leaving = self.store.unpinned if command.on else []
-        return m.CommandResult(command.id, sum(len(entry.state) for entry in leaving))
+        droppable = self.store.unpinned if command.on else []
+        return m.CommandResult(command.id, sum(len(entry.state) for entry in droppable))
 
     # Every iteration.
 
@@ -148,22 +150,24 @@ class KvManager:
 
     def _empty_memory(self) -> None:
         """Free memory as fast as the disk accepts the states that may be persisted."""
-        leaving = [entry for entry in self.store.unpinned if self._is_safe(entry)]
-        for entry in leaving:
+        disk = self.disk
+        droppable = [
+            entry
+            for entry in self.store.unpinned
+            if disk is None or not entry.origin.persist or disk.save_state(entry)
+        ]
+        for entry in droppable:
             self.store.remove(entry)
-        was_writing, self._writing = self._writing, self.disk is not None and self.disk.writing
-        if leaving or (was_writing and not self._writing):
+        was_writing, self._writing = self._writing, disk is not None and disk.writing
+        if droppable or (was_writing and not self._writing):
             return_free_memory()
-
-    def _is_safe(self, entry: SavedState) -> bool:
-        """Return whether an entry can be dropped: it may not be persisted, or the disk has it."""
-        return self.disk is None or not entry.origin.persist or self.disk.save_state(entry)
 
     def close(self) -> list[m.Report]:
         """Write the states that may be persisted, for at most `CLOSE_S`; return the reports."""
         if self.disk is None:
             return []
-        self.idle.save_all()
+        for slot in self.slots.idle:
+            self.idle.save_slot(slot)
         reports = self.disk.save_all(CLOSE_S)
         self.disk.close()
         return reports

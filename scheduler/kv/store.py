@@ -149,11 +149,13 @@ class KvStore:
 
     def forget_session(self, scope: int, session: str) -> None:
         """Drop the states of a session, except those pinned by a running turn."""
-        whose = (scope, session)
-        self.evicted = [e for e in self.evicted if (e.origin.scope, e.origin.session) != whose]
-        for entry in [e for e in self._entries if not e.pins]:
-            if entry.origin.scope == scope and entry.origin.session == session:
-                self.remove(entry)
+
+        def belongs(entry: SavedState) -> bool:
+            return (entry.origin.scope, entry.origin.session) == (scope, session)
+
+        self.evicted = [e for e in self.evicted if not belongs(e)]
+        for entry in [e for e in self._entries if belongs(e) and not e.pins]:
+            self.remove(entry)
 
     def by_value(self) -> list[SavedState]:
         """Return all entries, the most valuable first."""

@@ -5,6 +5,5 @@ Both sides are of one build, so the structs are arrays without names.
 
 from .base import *
 from .commands import *
-from .packing import *
 from .reports import *
 from .tasks import *

@@ -220,13 +220,8 @@ def _run_engine(link: SocketLink, engine: Engine, commands: list[m.Command]) -> 
 
 def _wait_s(engine: Engine) -> float | None:
     """Return how many seconds to wait for commands; None: no limit."""
-    wait_s_max = engine.wait_s_max()
-    if wait_s_max == 0 and not engine.metrics.due:
-        return 0
-    due_s = engine.metrics.publish()
-    if due_s is None:
-        return wait_s_max
-    return due_s if wait_s_max is None else min(wait_s_max, due_s)
+    waits = engine.wait_s_max(), engine.metrics.publish()
+    return min((seconds for seconds in waits if seconds is not None), default=None)
 
 
 if __name__ == "__main__":

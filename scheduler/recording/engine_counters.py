@@ -31,17 +31,13 @@ STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.
 POWERS_OF_TWO = tuple(float(1 << n) for n in range(12))
 _LAST = len(POWERS_OF_TWO)
 
+COUNTED = (
+    *("batch_tokens", "generated", "prompt", "cached", "prefix_queries"),
+    *("parks", "shifts", "kv_full"),
+)
+"""Values that the engine counts itself."""
 COUNTERS = (
-    *(
-        "batch_tokens",
-        "generated",
-        "prompt",
-        "cached",
-        "prefix_queries",
-        "parks",
-        "shifts",
-        "kv_full",
-    ),
+    *COUNTED,
     *("reused_slot", "reused_memory", "reused_disk", "restores", "fetches", "over_target"),
 )
 """Values that only grow, in the order of the page."""

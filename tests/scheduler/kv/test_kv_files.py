@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from inferd.scheduler.kv.file_format import HEADER_BYTES_MAX, KvFile, KvKey
 from inferd.scheduler.kv.files import (
