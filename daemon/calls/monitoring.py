@@ -17,7 +17,7 @@ from ...ipc.server.server_connection import Request
 from ...scheduler import Priority
 from ...scheduler.messages import QueueEntry
 from ...sessions import Session
-from ..config.log_levels import parse_log_levels
+from ..config.forms import parse_log_levels
 from ..core import Daemon
 from ..logs.setup import logs
 from ..metrics.collector import metric_values

@@ -17,6 +17,7 @@ import msgspec
 from ...backends.params import nearest
 
 Schema = dict[str, Any]
+TEXT: Schema = {"type": "string", "minLength": 1}
 REQUIRED: Any = MISSING
 """The default of a setting without one, or of one whose default depends on the machine."""
 REPR_CHARACTERS_MAX = 50

@@ -1,18 +1,35 @@
-"""Values with their own syntax: paths, the address of metrics, the destination of spans."""
+"""Values with their own syntax: paths, the socket's mode and group, the address of metrics, the
+destination of spans, log levels.
+"""
 
 from __future__ import annotations
 
+import grp
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..metrics.listen_address import PORT_MAX, parse_address
+from ...backends.library_log import LEVELS
+from ...ipc.paths import SYSTEM_SOCKET
+from ..metrics.listen_address import PORT_MAX, SOCKET_PATH_BYTES_MAX, parse_address
 from ..traces.target import TARGET_CHARACTERS_MAX, parse_target
-from .declaration import Form, Schema
+from .access_settings import gid_of
+from .declaration import TEXT, Form, Schema
 
-SOCKET_BYTES_MAX = 107
-"""Linux' limit on the path of a Unix socket: `sun_path` without its final NUL."""
-TEXT: Schema = {"type": "string", "minLength": 1}
+GROUP_DEFAULT = "inferd"
+"""The group whose members may connect to the machine's socket."""
+_OCTAL = re.compile(r"(0o?)?[0-7]{3}")
+LOGGERS = {
+    "daemon": "the daemon itself: start and end, configuration, models, memory, components",
+    "ipc": "connections and calls",
+    "sessions": "conversations, and the journal of those with an id",
+    "scheduler": "tasks in the engines: queued, admitted, parked, finished, failed",
+    "backends": "the engine that runs a model: failed steps",
+    "llama": "llama.cpp's output, and the last output of a worker process that crashes",
+}
+"""Names of the loggers, and the events of each."""
 
 
 def parse_path(value: Any) -> Path:
@@ -27,13 +44,84 @@ def parse_path(value: Any) -> Path:
 
 def _parse_socket_path(value: Any) -> Path:
     path = parse_path(value)
-    if len(os.fsencode(path)) > SOCKET_BYTES_MAX:
-        raise ValueError(f"{str(path)!r} is longer than {SOCKET_BYTES_MAX} bytes")
+    if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+        raise ValueError(f"{str(path)!r} is longer than {SOCKET_PATH_BYTES_MAX} bytes")
     return path
 
 
+class Mode(int):
+    """A socket's permission bits; their text is octal."""
+
+    def __str__(self) -> str:
+        return f"{int(self):04o}"
+
+
+class GroupName(str):
+    """The name of a group; empty: the daemon's own group."""
+
+
+def _parse_mode(value: Any) -> Mode:
+    if isinstance(value, Mode):
+        return value
+    if not isinstance(value, str) or not _OCTAL.fullmatch(value):
+        raise ValueError(f"{value!r} is not a mode: write octal digits in quotes, such as '0660'")
+    mode = Mode(value.removeprefix("0o"), 8)
+    if mode & 0o600 != 0o600 or mode & 0o111:
+        raise ValueError(f"{value!r}: write 6 for the owner, and no execute permission")
+    return mode
+
+
+def _parse_group(value: Any) -> GroupName:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not the name of a group")
+    if value:
+        gid_of(value)
+    return GroupName(value)
+
+
+def group_default(socket: Path) -> GroupName:
+    """Return the default group of *socket*: `inferd` for the machine's socket, if it exists and the
+    daemon may assign it.
+    """
+    try:
+        gid = grp.getgrnam(GROUP_DEFAULT).gr_gid
+    except KeyError:
+        return GroupName()
+    may = os.geteuid() == 0 or gid in (os.getegid(), *os.getgroups())
+    return GroupName(GROUP_DEFAULT if socket == SYSTEM_SOCKET and may else "")
+
+
+def parse_log_levels(value: Any) -> dict[str, str]:
+    """Return levels by logger, from a table or a text such as `scheduler=debug,llama=error`.
+
+    :raises ValueError: the logger or the level is unknown.
+    """
+    if isinstance(value, str):
+        pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
+        value = {logger.strip(): level.strip() for logger, _, level in pairs}
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{value!r} is not a table of levels, or a text such as llama=debug")
+    for logger, level in value.items():
+        if logger not in LOGGERS:
+            raise ValueError(f"{logger!r} is not a logger: there are {', '.join(LOGGERS)}")
+        if not isinstance(level, str) or level not in LEVELS:
+            raise ValueError(f"{logger}: {level!r} is not one of {', '.join(LEVELS)}")
+    return dict(value)
+
+
+def _log_levels_schema() -> Schema:
+    level: Schema = {"enum": list(LEVELS)}
+    loggers: Schema = {
+        "type": "object",
+        "properties": {logger: level | {"description": about} for logger, about in LOGGERS.items()},
+        "additionalProperties": False,
+    }
+    pair = f"\\s*({'|'.join(LOGGERS)})\\s*=\\s*({'|'.join(LEVELS)})\\s*"
+    return {"anyOf": [loggers, {"type": "string", "pattern": f"^({pair}(,{pair})*)?$"}]}
+
+
 PATH = Form(parse_path, TEXT)
-SOCKET_PATH = Form(_parse_socket_path, TEXT | {"maxLength": SOCKET_BYTES_MAX})
+SOCKET_PATH = Form(_parse_socket_path, TEXT | {"maxLength": SOCKET_PATH_BYTES_MAX})
 ADDRESS = Form(
     parse_address,
     {
@@ -52,3 +140,6 @@ TARGET = Form(
         "pattern": r"^\s*([Oo][Ff][Ff]|[Oo][Tt][Ll][Pp]|file:/.*|[Hh][Tt]{2}[Pp][Ss]?://.+)\s*$",
     },
 )
+MODE = Form(_parse_mode, {"type": "string", "pattern": f"^{_OCTAL.pattern}$"})
+GROUP = Form(_parse_group, {"type": "string"})
+LOG_LEVELS = Form(parse_log_levels, _log_levels_schema())

@@ -18,6 +18,7 @@ from ...backends.params import BY_SPELLING, nearest, read_options
 from .confinement import check_beneath
 from .declaration import (
     REQUIRED,
+    TEXT,
     ErrorList,
     Form,
     Schema,
@@ -30,7 +31,6 @@ from .declaration import (
     table_of,
     table_schema,
 )
-from .forms import TEXT
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """The name of a model. It is used in file names, so it cannot contain a path."""

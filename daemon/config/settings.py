@@ -10,10 +10,18 @@ from ..metrics.listen_address import LOOPBACK, Address
 from ..traces.target import Target
 from .access_settings import Rule
 from .declaration import REQUIRED, Applies, setting, settings_of
-from .forms import ADDRESS, PATH, SOCKET_PATH, TARGET
-from .log_levels import LOG_LEVELS
+from .forms import (
+    ADDRESS,
+    GROUP,
+    LOG_LEVELS,
+    MODE,
+    PATH,
+    SOCKET_PATH,
+    TARGET,
+    GroupName,
+    Mode,
+)
 from .model_settings import ModelConfig
-from .socket_settings import GROUP, MODE, GroupName, Mode
 
 BYTES_MAX = 10**15
 MONTH_S = 30 * 86_400

@@ -14,9 +14,9 @@ from ..metrics.listen_address import Address
 from ..traces.target import Target
 from .access_settings import ACCESS_KEYS, MEMBER_CLASS, MEMBER_MAY
 from .declaration import hyphens
+from .forms import GroupName, Mode
 from .model_settings import AdapterConfig, ModelConfig
 from .settings import SETTINGS, Config
-from .socket_settings import GroupName, Mode
 from .sources import Sources
 
 DEFAULT = "default"

@@ -25,9 +25,9 @@ from ...ipc.paths import daemon_socket_path
 from ..residency.machine import MachineMemory, cores_usable
 from .access_settings import read_access
 from .declaration import ErrorList, hyphens, read_value, table_of
+from .forms import Mode, group_default
 from .model_settings import read_models, read_options_table
 from .settings import SETTINGS, TABLES, Config
-from .socket_settings import Mode, group_default
 
 SYSTEM_FILE = Path("/etc/inferd/config.toml")
 FILE_BYTES_MAX = 1 << 20

@@ -21,7 +21,7 @@ from structlog.typing import EventDict, Processor
 
 from ...backends.library_log import LEVELS, SYSLOG_PRIORITIES
 from ...scheduler import messages as m
-from ..config.log_levels import LOGGERS
+from ..config.forms import LOGGERS
 from ..config.settings import Config
 from .log_file import LogFile
 from .stderr import StandardError

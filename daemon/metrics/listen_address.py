@@ -10,8 +10,8 @@ import msgspec
 
 LOOPBACK = "127.0.0.1"
 PORT_MAX = 65_535
-PATH_BYTES_MAX = 107
-"""Linux' bound on a Unix socket's path: `sun_path` without its terminating zero."""
+SOCKET_PATH_BYTES_MAX = 107
+"""Linux' bound on a Unix socket's path: `sun_path` without its final NUL."""
 ADDRESS_FORMS = "off, a port, HOST:PORT with an IP address, or an absolute path"
 
 
@@ -49,8 +49,8 @@ def parse_address(value: Any) -> Address:
         return Address()
     path = text.removeprefix("unix:")
     if path.startswith("/") and "\0" not in path:
-        if len(os.fsencode(path)) > PATH_BYTES_MAX:
-            raise ValueError(f"{path!r} is longer than {PATH_BYTES_MAX} bytes")
+        if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+            raise ValueError(f"{path!r} is longer than {SOCKET_PATH_BYTES_MAX} bytes")
         return Address(path=path)
     host, _, port = text.rpartition(":")
     problem = ValueError(f"{value!r} is not an address: {ADDRESS_FORMS}")

@@ -19,11 +19,6 @@ class Account(msgspec.Struct, frozen=True):
     uid: int
     groups: frozenset[int]
 
-    @property
-    def is_caller(self) -> bool:
-        """Whether the account is that of this process."""
-        return self.uid == os.geteuid()
-
 
 def own_account() -> Account:
     """Return the account of this process."""
@@ -60,14 +55,10 @@ def barrier(account: Account, path: Path, bits: int) -> str:
 
     :raises OSError: the caller may not examine a place.
     """
+    is_caller = account.uid == os.geteuid()
     way = [(folder, SEARCH) for folder in reversed(path.parents)]
     for place, wanted in (*way, (path, bits)):
-        if not _may(account, place, wanted):
+        # `os.access` respects access lists, but answers only for the caller.
+        if not (os.access(place, wanted) if is_caller else may(account, os.stat(place), wanted)):
             return str(place)
     return ""
-
-
-def _may(account: Account, path: Path, bits: int) -> bool:
-    if account.is_caller:
-        return os.access(path, bits)
-    return may(account, os.stat(path), bits)

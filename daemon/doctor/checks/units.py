@@ -91,16 +91,15 @@ def _units(service: Service) -> Units:
     return Units(
         user=service.user,
         directives=found,
-        old=[str(w.path) for w in _writes(service, start) if w.action != "same"],
+        old=[
+            str(step.path)
+            for step in install_plan(service, start or executable())
+            if isinstance(step, Write) and not step.keep and step.action != "same"
+        ],
         start_missing="" if os.access(service.under(Path(program)), os.X_OK) else program,
         account=account_of(name) if name else own_account(),
         state={} if service.root else _state(service),
     )
-
-
-def _writes(service: Service, start: str) -> list[Write]:
-    plan = install_plan(service, start or executable())
-    return [step for step in plan if isinstance(step, Write) and not step.keep]
 
 
 def directives_of(units: list[Path]) -> dict[str, list[str]]:

@@ -16,8 +16,8 @@ from inferd.daemon.config.access_settings import (
     Right,
     Rule,
 )
+from inferd.daemon.config.forms import MODE, group_default
 from inferd.daemon.config.settings import Config
-from inferd.daemon.config.socket_settings import MODE, group_default
 from inferd.daemon.config.sources import ConfigError, load_config
 from inferd.ipc.paths import SYSTEM_SOCKET
 
