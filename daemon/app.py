@@ -189,7 +189,7 @@ def _service(daemon: Daemon) -> ServiceNotifier:
             (worker.spec.name, worker) for worker in daemon.registry.catalog.all_workers()
         ),
         turns=lambda: sum(session.active for session in daemon.sessions.live),
-        restart_for=lambda: daemon.restart_for,
+        pending_restart=lambda: daemon.pending_restart,
     )
     daemon.components.listener = service
     daemon.registry.launcher.listeners.append(_LoadStatus(service))

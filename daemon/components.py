@@ -156,7 +156,7 @@ class Components:
                 "cause": failure and failure.cause,
                 "effect": failure and failure.missing,
                 "remedy": failure and failure.remedy,
-                "for_s": failure and self._seconds() - failure.since,
+                "failing_s": failure and self._seconds() - failure.since,
             }
             for name, failure in ((name, self._failures.get(name)) for name in COMPONENTS)
         ]

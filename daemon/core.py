@@ -121,7 +121,7 @@ class Daemon:
         self.users = Users()
         self.access = Access(config.access)
         self.ledger.bounds.quota_of = self.access.quota_of
-        self.restart_for: list[str] = []
+        self.pending_restart: list[str] = []
         """Settings that were changed in the file and take effect after a restart."""
         self.calls: CallTable = {}
         self._handles = 0

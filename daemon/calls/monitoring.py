@@ -86,7 +86,7 @@ def _describe_waiting(model: ManagedModel, waiting: GateRequest) -> dict[str, An
     }
 
 
-def _turn_fields(session: Session, priority: Priority, for_s: float) -> dict[str, Any]:
+def _turn_fields(session: Session, priority: Priority, age_s: float) -> dict[str, Any]:
     """Return the description of a turn without the values that its engine reports."""
     return {
         "task": None,
@@ -102,7 +102,7 @@ def _turn_fields(session: Session, priority: Priority, for_s: float) -> dict[str
         "prompt_tokens": len(session.conversation.prompt),
         "computed_tokens": None,
         "output_tokens": 0,
-        "for_s": max(0.0, for_s),
+        "age_s": max(0.0, age_s),
     }
 
 
@@ -151,7 +151,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
             "components": daemon.components.describe(),
             "metrics_address": daemon.metrics_at(),
             "log": logs.describe(),
-            "restart_for": daemon.restart_for,
+            "pending_restart": daemon.pending_restart,
             "waiting": states.count("waiting") + len(_turns_waiting_for_models(daemon)),
             "running": states.count("running"),
             "parked": states.count("parked"),

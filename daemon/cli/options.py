@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,6 +40,9 @@ def _keep_socket(ctx: typer.Context, value: Path | None) -> Path | None:
     return value or ctx.meta["inferd.socket"]
 
 
+AllUsers = Annotated[
+    bool, typer.Option("--all", help="Include all users; for root and the daemon's user.")
+]
 SocketPath = Annotated[
     Path | None,
     typer.Option(
@@ -59,6 +63,9 @@ ConfigFile = Annotated[
 ModelsDir = Annotated[
     Path | None,
     typer.Option("--models-dir", metavar="PATH", help="The models directory.", show_default=False),
+]
+Force = Annotated[
+    bool, typer.Option("--force", help="Unload it even if it is in use; running turns fail.")
 ]
 ModelName = Annotated[
     str, typer.Argument(help="The model's name.", autocompletion=completion.models)
@@ -96,23 +103,22 @@ SettingPairs = Annotated[
 def read_pairs(pairs: list[str] | None, flag: str = "--option") -> dict[str, Any]:
     """Return KEY=VALUE pairs as a mapping; a value that is not valid JSON is a text."""
     values: dict[str, Any] = {}
-    for pair in pairs or ():
-        key, equals, value = pair.partition("=")
-        if not key or not equals:
-            raise typer.BadParameter(f"{flag} {pair!r} is not of the form KEY=VALUE")
+    for key, value in _split_pairs(pairs, flag):
         try:
-            values[key.strip()] = msgspec.json.decode(value)
+            values[key] = msgspec.json.decode(value)
         except msgspec.DecodeError:
-            values[key.strip()] = value
+            values[key] = value
     return values
 
 
 def read_settings(pairs: list[str] | None) -> dict[str, Any]:
     """Return the pairs of `--set` as flags for `load_config`."""
-    values: dict[str, Any] = {}
+    return {key.replace("-", "_"): value for key, value in _split_pairs(pairs, "--set")}
+
+
+def _split_pairs(pairs: list[str] | None, flag: str) -> Iterator[tuple[str, str]]:
     for pair in pairs or ():
         key, equals, value = pair.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"--set {pair!r} is not of the form KEY=VALUE")
-        values[key.strip().replace("-", "_")] = value
-    return values
+        if not key or not equals:
+            raise typer.BadParameter(f"{flag} {pair!r} is not of the form KEY=VALUE")
+        yield key.strip(), value

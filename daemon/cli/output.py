@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, TextIO
 
 import msgspec
 import typer
 
-if TYPE_CHECKING:
-    from rich.progress import Progress as RichProgress
-
 Fraction = Callable[[float], None]
-Bytes = Callable[[str, int, int | None], None]
+Report = Callable[[str, float, float | None], None]
+Columns = Mapping[str, str | Callable[[dict[str, Any]], object]]
 
 _CONTROLS = {c: None for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\t\n"}
 
@@ -40,29 +38,42 @@ def write_json_line(value: Any) -> None:
     write(msgspec.json.encode(value).decode())
 
 
+def write_result(as_json: bool, document: Any, text: str) -> None:
+    """Write the result of a command: *document* as JSON, or else *text*."""
+    if as_json:
+        write_json(document)
+    else:
+        write(text)
+
+
 def fail(message: str, hint: str = "") -> None:
     """Print an error and its hint on standard error."""
-    color = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-    prefix = typer.style("inferd:", fg="red", bold=True) if color else "inferd:"
-    sys.stderr.write(f"{prefix} {printable(message, sys.stderr.isatty())}\n")
+    terminal = sys.stderr.isatty()
+    prefix = typer.style("inferd:", fg="red", bold=True) if has_colors(sys.stderr) else "inferd:"
+    note(f"{prefix} {printable(message, terminal)}")
     if hint:
-        sys.stderr.write(f"  {printable(hint, sys.stderr.isatty())}\n")
-    sys.stderr.flush()
+        note(f"  {printable(hint, terminal)}")
 
 
 def note(text: str) -> None:
     """Print a line on standard error that does not belong to the result."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+    _write_error(f"{text}\n")
 
 
 def write_dimmed(text: str) -> None:
     """Write text that does not belong to the result to standard error, dimmed, and flush it."""
-    terminal = sys.stderr.isatty()
-    dim = terminal and not os.environ.get("NO_COLOR")
-    shown = printable(text, terminal)
-    sys.stderr.write(typer.style(shown, dim=True) if dim and shown else shown)
+    shown = printable(text, sys.stderr.isatty())
+    _write_error(typer.style(shown, dim=True) if shown and has_colors(sys.stderr) else shown)
+
+
+def _write_error(text: str) -> None:
+    sys.stderr.write(text)
     sys.stderr.flush()
+
+
+def has_colors(stream: TextIO) -> bool:
+    """Return whether a stream shows colors: it is a terminal, and NO_COLOR is not set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR")
 
 
 def printable(text: str, terminal: bool) -> str:
@@ -71,12 +82,31 @@ def printable(text: str, terminal: bool) -> str:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Write aligned columns; line breaks in cells are replaced, so that each row is one line."""
-    texts = [[" ".join(str(cell).splitlines()) for cell in row] for row in (heads, *rows)]
+    """Write aligned columns, and "-" for None.
+
+    Line breaks in cells are replaced, so that each row is one line.
+    """
+    texts = [
+        [" ".join(str("-" if c is None else c).splitlines()) for c in r] for r in (heads, *rows)
+    ]
     widths = [max(len(row[column]) for row in texts) for column in range(len(heads))]
     for row in texts:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         write(printable("   ".join(cells).rstrip(), sys.stdout.isatty()))
+
+
+def table_of(columns: Columns, entries: Iterable[dict[str, Any]]) -> None:
+    """Write a table of entries; a column is a key of the entry, or a function of it."""
+    rows = [[e[c] if isinstance(c, str) else c(e) for c in columns.values()] for e in entries]
+    table(tuple(columns), rows)
+
+
+def write_list(as_json: bool, name: str, entries: list[dict[str, Any]], columns: Columns) -> None:
+    """Write entries as JSON with the key *name*, or else as a table."""
+    if as_json:
+        write_json({name: entries})
+    else:
+        table_of(columns, entries)
 
 
 def time_text(seconds: float) -> str:
@@ -89,67 +119,49 @@ def time_text(seconds: float) -> str:
 
 @contextmanager
 def fraction_bar(text: str, *, show: bool = True) -> Iterator[Fraction | None]:
-    """Yield a function that takes progress from 0.0 to 1.0, or None where no bar can be shown.
+    """Yield a function that takes progress from 0.0 to 1.0, or None where no bar can be shown."""
+    with _bar(show) as report:
+        yield report and (lambda fraction: report(text, fraction, 1.0))
+
+
+@contextmanager
+def bytes_bar(*, show: bool = True) -> Iterator[Report]:
+    """Yield a function that takes a stage, the bytes done and the total, None if unknown."""
+    with _bar(show, of_bytes=True) as report:
+        yield report or (lambda stage, done, total: None)
+
+
+@contextmanager
+def _bar(show: bool, *, of_bytes: bool = False) -> Iterator[Report | None]:
+    """Yield a function that updates the bar of a stage; the bar is removed at the end.
 
     The bar appears with the first call, so no bar flashes for work that is done at once.
     """
     if not show or not sys.stderr.isatty():
         yield None
         return
-    with _bar() as start:
-        tasks: dict[str, Any] = {}
-
-        def report(fraction: float) -> None:
-            progress = start()
-            if not tasks:
-                tasks[text] = progress.add_task(text, total=1.0)
-            progress.update(tasks[text], completed=fraction)
-
-        yield report
-
-
-@contextmanager
-def bytes_bar(*, show: bool = True) -> Iterator[Bytes]:
-    """Yield a function that takes a stage, the bytes done and the total, None if unknown."""
-    if not show or not sys.stderr.isatty():
-        yield lambda stage, done, total: None
-        return
-    from rich.progress import DownloadColumn, TransferSpeedColumn
-
-    with _bar(DownloadColumn(), TransferSpeedColumn()) as start:
-        tasks: dict[str, Any] = {}
-
-        def report(stage: str, done: int, total: int | None) -> None:
-            progress = start()
-            if stage not in tasks:
-                while tasks:
-                    progress.remove_task(tasks.popitem()[1])
-                tasks[stage] = progress.add_task(stage, total=total)
-            progress.update(tasks[stage], completed=done, total=total)
-
-        yield report
-
-
-@contextmanager
-def _bar(*columns: Any) -> Iterator[Callable[[], RichProgress]]:
-    """Yield a function that shows the bar and returns it; the bar is removed at the end."""
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        *columns,
+    bar = rich.Progress(
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(),
+        rich.TaskProgressColumn(),
+        *((rich.DownloadColumn(), rich.TransferSpeedColumn()) if of_bytes else ()),
         console=Console(stderr=True),
         transient=True,
     )
+    tasks: dict[str, Any] = {}
 
-    def start() -> RichProgress:
-        progress.start()
-        return progress
+    def report(stage: str, done: float, total: float | None) -> None:
+        bar.start()
+        if stage not in tasks:
+            while tasks:
+                bar.remove_task(tasks.popitem()[1])
+            tasks[stage] = bar.add_task(stage, total=total)
+        bar.update(tasks[stage], completed=done, total=total)
 
     try:
-        yield start
+        yield report
     finally:
-        progress.stop()
+        bar.stop()

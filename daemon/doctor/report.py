@@ -29,7 +29,7 @@ from .time_limits import Probe, ProbeFailed
 STATS_KEYS = (
     "uptime_s", "draining", "socket_activated", "connections", "sessions", "sessions_max",
     "sessions_dormant", "sessions_expired", "waiting", "running", "parked", "refused", "recovered",
-    "cores", "memory", "journal", "components", "metrics", "restart_for",
+    "cores", "memory", "journal", "components", "metrics", "pending_restart",
 )  # fmt: skip
 """Keys of the daemon's `stats` that go into the report."""
 

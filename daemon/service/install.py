@@ -22,6 +22,14 @@ from ...backends.errors import BackendError, InvalidArgument, PermissionDenied, 
 SHIPPED = "/usr/local/bin/inferd"
 """The executable in `ExecStart=` of the shipped files."""
 UNITS = ("inferd.service", "inferd.socket")
+GPU_DROP_IN = "inferd.service.d/gpu.conf"
+SYSTEM_FILES = ("sysusers.d/inferd.conf", "tmpfiles.d/inferd.conf")
+SYSTEM_DATA = ("/etc/inferd", "/var/lib/inferd", "/run/inferd")
+USER_DATA = (
+    platformdirs.user_config_path,
+    platformdirs.user_state_path,
+    platformdirs.user_data_path,
+)
 HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
 """Folders hidden from the system service by `ProtectHome=` and `PrivateTmp=`."""
 COMMAND_S_MAX = 120.0
@@ -55,6 +63,15 @@ class Write:
             return "keep"
         return "same" if self.path.read_text(errors="replace") == self.text else "replace"
 
+    def run(self) -> None:
+        """Write the file, unless its present state is kept."""
+        if self.action in ("write", "replace"):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            new = self.path.with_name(f"{self.path.name}.new")
+            new.write_text(self.text)
+            new.chmod(0o644)
+            new.replace(self.path)
+
 
 @dataclass(frozen=True)
 class Remove:
@@ -64,8 +81,17 @@ class Remove:
 
     @property
     def action(self) -> str:
-        """The effect on the current file: remove, or gone if there is none."""
-        return "remove" if os.path.lexists(self.path) else "gone"
+        """The effect on the current file: remove, or absent if there is none."""
+        return "remove" if os.path.lexists(self.path) else "absent"
+
+    def run(self) -> None:
+        """Remove the file or folder if it exists."""
+        if self.path.is_dir() and not self.path.is_symlink():
+            shutil.rmtree(self.path)
+        elif self.action == "remove":
+            self.path.unlink()
+            if self.path.parent.suffix == ".d" and not any(self.path.parent.iterdir()):
+                self.path.parent.rmdir()
 
 
 @dataclass(frozen=True)
@@ -75,6 +101,24 @@ class Run:
     command: tuple[str, ...]
     may_fail: bool = False
     action = "run"
+
+    def run(self) -> None:
+        """Run the command.
+
+        :raises BackendError: it failed, or took more than `COMMAND_S_MAX`.
+        """
+        text = " ".join(self.command)
+        try:
+            done = subprocess.run(
+                self.command, capture_output=True, text=True, timeout=COMMAND_S_MAX, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise BackendError(f"`{text}` took more than {COMMAND_S_MAX:g} s") from None
+        if done.returncode and not self.may_fail:
+            raise BackendError(
+                f"`{text}` failed: {done.stderr.strip() or done.returncode}",
+                hint="correct this and run the command again: completed steps stay",
+            )
 
 
 Step = Write | Remove | Run
@@ -122,11 +166,10 @@ def check_reachable(start: str) -> None:
 
     :raises InvalidArgument: it is in a folder that is hidden from the service.
     """
-    places = [start.split(" ")[0], os.path.realpath(sys.executable), sys.prefix, __file__]
-    for place in (os.path.realpath(p) for p in places):
-        if any(Path(place).is_relative_to(hidden) for hidden in HIDDEN):
+    for path in map(os.path.realpath, (start.split(" ")[0], sys.executable, sys.prefix, __file__)):
+        if any(Path(path).is_relative_to(hidden) for hidden in HIDDEN):
             raise InvalidArgument(
-                f"{place} is hidden from the service, as are all homes and temporary folders",
+                f"{path} is hidden from the service, as are all homes and temporary folders",
                 hint="install inferd where all users can read it, as in `python3 -m venv"
                 " /opt/inferd`, or use --user",
             )
@@ -142,65 +185,52 @@ def install_plan(service: Service, start: str) -> list[Step]:
             f"{start!r} is not possible in a unit",
             hint="install inferd in a folder without special characters in its path",
         )
-    folder = "user" if service.user else "system"
-    steps: list[Step] = []
-    if not service.user:
-        steps += [_shipped(service, f"{kind}.d/inferd.conf") for kind in ("sysusers", "tmpfiles")]
-        steps.append(Write(service.under(Path("/etc/inferd/config.toml")), CONFIG, keep=True))
-    for name in UNITS:
-        text = _text(f"{folder}/{name}").replace(SHIPPED, start)
-        steps.append(Write(service.units / name, text))
-    drop_in = service.units / "inferd.service.d" / "gpu.conf"
-    if service.gpu:
-        steps.append(Write(drop_in, _text("system/inferd.service.d/gpu.conf")))
-    elif not service.user:
-        steps.append(Remove(drop_in))
-    if not service.user:
-        steps.append(Run(("systemd-sysusers", "/etc/sysusers.d/inferd.conf")))
-        steps.append(Run(("systemd-tmpfiles", "--create", "/etc/tmpfiles.d/inferd.conf")))
-    steps.append(service.systemctl("daemon-reload"))
-    steps.append(service.systemctl("enable", "--now", "inferd.socket"))
-    steps.append(service.systemctl("try-restart", "inferd.service"))
-    return steps
+    scope = "user" if service.user else "system"
+    units = [
+        Write(service.units / name, _shipped(f"{scope}/{name}").replace(SHIPPED, start))
+        for name in UNITS
+    ]
+    starts = [
+        service.systemctl("daemon-reload"),
+        service.systemctl("enable", "--now", "inferd.socket"),
+        service.systemctl("try-restart", "inferd.service"),
+    ]
+    if service.user:
+        return [*units, *starts]
+    gpu = service.units / GPU_DROP_IN
+    return [
+        *(Write(service.under(Path("/etc", name)), _shipped(name)) for name in SYSTEM_FILES),
+        Write(service.under(Path("/etc/inferd/config.toml")), CONFIG, keep=True),
+        *units,
+        Write(gpu, _shipped(f"system/{GPU_DROP_IN}")) if service.gpu else Remove(gpu),
+        Run(("systemd-sysusers", "/etc/sysusers.d/inferd.conf")),
+        Run(("systemd-tmpfiles", "--create", "/etc/tmpfiles.d/inferd.conf")),
+        *starts,
+    ]
+
+
+def _shipped(name: str) -> str:
+    return (importlib.resources.files("inferd") / "systemd" / name).read_text()
 
 
 def uninstall_plan(service: Service, *, purge: bool) -> list[Step]:
     """Return the steps that remove the service; with *purge* also its sessions and models."""
-    steps: list[Step] = [service.systemctl("disable", "--now", *reversed(UNITS), may_fail=True)]
-    steps += [Remove(service.units / name) for name in UNITS]
+    files = [service.units / name for name in UNITS]
+    data = [path("inferd") for path in USER_DATA]
+    accounts: list[Step] = []
     if not service.user:
-        steps.append(Remove(service.units / "inferd.service.d" / "gpu.conf"))
-        kinds = ("sysusers", "tmpfiles")
-        steps += [Remove(service.under(Path(f"/etc/{kind}.d/inferd.conf"))) for kind in kinds]
-    steps.append(service.systemctl("daemon-reload"))
-    steps.append(service.systemctl("reset-failed", *UNITS, may_fail=True))
-    if purge:
-        steps += [Remove(service.under(path)) for path in _data_folders(service)]
-        if not service.user:
-            # userdel leaves a group with other members.
-            steps += [Run((tool, "inferd"), may_fail=True) for tool in ("userdel", "groupdel")]
-    return steps
-
-
-def _data_folders(service: Service) -> Sequence[Path]:
-    if not service.user:
-        return [Path(path) for path in ("/etc/inferd", "/var/lib/inferd", "/run/inferd")]
+        files += [service.units / GPU_DROP_IN]
+        files += [service.under(Path("/etc", name)) for name in SYSTEM_FILES]
+        data = [Path(path) for path in SYSTEM_DATA]
+        # userdel leaves a group with other members.
+        accounts = [Run((tool, "inferd"), may_fail=True) for tool in ("userdel", "groupdel")]
     return [
-        platformdirs.user_config_path("inferd"),
-        platformdirs.user_state_path("inferd"),
-        platformdirs.user_data_path("inferd"),
+        service.systemctl("disable", "--now", *reversed(UNITS), may_fail=True),
+        *map(Remove, files),
+        service.systemctl("daemon-reload"),
+        service.systemctl("reset-failed", *UNITS, may_fail=True),
+        *([*(Remove(service.under(path)) for path in data), *accounts] if purge else ()),
     ]
-
-
-def _shipped(service: Service, name: str) -> Write:
-    return Write(service.under(Path("/etc") / name), _text(name))
-
-
-def _text(name: str) -> str:
-    return (importlib.resources.files("inferd") / "systemd" / name).read_text()
-
-
-# Execution.
 
 
 def run_steps(service: Service, steps: Sequence[Step]) -> None:
@@ -214,7 +244,8 @@ def run_steps(service: Service, steps: Sequence[Step]) -> None:
         _check_systemd(service)
     for step in steps:
         try:
-            _run_step(step, commands=service.root is None)
+            if service.root is None or not isinstance(step, Run):
+                step.run()
         except PermissionError as exc:
             raise PermissionDenied(
                 f"{exc.filename}: {exc.strerror}", hint="run it as root (sudo), or with --user"
@@ -233,38 +264,4 @@ def _check_systemd(service: Service) -> None:
     if shutil.which("systemctl") is None:
         raise UnsupportedOperation(
             "systemctl was not found", hint="--root DIR writes the files for another machine"
-        )
-
-
-def _run_step(step: Step, *, commands: bool) -> None:
-    match step:
-        case Write() if step.action in ("write", "replace"):
-            step.path.parent.mkdir(parents=True, exist_ok=True)
-            new = step.path.with_name(f"{step.path.name}.new")
-            new.write_text(step.text)
-            new.chmod(0o644)
-            new.replace(step.path)
-        case Remove(path) if step.action == "remove":
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-                return
-            path.unlink()
-            if path.parent.suffix == ".d" and not any(path.parent.iterdir()):
-                path.parent.rmdir()
-        case Run() if commands:
-            _run(step)
-
-
-def _run(step: Run) -> None:
-    text = " ".join(step.command)
-    try:
-        done = subprocess.run(
-            step.command, capture_output=True, text=True, timeout=COMMAND_S_MAX, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise BackendError(f"`{text}` took more than {COMMAND_S_MAX:g} s") from None
-    if done.returncode and not step.may_fail:
-        raise BackendError(
-            f"`{text}` failed: {done.stderr.strip() or done.returncode}",
-            hint="correct this and run the command again: completed steps stay",
         )

@@ -83,7 +83,7 @@ class ConfigReloader:
             self._daemon.registry.catalog.scan()
             return
         reloaded = merge(self._daemon.config, read)
-        self._daemon.restart_for = reloaded.restart
+        self._daemon.pending_restart = reloaded.restart
         outdated = _apply(self._daemon, reloaded.config)
         components.note("config", None)
         log.info(

@@ -75,7 +75,7 @@ def status_line(head: str, loading: Mapping[str, float]) -> str:
 class ServiceNotifier:
     """Notifies the manager of changes. *loading* returns the loading models with their progress,
     *overdue* the models for whose workers the watchdog is not fed, *turns* the number of running
-    turns, *restart_for* the settings that wait for a restart.
+    turns, *pending_restart* the settings that wait for a restart.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ServiceNotifier:
         loading: Callable[[], Mapping[str, float]] = dict,
         overdue: Callable[[], list[str]] = list,
         turns: Callable[[], int] = lambda: 0,
-        restart_for: Callable[[], list[str]] = list,
+        pending_restart: Callable[[], list[str]] = list,
         environ: Mapping[str, str] = os.environ,
         seconds: Callable[[], float] = time.monotonic,
     ):
@@ -96,7 +96,7 @@ class ServiceNotifier:
             overdue,
             turns,
         )
-        self._restart_for = restart_for
+        self._pending_restart = pending_restart
         self._feed_s = feed_interval_s(environ)
         self._seconds = seconds
         self._phase, self._until = Phase.STARTING, seconds() + START_S_MAX
@@ -187,7 +187,7 @@ class ServiceNotifier:
         line = self._components.line
         if self._withheld:
             line += f"; cannot be replaced: {', '.join(self._withheld[:LOADING_NAMED_MAX])}"
-        if waiting := self._restart_for():
+        if waiting := self._pending_restart():
             line += f"; restart for: {', '.join(waiting)}"
         return line
 

@@ -95,7 +95,7 @@ class Journal:
         log.error(
             "journal.set_aside",
             path=str(self._file.path),
-            set_aside=str(found.set_aside),
+            moved_to=str(found.set_aside),
             cause=found.cause,
             sessions_read=len(found.sessions),
         )
@@ -124,7 +124,7 @@ class Journal:
             "state": state,
             "cause": self.cause,
             "sessions": len(self._present),
-            "set_aside": None if self.set_aside is None else str(self.set_aside),
+            "moved_to": None if self.set_aside is None else str(self.set_aside),
         }
 
     @property

@@ -296,7 +296,7 @@ def test_a_damaged_journal_is_set_aside_and_reported() -> None:
         with attached(daemon) as (client, opened):
             assert not opened.get("attached")
             state = client.call("stats")["stats"]["journal"]
-            aside = Path(state["set_aside"])
+            aside = Path(state["moved_to"])
             assert aside.parent == journal(daemon).parent
             assert aside.read_bytes()[:5000] == data[:5000]
             assert "journal.set_aside" in daemon.log

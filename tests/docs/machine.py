@@ -102,7 +102,7 @@ class Machine:
         steps = msgspec.json.decode(self._run([*command, "--root", str(self.root), "--json"]))
         if steps["applied"] and "--user" not in words:
             for step in steps["steps"]:
-                if step["does"] == "run":
+                if step["action"] == "run":
                     self._step(step["command"])
         return self._run([*command, "--root", str(self.root), "--dry-run"])
 

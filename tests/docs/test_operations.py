@@ -78,7 +78,7 @@ def test_an_operator_s_way_from_an_empty_machine_and_back(machine: Machine) -> N
     config.write_text(config.read_text() + "sessions-max = 7\ncores = 1\n")
     assert "sessions: 0 of 7" in do(machine, "Configuration")[-1]
     status, text, stats, frame, _ = do(machine, "Monitoring")
-    assert "counts are since its start" in stats and "PLACE" in frame
+    assert "counts are since its start" in stats and "POSITION" in frame
     assert "serving; restart for: cores" in status.splitlines()
     assert "applied after a restart: cores" in text
 

@@ -8,13 +8,11 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ....backends.errors import ConnectionLost, InferdError, TooLarge
-from .. import completion
 from ..client import session_of
 from ..options import (
     JsonOutput,
@@ -26,7 +24,7 @@ from ..options import (
     SystemPrompt,
 )
 from ..output import fail, note, write_json_line
-from .run import Stats, Temperature, TokensMax, print_answer, turn_options
+from .run import SessionId, Stats, Temperature, TokensMax, print_answer, turn_options
 
 if TYPE_CHECKING:
     from ....ipc.client import Session
@@ -49,15 +47,7 @@ def chat(
     temp: Temperature = None,
     n_predict: TokensMax = None,
     option: ModelOptions = None,
-    session: Annotated[
-        str | None,
-        typer.Option(
-            "--session",
-            metavar="ID",
-            help="Continue the session with this id.",
-            autocompletion=completion.sessions,
-        ),
-    ] = None,
+    session: SessionId = None,
     stats: Stats = False,
     history: Annotated[bool, typer.Option(help="Save typed lines for the next chat.")] = True,
     socket: SocketPath = None,
@@ -105,8 +95,10 @@ class Conversation:
                 note("stopped")
             except ConnectionLost:
                 raise
-            except InferdError as exc:
-                self._print_error(exc)
+            except InferdError as exc:  # the conversation continues
+                if self.as_json:
+                    write_json_line({"error": exc.to_wire()})
+                fail(exc.message, exc.hint)
 
     def _run_line(self, line: str, command: str) -> None:
         if command == "/reset":
@@ -118,12 +110,6 @@ class Conversation:
             print_answer(
                 self.session, line, as_json=self.as_json, stats=self.stats, timeout=TURN_S_MAX
             )
-
-    def _print_error(self, error: InferdError) -> None:
-        """Print the error of a turn; the conversation continues."""
-        if self.as_json:
-            write_json_line({"error": error.to_wire()})
-        fail(error.message, error.hint)
 
 
 def _typed_lines() -> Iterator[str]:
@@ -154,7 +140,9 @@ def _line_history(keep: bool) -> Iterator[None]:
     except ImportError:  # a Python without it: lines are read without editing
         yield
         return
-    path = _history_path()
+    import platformdirs
+
+    path = platformdirs.user_state_path("inferd") / f"chat-history-{os.getuid()}"
     if keep:
         with contextlib.suppress(OSError):
             readline.read_history_file(path)
@@ -167,9 +155,3 @@ def _line_history(keep: bool) -> Iterator[None]:
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 path.touch(mode=0o600)
                 readline.write_history_file(path)
-
-
-def _history_path() -> Path:
-    import platformdirs
-
-    return platformdirs.user_state_path("inferd") / f"chat-history-{os.getuid()}"

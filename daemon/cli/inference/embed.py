@@ -8,11 +8,10 @@ from typing import Annotated
 
 import typer
 
-from ....backends.errors import TooLarge
 from ..client import RETRIES, client_of
 from ..options import JsonOutput, ModelName, PriorityName, PriorityOption, SocketPath
 from ..output import fraction_bar, write, write_json
-from .run import PROMPT_BYTES_MAX
+from .run import read_input
 
 
 class Pooling(StrEnum):
@@ -58,14 +57,14 @@ def embed(
 
     Each vector is printed as a line of numbers.
     """
-    given = texts or _lines()
+    texts = texts or _lines()
     with (
         client_of(socket, retries=RETRIES) as client,
         fraction_bar(f"loading {model}", show=not as_json) as report,
     ):
         embeddings = client.embed(
             model,
-            given,
+            texts,
             pooling="" if pooling is None else pooling.value,
             normalize=normalize,
             priority=priority.value,
@@ -73,28 +72,16 @@ def embed(
             on_progress=report,
         )
     if as_json:
-        whole = embeddings.pooling == "none"
-        write_json(
-            {
-                "model": embeddings.model,
-                "pooling": embeddings.pooling,
-                "size": embeddings.size,
-                "tokens": embeddings.tokens,
-                "embeddings": embeddings.by_text if whole else list(embeddings),
-            }
-        )
+        keys = ("model", "pooling", "size", "tokens")
+        document = {key: getattr(embeddings, key) for key in keys}
+        vectors = embeddings.by_text if embeddings.pooling == "none" else list(embeddings)
+        write_json(document | {"embeddings": vectors})
     else:
         for vector in embeddings:
             write(" ".join(f"{x:.9g}" for x in vector))
 
 
 def _lines() -> list[str]:
-    if sys.stdin.isatty():
-        raise typer.BadParameter("there is no TEXT")
-    data = sys.stdin.buffer.read(PROMPT_BYTES_MAX + 1)
-    if len(data) > PROMPT_BYTES_MAX:
-        raise TooLarge(f"texts of more than {PROMPT_BYTES_MAX} bytes", hint="send fewer at a time")
-    lines = data.decode(errors="replace").splitlines()
-    if not lines:
-        raise typer.BadParameter("there is no TEXT")
-    return lines
+    if not sys.stdin.isatty() and (lines := read_input().splitlines()):
+        return lines
+    raise typer.BadParameter("there is no TEXT")

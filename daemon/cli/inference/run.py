@@ -26,7 +26,7 @@ from ..output import note, printable, write, write_dimmed, write_json_line
 if TYPE_CHECKING:
     from ....ipc.client import Session
 
-PROMPT_BYTES_MAX = 64 << 20
+INPUT_BYTES_MAX = 64 << 20
 
 Raw = Annotated[
     bool, typer.Option("--raw", help="Send the text unchanged, without a chat template.")
@@ -84,9 +84,17 @@ def _prompt(prompt: str | None) -> str:
         return prompt
     if prompt is None and sys.stdin.isatty():
         raise typer.BadParameter("there is no PROMPT; for a conversation: `inferd chat MODEL`")
-    data = sys.stdin.buffer.read(PROMPT_BYTES_MAX + 1)
-    if len(data) > PROMPT_BYTES_MAX:
-        raise TooLarge(f"a prompt of more than {PROMPT_BYTES_MAX} bytes", hint="send less")
+    return read_input()
+
+
+def read_input() -> str:
+    """Return the text of standard input.
+
+    :raises TooLarge: it has more than `INPUT_BYTES_MAX`.
+    """
+    data = sys.stdin.buffer.read(INPUT_BYTES_MAX + 1)
+    if len(data) > INPUT_BYTES_MAX:
+        raise TooLarge(f"an input of more than {INPUT_BYTES_MAX} bytes", hint="send less at once")
     return data.decode(errors="replace")
 
 
@@ -106,7 +114,7 @@ def print_answer(
     with session.stream(text, timeout=timeout) as stream:
         try:
             for piece in stream:
-                reasoning = _reasoning_of(piece)
+                reasoning = getattr(piece, "reasoning", "")
                 if as_json:
                     line = {"text": str(piece)}
                     write_json_line(line | ({"reasoning": reasoning} if reasoning else {}))
@@ -121,12 +129,6 @@ def print_answer(
         write_json_line({"metadata": session.metadata})
     if stats:
         note(stats_text(session.metadata))
-
-
-def _reasoning_of(piece: str) -> str:
-    from ....ipc.client import Piece
-
-    return piece.reasoning if isinstance(piece, Piece) else ""
 
 
 def stats_text(metadata: dict[str, Any]) -> str:

@@ -40,8 +40,7 @@ def sections(sums: MetricSums) -> Iterator[Section]:
     yield _kv(sums)
     yield _sessions(sums)
     yield _ends(sums)
-    refused = _by_count(sums.by("admission_rejections", "reason"))
-    yield ("REFUSED BY", "TIMES"), refused
+    yield ("REFUSAL REASON", "TIMES"), _by_count(sums.by("admission_rejections", "reason"))
 
 
 def _models(sums: MetricSums) -> Section:
@@ -96,7 +95,7 @@ def _sessions(sums: MetricSums) -> Section:
 
 def _ends(sums: MetricSums) -> Section:
     ends = sums.by("request_success", "finished_reason")
-    return ("TASKS ENDED BY", "TIMES"), _by_count(ends | sums.by("request_failures", "error"))
+    return ("FINISH REASON", "TIMES"), _by_count(ends | sums.by("request_failures", "error"))
 
 
 def _by_count(counts: dict[str, float]) -> list[tuple[object, ...]]:

@@ -2,54 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from ...residency.sizes import size_text
 from ..client import socket_of
 from ..one_shot import OneShotClient
-from ..options import JsonOutput, SocketPath
-from ..output import table, time_text, write, write_json
+from ..options import AllUsers, JsonOutput, SocketPath
+from ..output import Columns, table_of, time_text, write, write_json, write_list
 
 ID_DIGITS = 12
-SESSION_HEADS = (
-    "SESSION", "ID", "MODEL", "STATE", "PLACE", "PRIORITY", "HISTORY", "ANSWER", "FOR",
-)  # fmt: skip
 
 
-def ps(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
-    """List the loaded models, your sessions and your tasks."""
-    with OneShotClient(socket) as client:
-        models = [m for m in client.models() if m["state"] not in ("cold", "failed")]
-        sessions, tasks = client.sessions(), client.queue()
-    if as_json:
-        write_json({"models": models, "sessions": sessions, "tasks": tasks})
-        return
-    heads = ("NAME", "ID", "SIZE", "PROCESSOR", "CONTEXT", "UNTIL", "SESSIONS", "TASKS")
-    table(heads, [_model_row(m, sessions) for m in models])
-    if sessions:
-        running = {task["context"]: task for task in tasks}
-        write("")
-        table(SESSION_HEADS, [_session_row(s, running.get(s["context"])) for s in sessions])
-
-
-def _model_row(model: dict[str, Any], sessions: list[dict[str, Any]]) -> tuple[object, ...]:
-    info = model["info"] or {}
-    return (
-        model["name"],
-        str(info.get("fingerprint", "-"))[:ID_DIGITS],
-        size_text(info.get("size_bytes") or model["size_bytes"]),
-        _processor(info),
-        info.get("ctx_size", "-"),
-        _until(model),
-        sum(session["model"] == model["name"] for session in sessions),
-        model["tasks"],
-    )
-
-
-def _processor(info: dict[str, Any]) -> str:
-    layers = info.get("n_gpu_layers", 0)
+def _processor(model: dict[str, Any]) -> str:
+    layers = model["info"].get("n_gpu_layers", 0)
     return f"{layers} layers on GPU" if layers else "100% CPU"
 
 
@@ -60,96 +25,106 @@ def _until(model: dict[str, Any]) -> str:
         return "pinned"
     if model["leases"] or model["tasks"]:
         return "in use"
-    left_s = model.get("expires_s")
-    return f"idle for {time_text(model['idle_s'])}" if left_s is None else time_text(left_s)
+    expires_s = model.get("expires_s")
+    return f"idle for {time_text(model['idle_s'])}" if expires_s is None else time_text(expires_s)
 
 
-def _session_row(session: dict[str, Any], task: dict[str, Any] | None) -> tuple[object, ...]:
-    return (
-        session["context"],
-        session["session_id"] or "-",
-        session["model"],
-        session["state"],
-        _place(task),
-        session["priority"],
-        session["tokens"],
-        task["output_tokens"] if task else "-",
-        time_text(task["for_s"] if task else session["idle_s"]),
-    )
+def _position(task: dict[str, Any] | None) -> int | None:
+    """Return a task's position in the queue; None in a slot, or if its worker did not reply."""
+    return (task and task["position"]) or None
 
 
-def _place(task: dict[str, Any] | None) -> object:
-    """Return a task's place in the queue; "-" in a slot, or if its worker is too busy to reply."""
-    return (task and task["position"]) or "-"
+def _priority(task: dict[str, Any]) -> str:
+    now, own = task["effective_priority"], task["priority"]
+    return own if now in (own, None) else f"{own}, now {now}"
+
+
+def _starts_in(task: dict[str, Any]) -> str | None:
+    starts_in_s = task["starts_in_s"] if _position(task) else None
+    return None if starts_in_s is None else time_text(starts_in_s)
+
+
+LOADED_MODELS: Columns = {
+    "NAME": "name",
+    "ID": lambda m: str(m["info"].get("fingerprint", "-"))[:ID_DIGITS],
+    "SIZE": lambda m: size_text(m["info"].get("size_bytes") or m["size_bytes"]),
+    "PROCESSOR": _processor,
+    "CONTEXT": lambda m: m["info"].get("ctx_size"),
+    "UNTIL": _until,
+    "SESSIONS": "sessions",
+    "TASKS": "tasks",
+}
+OPEN_SESSIONS: Columns = {
+    "SESSION": "context",
+    "ID": "session_id",
+    "MODEL": "model",
+    "STATE": "state",
+    "POSITION": lambda s: _position(s["task"]),
+    "PRIORITY": "priority",
+    "HISTORY": "tokens",
+    "ANSWER": lambda s: s["task"] and s["task"]["output_tokens"],
+    "TIME": lambda s: time_text(s["task"]["age_s"] if s["task"] else s["idle_s"]),
+}
+"""TIME is the age of the task, or the time since the last turn."""
+SESSIONS: Columns = {
+    "ID": "session_id",
+    "SESSION": lambda s: s["context"] or None,
+    "USER": "uid",
+    "MODEL": "model",
+    "STATE": "state",
+    "HISTORY": "tokens",
+    "TURNS": "turns",
+    "IDLE": lambda s: time_text(s["idle_s"]),
+    "ON DISK": lambda s: {True: "yes", False: "cannot be written", None: "no"}[s["persisted"]],
+}
+TASKS: Columns = {
+    "MODEL": "model",
+    "POSITION": _position,
+    "STATE": "state",
+    "SESSION": "context",
+    "ID": "session_id",
+    "USER": "uid",
+    "PRIORITY": _priority,
+    "PROMPT": "prompt_tokens",
+    "ANSWER": "output_tokens",
+    "AGE": lambda t: time_text(t["age_s"]),
+    "STARTS IN": _starts_in,
+}
+
+
+def ps(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
+    """List the loaded models, your sessions and your tasks."""
+    with OneShotClient(socket) as client:
+        models = [m for m in client.models() if m["state"] not in ("cold", "failed")]
+        sessions, tasks = client.sessions(), client.queue()
+    if as_json:
+        write_json({"models": models, "sessions": sessions, "tasks": tasks})
+        return
+    for model in models:
+        model["info"] = model["info"] or {}
+        model["sessions"] = sum(session["model"] == model["name"] for session in sessions)
+    table_of(LOADED_MODELS, models)
+    if sessions:
+        running = {task["context"]: task for task in tasks}
+        write("")
+        table_of(OPEN_SESSIONS, [s | {"task": running.get(s["context"])} for s in sessions])
 
 
 def sessions(
-    all_users: Annotated[
-        bool, typer.Option("--all", help="Include all users; for root and the daemon's user.")
-    ] = False,
-    socket: SocketPath = None,
-    as_json: JsonOutput = False,
+    all_users: AllUsers = False, socket: SocketPath = None, as_json: JsonOutput = False
 ) -> None:
     """List your sessions, open and dormant ones."""
     with OneShotClient(socket) as client:
         found = client.sessions(dormant=True, all_users=all_users)
-    if as_json:
-        write_json({"sessions": found})
-        return
-    heads = ("ID", "SESSION", "USER", "MODEL", "STATE", "HISTORY", "TURNS", "IDLE", "ON DISK")
-    table(heads, [_listed_row(session) for session in found])
-
-
-def _listed_row(session: dict[str, Any]) -> tuple[object, ...]:
-    return (
-        session["session_id"] or "-",
-        session["context"] or "-",
-        session["uid"],
-        session["model"],
-        session["state"],
-        session["tokens"],
-        session["turns"],
-        time_text(session["idle_s"]),
-        {True: "yes", False: "cannot be written", None: "no"}[session["persisted"]],
-    )
+    write_list(as_json, "sessions", found, SESSIONS)
 
 
 def queue(
-    all_users: Annotated[
-        bool, typer.Option("--all", help="Include all users; for root and the daemon's user.")
-    ] = False,
-    socket: SocketPath = None,
-    as_json: JsonOutput = False,
+    all_users: AllUsers = False, socket: SocketPath = None, as_json: JsonOutput = False
 ) -> None:
     """List running and waiting tasks, in the order of the queue."""
     with OneShotClient(socket) as client:
-        tasks = client.queue(all_users=all_users)
-    if as_json:
-        write_json({"tasks": tasks})
-        return
-    heads = (
-        "MODEL", "PLACE", "STATE", "SESSION", "ID", "USER", "PRIORITY", "PROMPT", "ANSWER", "FOR",
-        "STARTS IN",
-    )  # fmt: skip
-    table(heads, [_task_row(task) for task in tasks])
-
-
-def _task_row(task: dict[str, Any]) -> tuple[object, ...]:
-    now, own = task["effective_priority"], task["priority"]
-    starts_in_s = task["starts_in_s"] if _place(task) != "-" else None
-    return (
-        task["model"],
-        _place(task),
-        task["state"],
-        task["context"],
-        task["session_id"] or "-",
-        task["uid"],
-        own if now in (own, None) else f"{own}, now {now}",
-        task["prompt_tokens"],
-        task["output_tokens"],
-        time_text(task["for_s"]),
-        "-" if starts_in_s is None else time_text(starts_in_s),
-    )
+        write_list(as_json, "tasks", client.queue(all_users=all_users), TASKS)
 
 
 def status(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
@@ -174,17 +149,16 @@ def status(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
     )
     for component in stats["components"]:
         if not component["up"]:
-            name, effect = component["component"], component["effect"]
-            write(f"{name} fails: {effect}: {component['cause']} ({component['remedy']})")
+            write("{component} fails: {effect}: {cause} ({remedy})".format(**component))
     write(f"metrics for Prometheus: {stats['metrics_address'] or 'not served'}")
-    write(f"log: {_log_place(stats['log'])}")
-    if waiting := ", ".join(stats["restart_for"]):
-        write(f"changed in the file, applied after a restart: {waiting}")
+    write(f"log: {_destination(stats['log'])}")
+    if pending := ", ".join(stats["pending_restart"]):
+        write(f"changed in the file, applied after a restart: {pending}")
     names = ", ".join(stats["models"]) or "none"
     write(f"models loaded: {names}; connections: {stats['connections']}; cores: {stats['cores']}")
 
 
-def _log_place(log: dict[str, Any]) -> str:
+def _destination(log: dict[str, Any]) -> str:
     if log["file"] is not None:
         return str(log["file"])
     if log["journal"] is not None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..options import ConfigFile, JsonOutput, SettingPairs, read_settings
-from ..output import write, write_json
+from ..output import write, write_json, write_result
 
 config = typer.Typer(help="Check, show and describe the configuration.", no_args_is_help=True)
 
@@ -34,10 +34,10 @@ def check(
 
     flags = {**read_settings(settings), "config": file}
     config, path = load_config(flags), configuration_file(file, os.environ)
-    if as_json:
-        write_json({"file": str(path or ""), "models": list(config.models), "errors": []})
-    else:
-        write(f"{path or 'no file; defaults and environment only'}: no errors")
+    document = {"file": str(path or ""), "models": list(config.models), "errors": []}
+    write_result(
+        as_json, document, f"{path or 'no file; defaults and environment only'}: no errors"
+    )
 
 
 @config.command()

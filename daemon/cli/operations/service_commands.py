@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from ..options import JsonOutput
@@ -73,10 +74,10 @@ def uninstall_service(
 def _show_and_do(service: Service, steps: list[Step], apply: bool, as_json: bool) -> None:
     from ...service.install import run_steps
 
-    shown = [_as_document(step) for step in steps]
+    shown = [{"action": s.action} | msgspec.to_builtins(s, enc_hook=str) for s in steps]
     if not as_json:
         for step in shown:
-            if step["does"] != "gone":
+            if step["action"] != "absent":
                 _show(step, apply)
     if apply:
         run_steps(service, steps)
@@ -88,20 +89,8 @@ def _show_and_do(service: Service, steps: list[Step], apply: bool, as_json: bool
         note(f"the files are below {service.root}; run the commands on the target machine")
 
 
-def _as_document(step: Step) -> dict[str, Any]:
-    from ...service.install import Remove, Run
-
-    match step:
-        case Run(command):
-            return {"does": step.action, "command": list(command)}
-        case Remove(path):
-            return {"does": step.action, "path": str(path)}
-        case _:
-            return {"does": step.action, "path": str(step.path), "text": step.text}
-
-
 def _show(step: dict[str, Any], apply: bool) -> None:
-    write(f"{step['does']:<8}{step.get('path') or ' '.join(step['command'])}")
-    if step["does"] in ("write", "replace") and not apply:
+    write(f"{step['action']:<8}{step.get('path') or ' '.join(step['command'])}")
+    if step["action"] in ("write", "replace") and not apply:
         for line in step["text"].splitlines():
             write(f"        {line}".rstrip())

@@ -183,7 +183,7 @@ def check_daemon(connection: Connection) -> Iterator[Finding]:
                 f"{component['component']} fails: {component['effect']}: {component['cause']}",
                 component["remedy"],
             )
-    if waiting := ", ".join(connection.stats.get("restart_for", ())):
+    if waiting := ", ".join(connection.stats.get("pending_restart", ())):
         yield warn(
             f"changed in the file, but not in force before a restart: {waiting}",
             "restart it: `systemctl restart inferd`",

@@ -76,8 +76,8 @@ def test_the_tables_say_what_the_figures_do() -> None:
         ("running", "3"), ("dormant", "0"), ("expired so far", "0"), ("refused so far", "0"),
         ("max", "100"),
     ]  # fmt: skip
-    assert tables["REFUSED BY"][1] == [("sessions-max", "7")], "without those that are 0"
-    assert tables["TASKS ENDED BY"][1] == [("Cancelled", "9"), ("eos", "4")]
+    assert tables["REFUSAL REASON"][1] == [("sessions-max", "7")], "without those that are 0"
+    assert tables["FINISH REASON"][1] == [("Cancelled", "9"), ("eos", "4")]
 
 
 def test_the_figures_of_stats_are_those_of_prometheus() -> None:
@@ -103,7 +103,7 @@ def test_the_figures_of_stats_are_those_of_prometheus() -> None:
 def test_tables_without_a_figure_are_left_out() -> None:
     with running_daemon() as daemon:
         text = inferd("stats", socket=daemon.socket).stdout
-        assert text.startswith("inferd/") and "KV FOUND IN" not in text and "REFUSED" not in text
+        assert text.startswith("inferd/") and "KV FOUND IN" not in text and "REFUSAL" not in text
         assert "CLASS" in text and "SESSIONS" in text
         assert inferd("run", "echo", "hello", socket=daemon.socket).stdout == "hello\n"
         until(daemon, lambda f: f("prefix_cache_queries_total", model_name="echo") > 0)

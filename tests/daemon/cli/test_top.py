@@ -96,10 +96,10 @@ def test_tasks_stand_in_the_order_of_the_queue_with_what_they_have_risen_to() ->
     ]
     first, second, third = frame_of(None, sample(tasks=tasks)).tasks
     assert first.key == "101" and cells(first)["SESSION"] == "notes"
-    assert (cells(first)["PLACE"], cells(first)["CLASS"]) == ("-", "normal")
-    assert (cells(second)["PLACE"], cells(second)["CLASS"]) == ("1", "low+")
+    assert (cells(first)["POSITION"], cells(first)["CLASS"]) == ("-", "normal")
+    assert (cells(second)["POSITION"], cells(second)["CLASS"]) == ("1", "low+")
     assert cells(second)["SESSION"] == "102"
-    assert (third.key, cells(third)["PLACE"], cells(third)["CLASS"]) == ("9", "-", "normal")
+    assert (third.key, cells(third)["POSITION"], cells(third)["CLASS"]) == ("9", "-", "normal")
 
 
 def test_sessions_have_their_history_and_how_long_they_rest() -> None:

@@ -91,8 +91,8 @@ async def test_it_shows_models_tasks_and_sessions_in_eighty_columns(daemon: Runn
     app = top_of(daemon)
     words = (
         "inferd/", "tokens/s", "1 running, 1 waiting", "2 of 100", "models (2)", "tasks (2)",
-        "sessions (2)", "slow", "1/1", "PLACE", "ANSWER/S", "HISTORY", "Cancel", "Park", "Unload",
-        "Quit",
+        "sessions (2)", "slow", "1/1", "POSITION", "ANSWER/S", "HISTORY", "Cancel", "Park",
+        "Unload", "Quit",
     )  # fmt: skip
     with streams(daemon, 2):
         async with app.run_test(size=SIZE) as pilot:
@@ -306,7 +306,7 @@ def test_a_dumb_terminal_gets_plain_tables(daemon: RunningDaemon) -> None:
     with on_terminal("top", "-n", "0.1", socket=daemon.socket, TERM="dumb") as terminal:
         text = terminal.until("SESSION\r\n")
         assert terminal.process.wait(WAIT_S_MAX) == 0
-    assert "\x1b" not in text and "PLACE" in text
+    assert "\x1b" not in text and "POSITION" in text
 
 
 def test_without_a_daemon_it_does_not_begin(tmp_path: Path) -> None:

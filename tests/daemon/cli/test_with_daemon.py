@@ -255,7 +255,7 @@ def test_a_session_under_way_is_listed_and_cancelled(by: str, socket: str) -> No
         listed = inferd("ps", socket=socket).stdout
         assert name in listed and "running" in listed and "low" in listed
         heads, task = inferd("queue", socket=socket).stdout.splitlines()
-        assert heads.split()[:4] == ["MODEL", "PLACE", "STATE", "SESSION"]
+        assert heads.split()[:4] == ["MODEL", "POSITION", "STATE", "SESSION"]
         assert name in task and "running" in task and task.split()[1] == "-"
         (session,) = document(inferd("ps", "--json", socket=socket))["sessions"]
         wanted = name if by == "id" else str(session["context"])

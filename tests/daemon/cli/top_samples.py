@@ -19,7 +19,7 @@ def task(number: int | None = 1, **more: Any) -> dict[str, Any]:
     reply = {
         "task": number, "context": 100 + (number or 0), "uid": 1000, "session_id": None,
         "model": "m", "state": "running", "priority": "normal", "effective_priority": "normal",
-        "position": 0, "prompt_tokens": 50, "computed_tokens": 10, "output_tokens": 0, "for_s": 3.0,
+        "position": 0, "prompt_tokens": 50, "computed_tokens": 10, "output_tokens": 0, "age_s": 3.0,
     }  # fmt: skip
     return reply | more
 

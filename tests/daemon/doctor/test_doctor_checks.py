@@ -60,7 +60,7 @@ REACH = reach.Connection(
     mode=0o660,
     software=reach.SOFTWARE,
     llama_commit=LLAMA_COMMIT,
-    stats={"pid": 7, "components": [], "restart_for": []},
+    stats={"pid": 7, "components": [], "pending_restart": []},
 )
 ENGINE = engine.Engine(system_info="CPU : AVX = 1 | AVX2 = 1 | FMA = 1 |")
 
@@ -431,7 +431,7 @@ COMPONENT = {"component": "metrics", "up": False, "effect": "m", "cause": "c", "
         ({"software": "inferd/0.0.1"}, "warn", "the daemon is inferd/0.0.1"),
         ({"llama_commit": "0000"}, "warn", "llama.cpp 0000"),
         ({"stats": {"components": [COMPONENT]}}, "warn", "metrics fails: m: c"),
-        ({"stats": {"restart_for": ["cores"]}}, "warn", "not in force before a restart: cores"),
+        ({"stats": {"pending_restart": ["cores"]}}, "warn", "not in force before a restart: cores"),
         ({"stats": {"draining": True}}, "warn", "is draining"),
         ({"software": "", "refusal": "no", "hint": "do"}, "fail", "no"),
     ],

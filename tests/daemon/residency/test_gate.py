@@ -149,7 +149,7 @@ def test_a_waiting_task_is_counted_listed_and_bounded() -> None:
             ("a", "running", "normal"),
             ("b", "waiting", "high"),
         ]
-        assert listed[1]["context"] == context["b"] and listed[1]["for_s"] > 0
+        assert listed[1]["context"] == context["b"] and listed[1]["age_s"] > 0
         with pytest.raises(Busy) as caught:
             said(client, chat(client, context["c"], "c"))
         assert caught.value.data["queue_length"] == 1

@@ -33,7 +33,7 @@ def check(daemon: RunningDaemon, name: str, cause: str) -> None:
     found = part(daemon, name)
     assert not found["up"]
     assert cause in found["cause"]
-    assert found["remedy"] and found["effect"] and found["for_s"] >= 0
+    assert found["remedy"] and found["effect"] and found["failing_s"] >= 0
     line = next(x for x in inferd("status", socket=daemon.socket).stdout.splitlines() if name in x)
     for reported in ("effect", "cause", "remedy"):
         assert found[reported] in line
@@ -226,7 +226,7 @@ def test_a_failure_and_its_end_are_reported_once_each() -> None:
     now = 13.0
     assert parts.line == "serving; degraded: journal (fuller)"
     [journal] = [p for p in parts.describe() if p["component"] == "journal"]
-    assert (journal["cause"], journal["for_s"]) == ("fuller", 3.0)
+    assert (journal["cause"], journal["failing_s"]) == ("fuller", 3.0)
     parts.note("kv-store", "two\nlines")
     assert parts.line == "serving; degraded: journal (fuller), kv-store (two lines)"
     for _ in range(2):

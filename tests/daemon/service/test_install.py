@@ -89,9 +89,9 @@ def test_a_second_install_replaces_changed_files_except_the_configuration(tmp_pa
     socket = tmp_path / "etc/systemd/system/inferd.socket"
     socket.write_text("older")
     steps = document(inferd(*arguments))["steps"]
-    does = {Path(s["path"]).name: s["does"] for s in steps if s["does"] not in ("run", "gone")}
-    assert does["config.toml"] == "keep" and does["inferd.socket"] == "replace"
-    assert does["inferd.service"] == "same"
+    actions = {Path(s["path"]).name: s["action"] for s in steps if "path" in s}
+    assert actions["config.toml"] == "keep" and actions["inferd.socket"] == "replace"
+    assert actions["inferd.service"] == "same"
     assert (tmp_path / "etc/inferd/config.toml").read_text() == "mine"
     assert socket.read_text() == (SYSTEMD / "system" / "inferd.socket").read_text()
 

@@ -79,13 +79,13 @@ def test_a_reload_applies_changes_at_once_and_names_those_that_need_a_restart() 
             client.context("m")
         stats = client.call("stats")["stats"]
         assert (stats["sessions_max"], stats["cores"]) == (1, 1)
-        assert stats["restart_for"] == ["cores"]
+        assert stats["pending_restart"] == ["cores"]
         line = "changed in the file, applied after a restart: cores"
         assert line in inferd("status", socket=daemon.socket).stdout
         assert client.call("chat", context=context, prompt="still", raw=True)["text"] == b"still"
         log = daemon.log
         assert reload(daemon, manager, CONFIG.replace("10", "10\nlog_level = 'error'")) == "serving"
-        assert client.call("stats")["stats"]["restart_for"] == []
+        assert client.call("stats")["stats"]["pending_restart"] == []
         assert daemon.log == log, "below the level that holds now"
         client.context("m")
 

@@ -686,12 +686,12 @@ async def test_damage_costs_only_what_is_damaged(tmp_path: Path) -> None:
     harness.path.write_bytes(data)
 
     async with Kept(tmp_path).running() as harness:
-        assert harness.journal.status["set_aside"] is not None
+        assert harness.journal.status["moved_to"] is not None
         with anyio.fail_after(5):
             while not harness.journal._present:
                 await harness.journal._flushed.wait()
     async with Kept(tmp_path).running() as harness:
-        assert harness.journal.status["set_aside"] is None
+        assert harness.journal.status["moved_to"] is None
         assert all_of(await reopened(harness, "one")) == expected, "it was written into the new one"
         assert not harness.manager.open_session(HERE, OWNER, harness.source, {}, "two")[1]
 

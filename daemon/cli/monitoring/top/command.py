@@ -12,32 +12,22 @@ import typer
 
 from ...client import client_of, socket_of
 from ...optional_imports import optional_import
-from ...options import JsonOutput, SocketPath
+from ...options import AllUsers, JsonOutput, SocketPath
 from ...output import table, write, write_json
 
 if TYPE_CHECKING:
-    from .screen import Top
     from .view import Frame
 
-INTERVAL_S_MIN = 0.1
-INTERVAL_S_MAX = 3600.0
+
+INTERVAL_HELP = "The time between two updates."
 
 
 def top(
     interval: Annotated[
         float,
-        typer.Option(
-            "--interval",
-            "-n",
-            metavar="SECONDS",
-            min=INTERVAL_S_MIN,
-            max=INTERVAL_S_MAX,
-            help="The time between two updates.",
-        ),
+        typer.Option("--interval", "-n", metavar="SECONDS", min=0.1, max=3600, help=INTERVAL_HELP),
     ] = 1.0,
-    all_users: Annotated[
-        bool, typer.Option("--all", help="Include all users; for root and the daemon's user.")
-    ] = False,
+    all_users: AllUsers = False,
     once: Annotated[
         bool, typer.Option("--once", "-b", help="Print one frame as plain tables.")
     ] = False,
@@ -53,10 +43,12 @@ def top(
     if once or as_json or not _on_terminal():
         _write_once(path, interval, all_users, as_json)
         return
-    make = _screen()
+    hint = "pip install 'inferd[top]'; `inferd top --once` needs no textual"
+    with optional_import("the screen of inferd top needs textual", hint):
+        from .screen import Top
     with client_of(path):
         pass  # fail now if there is no daemon; later the screen reconnects
-    screen = make(path, interval, all_users=all_users)
+    screen = Top(path, interval, all_users=all_users)
     screen.run()
     raise typer.Exit(screen.return_code or 0)
 
@@ -66,13 +58,6 @@ def _on_terminal() -> bool:
     return os.environ.get("TERM") != "dumb" and all(
         stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)
     )
-
-
-def _screen() -> type[Top]:
-    hint = "pip install 'inferd[top]'; `inferd top --once` needs no textual"
-    with optional_import("the screen of inferd top needs textual", hint):
-        from .screen import Top
-    return Top
 
 
 def _write_once(path: Path, interval: float, all_users: bool, as_json: bool) -> None:

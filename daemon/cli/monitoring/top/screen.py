@@ -31,12 +31,13 @@ p   park it: its slot goes to a waiting task,
 u   unload the selected model, after a confirmation
 q   quit; so does Ctrl-C
 
-PLACE    place in the queue; a task in a slot has none
-CLASS    with a +: the task rose above it by waiting
-TOK/S    tokens per second of its answer, or until
-         that begins, of its prompt
-SLOT KV  memory for the KV states of a model's slots
-RAM KV   KV states kept in memory for later tasks
+POSITION  in the queue; a task in a slot has none
+CLASS     with a +: the task rose above it by waiting
+TOK/S     tokens per second of its answer, or until
+          that begins, of its prompt
+AGE       time since the task was queued
+SLOT KV   memory for the KV states of a model's slots
+RAM KV    KV states kept in memory for later tasks
 
 Any key closes this."""
 UNLOAD_QUESTION = "Unload {}?\n\ny  yes    f  even if it is in use: running turns fail    n  no"

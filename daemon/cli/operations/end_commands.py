@@ -1,0 +1,165 @@
+"""`inferd drain` and `inferd stop`: the end of work, and of the daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket as sockets
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ....backends.errors import PermissionDenied, ShuttingDown, Timeout
+from ..client import client_of, socket_of
+from ..options import JsonOutput, SocketPath
+from ..output import note, write_json, write_result
+
+if TYPE_CHECKING:
+    from ....ipc.client import Client
+
+POLL_S = 0.05
+CALL_S_MIN = 0.25
+"""Minimum timeout of a call, so that the drain begins even with `--wait 0`."""
+_CREDENTIALS = struct.Struct("3i")
+
+
+def drain(
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for running tasks.")
+    ] = 60.0,
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Finish running tasks and admit no new ones; return when all tasks have ended.
+
+    The daemon still answers queries. Only a restart ends the drain; `inferd stop` stops the daemon.
+    """
+    with client_of(socket) as client:
+        unfinished = _drain(client, time.monotonic() + wait)
+    if unfinished:
+        raise Timeout(
+            f"tasks that have not ended within {wait:g} s: {unfinished}",
+            hint="they continue, and no new task is admitted; `inferd queue` lists them",
+        )
+    text = "drained: no task runs, and none is admitted before a restart"
+    write_result(as_json, {"drained": True}, text)
+
+
+def _drain(client: Client, deadline: float) -> int:
+    """Drain until *deadline*; return the number of unfinished tasks.
+
+    Each call waits for the daemon's shutdown grace time at most.
+    """
+    while True:
+        seconds = max(CALL_S_MIN, deadline - time.monotonic())
+        with contextlib.suppress(Timeout):
+            client.drain(timeout=seconds)
+        stats = client.stats()
+        unfinished: int = stats["running"] + stats["waiting"] + stats["parked"]
+        if stats["draining"] and (not unfinished or time.monotonic() >= deadline):
+            return unfinished
+
+
+def stop(
+    now: Annotated[
+        bool, typer.Option("--now", help="Do not wait until running turns finish.")
+    ] = False,
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for its exit.")
+    ] = 60.0,
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Stop the daemon.
+
+    Running turns finish within its grace time; no new task is admitted.
+    """
+    path = socket_of(socket)
+    with client_of(path) as client, _process_of(path, client) as process:
+        activated = client.stats()["socket_activated"]  # then the socket's path remains
+        with contextlib.suppress(ShuttingDown):  # it is stopping already
+            client.drain(stop=True)
+        if now:
+            _terminate(process)
+        if process is None and activated:
+            ended = _wait_until(lambda: client.asynchronous.connection.lost, wait)
+        else:
+            ended = _wait_for_exit(path, process, wait)
+    if not ended:
+        raise Timeout(
+            f"the daemon at {path} has not ended within {wait:g} s",
+            hint="running turns still finish; --now stops them",
+        )
+    if as_json:
+        write_json({"stopped": str(path)})
+    else:
+        note(f"the daemon at {path} has ended")
+
+
+@contextlib.contextmanager
+def _process_of(path: Path, client: Client) -> Iterator[int | None]:
+    """Yield a pidfd of the daemon's process, or None if it cannot be reached.
+
+    In a container the daemon's pid differs, and with socket activation the listener is systemd, so
+    the pid is used only if both agree.
+    """
+    pid, descriptor = client.stats()["pid"], None
+    if pid == _listener_pid(path):
+        with contextlib.suppress(OSError):
+            descriptor = os.pidfd_open(pid)
+    try:
+        yield descriptor
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _listener_pid(path: Path) -> int:
+    """Return the pid of the process that listens on *path*, or 0 if it is unknown."""
+    with sockets.socket(sockets.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+            data = probe.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _CREDENTIALS.size)
+        except OSError:
+            return 0
+    pid: int = _CREDENTIALS.unpack(data)[0]
+    return pid
+
+
+def _terminate(process: int | None) -> None:
+    """Send a second SIGTERM, which ends a stopping daemon at once."""
+    if process is None:
+        raise PermissionDenied(
+            "the daemon's process cannot be reached from here",
+            hint="send SIGTERM on its own machine or container: `systemctl kill inferd`",
+        )
+    try:
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+    except ProcessLookupError:
+        return
+    except PermissionError:
+        raise PermissionDenied("the daemon is another user's process", hint="use sudo") from None
+
+
+def _wait_for_exit(path: Path, process: int | None, wait_s: float) -> bool:
+    if process is not None:
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        return bool(poll.poll(wait_s * 1000))
+    return _wait_until(lambda: not path.exists(), wait_s)
+
+
+def _wait_until(condition: Callable[[], bool], wait_s: float) -> bool:
+    """Wait until *condition* holds; return whether it does."""
+    deadline = time.monotonic() + wait_s
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
