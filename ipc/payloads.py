@@ -1,11 +1,11 @@
-"""Conversion of calls' arguments to the form that is sent: tensors, memfds, JSON, messages."""
+"""Conversion of calls' arguments to the form that is sent: tensors, memfds, JSON, spans."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import anyio.to_thread
@@ -116,6 +116,22 @@ def _write_memfd(data: bytes) -> int:
     return fd
 
 
+def traceparent_of(given: str | None) -> str:
+    """Return *given*, or else the W3C `traceparent` of OpenTelemetry's current span, or else "".
+
+    OpenTelemetry is not imported here: a program that has not imported it has no current span.
+    """
+    if given is not None:
+        return given
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return ""
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        return ""
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags & 0xFF:02x}"
+
+
 class Payload:
     """A frame's tensors, and memfds of the tensors that do not fit. Close it after sending."""
 
@@ -150,13 +166,3 @@ class Payload:
         """Close the memfds; the kernel duplicated them for the socket."""
         while self.descriptors:
             os.close(self.descriptors.pop())
-
-
-@contextmanager
-def closing_descriptor(fd: int) -> Iterator[None]:
-    """Close *fd* at the end, unless it is negative."""
-    try:
-        yield
-    finally:
-        if fd >= 0:
-            os.close(fd)

@@ -37,12 +37,8 @@ def _groups(sock: socket.socket, uid: int, gid: int) -> list[int]:
     try:
         data = sock.getsockopt(socket.SOL_SOCKET, _PEERGROUPS, _GROUPS_BYTES)
     except OSError:
-        return _groups_of_user(uid, gid)
+        try:
+            return os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
+        except (KeyError, OSError):  # a user without a name is only in their own group
+            return [gid]
     return list(struct.unpack(f"{len(data) // 4}I", data))
-
-
-def _groups_of_user(uid: int, gid: int) -> list[int]:
-    try:
-        return os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
-    except (KeyError, OSError):  # a user without a name is only in their own group
-        return [gid]

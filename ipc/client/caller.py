@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import anyio
@@ -114,14 +113,9 @@ class AsyncCaller:
             if self.connection.lost:
                 self._connection = await self._connect(self._group)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool | None:
+    async def __aexit__(self, *error: Any) -> bool | None:
         self._connection = self._group = None
-        return await self._stack.__aexit__(kind, error, traceback)
+        return await self._stack.__aexit__(*error)
 
     def seconds(self, timeout: float | None) -> float:
         """Return *timeout*, or the client's where it is None."""
@@ -174,7 +168,7 @@ async def _pass_events(
             on_event(event)
 
 
-def read_event(event: dict[str, Any], kind: type[E]) -> E:
+def as_event(event: dict[str, Any], kind: type[E]) -> E:
     """Return an event as its struct.
 
     :raises ProtocolError: the event does not fit the struct.

@@ -11,8 +11,8 @@ import anyio.to_thread
 from ...backends.errors import InvalidArgument
 from .. import messages as w
 from ..handles import Graph
-from ..payloads import Config, Priority, Prompt, closing_descriptor, json_text
-from .caller import read_event
+from ..payloads import Config, Priority, Prompt, json_text
+from .caller import as_event
 from .connection.inflight import InFlightT
 from .embeddings import AsyncEmbedding
 from .sessions.attachment import ClientSessionSettings
@@ -63,10 +63,12 @@ class AsyncClient(AsyncEmbedding):
                 hint="check the path and its permissions",
             ) from None
         builders: list[bytes | str] = [] if config is None else [b"", json_text(config)]
-        with closing_descriptor(fd):
+        try:
             return await self.load(
                 builders, target=target, fd=fd, on_progress=on_progress, timeout=timeout
             )
+        finally:
+            os.close(fd)
 
     def session(
         self,
@@ -156,7 +158,7 @@ class AsyncClient(AsyncEmbedding):
             params,
             w.TurnResult,
             settings.timeout,
-            on_event=on_queue and (lambda event: on_queue(read_event(event, w.QueueEvent))),
+            on_event=on_queue and (lambda event: on_queue(as_event(event, w.QueueEvent))),
         )
         return reply_of(result)
 

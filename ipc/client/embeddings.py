@@ -7,17 +7,16 @@ import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Unpack
 
 import anyio
 
 from ...backends.errors import InvalidArgument, ProtocolError
 from .. import messages as w
-from ..payloads import Config, Priority, json_text
-from ..traceparent import traceparent_of
+from ..payloads import Config, json_text
 from .caller import CLOSE_S_MAX
 from .operations import AsyncOperations
-from .turn_settings import wire_seconds
+from .turn_settings import SchedulingKeywords, TurnSettings, takes, wire_seconds
 from .wasi_calls import ProgressCallback
 
 TEXTS_PER_CALL = 64
@@ -47,6 +46,7 @@ class Embeddings(list[list[float]]):
 class AsyncEmbedding(AsyncOperations):
     """The client's call for embeddings."""
 
+    @takes(SchedulingKeywords)
     async def embed(
         self,
         model: str | int,
@@ -54,12 +54,9 @@ class AsyncEmbedding(AsyncOperations):
         *,
         pooling: str = "",
         normalize: int = 2,
-        priority: Priority | None = None,
-        timeout: float | None = None,
-        queue_timeout: float | None = None,
-        traceparent: str | None = None,
         config: Config | None = None,
         on_progress: ProgressCallback | None = None,
+        **keywords: Unpack[SchedulingKeywords],
     ) -> Embeddings:
         """Return the embeddings of one or more *texts* by *model*, a name or a loaded graph.
 
@@ -70,21 +67,16 @@ class AsyncEmbedding(AsyncOperations):
         every = [texts] if isinstance(texts, str) else list(texts)
         if not every or not all(isinstance(text, str) for text in every):
             raise InvalidArgument("embed takes a text or several", hint='pass ["one", "another"]')
-        params = w.EmbedParams(
-            graph=0,
-            texts=[],
-            pooling=pooling,
-            normalize=normalize,
-            priority=priority or "",
-            queue_timeout_s=queue_timeout or 0.0,
-            traceparent=traceparent_of(traceparent),
+        settings = TurnSettings(default_timeout_s=self.seconds(None), **keywords)
+        params = settings.add_scheduling(
+            w.EmbedParams(graph=0, texts=[], pooling=pooling, normalize=normalize)
         )
-        deadline = time.monotonic() + self.seconds(timeout)
+        deadline = time.monotonic() + settings.timeout_s
         if not isinstance(model, str):
             params.graph = model
             return await self._embed(params, every, deadline)
         graph = await self.load_by_name_with_config(
-            model, json_text(config), on_progress=on_progress, timeout=timeout
+            model, json_text(config), on_progress=on_progress, timeout=settings.timeout
         )
         try:
             params.graph = graph

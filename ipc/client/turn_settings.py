@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict, TypeVar
 
 from .. import messages as w
-from ..payloads import Priority, Prompt, turn_input
-from ..traceparent import traceparent_of
+from ..payloads import Priority, Prompt, traceparent_of, turn_input
 
 QueueCallback = Callable[[w.QueueEvent], None]
 F = TypeVar("F", bound=Callable[..., object])
@@ -75,7 +74,7 @@ class TurnSettings:
 
     def stream_params(self, context: int, prompt: Prompt | None) -> w.StreamParams:
         """Return the params of `stream` or `chat` with *prompt*."""
-        return self._add_scheduling(
+        return self.add_scheduling(
             w.StreamParams(
                 context=context,
                 **self._input_fields(prompt),
@@ -86,7 +85,7 @@ class TurnSettings:
     def answers_params(self, context: int, prompt: Prompt | None, n: int) -> w.AnswersParams:
         """Return the params of `answers` for *n* answers to *prompt*."""
         params = w.AnswersParams(context=context, n=n, **self._input_fields(prompt))
-        return self._add_scheduling(params)
+        return self.add_scheduling(params)
 
     def _input_fields(self, prompt: Prompt | None) -> dict[str, Any]:
         text, messages = turn_input(prompt)
@@ -101,7 +100,7 @@ class TurnSettings:
         self, context: int, tokens: Sequence[int], text: str, reasoning: str
     ) -> w.ResumeParams:
         """Return the params of `resume` for the rest after *tokens*, *text* and *reasoning*."""
-        return self._add_scheduling(
+        return self.add_scheduling(
             w.ResumeParams(
                 context=context,
                 tokens=list(tokens),
@@ -111,7 +110,8 @@ class TurnSettings:
             )
         )
 
-    def _add_scheduling(self, params: M) -> M:
+    def add_scheduling(self, params: M) -> M:
+        """Set the scheduling fields of *params*, and return it."""
         params.priority = self.priority or ""
         params.queue_timeout_s = self.queue_timeout or 0.0
         params.timeout_s = wire_seconds(self.timeout_s)

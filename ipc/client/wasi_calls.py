@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, Unpack
 
 from .. import messages as w
 from ..handles import Context, Graph
-from ..payloads import Config, Payload, Priority, TensorLike, closing_descriptor, json_text, memfd
-from ..traceparent import traceparent_of
-from .caller import AsyncCaller, read_event
+from ..payloads import Config, Payload, Priority, TensorLike, json_text, traceparent_of
+from .caller import AsyncCaller, as_event
 from .streams.texts import Reply, reply_of
-from .turn_settings import wire_seconds
+from .turn_settings import SchedulingKeywords, TurnSettings, takes, wire_seconds
 
 ProgressCallback = Callable[[float], None]
 _GGUF = b"GGUF"
@@ -42,13 +41,12 @@ class AsyncWasiCalls(AsyncCaller):
         params = w.LoadParams(
             builders=parts, encoding=encoding, target=target, progress=on_progress is not None
         )
-        own_fd = -1
-        if fd is None and parts and _is_model(parts[0]):
-            own_fd = fd = await memfd(parts[0])
-            parts[0] = b""
-        with closing_descriptor(own_fd):
-            params.fd = -1 if fd is None else 0
-            descriptors = () if fd is None else (fd,)
+        with closing(Payload()) as packed:
+            descriptors = packed.descriptors if fd is None else [fd]
+            if fd is None and parts and _is_model(parts[0]):
+                await packed.add_memfd(parts[0])
+                parts[0] = b""
+            params.fd = 0 if descriptors else -1
             return await self._load("load", params, on_progress, timeout, descriptors)
 
     async def load_by_name(
@@ -91,7 +89,7 @@ class AsyncWasiCalls(AsyncCaller):
             timeout,
             descriptors=descriptors,
             on_event=on_progress
-            and (lambda event: on_progress(read_event(event, w.ProgressEvent).progress)),
+            and (lambda event: on_progress(as_event(event, w.ProgressEvent).progress)),
         )
         return Graph.from_result(result)
 
@@ -132,54 +130,39 @@ class AsyncWasiCalls(AsyncCaller):
             )
             await self.call("set_input", params, w.Empty, timeout, descriptors=packed.descriptors)
 
+    @takes(SchedulingKeywords)
     async def compute(
         self,
         context: int,
         inputs: Mapping[str, TensorLike] | None = None,
-        *,
-        priority: Priority | None = None,
-        queue_timeout: float | None = None,
-        timeout: float | None = None,
-        traceparent: str | None = None,
+        **keywords: Unpack[SchedulingKeywords],
     ) -> w.ComputeResult:
         """Compute a whole turn on the context's input, or on named tensors with named outputs."""
+        settings = TurnSettings(default_timeout_s=self.seconds(None), **keywords)
         with closing(Payload()) as packed:
             named = None
             if inputs is not None:
                 named = [(name, await packed.pack_tensor(t)) for name, t in inputs.items()]
-            params = w.ComputeParams(
-                context=context,
-                inputs=named,
-                priority=priority or "",
-                queue_timeout_s=queue_timeout or 0.0,
-                timeout_s=wire_seconds(self.seconds(timeout)),
-                traceparent=traceparent_of(traceparent),
-            )
+            params = settings.add_scheduling(w.ComputeParams(context=context, inputs=named))
             return await self.call(
-                "compute", params, w.ComputeResult, timeout, descriptors=packed.descriptors
+                "compute",
+                params,
+                w.ComputeResult,
+                settings.timeout,
+                descriptors=packed.descriptors,
             )
 
-    async def compute_single(
-        self,
-        context: int,
-        *,
-        priority: Priority | None = None,
-        queue_timeout: float | None = None,
-        timeout: float | None = None,
-        traceparent: str | None = None,
-    ) -> bytes:
+    @takes(SchedulingKeywords)
+    async def compute_single(self, context: int, **keywords: Unpack[SchedulingKeywords]) -> bytes:
         """Compute the next token and return its text, as `get_output_single` would.
 
         :raises EndOfSequence: the turn has ended; the metadata at index 1 has the reason.
         """
-        # timeout_s is not sent: the daemon would apply it to the turn, but here it is for a token.
-        params = w.ComputeSingleParams(
-            context=context,
-            priority=priority or "",
-            queue_timeout_s=queue_timeout or 0.0,
-            traceparent=traceparent_of(traceparent),
-        )
-        return (await self.call("compute_single", params, w.ComputeSingleResult, timeout)).piece
+        settings = TurnSettings(default_timeout_s=self.seconds(None), **keywords)
+        params = settings.add_scheduling(w.ComputeSingleParams(context=context))
+        params.timeout_s = 0.0  # the daemon would apply it to the turn, but here it is for a token
+        result = await self.call("compute_single", params, w.ComputeSingleResult, settings.timeout)
+        return result.piece
 
     async def get_output(
         self, context: int, index: int = 0, *, size_max: int = -1, timeout: float | None = None

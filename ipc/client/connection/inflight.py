@@ -6,25 +6,14 @@ import asyncio
 import queue
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
 from ....backends.errors import InferdError, error_from_wire
 
-
-class RequestOwner(Protocol):
-    """The connection over which a request was sent."""
-
-    def grant_credit(self, request: InFlight, events: int) -> None:
-        """Allow the daemon *events* more events of *request*."""
-
-    def abandon_request(self, request: InFlight) -> None:
-        """Cancel *request* on the daemon; its events are dropped."""
-
-    def run_soon(self, action: Callable[[], object]) -> None:
-        """Run *action* soon on the connection's loop; `__del__` may call this."""
+if TYPE_CHECKING:
+    from .connection import ClientConnection
 
 
 class InFlight:
@@ -42,7 +31,7 @@ class InFlight:
 
     def __init__(self, call: str, deadline: float):
         self.id = 0
-        self.connection: RequestOwner
+        self.connection: ClientConnection
         self.call = call
         self.deadline = deadline
         self.events: deque[dict[str, Any]] = deque()

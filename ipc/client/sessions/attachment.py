@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -31,6 +32,8 @@ from .recovery import SessionProgress
 RETRY_PAUSE_S = 0.05
 RETRY_PAUSE_S_MAX = 1.0
 """The first and the longest pause between two attempts to attach again."""
+_CLOSED_ERRORS = (InvalidArgument, SessionExpired, ConnectionLost, ShuttingDown)
+"""Errors of a closing call whose object is already closed or lost."""
 Handle = TypeVar("Handle", bound=int)
 
 
@@ -149,9 +152,11 @@ class Attachment:
         self._leases = False
         with anyio.move_on_after(CLOSE_S_MAX, shield=True):
             if context is not None:
-                await _ignore_refusal(self._client.finalize_execution_context(context, keep=True))
+                with suppress(*_CLOSED_ERRORS):
+                    await self._client.finalize_execution_context(context, keep=True)
             if graph is not None:
-                await _ignore_refusal(self._client.unload(graph, keep=True))
+                with suppress(*_CLOSED_ERRORS):
+                    await self._client.unload(graph, keep=True)
 
     async def ensure_connected(self, until: float = math.inf) -> None:
         """Attach again if the connection was lost and the session resumes."""
@@ -249,11 +254,3 @@ def _pauses() -> Iterator[float]:
     while True:
         yield pause_s * random.uniform(1.0, 1.25)  # many sessions retry at the same time
         pause_s = min(2 * pause_s, RETRY_PAUSE_S_MAX)
-
-
-async def _ignore_refusal(call: Awaitable[None]) -> None:
-    """Await a closing call; ignore that its object is already closed or lost."""
-    try:
-        await call
-    except (InvalidArgument, SessionExpired, ConnectionLost, ShuttingDown):
-        return

@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 
 from ....backends.errors import ContextFull, EndOfSequence
-from ...payloads import TensorLike
-from ...traceparent import traceparent_of
+from ...payloads import TensorLike, traceparent_of
 from ..turn_settings import TurnSettings
 from .turns_under_way import PulledTurn, TurnsUnderWay
 

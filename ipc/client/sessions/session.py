@@ -10,7 +10,7 @@ from ....backends.errors import InferdError, InvalidArgument
 from ... import messages as w
 from ...handles import Context, Graph
 from ...payloads import Priority, Prompt, TensorLike
-from ..caller import read_event
+from ..caller import as_event
 from ..failures import is_loss, with_progress
 from ..operations import AsyncOperations
 from ..streams.async_stream import AsyncStream
@@ -198,7 +198,7 @@ class AsyncSession(SessionProperties):
         try:
             result = await self.client.call(
                 "chat", params, w.TurnResult, settings.timeout,
-                on_event=on_queue and (lambda event: on_queue(read_event(event, w.QueueEvent))),
+                on_event=on_queue and (lambda event: on_queue(as_event(event, w.QueueEvent))),
                 on_start=self.turns.add_request,
             )  # fmt: skip
         except InferdError as exc:
@@ -227,7 +227,7 @@ class AsyncSession(SessionProperties):
         result = await self.client.call(
             "answers", params, w.AnswersResult, settings.timeout,
             on_event=on_contexts
-            and (lambda event: on_contexts(read_event(event, w.AnswersEvent).contexts)),
+            and (lambda event: on_contexts(as_event(event, w.AnswersEvent).contexts)),
             on_start=self.turns.add_request,
         )  # fmt: skip
         answers = answers_of(result)
@@ -247,11 +247,8 @@ class AsyncSession(SessionProperties):
         *prompt* is added to the history unchanged; the default is the input that `set_input` set.
         *timeout* bounds each token. `set_options` between two tokens applies from the next one.
         """
-        settings = TurnSettings(
-            priority=priority or self._settings.priority,
-            default_timeout_s=self.client.seconds(None),
-            timeout=timeout,
-            traceparent=traceparent,
+        settings = self._turn_settings(
+            {"priority": priority, "timeout": timeout, "traceparent": traceparent}
         )
         return AsyncPull(self.turns, prompt, settings)
 

@@ -11,7 +11,7 @@ import anyio
 
 from ....backends.errors import InferdError
 from ...messages import CREDIT_DEFAULT, QueueEvent
-from ..caller import read_event
+from ..caller import as_event
 from ..connection.inflight import InFlight, InFlightT
 from ..failures import is_loss, retrying, with_progress
 from ..turn_settings import QueueCallback
@@ -122,7 +122,7 @@ class StreamedTurn:
         An event with a place in the queue has no text and uses no credit.
         """
         if self._on_queue is not None and "waiting" in event:
-            self._on_queue(read_event(event, QueueEvent))
+            self._on_queue(as_event(event, QueueEvent))
             return Piece(""), 0
         self.probabilities += event.get("completion_probabilities", ())
         tokens, reasoning = event.get("tokens"), event.get("reasoning", b"")
