@@ -27,7 +27,7 @@ class RawClient:
         self.socket.connect(path)
         self.events: list[Any] = []
         self._replies: dict[int, list[Any]] = {}
-        self.server_hello = self.read()
+        self.server_hello = self.read_message()
         self._number = 0
         if hello:
             self.write(HELLO)
@@ -57,20 +57,20 @@ class RawClient:
             data += part
         return data
 
-    def read(self) -> Any:
+    def read_message(self) -> Any:
         (size,) = struct.unpack("<I", self._read_bytes(4))
         return msgspec.msgpack.decode(self._read_bytes(size))
 
-    def start(self, call: str, fds: Sequence[int] = (), /, **params: Any) -> int:
+    def start_request(self, call: str, fds: Sequence[int] = (), /, **params: Any) -> int:
         """Send a request and return its id."""
         self._number += 1
         self.write([1, self._number, call, params], fds)
         return self._number
 
-    def result(self, number: int) -> Any:
+    def wait_result(self, number: int) -> Any:
         """Return the result of a request, or raise its error; keep other replies."""
         while number not in self._replies:
-            message = self.read()
+            message = self.read_message()
             if message[0] == 6:
                 raise error_from_wire(message[1])
             if message[0] == 4:
@@ -84,8 +84,8 @@ class RawClient:
 
     def begin_stream(self, context: int, text: str) -> int:
         """Stream a raw turn on *text*; return its id when its first tokens have arrived."""
-        number = self.start("stream", context=context, prompt=text, raw=True, credit=1000)
-        self.events.append(self.read())
+        number = self.start_request("stream", context=context, prompt=text, raw=True, credit=1000)
+        self.events.append(self.read_message())
         return number
 
     @property
@@ -98,7 +98,7 @@ class RawClient:
         return number in self._replies
 
     def call(self, call: str, fds: Sequence[int] = (), /, **params: Any) -> Any:
-        return self.result(self.start(call, fds, **params))
+        return self.wait_result(self.start_request(call, fds, **params))
 
     def context(self, model: str = "echo", config: str = "") -> int:
         """Load a model and return a new context's handle."""
@@ -116,7 +116,7 @@ class RawClient:
         decoded: dict[str, Any] = msgspec.json.decode(self.output(context, 1))
         return decoded
 
-    def single(self, context: int) -> bytes:
+    def compute_single(self, context: int) -> bytes:
         """Compute the next token, and return the output of `get_output_single`."""
         self.call("compute_single", context=context)
         return bytes(self.call("get_output_single", context=context)["data"])
@@ -124,6 +124,6 @@ class RawClient:
     def goodbye(self) -> InferdError:
         """Read until the daemon's goodbye, and return its error."""
         while True:
-            message = self.read()
+            message = self.read_message()
             if message[0] == 6:
                 return error_from_wire(message[1])

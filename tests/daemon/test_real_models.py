@@ -117,9 +117,9 @@ def test_pulled_tokens_say_what_streamed_ones_say(
         context = raw.context("smollm2", '{"temp":0,"n-predict":16}')
         raw.set_input(context, b"The capital of Italy is")
         for _ in range(16):
-            pulled += raw.single(context)
+            pulled += raw.compute_single(context)
         with pytest.raises(inferd.EndOfSequence):
-            raw.single(context)
+            raw.compute_single(context)
 
     assert pulled.decode() == streamed
 
@@ -130,11 +130,11 @@ def test_a_parameter_changed_between_tokens_holds_from_the_next_one(
     with RawClient(daemon.socket) as raw:
         context = raw.context("smollm2", '{"temp":0}')
         raw.set_input(context, b"One, two, three,")
-        pieces = [raw.single(context) for _ in range(4)]
+        pieces = [raw.compute_single(context) for _ in range(4)]
         raw.set_input(context, b'{"n-predict":5}', index=1)
-        pieces.append(raw.single(context))
+        pieces.append(raw.compute_single(context))
         with pytest.raises(inferd.EndOfSequence):
-            raw.single(context)
+            raw.compute_single(context)
 
     assert len(pieces) == 5
 

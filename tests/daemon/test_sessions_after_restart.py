@@ -151,7 +151,7 @@ def read_tokens(client: RawClient, count: int) -> list[int]:
     """Return the tokens of a stream's next events, until there are *count*."""
     tokens: list[int] = []
     while len(tokens) < count:
-        message = client.read()
+        message = client.read_message()
         assert message[0] == 4, message
         tokens += message[2]["tokens"]
     return tokens
@@ -164,7 +164,7 @@ def test_an_interrupted_turn_keeps_its_text(ending: str) -> None:
             context = opened["context"]
             client.set_input(context, b"abcdefghijklmnopqrstuvwxyz")
             prompt = client.metadata(context)["input_tokens"]
-            client.start("stream", context=context, credit=20)
+            client.start_request("stream", context=context, credit=20)
             tokens = read_tokens(client, 20)
             if ending == "kill":
                 # Its answer says that what was told before is written.
@@ -200,7 +200,7 @@ def test_a_reader_that_goes_away_detaches_its_turn() -> None:
     with running_daemon(ECHO) as daemon:
         with attached(daemon, model="slow") as (client, opened):
             client.set_input(opened["context"], b"abcdefghijklmnopqrstuvwxyz")
-            client.start("stream", context=opened["context"], credit=3)
+            client.start_request("stream", context=opened["context"], credit=3)
             read_tokens(client, 3)
         with attached(daemon, model="slow") as (client, opened):
             assert client.metadata(opened["context"])["stop_reason"] == "detached"
@@ -209,11 +209,11 @@ def test_a_reader_that_goes_away_detaches_its_turn() -> None:
 def test_a_stopping_daemon_reports_that_and_not_a_detached_session() -> None:
     with running_daemon(ECHO) as daemon, attached(daemon, model="slow") as (client, opened):
         client.set_input(opened["context"], b"abcdefghijklmnopqrstuvwxyz")
-        turn = client.start("stream", context=opened["context"], credit=3)
+        turn = client.start_request("stream", context=opened["context"], credit=3)
         read_tokens(client, 3)
         daemon.stop()
         with pytest.raises(ShuttingDown):
-            client.result(turn)
+            client.wait_result(turn)
 
 
 @pytest.mark.parametrize("way", ["delete", "delete by id", "close", "persist"])
@@ -336,11 +336,11 @@ def test_a_cancelled_turn_is_not_an_interrupted_one() -> None:
     with running_daemon(ECHO) as daemon:
         with attached(daemon, model="slow") as (client, opened):
             client.set_input(opened["context"], b"abcdefghijklmnopqrstuvwxyz")
-            turn = client.start("stream", context=opened["context"], credit=3)
+            turn = client.start_request("stream", context=opened["context"], credit=3)
             read_tokens(client, 3)
             assert client.call("cancel", context=opened["context"])["cancelled"]
             with pytest.raises((Cancelled, Closed)):
-                client.result(turn)
+                client.wait_result(turn)
             daemon.kill()
         daemon.start_again()
         with attached(daemon, model="slow") as (client, opened):
@@ -410,7 +410,7 @@ def test_tokens_that_the_client_lacks_are_sent_first() -> None:
     with running_daemon(ECHO) as daemon:
         with attached(daemon, model="slow") as (client, opened):
             client.set_input(opened["context"], b"abcdefghij")
-            client.start("stream", context=opened["context"], credit=4)
+            client.start_request("stream", context=opened["context"], credit=4)
             assert read_tokens(client, 4) == list(b"abcd")
         with attached(daemon, model="slow") as (client, opened):
             params = {"context": opened["context"], "tokens": list(b"ab"), "text": b"ab"}
@@ -439,11 +439,11 @@ def test_a_turn_that_continued_in_another_worker_is_stored_as_one() -> None:
         with attached(daemon, model="slow") as (client, opened):
             client.set_input(opened["context"], b"abcdefghijklmnopqrstuvwxyz")
             prompt = client.metadata(opened["context"])["input_tokens"]
-            turn = client.start("stream", context=opened["context"], credit=64)
+            turn = client.start_request("stream", context=opened["context"], credit=64)
             seen = read_tokens(client, 5)
             [model] = [x for x in client.call("models")["models"] if x["name"] == "slow"]
             os.kill(model["pid"], signal.SIGKILL)
-            client.result(turn)
+            client.wait_result(turn)
             events = [event for _, number, event in client.events if number == turn]
             seen += [token for event in events for token in event["tokens"]]
             assert seen == list(b"abcdefghijklmnopqrstuvwxyz")

@@ -297,8 +297,8 @@ def test_maps_have_the_keys_of_the_page() -> None:
         context = client.context("slow")
         client.call("chat", context=context, prompt="x", options={"n-probs": 1})
         assert set(client.metadata(context)) == keys("metadata")
-        client.start("stream", context=context, prompt="slowly", credit=1)
-        assert client.read()[0] == w.Kind.EVENT
+        client.start_request("stream", context=context, prompt="slowly", credit=1)
+        assert client.read_message()[0] == w.Kind.EVENT
         [task] = client.call("queue")["tasks"]
         assert set(task) == keys("task")
         [session] = client.call("sessions")["sessions"]

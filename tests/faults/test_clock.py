@@ -99,7 +99,7 @@ def until(condition: Callable[[], object]) -> None:
 
 def start_slow_turn(client: RawClient, context: int) -> int:
     """Start a slow turn, and return once it runs."""
-    turn = client.start("chat", context=context, prompt=SLOW, raw=True)
+    turn = client.start_request("chat", context=context, prompt=SLOW, raw=True)
     until(lambda: client.call("stats")["stats"]["running"])
     return turn
 
@@ -121,12 +121,14 @@ def test_nothing_ends_before_its_time(jump_s: int) -> None:
         contexts = client.context("slow"), client.context("slow")
         turns = [start_slow_turn(client, contexts[0])]
         turns.append(
-            client.start("chat", context=contexts[1], prompt="next", raw=True, queue_timeout_s=60.0)
+            client.start_request(
+                "chat", context=contexts[1], prompt="next", raw=True, queue_timeout_s=60.0
+            )
         )
         until(lambda: client.call("stats")["stats"]["waiting"])
         daemon.set_clock(jump_s)
 
-        said = [bytes(client.result(turn)["text"]) for turn in turns]
+        said = [bytes(client.wait_result(turn)["text"]) for turn in turns]
         assert said == [SLOW.encode(), b"next"]
         client.call("unload", graph=client.call("load_by_name", name="slow")["graph"], keep=True)
         idle_model = model(client, "echo")
@@ -147,7 +149,7 @@ def test_nothing_is_delayed_past_its_time(jump_s: int) -> None:
 
         with pytest.raises(Timeout):
             client.call("chat", context=contexts[1], prompt="next", raw=True, queue_timeout_s=0.1)
-        client.result(turn)
+        client.wait_result(turn)
         client.call("unload", graph=kept, keep=True)
         until(lambda: model(client, "brief")["state"] == "cold")
         until(lambda: not client.call("sessions")["sessions"])

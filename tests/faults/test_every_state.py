@@ -53,13 +53,13 @@ class Scene:
 
     def stream(self, client: RawClient, context: int, text: str, priority: str) -> None:
         params = {"context": context, "prompt": text, "priority": priority}
-        number = client.start("stream", **params, raw=True, credit=1000)
+        number = client.start_request("stream", **params, raw=True, credit=1000)
         self.turns.append((client, number, text))
 
     def block_slot(self) -> None:
         """Start an urgent turn, which takes the only slot."""
         self.stream(self.other, self.other.context("m"), URGENT, "urgent")
-        self.other.events.append(self.other.read())
+        self.other.events.append(self.other.read_message())
 
     def start_turn(self) -> None:
         """Start the session's turn."""
@@ -91,7 +91,7 @@ def waiting(scene: Scene) -> None:
 
 def running(scene: Scene) -> None:
     scene.start_turn()
-    scene.client.events.append(scene.client.read())
+    scene.client.events.append(scene.client.read_message())
 
 
 def parked(scene: Scene) -> None:
@@ -113,7 +113,7 @@ def failed(scene: Scene) -> None:
     scene.other.call("cancel", context=scene.context)
     client, number, _ = scene.turns.pop()
     with pytest.raises(InferdError):
-        client.result(number)
+        client.wait_result(number)
 
 
 def unloaded(scene: Scene) -> None:
@@ -224,7 +224,7 @@ def test_a_worker_is_killed_in_every_state_of_a_session(
     with scene_of(daemon, state) as scene:
         os.kill(scene.worker(), signal.SIGKILL)
         for client, request, text in scene.turns:
-            client.result(request)
+            client.wait_result(request)
             assert client.streamed_text == text, "no character is lost or repeated"
         if state is SessionState.CLOSED:
             with pytest.raises(InvalidArgument):
@@ -258,7 +258,7 @@ def test_the_daemon_is_killed_in_every_state_of_a_session(
 
 
 def is_loading(scene: Scene) -> str:
-    scene.turns.append((scene.client, scene.client.start("load_by_name", name="slow"), ""))
+    scene.turns.append((scene.client, scene.client.start_request("load_by_name", name="slow"), ""))
     return "slow"
 
 
@@ -266,7 +266,7 @@ def is_unloading(scene: Scene) -> str:
     """A stopped worker does not read the command to quit."""
     pid = scene.worker()
     os.kill(pid, signal.SIGSTOP)
-    scene.turns.append((scene.client, scene.client.start("unload", graph=scene.graph), ""))
+    scene.turns.append((scene.client, scene.client.start_request("unload", graph=scene.graph), ""))
     return "m"
 
 
@@ -310,10 +310,10 @@ def test_a_worker_is_killed_in_every_state_of_a_model(
                 os.kill(pid, signal.SIGKILL)
         if state is ModelState.LOADING:
             with pytest.raises(LoadFailed, match="killed by SIGKILL") as caught:
-                scene.client.result(scene.turns[0][1])
+                scene.client.wait_result(scene.turns[0][1])
             assert caught.value.hint
         elif state is ModelState.UNLOADING:
-            assert scene.client.result(scene.turns[0][1]) == {}
+            assert scene.client.wait_result(scene.turns[0][1]) == {}
         elif state is ModelState.FAILED:
             with pytest.raises(LoadFailed):
                 scene.other.call("load_by_name", name=name)

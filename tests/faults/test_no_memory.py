@@ -28,10 +28,10 @@ def test_a_worker_without_memory_is_replaced_and_its_turn_continues() -> None:
         number = client.begin_stream(context, TALE)
         worker = psutil.Process(found["pid"])
         worker.rlimit(resource.RLIMIT_AS, (1, 1))
-        computing = client.start("compute", context=large)
-        client.result(number)
+        computing = client.start_request("compute", context=large)
+        client.wait_result(number)
         assert client.streamed_text == TALE
-        client.result(computing)
+        client.wait_result(computing)
         assert client.output(large) == b"xxx"
         assert "worker.died" in daemon.log
         (found,) = client.call("show", name="m")["models"]

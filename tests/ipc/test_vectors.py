@@ -123,17 +123,17 @@ def test_the_daemon_answers_a_malformed_frame_as_in_the_vector(
 ) -> None:
     with RawClient(daemon.socket, hello=case["hello"]) as client:
         client.send_bytes(b"".join(map(bytes.fromhex, case["frames"])))
-        answer, outcome = client.read(), case["outcome"]
+        answer, outcome = client.read_message(), case["outcome"]
         if "reply" in outcome:
             assert answer == [2, 1, outcome["reply"]]
         elif "error" in outcome:
             assert (answer[0], answer[1], answer[2]["name"]) == (3, 1, outcome["error"])
             client.write([1, 2, "queue", {}])
-            assert client.read() == [2, 2, {"tasks": []}], "the connection still works"
+            assert client.read_message() == [2, 2, {"tasks": []}], "the connection still works"
         else:
             assert (answer[0], answer[1]["name"]) == (6, outcome["goodbye"])
             with pytest.raises((Closed, ConnectionResetError)):
-                client.read()
+                client.read_message()
     assert daemon.process is not None and daemon.process.poll() is None
 
 

@@ -195,9 +195,13 @@ def test_tasks_that_wait_are_bounded_by_the_rule() -> None:
         RawClient(daemon.socket) as client,
     ):
         contexts = [client.context("slow") for _ in range(4)]
-        first = client.start("stream", **LONG, context=contexts[0], priority="high", credit=1000)
-        client.events.append(client.read())
-        turns = [client.start("stream", context=c, prompt="z", raw=True) for c in contexts[1:3]]
+        first = client.start_request(
+            "stream", **LONG, context=contexts[0], priority="high", credit=1000
+        )
+        client.events.append(client.read_message())
+        turns = [
+            client.start_request("stream", context=c, prompt="z", raw=True) for c in contexts[1:3]
+        ]
         while client.call("stats")["stats"]["waiting"] < 2:
             pass
         error = refusal_of(client, "chat", context=contexts[3], prompt="z", raw=True)
@@ -206,9 +210,9 @@ def test_tasks_that_wait_are_bounded_by_the_rule() -> None:
         assert error.retry_after_s >= 0.1
         client.call("cancel", context=contexts[0])
         with pytest.raises(Cancelled):
-            client.result(first)
+            client.wait_result(first)
         for turn in turns:
-            assert client.result(turn)
+            assert client.wait_result(turn)
 
 
 def test_sessions_are_bounded_by_the_rule() -> None:
@@ -230,11 +234,11 @@ def test_a_rule_that_is_read_again_holds_for_connections_that_are_open() -> None
     with managed() as (daemon, manager, client):
         context = client.context("slow")
         text = "goes on " * 20
-        turn = client.start("stream", context=context, prompt=text, raw=True, credit=1000)
-        client.events.append(client.read())
+        turn = client.start_request("stream", context=context, prompt=text, raw=True, credit=1000)
+        client.events.append(client.read_message())
         reload(daemon, manager, mine("allow = ['see-all']"))
         assert isinstance(refusal_of(client, "load_by_name", name="echo"), PermissionDenied)
-        client.result(turn)
+        client.wait_result(turn)
         said = b"".join(event[2].get("text", b"") for event in client.events)
         assert said.decode() == text, "a running turn is not cut"
         wrong = mine("allow = ['manag']")

@@ -76,12 +76,12 @@ def test_a_session_and_its_turns_are_in_no_list_of_another_user() -> None:
 def two_users_turn(ada: RawClient) -> Iterator[int]:
     """Start a turn of Ada's that is not read."""
     context, _ = named(ada, model="slow")
-    turn = ada.start("stream", context=context, prompt=SECRET, raw=True, credit=1)
-    ada.events.append(ada.read())
+    turn = ada.start_request("stream", context=context, prompt=SECRET, raw=True, credit=1)
+    ada.events.append(ada.read_message())
     yield context
     ada.call("cancel", context=context)
     with pytest.raises(InferdError):
-        ada.result(turn)
+        ada.wait_result(turn)
 
 
 def test_her_handles_are_answered_as_if_they_had_never_been() -> None:
@@ -181,8 +181,8 @@ def cached(client: RawClient) -> int:
 def test_refusals_for_what_others_use_have_numbers_and_no_names() -> None:
     with two_users("sessions-max = 2\n") as (_, ada, bob):
         context, _ = named(ada, model="slow")
-        ada.start("stream", context=context, prompt=SECRET, raw=True, credit=1)
-        ada.events.append(ada.read())
+        ada.start_request("stream", context=context, prompt=SECRET, raw=True, credit=1)
+        ada.events.append(ada.read_message())
         bob.context("slow")
         with pytest.raises(Busy) as sessions:
             bob.context("slow")

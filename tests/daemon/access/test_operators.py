@@ -104,7 +104,7 @@ def test_the_user_of_a_turn_cancelled_by_an_operator_gets_the_cause_and_keeps_th
         assert bob.call("cancel", context=task["context"]) == {"cancelled": True}
 
         with pytest.raises(Cancelled) as caught:
-            ada.result(turn)
+            ada.wait_result(turn)
         assert caught.value.message == "an operator cancelled the turn"
         assert caught.value.data == {"by": "operator"}
         assert str(BOB) not in json.dumps(caught.value.to_wire())
@@ -125,7 +125,7 @@ def test_one_s_own_turn_is_cancelled_by_oneself_operator_or_not() -> None:
         turn = bob.begin_stream(context, SECRET)
         bob.call("cancel", context=context)
         with pytest.raises(Cancelled) as caught:
-            bob.result(turn)
+            bob.wait_result(turn)
         assert (caught.value.message, caught.value.data) == ("the turn was cancelled", {})
         assert bob.metadata(context)["stop_detail"] == ""
         assert "cancelled_by_operator" not in daemon.log
@@ -135,21 +135,21 @@ def test_a_turn_that_waits_is_cancelled_and_one_that_runs_parked() -> None:
     with shared() as (daemon, ada, bob), RawClient(daemon.socket) as operator:
         hers, his = ada.context("slow"), bob.context("slow")
         long = ada.begin_stream(hers, SECRET)
-        waits = bob.start("chat", context=his, prompt=SHORT, raw=True)
+        waits = bob.start_request("chat", context=his, prompt=SHORT, raw=True)
         while task_of(bob, his) is None:
             pass
         assert operator.call("park", context=hers) == {"parked": True}
-        assert bob.result(waits)["text"] == SHORT.encode(), "it had the slot meanwhile"
-        ada.result(long)
+        assert bob.wait_result(waits)["text"] == SHORT.encode(), "it had the slot meanwhile"
+        ada.wait_result(long)
         assert ada.streamed_text == SECRET and ada.metadata(hers)["parks"] == 1
 
-        ada.start("stream", context=hers, prompt=SECRET, raw=True, credit=1)
-        waits = bob.start("chat", context=his, prompt=SHORT, raw=True)
+        ada.start_request("stream", context=hers, prompt=SECRET, raw=True, credit=1)
+        waits = bob.start_request("chat", context=his, prompt=SHORT, raw=True)
         while task_of(bob, his) is None:
             pass
         assert operator.call("cancel", context=his) == {"cancelled": True}
         with pytest.raises(Cancelled, match="an operator"):
-            bob.result(waits)
+            bob.wait_result(waits)
 
 
 def test_a_turn_that_waits_for_its_model_is_cancelled() -> None:
@@ -160,17 +160,17 @@ def test_a_turn_that_waits_for_its_model_is_cancelled() -> None:
         RawClient(daemon.socket) as operator,
     ):
         running, late = ada.context("a"), ada.context("b")
-        turn = ada.start("stream", context=running, prompt=SECRET, raw=True, credit=1000)
-        ada.events.append(ada.read())
-        waits = ada.start("chat", context=late, prompt=SHORT, raw=True)
+        turn = ada.start_request("stream", context=running, prompt=SECRET, raw=True, credit=1000)
+        ada.events.append(ada.read_message())
+        waits = ada.start_request("chat", context=late, prompt=SHORT, raw=True)
         while len(operator.call("queue", all=True)["tasks"]) < 2:
             pass
         assert operator.call("cancel", context=late) == {"cancelled": True}
         with pytest.raises(Cancelled, match="an operator"):
-            ada.result(waits)
+            ada.wait_result(waits)
         operator.call("cancel", context=running)
         with pytest.raises(Cancelled, match="an operator"):
-            ada.result(turn)
+            ada.wait_result(turn)
 
 
 # Missing rights.
@@ -191,7 +191,7 @@ def test_without_see_all_another_user_s_turn_does_not_exist(may: list[str]) -> N
         assert task_of(ada, context)
         ada.call("cancel", context=context)
         with pytest.raises(Cancelled, match="the turn was"):
-            ada.result(turn)
+            ada.wait_result(turn)
 
 
 def said_to_bob(daemon: RunningDaemon, *command: str) -> str:
@@ -230,7 +230,7 @@ def test_tasks_in_the_list_of_all_are_cancelled_and_parked_by_command(by: str) -
     with shared() as (daemon, ada, bob):
         context, other = diary(ada), bob.context("slow")
         turn = ada.begin_stream(context, SECRET)
-        waits = bob.start("chat", context=other, prompt=SHORT, raw=True)
+        waits = bob.start_request("chat", context=other, prompt=SHORT, raw=True)
         while task_of(bob, other) is None:
             pass
         tasks = document(inferd("queue", "--all", "--json", socket=daemon.socket))["tasks"]
@@ -239,12 +239,12 @@ def test_tasks_in_the_list_of_all_are_cancelled_and_parked_by_command(by: str) -
 
         outcome = inferd("park", wanted, socket=daemon.socket)
         assert (outcome.stdout, outcome.exit_code) == ("parked\n", 0)
-        bob.result(waits)
+        bob.wait_result(waits)
         alone = document(inferd("park", wanted, "--json", socket=daemon.socket))
         assert alone == {"parked": False}
         assert inferd("cancel", wanted, socket=daemon.socket).stdout == "cancelled\n"
         with pytest.raises(Cancelled, match="an operator"):
-            ada.result(turn)
+            ada.wait_result(turn)
         outcome = inferd("cancel", wanted, socket=daemon.socket)
         assert outcome.stdout == "there was no running turn\n"
 
@@ -257,12 +257,12 @@ def test_one_s_own_session_comes_first_and_an_id_of_several_users_is_refused() -
         assert f"give its number: {contexts[0]}, {contexts[1]}" in outcome.stderr
         ada.begin_stream(diary(ada), SECRET)
         mine = diary(own)
-        turn = own.start("chat", context=mine, prompt=SHORT, raw=True)
+        turn = own.start_request("chat", context=mine, prompt=SHORT, raw=True)
         while task_of(own, mine) is None:
             pass
         assert inferd("cancel", DIARY, socket=daemon.socket).stdout == "cancelled\n"
         with pytest.raises(Cancelled, match="the turn was"):
-            own.result(turn)
+            own.wait_result(turn)
         assert any(task["uid"] == ADA for task in own.call("queue", all=True)["tasks"])
 
 
@@ -275,7 +275,7 @@ def test_a_number_is_a_context_s_before_it_is_somebody_s_session_id() -> None:
         turn = ada.begin_stream(context, SECRET)
         assert inferd("cancel", str(context), socket=daemon.socket).stdout == "cancelled\n"
         with pytest.raises(Cancelled):
-            ada.result(turn)
+            ada.wait_result(turn)
 
 
 # On the screen.
@@ -292,4 +292,4 @@ async def test_top_cancels_the_selected_task_of_another_user() -> None:
             await pilot.press("c")
             await until(pilot, lambda: "is cancelled" in shown(app))
         with pytest.raises(Cancelled, match="an operator"):
-            ada.result(turn)
+            ada.wait_result(turn)

@@ -41,9 +41,9 @@ def bystander(daemon: RunningDaemon) -> Iterator[None]:
     text = "undisturbed " * 5
     with RawClient(daemon.socket) as client:
         context = client.context("slow")
-        number = client.start("stream", context=context, prompt=text, raw=True, credit=1000)
+        number = client.start_request("stream", context=context, prompt=text, raw=True, credit=1000)
         yield
-        client.result(number)
+        client.wait_result(number)
         assert client.streamed_text == text
 
 
@@ -87,14 +87,14 @@ def test_a_frame_that_cannot_be_read_ends_the_connection_with_a_reason(
         assert type(goodbye) is error
         assert goodbye.hint
         with pytest.raises((Closed, ConnectionError)):
-            client.read()
+            client.read_message()
 
 
 def test_a_frame_nested_as_deep_as_allowed_is_read(daemon: RunningDaemon) -> None:
     with RawClient(daemon.socket) as client:
         client.send_bytes(nested(15))
 
-        assert client.read()[0] == 2
+        assert client.read_message()[0] == 2
 
 
 def test_a_first_frame_that_is_no_hello_ends_the_connection(daemon: RunningDaemon) -> None:
@@ -202,7 +202,7 @@ def test_too_many_requests_in_flight_are_busy_and_the_others_are_answered(
         params = {"graph": graph, "text": "x"}
         requests = [frame([1, n, "tokenize", params]) for n in range(1, limit + 51)]
         client.send_bytes(b"".join(requests))
-        replies = [client.read() for _ in requests]
+        replies = [client.read_message() for _ in requests]
 
     refused = [r[2]["name"] for r in replies if r[0] == 3]
     assert sorted(r[1] for r in replies) == list(range(1, limit + 51))
@@ -258,8 +258,8 @@ def test_a_vanished_client_cancels_its_turn_and_frees_its_sessions(daemon: Runni
         before = watcher.call("stats")["stats"]["sessions"]
         client = RawClient(daemon.socket)
         context = client.context("slow")
-        client.start("stream", context=context, prompt="y" * 1000, raw=True, credit=1000)
-        client.read()
+        client.start_request("stream", context=context, prompt="y" * 1000, raw=True, credit=1000)
+        client.read_message()
         client.socket.close()
         watcher.call("chat", context=watcher.context("slow"), prompt="x")  # a step has passed
 
@@ -272,7 +272,7 @@ def test_a_reader_without_credit_delays_no_other_client(daemon: RunningDaemon) -
     with RawClient(daemon.socket) as slow, RawClient(daemon.socket) as other:
         for _ in range(2):  # both slots
             context = slow.context("slow")
-            slow.start("stream", context=context, prompt="z" * 500, raw=True, credit=1)
+            slow.start_request("stream", context=context, prompt="z" * 500, raw=True, credit=1)
 
         reply = other.call("chat", context=other.context("slow"), prompt="served", raw=True)
 
@@ -282,12 +282,14 @@ def test_a_reader_without_credit_delays_no_other_client(daemon: RunningDaemon) -
 def test_cancel_by_request_ends_a_stream_with_cancelled(daemon: RunningDaemon) -> None:
     with RawClient(daemon.socket) as client:
         context = client.context("slow")
-        number = client.start("stream", context=context, prompt="w" * 500, raw=True, credit=1000)
+        number = client.start_request(
+            "stream", context=context, prompt="w" * 500, raw=True, credit=1000
+        )
         while not client.events:
-            client.events.append(client.read())
+            client.events.append(client.read_message())
         assert client.call("cancel", request=number)["cancelled"] in (True, False)
         with pytest.raises(Cancelled):
-            client.result(number)
+            client.wait_result(number)
         assert client.call("chat", context=context, prompt="next", raw=True)["text"] == b"next"
 
 

@@ -294,18 +294,18 @@ def test_a_turn_is_resumed_from_the_parts_that_were_read(daemon: RunningDaemon, 
         graph = raw.call("load_by_name", name="echo")["graph"]
         named = {"graph": graph, "session_id": f"thought-{read}"}
         context = raw.call("init_execution_context_with_session_id", **named)["context"]
-        raw.start("stream", context=context, prompt=THOUGHT, credit=read, options=SPLIT)
+        raw.start_request("stream", context=context, prompt=THOUGHT, credit=read, options=SPLIT)
         has: dict[str, Any] = {"tokens": [], "text": b"", "reasoning": b""}
         for _ in range(read):
-            event = raw.read()[2]
+            event = raw.read_message()[2]
             has = {key: value + event.get(key, type(value)()) for key, value in has.items()}
     with RawClient(daemon.socket) as raw:
         graph = raw.call("load_by_name", name="echo")["graph"]
         named["graph"] = graph
         context = raw.call("init_execution_context_with_session_id", **named)["context"]
-        raw.start("resume", context=context, **has)
+        raw.start_request("resume", context=context, **has)
         text, reasoning = has["text"], has["reasoning"]
-        while (frame := raw.read())[0] == 4:
+        while (frame := raw.read_message())[0] == 4:
             text += frame[2].get("text", b"")
             reasoning += frame[2].get("reasoning", b"")
     assert frame[0] == 2, frame

@@ -149,12 +149,12 @@ def test_a_result_larger_than_a_frame_is_refused_with_its_size(raw: RawClient) -
 def test_a_call_can_be_cancelled_and_times_out(raw: RawClient, client: Client) -> None:
     graph = raw.call("load_by_name", name="slow")["graph"]
     raw.call("embed", graph=graph, texts=["warm"])
-    number = raw.start("embed", graph=graph, texts=[LONG] * 20)
+    number = raw.start_request("embed", graph=graph, texts=[LONG] * 20)
     while not raw.call("queue")["tasks"]:
         continue
     raw.call("cancel", request=number)
     with pytest.raises(Cancelled):
-        raw.result(number)
+        raw.wait_result(number)
     with pytest.raises(Timeout):
         client.embed("slow", [LONG] * 20, timeout=0.2)
     while client.queue():
@@ -164,14 +164,14 @@ def test_a_call_can_be_cancelled_and_times_out(raw: RawClient, client: Client) -
 
 def test_texts_stand_in_the_queue_and_one_can_be_cancelled_there(raw: RawClient) -> None:
     graph = raw.call("load_by_name", name="slow")["graph"]
-    number = raw.start("embed", graph=graph, texts=[LONG] * 3, priority="low")
+    number = raw.start_request("embed", graph=graph, texts=[LONG] * 3, priority="low")
     while len(tasks := raw.call("queue")["tasks"]) < 3:
         continue
     assert {t["priority"] for t in tasks} == {"low"}
     assert {t["prompt_tokens"] for t in tasks} == {4002}
     assert raw.call("cancel", context=tasks[-1]["context"])["cancelled"]
     with pytest.raises(Cancelled):
-        raw.result(number)
+        raw.wait_result(number)
     while raw.call("queue")["tasks"]:
         continue
 
@@ -186,7 +186,7 @@ def test_texts_are_bounded_as_other_turns_are() -> None:
             contexts = [raw.call("init_execution_context", graph=graph) for _ in range(6)]
             for number, opened in enumerate(contexts):
                 raw.set_input(opened["context"], b"y" * 300)
-                raw.start("compute", context=opened["context"])
+                raw.start_request("compute", context=opened["context"])
                 while len(raw.call("queue")["tasks"]) < min(number + 1, 5):
                     continue
             with pytest.raises(Busy) as caught:

@@ -56,7 +56,7 @@ def exchange(daemon: RunningDaemon, data: bytes) -> None:
         try:
             client.send_bytes(data)
             client.write([1, 4711, "models", {}])
-            while client.read()[1] != 4711:
+            while client.read_message()[1] != 4711:
                 pass
         except (Closed, ConnectionError):
             pass  # refused: the connection ends

@@ -36,7 +36,8 @@ def test_a_parked_turn_yields_to_another_and_both_are_complete(daemon: RunningDa
     with RawClient(daemon.socket) as client, RawClient(daemon.socket) as operator:
         one, other = client.context("slow"), client.context("slow")
         turns = [
-            client.start("chat", context=c, prompt=p) for c, p in ((one, LONG), (other, SHORT))
+            client.start_request("chat", context=c, prompt=p)
+            for c, p in ((one, LONG), (other, SHORT))
         ]
         until(
             daemon, lambda f: f("num_requests_running", model_name="slow", priority="normal") == 1
@@ -44,9 +45,9 @@ def test_a_parked_turn_yields_to_another_and_both_are_complete(daemon: RunningDa
         assert (state(operator, one), state(operator, other)) == ("running", "waiting")
 
         assert operator.call("park", context=one) == {"parked": True}
-        assert client.result(turns[1])["text"] == SHORT.encode()
+        assert client.wait_result(turns[1])["text"] == SHORT.encode()
         assert not client.has_answer(turns[0]), "the longer one was first, and is now second"
-        done = client.result(turns[0])
+        done = client.wait_result(turns[0])
         assert done["text"] == LONG.encode() and done["metadata"]["parks"] == 1
 
 
@@ -54,8 +55,8 @@ def test_nothing_is_parked_without_running_and_waiting_turns(daemon: RunningDaem
     with RawClient(daemon.socket) as client:
         context = client.context("slow")
         assert client.call("park", context=context) == {"parked": False}
-        turn = client.start("stream", context=context, prompt=SHORT, credit=1)
-        assert client.read()[0] == 4
+        turn = client.start_request("stream", context=context, prompt=SHORT, credit=1)
+        assert client.read_message()[0] == 4
         assert client.call("park", context=context) == {"parked": False}
         client.call("cancel", request=turn)
         with pytest.raises(InvalidArgument):

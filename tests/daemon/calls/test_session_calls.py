@@ -119,7 +119,7 @@ def test_an_invalid_rewind_is_refused(client: RawClient, params: dict[str, int])
 
 def test_no_fork_or_rewind_during_a_turn(client: RawClient) -> None:
     context = client.context("slow")
-    turn = client.start("stream", context=context, prompt="a long story", credit=1)
+    turn = client.start_request("stream", context=context, prompt="a long story", credit=1)
     queued(client, 1)
 
     for call, params in (("fork_session", {}), ("rewind", {"turns": 1})):
@@ -131,12 +131,12 @@ def test_no_fork_or_rewind_during_a_turn(client: RawClient) -> None:
 def test_two_pulls_at_once_are_one_turn(client: RawClient) -> None:
     context = client.context("slow")
     client.set_input(context, b"abcdef")
-    pulls = [client.start("compute_single", context=context) for _ in range(4)]
+    pulls = [client.start_request("compute_single", context=context) for _ in range(4)]
 
     outcomes = []
     for pull in pulls:
         try:
-            client.result(pull)
+            client.wait_result(pull)
             outcomes.append("answered")
         except SessionBusy:
             outcomes.append("busy")
@@ -199,8 +199,10 @@ def test_the_queue_shows_waiting_turns_and_their_expected_starts(
     client: RawClient,
 ) -> None:
     contexts = [client.context("slow") for _ in range(3)]
-    turns = [client.start("stream", context=c, prompt="a long story") for c in contexts[:2]]
-    turns.append(client.start("stream", context=contexts[2], prompt="urgent", priority="high"))
+    turns = [client.start_request("stream", context=c, prompt="a long story") for c in contexts[:2]]
+    turns.append(
+        client.start_request("stream", context=contexts[2], prompt="urgent", priority="high")
+    )
 
     tasks = queued(client, 3, first=contexts[2])  # a higher class takes the slot
 
@@ -218,7 +220,7 @@ def test_a_worker_that_does_not_answer_has_no_positions() -> None:
     config = CONFIG.replace("step_ms = 20", "step_ms = 1500")
     with running_daemon(config) as stuck, RawClient(stuck.socket) as client:
         context = client.context("slow")
-        turn = client.start("stream", context=context, prompt="x")
+        turn = client.start_request("stream", context=context, prompt="x")
         [task] = queued(client, 1)
         assert (task["position"], task["starts_in_s"]) == (None, None)
         assert task["context"] == context
@@ -230,12 +232,14 @@ def test_a_watching_client_gets_each_position_once_and_before_the_first_token(
 ) -> None:
     contexts = [client.context("slow") for _ in range(4)]
     turns = [
-        client.start("stream", context=c, prompt="tale", credit=CREDIT_MAX, queue_events=True)
+        client.start_request(
+            "stream", context=c, prompt="tale", credit=CREDIT_MAX, queue_events=True
+        )
         for c in contexts
     ]
 
     for turn in turns:
-        client.result(turn)
+        client.wait_result(turn)
 
     events = [e for e in client.events if e[1] == turns[3]]
     places = [e[2]["position"] for e in events if "waiting" in e[2]]
@@ -247,14 +251,16 @@ def test_a_watching_client_gets_each_position_once_and_before_the_first_token(
 
 def test_positions_use_no_credit_and_only_watching_clients_get_them(client: RawClient) -> None:
     first, second, third = (client.context("slow") for _ in range(3))
-    busy = client.start("stream", context=first, prompt="a long story")
+    busy = client.start_request("stream", context=first, prompt="a long story")
     queued(client, 1)
-    watching = client.start("stream", context=second, prompt="x", credit=1, queue_events=True)
-    other = client.start("stream", context=third, prompt="y", credit=CREDIT_MAX)
+    watching = client.start_request(
+        "stream", context=second, prompt="x", credit=1, queue_events=True
+    )
+    other = client.start_request("stream", context=third, prompt="y", credit=CREDIT_MAX)
     queued(client, 3)
     client.call("cancel", request=busy)
 
-    client.result(other)
+    client.wait_result(other)
     client.call("cancel", request=watching)
 
     events = [e[2] for e in client.events if e[1] == watching]
@@ -283,8 +289,8 @@ def test_prompt_tokens_that_wait_are_bounded_and_the_refusal_says_when(
     slow = [client.context("slower") for _ in range(6)]
     for context in slow:
         client.set_input(context, b"x" * 60)
-    client.start("compute", context=slow[0])
-    waiting = [client.start("compute", context=c) for c in slow[1:]]
+    client.start_request("compute", context=slow[0])
+    waiting = [client.start_request("compute", context=c) for c in slow[1:]]
     queued(client, 6)
     client.set_input(contexts[0], b"x" * 200)
 

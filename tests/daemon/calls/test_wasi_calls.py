@@ -258,7 +258,7 @@ def test_single_tokens_come_one_by_one_until_end_of_sequence(client: RawClient) 
     context = client.context()
     client.set_input(context, b"abc")
 
-    assert [client.single(context) for _ in range(3)] == [b"a", b"b", b"c"]
+    assert [client.compute_single(context) for _ in range(3)] == [b"a", b"b", b"c"]
     with pytest.raises(EndOfSequence) as caught:
         client.call("compute_single", context=context)
     assert caught.value.number == 100
@@ -269,11 +269,11 @@ def test_single_tokens_come_one_by_one_until_end_of_sequence(client: RawClient) 
 def test_after_the_end_the_next_compute_single_starts_the_prompt_anew(client: RawClient) -> None:
     context = client.context()
     client.set_input(context, b"a")
-    client.single(context)
+    client.compute_single(context)
     with pytest.raises(EndOfSequence):
         client.call("compute_single", context=context)
 
-    assert client.single(context) == b"a"
+    assert client.compute_single(context) == b"a"
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_bounds_hold_in_single_mode_too_and_the_reason_stands_in_the_metadata(
     said = b""
     with pytest.raises(EndOfSequence):
         for _ in range(20):
-            said += client.single(context)
+            said += client.compute_single(context)
 
     assert said == text
     assert client.metadata(context)["stop_reason"] == reason
@@ -306,7 +306,7 @@ def test_utf8_is_never_split(client: RawClient) -> None:
     pieces = []
     with pytest.raises(EndOfSequence):
         while True:
-            pieces.append(client.single(context))
+            pieces.append(client.compute_single(context))
 
     assert "".join(p.decode() for p in pieces) == "grüß 😀"
 
@@ -317,7 +317,7 @@ def test_a_full_context_is_101_in_single_mode(client: RawClient) -> None:
     said = b""
     with pytest.raises(ContextFull) as caught:
         while True:
-            said += client.single(context)
+            said += client.compute_single(context)
 
     assert caught.value.number == 101
     assert said == b"he"
@@ -326,12 +326,12 @@ def test_a_full_context_is_101_in_single_mode(client: RawClient) -> None:
 def test_fini_single_clears_the_output_and_keeps_the_input(client: RawClient) -> None:
     context = client.context()
     client.set_input(context, b"abc")
-    client.single(context)
+    client.compute_single(context)
     client.call("fini_single", context=context)
 
     assert client.output(context) == b""
     assert client.metadata(context)["input_tokens"] == 5
-    assert client.single(context) == b"a"
+    assert client.compute_single(context) == b"a"
 
 
 def test_contexts_of_one_graph_are_independent(client: RawClient) -> None:
@@ -340,12 +340,12 @@ def test_contexts_of_one_graph_are_independent(client: RawClient) -> None:
     client.set_input(one, b'{"n-predict":2}', index=1)
     client.set_input(one, b"abcd")
     client.set_input(other, b"wxyz")
-    pieces = [(client.single(one), client.single(other)) for _ in range(2)]
+    pieces = [(client.compute_single(one), client.compute_single(other)) for _ in range(2)]
 
     assert pieces == [(b"a", b"w"), (b"b", b"x")]
     with pytest.raises(EndOfSequence):
-        client.single(one)
-    assert client.single(other) == b"y"
+        client.compute_single(one)
+    assert client.compute_single(other) == b"y"
 
 
 def test_parameters_hold_from_the_next_turn_of_their_context(client: RawClient) -> None:
@@ -363,7 +363,7 @@ def test_parameters_hold_from_the_next_turn_of_their_context(client: RawClient) 
 def test_input_while_a_turn_runs_is_refused_as_busy(client: RawClient) -> None:
     context = client.context()
     client.set_input(context, b"abc")
-    client.single(context)
+    client.compute_single(context)
 
     with pytest.raises(SessionBusy):
         client.set_input(context, b"other")
@@ -409,12 +409,12 @@ def test_one_client_unloads_in_a_loop_and_anothers_stream_does_not_change(
 ) -> None:
     text = "not one token changes " * 40
     context = client.context()
-    number = client.start("stream", context=context, prompt=text, raw=True, credit=1000)
+    number = client.start_request("stream", context=context, prompt=text, raw=True, credit=1000)
     with RawClient(daemon.socket) as other:
         for _ in range(30):
             graph = other.call("load_by_name", name="echo")["graph"]
             other.call("unload", graph=graph)
-    client.result(number)
+    client.wait_result(number)
 
     assert client.streamed_text == text
 

@@ -82,7 +82,7 @@ def streams(daemon: RunningDaemon, count: int) -> Iterator[tuple[RawClient, list
         turns = []
         for _ in range(count):
             context = client.context("slow")
-            turns.append(client.start("chat", context=context, prompt=LONG))
+            turns.append(client.start_request("chat", context=context, prompt=LONG))
         yield client, turns
 
 
@@ -110,7 +110,7 @@ async def test_c_cancels_the_selected_task(daemon: RunningDaemon) -> None:
             assert states(app) == ["running"], "the second one was selected"
             await until(pilot, lambda: "is cancelled" in shown(app))
         with pytest.raises(Cancelled):
-            client.result(turns[1])
+            client.wait_result(turns[1])
 
 
 @pytest.mark.asyncio
@@ -121,7 +121,7 @@ async def test_p_parks_the_selected_task_where_another_waits(daemon: RunningDaem
             await until(pilot, lambda: states(app) == ["running"])
             await pilot.press("p")
             await until(pilot, lambda: "no other task waits for its slot" in shown(app))
-            client.start("chat", context=client.context("slow"), prompt=LONG)
+            client.start_request("chat", context=client.context("slow"), prompt=LONG)
             await until(pilot, lambda: len(states(app)) == 2)
             first = table(app, TASKS).selected
             await pilot.press("p")
@@ -151,7 +151,7 @@ async def test_u_unloads_the_selected_model_after_a_question(daemon: RunningDaem
             await pilot.press("u", "f")
             await until(pilot, lambda: "slow is unloaded" in shown(app))
         with pytest.raises(WorkerCrashed):
-            client.result(turns[0])
+            client.wait_result(turns[0])
 
 
 @pytest.mark.asyncio

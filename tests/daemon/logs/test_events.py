@@ -91,8 +91,8 @@ def test_a_request_has_one_id_in_the_daemon_and_in_the_worker(daemon: RunningDae
     with RawClient(daemon.socket) as client:
         number = number_of(client, daemon)
         context = client.context()
-        turn = client.start("chat", context=context, prompt="hello", raw=True)
-        client.result(turn)
+        turn = client.start_request("chat", context=context, prompt="hello", raw=True)
+        client.wait_result(turn)
         found = of_request(daemon, f"{number}.{turn}")
         assert list(found) == ["task.queued", "task.started", "task.finished", "call.done"]
         assert {event.get("connection") for event in found.values()} == {None, number}
@@ -118,9 +118,9 @@ def test_a_step_that_fails_names_its_requests(daemon: RunningDaemon) -> None:
     with RawClient(daemon.socket) as client:
         number = number_of(client, daemon)
         context = client.context("fails")
-        turn = client.start("chat", context=context, prompt="hello", raw=True)
+        turn = client.start_request("chat", context=context, prompt="hello", raw=True)
         with pytest.raises(BackendError):
-            client.result(turn)
+            client.wait_result(turn)
     request = f"{number}.{turn}"
     [step] = named(daemon, "step.failed")
     assert (step["level"], step["logger"], step["model"]) == ("error", "backends", "fails")
@@ -134,9 +134,9 @@ def test_a_worker_that_dies_names_the_requests_it_computed(daemon: RunningDaemon
     with RawClient(daemon.socket) as client:
         number = number_of(client, daemon)
         context = client.context("dies")
-        turn = client.start("chat", context=context, prompt="die now", raw=True)
+        turn = client.start_request("chat", context=context, prompt="die now", raw=True)
         with pytest.raises(BackendError):
-            client.result(turn)
+            client.wait_result(turn)
     died = named(daemon, "worker.died")
     assert died and all(event["requests"] == [f"{number}.{turn}"] for event in died)
     assert all("request" not in event and "connection" not in event for event in died)
@@ -150,7 +150,7 @@ def test_a_refused_connection_cannot_control_a_terminal() -> None:
         client.write([99])
         with pytest.raises(Closed):
             while True:
-                client.read()
+                client.read_message()
         until(lambda: "connection.refused" in daemon.log)
         assert "\x1b" not in daemon.log and "[2J]0;mine it" in daemon.log
         assert "[ipc]" in daemon.log
@@ -229,11 +229,11 @@ def test_levels_change_while_it_runs_in_the_workers_too() -> None:
 def test_a_level_set_during_a_load_reaches_the_worker() -> None:
     slow = '[models.slow]\nbackend = "echo"\n[models.slow.echo]\nload_ms = 300\n'
     with running_daemon(JSON + slow) as daemon, RawClient(daemon.socket) as client:
-        load = client.start("load_by_name", name="slow")
+        load = client.start_request("load_by_name", name="slow")
         until(lambda: client.call("show", name="slow")["models"][0]["progress"])
         client.call("log_level", levels={"scheduler": "debug"})
         assert not named(daemon, "model.loaded")
-        graph = client.result(load)["graph"]
+        graph = client.wait_result(load)["graph"]
         context = client.call("init_execution_context", graph=graph)["context"]
         client.call("chat", context=context, prompt="hello", raw=True)
         assert named(daemon, "task.finished")
@@ -442,7 +442,7 @@ def say_everything(daemon: RunningDaemon) -> None:
         raw.call("compute", context=context)
         assert raw.output(context) == SECRET.encode()
         raw.set_input(context, SECRET.encode())
-        raw.single(context)
+        raw.compute_single(context)
         raw.call("fini_single", context=context)
         tensor = {"data": SECRET.encode(), "dimensions": [1]}
         raw.call("run_inference", context=context, index=0, tensor=tensor)
@@ -472,8 +472,8 @@ def say_everything(daemon: RunningDaemon) -> None:
         ):
             with pytest.raises(InferdError):
                 raw.call(refused, **params)
-        left = raw.start("stream", context=context, prompt=SECRET * 50, raw=True, credit=1)
-        raw.read()
+        left = raw.start_request("stream", context=context, prompt=SECRET * 50, raw=True, credit=1)
+        raw.read_message()
         raw.call("cancel", request=left)
     with Client(daemon.socket) as client, client.session("echo", session_id="diary") as session:
         session.chat(SECRET, options={"stop": [SECRET[3:]]})

@@ -99,7 +99,7 @@ def test_health_names_failing_components_and_the_shutdown() -> None:
         health = b"GET /health HTTP/1.1\r\n\r\n"
         assert json.loads(ask(where, health)[2]) == {"status": "ok", "failing": []}
         context = client.context("s")
-        client.start("stream", context=context, prompt="x" * 200)
+        client.start_request("stream", context=context, prompt="x" * 200)
         threading.Thread(target=daemon.stop).start()
         status, answer = 200, {}
         while status == 200:
@@ -107,7 +107,7 @@ def test_health_names_failing_components_and_the_shutdown() -> None:
             answer = json.loads(body)
         assert (status, answer["status"]) == (503, "draining")
         assert scrape_metrics(daemon)("draining") == 1
-        client.start("cancel", context=context)
+        client.start_request("cancel", context=context)
 
 
 def test_a_taken_port_fails_alone_until_it_is_free() -> None:

@@ -29,8 +29,8 @@ class Waiting:
 
     def __init__(self, daemon: RunningDaemon, stack: ExitStack):
         self.client = stack.enter_context(RawClient(daemon.socket))
-        self.number = self.client.start("load_by_name", name="heavy", progress=True)
-        self.client.events.append(self.client.read())
+        self.number = self.client.start_request("load_by_name", name="heavy", progress=True)
+        self.client.events.append(self.client.read_message())
 
     @property
     def reported(self) -> list[float]:
@@ -38,11 +38,11 @@ class Waiting:
         return [event[2]["progress"] for event in self.client.events]
 
     def model(self) -> str:
-        return str(self.client.result(self.number)["model"])
+        return str(self.client.wait_result(self.number)["model"])
 
     def error(self) -> Cancelled:
         with pytest.raises(Cancelled) as caught:
-            self.client.result(self.number)
+            self.client.wait_result(self.number)
         return caught.value
 
 

@@ -94,7 +94,7 @@ def pulled(raw: RawClient, context: int) -> bytes:
     said = b""
     with contextlib.suppress(EndOfSequence):
         while True:
-            said += raw.single(context)
+            said += raw.compute_single(context)
     return said
 
 
@@ -235,15 +235,17 @@ def test_a_turn_parked_by_hand_while_its_sentence_is_judged_says_what_it_would_h
         raw.call("load_by_name", name="steady")
         context, waits = raw.context("single"), other.context("single")
         options = similar()
-        number = raw.start("stream", context=context, prompt=TEXT, raw=True, options=options)
+        number = raw.start_request(
+            "stream", context=context, prompt=TEXT, raw=True, options=options
+        )
         while raw.streamed_text != SENTENCES[0]:
-            raw.events.append(raw.read())
-        second = other.start("chat", context=waits, prompt=TEXT, raw=True)
+            raw.events.append(raw.read_message())
+        second = other.start_request("chat", context=waits, prompt=TEXT, raw=True)
         while len(raw.call("queue")["tasks"]) < 2:
             pass
         assert raw.call("park", context=context) == {"parked": True}
-        assert other.result(second)["text"] == TEXT.encode()
-        raw.result(number)
+        assert other.wait_result(second)["text"] == TEXT.encode()
+        raw.wait_result(number)
         assert raw.streamed_text == " ".join(SENTENCES[:2])
         metadata = raw.metadata(context)
         assert end(metadata) == ("similarity", "1.000")
@@ -261,14 +263,14 @@ def test_a_text_is_compared_by_the_model_that_has_the_name_now() -> None:
     ):
         turn = {"context": raw.context("said"), "prompt": TEXT, "raw": True, "options": similar()}
         running = raw.begin_stream(raw.context("judge"), "x" * 500)
-        swap = operator.start("swap", name="judge", to="other", mode="drain")
+        swap = operator.start_request("swap", name="judge", to="other", mode="drain")
         until(lambda: "model.draining" in daemon.log)
-        compared = raw.start("chat", **turn)
+        compared = raw.start_request("chat", **turn)
         first = len(SENTENCES[0])
         until(lambda: [t for t in said_now(daemon) if t["output_tokens"] >= first])
         raw.call("cancel", request=running)
-        operator.result(swap)
-        assert end(raw.result(compared)["metadata"]) == ("similarity", "1.000")
+        operator.wait_result(swap)
+        assert end(raw.wait_result(compared)["metadata"]) == ("similarity", "1.000")
         operator.call("swap", name="judge", to="again")
         assert end(raw.call("chat", **turn)["metadata"]) == ("similarity", "1.000")
 

@@ -172,11 +172,11 @@ def test_a_session_of_an_evicted_model_continues_when_it_is_loaded_again() -> No
 def test_two_loads_at_once_do_not_get_the_same_bytes() -> None:
     models = (echo("a", 600, load_ms=500), echo("b", 600, load_ms=500))
     with daemon_with(*models) as daemon, RawClient(daemon.socket) as client:
-        numbers = [client.start("load_by_name", name=name) for name in ("a", "b")]
+        numbers = [client.start_request("load_by_name", name=name) for name in ("a", "b")]
         seen: list[dict[str, str]] = []
         while not all(client.has_answer(number) for number in numbers):
             seen.append(states(client))
-        assert [client.result(number)["model"] for number in numbers] == ["a", "b"]
+        assert [client.wait_result(number)["model"] for number in numbers] == ["a", "b"]
         assert {"a": "ready", "b": "ready", "echo": "cold"} not in seen
         assert daemon.log.count("model.evicted") == 1
 
@@ -190,7 +190,7 @@ def test_a_load_that_waits_for_memory_delays_neither_turns_nor_a_load_that_fits(
         worker = psutil.Process(model(client, "leaving")["pid"])
         worker.suspend()
         try:
-            waits = client.start("load_by_name", name="waits")
+            waits = client.start_request("load_by_name", name="waits")
             while model(client, "leaving")["state"] != "unloading":
                 pass
 
@@ -199,7 +199,7 @@ def test_a_load_that_waits_for_memory_delays_neither_turns_nor_a_load_that_fits(
             assert states(client)["leaving"] == "unloading" and states(client)["waits"] == "loading"
         finally:
             worker.resume()
-        assert client.result(waits)["model"] == "waits"
+        assert client.wait_result(waits)["model"] == "waits"
 
 
 def test_memory_for_a_waiting_load_is_not_reserved_for_another() -> None:
@@ -209,16 +209,16 @@ def test_memory_for_a_waiting_load_is_not_reserved_for_another() -> None:
         worker = psutil.Process(model(client, "leaving")["pid"])
         worker.suspend()
         try:
-            waits = client.start("load_by_name", name="waits")
+            waits = client.start_request("load_by_name", name="waits")
             while model(client, "leaving")["state"] != "unloading":
                 pass
-            late = client.start("load_by_name", name="late")
+            late = client.start_request("load_by_name", name="late")
             while model(client, "late")["pid"] == 0:
                 pass
         finally:
             worker.resume()
-        assert client.result(waits)["model"] == "waits"
-        assert client.result(late)["model"] == "late"
+        assert client.wait_result(waits)["model"] == "waits"
+        assert client.wait_result(late)["model"] == "late"
         loaded = [line for line in daemon.log.splitlines() if "model.loaded" in line]
         assert ["waits" in line for line in loaded] == [False, True, False], daemon.log
 

@@ -27,11 +27,11 @@ def contexts(client: RawClient, names: str = "abc") -> dict[str, int]:
 
 
 def chat(client: RawClient, context: int, prompt: str, **params: Any) -> int:
-    return client.start("chat", context=context, prompt=prompt, raw=True, **params)
+    return client.start_request("chat", context=context, prompt=prompt, raw=True, **params)
 
 
 def said(client: RawClient, number: int) -> bytes:
-    return bytes(client.result(number)["text"])
+    return bytes(client.wait_result(number)["text"])
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -40,7 +40,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def first_token(client: RawClient) -> None:
-    client.events.append(client.read())
+    client.events.append(client.read_message())
 
 
 def stats(client: RawClient) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def test_without_a_residency_later_tasks_are_served_after_all_earlier_ones() -> 
         until(lambda: daemon.log.count("model.waiting") > waits)
         turns.append(chat(client, other, "a"))
         for turn in turns:
-            client.result(turn)
+            client.wait_result(turn)
         assert loads(daemon)[before:] == ["b", "a"]
 
 
@@ -126,7 +126,7 @@ def test_the_more_urgent_task_has_its_model_loaded_first() -> None:
         until(lambda: stats(client)["waiting"])
         turns.append(chat(client, context["c"], "c", priority="urgent"))
         for turn in turns:
-            client.result(turn)
+            client.wait_result(turn)
         assert loads(daemon)[-2:] == ["c", "b"]
 
 
@@ -168,7 +168,7 @@ def test_the_wait_of_a_task_is_bounded(key: str, which: str) -> None:
             said(client, chat(client, context["b"], "b", **{key: 0.05}))
         assert caught.value.data["timeout"] == which
         assert stats(client)["waiting"] == 0 and states(client)["a"] == "ready"
-        client.result(turn)
+        client.wait_result(turn)
         assert said(client, chat(client, context["b"], "again")) == b"again"
 
 
@@ -182,9 +182,9 @@ def test_a_waiting_task_can_be_cancelled_by_context_and_by_request() -> None:
         assert client.call("cancel", request=waits[1]) == {"cancelled": True}
         for number in waits:
             with pytest.raises(Cancelled):
-                client.result(number)
+                client.wait_result(number)
         assert stats(client)["waiting"] == 0
-        client.result(turn)
+        client.wait_result(turn)
         assert said(client, chat(client, context["b"], "again")) == b"again"
 
 
@@ -196,7 +196,7 @@ def test_a_waiting_task_is_refused_when_the_daemon_drains() -> None:
         until(lambda: stats(client)["waiting"])
         client.call("drain")
         with pytest.raises(ShuttingDown):
-            client.result(waits)
+            client.wait_result(waits)
         assert said(client, turn) == SLOW.encode()
 
 
@@ -205,10 +205,10 @@ def test_an_input_for_a_cold_model_waits_its_turn_too() -> None:
         context = contexts(client, "ab")
         turn = begin(client, context["a"])
         tensor = {"data": b"said by b", "dimensions": [1], "type": 3}
-        given = client.start("set_input", context=context["b"], index=0, tensor=tensor)
+        given = client.start_request("set_input", context=context["b"], index=0, tensor=tensor)
         assert states(client)["a"] == "ready" and stats(client)["waiting"] == 0
-        client.result(turn)
-        client.result(given)
+        client.wait_result(turn)
+        client.wait_result(given)
         assert loads(daemon)[-2:] == ["a", "b"]
         client.call("compute", context=context["b"])
         assert client.output(context["b"]) == b"said by b"
@@ -225,7 +225,7 @@ def test_one_program_pulls_from_two_models_alternately() -> None:
         texts = dict.fromkeys("ab", b"")
         for _ in range(4):
             for name in "ab":
-                texts[name] += client.single(context[name])
+                texts[name] += client.compute_single(context[name])
         assert texts == {"a": b"said", "b": b"said"}
 
 
@@ -233,13 +233,15 @@ def test_an_unread_stream_is_evicted_and_continues_once_it_is_read() -> None:
     """The program reads a token of one model, and queries another one about it."""
     with daemon_with(*MODELS) as daemon, RawClient(daemon.socket) as client:
         context = contexts(client, "ab")
-        number = client.start("stream", context=context["a"], prompt="abcdef", raw=True, credit=1)
+        number = client.start_request(
+            "stream", context=context["a"], prompt="abcdef", raw=True, credit=1
+        )
         first_token(client)
         assert said(client, chat(client, context["b"], "b")) == b"b"
         assert states(client)["a"] != "ready"
         assert model(client, "a")["tasks"] == 1
         client.write([5, number, 1000])
-        assert client.result(number)["metadata"]["output_tokens"] == 7, "and the end"
+        assert client.wait_result(number)["metadata"]["output_tokens"] == 7, "and the end"
         text = b"".join(event[2]["text"] for event in client.events)
         assert text == b"abcdef"
 
@@ -250,11 +252,13 @@ def test_an_evicted_stream_ends_if_it_is_never_read() -> None:
         RawClient(daemon.socket) as client,
     ):
         context = contexts(client, "ab")
-        number = client.start("stream", context=context["a"], prompt="abcdef", raw=True, credit=1)
+        number = client.start_request(
+            "stream", context=context["a"], prompt="abcdef", raw=True, credit=1
+        )
         first_token(client)
         assert said(client, chat(client, context["b"], "b")) == b"b"
         with pytest.raises(ReaderTimeout):
-            client.result(number)
+            client.wait_result(number)
         assert model(client, "a")["tasks"] == 0
 
 
@@ -262,7 +266,7 @@ def test_an_evicted_turn_ends_when_its_model_is_swapped() -> None:
     with daemon_with(*MODELS) as daemon, RawClient(daemon.socket) as client:
         context = contexts(client, "ab")
         client.set_input(context["a"], b"abcdef")
-        assert client.single(context["a"]) == b"a"
+        assert client.compute_single(context["a"]) == b"a"
         assert said(client, chat(client, context["b"], "b")) == b"b"
         assert model(client, "a")["tasks"] == 1
         client.call("unload_model", name="b", force=True)

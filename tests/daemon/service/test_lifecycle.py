@@ -49,15 +49,17 @@ def test_sigterm_finishes_running_turns_fails_waiting_ones_and_removes_the_socke
     text = "finish me " * 10
     with running_daemon(SLOW) as daemon, RawClient(daemon.socket) as client:
         running = client.begin_stream(client.context("slow"), text)
-        waiting = client.start("stream", context=client.context("slow"), prompt="x", raw=True)
+        waiting = client.start_request(
+            "stream", context=client.context("slow"), prompt="x", raw=True
+        )
         while client.call("stats")["stats"]["waiting"] < 1:
             pass
         worker = worker_of(client, "slow")
         os.kill(daemon.pid, signal.SIGTERM)
 
         with pytest.raises(ShuttingDown):
-            client.result(waiting)
-        client.result(running)
+            client.wait_result(waiting)
+        client.wait_result(running)
         assert text_of(client) == text
         assert isinstance(client.goodbye(), ShuttingDown)
         assert daemon.process is not None
@@ -79,14 +81,14 @@ def test_a_draining_daemon_admits_nothing_new() -> None:
             client.call("chat", context=other, prompt="new")
         with pytest.raises(ShuttingDown):
             client.call("load_by_name", name="echo")
-        client.result(running)
+        client.wait_result(running)
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_stops_at_once(second: signal.Signals) -> None:
     with running_daemon(SLOW) as daemon, RawClient(daemon.socket) as client:
-        client.start("stream", context=client.context("slow"), prompt="x" * 1000, raw=True)
-        client.events.append(client.read())
+        client.start_request("stream", context=client.context("slow"), prompt="x" * 1000, raw=True)
+        client.events.append(client.read_message())
         worker = worker_of(client, "slow")
         started = time.monotonic()
         os.kill(daemon.pid, signal.SIGTERM)
@@ -103,23 +105,23 @@ def test_a_second_signal_stops_at_once(second: signal.Signals) -> None:
 
 def test_a_load_under_way_does_not_hold_up_the_end() -> None:
     with running_daemon(SLOW) as daemon, RawClient(daemon.socket) as client:
-        number = client.start("load_by_name", name="loading", progress=True)
-        client.read()
+        number = client.start_request("load_by_name", name="loading", progress=True)
+        client.read_message()
         started = time.monotonic()
 
         assert daemon.stop() == 0
         assert time.monotonic() - started < 10.0
         with pytest.raises((InferdError, Closed)):
-            client.result(number)
+            client.wait_result(number)
 
 
 @pytest.mark.alone
 def test_workers_die_with_a_daemon_that_is_killed_within_a_second() -> None:
     with running_daemon(SLOW) as daemon, RawClient(daemon.socket) as client:
-        client.start("stream", context=client.context("slow"), prompt="x" * 1000, raw=True)
-        client.events.append(client.read())
-        client.start("load_by_name", name="loading", progress=True)
-        while client.read()[0] != 4:
+        client.start_request("stream", context=client.context("slow"), prompt="x" * 1000, raw=True)
+        client.events.append(client.read_message())
+        client.start_request("load_by_name", name="loading", progress=True)
+        while client.read_message()[0] != 4:
             pass
         workers = [worker_of(client, "slow"), worker_of(client, "loading")]
         daemon.kill()
@@ -202,9 +204,9 @@ def test_commands_that_the_workers_socket_does_not_take_at_once_arrive_whole() -
     with running_daemon(config) as daemon, RawClient(daemon.socket) as client:
         graph = client.call("load_by_name", name="wide")["graph"]
         text = "abcdefgh" * 100_000
-        numbers = [client.start("tokenize", graph=graph, text=text) for _ in range(3)]
+        numbers = [client.start_request("tokenize", graph=graph, text=text) for _ in range(3)]
         for number in numbers:
-            assert bytes(client.result(number)["tokens"]) == text.encode()
+            assert bytes(client.wait_result(number)["tokens"]) == text.encode()
 
 
 def test_an_idle_model_is_unloaded_after_its_keep_alive() -> None:

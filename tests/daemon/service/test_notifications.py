@@ -71,11 +71,11 @@ def test_a_load_is_notified_with_its_progress_and_gets_more_time() -> None:
         manager_of(daemon) as manager,
         RawClient(daemon.socket) as client,
     ):
-        load = client.start("load_by_name", name="slow")
+        load = client.start_request("load_by_name", name="slow")
         first = manager.until(lambda m: "loading" in m.get("STATUS", ""))
         assert first["STATUS"].startswith("serving; loading: slow ")
         manager.status("serving; loading: slow ")
-        client.result(load)
+        client.wait_result(load)
         manager.serves()
         sent = [m["STATUS"] for m in manager.heard if "loading" in m.get("STATUS", "")]
         parts = [int(line.rsplit(" ", 1)[1].rstrip("%")) for line in sent]
@@ -125,7 +125,7 @@ def test_the_watchdog_is_fed_while_the_daemon_replaces_a_hung_worker(
         worker.suspend()
         manager.until(fed)
         manager.until(fed)
-        client.result(turn)
+        client.wait_result(turn)
         assert client.streamed_text == text
         assert "worker.hung" in daemon.log and "watchdog.withheld" not in daemon.log
 
@@ -270,7 +270,7 @@ def test_sigterm_to_the_whole_group_drains_and_requests_time() -> None:
         stopping = manager.until(lambda m: "STOPPING" in m)
         assert stopping["STATUS"] == "shutting down; running turns: 1"
         assert int(stopping["EXTEND_TIMEOUT_USEC"]) > 10_000_000
-        client.result(turn)
+        client.wait_result(turn)
         assert client.streamed_text == text
         assert daemon.process is not None and daemon.process.wait(20) == 0
         assert not any("worker.died" in line for line in daemon.log.splitlines())

@@ -117,7 +117,7 @@ def test_a_reload_adds_changes_and_removes_models() -> None:
         changed = CONFIG.replace("slots = 2", "slots = 3").replace("temp = 0.5", "temp = 0.25")
         reload(daemon, manager, changed + '[models.n]\nbackend = "echo"\n')
         assert model(client, "n")["state"] == "cold"
-        client.result(turn)
+        client.wait_result(turn)
         assert client.streamed_text == text
         assert isinstance(found := model(client)["info"], dict) and found["slots"] == 2
         client.call("unload_model", name="m", force=True)

@@ -151,7 +151,7 @@ def test_a_client_that_connects_during_the_shutdown_is_served_by_the_next_daemon
             pass
         late = socket.socket(socket.AF_UNIX)
         late.connect(daemon.socket)
-        client.result(turn)
+        client.wait_result(turn)
         assert client.streamed_text == text
         late.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -166,8 +166,8 @@ def test_a_client_that_connects_during_the_shutdown_is_served_by_the_next_daemon
 def test_a_second_signal_leaves_the_path(tmp_path: Path) -> None:
     config = CONFIG.replace("0.05", "20")
     with ActivatedDaemon(config) as daemon, RawClient(daemon.socket) as client:
-        client.start("stream", context=client.context("m"), prompt="x" * 2000, raw=True)
-        client.events.append(client.read())
+        client.start_request("stream", context=client.context("m"), prompt="x" * 2000, raw=True)
+        client.events.append(client.read_message())
         os.kill(daemon.pid, signal.SIGTERM)
         while not client.call("stats")["stats"]["draining"]:
             pass

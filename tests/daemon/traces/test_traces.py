@@ -165,7 +165,7 @@ def test_the_call_that_ends_an_on_demand_turn_is_not_a_request(
         raw.set_input(context, b"x" * 1000)
         with pytest.raises(ContextFull):
             while True:
-                raw.single(context)
+                raw.compute_single(context)
         raw.call("chat", context=raw.context("m"), prompt="hello")
     pulled, asked = collector.next().outer, collector.next().outer
     assert (usage(pulled)[2], pulled.failed) == (["context_full"], False)
@@ -265,7 +265,9 @@ def test_refused_cancelled_and_late_requests_have_their_error(
     with RawClient(daemon.socket) as raw:
         contexts = [raw.context("slow") for _ in range(4)]
         running = raw.begin_stream(contexts[0], "x" * 500)
-        waiting = [raw.start("chat", context=context, prompt="y") for context in contexts[1:3]]
+        waiting = [
+            raw.start_request("chat", context=context, prompt="y") for context in contexts[1:3]
+        ]
         while raw.call("stats")["stats"]["waiting"] < len(waiting):
             pass
         with pytest.raises(Busy):
@@ -274,14 +276,14 @@ def test_refused_cancelled_and_late_requests_have_their_error(
         for number in waiting:
             raw.call("cancel", request=number)
             with pytest.raises(Cancelled):
-                raw.result(number)
+                raw.wait_result(number)
             refused(collector, Cancelled, ["queue"])
         with pytest.raises(Timeout):
             raw.call("chat", context=contexts[1], prompt="y", queue_timeout_s=0.05)
         refused(collector, Timeout, ["queue"])
         raw.call("cancel", request=running)
         with pytest.raises(Cancelled):
-            raw.result(running)
+            raw.wait_result(running)
         refused(collector, Cancelled, ["queue", "prefill", "decode"])
         with pytest.raises(InvalidArgument):
             raw.call("chat", context=1, prompt="nobody")
