@@ -176,9 +176,6 @@ class AsyncClient(AsyncEmbedding):
             return request
 
         turn = StreamedTurn(
-            start,
-            timeout_s=settings.timeout_s,
-            retries=self.retries,
-            on_queue=settings.on_queue,
+            start, timeout_s=settings.timeout_s, retries=self.retries, on_queue=settings.on_queue
         )
         return AsyncStream(turn)

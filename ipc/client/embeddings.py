@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Sequence
 from typing import Any, Unpack
 
 import anyio
@@ -91,8 +90,9 @@ class AsyncEmbedding(AsyncOperations):
     ) -> Embeddings:
         by_text: list[list[list[float]]] = []
         tokens: list[int] = []
-        for batch in _batches(texts, 1 if params.pooling == "none" else TEXTS_PER_CALL):
-            params.texts = batch
+        size = 1 if params.pooling == "none" else TEXTS_PER_CALL
+        for start in range(0, len(texts), size):
+            params.texts = list(texts[start : start + size])
             remaining_s = deadline - time.monotonic()
             params.timeout_s = wire_seconds(max(remaining_s, 0.001))
             result = await self.call("embed", params, w.EmbedResult, remaining_s)
@@ -101,12 +101,6 @@ class AsyncEmbedding(AsyncOperations):
         if len(by_text) != len(texts):
             raise ProtocolError(f"{len(by_text)} embeddings for {len(texts)} texts")
         return Embeddings(by_text, tokens, result)
-
-
-def _batches(texts: Sequence[str], size: int) -> Iterator[list[str]]:
-    remaining = iter(texts)
-    while batch := list(islice(remaining, size)):
-        yield batch
 
 
 def _vectors(data: bytes, size: int) -> list[list[float]]:

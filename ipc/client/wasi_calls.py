@@ -14,7 +14,6 @@ from .streams.texts import Reply, reply_of
 from .turn_settings import SchedulingKeywords, TurnSettings, takes, wire_seconds
 
 ProgressCallback = Callable[[float], None]
-_GGUF = b"GGUF"
 _MODEL_BYTES_MIN = 4096
 """A builder of at least this size is a model's bytes, not its name."""
 
@@ -43,7 +42,7 @@ class AsyncWasiCalls(AsyncCaller):
         )
         with closing(Payload()) as packed:
             descriptors = packed.descriptors if fd is None else [fd]
-            if fd is None and parts and _is_model(parts[0]):
+            if not descriptors and parts and _is_model(parts[0]):
                 await packed.add_memfd(parts[0])
                 parts[0] = b""
             params.fd = 0 if descriptors else -1
@@ -102,12 +101,7 @@ class AsyncWasiCalls(AsyncCaller):
         return await self._open_context("init_execution_context", params, timeout)
 
     async def init_execution_context_with_session_id(
-        self,
-        graph: int,
-        session_id: str,
-        *,
-        persist: bool = True,
-        timeout: float | None = None,
+        self, graph: int, session_id: str, *, persist: bool = True, timeout: float | None = None
     ) -> Context:
         """Open an execution context with an id, or attach to the existing one and its history.
 
@@ -145,11 +139,7 @@ class AsyncWasiCalls(AsyncCaller):
                 named = [(name, await packed.pack_tensor(t)) for name, t in inputs.items()]
             params = settings.add_scheduling(w.ComputeParams(context=context, inputs=named))
             return await self.call(
-                "compute",
-                params,
-                w.ComputeResult,
-                settings.timeout,
-                descriptors=packed.descriptors,
+                "compute", params, w.ComputeResult, settings.timeout, descriptors=packed.descriptors
             )
 
     @takes(SchedulingKeywords)
@@ -159,8 +149,13 @@ class AsyncWasiCalls(AsyncCaller):
         :raises EndOfSequence: the turn has ended; the metadata at index 1 has the reason.
         """
         settings = TurnSettings(default_timeout_s=self.seconds(None), **keywords)
-        params = settings.add_scheduling(w.ComputeSingleParams(context=context))
-        params.timeout_s = 0.0  # the daemon would apply it to the turn, but here it is for a token
+        # timeout_s is not sent: the daemon would apply it to the turn, but here it is for a token.
+        params = w.ComputeSingleParams(
+            context=context,
+            priority=settings.priority or "",
+            queue_timeout_s=settings.queue_timeout or 0.0,
+            traceparent=traceparent_of(settings.traceparent),
+        )
         result = await self.call("compute_single", params, w.ComputeSingleResult, settings.timeout)
         return result.piece
 
@@ -268,4 +263,4 @@ class AsyncWasiCalls(AsyncCaller):
 
 
 def _is_model(builder: bytes) -> bool:
-    return builder.startswith(_GGUF) or len(builder) >= _MODEL_BYTES_MIN
+    return builder.startswith(b"GGUF") or len(builder) >= _MODEL_BYTES_MIN

@@ -8,8 +8,9 @@ from .base import Map, ScheduledParams, Tensor
 
 
 class SessionParams(Map):
-    """`init_execution_context_with_session_id`. Ids have 1 to 128 characters; each user has a
-    separate namespace. Without `persist` nothing of the session is written to disk.
+    """`init_execution_context_with_session_id`: an id of the user's own, of 1 to 128 characters.
+
+    Without `persist` nothing of the session is written to disk.
     """
 
     graph: int
@@ -31,9 +32,7 @@ class ContextParams(Map):
 
 
 class FinalizeParams(ContextParams):
-    """`finalize_execution_context`. With `keep`, a session with an id becomes dormant until it is
-    opened again; without, its history is deleted.
-    """
+    """`finalize_execution_context`: delete it; with `keep`, one with an id becomes dormant."""
 
     keep: bool = False
 
@@ -72,9 +71,7 @@ class ComputeSingleResult(Map):
 
 
 class GetOutputParams(ContextParams):
-    """`get_output` and `get_output_single`. More than `size_max` bytes are refused with `TooLarge`;
-    −1 means no bound.
-    """
+    """`get_output` and `get_output_single`; `TooLarge` past `size_max` bytes (−1 for no bound)."""
 
     index: int = 0
     size_max: int = -1

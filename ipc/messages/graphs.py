@@ -68,9 +68,7 @@ class GraphParams(Map):
 
 
 class UnloadParams(GraphParams):
-    """`unload`: end the lease. With `keep` the model stays loaded as long as the daemon keeps an
-    idle one.
-    """
+    """`unload`: end the lease; with `keep` the model stays as long as any idle one."""
 
     keep: bool = False
 

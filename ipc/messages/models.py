@@ -34,9 +34,7 @@ class SwapParams(Map):
 
 
 class SwapResult(Map):
-    """The mode of a finished swap, and the fingerprints of the new model and of the previous one,
-    which is empty if that was not loaded.
-    """
+    """The models' fingerprints and the mode; the previous model's is empty if it was not loaded."""
 
     fingerprint: str
     previous_fingerprint: str = ""

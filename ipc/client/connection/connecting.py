@@ -52,7 +52,7 @@ async def hold_connection(
             with anyio.move_on_after(timeout_s) as scope:
                 await _connect(sock, path)
                 group.start_soon(connection.read_frames)
-                group.start_soon(connection.write_frames)
+                group.start_soon(connection.outbox.write_unsent)
                 group.start_soon(connection.watch_deadlines)
                 await connection.greet(software)
             if scope.cancelled_caught:

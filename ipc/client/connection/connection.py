@@ -55,7 +55,7 @@ class ClientConnection:
         self._pid, self._thread = os.getpid(), threading.get_ident()
         self._socket = sock
         self._frames = FrameReader()
-        self._outbox = Outbox(sock)
+        self.outbox = Outbox(sock)
         self._ids = itertools.count(1)
         self._in_flight: dict[int, InFlight] = {}
         self._in_flight_max = 1
@@ -101,7 +101,7 @@ class ClientConnection:
     def _may_send(self) -> bool:
         return self._lost is not None or (
             len(self._in_flight) < self._in_flight_max
-            and self._outbox.unsent_bytes <= _OUTBOX_BYTES_MAX
+            and self.outbox.unsent_bytes <= _OUTBOX_BYTES_MAX
         )
 
     def _send_request(self, request: InFlight, params: Any, descriptors: Sequence[int]) -> None:
@@ -116,7 +116,7 @@ class ClientConnection:
                 data={"bytes": len(frame), "frame_bytes_max": bytes_max},
             )
         self._in_flight[request.id] = request
-        self._outbox.send(frame, descriptors)
+        self.outbox.send(frame, descriptors)
         if request.deadline < self._tick_at:
             self._tick.set()
 
@@ -133,7 +133,7 @@ class ClientConnection:
     def grant_credit(self, request: InFlight, events: int) -> None:
         """Allow the daemon *events* more events of *request*."""
         if not request.done and self._lost is None and os.getpid() == self._pid:
-            self._outbox.send(pack_message((Kind.CREDIT, request.id, events)))
+            self.outbox.send(pack_message((Kind.CREDIT, request.id, events)))
 
     def post_request(self, call: str, params: Any) -> None:
         """Send a request whose answer nobody awaits, unless too many are in flight."""
@@ -165,7 +165,7 @@ class ClientConnection:
                 number = next(self._ids)
                 self._cancels.add(number)
                 params = {"request": request.id}
-                self._outbox.send(pack_message((Kind.REQUEST, number, "cancel", params)))
+                self.outbox.send(pack_message((Kind.REQUEST, number, "cancel", params)))
 
     async def read_frames(self) -> None:
         """Read frames until the connection ends; the requests then in flight fail."""
@@ -244,7 +244,7 @@ class ClientConnection:
         requests = list(self._in_flight.values())
         self._in_flight.clear()
         self._to_cancel.clear()
-        self._outbox.close()
+        self.outbox.close()
         for request in requests:
             request.answered = request.lost = True
             request.finish(None, error)
@@ -271,16 +271,12 @@ class ClientConnection:
         request.finish(None, Timeout(f"{request.call} took longer than its timeout"))
         self.abandon_request(request)
 
-    async def write_frames(self) -> None:
-        """Send the data that the socket did not accept at once."""
-        await self._outbox.write_unsent()
-
     async def greet(self, software: str) -> None:
         """Exchange hellos.
 
         :raises VersionMismatch: the daemon speaks another major version.
         """
-        self._outbox.send(
+        self.outbox.send(
             pack_message((Kind.HELLO, ClientHello(protocol=PROTOCOL_VERSION, software=software)))
         )
         await self._greeted.wait()

@@ -49,13 +49,10 @@ class AsyncPull(AsyncIterator[str], AbstractAsyncContextManager["AsyncPull"]):
             raise
         else:
             return self._decoder.decode(piece)
-        await self._read_metadata(turn)
-        raise StopAsyncIteration
-
-    async def _read_metadata(self, turn: PulledTurn) -> None:
         client, timeout = self._turns.client, self._settings.timeout
         text = await client.get_output(turn.context, 1, timeout=timeout)
         self.metadata = self._turns.metadata = msgspec.json.decode(text, type=dict[str, Any])
+        raise StopAsyncIteration
 
     async def aclose(self) -> None:
         """End the turn if it has not ended."""

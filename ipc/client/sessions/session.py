@@ -305,11 +305,7 @@ class AsyncSession(SessionProperties):
         return branch
 
     async def rewind(
-        self,
-        turns: int | None = None,
-        *,
-        tokens: int | None = None,
-        timeout: float | None = None,
+        self, turns: int | None = None, *, tokens: int | None = None, timeout: float | None = None
     ) -> w.RewindResult:
         """Drop the last *turns*, questions and answers, or all but the first *tokens* tokens."""
         await self.turns.end_previous()

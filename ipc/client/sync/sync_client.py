@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
 from typing import Self
@@ -60,7 +60,7 @@ class Session(SessionProperties):
     cancel = synchronous(AsyncSession.cancel)
 
 
-class Client(AbstractContextManager["Client"]):
+class Client:
     """The synchronous client::
 
         with Client() as client, client.session("smollm2") as session:
