@@ -99,7 +99,14 @@ class Daemon:
         """Returns the address at which metrics are served, if they are."""
         self.counters = DaemonCounters()
         self.graphs: dict[int, Graph] = {}
-        self.ledger = _new_ledger(config)
+        self.ledger = Ledger(
+            AdmissionBounds(
+                config.tasks_waiting_max,
+                config.tasks_waiting_user_max,
+                config.prompt_tokens_waiting_max,
+                config.prompt_tokens_waiting_user_max,
+            )
+        )
         self.ledger.turn_listeners.append(self.counters)
         machine = machine or MachineMemory()
         self.registry = Registry(
@@ -335,17 +342,6 @@ class Daemon:
             for session in tuple(self.sessions.live):
                 await session.wait_recorded()  # answers are sent before connections close
             await anyio.lowlevel.checkpoint()
-
-
-def _new_ledger(config: Config) -> Ledger:
-    return Ledger(
-        AdmissionBounds(
-            config.tasks_waiting_max,
-            config.tasks_waiting_user_max,
-            config.prompt_tokens_waiting_max,
-            config.prompt_tokens_waiting_user_max,
-        )
-    )
 
 
 def _peer(connection: ServerConnection) -> dict[str, int]:

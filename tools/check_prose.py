@@ -26,7 +26,10 @@ CHECKED = (
     *("tests/scheduler", "tests/sessions", "tests/wire", "tests/daemon/access", "tests/daemon/cli"),
     *("tests/daemon/config", "tests/daemon/doctor", "tests/daemon/logs", "tests/daemon/metrics"),
     *("tests/daemon/models", "tests/daemon/pull", "tests/daemon/residency", "tests/daemon/service"),
-    *("tests/daemon/traces", "tests/daemon/workers", "tests/conftest.py", "tests/echo.py"),
+    *("tests/daemon/traces", "tests/daemon/workers", "tests/daemon/command_line.py"),
+    *("tests/daemon/conftest.py", "tests/daemon/log_events.py", "tests/daemon/manager.py"),
+    *("tests/daemon/other_users.py", "tests/daemon/systemd_tools.py"),
+    *("tests/daemon/test_real_models.py", "tests/conftest.py", "tests/echo.py"),
     *("tests/models.py", "tests/raw.py", "tests/sparse_gguf.py", "tests/tiny_gguf.py"),
     *("tests/tiny_lora.py", "tests/typing_client.py"),
 )

@@ -91,9 +91,8 @@ def read_log_end(stats: Mapping[str, Any], config: Config | None, units: Units |
         return LogEnd("")
     if isinstance(place, Path):
         return last_events(str(place), _file_lines(place))
-    return last_events(
-        f"the journal of {place.unit or f'process {place.pid}'}", _journal_lines(place)
-    )
+    subject = place.unit or f"process {place.pid}"
+    return last_events(f"the journal of {subject}", _journal_lines(place))
 
 
 def last_events(place: str, lines: Iterable[bytes]) -> LogEnd:
@@ -101,24 +100,18 @@ def last_events(place: str, lines: Iterable[bytes]) -> LogEnd:
     found: list[str] = []
     size = other = 0
     for line in lines:
-        event = _event(line)
-        if event is None:
+        try:
+            event = msgspec.json.decode(line, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             other += 1
-        elif event.get("level") in REPORTED_LEVELS:
+            continue
+        if event.get("level") in REPORTED_LEVELS:
             text = reported_fields(event)
             size += len(text.encode()) + 1
             if size > LOG_BYTES_MAX or len(found) == LOG_LINES_MAX:
                 break
             found.append(text)
     return LogEnd(place, found[::-1], other)
-
-
-def _event(line: bytes) -> dict[str, Any] | None:
-    try:
-        event = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return event if isinstance(event, dict) else None
 
 
 def reported_fields(event: Mapping[str, Any]) -> str:

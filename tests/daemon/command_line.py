@@ -1,4 +1,4 @@
-"""Runs `inferd` for the tests: in this process, as a process of its own, or on a terminal."""
+"""Runners of `inferd` for the tests: in this process, in another process, or on a terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ("Result", "Terminal", "inferd", "inferd_process", "on_terminal", "ter
 
 Result = Any
 WAIT_S_MAX = 60.0
-# A shell that starts the tests in the background lets them, and so the command, ignore Ctrl-C.
+# Tests that a shell starts in the background ignore Ctrl-C, and so would the command.
 _MAIN = """import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from inferd.daemon.cli import main
@@ -54,7 +54,7 @@ def inferd_process(
 
 
 class Terminal:
-    """The other end of a command's terminal: what it shows, and what is typed."""
+    """The other end of a command's terminal, which reads its output and types its input."""
 
     def __init__(self, descriptor: int, process: subprocess.Popen[bytes]):
         self.process = process
@@ -67,8 +67,8 @@ class Terminal:
         os.write(self.descriptor, text.encode())
 
     def interrupt(self) -> None:
-        """Type Ctrl-C once the command waits: between showing its prompt and waiting for a line it
-        would note the signal, and wait all the same.
+        """Type Ctrl-C once the command waits for a line. A signal between its prompt and that wait
+        would not end the wait.
         """
         deadline, process = time.monotonic() + WAIT_S_MAX, psutil.Process(self.process.pid)
         while process.status() != psutil.STATUS_SLEEPING:
@@ -77,7 +77,7 @@ class Terminal:
         self.type("\x03")
 
     def until(self, text: str) -> str:
-        """Return what is shown up to and with *text*."""
+        """Return the output up to and including *text*."""
         deadline = time.monotonic() + WAIT_S_MAX
         while text not in self._shown:
             ready, _, _ = select.select([self.descriptor], [], [], deadline - time.monotonic())
@@ -89,7 +89,7 @@ class Terminal:
     def _read(self) -> str:
         try:
             data = os.read(self.descriptor, 65536)
-        except OSError:  # Linux' way to say that nobody is at the other end any more
+        except OSError:  # Linux reports so that the other end was closed
             data = b""
         assert data, f"the command has ended; it showed {self._shown!r}"
         return self._decoder.decode(data)  # a read may end within a character
@@ -105,7 +105,7 @@ def on_terminal(*arguments: str, socket: str, **environ: str) -> Iterator[Termin
 
 @contextmanager
 def terminal_of(command: Sequence[str], environ: Mapping[str, str]) -> Iterator[Terminal]:
-    """Run any program on a terminal of its own, with *environ* beside this process's."""
+    """Run any program on a terminal of its own; *environ* extends this process's environment."""
     ours, theirs = pty.openpty()
     try:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Reads the log of a daemon that logs in JSON."""
+"""Readers of the log of a daemon that logs in JSON."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def named(daemon: RunningDaemon, *names: str) -> list[Event]:
 
 
 def until(condition: Callable[[], Any]) -> Any:
-    """Return what *condition* returns, once that is true."""
+    """Wait until *condition* returns a true value, and return it."""
     end = time.monotonic() + SECONDS_MAX
     while not (found := condition()):
-        assert time.monotonic() < end, "it never came"
+        assert time.monotonic() < end, "the condition was never met"
         time.sleep(0.005)
     return found

@@ -1,4 +1,4 @@
-"""A service manager for tests: hears over a real datagram socket how a daemon is."""
+"""A service manager for tests, which receives a daemon's notifications on a datagram socket."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Message = dict[str, str]
 
 
 class Manager:
-    """Listens at *path*. `heard` are the messages so far, each as a map of its lines."""
+    """Listens at *path*. `messages` are those received so far, each as a map of its lines."""
 
     def __init__(self, path: Path):
         path.unlink(missing_ok=True)
         self.path = path
-        self.heard: list[Message] = []
+        self.messages: list[Message] = []
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(str(path))
         self.socket.settimeout(SECONDS_MAX)
@@ -32,28 +32,28 @@ class Manager:
     def next(self) -> Message:
         """Return the next message."""
         lines = self.socket.recv(8192).decode().split("\n")
-        self.heard.append(dict(line.split("=", 1) for line in lines))
-        return self.heard[-1]
+        self.messages.append(dict(line.split("=", 1) for line in lines))
+        return self.messages[-1]
 
     def until(self, fits: Callable[[Message], bool]) -> Message:
         """Return the next message that *fits*."""
         end = time.monotonic() + SECONDS_MAX
         while not fits(message := self.next()):
-            assert time.monotonic() < end, f"never told, but {self.heard[-5:]}"
+            assert time.monotonic() < end, f"no such message, but {self.messages[-5:]}"
         return message
 
     def status(self, beginning: str) -> str:
-        """Return the next status that begins so."""
+        """Return the next status with this beginning."""
         return self.until(lambda m: m.get("STATUS", "").startswith(beginning))["STATUS"]
 
     def serves(self) -> None:
-        """Wait until the status is that all is well."""
+        """Wait until the status is "serving", without a failing component."""
         self.until(lambda m: m.get("STATUS") == "serving")
 
 
 @contextmanager
 def manager_of(daemon: RunningDaemon) -> Iterator[Manager]:
-    """Be the service manager from now on, where the daemon tells it how it is."""
+    """Yield a service manager at the address to which *daemon* sends its notifications."""
     manager = Manager(daemon.directory / "notify")
     try:
         yield manager

@@ -1,4 +1,4 @@
-"""Connections of other users: made by this process while the kernel knows it as one of them."""
+"""Connections of other users, made by this process while its effective user is one of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ADA, BOB = 54321, 54322
 
 
 class Stranger:
-    """What is asked of a connection about its user, where there is none."""
+    """A stand-in for the connection of another user."""
 
     def __init__(self, uid: int, groups: Sequence[int] = ()):
         self.peer = Peer(1, uid, uid, frozenset(groups))
@@ -26,7 +26,7 @@ class Stranger:
 
 @contextmanager
 def as_user(uid: int, groups: Sequence[int] = ()) -> Iterator[None]:
-    """Be *uid*, in the group of the same number and in *groups*, for the kernel; for root alone."""
+    """Run as *uid*, in the group of the same number and in *groups*; only root can do this."""
     # No skip: a run without these tests would look like a passed one.
     assert os.geteuid() == 0, "tests with several users run as root, in a container for example"
     before = os.getgroups()
@@ -49,7 +49,7 @@ def client_of(daemon: RunningDaemon, uid: int, groups: Sequence[int] = ()) -> Ra
 
 @contextmanager
 def daemon_for_all(config: str = "", mode: str = "0666") -> Iterator[RunningDaemon]:
-    """Run a daemon whose socket other users reach."""
+    """Run a daemon to which other users can connect."""
     head = f"[daemon]\nsocket-mode = '{mode}'\n"
     with running_daemon(head + config) as daemon:
         os.chmod(daemon.directory, 0o711)

@@ -1,4 +1,4 @@
-"""SmolLM2 and Gemma through a real daemon: what only a real model can show."""
+"""SmolLM2 and Gemma through a real daemon: behaviour that only a real model can show."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_streamed_text_equals_the_whole_text(client: inferd.Client, model: str) 
 
 
 @pytest.mark.parametrize("model", ["smollm2", "gemma3"])
-def test_texts_of_like_meaning_have_vectors_near_each_other(
+def test_texts_of_similar_meaning_have_similar_embeddings(
     client: inferd.Client, model: str
 ) -> None:
     cat, kitten, bank = client.embed(
@@ -85,7 +85,7 @@ def test_a_chat_answers_by_the_models_template_and_computes_only_what_is_new(
     assert second.metadata["recomputed_tokens"] == 0, second.metadata["recomputed_reason"]
 
 
-def test_a_prompt_that_comes_again_is_not_computed_again(client: inferd.Client) -> None:
+def test_a_repeated_prompt_is_not_computed_again(client: inferd.Client) -> None:
     with client.session("smollm2", raw=True, options=GREEDY) as session:
         first = session.chat("Once upon a time there was a king who had three daughters and")
         session.reset()
@@ -107,9 +107,7 @@ def test_a_seed_fixes_a_sampled_text_and_another_seed_changes_it(client: inferd.
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_pulled_tokens_say_what_streamed_ones_say(
-    daemon: RunningDaemon, client: inferd.Client
-) -> None:
+def test_tokens_on_demand_equal_streamed_ones(daemon: RunningDaemon, client: inferd.Client) -> None:
     with client.session("smollm2", raw=True, options=GREEDY) as session:
         streamed = "".join(session.stream("The capital of Italy is"))
     pulled = b""
@@ -248,7 +246,7 @@ def test_a_schema_that_cannot_be_kept_is_refused_with_its_path(client: inferd.Cl
 def test_a_turn_ends_with_the_sentence_that_means_the_given_text(
     client: inferd.Client, judge: str
 ) -> None:
-    """Of a greedy answer one sentence is to be met again: by the model itself, and by another."""
+    """A sentence of a greedy answer is found again by the same model's embeddings and another's."""
     options = {"temp": 0, "n-predict": 90, "cache-prompt": False}
     prompt = "Write four short sentences about the sea."
     graph = client.load_by_name(judge)

@@ -75,10 +75,10 @@ def written(daemon: RunningDaemon) -> bytes:
     return b"".join(path.read_bytes() for path in files)
 
 
-def told(daemon: RunningDaemon, session_id: str = "diary", model: str = "m") -> int:
-    """Return how many tokens the session has."""
+def input_tokens_of(daemon: RunningDaemon, session_id: str = "diary", model: str = "m") -> int:
+    """Return the number of the session's tokens."""
     with attached(daemon, session_id, model) as (client, opened):
-        assert opened.get("attached"), "it was not there"
+        assert opened.get("attached"), "the session was not restored"
         return int(client.metadata(opened["context"])["input_tokens"])
 
 
@@ -138,13 +138,13 @@ def test_the_last_of_reset_rewind_and_fork_survives_a_kill() -> None:
             whole = client.call("sessions")["sessions"][-1]["tokens"]
             daemon.kill()
         daemon.start_again()
-        assert told(daemon) == left
-        assert told(daemon, "a") == told(daemon, "b") == whole > left
+        assert input_tokens_of(daemon) == left
+        assert input_tokens_of(daemon, "a") == input_tokens_of(daemon, "b") == whole > left
         with attached(daemon) as (client, opened):
             client.call("reset", context=opened["context"])
             daemon.kill()
         daemon.start_again()
-        assert told(daemon) == 0
+        assert input_tokens_of(daemon) == 0
 
 
 def read_tokens(client: RawClient, count: int) -> list[int]:
@@ -167,7 +167,7 @@ def test_an_interrupted_turn_keeps_its_text(ending: str) -> None:
             client.start_request("stream", context=context, credit=20)
             tokens = read_tokens(client, 20)
             if ending == "kill":
-                # Its answer says that what was told before is written.
+                # Once this call is answered, all earlier input is written.
                 client.call("set_options", context=context, options={"n-predict": 100})
                 daemon.kill()
             else:
@@ -181,7 +181,7 @@ def test_an_interrupted_turn_keeps_its_text(ending: str) -> None:
             assert client.call("rewind", context=opened["context"], turns=1) == {}
 
 
-def test_of_a_turn_at_most_the_last_group_is_lost() -> None:
+def test_at_most_the_last_group_of_a_turn_is_lost() -> None:
     with running_daemon(ECHO) as daemon:
         with attached(daemon, model="slow") as (client, opened):
             context = opened["context"]
@@ -192,11 +192,11 @@ def test_of_a_turn_at_most_the_last_group_is_lost() -> None:
             daemon.kill()
         daemon.start_again()
 
-        kept = told(daemon, model="slow") - prompt
-        assert 0 < kept <= 40
+        stored = input_tokens_of(daemon, model="slow") - prompt
+        assert 0 < stored <= 40
 
 
-def test_a_reader_that_goes_away_detaches_its_turn() -> None:
+def test_a_reader_that_disconnects_detaches_its_turn() -> None:
     with running_daemon(ECHO) as daemon:
         with attached(daemon, model="slow") as (client, opened):
             client.set_input(opened["context"], b"abcdefghijklmnopqrstuvwxyz")
@@ -240,7 +240,7 @@ def test_a_deleted_session_is_in_no_file_and_cannot_be_restored(way: str) -> Non
         daemon.start_again()
         with attached(daemon) as (_, opened):
             assert not opened.get("attached")
-        assert told(daemon, "other")
+        assert input_tokens_of(daemon, "other")
 
 
 def test_a_dormant_session_is_deleted_by_its_id_before_it_is_opened() -> None:
@@ -281,7 +281,7 @@ def test_a_full_disk_is_reported_once_and_service_continues() -> None:
             [session] = client.call("sessions")["sessions"]
             daemon.kill()
         daemon.start_again()
-        assert told(daemon) == session["tokens"], "what was said with a full disk is there, too"
+        assert input_tokens_of(daemon) == session["tokens"], "of the full disk, too"
 
 
 def test_a_damaged_journal_is_set_aside_and_reported() -> None:
@@ -449,4 +449,4 @@ def test_a_turn_that_continued_in_another_worker_is_stored_as_one() -> None:
             assert seen == list(b"abcdefghijklmnopqrstuvwxyz")
             daemon.kill()
         daemon.start_again()
-        assert told(daemon, model="slow") == prompt + 26
+        assert input_tokens_of(daemon, model="slow") == prompt + 26

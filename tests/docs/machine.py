@@ -140,7 +140,7 @@ class Machine:
                     self._stop_service()
                     self._start_service()
             case "status":
-                return "\n".join(m["STATUS"] for m in self._manager.heard if "STATUS" in m)
+                return "\n".join(m["STATUS"] for m in self._manager.messages if "STATUS" in m)
             case _:
                 assert verb in ("daemon-reload", "reset-failed"), verb
         return ""

@@ -28,29 +28,28 @@ class Gpus(msgspec.Struct, frozen=True):
 
 def find_gpus(dev: Path = Path("/dev")) -> Gpus:
     """Return the device files below *dev*."""
-    nvidia = sorted(str(p) for p in dev.glob("nvidia[0-9]*"))
-    amd = [str(p) for p in (dev / "kfd",) if p.exists()]
-    render = sorted(str(p) for p in dev.glob("dri/renderD*"))
-    every = (*nvidia, *amd, *render)
-    closed = [path for path in every if not os.access(path, os.R_OK | os.W_OK)]
+    patterns = ("nvidia[0-9]*", "kfd", "dri/renderD*")
+    nvidia, amd, render = (sorted(map(str, dev.glob(pattern))) for pattern in patterns)
+    files = (*nvidia, *amd, *render)
+    closed = [path for path in files if not os.access(path, os.R_OK | os.W_OK)]
     return Gpus(nvidia, amd, render, closed)
 
 
 def check_gpus(gpus: Gpus, engine: Engine | None) -> Iterator[Finding]:
     """Compare the machine's GPUs with the engine's build."""
-    built = engine is not None and engine.gpu
+    has_gpu_support = engine is not None and engine.gpu
     if engine is not None and engine.devices:
         devices = (
             f"{d.name} with {size_text(d.free)} of {size_text(d.total)} free"
             for d in engine.devices
         )
         yield ok(", ".join(devices))
-    elif built and gpus.closed:
+    elif has_gpu_support and gpus.closed:
         yield warn(
             f"you may not open {', '.join(gpus.closed)}",
             "join the groups video and render; for the service: `inferd install-service --gpu`",
         )
-    elif built:
+    elif has_gpu_support:
         yield warn(
             "the engine was built for a GPU, but llama.cpp finds none and uses the CPU",
             "check that its driver is loaded (`nvidia-smi`, `rocminfo`)",

@@ -74,11 +74,11 @@ def only(findings: Iterable[Finding]) -> Finding:
     found = list(findings)
     wrong = [f for f in found if f.status != "ok"]
     assert len(wrong) <= 1 and found
-    assert all(f.remedy for f in wrong), "what to do is always said"
+    assert all(f.remedy for f in wrong), "each problem has a remedy"
     return wrong[0] if wrong else found[-1]
 
 
-# Looking.
+# Probes.
 
 
 def test_a_probe_that_never_ends_is_given_up() -> None:
@@ -121,7 +121,7 @@ def test_a_mode_grants_or_denies_access(
 ) -> None:
     status = os.stat_result((0o40000 | mode, 0, 0, 0, uid, gid, 0, 0, 0, 0))
     assert may(ADA, status, wanted) is allowed
-    assert may(msgspec.structs.replace(ADA, uid=0), status, wanted), "root may everything"
+    assert may(msgspec.structs.replace(ADA, uid=0), status, wanted), "root may do everything"
 
 
 def test_the_folder_that_denies_access_is_named() -> None:
@@ -292,7 +292,7 @@ def test_all_errors_of_the_configuration_are_listed(tmp_path: Path) -> None:
     assert only(settings.check_settings(seen)).status == "ok" and seen.config is not None
 
 
-def test_models_that_exist_are_missing_or_unreadable(tmp_path: Path) -> None:
+def test_missing_and_unreadable_models_are_findings(tmp_path: Path) -> None:
     folder = tmp_path / "models"
     file = tmp_path / "c.toml"
     file.write_text(
@@ -373,8 +373,8 @@ def test_limits_cores_and_users() -> None:
     few = only(machine.check_limits(changed(files_max=200), asked))
     assert few.status == "fail" and "LimitNOFILE" in few.remedy
     assert only(machine.check_limits(MACHINE, asked)).status == "ok"
-    untold = only(machine.check_limits(changed(stalled_percent=None), asked))
-    assert untold.status == "warn" and "psi=1" in untold.remedy
+    unreported = only(machine.check_limits(changed(stalled_percent=None), asked))
+    assert unreported.status == "warn" and "psi=1" in unreported.remedy
     assert only(machine.check_cores(MACHINE, asked)).status == "warn"
     assert only(machine.check_cores(MACHINE, config(cores=2))).status == "ok"
     assert only(machine.check_users(MACHINE)).status == "ok"

@@ -184,7 +184,7 @@ def test_the_number_of_lines_and_bytes_is_bounded(tmp_path: Path) -> None:
     assert printed(end)[-1]["pid"] == LOG_LINES_MAX - 1
 
 
-def test_of_a_large_file_only_the_end_is_read(tmp_path: Path) -> None:
+def test_only_the_end_of_a_large_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with path.open("wb") as file:
         file.write(event(pid=1) + b"\n")

@@ -61,7 +61,7 @@ def test_readiness_is_notified_after_the_start_when_the_socket_answers() -> None
             with RawClient(daemon.socket) as client:
                 assert client.server_hello[1]["instance"] > 0
             assert ready["STATUS"] == "serving"
-        assert [m for m in manager.heard if "READY" in m] == [ready]
+        assert [m for m in manager.messages if "READY" in m] == [ready]
         manager.socket.close()
 
 
@@ -77,11 +77,11 @@ def test_a_load_is_notified_with_its_progress_and_gets_more_time() -> None:
         manager.status("serving; loading: slow ")
         client.wait_result(load)
         manager.serves()
-        sent = [m["STATUS"] for m in manager.heard if "loading" in m.get("STATUS", "")]
+        sent = [m["STATUS"] for m in manager.messages if "loading" in m.get("STATUS", "")]
         parts = [int(line.rsplit(" ", 1)[1].rstrip("%")) for line in sent]
         assert parts == sorted(parts) and len(set(parts)) > 1
         assert first["EXTEND_TIMEOUT_USEC"] == "30000000"
-        assert not any("EXTEND_TIMEOUT_USEC" in message for message in manager.heard[-2:])
+        assert not any("EXTEND_TIMEOUT_USEC" in message for message in manager.messages[-2:])
 
 
 def test_more_time_for_a_load_postpones_the_watchdog_no_further_than_feeding_it(
@@ -94,11 +94,11 @@ def test_more_time_for_a_load_postpones_the_watchdog_no_further_than_feeding_it(
     ):
         client.call("load_by_name", name="slow")
         manager.serves()
-        extended = [m for m in manager.heard if "EXTEND_TIMEOUT_USEC" in m]
+        extended = [m for m in manager.messages if "EXTEND_TIMEOUT_USEC" in m]
         assert len(extended) > 1
         assert all(fed(m) and m["EXTEND_TIMEOUT_USEC"] == "2000000" for m in extended)
         manager.until(fed)
-        assert "EXTEND_TIMEOUT_USEC" not in manager.heard[-1]
+        assert "EXTEND_TIMEOUT_USEC" not in manager.messages[-1]
 
 
 def test_the_watchdog_is_fed_twice_per_interval(managed: Callable[[str], RunningDaemon]) -> None:
@@ -161,7 +161,7 @@ def test_another_process_s_watchdog_is_not_fed(
         manager.status("serving; loading: slow ")
         while manager.next().get("STATUS") != "serving":
             pass
-        assert not any(fed(m) for m in manager.heard)
+        assert not any(fed(m) for m in manager.messages)
 
 
 @pytest.mark.asyncio
@@ -174,7 +174,7 @@ async def test_the_watchdog_is_not_fed_while_a_worker_cannot_be_replaced(
     service.notify_ready()
     run = asyncio.create_task(service.run())
     sent = await asyncio.to_thread(manager.status, "serving; cannot be replaced: m")
-    assert sent and not any(fed(m) for m in manager.heard)
+    assert sent and not any(fed(m) for m in manager.messages)
     stuck.clear()
     await asyncio.to_thread(manager.until, fed)
     await asyncio.to_thread(manager.serves)

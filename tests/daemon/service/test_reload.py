@@ -51,7 +51,7 @@ def reload(daemon: RunningDaemon, manager: Manager, config: str) -> str:
     os.kill(daemon.pid, signal.SIGHUP)
     manager.until(lambda m: "RELOADING" in m)
     manager.until(lambda m: "READY" in m)
-    return next((m["STATUS"] for m in reversed(manager.heard) if "STATUS" in m), "serving")
+    return next((m["STATUS"] for m in reversed(manager.messages) if "STATUS" in m), "serving")
 
 
 def model(client: RawClient, name: str = "m") -> dict[str, object]:
@@ -64,7 +64,7 @@ def test_a_reload_is_notified_with_its_time_in_one_message() -> None:
         before = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         reload(daemon, manager, CONFIG)
         after = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-        reported = [m for m in manager.heard if "RELOADING" in m or "READY" in m]
+        reported = [m for m in manager.messages if "RELOADING" in m or "READY" in m]
         assert ["RELOADING" in m for m in reported] == [True, False]
         assert before <= int(reported[0]["MONOTONIC_USEC"]) <= after
 

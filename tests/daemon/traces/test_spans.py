@@ -26,7 +26,7 @@ def times(spans: list[Span]) -> list[tuple[str, float, float]]:
     return [(span.name, span.began_at, span.ended_at) for span in spans]
 
 
-def test_phases_follow_upon_each_other() -> None:
+def test_phases_are_consecutive() -> None:
     turn = TurnFacts(11.0, 19.0, started_at=12.0, first_token_at=13.0, stats=ENDED)
     assert times(spans_of(request(turn))) == [
         ("chat m", 10.0, 20.0),
@@ -36,7 +36,7 @@ def test_phases_follow_upon_each_other() -> None:
     ]
 
 
-def test_a_turn_that_fails_has_the_phases_that_it_came_to() -> None:
+def test_a_failed_turn_has_the_phases_that_it_reached() -> None:
     waited = TurnFacts(11.0, 19.0, error="Timeout")
     outer, queue = spans_of(request(waited))
     assert (outer.error, queue.error) == ("Timeout", "Timeout")
@@ -45,7 +45,7 @@ def test_a_turn_that_fails_has_the_phases_that_it_came_to() -> None:
     assert [span.error for span in spans_of(request(read))] == ["Cancelled", None, "Cancelled"]
 
 
-def test_of_several_answers_one_may_fail() -> None:
+def test_one_of_several_answers_may_fail() -> None:
     fine = TurnFacts(11.0, 19.0, started_at=12.0, stats=ENDED, input_tokens=5, output_tokens=2)
     failed = TurnFacts(11.0, 25.0, error="Busy", input_tokens=5)
     outer = spans_of(request(fine, failed))[0]

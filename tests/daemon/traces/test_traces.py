@@ -360,7 +360,7 @@ def test_the_library_passes_on_the_span_that_is_current(
     assert outer.attributes["inferd.call"] == call
 
 
-def test_a_span_that_is_given_comes_before_the_one_that_is_current(
+def test_a_given_span_takes_precedence_over_the_current_one(
     daemon: RunningDaemon, collector: Collector
 ) -> None:
     async def ask() -> None:
@@ -441,7 +441,7 @@ def test_a_slow_collector_makes_the_component_fail(monkeypatch: pytest.MonkeyPat
         assert "timeout" in until(client, works=False)["cause"]
 
 
-def test_an_answer_without_end_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_answer_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     with (
         collecting() as collector,
