@@ -8,7 +8,7 @@ import msgspec
 
 from ...scheduler import PRIORITIES, Priority
 from ...sessions import Quota
-from ..config.access_settings import MEMBER_CLASS, MEMBER_MAY, Right, Rule
+from ..config.access_settings import MEMBER_PRIORITY_MAX, MEMBER_RIGHTS, Right, Rule
 
 ROOT = 0
 MEANINGS = {
@@ -29,7 +29,7 @@ class Rights(msgspec.Struct, frozen=True):
 
 OPERATOR = Rights(frozenset(Right), Quota(priority_max=Priority.URGENT))
 """The rights of root and of the daemon's own user."""
-MEMBER = Rights(MEMBER_MAY, Quota(priority_max=PRIORITIES[MEMBER_CLASS]))
+MEMBER = Rights(MEMBER_RIGHTS, Quota(priority_max=PRIORITIES[MEMBER_PRIORITY_MAX]))
 """The rights of all other users that can connect."""
 
 

@@ -43,8 +43,8 @@ class Right(StrEnum):
     DRAIN = "drain"
 
 
-MEMBER_MAY = frozenset({Right.USE})
-MEMBER_CLASS: Priority = "high"
+MEMBER_RIGHTS = frozenset({Right.USE})
+MEMBER_PRIORITY_MAX: Priority = "high"
 """The defaults of users who are neither root nor the daemon's user."""
 
 
@@ -169,11 +169,11 @@ def read_access(document: Mapping[str, Any], errors: ErrorList) -> tuple[Rule, .
         values = read_table(table, ACCESS_KEYS, here)
         if len(errors.lines) == errors_before:
             rules.append(Rule(name=name, **values))
-    _check_apart(rules, errors)
+    _check_disjoint(rules, errors)
     return tuple(rules)
 
 
-def _check_apart(rules: Sequence[Rule], errors: ErrorList) -> None:
+def _check_disjoint(rules: Sequence[Rule], errors: ErrorList) -> None:
     """Check that no two rules name the same user or group, so that at most one applies by name."""
     seen: dict[str, str] = {}
     for rule in rules:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def check_beneath(folder: Path, path: Path) -> None:
+def check_confined(folder: Path, path: Path) -> None:
     """Check that *path* is below *folder* after its links and `..` are resolved. Of a path that
     does not exist yet, the existing part is resolved.
 

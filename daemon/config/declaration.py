@@ -209,11 +209,11 @@ def table_schema(
     dependent = schema["dependentSchemas"] = {}
     for name, value in properties.items():
         names = (name, *(aliases or {}).get(name, ()))
-        forms = list(dict.fromkeys(f for n in names for f in (n, n.replace("-", "_"))))
-        if others := forms[1:]:
+        spellings = list(dict.fromkeys(s for n in names for s in (n, n.replace("-", "_"))))
+        if others := spellings[1:]:
             patterns[f"^({'|'.join(others)})$"] = value
-        for index, form in enumerate(others, 1):
-            dependent[form] = {"properties": dict.fromkeys(forms[:index], False)}
+        for index, spelling in enumerate(others, 1):
+            dependent[spelling] = {"properties": dict.fromkeys(spellings[:index], False)}
     return schema
 
 

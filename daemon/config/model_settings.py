@@ -15,7 +15,7 @@ from ...backends.adapter_keys import ADAPTERS_MAX, SCALE_MAX
 from ...backends.echo.options import EchoOptions
 from ...backends.errors import InvalidArgument
 from ...backends.params import BY_SPELLING, nearest, read_options
-from .confinement import check_beneath
+from .confinement import check_confined
 from .declaration import (
     REQUIRED,
     TEXT,
@@ -198,7 +198,7 @@ def _find_file(file: Path, folders: Folders, errors: ErrorList) -> Path:
         return file
     folder = next((folder for folder in folders if (folder / file).exists()), folders[0])
     try:
-        check_beneath(folder, folder / file)
+        check_confined(folder, folder / file)
     except ValueError as exc:
         errors.add(str(exc))
     return folder / file

@@ -12,7 +12,7 @@ import msgspec
 
 from ..metrics.listen_address import Address
 from ..traces.target import Target
-from .access_settings import ACCESS_KEYS, MEMBER_CLASS, MEMBER_MAY
+from .access_settings import ACCESS_KEYS, MEMBER_PRIORITY_MAX, MEMBER_RIGHTS
 from .declaration import hyphens
 from .forms import GroupName, Mode
 from .model_settings import AdapterConfig, ModelConfig
@@ -86,7 +86,11 @@ def _rule(table: Mapping[str, Any], place: str) -> dict[str, Value]:
     A rule that names users has no fixed defaults: root and the daemon's user have more rights.
     """
     written = {hyphens(key): value for key, value in table.items()}
-    defaults = {} if "users" in written else {"allow": [*MEMBER_MAY], "priority-max": MEMBER_CLASS}
+    defaults = (
+        {}
+        if "users" in written
+        else {"allow": [*MEMBER_RIGHTS], "priority-max": MEMBER_PRIORITY_MAX}
+    )
     return {
         key: Value(written[key], place) if key in written else Value(defaults.get(key), DEFAULT)
         for key in ACCESS_KEYS

@@ -65,7 +65,7 @@ def _versions(facts: Facts) -> Iterator[str]:
     packages = facts.installed.packages if facts.installed is not None else {}
     yield ", ".join(f"{name} {version or 'missing'}" for name, version in packages.items())
     if facts.engine is not None:
-        yield f"engine: {' '.join(facts.engine.system_info.split()) or facts.engine.ended}"
+        yield f"engine: {' '.join(facts.engine.system_info.split()) or facts.engine.failure}"
         yield f"devices: {', '.join(d.name for d in facts.engine.devices) or 'none'}"
 
 

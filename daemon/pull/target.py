@@ -63,13 +63,13 @@ def fetch(
 def _fetch_locked(
     source: Source, target: Path, name: str, sha256: str, force: bool, progress: Progress
 ) -> Pulled:
-    _check_not_taken(target, force)
+    _check_name_unused(target, force)
     part = Part(target.with_name(f"{target.name}.part"), str(source), progress)
     try:
         known = source.fetch(part)
         part.resumable = False  # a file that fails its checks cannot be continued
         part.finish_file(sha256 or known)
-        _check_not_taken(target, force)
+        _check_name_unused(target, force)
         _publish(part, target, name)
         pulled = Pulled(name, str(target), part.size, part.sha256)
     finally:
@@ -109,7 +109,7 @@ def files_of(name: str, models_dir: Path) -> list[Path]:
     return [path for path in (models_dir / model, *parts, *notes, *unfinished) if path.is_file()]
 
 
-def _check_not_taken(target: Path, force: bool) -> None:
+def _check_name_unused(target: Path, force: bool) -> None:
     if target.exists() and not force:
         raise InvalidArgument(
             f"{target} exists already", hint="use --force to replace it, or --name for another name"

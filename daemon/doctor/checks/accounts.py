@@ -49,7 +49,7 @@ def may(account: Account, status: os.stat_result, bits: int) -> bool:
     return account.uid == 0 or mode & bits == bits
 
 
-def barrier(account: Account, path: Path, bits: int) -> str:
+def find_denial(account: Account, path: Path, bits: int) -> str:
     """Return the first place on the way to an existing *path*, or the path itself, that denies
     *account* the access *bits*; an empty text if nothing does.
 

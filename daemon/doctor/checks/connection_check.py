@@ -31,7 +31,7 @@ class Connection(msgspec.Struct, frozen=True):
     """The result of an attempt to connect and to call `stats`."""
 
     socket: str
-    is_there: bool = False
+    exists: bool = False
     is_socket: bool = False
     owner: str = ""
     group: str = ""
@@ -56,7 +56,7 @@ def probe_daemon(path: Path) -> Connection:
         return Connection(str(path))
     found = Connection(
         str(path),
-        is_there=True,
+        exists=True,
         is_socket=stat.S_ISSOCK(status.st_mode),
         owner=_name(pwd.getpwuid, status.st_uid),
         group=_name(grp.getgrgid, status.st_gid),
@@ -124,7 +124,7 @@ def _call_stats(found: Connection) -> Connection:
 def check_socket(connection: Connection) -> Iterator[Finding]:
     """Check the socket and the caller's access to it."""
     where, mode = connection.socket, f"{connection.owner}:{connection.group} {connection.mode:o}"
-    if not connection.is_there:
+    if not connection.exists:
         yield warn(
             f"no daemon listens at {where}",
             "`inferd serve` starts one, or `inferd install-service` lets systemd start it;"

@@ -64,9 +64,9 @@ class ModelFile(msgspec.Struct, frozen=True):
 
 
 class Engine(msgspec.Struct, frozen=True):
-    """The report of a process that loaded the engine; `ended` is its failure."""
+    """The report of a process that loaded the engine; `failure` is the cause of an early end."""
 
-    ended: str = ""
+    failure: str = ""
     system_info: str = ""
     gpu: bool = False
     """Whether it was built with GPU support."""
@@ -139,23 +139,23 @@ def _failure_of(status: int, stderr: bytes) -> str:
     return lines[-1] if lines else f"it ends with status {status}"
 
 
-def _read(output: bytes, ended: str) -> Engine:
+def _read(output: bytes, failure: str) -> Engine:
     # The last line may be incomplete, if the process was killed while it wrote.
     first, *others = output.split(b"\n")[:-1] or [b""]
     if not first:
-        return Engine(ended=ended or "it wrote nothing")
+        return Engine(failure=failure or "it wrote nothing")
     files = [msgspec.json.decode(line, type=ModelFile) for line in others]
     engine = msgspec.json.decode(first, type=Engine)
-    return msgspec.structs.replace(engine, ended=ended, files=files)
+    return msgspec.structs.replace(engine, failure=failure, files=files)
 
 
 def check_engine(engine: Engine) -> Iterator[Finding]:
     """Check that the engine loads and was built without OpenMP."""
-    if engine.ended and not engine.system_info:
-        yield fail(f"llama.cpp cannot be loaded: {engine.ended}", REBUILD)
-    elif engine.ended:
+    if engine.failure and not engine.system_info:
+        yield fail(f"llama.cpp cannot be loaded: {engine.failure}", REBUILD)
+    elif engine.failure:
         yield fail(
-            f"llama.cpp loads, but reading the models' headers failed: {engine.ended}",
+            f"llama.cpp loads, but reading the models' headers failed: {engine.failure}",
             "check the disk of models-dir",
         )
     elif "OPENMP" in engine.features:

@@ -14,7 +14,7 @@ from ...config.settings import Config
 from ...residency.model_files import files_in_use, models_in, size_bytes
 from ...residency.sizes import size_text
 from ..finding import Finding, fail, ok, warn
-from .accounts import READ, SEARCH, WRITE, Account, barrier
+from .accounts import READ, SEARCH, WRITE, Account, find_denial
 from .engine_packages import ModelFile
 
 DISK_BYTES_MIN = 1 << 30
@@ -29,7 +29,7 @@ class Models(msgspec.Struct, frozen=True):
     folder: Path
     account: Account
     exists: bool
-    barrier: str = ""
+    denied_at: str = ""
     """The place that denies the daemon access to the folder."""
     files: dict[str, Path] = {}
     """Files of the folder and the configuration by name; of a split model the first part."""
@@ -49,7 +49,7 @@ class Models(msgspec.Struct, frozen=True):
 def inspect_models(config: Config, account: Account) -> Models:
     """Return the models of the folder and of the configuration."""
     folder, exists = config.models_dir, config.models_dir.is_dir()
-    denied_at = barrier(account, folder, READ | SEARCH) if exists else ""
+    denied_at = find_denial(account, folder, READ | SEARCH) if exists else ""
     files = dict(models_in(folder)) if exists else {}
     configured = _configured(config)
     missing = {name: file for name, file in configured.items() if not file.exists()}
@@ -59,11 +59,13 @@ def inspect_models(config: Config, account: Account) -> Models:
         folder=folder,
         account=account,
         exists=exists,
-        barrier=denied_at,
+        denied_at=denied_at,
         files=files,
         sizes={name: size_bytes(file, -1) for name, file in files.items()},
         missing=missing,
-        unreadable={str(p): b for p in parts if not denied_at and (b := barrier(account, p, READ))},
+        unreadable={}
+        if denied_at
+        else {str(p): d for p in parts if (d := find_denial(account, p, READ))},
     )
 
 
@@ -79,15 +81,15 @@ def _configured(config: Config) -> dict[str, Path]:
 def check_models(models: Models) -> Iterator[Finding]:
     """Check that the models exist and that the daemon may read them."""
     user = models.account.name
-    if models.barrier:
+    if models.denied_at:
         yield fail(
-            f"{user} may not read {models.folder}: access is denied at {models.barrier}",
+            f"{user} may not read {models.folder}: access is denied at {models.denied_at}",
             f"let {user} read and search it, or name another models-dir",
         )
-    for part, denied_at in list(models.unreadable.items())[:LISTED_MAX]:
+    for part, denial in list(models.unreadable.items())[:LISTED_MAX]:
         yield fail(
-            f"{user} may not read {part}: access is denied at {denied_at}",
-            f"let {user} read or search {denied_at}",
+            f"{user} may not read {part}: access is denied at {denial}",
+            f"let {user} read or search {denial}",
         )
     for name, file in list(models.missing.items())[:LISTED_MAX]:
         yield fail(
@@ -95,7 +97,7 @@ def check_models(models: Models) -> Iterator[Finding]:
         )
     if not models.exists:
         yield warn(f"the folder {models.folder} does not exist", "`inferd pull smollm2` creates it")
-    elif not models.files and not models.barrier:
+    elif not models.files and not models.denied_at:
         yield warn(f"no model in {models.folder}", "`inferd pull smollm2` gets a small one")
     elif models.files:
         size = size_text(sum(models.sizes.values()))
@@ -113,7 +115,7 @@ class State(msgspec.Struct, frozen=True):
 
     folder: Path
     account: Account
-    barrier: str = ""
+    denied_at: str = ""
     read_only: bool = False
     free_bytes: int = 0
     readable_by_others: list[str] = []
@@ -127,7 +129,7 @@ def inspect_state_folder(config: Config, account: Account) -> State:
     return State(
         folder=config.state_dir,
         account=account,
-        barrier=barrier(account, place, WRITE | SEARCH),
+        denied_at=find_denial(account, place, WRITE | SEARCH),
         read_only=bool(os.statvfs(place).f_flag & os.ST_RDONLY),
         free_bytes=shutil.disk_usage(place).free,
         readable_by_others=[str(file) for file in files if _readable_by_others(file)],
@@ -144,9 +146,9 @@ def _readable_by_others(file: Path) -> bool:
 def check_state(state: State) -> Iterator[Finding]:
     """Check that the daemon can write its state, and that the state is private."""
     user = state.account.name
-    if state.barrier or state.read_only:
-        denied = f"access is denied at {state.barrier}"
-        why = denied if state.barrier else "its file system is read-only"
+    if state.denied_at or state.read_only:
+        denied = f"access is denied at {state.denied_at}"
+        why = denied if state.denied_at else "its file system is read-only"
         yield fail(
             f"{user} may not write to {state.folder}: {why}; sessions end with the daemon",
             f"let {user} write there, or name another state-dir",
@@ -158,5 +160,5 @@ def check_state(state: State) -> Iterator[Finding]:
             f"{size_text(state.free_bytes)} are free on the disk of {state.folder}",
             "free some space: a full disk cannot hold sessions and KV states",
         )
-    elif not state.barrier:
+    elif not state.denied_at:
         yield ok(f"{state.folder}, {size_text(state.free_bytes)} free")

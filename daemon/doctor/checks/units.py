@@ -28,9 +28,9 @@ class Units(msgspec.Struct, frozen=True):
     """Whether it is a user's own service, not the machine's."""
     directives: dict[str, list[str]]
     """The directives of the service and its drop-ins."""
-    old: list[str]
+    outdated: list[str]
     """Files that differ from those that this inferd would write."""
-    start_missing: str = ""
+    missing_program: str = ""
     """The program that it starts, if that cannot be run."""
     account: Account | None = None
     """The account of the service; None if its user does not exist."""
@@ -91,12 +91,12 @@ def _units(service: Service) -> Units:
     return Units(
         user=service.user,
         directives=found,
-        old=[
+        outdated=[
             str(step.path)
             for step in install_plan(service, start or executable())
             if isinstance(step, Write) and not step.keep and step.action != "same"
         ],
-        start_missing="" if os.access(service.under(Path(program)), os.X_OK) else program,
+        missing_program="" if os.access(service.under(Path(program)), os.X_OK) else program,
         account=account_of(name) if name else own_account(),
         state={} if service.root else _state(service),
     )
@@ -137,17 +137,17 @@ def check_units(units: Units | None) -> Iterator[Finding]:
     if units.account is None:
         name = units.directives["User"][-1]
         yield fail(f"its user {name!r} does not exist", f"sudo {install}")
-    if units.start_missing:
-        yield fail(f"it starts {units.start_missing}, which cannot be run", install)
+    if units.missing_program:
+        yield fail(f"it starts {units.missing_program}, which cannot be run", install)
     if units.state.get("ActiveState") == "failed":
         yield fail(
             f"it has failed ({units.state.get('Result')}), after {units.state.get('NRestarts')}"
             " restarts",
             f"`{log}` shows the cause; `{units.command} reset-failed inferd` lets it start again",
         )
-    if units.old:
+    if units.outdated:
         yield warn(
-            f"{', '.join(units.old)}: differ from the units that this inferd installs",
+            f"{', '.join(units.outdated)}: differ from the units that this inferd installs",
             f"`{install}` updates them; put your own changes into `{units.command} edit inferd`",
         )
     if (units.directives.get("PrivateUsers") or ["no"])[-1].lower() not in _NO:
@@ -156,6 +156,6 @@ def check_units(units: Units | None) -> Iterator[Finding]:
             " only its own user",
             f"PrivateUsers=no in `{units.command} edit inferd`",
         )
-    if units.account is not None and not (units.start_missing or units.old):
+    if units.account is not None and not (units.missing_program or units.outdated):
         whose = "your own" if units.user else f"the machine's, as the user {units.account.name}"
         yield ok(f"{whose}; its units are up to date")

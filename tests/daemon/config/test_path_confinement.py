@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from inferd.daemon.config.confinement import check_beneath
+from inferd.daemon.config.confinement import check_confined
 from inferd.daemon.config.sources import ConfigError, load_config
 
 NAMED = {
@@ -75,10 +75,10 @@ def test_an_absolute_path_is_accepted(place: Path, key: str) -> None:
 def test_the_folder_itself_may_be_reached_by_links(place: Path) -> None:
     other = place.parent / "link"
     other.symlink_to(place)
-    check_beneath(other, other / "here")
-    check_beneath(place, place / "below")
+    check_confined(other, other / "here")
+    check_confined(place, place / "below")
     with pytest.raises(ValueError, match="leads out"):
-        check_beneath(place / "below", place / "below" / ".." / "here")
+        check_confined(place / "below", place / "below" / ".." / "here")
 
 
 def test_a_link_added_later_is_checked_when_the_file_is_read_again(place: Path) -> None:

@@ -225,7 +225,7 @@ def test_a_runtime_folder_of_another_user_is_not_an_error(tmp_path: Path) -> Non
 
 def test_unknown_data_of_another_version_does_not_end_the_examination() -> None:
     reach = Connection(
-        NOWHERE, is_there=True, is_socket=True, software="x", stats={"components": [{"a": 1}]}
+        NOWHERE, exists=True, is_socket=True, software="x", stats={"components": [{"a": 1}]}
     )
     findings = check_all(Facts(connection=reach))
     assert any("cannot read its data" in f.found and f.status == "warn" for f in findings)
@@ -233,7 +233,7 @@ def test_unknown_data_of_another_version_does_not_end_the_examination() -> None:
 
 
 def test_a_unit_with_unclosed_quotes_is_read() -> None:
-    units = Units(user=False, directives={"Environment": ['A=1 "B=2', "C=3"]}, old=[])
+    units = Units(user=False, directives={"Environment": ['A=1 "B=2', "C=3"]}, outdated=[])
     assert units.environment == {"A": "1", '"B': "2", "C": "3"}
 
 

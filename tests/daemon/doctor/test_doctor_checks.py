@@ -28,7 +28,7 @@ from inferd.daemon.doctor.checks.accounts import (
     SEARCH,
     WRITE,
     Account,
-    barrier,
+    find_denial,
     may,
     own_account,
 )
@@ -53,7 +53,7 @@ MACHINE = machine.Machine(
 )
 REACH = reach.Connection(
     "/run/inferd/inferd.sock",
-    is_there=True,
+    exists=True,
     is_socket=True,
     owner="root",
     group="inferd",
@@ -129,15 +129,15 @@ def test_the_folder_that_denies_access_is_named() -> None:
         top = Path(name)
         inner = top / "inner" / "most"
         inner.mkdir(parents=True)
-        assert barrier(ADA, inner, READ) == str(top), "it is 0700"
+        assert find_denial(ADA, inner, READ) == str(top), "it is 0700"
         top.chmod(0o711)
         inner.parent.chmod(0o700)
-        assert barrier(ADA, inner, READ) == str(inner.parent)
+        assert find_denial(ADA, inner, READ) == str(inner.parent)
         inner.parent.chmod(0o711)
         inner.chmod(0o711)
-        assert barrier(ADA, inner, READ) == str(inner)
-        assert barrier(ADA, inner, SEARCH) == ""
-        assert barrier(own_account(), inner, READ | WRITE) == ""
+        assert find_denial(ADA, inner, READ) == str(inner)
+        assert find_denial(ADA, inner, SEARCH) == ""
+        assert find_denial(own_account(), inner, READ | WRITE) == ""
 
 
 # The engine.
@@ -206,7 +206,7 @@ def test_the_engine_reports_its_build_and_errors_of_files(tmp_path: Path) -> Non
     page.write_text("<html>")
     parts[1].unlink()
     seen = engine.probe_engine([whole, parts[0], cut, page, tmp_path / "none.gguf"])
-    assert seen.ended == "" and seen.features & {"SSE3", "NEON"}
+    assert seen.failure == "" and seen.features & {"SSE3", "NEON"}
     assert next(iter(engine.check_engine(seen))).status == "ok"
     wrong = list(places.check_files(seen.files))
     assert [f.status for f in wrong] == ["fail"] * 4 and all(f.remedy for f in wrong)
@@ -311,7 +311,7 @@ def test_missing_and_unreadable_models_are_findings(tmp_path: Path) -> None:
     assert only(places.check_models(seen)).found.startswith("1 of ")
     closed = msgspec.structs.replace(seen, account=ADA, unreadable={"/m/x.gguf": "/m/x.gguf"})
     assert "ada may not read /m/x.gguf" in only(places.check_models(closed)).found
-    shut = msgspec.structs.replace(seen, files={}, barrier="/var/lib/inferd")
+    shut = msgspec.structs.replace(seen, files={}, denied_at="/var/lib/inferd")
     assert "access is denied at /var/lib/inferd" in only(places.check_models(shut)).found
 
 
@@ -330,7 +330,7 @@ def test_the_state_is_private_and_has_disk_space(tmp_path: Path) -> None:
     assert found.status == "fail" and found.remedy == f"chmod 600 {journal}"
     full = msgspec.structs.replace(roomy, free_bytes=1000)
     assert only(places.check_state(full)).status == "warn"
-    shut = msgspec.structs.replace(roomy, account=ADA, barrier="/var/lib")
+    shut = msgspec.structs.replace(roomy, account=ADA, denied_at="/var/lib")
     assert "ada may not write" in only(places.check_state(shut)).found
     fixed = msgspec.structs.replace(roomy, read_only=True)
     assert "read-only" in only(places.check_state(fixed)).found
@@ -404,7 +404,7 @@ def test_this_machine_and_the_daemons_own_limit_are_read(tmp_path: Path) -> None
     ("changes", "status", "what"),
     [
         ({}, "ok", "root:inferd 660"),
-        ({"is_there": False}, "warn", "inferd serve"),
+        ({"exists": False}, "warn", "inferd serve"),
         ({"is_socket": False}, "fail", "is not a socket"),
         ({"error": "ECONNREFUSED"}, "warn", "takes it over"),
         ({"error": "EACCES"}, "fail", "usermod -aG inferd"),
@@ -465,7 +465,7 @@ def test_a_service_is_found_by_its_socket_with_its_settings(
     seen = units.find_units(Path("/run/inferd/inferd.sock"), {}, tmp_path)
     assert seen is not None and not seen.user
     assert seen.environment["INFERD_STATE_DIR"] == "/var/lib/inferd"
-    assert (seen.old, seen.start_missing) == ([], "")
+    assert (seen.outdated, seen.missing_program) == ([], "")
     assert units.find_units(Path("/run/user/1/inferd/inferd.sock"), {}, tmp_path) is None
     assert units.machine_socket(tmp_path) == Path("/run/inferd/inferd.sock")
     assert units.machine_socket(tmp_path / "none") is None
@@ -500,7 +500,7 @@ def test_changed_units_are_a_finding(tmp_path: Path) -> None:
 
 
 def test_a_service_without_its_user_or_that_failed() -> None:
-    seen = units.Units(user=False, directives={"User": ["inferd"]}, old=[], account=ADA)
+    seen = units.Units(user=False, directives={"User": ["inferd"]}, outdated=[], account=ADA)
     assert only(units.check_units(seen)).status == "ok"
     nobody = only(units.check_units(msgspec.structs.replace(seen, account=None)))
     assert nobody.status == "fail" and "sudo inferd install-service" in nobody.remedy

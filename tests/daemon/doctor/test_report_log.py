@@ -33,7 +33,7 @@ from tests.daemon.command_line import inferd
 
 SECRET = "zebra7f3a"
 DIARY = "my-very-own-diary"
-UNITS = Units(user=True, directives={}, old=[])
+UNITS = Units(user=True, directives={}, outdated=[])
 
 
 @pytest.fixture(autouse=True)
