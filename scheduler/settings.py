@@ -18,7 +18,7 @@ class EngineSettings:
     a quarter of the steps (152 to 165 steps for 128 tokens); with 5 ms it is 131.
     """
     task_batch_wait_s: float = 0.005
-    """A step waits this long for tasks with just tokenized prompts, which else wait for its end."""
+    """A step waits this long for tasks whose prompts were just tokenized."""
     credit_max: int = 1024
     step_s_target: float = 0.15
     """Duration of a step in which prompts are computed beside decoding tasks."""

@@ -14,8 +14,8 @@ from .output.stopping import Ending, StopReason, TurnConditions
 from .output.text import TextAssembler
 from .priority import Priority
 
-BEGUN_AHEAD = 1 << 48
-"""A task that another worker had begun is placed this far ahead of its arrival."""
+RESUMED_AHEAD = 1 << 48
+"""Subtracted from a resumed task's number, so that it precedes all that have not started."""
 
 
 class TaskState(StrEnum):
@@ -47,9 +47,9 @@ class Task:
     conditions: TurnConditions | None = None
     """The conditions that may end it, beside its stop texts and bounds."""
     checking_since: float | None = None
-    """When it began to wait for the verdict on its last sentence."""
+    """Since when it waits for the verdict on its last sentence."""
     ending: Ending | None = None
-    """The ending that its last token has met, while a sentence before it is judged."""
+    """The ending that its last token caused, while the sentence before it is judged."""
     scope: int = 0
     session: str = ""
     """With `scope`, bounds which tasks its KV state may serve; see `Origin`."""
@@ -83,16 +83,13 @@ class Task:
     preempted_by_kv_pressure: bool = False
     """Parked because the KV cache was full: it resumes when another task has ended."""
     yields_until: int = 0
-    """Parked by hand: until the token clock reaches this, it only gets a slot that no other task
-    waits for."""
+    """Parked by hand: until the token clock reaches this, all other tasks precede it."""
     fetching: bool = False
     """Its state is being read from disk."""
     looked_up: bool = False
     """Its state was looked up on disk."""
     reported_position: int = 0
-    """The last reported place in the queue."""
     slot_since: float = 0.0
-    """When it got its slot."""
     first_logits_at: float | None = None
     """When it had its first logits in this slot."""
     quantum: int = 0
@@ -100,8 +97,7 @@ class Task:
     parks: int = 0
     reader_away_since: float | None = None
     """When its reader stopped taking tokens."""
-    logits_at: float = 0.0
-    """When its latest logits were computed."""
+    last_logits_at: float = 0.0
     started_at: float | None = None
     prompt_done_at: float | None = None
     first_token_at: float | None = None
@@ -111,8 +107,8 @@ class Task:
         cls, spec: TaskSpec, arrival: int, clock: int, now: float, *, shared: bool = False
     ) -> Task:
         """Return a waiting task that arrived at *now*, when the token clock was at *clock*. With
-        *shared* its KV state serves all owners. A task that another worker had begun keeps its age
-        and progress, and precedes its equals that have not begun.
+        *shared* its KV state serves all owners. A task resumed from another worker
+        keeps its age and progress, and precedes its equals that have not started.
         """
         tokens = unpack_tokens(spec.tokens)
         scope, session = scoped(spec.owner, spec.session, shared=shared)
@@ -123,7 +119,7 @@ class Task:
         return cls(
             spec=spec,
             arrival=arrival,
-            queue_number=arrival if before.started_s is None else arrival - BEGUN_AHEAD,
+            queue_number=arrival if before.started_s is None else arrival - RESUMED_AHEAD,
             arrived_at=now,
             tokens=tokens,
             prompt_size=len(tokens) + before.dropped - before.output_tokens,
@@ -138,8 +134,8 @@ class Task:
             else 0,
             dropped=before.dropped,
             shifts=before.shifts,
-            started_at=_moment(now, before.started_s),
-            first_token_at=_moment(now, before.first_token_s),
+            started_at=None if before.started_s is None else now + before.started_s,
+            first_token_at=None if before.first_token_s is None else now + before.first_token_s,
         )
 
     @property
@@ -237,7 +233,3 @@ class Task:
             shifts=self.shifts,
             shifted=self.shifted,
         )
-
-
-def _moment(start: float, seconds: float | None) -> float | None:
-    return None if seconds is None else start + seconds

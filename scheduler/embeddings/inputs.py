@@ -55,7 +55,7 @@ class EmbeddingQueue:
         """The embedding context was created, by its first use."""
 
     def assign_slots(self, order: Order, clock: int, now: float) -> list[m.Report]:
-        """Drop and admit texts as planned; return the reports of their new states."""
+        """Drop and start texts as planned; return the reports of their new states."""
         if not self.waiting:
             return []
         plan = plan_texts(self.waiting, self.running, order, self._info)

@@ -11,7 +11,7 @@ from ..output.logprobs import token_logprobs
 from ..output.sampling import resume_text, sample_token, sampler_for
 from ..output.stopping.ending import CONTEXT_FULL, LENGTH, Ending
 from ..output.stopping.sentences import Sentences
-from ..recording.recorder import ActivityKind, Recorder
+from ..recording.recorder import ActivityKind
 from ..task import Task, TaskState
 from .metrics import EngineMetrics
 from .task_table import TaskTable
@@ -20,14 +20,10 @@ from .task_table import TaskTable
 class Answers:
     """The answers of the running tasks. Owned by the engine."""
 
-    def __init__(self, model: Model, tasks: TaskTable, metrics: EngineMetrics, recorder: Recorder):
-        self._model, self._tasks, self._recorder = model, tasks, recorder
+    def __init__(self, model: Model, tasks: TaskTable, metrics: EngineMetrics):
+        self._model, self._tasks, self._recorder = model, tasks, metrics.recorder
         self._clock, self._reporter, self._slots = tasks.clock, tasks.reporter, tasks.slots
         self._counts = metrics.counts
-
-    def serve_readers(self) -> None:
-        """Sample the tokens that pull readers have requested since the last iteration."""
-        self.sample_tokens([t for t in self._slots.tasks if t.has_logits])
 
     def sample_tokens(self, tasks: Iterable[Task]) -> None:
         """Sample a token for each task whose reader takes one; all of *tasks* have logits."""

@@ -17,10 +17,8 @@ from ...backends.errors import (
 )
 from .. import messages as m
 from ..embeddings.inputs import check_text
-from ..recording.recorder import Recorder
 from ..task import Task
-from .answers import Answers
-from .slot_assignment import SlotAssignment
+from .metrics import EngineMetrics
 from .steps import Steps
 from .task_table import TaskTable
 from .tokenizing import TokenizeQueue
@@ -31,19 +29,10 @@ ADAPTER_RETRY_S = 5.0
 class CommandHandler:
     """Handles one command at a time; answers are sent as reports. Owned by the engine."""
 
-    def __init__(
-        self,
-        model: Model,
-        tasks: TaskTable,
-        assignment: SlotAssignment,
-        answers: Answers,
-        steps: Steps,
-        recorder: Recorder,
-    ):
-        self._model, self._tasks, self._assignment = model, tasks, assignment
-        self._answers, self._steps = answers, steps
+    def __init__(self, model: Model, tasks: TaskTable, steps: Steps, metrics: EngineMetrics):
+        self._model, self._tasks, self._steps = model, tasks, steps
         self._kv, self._reporter = tasks.kv, tasks.reporter
-        self.tokenizing = TokenizeQueue(model, recorder)
+        self.tokenizing = TokenizeQueue(model, metrics.recorder)
 
     def handle_command(self, command: m.Command) -> None:
         """Do what *command* requests."""
@@ -58,7 +47,7 @@ class CommandHandler:
             case m.Submit(spec):
                 self._submit_task(spec)
             case m.Tokenize() | m.Detokenize() | m.ChatPrompt():
-                self.tokenizing.add_request(command)
+                self.tokenizing.requests.append(command)
             case m.Lookup() | m.PersistState():
                 send(self._kv.look_up(command))
             case m.ForgetSession():
@@ -88,9 +77,9 @@ class CommandHandler:
                 task.tokens_requested += 1
                 task.reader_away_since = None
             case m.Verdict():
-                self._answers.apply_verdict(task, command)
+                self._steps.answers.apply_verdict(task, command)
             case m.Adjust():
-                self._answers.adjust_task(task, command)
+                self._steps.answers.adjust_task(task, command)
             case m.Cancel():
                 self._tasks.fail_task(task, Cancelled("the turn was cancelled"))
 
@@ -100,18 +89,20 @@ class CommandHandler:
         try:
             check_task(task, self._model)
             if spec.embed is None:
-                self._answers.check_sampler(task)
+                self._steps.answers.check_sampler(task)
                 self._steps.check_adapters(spec.adapters)
         except InferdError as exc:
             self._reporter.report_failed(spec, exc)
             return
         self._tasks.add_task(task)
         if spec.embed is None:
-            self._answers.resume_task(task)
+            self._steps.answers.resume_task(task)
 
     def _park_by_hand(self, task_id: int) -> bool:
         task = self._tasks.find_task(task_id)
-        return task is not None and task.spec.embed is None and self._assignment.yield_slot(task)
+        return (
+            task is not None and task.spec.embed is None and self._steps.assignment.yield_slot(task)
+        )
 
     def _change_adapters(
         self, command: m.AddAdapter | m.RemoveAdapter

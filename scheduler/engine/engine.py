@@ -16,12 +16,10 @@ from .. import messages as m
 from ..kv.files import KvFiles
 from ..kv.manager import KvManager
 from ..policy.cost import StepCost
-from ..recording.recorder import ActivityKind, Recorder
+from ..recording.recorder import ActivityKind
 from ..settings import EngineSettings
-from .answers import Answers
 from .commands import CommandHandler
 from .metrics import EngineMetrics
-from .slot_assignment import SlotAssignment
 from .steps import Steps
 from .task_table import EngineClock, TaskTable
 
@@ -41,7 +39,6 @@ class Engine:
         record: int = -1,
     ):
         settings = settings or EngineSettings()
-        self.recorder = Recorder(record)
         cost = StepCost()
         self.clock = EngineClock(seconds)
         self.kv = KvManager(model, settings, cost.recompute_s, files)
@@ -49,14 +46,9 @@ class Engine:
         self.metrics = EngineMetrics(self.kv, self.clock, record, settings.step_s_target)
         self.tasks = TaskTable(model, settings, self.clock, self.kv)
         self.reporter = self.tasks.reporter
-        self.assignment = SlotAssignment(model, self.tasks, self.metrics)
-        self._answers = Answers(model, self.tasks, self.metrics, self.recorder)
-        self._steps = Steps(
-            model, self.tasks, self.assignment, self._answers, cost, self.metrics, self.recorder
-        )
-        self._commands = CommandHandler(
-            model, self.tasks, self.assignment, self._answers, self._steps, self.recorder
-        )
+        self._steps = Steps(model, self.tasks, cost, self.metrics)
+        self.assignment, self._answers = self._steps.assignment, self._steps.answers
+        self._commands = CommandHandler(model, self.tasks, self._steps, self.metrics)
         self._tokenizing = self._commands.tokenizing
         self.quit = False
         self._tasks_expected_at: float | None = None
@@ -69,17 +61,22 @@ class Engine:
     def begin_iteration(self, commands: Iterable[m.Command]) -> list[m.Report]:
         """Do everything that precedes the step; return the reports, which need not wait for it."""
         clock, reporter, tasks = self.clock, self.reporter, self.tasks
-        clock.tick()
-        self.recorder.record_activity(ActivityKind.OTHER)
+        clock.now = clock.read()
+        self.metrics.recorder.record_activity(ActivityKind.OTHER)
         for command in commands:
             clock.busy_at = clock.now
-            self._handle(command)
+            if isinstance(command, m.Quit):
+                self.quit = True
+            elif isinstance(command, m.Stats):
+                reporter.send(m.CommandResult(command.id, self.statistics()))
+            else:
+                self._commands.handle_command(command)
         reporter.send(*self._tokenizing.answer_requests())
         if self._tokenizing.tasks_expected and self._tasks_expected_at is None:
             self._tasks_expected_at = clock.now
         reporter.send(*self.kv.poll(tasks.queue, clock.now))
         tasks.expire_tasks()
-        self._answers.serve_readers()
+        self._answers.sample_tokens([t for t in self.slots.tasks if t.has_logits])
         self.assignment.assign_slots()
         reporter.send(*tasks.embeddings.assign_slots(tasks.order(), clock.tokens, clock.now))
         tasks.report_positions()
@@ -95,27 +92,18 @@ class Engine:
     def end_iteration(self) -> None:
         """Do the work that no client waits for, while the reports are being sent."""
         self._steps.learn_step()
-        busy = self._tokenizing.busy or self._waits_for_batch(self.clock.now)
+        busy = self._tokenizing.requests or self._waits_for_batch(self.clock.now)
         if self.clock.now >= self.clock.busy_at + IDLE_SAVE_S and not (busy or self._can_compute()):
             self.kv.idle.save_ahead()
         self.kv.spill()
-        self.recorder.record_activity(ActivityKind.IDLE)
-
-    def _handle(self, command: m.Command) -> None:
-        match command:
-            case m.Stats(request):
-                self.reporter.send(m.CommandResult(request, self.statistics()))
-            case m.Quit():
-                self.quit = True
-            case _:
-                self._commands.handle_command(command)
+        self.metrics.recorder.record_activity(ActivityKind.IDLE)
 
     def wait_s_max(self) -> float | None:
         """Return how many seconds the next iteration may wait for commands; None: no limit."""
         settings = self.tasks.settings
         if self._waits_for_batch(now := self.clock.read()):
             return min(settings.pull_batch_wait_s, settings.task_batch_wait_s)
-        if self._tokenizing.busy or self._can_compute():
+        if self._tokenizing.requests or self._can_compute():
             return 0
         ends = list(self.tasks.deadlines())
         if self.kv.idle.unsaved is not None:
@@ -145,7 +133,7 @@ class Engine:
             return True
         since = now - settings.pull_batch_wait_s
         tasks = self.slots.tasks
-        late = any(t.has_logits and not t.wants_token and t.logits_at > since for t in tasks)
+        late = any(t.has_logits and not t.wants_token and t.last_logits_at > since for t in tasks)
         return late and any(t.has_work for t in tasks)
 
     def close(self) -> list[m.Report]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from ..kv.manager import KvManager
 from ..recording.engine_counters import COUNTED, EngineCounters
+from ..recording.recorder import Recorder
 from .task_table import EngineClock
 
 
 class EngineMetrics:
-    """Owned by the engine. The daemon reads `page`, in the memory behind the descriptor *record*.
-
-    *target_s* is the time that a step with decoding tasks should not exceed.
+    """Owned by the engine. The daemon reads `page` and `recorder`, in the memory behind the
+    descriptor *record*. *target_s* is the time that a step with decoding tasks should not exceed.
     """
 
     def __init__(self, kv: KvManager, clock: EngineClock, record: int, target_s: float):
-        self.page = EngineCounters(record, target_s)
+        self.page, self.recorder = EngineCounters(record, target_s), Recorder(record)
         self.steps = 0
         self.counts = dict.fromkeys((*COUNTED, "embedded"), 0)
         self._kv, self._clock = kv, clock

@@ -1,4 +1,4 @@
-"""Leases of slots: which waiting tasks get one, and which running tasks are parked for them."""
+"""The assignment of slots to waiting tasks, and the parking of running tasks for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .task_table import TaskTable
 
 
 class SlotAssignment:
-    """Admits and parks tasks as `plan_slots` decides. Owned by the engine."""
+    """Starts and parks tasks as `plan_slots` decides. Owned by the engine."""
 
     def __init__(self, model: Model, tasks: TaskTable, metrics: EngineMetrics):
         self._model, self._tasks = model, tasks
@@ -24,22 +24,24 @@ class SlotAssignment:
         self._counts = metrics.counts
 
     def eligible_tasks(self) -> list[Task]:
-        """Return the tasks that may get a slot; those parked by hand only if others leave one."""
+        """Return the tasks that may get a slot; those parked by hand only if the others
+        leave idle slots.
+        """
         able = self._ready_tasks()
         yielding = [t for t in able if t.yields(self._clock.tokens)]
         if not yielding:
             return able
-        left = max(0, len(self._slots.idle) - len(self._pressing(able)))
-        stay = sorted(yielding, key=self._tasks.order().key)[left:]
-        return [t for t in able if t not in stay]
+        free = max(0, len(self._slots.idle) - len(self._pressing(able)))
+        excluded = sorted(yielding, key=self._tasks.order().key)[free:]
+        return [t for t in able if t not in excluded]
 
     def _pressing(self, able: list[Task]) -> list[Task]:
-        """Return the tasks to which those that were parked by hand leave the slots."""
+        """Return the tasks that need a slot and were not parked by hand."""
         clock = self._clock.tokens
         return [t for t in able if not t.yields(clock) and (t.has_work or t.wants_token)]
 
     def _ready_tasks(self) -> list[Task]:
-        """Return the waiting tasks that wait for no file, no space in the KV cache, no reader."""
+        """Return the queued tasks that wait neither for a file nor for KV space or a reader."""
         full, settings, now = bool(self._slots.tasks), self._tasks.settings, self._clock.now
         return [
             t
@@ -50,7 +52,7 @@ class SlotAssignment:
         ]
 
     def assign_slots(self) -> None:
-        """Park and admit tasks, and mark those that wait for a prefix that others compute."""
+        """Park and start tasks, and mark those that wait for a prefix that others compute."""
         tasks = self._tasks
         for task in tasks:
             task.boost = 0
@@ -65,8 +67,8 @@ class SlotAssignment:
             for task, leader in plan.follow:
                 task.follows = True
                 leader.boost = max(leader.boost, order.effective(task))
-            stayed = sum(not self._park_task(task) for task in plan.park)
-            for task in plan.start[: len(plan.start) - stayed]:
+            not_parked = sum(not self._park_task(task) for task in plan.park)
+            for task in plan.start[: len(plan.start) - not_parked]:
                 self._start_task(task)
         self._slots.close_gaps()
 
@@ -106,7 +108,7 @@ class SlotAssignment:
         """Put a running task back into the queue; return False if memory cannot hold its state. A
         *preempted_by_kv_pressure* task is parked in any case, if necessary without its state.
         """
-        if not self._kv.task_states.park_task(task, anyhow=preempted_by_kv_pressure):
+        if not self._kv.task_states.park_task(task, force=preempted_by_kv_pressure):
             return False
         task.state, task.clock_waiting = TaskState.PARKED, self._clock.tokens
         task.parks += 1

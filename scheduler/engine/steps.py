@@ -10,7 +10,7 @@ from ..policy.adapter_quantum import AdapterQuantum, plan_adapters
 from ..policy.cost import StepCost, StepLoad
 from ..policy.embeddings_plan import embeds_next
 from ..policy.plan import ScheduledTokens, plan_tokens
-from ..recording.recorder import ActivityKind, Recorder
+from ..recording.recorder import ActivityKind
 from ..task import Task
 from .answers import Answers
 from .metrics import EngineMetrics
@@ -21,24 +21,12 @@ from .task_table import TaskTable
 class Steps:
     """Decides what the model computes next and runs it. Owned by the engine."""
 
-    def __init__(
-        self,
-        model: Model,
-        tasks: TaskTable,
-        assignment: SlotAssignment,
-        answers: Answers,
-        cost: StepCost,
-        metrics: EngineMetrics,
-        recorder: Recorder,
-    ):
-        self._model, self._tasks, self._assignment, self._answers = (
-            model,
-            tasks,
-            assignment,
-            answers,
-        )
+    def __init__(self, model: Model, tasks: TaskTable, cost: StepCost, metrics: EngineMetrics):
+        self.assignment = SlotAssignment(model, tasks, metrics)
+        self.answers = Answers(model, tasks, metrics)
+        self._model, self._tasks, self._cost, self._metrics = model, tasks, cost, metrics
         self._clock, self._slots, self._embeddings = tasks.clock, tasks.slots, tasks.embeddings
-        self._cost, self._metrics, self._recorder = cost, metrics, recorder
+        self._recorder = metrics.recorder
         self._quantum = AdapterQuantum()
         self._embedded = False
         """The last step was one of embeddings."""
@@ -111,7 +99,7 @@ class Steps:
         try:
             self._model.step(chunks)
         except KvFull as exc:
-            self._assignment.make_kv_space(batch, exc)
+            self.assignment.make_kv_space(batch, exc)
             return
         except BackendError as exc:
             for part in batch:
@@ -125,16 +113,15 @@ class Steps:
         now = self._clock.now
         with_logits = [p.task for p in batch if p.task.has_logits]
         for task in with_logits:
-            task.logits_at = now
+            task.last_logits_at = now
             if task.first_logits_at is None:
                 task.first_logits_at = now
-        self._answers.sample_tokens(with_logits)
+        self.answers.sample_tokens(with_logits)
 
     def _end_step(self, started: float) -> float:
         """Return how long the step took that began at *started*."""
         self._metrics.steps += 1
-        self._clock.tick()
-        self._clock.busy_at = self._clock.now
+        self._clock.now = self._clock.busy_at = self._clock.read()
         return self._clock.now - started
 
     def learn_step(self) -> None:
@@ -158,7 +145,7 @@ class Steps:
         for task in self._slots.tasks:
             full = len(task.tokens) >= task.ctx_size
             if full and task.has_work and task.pending == 1:
-                self._answers.shift_context(task)
+                self.answers.shift_context(task)
         size = self._model.info.batch_size
         return plan_tokens(self._slots.slots, order, settings, size, self._cost, adapters)
 

@@ -29,10 +29,6 @@ class EngineClock:
         self.tokens = 0
         """Tokens computed so far: the time by which waiting tasks age."""
 
-    def tick(self) -> None:
-        """Set `now` to the present time."""
-        self.now = self.read()
-
 
 class TaskTable:
     """Owned by the engine. A task is in the queue, in a slot, or among the embeddings."""

@@ -39,23 +39,14 @@ class TokenizeQueue:
     def __init__(self, model: Model, recorder: Recorder):
         self._model, self._recorder = model, recorder
         self.tasks_expected = 0
-        self._requests: deque[Request] = deque()
+        self.requests: deque[Request] = deque()
         self._bytes_max = model.info.ctx_size * model.info.token_bytes_max
-
-    @property
-    def busy(self) -> bool:
-        """Whether requests wait."""
-        return bool(self._requests)
-
-    def add_request(self, request: Request) -> None:
-        """Queue a request."""
-        self._requests.append(request)
 
     def answer_requests(self) -> Iterator[m.Report]:
         """Answer at least one request, and more until the time of one step is used up."""
         end = time.monotonic() + TOKENIZE_S
-        while self._requests:
-            request = self._requests.popleft()
+        while self.requests:
+            request = self.requests.popleft()
             self._recorder.record_activity(ActivityKind.PROMPT, [request.id])
             try:
                 answer = self._answer(request)

@@ -164,11 +164,11 @@ class DiskTier:
     def forget_session(self, scope: int, session: str) -> None:
         """Delete the files of a session; `forgotten` counts it when that is done."""
         keys = [f.key for f, _ in self._index.values()] + list(self._writing.values())
-        doomed = [k for k in keys if (k.owner, k.session) == (scope, session)]
-        for key in doomed:
+        keys_to_delete = [k for k in keys if (k.owner, k.session) == (scope, session)]
+        for key in keys_to_delete:
             self._index.pop(key.name, None)
             self._writing.pop(key.name, None)
-        self._files.queue_delete(doomed)
+        self._files.queue_delete(keys_to_delete)
 
     def close(self) -> None:
         """End the file thread."""

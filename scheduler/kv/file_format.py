@@ -77,10 +77,6 @@ class _FileHeader(msgspec.Struct, frozen=True, array_like=True):
     size: int
     checksum: bytes
 
-    @property
-    def key(self) -> KvKey:
-        return KvKey(self.owner, self.tokens, self.session, self.private, self.adapters)
-
 
 _decoder = msgspec.msgpack.Decoder(_FileHeader)
 
@@ -117,7 +113,7 @@ def _read_head(fd: int, path: Path) -> tuple[_FileHeader, KvFile]:
     whole = _PREFIX.size + size + header.size
     if os.fstat(fd).st_size != whole:
         raise KvDamaged(f"it has {os.fstat(fd).st_size} bytes and should have {whole}")
-    key = header.key
+    key = KvKey(header.owner, header.tokens, header.session, header.private, header.adapters)
     if path.parts[-3:] != (header.fingerprint, str(key.owner), key.name):
         raise KvDamaged("it is another model's, another user's or another state")
     return header, KvFile(key, whole, header.seconds, path)

@@ -70,7 +70,7 @@ class KvManager:
         scope, session = scoped(command.owner, command.session, shared=shared)
         origin = Origin(scope, session, command.adapters, approximate=True)
         tokens = array("i", command.tokens)
-        tokens.append(-1)  # a task always computes its last token: here all of the history counts
+        tokens.append(-1)  # a task always computes its last token; a whole history counts
         find = self._persist if isinstance(command, m.PersistState) else self._find_cached
         return m.CommandResult(command.id, find(origin, tokens))
 
@@ -133,9 +133,9 @@ class KvManager:
     def _fetch(self, task: Task, disk: DiskTier) -> None:
         """Have the state of a new task read from disk, if that saves enough computation."""
         tokens = array("i", task.tokens)
-        here = self.search.find_source(task.origin, tokens).keep
-        file, keep = disk.find_file(task.origin, tokens, here)
-        if file is not None and keep - here >= self._settings.shared_prefix_tokens_min:
+        cached = self.search.find_source(task.origin, tokens).keep
+        file, keep = disk.find_file(task.origin, tokens, cached)
+        if file is not None and keep - cached >= self._settings.shared_prefix_tokens_min:
             disk.fetch_state(task, file)
             self.fetches += task.fetching
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ...backends import Model
@@ -39,9 +38,6 @@ class SlotTable:
         self.changes = 0
         """Number of changes to the contents of idle slots."""
         self._model = model
-
-    def __iter__(self) -> Iterator[Slot]:
-        return iter(self.slots)
 
     def __len__(self) -> int:
         return len(self.slots)

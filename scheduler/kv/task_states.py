@@ -1,4 +1,4 @@
-"""KV states of tasks: loaded into a slot on admission, saved on parking.
+"""KV states of tasks: loaded when a task gets a slot, saved when it is parked.
 
 Every move of a state saves it and restores it into a sequence.
 """
@@ -18,7 +18,7 @@ from .store import KvStore, SavedState
 
 
 class TaskStates:
-    """Moves states into and out of occupied slots. It holds those of parked tasks, which are pinned
+    """Moves states into and out of slots. It holds those of parked tasks, which are pinned
     in *store*. Owned by the engine. For *recompute_s* see `IdleStates`.
     """
 
@@ -137,19 +137,19 @@ class TaskStates:
         self._store.add_state(task.origin, tokens, state, self._recompute_s(len(tokens)))
         return tokens, state
 
-    def park_task(self, task: Task, *, anyhow: bool = False) -> bool:
+    def park_task(self, task: Task, *, force: bool = False) -> bool:
         """Save the task's state and take its slot back; return False if memory cannot hold it.
 
-        With *anyhow* the task then loses its state, which is computed again.
+        With *force* the task then loses its state, which is computed again.
         """
-        if task.shift_pending and not anyhow:
+        if task.shift_pending and not force:
             return False
         saved = None
         if task.computed and not task.shift_pending:
             state, seconds = self._model.save(task.slot), self._recompute_s(task.computed)
             tokens = task.tokens[: task.computed]
             saved = self._store.add_state(task.origin, tokens, state, seconds, pin=True)
-            if saved is None and not anyhow:
+            if saved is None and not force:
                 return False
         if saved is None:
             self._slots.clear_task(task)

@@ -1,4 +1,4 @@
-"""Alternation of generations and embeddings, which cannot share a batch, and the order of texts.
+"""The choice between steps of generation and of embeddings, and the order of texts.
 
 The functions are pure, as in `plan`.
 """
@@ -33,7 +33,7 @@ def embeds_next(
 def plan_texts(
     waiting: Sequence[Task], running: Sequence[Task], order: Order, info: EmbedInfo
 ) -> SlotPlan:
-    """Decide which texts are started: in the order of the queue, and none before a text that does
+    """Decide which texts get a slot: in the order of the queue, and none before a text that does
     not fit. A text parks those of an effective class below its own class, the last of them first.
     """
     running = list(running)

@@ -30,7 +30,7 @@ CHUNK_MIN = 8
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
-    """First park, then admit. Each pair of *follow* is a task and the leader that it waits for."""
+    """First park, then start. Each pair of *follow* is a task and the leader that it waits for."""
 
     park: tuple[Task, ...] = ()
     start: tuple[Task, ...] = ()
@@ -112,7 +112,7 @@ def plan_slots(
     now: float,
     find_leader: Callable[[Task, Sequence[Task]], Task | None] = lambda task, running: None,
 ) -> SlotPlan:
-    """Decide which tasks are parked and which are started, the best first.
+    """Decide which tasks are parked and which get a slot, the first in order first.
 
     A task preempts a running one at once if its own class is above the other's effective class, or
     if the other was not read for `reader_lag_s`. Between equals it does so only at the end of a
@@ -188,8 +188,7 @@ def plan_tokens(
 
     Every decoding task gets one token. Prompts share the rest of the step's time (`_step_s`), in
     the order of the queue. They get at least half as much time as the decoding tokens take, even if
-    the step then takes longer than its target. Prompts of a lower
-    class wait for those of a higher one, which would otherwise wait for them.
+    the step then exceeds its target. Prompts of a lower class wait for those of a higher one.
     """
     tasks = [s.task for s in slots if s.task is not None and s.task.has_work]
     tasks = [t for t in tasks if t.spec.adapters == adapters]

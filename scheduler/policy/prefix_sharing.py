@@ -28,7 +28,7 @@ class Leaders:
         self._search, self._memory = search, memory
         self._shared_tokens_min = shared_prefix_tokens_min
         self._cached: dict[int, tuple[int, int]] = {}
-        """For each waiting task the count of changes and, as of then, its cached tokens."""
+        """By task, `changes` of the search and the number of cached tokens as of then."""
         self._shared: dict[tuple[int, int], int] = {}
 
     def find_leader(self, task: Task, running: Sequence[Task]) -> Task | None:
@@ -51,7 +51,7 @@ class Leaders:
             return None
         gain = end - self._cached_tokens(task, best)
         if gain <= 0 or (gain < self._shared_tokens_min and not task.follows):
-            return None  # a task that waits already waits for the rest
+            return None  # a task that already waits does so to the end
         best.checkpoints.add(end)
         return best
 

@@ -70,18 +70,13 @@ class TurnEstimator:
     def __init__(self) -> None:
         self._prompt = RunningRatio(PROMPT_S)
         self._output = RunningRatio(OUTPUT_S)
-        self._length = RunningRatio(OUTPUT_TOKENS)
+        self.mean_length = RunningRatio(OUTPUT_TOKENS)
         self._share = RunningRatio(0.0)
 
     @property
     def token_times(self) -> TokenTimes:
         """The time of a token, by the turns so far."""
         return TokenTimes(self._prompt.value, self._output.value)
-
-    @property
-    def output_tokens(self) -> float:
-        """The running mean of the answers' lengths."""
-        return self._length.value
 
     def learn_rates(
         self, prompt_tokens: int, prompt_s: float, output_tokens: int, output_s: float
@@ -92,7 +87,7 @@ class TurnEstimator:
 
     def learn_length(self, output_tokens: int, limit: int = -1) -> None:
         """Add the length of an answer that was bounded by *limit* tokens (-1: unbounded)."""
-        self._length.add_sample(output_tokens, 1)
+        self.mean_length.add_sample(output_tokens, 1)
         if limit > 0:
             self._share.add_sample(output_tokens, limit)
 
@@ -102,7 +97,7 @@ class TurnEstimator:
 
         An answer that exceeds the mean is expected to continue for another quarter of it.
         """
-        mean = self.output_tokens
+        mean = self.mean_length.value
         if limit < 0:
             return RemainingWork(prompt_tokens, max(mean - done, mean / 4))
         whole = max(min(mean, limit), self._share.value * limit)

@@ -34,10 +34,11 @@ from ...backends import (
     load_model,
 )
 from ...backends.errors import load_cancelled
+from ...backends.library_log import library_log
 from .. import messages as m
 from ..engine.engine import Engine
 from ..kv.files import KvFiles
-from ..recording.reporter import log_library, set_library_level
+from ..recording.reporter import set_library_level, write_library_line
 from ..settings import EngineSettings
 from .build import EXIT_OTHER_BUILD, build_id
 from .link import LinkClosed, SocketLink
@@ -53,7 +54,7 @@ def main() -> None:
         sys.exit(EXIT_OTHER_BUILD)
     fd, parent, record = (int(argument) for argument in sys.argv[2:5])
     _bind_to_parent(parent)
-    log_library()
+    library_log.write_line = write_library_line
     run_worker(SocketLink(socket.socket(fileno=fd)), record)
 
 
@@ -132,14 +133,13 @@ def _load_model(
 
 def load_adapters(model: Model, specs: Iterable[AdapterSpec]) -> list[m.AdapterReport]:
     """Load the adapters of a loaded model. One that fails is reported; the model works without."""
-    return [_load_adapter(model, spec) for spec in specs]
-
-
-def _load_adapter(model: Model, spec: AdapterSpec) -> m.AdapterReport:
-    try:
-        return m.AdapterReport(spec=spec, info=model.add_adapter(spec))
-    except InferdError as exc:
-        return m.AdapterReport(spec=spec, error=exc.to_wire())
+    reports = []
+    for spec in specs:
+        try:
+            reports.append(m.AdapterReport(spec=spec, info=model.add_adapter(spec)))
+        except InferdError as exc:
+            reports.append(m.AdapterReport(spec=spec, error=exc.to_wire()))
+    return reports
 
 
 class CachedEstimate:
@@ -185,22 +185,20 @@ def _agree_on_shape(
     if commands.has_quit():
         raise load_cancelled(spec.name)
     with contextlib.closing(CachedEstimate(spec, known)) as estimator:
-        shape = estimator.shape
-        if not known:
-            link.send_reports([_memory_estimate(estimator, shape)])
+        shape, unreported = estimator.shape, not known
         while True:
-            match commands.next_command():
-                case m.EstimateMemory(other):
-                    shape = other
-                    link.send_reports([_memory_estimate(estimator, shape)])
+            if unreported:
+                need = estimator.need(shape)
+                link.send_reports([m.MemoryEstimate(shape, need, estimator.devices)])
+            command = commands.next_command()
+            unreported = isinstance(command, m.EstimateMemory)
+            match command:
+                case m.EstimateMemory(requested):
+                    shape = requested
                 case m.Proceed():
                     return shape.apply_to(spec)
                 case m.Quit():
                     raise load_cancelled(spec.name)
-
-
-def _memory_estimate(estimator: MemoryEstimator, shape: Shape) -> m.MemoryEstimate:
-    return m.MemoryEstimate(shape, estimator.need(shape), estimator.devices)
 
 
 def _run_engine(link: SocketLink, engine: Engine, commands: list[m.Command]) -> None:

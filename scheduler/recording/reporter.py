@@ -141,12 +141,8 @@ def set_library_level(logging: m.Logging) -> None:
     library_log.least = LEVELS[level] if level is not None else SILENT
 
 
-def log_library() -> None:
-    """Write each line of the library to standard error, with its priority."""
-    library_log.write_line = _to_stderr
-
-
-def _to_stderr(level: str, text: str) -> None:
+def write_library_line(level: str, text: str) -> None:
+    """Write a line of the library to standard error, with its priority."""
     line = f"<{SYSLOG_PRIORITIES[level]}>{' '.join(text.splitlines())}".encode()
     with contextlib.suppress(OSError):  # the daemon does not read now: no step waits for it
         os.write(_STDERR, line[: LINE_BYTES_MAX - 1] + b"\n")

@@ -359,7 +359,7 @@ class EngineMachine(RuleBasedStateMachine):
             if self.files is not None and any(t.fetching for t in self.bench.engine.tasks.queue):
                 assert self.files.flush(10)
         assert all(self.bench.end(n) is not None for n in self.texts), "a task starves"
-        assert all(s.task is None for s in self.bench.engine.slots), "a slot leaked"
+        assert all(s.task is None for s in self.bench.engine.slots.slots), "a slot leaked"
         errors = {self.bench.end(n).error["name"] for n in self.texts if self.failed(n)}  # type: ignore[union-attr]
         assert errors <= {"Cancelled", "Timeout", "KvFull"}, errors
 

@@ -45,11 +45,11 @@ class Starved(EchoModel):
 def test_a_text_that_memory_cannot_hold_is_refused_and_ends_no_process() -> None:
     model = Starved(ModelSpec(name="echo", backend="echo", slots=1, ctx_size=64))
     queue = TokenizeQueue(model, Recorder())
-    queue.add_request(m.Tokenize(1, b"huge", special=False, bos=False))
-    queue.add_request(m.ChatPrompt(2, [{"role": "user", "content": "huge, too"}], ""))
-    queue.add_request(m.Tokenize(3, b"hi", special=False, bos=False))
+    queue.requests.append(m.Tokenize(1, b"huge", special=False, bos=False))
+    queue.requests.append(m.ChatPrompt(2, [{"role": "user", "content": "huge, too"}], ""))
+    queue.requests.append(m.Tokenize(3, b"hi", special=False, bos=False))
     reports: list[m.Report] = []
-    while queue.busy:
+    while queue.requests:
         reports += queue.answer_requests()
     one, two, three = reports
     for report in (one, two):

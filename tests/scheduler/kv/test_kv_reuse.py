@@ -344,7 +344,7 @@ def shifted(n_discard: int) -> Bench:
 
 def idle_tokens(bench: Bench) -> array[int]:
     """Return the contents of the first idle slot that is not empty."""
-    return next(s for s in bench.engine.slots if s.tokens).tokens
+    return next(s for s in bench.engine.slots.slots if s.tokens).tokens
 
 
 def assert_it_serves_mine_alone(bench: Bench) -> None:

@@ -45,7 +45,7 @@ def test_token_times_and_lengths_are_learned_from_ended_turns() -> None:
     estimator.learn_length(40)
 
     assert estimator.token_times == TokenTimes(0.005, 0.05)
-    assert estimator.output_tokens == 40
+    assert estimator.mean_length.value == 40
 
 
 def test_a_turn_without_output_does_not_change_the_output_time() -> None:
