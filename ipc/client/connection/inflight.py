@@ -6,14 +6,25 @@ import asyncio
 import queue
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import anyio
 
 from ....backends.errors import InferdError, error_from_wire
 
-if TYPE_CHECKING:
-    from .connection import ClientConnection
+
+class RequestOwner(Protocol):
+    """The connection over which a request was sent."""
+
+    def grant_credit(self, request: InFlight, events: int) -> None:
+        """Allow the daemon *events* more events of *request*."""
+
+    def abandon_request(self, request: InFlight) -> None:
+        """Cancel *request* on the daemon; its events are dropped."""
+
+    def run_soon(self, action: Callable[[], object]) -> None:
+        """Run *action* soon on the connection's loop; `__del__` may call this."""
 
 
 class InFlight:
@@ -31,7 +42,7 @@ class InFlight:
 
     def __init__(self, call: str, deadline: float):
         self.id = 0
-        self.connection: ClientConnection
+        self.connection: RequestOwner
         self.call = call
         self.deadline = deadline
         self.events: deque[dict[str, Any]] = deque()
