@@ -30,9 +30,8 @@ from .metrics.http_listener import MetricsServer
 from .models.worker_launcher import LoadListener
 from .residency.machine import MachineMemory
 from .residency.pressure import Pace
-from .service import watchdog
+from .service.notifier import ServiceNotifier, overdue_models
 from .service.reload import ConfigReloader
-from .service.status import ServiceNotifier
 from .traces.tracing import Traces
 
 log = structlog.get_logger()
@@ -185,7 +184,7 @@ def _service(daemon: Daemon) -> ServiceNotifier:
     service = ServiceNotifier(
         daemon.components,
         loading=lambda: daemon.registry.catalog.loading,
-        overdue=lambda: watchdog.overdue(
+        overdue=lambda: overdue_models(
             (worker.spec.name, worker) for worker in daemon.registry.catalog.all_workers()
         ),
         turns=lambda: sum(session.active for session in daemon.sessions.live),

@@ -12,7 +12,6 @@ import socket
 import time
 from collections import deque
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -54,12 +53,7 @@ class OneShotClient:
             stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
 
     def _connect(self, timeout_s: float) -> None:
@@ -70,7 +64,7 @@ class OneShotClient:
                 with contextlib.suppress(BlockingIOError):
                     self._socket.connect(self._path)
                     break
-                time.sleep(CONNECT_PAUSE_S)  # the daemon's backlog is full; no event tells its end
+                time.sleep(CONNECT_PAUSE_S)  # the daemon's backlog is full; nothing reports its end
         except TimeoutError:
             raise
         except OSError as exc:
@@ -106,10 +100,10 @@ class OneShotClient:
 
     def _limit_wait(self, deadline: float) -> None:
         """Let the next operation on the socket end at *deadline*."""
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
             raise TimeoutError
-        self._socket.settimeout(left_s)
+        self._socket.settimeout(remaining_s)
 
     def call(self, call: str, params: Any, result: type[R]) -> R:
         """Make any call of the protocol that has no events."""

@@ -23,8 +23,7 @@ from ...backends.library_log import LEVELS, SYSLOG_PRIORITIES
 from ...scheduler import messages as m
 from ..config.forms import LOGGERS
 from ..config.settings import Config
-from .log_file import LogFile
-from .stderr import StandardError
+from .destinations import LogFile, StandardError
 
 DEFAULT_LOGGER = "daemon"
 WORKER_LOGGERS = ("scheduler", "backends", "llama")
@@ -66,9 +65,8 @@ class Logs:
         self._note_file = note_file
         self._stderr, self._terminal = StandardError(_STDERR), os.isatty(_STDERR)
         self.in_journal = is_journal(os.environ, _STDERR)
-        console = config.log_format == "console"
-        if config.log_format == "auto":
-            console = not self.in_journal
+        by_default = "json" if self.in_journal else "console"
+        console = (config.log_format if config.log_format != "auto" else by_default) == "console"
         self._console = _console(self._terminal) if console else None
         self.apply_config(config)
         structlog.configure(

@@ -17,7 +17,7 @@ from ..config.settings import Config, applies
 from ..config.sources import ConfigError
 from ..core import Daemon, dormant_limits
 from ..logs.setup import logs
-from .status import ServiceNotifier
+from .notifier import ServiceNotifier
 
 ERRORS_NAMED_MAX = 3
 CAUSE_CHARACTERS_MAX = 500
@@ -39,11 +39,8 @@ class Reloaded:
 
 def merge(running: Config, read: Config) -> Reloaded:
     """Return the configuration after *read* was read by a daemon that uses *running*."""
-    differing = [
-        f
-        for f in (field.name for field in fields(Config))
-        if getattr(running, f) != getattr(read, f)
-    ]
+    names = [field.name for field in fields(Config)]
+    differing = [f for f in names if getattr(running, f) != getattr(read, f)]
     restart = [f for f in differing if applies(hyphens(f)) is Applies.RESTART]
     changed = [field for field in differing if field not in restart]
     config = replace(running, **{f: getattr(read, f) for f in changed})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..options import EXIT_REFUSED, ConfigFile, JsonOutput, SocketPath
-from ..output import note, printable, write, write_json
+from ..output import has_colors, note, printable, write, write_json
 
 if TYPE_CHECKING:
     from ...doctor.finding import Finding
@@ -63,10 +62,9 @@ def doctor(
 def _show(findings: list[Finding]) -> None:
     from ...doctor.report import text_of
 
-    terminal = sys.stdout.isatty()
     for finding in findings:
-        text = printable(text_of([finding]), terminal)
-        if terminal and not os.environ.get("NO_COLOR"):
+        text = printable(text_of([finding]), sys.stdout.isatty())
+        if has_colors(sys.stdout):
             status = finding.status
             text = typer.style(status, fg=STATUS_COLORS[status]) + text.removeprefix(status)
         write(text)

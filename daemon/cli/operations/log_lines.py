@@ -19,17 +19,17 @@ LINE_BYTES_MAX = 1 << 20
 """Maximum length of a line; a longer one is not from the daemon."""
 POLL_S = 0.2
 
-Wanted = Callable[[bytes], bool]
+LineFilter = Callable[[bytes], bool]
 
 
-def last_lines(file: FileIO, count: int, wanted: Wanted) -> list[bytes]:
-    """Return the last *count* lines that are *wanted*, oldest first; leave *file* at its end."""
+def last_lines(file: FileIO, count: int, matches: LineFilter) -> list[bytes]:
+    """Return the last *count* lines that match, oldest first; leave *file* at its end."""
     end = file.seek(0, os.SEEK_END)
     found: list[bytes] = []
     for line in _backwards(file, end):
         if len(found) >= count:
             break
-        if line and wanted(line):
+        if line and matches(line):
             found.append(line)
     file.seek(end)
     return found[::-1]
@@ -43,7 +43,7 @@ def following_lines(path: Path, file: FileIO) -> Iterator[bytes]:
     while True:
         with file:
             yield from _until_moved(path, file)
-        while (other := _opened(path)) is None:
+        while (other := _open_if_present(path)) is None:
             time.sleep(POLL_S)
         file = other
 
@@ -60,7 +60,7 @@ def _until_moved(path: Path, file: FileIO) -> Iterator[bytes]:
             time.sleep(POLL_S)
 
 
-def _opened(path: Path) -> FileIO | None:
+def _open_if_present(path: Path) -> FileIO | None:
     with contextlib.suppress(NotFound):
         return open_log(path)
     return None
@@ -136,21 +136,19 @@ def _backwards(file: FileIO, end: int) -> Iterator[bytes]:
     """Yield the lines of a file, last line first; read only the blocks that are needed."""
     rest = b""
     while end > 0:
-        begin = max(0, end - BLOCK_BYTES)
-        file.seek(begin)
-        block = file.read(end - begin)
+        start = max(0, end - BLOCK_BYTES)
+        file.seek(start)
+        block = file.read(end - start)
         first, *lines = (block + rest[:LINE_BYTES_MAX]).split(b"\n")
         yield from reversed(lines)
-        rest, end = first, begin
+        rest, end = first, start
     yield rest
 
 
 def _was_replaced(path: Path, file: FileIO) -> bool:
     """Return whether *path* is another file now, or *file* was emptied."""
     try:
-        there, here = path.stat(), os.fstat(file.fileno())
+        at_path, opened = path.stat(), os.fstat(file.fileno())
     except OSError:
         return False  # the next line creates the file again, once its folder exists
-    if (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino):
-        return True
-    return here.st_size < file.tell()
+    return not os.path.samestat(at_path, opened) or opened.st_size < file.tell()

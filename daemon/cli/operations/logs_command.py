@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from enum import StrEnum
@@ -15,7 +14,7 @@ import typer
 from ....backends.errors import ConnectionLost, NotFound
 from ..client import client_of
 from ..options import JsonOutput, SocketPath
-from ..output import printable, table, write, write_json
+from ..output import has_colors, printable, table, write, write_json
 from .log_lines import following_lines, journal_lines, last_lines, open_log
 
 LINES = 100
@@ -41,20 +40,13 @@ def logs(
     lines: Annotated[
         int,
         typer.Option(
-            "--lines",
-            "-n",
-            metavar="N",
-            min=0,
-            max=LINES_MAX,
-            help="The number of last lines to show.",
+            "--lines", "-n", metavar="N", min=0, max=LINES_MAX, help="Show the last N lines."
         ),
     ] = LINES,
     level: Annotated[
         LogLevel,
         typer.Option(
-            "--level",
-            metavar="LEVEL",
-            help="The lowest level to show: debug, info, warning or error.",
+            metavar="LEVEL", help="The lowest level to show: debug, info, warning or error."
         ),
     ] = LogLevel.DEBUG,
     socket: SocketPath = None,
@@ -65,11 +57,10 @@ def logs(
     It is read from the file that the setting `log-file` names, or else from systemd's journal. With
     --json each event is a line of JSON.
     """
-    terminal = sys.stdout.isatty()
-    colors = terminal and not os.environ.get("NO_COLOR")
-    wanted = _filter(level)
-    for line in _lines(socket, lines, level, wanted, follow=follow):
-        if wanted(line):
+    terminal, colors = sys.stdout.isatty(), has_colors(sys.stdout)
+    matches = _filter(level)
+    for line in _lines(socket, lines, level, matches, follow=follow):
+        if matches(line):
             text = line.decode("utf-8", "replace") if as_json else format_line(line, colors=colors)
             write(text if colors and not as_json else printable(text, terminal))
 
@@ -78,7 +69,7 @@ def _lines(
     socket: Path | None,
     count: int,
     level: LogLevel,
-    wanted: Callable[[bytes], bool],
+    matches: Callable[[bytes], bool],
     *,
     follow: bool,
 ) -> Iterator[bytes]:
@@ -93,7 +84,7 @@ def _lines(
     if stats["log"]["file"] is not None:
         path = Path(stats["log"]["file"])
         with open_log(path) as file:
-            yield from last_lines(file, count, wanted)
+            yield from last_lines(file, count, matches)
             if follow:
                 yield from following_lines(path, file)
     elif stats["log"]["journal"] is not None:
@@ -115,13 +106,13 @@ def _filter(level: LogLevel) -> Callable[[bytes], bool]:
     """Return a filter for events of *level* or above; it passes lines that are not events."""
     rank = {str(name): number for number, name in enumerate(LogLevel)}
 
-    def wanted(line: bytes) -> bool:
+    def matches(line: bytes) -> bool:
         if level is LogLevel.DEBUG:
             return True
         event = _event(line)
         return event is None or rank.get(str(event.get("level")), len(rank)) >= rank[level]
 
-    return wanted
+    return matches
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

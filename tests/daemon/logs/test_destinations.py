@@ -15,9 +15,8 @@ import msgspec
 import pytest
 
 from inferd import Client
-from inferd.daemon.logs.log_file import LogFile
+from inferd.daemon.logs.destinations import LogFile, StandardError
 from inferd.daemon.logs.setup import _console, is_journal, journal_of
-from inferd.daemon.logs.stderr import StandardError
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd, inferd_process, on_terminal
 from tests.daemon.log_events import until

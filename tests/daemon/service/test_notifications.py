@@ -14,8 +14,13 @@ import psutil
 import pytest
 
 from inferd.daemon.components import Components
-from inferd.daemon.service.status import STATUS_BYTES_MAX, ServiceNotifier, status_line
-from inferd.daemon.service.watchdog import feed_interval_s, overdue
+from inferd.daemon.service.notifier import (
+    STATUS_BYTES_MAX,
+    ServiceNotifier,
+    feed_interval_s,
+    overdue_models,
+    status_line,
+)
 from inferd.daemon.workers.hang_detector import KILLED_S, HangDetector
 from inferd.scheduler.recording.recorder import ActivityKind, Recorder
 from inferd.testing import RunningDaemon, running_daemon
@@ -192,16 +197,16 @@ def test_a_worker_is_overdue_when_its_kill_did_not_end_it() -> None:
         def overdue(self) -> bool:
             return watch.overdue
 
-    assert overdue([("m", Watched())]) == []
+    assert overdue_models([("m", Watched())]) == []
     now += 2.5 + KILLED_S - 1
-    assert overdue([("m", Watched())]) == []
+    assert overdue_models([("m", Watched())]) == []
     now += 2
-    assert overdue([("m", Watched())]) == ["m"]
+    assert overdue_models([("m", Watched())]) == ["m"]
     awaited = False
-    assert overdue([("m", Watched())]) == []
+    assert overdue_models([("m", Watched())]) == []
     recorder.record_activity(ActivityKind.IDLE)
     awaited = True
-    assert overdue([("m", Watched())]) == []
+    assert overdue_models([("m", Watched())]) == []
 
 
 @pytest.mark.asyncio

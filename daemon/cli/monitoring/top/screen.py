@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -73,7 +74,7 @@ class Table(DataTable[Text]):
 
     def show_rows(self, rows: list[Row]) -> None:
         """Show *rows*."""
-        selected, before = self.selected, self.cursor_row
+        selected, cursor_row = self.selected, self.cursor_row
         self.clear()
         self._shown = [row.key for row in rows]
         cells = [list(map(self._cell, self.panel.heads, row.cells)) for row in rows]
@@ -83,9 +84,9 @@ class Table(DataTable[Text]):
         for row_cells in cells:
             self.add_row(*row_cells)
         if rows:
-            nearest = min(before, len(rows) - 1)
-            at = self._shown.index(selected) if selected in self._shown else nearest
-            self.move_cursor(row=at)
+            nearest = min(cursor_row, len(rows) - 1)
+            row = self._shown.index(selected) if selected in self._shown else nearest
+            self.move_cursor(row=row)
         self.border_title = f"{self.panel.title} ({len(rows)})"
 
     def _cell(self, head: str, text: str) -> Text:
@@ -148,7 +149,7 @@ class Top(App[None]):
         self.frame: Frame | None = None
         self._header, self._line = Static(id="header"), Static(id="line")
         self._tables = {panel.title: Table(panel) for panel in (MODELS, TASKS, SESSIONS)}
-        self._again = anyio.Event()
+        self._sample_now = anyio.Event()
         """Set to take the next sample before the interval is over."""
         self._acting = False
         self._lost = False
@@ -164,9 +165,9 @@ class Top(App[None]):
     def on_mount(self) -> None:
         """Start polling the daemon."""
         self._tables[TASKS.title].focus()
-        self.run_worker(self._follow(), name="follow")
+        self.run_worker(self._poll_and_reconnect(), name="poll")
 
-    async def _follow(self) -> None:
+    async def _poll_and_reconnect(self) -> None:
         while True:
             try:
                 async with client_for(self.socket_path) as client:
@@ -182,14 +183,14 @@ class Top(App[None]):
     async def _poll(self, client: AsyncClient) -> None:
         before: Sample | None = None
         while True:
-            self._again = anyio.Event()
-            now = await self._take(client)
+            self._sample_now = anyio.Event()
+            now = await self._take_sample(client)
             self.show_frame(frame_of(before, now))
             before = now
             with anyio.move_on_after(self.interval_s):
-                await self._again.wait()
+                await self._sample_now.wait()
 
-    async def _take(self, client: AsyncClient) -> Sample:
+    async def _take_sample(self, client: AsyncClient) -> Sample:
         try:
             return await take_sample(client, all_users=self.all_users)
         except PermissionDenied as exc:
@@ -216,22 +217,22 @@ class Top(App[None]):
 
     def action_cancel_task(self) -> None:
         """Cancel the selected task."""
-        self._run_action(self._selected(TASKS), _cancel)
+        self._run_action(self._tables[TASKS.title].selected, _cancel)
 
     def action_park_task(self) -> None:
         """Park the selected task."""
-        self._run_action(self._selected(TASKS), _park)
+        self._run_action(self._tables[TASKS.title].selected, _park)
 
     def action_unload_model(self) -> None:
         """Unload the selected model after a confirmation."""
-        name = self._selected(MODELS)
+        name = self._tables[MODELS.title].selected
         if name is None:
             self.show_message("there is no model to unload", error=True)
             return
 
         def answer(key: str | None) -> None:
             if key in ("y", "f"):
-                self._run_action(name, _unload_by_force if key == "f" else _unload)
+                self._run_action(name, partial(_unload, force=key == "f"))
 
         page = TextDialog(
             UNLOAD_QUESTION.format(printable(name, terminal=True)), ("y", "f", "n", "escape")
@@ -245,9 +246,6 @@ class Top(App[None]):
     def action_interrupt(self) -> None:
         """Exit with the status of an interrupt."""
         self.exit(return_code=EXIT_INTERRUPTED)
-
-    def _selected(self, panel: Panel) -> str | None:
-        return self._tables[panel.title].selected
 
     def _run_action(self, key: str | None, act: Act) -> None:
         """Run *act* for *key*; only one action runs at a time."""
@@ -270,7 +268,7 @@ class Top(App[None]):
             )
         finally:
             self._acting = False
-        self._again.set()
+        self._sample_now.set()
 
 
 async def _cancel(client: AsyncClient, context: str) -> str:
@@ -286,11 +284,6 @@ async def _park(client: AsyncClient, context: str) -> str:
     return f"the task of session {context} is not parked: no other task waits for its slot"
 
 
-async def _unload(client: AsyncClient, name: str) -> str:
-    await client.unload_model(name, timeout=UNLOAD_S_MAX)
-    return f"{name} is unloaded"
-
-
-async def _unload_by_force(client: AsyncClient, name: str) -> str:
-    await client.unload_model(name, force=True, timeout=UNLOAD_S_MAX)
+async def _unload(client: AsyncClient, name: str, *, force: bool) -> str:
+    await client.unload_model(name, force=force, timeout=UNLOAD_S_MAX)
     return f"{name} is unloaded"

@@ -1,6 +1,12 @@
 """Notifications to the service manager (systemd): readiness, status, requests of time, watchdog.
 
 Lives on the daemon's event loop. Without a manager nothing is sent and no timer runs.
+
+The watchdog is fed while the event loop runs and no worker is overdue. The daemon itself replaces a
+hung worker (`worker-hang-timeout-s`, 120 s), which pauses only that worker's turns; a restart by
+the manager would interrupt the turns of all models. So the watchdog is withheld only where the
+replacement failed: the worker should have been killed and still has its work. A load without
+progress does not withhold it: its callers can cancel it, and all others are served.
 """
 
 from __future__ import annotations
@@ -8,14 +14,14 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
+from typing import Protocol
 
 import anyio
 import structlog
 
 from ..components import Components
-from .watchdog import feed_interval_s
 
 STATUS_BYTES_MAX = 1000
 """systemd drops a message of more than 4096 bytes."""
@@ -72,6 +78,31 @@ def status_line(head: str, loading: Mapping[str, float]) -> str:
     return data[: STATUS_BYTES_MAX - 3].decode(errors="ignore") + "…"
 
 
+class Watched(Protocol):
+    """The part of a worker that the watchdog uses."""
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the worker makes no progress past the time within which it is replaced."""
+
+
+def feed_interval_s(environ: Mapping[str, str], pid: int | None = None) -> float | None:
+    """Return the seconds between two feedings, half of the watchdog's (`sd_watchdog_enabled(3)`);
+    None without a watchdog, or for that of another process.
+    """
+    interval, owner = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
+    if not interval.isdecimal() or not int(interval):
+        return None
+    if owner and owner != str(os.getpid() if pid is None else pid):
+        return None
+    return int(interval) / 1e6 / 2
+
+
+def overdue_models(workers: Iterable[tuple[str, Watched]]) -> list[str]:
+    """Return the models whose workers are overdue; while there are any, the watchdog is not fed."""
+    return [name for name, worker in workers if worker.overdue]
+
+
 class ServiceNotifier:
     """Notifies the manager of changes. *loading* returns the loading models with their progress,
     *overdue* the models for whose workers the watchdog is not fed, *turns* the number of running
@@ -90,12 +121,8 @@ class ServiceNotifier:
         seconds: Callable[[], float] = time.monotonic,
     ):
         self.managed = bool(environ.get("NOTIFY_SOCKET"))
-        self._components, self._loading, self._overdue, self._turns = (
-            components,
-            loading,
-            overdue,
-            turns,
-        )
+        self._components, self._loading = components, loading
+        self._overdue, self._turns = overdue, turns
         self._pending_restart = pending_restart
         self._feed_s = feed_interval_s(environ)
         self._seconds = seconds
@@ -128,8 +155,8 @@ class ServiceNotifier:
     def notify_reloading(self) -> None:
         """Notify that a reload has begun; `notify_ready` ends it."""
         # Without the time systemd waits for another notification until its own limit.
-        began = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-        self._notify({"RELOADING": "1", "MONOTONIC_USEC": str(began)})
+        now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self._notify({"RELOADING": "1", "MONOTONIC_USEC": str(now_us)})
 
     def notify_stopping(self, grace_s: float) -> None:
         """Notify that the daemon shuts down, within *grace_s* for the turns and `END_S_MAX`."""
@@ -187,8 +214,8 @@ class ServiceNotifier:
         line = self._components.line
         if self._withheld:
             line += f"; cannot be replaced: {', '.join(self._withheld[:LOADING_NAMED_MAX])}"
-        if waiting := self._pending_restart():
-            line += f"; restart for: {', '.join(waiting)}"
+        if pending := self._pending_restart():
+            line += f"; restart for: {', '.join(pending)}"
         return line
 
     def _extend_s(self, now: float, *, fed: bool) -> float:
@@ -210,11 +237,11 @@ class ServiceNotifier:
 
     def _can_feed(self) -> bool:
         """Return whether no worker is overdue; the event loop runs this, so it makes progress."""
-        stuck = self._overdue()
-        if stuck and stuck != self._withheld:
-            log.error("watchdog.withheld", models=stuck)
-        self._withheld = stuck
-        return not stuck
+        overdue = self._overdue()
+        if overdue and overdue != self._withheld:
+            log.error("watchdog.withheld", models=overdue)
+        self._withheld = overdue
+        return not overdue
 
     def _idle_s(self) -> float:
         """Return the time until the next notification that no call announces."""
