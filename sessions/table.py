@@ -43,7 +43,7 @@ class SessionCall(StrEnum):
     ATTACH = "attach"
     UNLOAD = "unload"
     # Events.
-    ADMITTED = "admitted"
+    RUN = "run"
     PARK = "park"
     FINISHED = "finished"
     FAIL = "fail"
@@ -72,29 +72,24 @@ TABLE: dict[tuple[SessionState, SessionCall], Outcome] = {
     # A call is refused unless a later row allows it.
     **{(s, c): InvalidArgument for s in SessionState for c in SessionCall},
     **{(_S.DORMANT, c): SessionExpired for c in SessionCall},
-    **{(_S.CLOSED, c): InvalidArgument for c in SessionCall},
     # At rest: input may be given, then computed.
     **_rows(_RESTING, set_input=_S.READY, reset=_S.EMPTY, close=_S.CLOSED, unload=_S.UNLOADED),
     **_rows((_S.READY, _S.DONE, _S.FAILED), compute=_S.WAITING, compute_single=_S.WAITING),
     **_rows((_S.READY, _S.DONE, _S.FAILED), rewind=_S.READY),
     **_rows((_S.EMPTY,), rewind=_S.EMPTY),
     **{(s, _C.FORK): s for s in _RESTING},
-    **_rows((_S.EMPTY,), get_output=_S.EMPTY, fini_single=_S.EMPTY, cancel=_S.EMPTY),
-    **_rows((_S.READY,), get_output=_S.READY, fini_single=_S.READY, cancel=_S.READY),
-    **_rows((_S.DONE,), get_output=_S.DONE, fini_single=_S.READY, cancel=_S.DONE),
-    **_rows((_S.FAILED,), get_output=_S.FAILED, fini_single=_S.READY, cancel=_S.FAILED),
     # A turn is under way.
     **_rows(_TURN, set_input=SessionBusy, compute=SessionBusy, reset=SessionBusy),
     **_rows(_TURN, rewind=SessionBusy, fork_session=SessionBusy),
-    **_rows(_TURN, fini_single=_S.READY, close=_S.CLOSED, unload=_S.UNLOADED),
-    **_rows((_S.WAITING,), get_output=_S.WAITING, compute_single=_S.WAITING, cancel=_S.WAITING),
-    **_rows((_S.RUNNING,), get_output=_S.RUNNING, compute_single=_S.RUNNING, cancel=_S.RUNNING),
-    **_rows((_S.PARKED,), get_output=_S.PARKED, compute_single=_S.PARKED, cancel=_S.PARKED),
-    # The graph was unloaded: the client can read and close.
-    **_rows((_S.UNLOADED,), get_output=_S.UNLOADED, fini_single=_S.UNLOADED, cancel=_S.UNLOADED),
+    **_rows(_TURN, close=_S.CLOSED, unload=_S.UNLOADED),
+    **{(s, _C.COMPUTE_SINGLE): s for s in _TURN},
     **_rows((_S.UNLOADED,), close=_S.CLOSED, unload=_S.UNLOADED),
+    # Output can be read, also after an unload, and cleared.
+    **{(s, c): s for s in (*_RESTING, *_TURN, _S.UNLOADED) for c in (_C.GET_OUTPUT, _C.CANCEL)},
+    **_rows((_S.READY, _S.DONE, _S.FAILED, *_TURN), fini_single=_S.READY),
+    **{(s, _C.FINI_SINGLE): s for s in (_S.EMPTY, _S.UNLOADED)},
     # Events.
-    **_rows(_TURN, admitted=_S.RUNNING, finished=_S.DONE, fail=_S.FAILED),
+    **_rows(_TURN, run=_S.RUNNING, finished=_S.DONE, fail=_S.FAILED),
     **_rows((_S.RUNNING,), park=_S.PARKED),
     **_rows((*_RESTING, _S.UNLOADED), expire=_S.CLOSED),
     **_rows(_RESTING, detach=_S.DORMANT),
@@ -112,9 +107,8 @@ def step(state: SessionState, call: SessionCall) -> SessionState:
     outcome = TABLE[state, call]
     if isinstance(outcome, SessionState):
         return outcome
-    raise outcome(f"{call.value} in a session that is {state.value}", hint=_HINTS.get(outcome, ""))
-
-
-_HINTS: dict[type[InferdError], str] = {
-    InvalidArgument: "call set_input first, or open a new context if this one was closed",
-}
+    hint = "call set_input first, or open a new context if this one was closed"
+    raise outcome(
+        f"{call.value} in a session that is {state.value}",
+        hint=hint if outcome is InvalidArgument else "",
+    )

@@ -55,7 +55,7 @@ class Turn:
         self._logprobs_count = 0
         self.text = bytearray()
         self.surprisals: list[float] = []
-        """The surprisal of its tokens, as far as it is needed and known."""
+        """The surprisal of each token, as far as it is needed and known."""
         self.tail = b""
         """The text that was withheld until the end."""
         self.end_piece = b""
@@ -65,7 +65,8 @@ class Turn:
         self.ended = anyio.Event()
         self.resumed = False
         """It continues an interrupted turn."""
-        self._client = client
+        self.client = client
+        """The client of the present or last worker."""
         self._on_call, self._on_tokens, self._on_position = on_call, on_tokens, on_position
         self._position = -1
         self._shifted: list[int] | None = None
@@ -82,7 +83,7 @@ class Turn:
 
     def submit(self) -> None:
         """Queue the task."""
-        self._client.submit(self.spec, self)
+        self.client.submit(self.spec, self)
 
     def take_over(self, before: Replay) -> None:
         """Start with the output of *before*, an earlier turn on the same prompt."""
@@ -95,15 +96,15 @@ class Turn:
 
     def submit_resumed(self) -> None:
         """Queue the task at the end of the turn that was taken over."""
-        spec = self.continue_on(self._client)
+        spec = self.continue_on(self.client)
         assert spec is not None, "a turn that has not begun has not ended"
-        self._client.submit(spec, self)
+        self.client.submit(spec, self)
 
     def continue_on(self, client: TaskClient) -> m.TaskSpec | None:
         """Continue in another worker; see `TaskReader.continue_on`."""
         if self.ended.is_set():
             return None
-        self._client = client
+        self.client = client
         progressed = m.ResumePoint(
             output_tokens=len(self.tokens),
             text_bytes=len(self.text),
@@ -129,7 +130,7 @@ class Turn:
     def cancel(self) -> None:
         """Stop the task before the engine's next step."""
         if not self.ended.is_set():
-            self._client.send_command(m.Cancel(self.spec.id))
+            self.client.send_command(m.Cancel(self.spec.id))
 
     def add_credit(self, events: int) -> None:
         """Let the engine send *events* more."""
@@ -137,13 +138,13 @@ class Turn:
             self._unread_at = None
             if self._credit >= 0:
                 self._credit += events
-            self._client.send_command(m.Credit(self.spec.id, events))
+            self.client.send_command(m.Credit(self.spec.id, events))
 
     def request_token(self) -> None:
         """Request one more token from the engine (pull turns)."""
         if not self.ended.is_set():
             self._requested += 1
-            self._client.send_command(m.PullToken(self.spec.id))
+            self.client.send_command(m.PullToken(self.spec.id))
 
     def adjust(self, spec: m.TaskSpec) -> None:
         """Apply the parameters of *spec* from the next token on; a grammar and the conditions on
@@ -161,7 +162,7 @@ class Turn:
             self.spec = spec = msgspec.structs.replace(
                 spec, sampling=sampling, stopping=stopping, embed=self.spec.embed
             )
-            self._client.send_command(
+            self.client.send_command(
                 m.Adjust(spec.id, spec.sampling, spec.n_predict, spec.stop, spec.reverse_prompt)
             )
 
@@ -195,7 +196,7 @@ class Turn:
                 if state != "waiting":
                     if self._started_at is None:
                         self._started_at = time.monotonic()
-                    self._on_call(SessionCall.ADMITTED if state == "running" else SessionCall.PARK)
+                    self._on_call(SessionCall.RUN if state == "running" else SessionCall.PARK)
             case m.Position(_, position):
                 changed = position != self._position and not self.tokens
                 if self._on_position is not None and changed:
@@ -216,15 +217,13 @@ class Turn:
                 self._end(SessionCall.FAIL)
 
     def _send_verdict(self, verdict: m.Verdict) -> None:
-        """Send the verdict to the present worker; if it is another one, it asks for one again."""
+        """Send the verdict to the present worker; a new worker requests it again."""
         if not self.ended.is_set():
-            self._client.send_command(verdict)
+            self.client.send_command(verdict)
 
     @property
     def moments(self) -> tuple[float, float | None, float | None]:
-        """The monotonic times at which it was queued, got a slot and sent its first token; None:
-        not yet.
-        """
+        """When it was queued, got a slot and sent its first token, by the monotonic clock."""
         return self._queued_at, self._started_at, self._first_token_at
 
     def _keep_logprobs(self, found: list[m.TokenLogprob]) -> None:
@@ -251,13 +250,8 @@ class Turn:
         return self.spec.embed is None
 
     @property
-    def client(self) -> TaskClient:
-        """The client of the present or last worker."""
-        return self._client
-
-    @property
     def begun(self) -> bool:
-        """Whether a worker has begun with it; see `TaskReader.begun`."""
+        """Whether it has had a slot or has sent something."""
         return self._started_at is not None or bool(self.tokens)
 
     @property

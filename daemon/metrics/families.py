@@ -7,6 +7,7 @@ OpenTelemetry, extended for machines without a GPU. No label holds a user, a ses
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -35,8 +36,8 @@ LOAD_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 class Family(msgspec.Struct, frozen=True):
     """One family; the name of a counter gets the suffix `_total` in the exposition."""
 
-    name: str
     kind: Kind
+    name: str
     doc: str
     labels: tuple[str, ...] = ()
     bounds: Sequence[float] = ()
@@ -46,95 +47,84 @@ class Family(msgspec.Struct, frozen=True):
 MODEL = ("model_name",)
 CLASS = ("model_name", "priority")
 
-
-def counter(name: str, doc: str, *labels: str) -> Family:
-    """Return a family of counters."""
-    return Family(name, "counter", doc, labels)
-
-
-def gauge(name: str, doc: str, *labels: str) -> Family:
-    """Return a family of gauges."""
-    return Family(name, "gauge", doc, labels)
-
-
-def histogram(name: str, doc: str, bounds: Sequence[float], *labels: str) -> Family:
-    """Return a family of histograms."""
-    return Family(name, "histogram", doc, labels, bounds)
+counter = partial(Family, "counter")
+gauge = partial(Family, "gauge")
+histogram = partial(Family, "histogram")
 
 
 _REQUESTS = (
-    gauge("num_requests_running", "Turns that have a slot.", *CLASS),
-    gauge("num_requests_waiting", "Turns that wait for a slot or for their model.", *CLASS),
+    gauge("num_requests_running", "Turns that have a slot.", CLASS),
+    gauge("num_requests_waiting", "Turns that wait for a slot or for their model.", CLASS),
     gauge(
         "num_requests_waiting_by_reason",
         "Turns that wait for a `slot`, or for their `model` to be loaded.",
-        *MODEL,
-        "reason",
+        (*MODEL, "reason"),
     ),
-    gauge("num_requests_parked", "Turns that have yielded their slot to another turn.", *CLASS),
+    gauge("num_requests_parked", "Turns that have yielded their slot to another turn.", CLASS),
     histogram(
-        "request_queue_time_seconds", "Time from queueing a turn to its first slot.", TTFT_S, *CLASS
+        "request_queue_time_seconds", "Time from queueing a turn to its first slot.", CLASS, TTFT_S
     ),
     histogram(
         "time_to_first_token_seconds",
         "Time from queueing a turn to its first token.",
+        CLASS,
         TTFT_S,
-        *CLASS,
     ),
     histogram(
         "request_time_per_output_token_seconds",
         "Mean time between the tokens of a streamed turn that succeeded.",
+        MODEL,
         TOKEN_S,
-        *MODEL,
     ),
     histogram(
         "e2e_request_latency_seconds",
         "Time from queueing a turn to its end, for turns that succeeded.",
+        CLASS,
         REQUEST_S,
-        *CLASS,
     ),
-    counter("request_success", "Turns that succeeded, by stop reason.", *MODEL, "finished_reason"),
-    counter("request_failures", "Turns that failed, by error.", *MODEL, "error"),
+    counter(
+        "request_success", "Turns that succeeded, by stop reason.", (*MODEL, "finished_reason")
+    ),
+    counter("request_failures", "Turns that failed, by error.", (*MODEL, "error")),
     counter("request_recoveries", "Times that a turn continued in another worker."),
     counter(
         "admission_rejections",
         "Requests that were rejected, by the setting that limits them, such as"
         " `tasks-waiting-max`, or by `quota` (of one user), `memory`, `draining`, `other`.",
-        "reason",
+        ("reason",),
     ),
-    counter("call_errors", "Calls that were answered with an error.", "call", "error"),
+    counter("call_errors", "Calls that were answered with an error.", ("call", "error")),
     histogram(
         "retry_after_ratio",
         "Accuracy of `retry_after_s`: the time sent divided by the time it took.",
+        (),
         RATIOS,
     ),
 )
 _TOKENS = (
-    counter("prompt_tokens", "Prompt tokens, computed or cached.", *MODEL),
-    counter("prompt_tokens_cached", "Prompt tokens that were not computed again.", *MODEL),
-    counter("generation_tokens", "Tokens of answers.", *MODEL),
-    counter("prefix_cache_queries", "Prompt tokens looked up in the KV states.", *MODEL),
+    counter("prompt_tokens", "Prompt tokens, computed or cached.", MODEL),
+    counter("prompt_tokens_cached", "Prompt tokens that were not computed again.", MODEL),
+    counter("generation_tokens", "Tokens of answers.", MODEL),
+    counter("prefix_cache_queries", "Prompt tokens looked up in the KV states.", MODEL),
     counter(
         "prefix_cache_hits",
         "Prompt tokens found in a KV state, by its tier: a `slot`, `memory` or `disk`.",
-        *MODEL,
-        "tier",
+        (*MODEL, "tier"),
     ),
-    counter("num_preemptions", "Times that a running turn was parked.", *MODEL),
-    counter("context_shifts", "Times that a full context dropped old tokens.", *MODEL),
-    counter("kv_restores", "KV states that were copied into a slot.", *MODEL),
-    counter("kv_fetches", "Turns for which a KV state was read from disk.", *MODEL),
-    counter("kv_full_steps", "Steps for which no KV cells were free.", *MODEL),
-    gauge("kv_cache_usage_perc", "Share of the KV cells in use by running turns, 0 to 1.", *MODEL),
+    counter("num_preemptions", "Times that a running turn was parked.", MODEL),
+    counter("context_shifts", "Times that a full context dropped old tokens.", MODEL),
+    counter("kv_restores", "KV states that were copied into a slot.", MODEL),
+    counter("kv_fetches", "Turns for which a KV state was read from disk.", MODEL),
+    counter("kv_full_steps", "Steps for which no KV cells were free.", MODEL),
+    gauge("kv_cache_usage_perc", "Share of the KV cells in use by running turns, 0 to 1.", MODEL),
     gauge(
         "kv_bytes",
         "Size of the KV states: in the `slots` of a model, saved in its `memory`, and of all models"
         " on `disk`, where `model_name` is empty.",
-        *MODEL,
-        "tier",
+        (*MODEL, "tier"),
     ),
     gauge(
-        "kv_bytes_max", "Limits of that size: per model in `memory`, in total on `disk`.", "tier"
+        "kv_bytes_max", "Limits of that size: per model in `memory`, in total on `disk`.", ("tier",)
     ),
     gauge("kv_disk_files", "Number of KV files."),
 )
@@ -143,40 +133,38 @@ _STEPS = (
         "step_seconds",
         "Duration of a step with decoding turns (`decode`), with prompts added (`mixed`), or with"
         " prompts alone (`prefill`).",
+        (*MODEL, "kind"),
         STEP_S,
-        *MODEL,
-        "kind",
     ),
     gauge("step_target_seconds", "Target duration of a decoding step."),
-    counter("steps_over_target", "Decoding steps that took longer than the target.", *MODEL),
-    histogram("iteration_tokens", "Tokens in the batch of a step.", POWERS_OF_TWO, *MODEL),
-    histogram("iteration_sequences", "Turns in the batch of a step.", POWERS_OF_TWO, *MODEL),
-    gauge("slots", "Turns that a model can compute in parallel.", *MODEL),
+    counter("steps_over_target", "Decoding steps that took longer than the target.", MODEL),
+    histogram("iteration_tokens", "Tokens in the batch of a step.", MODEL, POWERS_OF_TWO),
+    histogram("iteration_sequences", "Turns in the batch of a step.", MODEL, POWERS_OF_TWO),
+    gauge("slots", "Turns that a model can compute in parallel.", MODEL),
 )
 _MODELS = (
-    gauge("models", "Models by state.", "state"),
+    gauge("models", "Models by state.", ("state",)),
     gauge(
         "model_memory_bytes",
         "Estimated memory of a loaded model, by use: `weights`, `context`, `compute`, `process`,"
         " or the name of a device.",
-        *MODEL,
-        "use",
+        (*MODEL, "use"),
     ),
-    histogram("model_load_seconds", "Duration of a load that succeeded.", LOAD_S, *MODEL),
-    counter("model_load_failures", "Loads that failed.", *MODEL),
+    histogram("model_load_seconds", "Duration of a load that succeeded.", MODEL, LOAD_S),
+    counter("model_load_failures", "Loads that failed.", MODEL),
     histogram(
-        "model_swap_seconds", "Duration of a swap, until new turns start on it.", LOAD_S, "mode"
+        "model_swap_seconds", "Duration of a swap, until new turns start on it.", ("mode",), LOAD_S
     ),
-    counter("model_unloads", "Workers that exited on request.", *MODEL),
-    counter("worker_restarts", "Workers that died, or were killed because they hung.", *MODEL),
+    counter("model_unloads", "Workers that exited on request.", MODEL),
+    counter("worker_restarts", "Workers that died, or were killed because they hung.", MODEL),
     gauge(
         "worker_unresponsive_seconds",
         "Time since a worker with work last finished a step or a prompt; 0 if it is idle.",
-        *MODEL,
+        MODEL,
     ),
 )
 _SESSIONS = (
-    gauge("sessions", "Open sessions by state.", "state"),
+    gauge("sessions", "Open sessions by state.", ("state",)),
     gauge("sessions_max", "Maximum number of open sessions."),
     gauge("sessions_dormant", "Dormant sessions."),
     gauge("sessions_dormant_bytes", "Compressed size of the histories of dormant sessions."),
@@ -187,10 +175,12 @@ _SESSIONS = (
 )
 _DAEMON = (
     gauge(
-        "build_info", "Always 1; the versions are labels.", "version", "llama_build", "llama_commit"
+        "build_info",
+        "Always 1; the versions are labels.",
+        ("version", "llama_build", "llama_commit"),
     ),
     gauge("draining", "1 while the daemon accepts no new requests."),
-    gauge("component_up", "1 if an optional component works, 0 if it fails.", "component"),
+    gauge("component_up", "1 if an optional component works, 0 if it fails.", ("component",)),
     gauge("connections", "Open connections."),
     gauge("connections_max", "Maximum number of open connections."),
     gauge("cores", "CPU cores that the models share."),
@@ -207,4 +197,4 @@ SECTIONS = {
     "Sessions": _SESSIONS,
     "The daemon": _DAEMON,
 }
-FAMILIES = {family.name: family for rows in SECTIONS.values() for family in rows}
+FAMILIES = {family.name: family for section in SECTIONS.values() for family in section}

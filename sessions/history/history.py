@@ -1,11 +1,12 @@
-"""A conversation's history: token ids, the chat messages with the same content, starts of turns."""
+"""A conversation's history: token ids, chat messages with the same content, starts of turns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...backends import Rendering
 from ...backends.base import PLAIN_RENDERING
@@ -15,10 +16,22 @@ from ..journal.entries import HistoryEntry, Replay, StoredSession, TurnPiece, de
 from ..turn import Turn
 from ..worker_client import WorkerClient
 from .reasoning import opens_reasoning
-from .recomputing import NOTHING, Recomputed, cause_of
 
 MARKS_MAX = 1000
 """Turns that can be rewound; older ones stay in the history."""
+EXCERPT_CHARACTERS = 24
+
+
+class Recomputed(NamedTuple):
+    """The number of a history's tokens that the next turn computes again, since the template
+    renders them anew, and why, for users.
+    """
+
+    tokens: int = 0
+    why: str = ""
+
+
+NOTHING = Recomputed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +60,7 @@ class History:
         self.rendering = PLAIN_RENDERING
         """The template's last arguments beside the messages."""
         self.recomputed = NOTHING
-        """The part of the history that the last messages made obsolete."""
+        """The part of the history that the last messages have made obsolete."""
         self._rendered: str | None = None
         self._loose = False
         self._open = False
@@ -57,11 +70,9 @@ class History:
 
     def copy(self) -> History:
         """Return an independent copy."""
-        new = History()
+        new = copy(self)
         new.prompt, new.messages = list(self.prompt), list(self.messages)
-        new.marks, new._rendered = list(self.marks), self._rendered
-        new._loose, new._open = self._loose, self._open
-        new.shifted, new.rendering = self.shifted, self.rendering
+        new.marks, new.recomputed = list(self.marks), NOTHING
         return new
 
     def entry(self, unfinished: TurnPiece | None = None) -> HistoryEntry:
@@ -136,11 +147,11 @@ class History:
         if appended:
             self.prompt = self.prompt + tokens
         else:
-            shared = _shared(self.prompt, tokens)
-            lost, other = len(self.prompt) - shared, rendering != self.rendering
-            if lost:
-                cause = cause_of(previous, text, was_chat=was_chat, other_arguments=other)
-                self.recomputed = Recomputed(lost, cause)
+            shared = _common_length(self.prompt, tokens)
+            if obsolete := len(self.prompt) - shared:
+                other = rendering != self.rendering
+                cause = _recompute_cause(previous, text, was_chat=was_chat, other_arguments=other)
+                self.recomputed = Recomputed(obsolete, cause)
             self.marks = [Mark(min(m.tokens, shared), m.messages) for m in self.marks]
             self.prompt = tokens
         self.messages, self._rendered, self._loose = everything, text, False
@@ -174,7 +185,7 @@ class History:
         self.shifted = False
 
     async def _rendered_text(self, client: WorkerClient) -> str:
-        """Return the template's text of the history; empty: everything must be tokenized again."""
+        """Return the template's text of the history; empty: all of it must be tokenized again."""
         if not self._loose:
             return self._rendered or ""
         before, answer = self._split_answer()
@@ -238,8 +249,8 @@ class History:
         messages, marks = self.messages[:first], []
         for mark, after in pairwise([*self.marks, Mark(end + 1, len(self.messages))]):
             if mark.tokens < keep or after.tokens > end:
-                place = mark.tokens - discard if mark.tokens >= end else min(mark.tokens, keep)
-                marks.append(Mark(place, len(messages)))
+                tokens = mark.tokens - discard if mark.tokens >= end else min(mark.tokens, keep)
+                marks.append(Mark(tokens, len(messages)))
                 messages += self.messages[mark.messages : after.messages]
         self.messages, self.marks = messages, marks
         self._loosen()
@@ -248,10 +259,26 @@ class History:
         self._rendered, self._loose = None, bool(self.prompt and self.messages)
 
 
-def _shared(a: Sequence[int], b: Sequence[int]) -> int:
+def _common_length(a: Sequence[object], b: Sequence[object]) -> int:
     """Return the length of the common prefix."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+def _recompute_cause(previous: str, text: str, *, was_chat: bool, other_arguments: bool) -> str:
+    """Return why the template's *text* does not begin with the *previous* text, which is empty if
+    ids and text disagree. *was_chat*: the history was a chat; *other_arguments*: it was rendered
+    with other tools or arguments.
+    """
+    if not was_chat:
+        return "a chat after raw text begins a new history"
+    if not previous:
+        return "the last answer was cut at a stop text: its tokens say more than its text"
+    if other_arguments:
+        return "tools or chat-template-kwargs differ from those of the previous turn"
+    at = _common_length(previous, text)
+    before, now = (repr(t[at : at + EXCERPT_CHARACTERS]) for t in (previous, text))
+    return f"the chat template changes earlier text: {now} where the history has {before}"
 
 
 def packed_history(stored: StoredSession) -> bytes:
@@ -260,6 +287,5 @@ def packed_history(stored: StoredSession) -> bytes:
         return stored.past
     past = History.from_entry(decode_history(stored.past))
     replay = Replay(past.prompt, stored.pieces)
-    if replay.interrupted is not None:
-        return encode(past.entry(replay.interrupted))
-    return encode(past.after(replay).entry())
+    unfinished = replay.unfinished
+    return encode(past.after(replay).entry() if unfinished is None else past.entry(unfinished))

@@ -1,16 +1,16 @@
-"""A session's history, active or dormant: up to the turn, and an interrupted turn."""
+"""A session's history, active or dormant, and its interrupted turn."""
 
 from __future__ import annotations
 
 from ...scheduler.messages import unpack_tokens
-from ..journal.entries import HistoryEntry, Replay, StoredSession, TurnPiece, decode_history, encode
+from ..journal.entries import Replay, StoredSession, TurnPiece, decode_history, encode
 from ..turn import Turn
 from .history import History, packed_history
 
 
 class HistoryState:
-    """Owned by its session. `now` is the history up to the turn. If it ends with a turn that was
-    `interrupted`, that turn began on the history `before`. A dormant session has all of it packed.
+    """Owned by its session. `now` is the history up to the turn under way. If it ends with an
+    `interrupted` turn, that turn began on the history `before`. A dormant session has it packed.
     """
 
     def __init__(self, history: History | None = None) -> None:
@@ -42,12 +42,9 @@ class HistoryState:
     @property
     def packed(self) -> bytes:
         """The history, as the journal stores it."""
-        return self._packed or encode(self._entry())
-
-    def _entry(self) -> HistoryEntry:
-        if self.interrupted is None:
-            return self.now.entry()
-        return self.before.entry(self.interrupted.interrupted)
+        if self._packed is None and self.interrupted is not None:
+            return encode(self.before.entry(self.interrupted.unfinished))
+        return self._packed or encode(self.now.entry())
 
     def pack(self, turn: Turn | None, unfinished: TurnPiece | None) -> None:
         """Pack the history with *turn*, or with the output of an *unfinished* turn."""

@@ -114,7 +114,7 @@ class Replay:
         """The answer's text was cut, while its tokens are complete."""
 
     @property
-    def interrupted(self) -> TurnPiece | None:
+    def unfinished(self) -> TurnPiece | None:
         """The whole output as one piece; None: the turn has ended."""
         return self._whole if self._whole.end is None else None
 

@@ -21,12 +21,13 @@ class DormantLimits:
 
 
 class DormantSessions:
-    """Owned by the manager; iteration starts with the longest dormant one."""
+    """Owned by the manager; iteration starts with the longest dormant session."""
 
     def __init__(self, limits: DormantLimits) -> None:
         self.limits = limits
         self.bytes = 0
         self._sessions: OrderedDict[tuple[int, str], Session] = OrderedDict()
+        self._sizes: dict[Session, int] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -42,27 +43,26 @@ class DormantSessions:
         """Add a session that has become dormant."""
         assert session.session_id is not None, "only a session with an id can be found again"
         self._sessions[session.owner, session.session_id] = session
-        self.bytes += len(session.packed)
+        self._sizes[session] = len(session.packed)
+        self.bytes += self._sizes[session]
 
-    def remove_session(self, session: Session, packed_bytes: int) -> None:
-        """Remove a session; *packed_bytes* is the size of its history while it was dormant."""
+    def remove_session(self, session: Session) -> None:
+        """Remove a session."""
         assert session.session_id is not None
         del self._sessions[session.owner, session.session_id]
-        self.bytes -= packed_bytes
+        self.bytes -= self._sizes.pop(session)
 
     def take_excess(self, now: float) -> Session | None:
         """Remove and return the longest dormant session, if a bound is exceeded."""
-        limits = self.limits
-        too_many = len(self) > limits.sessions_max or self.bytes > limits.bytes_max
-        if not self._sessions or not (too_many or self.expires_in_s(now) <= 0):
+        oldest = next(iter(self._sessions.values()), None)
+        too_many = len(self) > self.limits.sessions_max or self.bytes > self.limits.bytes_max
+        if oldest is None or not (too_many or self.expires_in_s(now) <= 0):
             return None
-        oldest = next(iter(self._sessions.values()))
-        self.remove_session(oldest, len(oldest.packed))
+        self.remove_session(oldest)
         return oldest
 
     def expires_in_s(self, now: float) -> float:
         """Return the seconds until the longest dormant session is too old, or infinity."""
-        if not self._sessions:
-            return float("inf")
-        oldest = next(iter(self._sessions.values()))
-        return oldest.used_at + self.limits.seconds_max - now
+        for oldest in self._sessions.values():
+            return oldest.used_at + self.limits.seconds_max - now
+        return float("inf")

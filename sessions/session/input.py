@@ -23,18 +23,15 @@ class SessionInput:
     def __init__(self, core: SessionCore, link: ModelLink):
         self._core, self._link = core, link
 
-    async def set_input(self, text: bytes) -> int:
-        """Make *text* the prompt, or append it to the history; return its tokens.
+    async def add_text(self, text: bytes) -> None:
+        """Append *text* to the history."""
+        await self.set_input(text, appends=True)
+
+    async def set_input(self, text: bytes, *, appends: bool = False) -> int:
+        """Make *text* the prompt, or append it to the history; return the number of its tokens.
 
         :raises SessionBusy: a turn is under way.
         """
-        return await self._add_tokens(text)
-
-    async def add_text(self, text: bytes) -> None:
-        """Append *text* to the history."""
-        await self._add_tokens(text, appends=True)
-
-    async def _add_tokens(self, text: bytes, *, appends: bool = False) -> int:
         async with self._link.exclusive():
             step(self._core.state, SessionCall.SET_INPUT)
             appends = appends or bool(self._core.settings.parameters.standing("append"))
@@ -94,7 +91,7 @@ class SessionInput:
 
     @contextlib.contextmanager
     def rolled_back_if_refused(self) -> Iterator[None]:
-        """Roll back input given inside the context, if no turn begins on it there: a client that
+        """Roll back the input given inside the context if no turn begins on it there: a client that
         retries gives it again.
         """
         core = self._core

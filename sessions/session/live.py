@@ -54,12 +54,12 @@ class LiveSessions:
             hint="handles end with finalize_execution_context and with their connection",
         )
 
-    def find_id(self, owner: int, session_id: str) -> tuple[object, Session] | None:
-        """Return an owner's session by its id, with its connection."""
+    def find_id(self, owner: int, session_id: str) -> tuple[object, Session | None]:
+        """Return an owner's session by its id, after its connection; None: there is none."""
         for home, session in self._sessions.values():
             if session.owner == owner and session.session_id == session_id:
                 return home, session
-        return None
+        return None, None
 
     def add_session(self, connection: object, session: Session) -> None:
         """Add a session of *connection*, which uses it now."""
@@ -79,7 +79,7 @@ class LiveSessions:
         self._expired = OrderedDict((h, c) for h, c in self._expired.items() if c is not connection)
 
     def check_cap(self, owner: int, wanted: int = 1) -> None:
-        """Refuse *wanted* more sessions of a user if that exceeds a bound.
+        """Check that *wanted* more sessions of a user exceed no bound.
 
         :raises QuotaExceeded: the user's own bound is reached.
         :raises Busy: the bound of all sessions is reached.
@@ -110,8 +110,8 @@ class LiveSessions:
             )
 
     def _next_expiry_s(self, sessions: list[Session]) -> float:
-        """Return when the first idle one of *sessions* expires; if all are active, the mean time of
-        a turn.
+        """Return the seconds until one of *sessions* expires; if all are active, the mean duration
+        of a turn.
         """
         idle = [s.used_at for s in sessions if not s.active]
         if not idle:

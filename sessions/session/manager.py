@@ -75,28 +75,27 @@ class SessionManager:
         :raises Busy: the cap is reached.
         :raises SessionBusy: the id is in use on another connection.
         """
-        if session_id is not None:
-            found = self._find_session(connection, owner, session_id, model)
-            if found is not None:
-                return found, True
+        found = self._find_session(connection, owner, session_id, model)
+        if found is not None:
+            return found, True
         self.live.check_cap(owner)
         settings = SessionSettings(Parameters(defaults), persist=persist)
-        handle = self._new_handle()
-        session = Session(handle, owner, model, self.ledger, settings, session_id)
+        session = Session(self._new_handle(), owner, model, self.ledger, settings, session_id)
         self._open_recording(session)
         self._publish(connection, session)
         return session, False
 
     def _find_session(
-        self, connection: object, owner: int, session_id: str, model: ModelSource
+        self, connection: object, owner: int, session_id: str | None, model: ModelSource
     ) -> Session | None:
         """Return the live session with an id, or activate the dormant one."""
+        if session_id is None:
+            return None
         _check_id(session_id)
         if self.forgetting.under_way(owner, session_id):
             raise SessionBusy(f"session {session_id!r} is being deleted", hint="try again soon")
-        found = self.live.find_id(owner, session_id)
-        if found is not None:
-            home, live = found
+        home, live = self.live.find_id(owner, session_id)
+        if live is not None:
             if home is connection:
                 return live
             raise SessionBusy(
@@ -106,9 +105,8 @@ class SessionManager:
         session = self.dormant.find_session(owner, session_id)
         if session is not None:
             self.live.check_cap(owner)
-            size = len(session.packed)
             session.attach(self._new_handle(), model)  # it may be refused
-            self.dormant.remove_session(session, size)
+            self.dormant.remove_session(session)
             self._publish(connection, session)
         return session
 
@@ -144,7 +142,7 @@ class SessionManager:
     def fork_session(
         self, connection: object, session: Session, count: int, session_ids: Sequence[str] = ()
     ) -> list[Session]:
-        """Return *count* branches of a session's present state: all of them, or none.
+        """Return *count* branches of a session's present state. An error leaves none.
 
         :raises SessionBusy: a turn is under way, or an id is in use.
         :raises Busy: the cap is reached.
@@ -171,12 +169,9 @@ class SessionManager:
             )
         for session_id in session_ids:
             _check_id(session_id)
-            key = owner, session_id
-            if (
-                self.dormant.find_session(*key)
-                or self.forgetting.under_way(*key)
-                or self.live.find_id(*key)
-            ):
+            _, found = self.live.find_id(owner, session_id)
+            found = found or self.dormant.find_session(owner, session_id)
+            if found is not None or self.forgetting.under_way(owner, session_id):
                 raise SessionBusy(
                     f"there is a session {session_id!r} already",
                     hint="delete it, or use another id",
@@ -188,13 +183,13 @@ class SessionManager:
         """End a session and delete its data, in memory and on disk, before this returns. Only a
         session without an id may leave KV states that other sessions share.
         """
-        self._drop(session, SessionCall.CLOSE, "the session was closed")
+        self._end_session(session, SessionCall.CLOSE, "the session was closed")
         if session.leaves_state:
             await self._forget_now(session)
 
     async def forget_session(self, session: Session) -> None:
         """End a session and delete its data before this returns, with or without an id."""
-        self._drop(session, SessionCall.CLOSE, "the session was deleted")
+        self._end_session(session, SessionCall.CLOSE, "the session was deleted")
         await self._forget_now(session)
 
     async def forget_id(self, owner: int, session_id: str) -> bool:
@@ -202,15 +197,15 @@ class SessionManager:
         rows on disk are deleted in any case.
         """
         _check_id(session_id)
-        live = self.live.find_id(owner, session_id)
+        _, live = self.live.find_id(owner, session_id)
         if live is not None:
-            await self.forget_session(live[1])
+            await self.forget_session(live)
             return True
         session = self.dormant.find_session(owner, session_id)
         if session is None:
             await self.forgetting.forget_id(owner, session_id)
             return False
-        self.dormant.remove_session(session, len(session.packed))
+        self.dormant.remove_session(session)
         session.end(SessionCall.CLOSE, "the session was deleted")
         await self._forget_now(session)
         return True
@@ -225,10 +220,10 @@ class SessionManager:
     def discard_session(self, session: Session) -> None:
         """End a session whose client does not know of it yet."""
         if session in self.live:
-            self._drop(session, SessionCall.CLOSE, "the session was not needed")
+            self._end_session(session, SessionCall.CLOSE, "the session was not needed")
             self._forget_soon(session)
 
-    def _drop(
+    def _end_session(
         self, session: Session, call: SessionCall, why: str, *, expired: bool = False
     ) -> None:
         session.end(call, why)
@@ -254,7 +249,7 @@ class SessionManager:
             return
         call = SessionCall.EXPIRE if expired else SessionCall.CLOSE
         why = "the session expired" if expired else "the session was closed"
-        self._drop(session, call, why, expired=expired)
+        self._end_session(session, call, why, expired=expired)
         self._forget_soon(session)
 
     def close_connection(self, connection: object) -> None:
@@ -284,7 +279,7 @@ class SessionManager:
         self._changed.set()
 
     async def expire_idle(self) -> None:
-        """Expire idle sessions and delete the data of ended ones, for ever, without polling."""
+        """Expire idle sessions and delete the data of ended ones, until cancelled."""
         while True:
             self._forget_dormant()
             await self.forgetting.drain()

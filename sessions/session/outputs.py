@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ...backends.errors import NotFound
-from ...scheduler.messages import Embedded
+from ...scheduler.messages import Embedded, TurnStats
 from ...scheduler.output.logprobs import describe_logprobs
 from ..history.reasoning import AnswerParts, ReasoningSplitter, resume_splitting
 from ..table import SessionCall, step
@@ -18,6 +18,7 @@ from .core import SessionCore
 
 DETACHED = "detached"
 """Stop reason of a turn whose reader has disconnected."""
+NO_STATS = TurnStats(stop_reason="")
 
 
 class SessionOutputs:
@@ -76,28 +77,23 @@ class SessionOutputs:
         core, turn = self._core, self._visible_turn()
         conversation, parameters = core.conversation, core.settings.parameters
         stats = turn.stats if turn is not None else None
-        counters = {} if stats is None else msgspec.structs.asdict(stats)
-        counters.pop("prompt_tokens", None)
-        failed, by = _failure(turn)
+        counters = msgspec.structs.asdict(stats or NO_STATS)
+        counters.pop("prompt_tokens")
+        if turn is not None and stats is None:
+            counters["output_tokens"] = len(turn.tokens)
+        if stats is None:
+            counters.pop("parks")
+            counters["stop_reason"], counters["stop_detail"] = _failure(turn)
         if turn is None and conversation.history_state.interrupted is not None:
-            failed = DETACHED
+            counters["stop_reason"] = DETACHED
         build_number, commit = conversation.vocabulary.build
         recomputed = conversation.history_state.now.recomputed
         now = conversation.vocabulary.fingerprint
         return {
             "input_tokens": len(conversation.prompt),
-            "output_tokens": len(turn.tokens) if turn is not None else 0,
+            "output_tokens": 0,
             "llama_build_number": build_number,
             "llama_commit": commit,
-            "cached_tokens": 0,
-            "queue_ms": 0.0,
-            "ttft_ms": 0.0,
-            "prompt_ms": 0.0,
-            "predicted_ms": 0.0,
-            "stop_reason": failed,
-            "stop_detail": by,
-            "shifts": 0,
-            "shifted": False,
             **counters,
             "recomputed_tokens": recomputed.tokens,
             "recomputed_reason": recomputed.why,

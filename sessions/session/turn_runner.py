@@ -11,8 +11,7 @@ from ...scheduler import messages as m
 from ..journal.entries import Replay, TurnPiece
 from ..table import SessionCall, SessionState, step
 from ..turn import PositionSink, TokensSink, Turn
-from ..turns.adapter_choice import scales_by_name
-from ..turns.start import begin_of, resumed, task_of, ticket_of
+from ..turns.start import begin_of, resumed, scales_by_name, task_of, ticket_of
 from ..turns.turn_options import TurnOptions
 from ..worker_client import WorkerClient
 from .conversation import LastTurn
@@ -37,7 +36,7 @@ class TurnRunner:
         :raises Busy: too many tasks wait; `retry_after_s` says when to retry.
         """
         async with self._link.exclusive():
-            client = await self._startable(embeds=call.embeds)
+            client = await self._ready_client(embeds=call.embeds)
             turn = self._begin_turn(client, call, on_tokens, on_position)
             await self._write_beginning()
             if not turn.ended.is_set():
@@ -58,7 +57,7 @@ class TurnRunner:
         :raises InvalidArgument: no turn was interrupted, or the reader's output differs.
         """
         async with self._link.exclusive():
-            client = await self._startable()
+            client = await self._ready_client()
             history_state, size = self._core.conversation.history_state, client.info.vocab_size
             whole, own = resumed(history_state.interrupted, call, tokens, text, size)
             now, history_state.now = history_state.now, history_state.before
@@ -87,8 +86,8 @@ class TurnRunner:
             self.end_turn(Cancelled("the request was cancelled"))
             raise
 
-    async def _startable(self, *, embeds: bool = False) -> WorkerClient:
-        """Return the worker client, if a turn may begin. With *embeds*, reserve memory for
+    async def _ready_client(self, *, embeds: bool = False) -> WorkerClient:
+        """Return the worker client, if a turn may start. With *embeds*, reserve memory for
         embeddings if the parameters request them.
         """
         core = self._core
@@ -105,10 +104,10 @@ class TurnRunner:
         call: TurnOptions,
         on_tokens: TokensSink | None,
         on_position: PositionSink | None,
-        before: Replay | None = None,
+        resumes: Replay | None = None,
     ) -> Turn:
-        """Return a new turn on the present history, not yet submitted to the worker. It may
-        continue the interrupted turn *before*.
+        """Return a new turn on the present history, not yet submitted to the worker. With *resumes*
+        it continues that interrupted turn.
 
         :raises Busy: too many tasks wait.
         """
@@ -134,18 +133,18 @@ class TurnRunner:
         if conversation.history_state.interrupted is not None:
             conversation.history_state.interrupted = None
             core.recording.history_changed()  # the history now includes the interrupted turn
-        if before is not None:
-            turn.take_over(before)
+        if resumes is not None:
+            turn.take_over(resumes)
             ticket.resumed_tokens = len(turn.tokens)
         if turn.generates:
-            shifts = () if before is None else before.placed_shifts
+            shifts = () if resumes is None else resumes.placed_shifts
             core.recording.turn_began(turn, conversation.last.begin, shifts)
         for listener in ledger.turn_listeners:
             listener.turn_began(core.model, turn, chat=bool(conversation.messages))
         return turn
 
     def _engine_event(self, call: SessionCall) -> None:
-        """Handle an event of the engine; the client may have started something else meanwhile."""
+        """Handle an event of the engine; meanwhile, the client may have ended the turn."""
         core = self._core
         ticket = core.ticket
         if core.active:

@@ -11,7 +11,7 @@ from inferd.sessions.table import ACTIVE, TABLE, SessionCall, SessionState, step
 
 RESTING = {SessionState.EMPTY, SessionState.READY, SessionState.DONE, SessionState.FAILED}
 EVENTS = {
-    SessionCall.ADMITTED,
+    SessionCall.RUN,
     SessionCall.PARK,
     SessionCall.FINISHED,
     SessionCall.FAIL,
@@ -56,7 +56,7 @@ def expected_in_a_turn(state: SessionState, call: SessionCall) -> SessionState |
     if call is SessionCall.PARK:
         return SessionState.PARKED if state is SessionState.RUNNING else InvalidArgument
     ends = {
-        SessionCall.ADMITTED: SessionState.RUNNING,
+        SessionCall.RUN: SessionState.RUNNING,
         SessionCall.FINISHED: SessionState.DONE,
         SessionCall.FAIL: SessionState.FAILED,
     }

@@ -9,8 +9,7 @@ import pytest
 
 from inferd.backends import Rendering
 from inferd.scheduler import messages as m
-from inferd.sessions.history.history import History
-from inferd.sessions.history.recomputing import NOTHING, Recomputed
+from inferd.sessions.history.history import NOTHING, History, Recomputed
 from tests.sessions.history.test_history import ChatPort, ended, ids, said, text_of, turn_on, user
 
 pytestmark = pytest.mark.asyncio

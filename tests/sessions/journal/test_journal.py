@@ -300,7 +300,7 @@ def test_shifts_are_replayed_where_they_came() -> None:
 
     assert replay.history() == [4, 5, 6, 7, 8]
     assert replay.shifts == [(1, 2), (0, 1)]
-    assert replay.interrupted is None
+    assert replay.unfinished is None
 
 
 # Sessions.

@@ -11,7 +11,7 @@ from inferd.backends.adapter_keys import adapter_key, split_key
 from inferd.backends.errors import InvalidArgument, LoadFailed
 from inferd.scheduler.messages import AdapterReport
 from inferd.sessions import TurnOptions
-from inferd.sessions.turns.adapter_choice import chosen_keys, scales_by_name
+from inferd.sessions.turns.start import chosen_keys, scales_by_name
 from tests.sessions.doubles import Harness
 
 
