@@ -73,17 +73,20 @@ class Turn:
         """Prompt and output after the first context shift."""
         self._pieces: deque[bytes] = deque()
         self._credit = spec.credit
-        self._queued_at = time.monotonic()
-        self._started_at: float | None = None
-        self._first_token_at: float | None = None
+        self.queued_at = time.monotonic()
+        self.started_at: float | None = None
+        """When it got its first slot."""
+        self.first_token_at: float | None = None
         self._unread_at: float | None = None
         """When the last credit was used up."""
         self._requested = 1 if spec.pull else 0
         self._changed = anyio.Event()
 
     def submit(self) -> None:
-        """Queue the task."""
-        self.client.submit(self.spec, self)
+        """Queue the task; of a resumed turn, at the end of the output that was taken over."""
+        spec = self.continue_on(self.client) if self.resumed else self.spec
+        assert spec is not None, "a turn that has not begun has not ended"
+        self.client.submit(spec, self)
 
     def take_over(self, before: Replay) -> None:
         """Start with the output of *before*, an earlier turn on the same prompt."""
@@ -93,12 +96,6 @@ class Turn:
         self.shifts += before.shifts
         self._shifted = before.history() if self.shifts else None
         self.resumed = True
-
-    def submit_resumed(self) -> None:
-        """Queue the task at the end of the turn that was taken over."""
-        spec = self.continue_on(self.client)
-        assert spec is not None, "a turn that has not begun has not ended"
-        self.client.submit(spec, self)
 
     def continue_on(self, client: TaskClient) -> m.TaskSpec | None:
         """Continue in another worker; see `TaskReader.continue_on`."""
@@ -113,9 +110,9 @@ class Turn:
             tokens_requested=max(0, self._requested),
             dropped=sum(discard for _, discard in self.shifts),
             shifts=len(self.shifts),
-            age_s=time.monotonic() - self._queued_at,
-            started_s=self._since_queued(self._started_at),
-            first_token_s=self._since_queued(self._first_token_at),
+            age_s=time.monotonic() - self.queued_at,
+            started_s=self._since_queued(self.started_at),
+            first_token_s=self._since_queued(self.first_token_at),
         )
         return msgspec.structs.replace(
             self.spec,
@@ -125,7 +122,7 @@ class Turn:
         )
 
     def _since_queued(self, moment: float | None) -> float | None:
-        return None if moment is None else moment - self._queued_at
+        return None if moment is None else moment - self.queued_at
 
     def cancel(self) -> None:
         """Stop the task before the engine's next step."""
@@ -172,8 +169,8 @@ class Turn:
             return
         match report:
             case m.Tokens(_, tokens, text):
-                if self._first_token_at is None:
-                    self._first_token_at = time.monotonic()
+                if self.first_token_at is None:
+                    self.first_token_at = time.monotonic()
                 if self._credit > 0:
                     self._credit -= 1
                     self._unread_at = None if self._credit else time.monotonic()
@@ -194,8 +191,8 @@ class Turn:
                 self.comparisons.compare_sentence(self.spec, report, self._send_verdict)
             case m.StateChanged(_, state):
                 if state != "waiting":
-                    if self._started_at is None:
-                        self._started_at = time.monotonic()
+                    if self.started_at is None:
+                        self.started_at = time.monotonic()
                     self._on_call(SessionCall.RUN if state == "running" else SessionCall.PARK)
             case m.Position(_, position):
                 changed = position != self._position and not self.tokens
@@ -220,11 +217,6 @@ class Turn:
         """Send the verdict to the present worker; a new worker requests it again."""
         if not self.ended.is_set():
             self.client.send_command(verdict)
-
-    @property
-    def moments(self) -> tuple[float, float | None, float | None]:
-        """When it was queued, got a slot and sent its first token, by the monotonic clock."""
-        return self._queued_at, self._started_at, self._first_token_at
 
     def _keep_logprobs(self, found: list[m.TokenLogprob]) -> None:
         """Keep logprobs, except of a stream, which sends them token by token."""
@@ -252,7 +244,7 @@ class Turn:
     @property
     def begun(self) -> bool:
         """Whether it has had a slot or has sent something."""
-        return self._started_at is not None or bool(self.tokens)
+        return self.started_at is not None or bool(self.tokens)
 
     @property
     def stopped_by_text(self) -> bool:

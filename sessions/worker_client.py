@@ -129,9 +129,7 @@ class ModelSource(Protocol):
         """The client of the model's worker, if the model is loaded."""
 
     def predecessor(self, vocabulary: str) -> Predecessor | None:
-        """Return a model that had the name before a swap, by its vocabulary's hash; None: it was
-        unloaded.
-        """
+        """Return the loaded model that had the name before a swap, by its vocabulary's hash."""
 
     async def ready(self) -> WorkerClient:
         """Return the client of the model's worker; load the model if necessary.
@@ -144,8 +142,7 @@ class ModelSource(Protocol):
 
 
 async def retry_query(ready: Callable[[], Awaitable[P]], query: Callable[[P], Awaitable[T]]) -> T:
-    """Return the result of *query* on the worker that *ready* returns; repeat it on another worker
-    if that dies.
+    """Return the result of *query* on the worker from *ready*; if that dies, repeat it on another.
 
     :raises WorkerCrashed: the query's input crashed the worker, or too many workers have died.
     """

@@ -112,10 +112,7 @@ def _families(daemon: Daemon) -> Read:
 
 
 def _metric(name: str, samples: Samples) -> Metric:
-    """Return a family with its samples.
-
-    :raises KeyError: the table does not have the family.
-    """
+    """Return a family with its samples."""
     family = FAMILIES[name]
     made = _KINDS[family.kind](PREFIX + name, family.doc.replace("`", ""), labels=family.labels)
     for labels, value in samples.items():

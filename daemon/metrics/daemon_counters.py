@@ -117,10 +117,10 @@ class DaemonCounters(LoadListener):
         """Count a turn that has ended."""
         name = self.name_of_source(source)
         ended = time.monotonic()
-        queued, admitted, first = turn.moments
         labels = (name, turn.spec.priority.label)
-        if admitted is not None:
-            self.observe("request_queue_time_seconds", labels, admitted - queued)
+        queued, first = turn.queued_at, turn.first_token_at
+        if turn.started_at is not None:
+            self.observe("request_queue_time_seconds", labels, turn.started_at - queued)
         if first is not None:
             self.observe("time_to_first_token_seconds", labels, first - queued)
         if turn.stats is None:

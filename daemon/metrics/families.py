@@ -62,13 +62,10 @@ _REQUESTS = (
     ),
     gauge("num_requests_parked", "Turns that have yielded their slot to another turn.", CLASS),
     histogram(
-        "request_queue_time_seconds", "Time from queueing a turn to its first slot.", CLASS, TTFT_S
+        "request_queue_time_seconds", "Time from queueing to a turn's first slot.", CLASS, TTFT_S
     ),
     histogram(
-        "time_to_first_token_seconds",
-        "Time from queueing a turn to its first token.",
-        CLASS,
-        TTFT_S,
+        "time_to_first_token_seconds", "Time from queueing to a turn's first token.", CLASS, TTFT_S
     ),
     histogram(
         "request_time_per_output_token_seconds",
@@ -77,10 +74,7 @@ _REQUESTS = (
         TOKEN_S,
     ),
     histogram(
-        "e2e_request_latency_seconds",
-        "Time from queueing a turn to its end, for turns that succeeded.",
-        CLASS,
-        REQUEST_S,
+        "e2e_request_latency_seconds", "Time from queueing to a turn's success.", CLASS, REQUEST_S
     ),
     counter(
         "request_success", "Turns that succeeded, by stop reason.", (*MODEL, "finished_reason")
@@ -95,10 +89,7 @@ _REQUESTS = (
     ),
     counter("call_errors", "Calls that were answered with an error.", ("call", "error")),
     histogram(
-        "retry_after_ratio",
-        "Accuracy of `retry_after_s`: the time sent divided by the time it took.",
-        (),
-        RATIOS,
+        "retry_after_ratio", "`retry_after_s` as sent, divided by the time it took.", (), RATIOS
     ),
 )
 _TOKENS = (

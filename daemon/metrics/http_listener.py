@@ -44,9 +44,7 @@ Response = tuple[int, str, bytes]
 
 
 class MetricsServer:
-    """Serves the metrics of *daemon* at *address*. *report* gets the cause of a failure, or None
-    once the server listens.
-    """
+    """Serves the metrics at *address*. *report* gets the cause of a failure, None after it."""
 
     def __init__(self, daemon: Daemon, address: Address, report: Callable[[str | None], None]):
         self.where: str | None = None

@@ -93,12 +93,11 @@ class RequestTracer:
 
 
 def _facts_of(turn: Turn, model: str) -> TurnFacts:
-    queued_at, started_at, first_token_at = turn.moments
     return TurnFacts(
-        queued_at=queued_at,
+        queued_at=turn.queued_at,
         ended_at=time.monotonic(),
-        started_at=started_at,
-        first_token_at=first_token_at,
+        started_at=turn.started_at,
+        first_token_at=turn.first_token_at,
         sampling=turn.spec.sampling,
         n_predict=turn.spec.n_predict,
         priority=turn.spec.priority,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import heapq
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from ...scheduler.messages import TurnStats
 from ...scheduler.policy.wait_estimate import (
@@ -46,9 +45,7 @@ class Forecast:
         """Tokens computed for each owner."""
 
     def add_turn(self, owner: int, active: set[int]) -> None:
-        """Add a turn of *owner*, while *active* owners have turns. An owner who returns starts with
-        the lowest count of them.
-        """
+        """Add a turn of *owner*; one who is not *active* starts at the lowest count of those."""
         if owner not in active:
             lowest = min((self._computed[o] for o in active), default=0)
             self._computed[owner] = max(self._computed[owner], lowest)
@@ -169,9 +166,7 @@ class ModelForecasts:
         bounds: AdmissionBounds,
         now: float,
     ) -> float:
-        """Return the seconds until no bound refuses a refused turn, since enough waiting turns of
-        all models have got slots.
-        """
+        """Return the seconds until enough waiting turns have got slots to admit a refused turn."""
         waiting, admitted_in_s = waiting.copy(), 0.0
         for start_s, other in sorted(self._slot_times(tickets, now), key=lambda start: start[0]):
             if bounds.refusal(ticket, waiting) is None:
@@ -189,31 +184,25 @@ class ModelForecasts:
             yield from self[model].slot_times(of_model, now)
 
 
-class _OpenRefusal(NamedTuple):
-    ticket: Ticket
-    at: float
-    predicted_s: float
-
-
 class ForecastAccuracy:
-    """A histogram of `retry_after_s` divided by the time until the turn could be admitted. Owned by
-    the ledger.
-    """
+    """The ratios of `retry_after_s` to the time until admission. Owned by the ledger."""
 
     def __init__(self) -> None:
         self.ratios = Histogram(RATIOS)
-        self._open: deque[_OpenRefusal] = deque()
+        self._open: deque[tuple[Ticket, float, float]] = deque()
+        """Turns, the times of their refusals, the predicted seconds."""
 
     def add_refusal(self, ticket: Ticket, at: float, predicted_s: float) -> None:
         """Follow a refusal, unless `OPEN_MAX` are followed already."""
         if len(self._open) < OPEN_MAX:
-            self._open.append(_OpenRefusal(ticket, at, predicted_s))
+            self._open.append((ticket, at, predicted_s))
 
     def count_admissible(self, at: float, admits: Callable[[Ticket], bool]) -> None:
         """Count the refused turns that would be admitted now."""
-        for refusal in [r for r in self._open if admits(r.ticket)]:
+        for refusal in [r for r in self._open if admits(r[0])]:
             self._open.remove(refusal)
-            self.ratios.observe(refusal.predicted_s / max(at - refusal.at, SECONDS_MIN))
+            _, refused_at, predicted_s = refusal
+            self.ratios.observe(predicted_s / max(at - refused_at, SECONDS_MIN))
 
     def counts_by_bound(self) -> dict[str, float]:
         """Return the counts by the buckets' upper bounds."""

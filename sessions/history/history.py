@@ -23,9 +23,7 @@ EXCERPT_CHARACTERS = 24
 
 
 class Recomputed(NamedTuple):
-    """The number of a history's tokens that the next turn computes again, since the template
-    renders them anew, and why, for users.
-    """
+    """Tokens of a history that the template renders anew, and the cause, as users read it."""
 
     tokens: int = 0
     why: str = ""
@@ -163,9 +161,7 @@ class History:
         return opens_reasoning(self._rendered or "")
 
     def _split_answer(self) -> tuple[list[dict[str, Any]], str]:
-        """Return the messages before the chat's last answer, and the answer; empty: all messages
-        are before it.
-        """
+        """Return the messages before the chat's last answer, and the answer, if there is one."""
         if self.messages and self.messages[-1]["role"] == "assistant":
             return self.messages[:-1], str(self.messages[-1]["content"])
         return self.messages, ""
@@ -240,9 +236,7 @@ class History:
         self._loosen()
 
     def _shift(self, keep: int, discard: int) -> None:
-        """Move the marks as a context shift has moved the tokens. Turns that were dropped whole
-        lose their messages too.
-        """
+        """Move the marks as a context shift moved the tokens; drop turns that it dropped whole."""
         self.shifted = True
         end = keep + discard
         first = self.marks[0].messages if self.marks else len(self.messages)

@@ -109,7 +109,7 @@ def _tag_prefix_bytes(data: bytes) -> int:
 def resume_splitting(
     sent: bytes, has: AnswerParts, *, on: bool, opened: bool = False
 ) -> tuple[bytes, ReasoningSplitter]:
-    """Return the text whose parts a reader *has*, and the splitter of the rest. The text is a
+    """Return the text of the parts that a reader *has*, and the splitter of the rest. The text is a
     prefix of *sent*, or *sent* and the reader's bytes beyond it.
 
     :raises InvalidArgument: the reader's parts differ.

@@ -44,9 +44,7 @@ class SessionFacts(_WithPriority, frozen=True, kw_only=True):
 
 
 class TurnBegin(_WithPriority, frozen=True, kw_only=True):
-    """The beginning of a turn: its own options, its seed, its class. *turns* counts the session's
-    turns up to this one.
-    """
+    """The beginning of a turn. *turns* counts the session's turns up to this one."""
 
     options: dict[str, Any] = {}
     seed: int = 0

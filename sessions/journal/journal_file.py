@@ -136,10 +136,7 @@ class JournalFile:
         return Found(sessions=sessions)
 
     def _open(self, sessions: list[StoredSession]) -> None:
-        """Open the file and append its readable sessions to *sessions*.
-
-        :raises _Unreadable: some of it cannot be read.
-        """
+        """Open the file and append its readable sessions; raise `_Unreadable` if it is damaged."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _check_header(self.path)
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -250,10 +247,7 @@ def _apply(db: sqlite3.Connection, change: Change) -> None:
 
 
 def _read(db: sqlite3.Connection) -> Iterator[StoredSession]:
-    """Yield the readable sessions.
-
-    :raises _Unreadable: in the end, if others are not readable.
-    """
+    """Yield the readable sessions; if others are not, raise `_Unreadable` in the end."""
     pieces_query = "SELECT data, crc FROM piece WHERE owner = ? AND id = ? ORDER BY number"
     damaged_sessions = 0
     with closing(db.execute("SELECT * FROM session ORDER BY at")) as rows:
@@ -288,11 +282,7 @@ _decode_unfinished = msgspec.msgpack.Decoder(_Unfinished).decode
 
 
 def _check_header(path: Path) -> None:
-    """Check a file's header before SQLite opens the file, which would change it.
-
-    :raises NewerJournal: a newer version wrote it.
-    :raises _Unreadable: it is not an SQLite file, or an older version wrote it.
-    """
+    """Check a file's header as `_check_version` does, before SQLite opens and changes the file."""
     try:
         with path.open("rb") as file:
             header = file.read(_VERSION_AT + 4)
@@ -304,11 +294,7 @@ def _check_header(path: Path) -> None:
 
 
 def _check_version(path: Path, version: int) -> None:
-    """Check the version of a file's tables; 0: there are none.
-
-    :raises NewerJournal: a newer version of inferd wrote it.
-    :raises _Unreadable: an older version wrote it.
-    """
+    """Raise `NewerJournal` or `_Unreadable` for tables of another version; 0: no tables."""
     tables = f"version of inferd (tables {version}, here {SCHEMA})"
     if version > SCHEMA:
         raise NewerJournal(f"{path} was written by a newer {tables}")

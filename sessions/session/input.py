@@ -16,9 +16,7 @@ from .model_link import ModelLink
 
 
 class SessionInput:
-    """Owned by its session. Input replaces the history or, with the parameter `append`, extends
-    it.
-    """
+    """Owned by its session. Input replaces the history; the parameter `append` extends it."""
 
     def __init__(self, core: SessionCore, link: ModelLink):
         self._core, self._link = core, link
@@ -91,9 +89,7 @@ class SessionInput:
 
     @contextlib.contextmanager
     def rolled_back_if_refused(self) -> Iterator[None]:
-        """Roll back the input given inside the context if no turn begins on it there: a client that
-        retries gives it again.
-        """
+        """Roll back input given in this context if no turn begins on it: a retry gives it again."""
         core = self._core
         history, before = core.conversation.history_state.now, core.conversation.copy()
         try:
@@ -101,6 +97,7 @@ class SessionInput:
         except BaseException:
             replaced = core.conversation.history_state.now is not history
             if replaced and core.turn is None and core.state is SessionState.READY:
-                core.conversation = core.conversation.rolled_back(before)
+                before.vocabulary = core.conversation.vocabulary.rolled_back(before.vocabulary)
+                core.conversation = before
                 core.recording.history_changed()
             raise

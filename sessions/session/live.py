@@ -35,7 +35,7 @@ class LiveSessions:
 
     def sessions_of(self, connection: object) -> list[Session]:
         """Return the sessions of a connection."""
-        return [session for home, session in self._sessions.values() if home is connection]
+        return [session for holder, session in self._sessions.values() if holder is connection]
 
     def get_session(self, connection: object, handle: int) -> Session:
         """Return the session behind a handle of *connection* and note its use.
@@ -43,8 +43,8 @@ class LiveSessions:
         :raises SessionExpired: it was idle for too long.
         :raises InvalidArgument: the connection never had such a handle.
         """
-        home, session = self._sessions.get(handle, (None, None))
-        if session is not None and home is connection:
+        holder, session = self._sessions.get(handle, (None, None))
+        if session is not None and holder is connection:
             session.used_at = self._ledger.seconds()
             return session
         if self._expired.get(handle) is connection:
@@ -56,9 +56,9 @@ class LiveSessions:
 
     def find_id(self, owner: int, session_id: str) -> tuple[object, Session | None]:
         """Return an owner's session by its id, after its connection; None: there is none."""
-        for home, session in self._sessions.values():
+        for holder, session in self._sessions.values():
             if session.owner == owner and session.session_id == session_id:
-                return home, session
+                return holder, session
         return None, None
 
     def add_session(self, connection: object, session: Session) -> None:
@@ -68,9 +68,9 @@ class LiveSessions:
 
     def remove_session(self, session: Session, *, expired: bool = False) -> None:
         """Remove a session; the handle of an *expired* one is remembered for its connection."""
-        home, _ = self._sessions.pop(session.handle)
+        holder, _ = self._sessions.pop(session.handle)
         if expired:
-            self._expired[session.handle] = home
+            self._expired[session.handle] = holder
             while len(self._expired) > EXPIRED_REMEMBERED_MAX:
                 self._expired.popitem(last=False)
 
@@ -110,9 +110,7 @@ class LiveSessions:
             )
 
     def _next_expiry_s(self, sessions: list[Session]) -> float:
-        """Return the seconds until one of *sessions* expires; if all are active, the mean duration
-        of a turn.
-        """
+        """Return the seconds until one of *sessions* expires; if all are active, a turn's mean."""
         idle = [s.used_at for s in sessions if not s.active]
         if not idle:
             return self._ledger.turn_s

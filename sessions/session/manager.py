@@ -94,9 +94,9 @@ class SessionManager:
         _check_id(session_id)
         if self.forgetting.under_way(owner, session_id):
             raise SessionBusy(f"session {session_id!r} is being deleted", hint="try again soon")
-        home, live = self.live.find_id(owner, session_id)
+        holder, live = self.live.find_id(owner, session_id)
         if live is not None:
-            if home is connection:
+            if holder is connection:
                 return live
             raise SessionBusy(
                 f"session {session_id!r} is open on another connection",
@@ -128,9 +128,7 @@ class SessionManager:
     def restore_sessions(
         self, found: Sequence[StoredSession], model: Callable[[StoredSession], ModelSource]
     ) -> None:
-        """Add the stored sessions, least recently used first, as dormant ones. *model* returns the
-        model of a session.
-        """
+        """Add the stored sessions, least recently used first, as dormant ones of their *model*."""
         assert self._journal is not None, "stored sessions come from a journal"
         for stored in found:
             session = Session.from_stored(stored, model(stored), self.ledger)
@@ -236,9 +234,7 @@ class SessionManager:
             self._changed.set()
 
     def detach_session(self, session: Session, *, expired: bool = False) -> None:
-        """Make a session dormant, or end it if it cannot become active again: it has no id, or its
-        graph was unloaded.
-        """
+        """Make a session dormant; end it if it has no id, or if its graph was unloaded."""
         if session.can_be_dormant:
             session.detach()
             session.used_at = self.ledger.seconds()

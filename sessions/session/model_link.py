@@ -51,18 +51,14 @@ class ModelLink:
         at_rest = not core.active and bool(core.conversation.tokens())
         other = core.conversation.vocabulary.differs_from(client.info)
         if other and at_rest and not new_history:
-            await self._retokenize(client)
+            history = core.conversation.current_history()
+            await core.conversation.vocabulary.retokenize(core.model, client, history)
+            conversation = core.conversation  # another one, if it was rolled back meanwhile
+            conversation.history_state.replace_history(history)
+            conversation.last = replace(conversation.last, turn=None)
+            core.recording.history_changed()
         core.conversation.vocabulary.set_model(client.info)
         return client
-
-    async def _retokenize(self, client: WorkerClient) -> None:
-        core = self._core
-        history = core.conversation.current_history()
-        await core.conversation.vocabulary.retokenize(core.model, client, history)
-        conversation = core.conversation  # another one, if it was rolled back meanwhile
-        conversation.history_state.replace_history(history)
-        conversation.last = replace(conversation.last, turn=None)
-        core.recording.history_changed()
 
     async def prepare_migration(self, *, also_text: bool) -> None:
         """Wait until the call that uses the model before a swap has ended. With *also_text*, save

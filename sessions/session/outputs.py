@@ -57,20 +57,19 @@ class SessionOutputs:
         opened = self._core.conversation.history_state.now.opens_reasoning
         return ReasoningSplitter(on=on, opened=opened)
 
-    def resume_splitter(self, has: AnswerParts) -> tuple[bytes, ReasoningSplitter]:
-        """Return the text of the interrupted turn whose parts its reader *has*, and the splitter of
-        the rest.
+    def resume_splitter(self, received: AnswerParts) -> tuple[bytes, ReasoningSplitter]:
+        """Return the interrupted turn's text that its reader has, and the splitter of the rest.
 
         :raises InvalidArgument: the reader's parts differ.
         """
         history_state = self._core.conversation.history_state
-        before = history_state.interrupted
-        if before is None:
-            return has.text, ReasoningSplitter(on=False)
-        options = before.begin.options
+        interrupted = history_state.interrupted
+        if interrupted is None:
+            return received.text, ReasoningSplitter(on=False)
+        options = interrupted.begin.options
         on = self._core.settings.parameters.in_turn("reasoning-format", options) != "none"
         opened = history_state.before.opens_reasoning
-        return resume_splitting(before.text, has, on=on, opened=opened)
+        return resume_splitting(interrupted.text, received, on=on, opened=opened)
 
     def metadata(self) -> dict[str, Any]:
         """Return the metadata of the last turn: WasmEdge's four keys, then inferd's."""
@@ -79,11 +78,12 @@ class SessionOutputs:
         stats = turn.stats if turn is not None else None
         counters = msgspec.structs.asdict(stats or NO_STATS)
         counters.pop("prompt_tokens")
-        if turn is not None and stats is None:
-            counters["output_tokens"] = len(turn.tokens)
         if stats is None:
             counters.pop("parks")
-            counters["stop_reason"], counters["stop_detail"] = _failure(turn)
+            error = None if turn is None else turn.error
+            counters["output_tokens"] = 0 if turn is None else len(turn.tokens)
+            counters["stop_reason"] = None if error is None else error.name
+            counters["stop_detail"] = "" if error is None else str(error.data.get("by", ""))
         if turn is None and conversation.history_state.interrupted is not None:
             counters["stop_reason"] = DETACHED
         build_number, commit = conversation.vocabulary.build
@@ -91,7 +91,7 @@ class SessionOutputs:
         now = conversation.vocabulary.fingerprint
         return {
             "input_tokens": len(conversation.prompt),
-            "output_tokens": 0,
+            "output_tokens": counters.pop("output_tokens"),
             "llama_build_number": build_number,
             "llama_commit": commit,
             **counters,
@@ -108,13 +108,6 @@ class SessionOutputs:
             "ignored": parameters.ignored,
             **_probabilities(turn),
         }
-
-
-def _failure(turn: Turn | None) -> tuple[str | None, str]:
-    """Return the name of the error that ended a turn, and its cause, if the error names one."""
-    if turn is None or turn.error is None:
-        return None, ""
-    return turn.error.name, str(turn.error.data.get("by", ""))
 
 
 def _probabilities(turn: Turn | None) -> dict[str, Any]:

@@ -114,11 +114,11 @@ class Session(SessionCore):
         settings = self.settings.copy()
         new = Session(handle, self.owner, self.model, self.ledger, settings, session_id)
         new.conversation.vocabulary = self.conversation.vocabulary.branch()
-        if self.state is not SessionState.EMPTY:
-            new.accept_history(SessionCall.SET_INPUT, self.conversation.current_history())
+        history = self.conversation.current_history()
+        if self.state is SessionState.EMPTY:
+            new.conversation.history_state.replace_history(history)
         else:
-            now = self.conversation.history_state.now
-            new.conversation.history_state.replace_history(now.copy())
+            new.accept_history(SessionCall.SET_INPUT, history)
         return new
 
     def end(self, call: SessionCall, why: str) -> None:

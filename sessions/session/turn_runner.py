@@ -14,8 +14,7 @@ from ..turn import PositionSink, TokensSink, Turn
 from ..turns.start import begin_of, resumed, scales_by_name, task_of, ticket_of
 from ..turns.turn_options import TurnOptions
 from ..worker_client import WorkerClient
-from .conversation import LastTurn
-from .core import SessionCore
+from .core import LastTurn, SessionCore
 from .model_link import ModelLink
 
 
@@ -59,18 +58,18 @@ class TurnRunner:
         async with self._link.exclusive():
             client = await self._ready_client()
             history_state, size = self._core.conversation.history_state, client.info.vocab_size
-            whole, own = resumed(history_state.interrupted, call, tokens, text, size)
+            so_far, options = resumed(history_state.interrupted, call, tokens, text, size)
             now, history_state.now = history_state.now, history_state.before
             try:
-                turn = self._begin_turn(client, own, on_tokens, on_position, whole)
+                turn = self._begin_turn(client, options, on_tokens, on_position, so_far)
             except BaseException:
                 history_state.now = now
                 raise
             await self._write_beginning()
             if turn.ended.is_set():
                 return turn
-            turn.submit_resumed()
-            missed_tokens, missed_text = whole.tokens[len(tokens) :], whole.text[len(text) :]
+            turn.submit()
+            missed_tokens, missed_text = so_far.tokens[len(tokens) :], so_far.text[len(text) :]
             if on_tokens is not None and (missed_tokens or missed_text):
                 on_tokens(m.Tokens(turn.spec.id, missed_tokens, missed_text))
             return turn
@@ -106,11 +105,7 @@ class TurnRunner:
         on_position: PositionSink | None,
         resumes: Replay | None = None,
     ) -> Turn:
-        """Return a new turn on the present history, not yet submitted to the worker. With *resumes*
-        it continues that interrupted turn.
-
-        :raises Busy: too many tasks wait.
-        """
+        """Return a new turn, not yet submitted, which continues the interrupted turn *resumes*."""
         core, ledger, conversation = self._core, self._core.ledger, self._core.conversation
         spec = task_of(core, client, call, ledger.new_task_id(), ledger.seconds())
         core.settings.adapters = spec.adapters

@@ -151,12 +151,15 @@ class Parameters:
     def fill(self, spec: TaskSpec) -> TaskSpec:
         """Return *spec* with the parameters in force."""
         values, self.adjusted = adjust_parameters(self.defaults | self.options | self._turn)
+        embed = None
+        if values.get("embedding"):
+            embed = EmbedSpec(values.get("pooling", ""), values.get("embd-normalize", 2))
         if values.get("seed", -1) != -1:
             self.seed = values["seed"]
         return msgspec.structs.replace(
             spec,
             sampling=sampling_params(values, self.seed),
-            n_predict=0 if values.get("embedding") else values.get("n-predict", -1),
+            n_predict=0 if embed is not None else values.get("n-predict", -1),
             ctx_size=values.get("ctx-size", 0),
             stop=tuple(values.get("stop", ())),
             reverse_prompt=tuple(values.get("reverse-prompt", ())),
@@ -165,14 +168,8 @@ class Parameters:
             n_keep=values.get("n-keep", 0),
             n_discard=values.get("n-discard", 0),
             cache_reuse=values.get("cache-reuse", 0),
-            embed=_embed_spec(values),
+            embed=embed,
         )
-
-
-def _embed_spec(values: Mapping[str, Any]) -> EmbedSpec | None:
-    if not values.get("embedding"):
-        return None
-    return EmbedSpec(values.get("pooling", ""), values.get("embd-normalize", 2))
 
 
 def _check_level(turn: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ from inferd.sessions.journal.entries import (
     encode,
 )
 from inferd.sessions.journal.journal_file import JournalFile, SavePast, SavePiece
-from inferd.sessions.session.conversation import Conversation
+from inferd.sessions.session.core import Conversation
 from tests.sessions.doubles import Harness
 
 

@@ -167,7 +167,7 @@ def test_a_turn_with_only_its_ending_unreported_ends_when_resumed(
     )
     turn = Turn(port, spec, lambda _: None)
     turn.take_over(Replay(m.unpack_tokens(spec.tokens), [piece]))
-    turn.submit_resumed()
+    turn.submit()
     port.run()
     assert turn.stats is not None
     assert (bytes(turn.text), turn.tokens) == (answer, tokens)
