@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, chain, starmap
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio.lowlevel
@@ -64,9 +64,9 @@ async def _sliced(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 async def scrape(daemon: Daemon) -> bytes:
-    """Return all families as text."""
-    texts = [generate_latest(_One(metric)) async for metric in _sliced(metrics_of(daemon))]
-    return b"".join(texts)
+    """Return all families as text, each read just before it is written."""
+    metrics = chain(starmap(_metric, _families(daemon)), _process.collect())
+    return b"".join([generate_latest(_One(metric)) async for metric in _sliced(metrics)])
 
 
 class _One(Collector):
@@ -93,13 +93,6 @@ async def metric_values(daemon: Daemon) -> dict[str, list[dict[str, Any]]]:
                 for labels, value in samples.items()
             ]
     return found
-
-
-def metrics_of(daemon: Daemon) -> Iterator[Metric]:
-    """Yield all families, each read when it is yielded."""
-    for name, samples in _families(daemon):
-        yield _metric(name, samples)
-    yield from _process.collect()
 
 
 def _families(daemon: Daemon) -> Read:

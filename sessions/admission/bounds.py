@@ -50,10 +50,6 @@ class WaitingCounts:
     tasks: Counter[int] = field(default_factory=Counter)
     prompt_tokens: Counter[int] = field(default_factory=Counter)
 
-    def copy(self) -> WaitingCounts:
-        """Return an independent copy."""
-        return WaitingCounts(self.tasks.copy(), self.prompt_tokens.copy())
-
     def count_ticket(self, ticket: Ticket, sign: int) -> None:
         """Add a waiting turn (*sign* 1), or remove it (−1)."""
         for counter, amount in ((self.tasks, 1), (self.prompt_tokens, ticket.prompt_tokens)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
 
 from ...scheduler.messages import TurnStats
 from ...scheduler.policy.wait_estimate import (
@@ -167,7 +168,7 @@ class ModelForecasts:
         now: float,
     ) -> float:
         """Return the seconds until enough waiting turns have got slots to admit a refused turn."""
-        waiting, admitted_in_s = waiting.copy(), 0.0
+        waiting, admitted_in_s = deepcopy(waiting), 0.0
         for start_s, other in sorted(self._slot_times(tickets, now), key=lambda start: start[0]):
             if bounds.refusal(ticket, waiting) is None:
                 break

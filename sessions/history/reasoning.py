@@ -40,13 +40,14 @@ class ReasoningSplitter:
 
     def __init__(self, *, on: bool, opened: bool = False):
         self._at = _At.ANSWER if not on else _At.REASONING if opened else _At.START
-        self._held = b""
+        self.held = b""
+        """Bytes that are held back."""
 
     def split(self, data: bytes) -> AnswerParts:
         """Return the parts that can be sent now; a possible beginning of a tag is held back."""
         if self._at is _At.ANSWER:
             return AnswerParts(data)
-        data, self._held = self._held + data, b""
+        data, self.held = self.held + data, b""
         space = b""
         if self._at is _At.START:
             bare = data.lstrip()
@@ -55,7 +56,7 @@ class ReasoningSplitter:
                 self._at = _At.ANSWER
                 return AnswerParts(data)
             if len(bare) < len(OPEN):
-                self._held = data
+                self.held = data
                 return AnswerParts(b"")
             self._at, data = _At.REASONING, bare[len(OPEN) :]
         reasoning, closed, answer = data.partition(CLOSE)
@@ -63,12 +64,12 @@ class ReasoningSplitter:
             self._at = _At.ANSWER
             return AnswerParts(space + answer, reasoning)
         hold = _tag_prefix_bytes(data)
-        self._held = data[len(data) - hold :]
+        self.held = data[len(data) - hold :]
         return AnswerParts(space, data[: len(data) - hold])
 
     def flush(self) -> AnswerParts:
         """Return the parts that are held back, at the end of the answer."""
-        held, self._held = self._held, b""
+        held, self.held = self.held, b""
         return AnswerParts(b"", held) if self._at is _At.REASONING else AnswerParts(held)
 
     def split_last(self, data: bytes) -> AnswerParts:
@@ -88,16 +89,11 @@ class ReasoningSplitter:
         space = more.text[: len(more.text) - len(answer)]
         return space + OPEN + more.reasoning + (CLOSE + answer if answer else b"")
 
-    @property
-    def held(self) -> int:
-        """The number of bytes that are held back."""
-        return len(self._held)
-
     def skip_held(self) -> None:
         """Drop the bytes that are held back: they were sent, so they are not part of a tag."""
-        if self._at is _At.START and self._held.strip():
+        if self._at is _At.START and self.held.strip():
             self._at = _At.ANSWER
-        self._held = b""
+        self.held = b""
 
 
 def _tag_prefix_bytes(data: bytes) -> int:
@@ -135,7 +131,7 @@ def _joined(sent: bytes, has: AnswerParts, splitter: ReasoningSplitter) -> bytes
     more = AnswerParts(has.text[len(text) :], has.reasoning[len(reasoning) :])
     if not more.text and not more.reasoning:
         return sent
-    return sent[: len(sent) - splitter.held] + splitter.joined(more)
+    return sent[: len(sent) - len(splitter.held)] + splitter.joined(more)
 
 
 def _check(agrees: bool) -> None:

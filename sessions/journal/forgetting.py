@@ -20,7 +20,7 @@ async def nothing(owner: int, name: str) -> None:
 
 
 class Forgetting:
-    """Sessions under deletion. Owned by the manager, on the daemon's event loop.
+    """Sessions that are being deleted. Owned by the manager, on the daemon's event loop.
 
     *delete_files* deletes a session's KV files, by owner and `Session.name`; *delete_rows* its rows
     in the journal, by owner and id. The id cannot be opened until the deletion has finished: a new
@@ -29,20 +29,16 @@ class Forgetting:
 
     def __init__(self, delete_files: Delete = nothing, delete_rows: Delete = nothing) -> None:
         self.delete_files, self._delete_rows = delete_files, delete_rows
-        self._pending: dict[Session, None] = {}
+        self.pending: dict[Session, None] = {}
+        """Ended sessions that `drain` has to delete."""
 
     def under_way(self, owner: int, session_id: str) -> bool:
         """Return whether a session with this id is still being deleted."""
-        return any(s.owner == owner and s.session_id == session_id for s in self._pending)
-
-    @property
-    def waiting(self) -> bool:
-        """Whether `drain` has something to do."""
-        return bool(self._pending)
+        return any(s.owner == owner and s.session_id == session_id for s in self.pending)
 
     def forget_later(self, session: Session) -> None:
         """Leave an ended session to the next `drain`."""
-        self._pending[session] = None
+        self.pending[session] = None
 
     async def forget_now(self, session: Session) -> None:
         """Delete an ended session; if the caller is cancelled, the next `drain` does it.
@@ -51,7 +47,7 @@ class Forgetting:
         """
         self.forget_later(session)
         await self.delete_states(session)
-        self._pending.pop(session, None)
+        self.pending.pop(session, None)
 
     async def delete_states(self, session: Session) -> None:
         """Delete a session's rows in the journal, and its KV states in memory and on disk.
@@ -76,9 +72,9 @@ class Forgetting:
 
     async def drain(self) -> None:
         """Delete all pending sessions; log a failure."""
-        for session in list(self._pending):
+        for session in list(self.pending):
             try:
                 await self.forget_now(session)
             except BackendError as error:
                 log.warning("session.not_deleted", session=session.name, cause=str(error))
-                self._pending.pop(session, None)
+                self.pending.pop(session, None)

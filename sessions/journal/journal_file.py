@@ -175,9 +175,9 @@ class JournalFile:
         stem = f"{self.path.name}.damaged-{int(self._now())}"
         numbers = (f"{stem}-{n}" if n else stem for n in range(1000))
         aside = next(p for p in map(self.path.with_name, numbers) if not p.exists())
-        for old, new in zip(_parts(self.path), _parts(aside), strict=True):
+        for suffix in ("", "-wal", "-shm"):
             with suppress(FileNotFoundError):
-                old.rename(new)
+                os.rename(f"{self.path}{suffix}", f"{aside}{suffix}")
         return aside
 
     def close(self) -> None:
@@ -300,7 +300,3 @@ def _check_version(path: Path, version: int) -> None:
         raise NewerJournal(f"{path} was written by a newer {tables}")
     if 0 < version < SCHEMA:
         raise _Unreadable(f"it was written by an older {tables}")
-
-
-def _parts(path: Path) -> list[Path]:
-    return [path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")]

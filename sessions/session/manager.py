@@ -289,7 +289,7 @@ class SessionManager:
             wait_s = min(idle_since) + timeout_s - now if idle_since else float("inf")
             wait_s = min(wait_s, self.dormant.expires_in_s(now))
             self._changed = anyio.Event()
-            with anyio.move_on_after(0 if self.forgetting.waiting else wait_s):
+            with anyio.move_on_after(0 if self.forgetting.pending else wait_s):
                 await self._changed.wait()
 
 
