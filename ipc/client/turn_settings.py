@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import Parameter
 from typing import Any, TypedDict, TypeVar
 
 from .. import messages as w
@@ -39,12 +40,8 @@ def takes(keywords: type) -> Callable[[F], F]:
         signature = inspect.signature(method)
         parameters = list(signature.parameters.values())[:-1]
         for name, kind in keywords.__annotations__.items():
-            annotation = kind.__forward_arg__
-            parameters.append(
-                inspect.Parameter(
-                    name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
-                )
-            )
+            shown = Parameter(name, Parameter.KEYWORD_ONLY, default=None)
+            parameters.append(shown.replace(annotation=kind.__forward_arg__))
         method.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return method
 

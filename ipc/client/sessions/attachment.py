@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import anyio
 import msgspec
@@ -27,7 +27,6 @@ from ..connection.connection import ClientConnection
 from ..failures import is_loss
 from ..operations import AsyncOperations
 from ..wasi_calls import ProgressCallback
-from .recovery import SessionProgress
 
 RETRY_PAUSE_S = 0.05
 RETRY_PAUSE_S_MAX = 1.0
@@ -60,6 +59,13 @@ class ClientSessionSettings:
             raise InvalidArgument(
                 "resume needs a session_id", hint="pass a session_id, by which to attach again"
             )
+
+
+class SessionProgress(NamedTuple):
+    """A session's progress: the number of turns begun, and of tokens in its history."""
+
+    turns: int
+    tokens: int
 
 
 class Attachment:

@@ -1,16 +1,19 @@
 """`Client` and `Session`: `AsyncClient` and `AsyncSession` for programs without an event loop.
 
-A client's asynchronous one runs on an event loop in a separate thread.
+They run the methods of an asynchronous object on an event loop in a separate thread, with the same
+keywords and types.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
-from typing import Self
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from ....backends.errors import ConnectionLost
 from ...messages import ServerHello
@@ -18,7 +21,50 @@ from ..client import AsyncClient
 from ..sessions.session import AsyncSession, SessionProperties
 from .loop_thread import LoopThread
 from .sync_streams import Pull, Stream
-from .wrappers import returning_sync_object, synchronous
+
+P = ParamSpec("P")
+R = TypeVar("R")
+A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
+S = TypeVar("S")
+
+
+class SyncObject(Protocol[A_co]):
+    """A synchronous object that runs the methods of an asynchronous one on a loop."""
+
+    @property
+    def asynchronous(self) -> A_co:
+        """The asynchronous object."""
+
+    @property
+    def thread(self) -> LoopThread:
+        """The thread of the loop."""
+
+
+def synchronous(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[SyncObject[A], P], R]:
+    """Return a method that runs the coroutine function *method* on the client's loop."""
+
+    @functools.wraps(method)
+    def call(self: SyncObject[A], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.thread.run_call(method, self.asynchronous, *args, **kwargs)
+
+    return call
+
+
+def returning_sync_object(
+    method: Callable[Concatenate[A, P], R], make: Callable[[LoopThread, R], S]
+) -> Callable[Concatenate[SyncObject[A], P], S]:
+    """Return a method that calls *method* and passes the asynchronous result to *make*."""
+
+    @functools.wraps(method)
+    def call(self: SyncObject[A], /, *args: P.args, **kwargs: P.kwargs) -> S:
+        return make(self.thread, method(self.asynchronous, *args, **kwargs))
+
+    signature = inspect.signature(method).replace(return_annotation=make.__name__)
+    call.__signature__ = signature  # type: ignore[attr-defined]
+    return call
 
 
 class Session(SessionProperties):

@@ -12,7 +12,8 @@ import pytest
 
 from inferd import AsyncClient, AsyncSession, ConnectionLost, InferdError, InvalidArgument
 from inferd.backends.errors import Busy, ShuttingDown
-from inferd.ipc.client.sessions.recovery import RecoveryStep, SessionProgress, recovery_step
+from inferd.ipc.client.sessions.attachment import SessionProgress
+from inferd.ipc.client.sessions.turn_request import RecoveryStep, recovery_step
 from inferd.ipc.client.streams.turn import LOSSES_MAX
 from tests.ipc.fake_server import METADATA, Exchange, FakeServer, fake_server
 
