@@ -55,6 +55,7 @@ def inspect_models(config: Config, account: Account) -> Models:
     missing = {name: file for name, file in configured.items() if not file.exists()}
     files |= {n: configured[n] for n in config.models if n in configured and n not in missing}
     parts = [part for file in files.values() for part in files_in_use(file) if part.exists()]
+    denials = {str(p): find_denial(account, p, READ) for p in parts if not denied_at}
     return Models(
         folder=folder,
         account=account,
@@ -63,9 +64,7 @@ def inspect_models(config: Config, account: Account) -> Models:
         files=files,
         sizes={name: size_bytes(file, -1) for name, file in files.items()},
         missing=missing,
-        unreadable={}
-        if denied_at
-        else {str(p): d for p in parts if (d := find_denial(account, p, READ))},
+        unreadable={part: place for part, place in denials.items() if place},
     )
 
 
