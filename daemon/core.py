@@ -183,7 +183,7 @@ class Daemon:
         connection = request.connection.number
         number = f"{connection}.{request.number}"
         bind_contextvars(connection=connection, request=number)
-        began = time.monotonic()
+        started_at = time.monotonic()
         try:
             self.access.check_request(request)
             result = await self.calls[request.call](self, request)
@@ -193,8 +193,8 @@ class Daemon:
             ipc_log.debug("call.refused", call=request.call, error=exc.name, **cause)
             raise
         if logs.is_logged("ipc", "debug"):
-            took = round(time.monotonic() - began, 6)
-            ipc_log.debug("call.done", call=request.call, seconds=took)
+            seconds = round(time.monotonic() - started_at, 6)
+            ipc_log.debug("call.done", call=request.call, seconds=seconds)
         return result
 
     def admit_connection(self, connection: ServerConnection) -> None:
@@ -233,9 +233,9 @@ class Daemon:
         """Log that a connection could not be accepted."""
         ipc_log.error("connection.not_accepted", cause=str(error))
 
-    def call_failed(self, what: str, error: Exception) -> None:
+    def call_failed(self, operation: str, error: Exception) -> None:
         """Log an unexpected failure of a call or connection."""
-        log.error("call.failed", what=what, exc_info=error)
+        log.error("call.failed", operation=operation, exc_info=error)
 
     # Writing.
 
@@ -296,13 +296,13 @@ class Daemon:
 
     async def restore(self) -> None:
         """Restore the sessions of earlier daemons as dormant ones."""
-        began = time.monotonic()
+        started_at = time.monotonic()
         self.sessions.restore_sessions(await self.journal.open_file(), self._dormant_lease)
         log.info(
             "sessions.restored",
             sessions=len(self.sessions.dormant),
             bytes=self.sessions.dormant.bytes,
-            seconds=round(time.monotonic() - began, 3),
+            seconds=round(time.monotonic() - started_at, 3),
         )
 
     def journal_changed(self) -> None:

@@ -97,10 +97,10 @@ def read_sources(
         else:
             errors.add(f"{place}: unknown key; {nearest(hyphens(key), SETTINGS)}")
     for key in document.keys() - {"daemon", *TABLES}:
-        known = nearest(key, ("daemon", *TABLES, *SETTINGS))
-        if hyphens(key) in SETTINGS:
-            known = "write it under [daemon]"
-        in_file.add(f"unknown key {key!r}; {known}")
+        is_setting = hyphens(key) in SETTINGS
+        known = ("daemon", *TABLES, *SETTINGS)
+        hint = "write it under [daemon]" if is_setting else nearest(key, known)
+        in_file.add(f"unknown key {key!r}; {hint}")
     config = _with_defaults(values, environ)
     folders = (path.parent if path else Path.cwd(), config.models_dir)
     models = read_models(document, folders, in_file)

@@ -69,7 +69,7 @@ class Handler(Protocol):
     def accept_failed(self, error: OSError) -> None:
         """Log that a connection could not be accepted."""
 
-    def call_failed(self, what: str, error: Exception) -> None:
+    def call_failed(self, operation: str, error: Exception) -> None:
         """Log that a call or a connection failed through a bug of the daemon."""
 
 

@@ -94,7 +94,7 @@ class OnlyItsOwn:
     def accept_failed(self, error: OSError) -> None:
         raise error
 
-    def call_failed(self, what: str, error: Exception) -> None:
+    def call_failed(self, operation: str, error: Exception) -> None:
         raise error
 
 
