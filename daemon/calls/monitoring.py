@@ -79,7 +79,7 @@ def _turns_waiting_for_models(daemon: Daemon) -> list[tuple[ManagedModel, GateRe
 def _describe_waiting(model: ManagedModel, waiting: GateRequest) -> dict[str, Any]:
     """Return the description of a turn that waits for its model."""
     now = time.monotonic()
-    effective = waiting.effective_priority(now, model.residency.delay_s_max)
+    effective = waiting.effective_priority(now, model.residency.residency_s)
     return _turn_fields(waiting.subject, waiting.priority, now - waiting.since) | {
         "state": "waiting",
         "effective_priority": effective.label,

@@ -105,7 +105,7 @@ class ManagedModel:
         """Held during a swap and while adapters are added or removed."""
         self.load_waiters = 0
         """The number of callers that wait for the load."""
-        self.residency = Residency(registry.gate.delay_s_max)
+        self.residency = Residency(registry.gate.residency_s)
         self.evicted_turns = EvictedTurns(
             partial(registry.move_tasks, self),
             registry.start_soon,

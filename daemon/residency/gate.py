@@ -120,12 +120,12 @@ class ResidencyGate(Generic[ModelT]):
         self,
         budget: MemoryBudget,
         models: Callable[[], Iterable[ModelT]],
-        delay_s_max: float,
+        residency_s: float,
         seconds: Callable[[], float],
         start: Callable[..., Any],
     ):
-        self.delay_s_max = delay_s_max
-        """The `Residency.delay_s_max` of all models."""
+        self.residency_s = residency_s
+        """The `Residency.residency_s` of all models."""
         self._budget, self._models = budget, models
         self._seconds, self._start = seconds, start
         self._keeps_advancing = False
@@ -140,7 +140,7 @@ class ResidencyGate(Generic[ModelT]):
             for request in model.residency.waiting
             if isinstance(request, GateRequest)
         ]
-        return sorted(found, key=lambda pair: pair[1].order_key(now, self.delay_s_max))
+        return sorted(found, key=lambda pair: pair[1].order_key(now, self.residency_s))
 
     def refuse_requests(self, error: InferdError, subject: Any = None) -> bool:
         """Refuse the waiting requests for *subject* (None: all); return whether any waited."""

@@ -47,23 +47,23 @@ class ResidencyRequest:
         self.continues_program = False
         """It came within `JUST_USED_S` of another model's request: likely a program's next step."""
 
-    def effective_priority(self, now: float, delay_s_max: float) -> Priority:
+    def effective_priority(self, now: float, residency_s: float) -> Priority:
         """Return the priority class, raised with the wait."""
-        rises = int(max(0.0, now - self.since) / max(delay_s_max, AGEING_S_MIN))
+        rises = int(max(0.0, now - self.since) / max(residency_s, AGEING_S_MIN))
         return Priority(min(Priority.URGENT, self.priority + rises))
 
-    def order_key(self, now: float, delay_s_max: float) -> tuple[int, int]:
+    def order_key(self, now: float, residency_s: float) -> tuple[int, int]:
         """Return the sort key among requests, first served first: (aged class, arrival)."""
-        return -self.effective_priority(now, delay_s_max), self.number
+        return -self.effective_priority(now, residency_s), self.number
 
 
 class Residency:
     """One model's waiting and admitted requests. Later requests of this model delay the requests
-    of other models by at most *delay_s_max*.
+    of other models by at most *residency_s*.
     """
 
-    def __init__(self, delay_s_max: float):
-        self.delay_s_max = delay_s_max
+    def __init__(self, residency_s: float):
+        self.residency_s = residency_s
         self.waiting: list[ResidencyRequest] = []
         self.admitted: list[ResidencyRequest] = []
         self.slots = 1
@@ -97,7 +97,7 @@ class Residency:
         return self._first(self.waiting or self.admitted, now)
 
     def _first(self, requests: Sequence[ResidencyRequest], now: float) -> ResidencyRequest | None:
-        return min(requests, key=lambda r: r.order_key(now, self.delay_s_max), default=None)
+        return min(requests, key=lambda r: r.order_key(now, self.residency_s), default=None)
 
     def rank(self, now: float) -> Rank:
         """Return the sort key among models; models without requests come last.
@@ -105,13 +105,13 @@ class Residency:
         Within a priority class, the model with most waiting requests comes first, then the one that
         a program has continued with last. Programs that alternate between models thus catch up with
         those that wait for the next model, and share its loads from then on. Once the first request
-        has waited for `delay_s_max`, only its arrival counts.
+        has waited for `residency_s`, only its arrival counts.
         """
         first = self._first((*self.waiting, *self.admitted), now)
         if first is None:
             return 0, True, 0, True, float("inf")
-        effective, arrival = first.order_key(now, self.delay_s_max)
-        if now >= first.since + self.delay_s_max:
+        effective, arrival = first.order_key(now, self.residency_s)
+        if now >= first.since + self.residency_s:
             return effective, False, 0, True, arrival
         latest = max((r.number for r in self.waiting if r.continues_program), default=None)
         if latest is None:
@@ -133,11 +133,11 @@ class Residency:
 
         A request that precedes *rival* is admitted. A later one is admitted if its class is not
         lower, a slot is free, and `closes_at` has not passed. So *rival* is delayed by at most
-        `delay_s_max` and the turns that have slots by then. The first request after a load is
+        `residency_s` and the turns that have slots by then. The first request after a load is
         always admitted, or models would be loaded and unloaded without serving a request.
         """
         found = []
-        for request in sorted(self.waiting, key=lambda r: r.order_key(now, self.delay_s_max)):
+        for request in sorted(self.waiting, key=lambda r: r.order_key(now, self.residency_s)):
             if rival is None or not self.has_served or self._may_admit(request, rival, now):
                 self.admit_request(request)
                 found.append(request)
@@ -159,14 +159,14 @@ class Residency:
             self.used_at = now
 
     def _may_admit(self, request: ResidencyRequest, rival: ResidencyRequest, now: float) -> bool:
-        if request.order_key(now, self.delay_s_max) < rival.order_key(now, self.delay_s_max):
+        if request.order_key(now, self.residency_s) < rival.order_key(now, self.residency_s):
             return True
         has_slot = sum(not r.is_absent() for r in self.admitted) < self.slots
         return has_slot and request.priority >= rival.priority and now < self.closes_at(rival)
 
     def closes_at(self, rival: ResidencyRequest) -> float:
         """Return the time from which requests later than *rival* are not admitted."""
-        return max(self.loaded_at, rival.since) + self.delay_s_max
+        return max(self.loaded_at, rival.since) + self.residency_s
 
     def may_end(self, rival: ResidencyRequest | None, now: float) -> bool:
         """Return whether the model may be evicted for *rival*; call `admit_waiting` before."""

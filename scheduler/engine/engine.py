@@ -54,10 +54,6 @@ class Engine:
         self._tasks_expected_at: float | None = None
         """When the first prompt since the last step was tokenized whose task follows."""
 
-    def __repr__(self) -> str:
-        slots = f"slots: {len(self.slots.tasks)}/{len(self.slots)}"
-        return f"<Engine [{slots} | queue: {len(self.tasks.queue)} | steps: {self.metrics.steps}]>"
-
     def begin_iteration(self, commands: Iterable[m.Command]) -> list[m.Report]:
         """Do everything that precedes the step; return the reports, which need not wait for it."""
         clock, reporter, tasks = self.clock, self.reporter, self.tasks
@@ -105,7 +101,7 @@ class Engine:
             return min(settings.pull_batch_wait_s, settings.task_batch_wait_s)
         if self._tokenizing.requests or self._can_compute():
             return 0
-        ends = list(self.tasks.deadlines())
+        ends = self.tasks.deadlines()
         if self.kv.idle.unsaved is not None:
             ends.append(self.clock.busy_at + IDLE_SAVE_S)
         return max(0.0, min(ends) - now) if ends else None

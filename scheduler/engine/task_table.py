@@ -130,16 +130,13 @@ class TaskTable:
             elif expired is not None:
                 self.fail_task(task, expired)
 
-    def deadlines(self) -> Iterator[float]:
-        """Yield the future moments at which a task needs attention."""
-        now, waits = self.clock.now, bool(self.queue)
+    def deadlines(self) -> list[float]:
+        """Return the future moments at which a task needs attention."""
+        waits = bool(self.queue)
+        found = [t.arrived_at + self.settings.fetch_timeout_s for t in self.queue if t.fetching]
         for task in self:
-            for moment in deadlines(task, self.settings, others_wait=waits):
-                if moment > now:
-                    yield moment
-        for task in self.queue:
-            if task.fetching and task.arrived_at + self.settings.fetch_timeout_s > now:
-                yield task.arrived_at + self.settings.fetch_timeout_s
+            found += deadlines(task, self.settings, others_wait=waits)
+        return [moment for moment in found if moment > self.clock.now]
 
     def count_states(self) -> dict[str, int]:
         """Return how many tasks are in each state."""

@@ -209,17 +209,13 @@ def _run_engine(link: SocketLink, engine: Engine, commands: list[m.Command]) -> 
         link.wake_on(engine.kv.disk.fileno())
     link.send_reports(engine.begin_iteration(commands))
     while not engine.quit:
-        link.send_reports(engine.begin_iteration(link.receive_commands(_wait_s(engine))))
+        waits = engine.wait_s_max(), engine.metrics.publish()
+        wait_s = min((seconds for seconds in waits if seconds is not None), default=None)
+        link.send_reports(engine.begin_iteration(link.receive_commands(wait_s)))
         link.send_reports(engine.compute_step())
         engine.end_iteration()
     engine.metrics.publish(at_once=True)
     link.send_reports(engine.close())
-
-
-def _wait_s(engine: Engine) -> float | None:
-    """Return how many seconds to wait for commands; None: no limit."""
-    waits = engine.wait_s_max(), engine.metrics.publish()
-    return min((seconds for seconds in waits if seconds is not None), default=None)
 
 
 if __name__ == "__main__":

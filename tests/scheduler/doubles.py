@@ -81,7 +81,7 @@ class Bench:
                 return
             self.now += wait_s_max
             self.iterate()
-        raise AssertionError(f"still running after {iterations_max} iterations: {self.engine}")
+        raise AssertionError(f"still running after {iterations_max} iterations")
 
     def text(self, number: int) -> bytes:
         reports = self.reports.get(number, [])

@@ -26,8 +26,8 @@ class Job(ResidencyRequest):
 class Machine:
     """Memory for one of several models; each has `SLOTS` and serves its admitted jobs in order."""
 
-    def __init__(self, models: int, delay_s_max: float) -> None:
-        self.residencies = [Residency(delay_s_max) for _ in range(models)]
+    def __init__(self, models: int, residency_s: float) -> None:
+        self.residencies = [Residency(residency_s) for _ in range(models)]
         self.now = 0.0
         self.resident = -1
         self.ready_at = 0.0
@@ -86,16 +86,16 @@ class Machine:
 
 
 def bound_s(
-    job: Job, jobs: list[Job], models: int, delay_s_max: float, work_s: dict[Job, float]
+    job: Job, jobs: list[Job], models: int, residency_s: float, work_s: dict[Job, float]
 ) -> float:
     """Return how long a request may wait, whatever comes after it has become urgent."""
-    aged_s = (Priority.URGENT - job.priority) * max(delay_s_max, AGEING_S_MIN)
+    aged_s = (Priority.URGENT - job.priority) * max(residency_s, AGEING_S_MIN)
     before = sum(work_s[j] for j in jobs if j is not job and j.since <= job.since + aged_s)
     return (
         aged_s
-        + delay_s_max
+        + residency_s
         + before
-        + models * (delay_s_max + WORK_S_MAX + LOAD_S + JUST_USED_S + 2 * TICK_S)
+        + models * (residency_s + WORK_S_MAX + LOAD_S + JUST_USED_S + 2 * TICK_S)
     )
 
 
@@ -112,34 +112,34 @@ jobs_of = st.lists(
 )
 
 
-@given(jobs=jobs_of, delay_s_max=st.sampled_from([0.0, 2.0, 10.0]))
+@given(jobs=jobs_of, residency_s=st.sampled_from([0.0, 2.0, 10.0]))
 @settings(deadline=None, max_examples=150)
 def test_no_request_waits_past_the_bound_and_each_load_serves_one(
-    jobs: list[Job], delay_s_max: float
+    jobs: list[Job], residency_s: float
 ) -> None:
     work_s = {job: job.left_s for job in jobs}
-    machine = Machine(3, delay_s_max)
+    machine = Machine(3, residency_s)
     machine.run(jobs)
     for job in jobs:
-        assert 0 <= job.admitted_at - job.since <= bound_s(job, jobs, 3, delay_s_max, work_s)
+        assert 0 <= job.admitted_at - job.since <= bound_s(job, jobs, 3, residency_s, work_s)
     assert all(machine.served)
     assert sum(machine.served) == len(jobs)
 
 
 @pytest.mark.parametrize("priority", Priority)
-@pytest.mark.parametrize("delay_s_max", [0.0, 5.0, 20.0])
+@pytest.mark.parametrize("residency_s", [0.0, 5.0, 20.0])
 def test_a_flood_of_urgent_requests_delays_a_cold_model_only_until_it_has_aged(
-    priority: Priority, delay_s_max: float
+    priority: Priority, residency_s: float
 ) -> None:
     """The flood is more than the resident model can do, and never ends."""
     flood = [Job(0, Priority.URGENT, n * TICK_S, 1.0) for n in range(1000)]
     cold = Job(1, priority, 10 * TICK_S, 1.0)
-    machine = Machine(2, delay_s_max)
+    machine = Machine(2, residency_s)
     machine.run([*flood, cold], until_s=240)
-    aged_s = (Priority.URGENT - priority) * max(delay_s_max, AGEING_S_MIN)
+    aged_s = (Priority.URGENT - priority) * max(residency_s, AGEING_S_MIN)
     queued_s = sum(1 for j in flood if j.since <= cold.since + aged_s) * 1.0 / SLOTS
     assert cold.admitted_at - cold.since > 0
-    assert cold.admitted_at <= queued_s + delay_s_max + LOAD_S + WORK_S_MAX + cold.since
+    assert cold.admitted_at <= queued_s + residency_s + LOAD_S + WORK_S_MAX + cold.since
 
 
 def pipelines(count: int, rounds: int) -> list[Job]:
@@ -153,7 +153,7 @@ def pipelines(count: int, rounds: int) -> list[Job]:
 
 def test_alternating_models_are_loaded_for_many_requests_at_a_time() -> None:
     """Arrival order is what a stay of 0 makes of it: each arrival finds another model there."""
-    machines = {delay_s_max: Machine(3, delay_s_max) for delay_s_max in (0.0, 20.0)}
+    machines = {residency_s: Machine(3, residency_s) for residency_s in (0.0, 20.0)}
     for machine in machines.values():
         machine.run(pipelines(4, 10))
     assert machines[20.0].loads * 2 <= machines[0.0].loads
@@ -185,10 +185,10 @@ def run_programs(machine: Machine, models: list[int], steps: int, apart_s: float
 def test_programs_that_are_out_of_step_synchronize(models: list[int], apart_s: float) -> None:
     """Those that ask for different models would do so for ever if arrival alone counted."""
     loads = {}
-    for delay_s_max in (0.0, 8.0):
-        machine = Machine(3, delay_s_max)
+    for residency_s in (0.0, 8.0):
+        machine = Machine(3, residency_s)
         run_programs(machine, models, 30, apart_s)
-        loads[delay_s_max] = machine.loads
+        loads[residency_s] = machine.loads
     assert loads[0.0] > 55
     assert loads[8.0] <= 36
 
@@ -197,9 +197,9 @@ def test_programs_that_are_out_of_step_synchronize(models: list[int], apart_s: f
 
 
 def residency_of(
-    *inside: ResidencyRequest, began: float = 0.0, delay_s_max: float = 10.0
+    *inside: ResidencyRequest, began: float = 0.0, residency_s: float = 10.0
 ) -> Residency:
-    residency = Residency(delay_s_max)
+    residency = Residency(residency_s)
     residency.begin_residency(began, SLOTS)
     for request in inside:
         residency.admit_request(request)
@@ -298,6 +298,6 @@ def test_a_residency_may_end_once_all_requests_have_ended_or_are_absent() -> Non
 
 def test_a_residency_of_zero_seconds_does_not_linger() -> None:
     inside = ResidencyRequest(Priority.NORMAL, 0.0)
-    residency = residency_of(inside, delay_s_max=0.0)
+    residency = residency_of(inside, residency_s=0.0)
     residency.end_request(inside, 3.0)
     assert residency.may_end(ResidencyRequest(Priority.NORMAL, 0.0), 3.0)
