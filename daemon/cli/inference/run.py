@@ -135,11 +135,11 @@ def stats_text(metadata: dict[str, Any]) -> str:
     """Return the statistics of a turn in one line."""
     tokens, predicted_ms = metadata.get("output_tokens", 0), metadata.get("predicted_ms", 0.0)
     rate = f", {1000 * tokens / predicted_ms:.1f} tokens/s" if predicted_ms > 0 else ""
-    again, why = metadata.get("recomputed_tokens", 0), metadata.get("recomputed_reason", "")
-    rewritten = f"; {again} of the history recomputed: {why}" if again else ""
+    recomputed, reason = metadata.get("recomputed_tokens", 0), metadata.get("recomputed_reason", "")
+    history = f"; {recomputed} of the history recomputed: {reason}" if recomputed else ""
     return (
         f"prompt {metadata.get('input_tokens', 0)} tokens"
-        f" ({metadata.get('cached_tokens', 0)} cached{rewritten})"
+        f" ({metadata.get('cached_tokens', 0)} cached{history})"
         f", first token after {metadata.get('ttft_ms', 0.0):.0f} ms"
         f", answer {tokens} tokens{rate}, stopped by {metadata.get('stop_reason')}"
     )

@@ -1,4 +1,4 @@
-"""Completion in the shell: what is offered, and that nothing else is ever said."""
+"""Completion in shells: the words offered, and no other output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOWHERE = "/nonexistent/inferd.sock"
 
 
 def offered(line: str, at: str = NOWHERE, **environ: str) -> list[str]:
-    """Return what bash is reply for the last word of *line*; it may be empty."""
+    """Return the completions that bash offers for the last word of *line*; it may be empty."""
     words = line.split(" ")
     done = subprocess.run(
         [sys.executable, "-m", "inferd"],
@@ -85,12 +85,12 @@ def test_a_file_to_remove_is_offered_without_a_daemon(tmp_path: Path) -> None:
     assert offered(f"inferd rm --models-dir {tmp_path} ") == ["mine"]
 
 
-def test_without_a_daemon_or_with_a_wrong_configuration_nothing_is_offered_nor_said() -> None:
+def test_without_a_daemon_or_with_a_wrong_configuration_nothing_is_offered_or_printed() -> None:
     assert offered("inferd run ") == offered("inferd rm-session ") == []
     assert offered("inferd rm ", INFERD_CORES="many") == []
 
 
-def test_a_daemon_that_hangs_is_waited_for_but_shortly(tmp_path: Path) -> None:
+def test_completion_waits_only_briefly_for_a_daemon_that_hangs(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as deaf:
         deaf.bind(str(path))
@@ -123,7 +123,7 @@ def test_a_real_bash_completes(tmp_path: Path) -> None:
         terminal.until("inferd config schema ")
 
 
-def test_bash_puts_no_blank_behind_a_key_but_one_behind_its_value(tmp_path: Path) -> None:
+def test_bash_adds_a_space_after_a_value_but_not_after_a_key(tmp_path: Path) -> None:
     with bash(tmp_path) as terminal:
         for typed, line in (
             ("inferd chat m -o n-predi\t7", "inferd chat m -o n-predict=7"),
@@ -134,7 +134,7 @@ def test_bash_puts_no_blank_behind_a_key_but_one_behind_its_value(tmp_path: Path
             terminal.until(line)
 
 
-def test_the_script_that_is_shown_for_bash_is_the_one_that_is_used() -> None:
+def test_the_script_shown_for_bash_is_the_installed_one() -> None:
     script = _completion_shared.get_completion_script(
         prog_name="inferd", complete_var="_INFERD_COMPLETE", shell="bash"
     )

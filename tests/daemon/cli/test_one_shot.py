@@ -80,7 +80,7 @@ def test_a_daemons_failure_is_an_error_of_the_tree(
         client.models()
 
 
-def test_a_daemon_that_sends_no_hello_is_given_up(tmp_path: Path) -> None:
+def test_a_daemon_that_sends_no_hello_times_out(tmp_path: Path) -> None:
     with (
         daemon_that_sends(tmp_path / "s") as path,
         pytest.raises(ConnectionLost, match=r"did not answer within 0\.2 s"),

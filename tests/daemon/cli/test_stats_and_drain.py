@@ -47,7 +47,7 @@ STATS = {
 }
 
 
-def test_figures_are_added_up_by_their_labels() -> None:
+def test_metrics_are_summed_by_their_labels() -> None:
     figures = MetricSums({"metrics": STATS})
     assert figures.total("prompt_tokens") == 130
     assert figures.total("prompt_tokens", model_name="b") == 30
@@ -56,7 +56,7 @@ def test_figures_are_added_up_by_their_labels() -> None:
     assert MetricSums({}).total("prompt_tokens") == 0, "an older daemon has no figures"
 
 
-def test_the_tables_say_what_the_figures_do() -> None:
+def test_the_tables_show_the_metrics() -> None:
     tables = {heads[0]: (heads, rows) for heads, rows in sections(MetricSums({"metrics": STATS}))}
     heads, [a, b] = tables["MODEL"]
     assert dict(zip(heads, a, strict=True)) == {
@@ -80,7 +80,7 @@ def test_the_tables_say_what_the_figures_do() -> None:
     assert tables["FINISH REASON"][1] == [("Cancelled", "9"), ("eos", "4")]
 
 
-def test_the_figures_of_stats_are_those_of_prometheus() -> None:
+def test_the_metrics_of_stats_are_those_of_prometheus() -> None:
     with running_daemon() as daemon, RawClient(daemon.socket) as client:
         client.call("chat", context=client.context(), prompt="hello there")
         until(daemon, lambda f: f("generation_tokens_total", model_name="echo") >= 11)
@@ -100,7 +100,7 @@ def test_the_figures_of_stats_are_those_of_prometheus() -> None:
                 assert scraped(name + suffix, **labels) == sample["value"], sample
 
 
-def test_tables_without_a_figure_are_left_out() -> None:
+def test_tables_without_values_are_omitted() -> None:
     with running_daemon() as daemon:
         text = inferd("stats", socket=daemon.socket).stdout
         assert text.startswith("inferd/") and "KV FOUND IN" not in text and "REFUSAL" not in text
@@ -116,7 +116,7 @@ def test_tables_without_a_figure_are_left_out() -> None:
         assert MetricSums(figures).total("request_success", finished_reason="eos") == 1
 
 
-def test_drain_lets_what_runs_finish_and_nothing_begin() -> None:
+def test_drain_finishes_running_tasks_and_admits_none() -> None:
     with running_daemon(SLOW) as daemon:
         socket = daemon.socket
         with inferd_process("run", "slow", LONG, "--session", "long", socket=socket) as process:

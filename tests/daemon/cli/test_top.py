@@ -33,7 +33,7 @@ def test_rates_count_tokens_since_the_previous_sample() -> None:
     assert rates.answer == {"m": 10.0}
 
 
-def test_a_task_s_rate_is_its_answer_s_and_before_that_its_prompt_s() -> None:
+def test_the_rate_of_a_task_counts_its_answer_or_before_that_its_prompt() -> None:
     before = sample(10.0, tasks=[task(1), task(2, output_tokens=4), task(3)])
     now = sample(
         10.5, tasks=[task(1, computed_tokens=40), task(2, output_tokens=9), task(4), task(None)]
@@ -51,7 +51,7 @@ def test_a_task_s_rate_is_its_answer_s_and_before_that_its_prompt_s() -> None:
         replace(sample(0.0), stats=sample().stats | {"instance": 2}),
     ],
 )
-def test_without_a_sample_of_the_same_daemon_before_there_are_no_rates(
+def test_without_an_earlier_sample_of_the_same_daemon_there_are_no_rates(
     before: Sample | None,
 ) -> None:
     now = sample(10.0, (200, 100, 27))
@@ -59,7 +59,7 @@ def test_without_a_sample_of_the_same_daemon_before_there_are_no_rates(
     assert "-" in frame_of(before, now).header[1]
 
 
-def test_a_worker_that_came_anew_makes_no_rate_negative() -> None:
+def test_a_restarted_worker_makes_no_rate_negative() -> None:
     rates = Rates.between(sample(1.0, (500, 0, 500)), sample(2.0, (20, 0, 3)))
     assert rates.prompt == rates.answer == {"m": 0.0}
 
@@ -77,7 +77,7 @@ def test_the_header_shows_totals_of_the_daemon() -> None:
     assert draining.header[0].endswith(", draining")
 
 
-def test_models_in_memory_stand_first_with_their_slots_rates_and_kv_states() -> None:
+def test_loaded_models_are_listed_first_with_their_slots_rates_and_kv_states() -> None:
     models = [model("cold", "cold"), model("m"), model("z", "loading")]
     now = sample(2.0, (40, 0, 10), models=models)
     frame = frame_of(sample(1.0), now)
@@ -88,7 +88,7 @@ def test_models_in_memory_stand_first_with_their_slots_rates_and_kv_states() -> 
     ]
 
 
-def test_tasks_stand_in_the_order_of_the_queue_with_what_they_have_risen_to() -> None:
+def test_tasks_are_listed_in_the_order_of_the_queue_with_their_risen_priority() -> None:
     tasks = [
         task(1, session_id="notes"),
         task(2, state="waiting", position=1, priority="low", effective_priority="high"),
@@ -102,7 +102,7 @@ def test_tasks_stand_in_the_order_of_the_queue_with_what_they_have_risen_to() ->
     assert (third.key, cells(third)["POSITION"], cells(third)["CLASS"]) == ("9", "-", "normal")
 
 
-def test_sessions_have_their_history_and_how_long_they_rest() -> None:
+def test_sessions_are_listed_with_their_history_and_idle_time() -> None:
     [row] = frame_of(None, sample(sessions=[session(7, session_id="diary")])).sessions
     assert row == ("7", ("done", "low", "m", "77", "2", "5 s", "1000", "diary"))
 
@@ -137,7 +137,7 @@ def test_without_a_terminal_it_writes_one_frame_as_tables() -> None:
         process.communicate()
 
 
-def test_no_session_s_name_is_a_line_of_its_own() -> None:
+def test_a_line_break_in_a_session_s_name_starts_no_line() -> None:
     name = "mine\nMODEL  STATE\u2028forged"
     with (
         running_daemon() as daemon,

@@ -56,14 +56,14 @@ def shown(app: Top) -> str:
 
 
 async def until(pilot: Pilot[None], holds: Callable[[], object]) -> None:
-    """Let the screen go on until *holds* is true of it."""
+    """Wait until *holds* returns true."""
     app = pilot.app
     assert isinstance(app, Top)
     with anyio.move_on_after(WAIT_S_MAX):
         while not holds():
             await pilot.pause(0.02)
         return
-    raise AssertionError(f"it never came to that: {shown(app)}")
+    raise AssertionError(f"the condition never held: {shown(app)}")
 
 
 def table(app: Top, panel: Panel) -> Table:
@@ -77,7 +77,7 @@ def states(app: Top) -> list[str]:
 
 @contextmanager
 def streams(daemon: RunningDaemon, count: int) -> Iterator[tuple[RawClient, list[int]]]:
-    """Have turns on the slow model, the first of which runs."""
+    """Start turns on the slow model; the first of them runs."""
     with RawClient(daemon.socket, timeout_s=WAIT_S_MAX) as client:
         turns = []
         for _ in range(count):
@@ -131,7 +131,7 @@ async def test_p_parks_the_selected_task_where_another_waits(daemon: RunningDaem
 
 
 @pytest.mark.asyncio
-async def test_u_unloads_the_selected_model_after_a_question(daemon: RunningDaemon) -> None:
+async def test_u_unloads_the_selected_model_after_a_confirmation(daemon: RunningDaemon) -> None:
     app = top_of(daemon)
 
     def state() -> str:
@@ -155,7 +155,7 @@ async def test_u_unloads_the_selected_model_after_a_question(daemon: RunningDaem
 
 
 @pytest.mark.asyncio
-async def test_the_question_mark_lists_the_keys_and_frames_go_on_below(
+async def test_the_question_mark_lists_the_keys_while_frames_are_updated(
     daemon: RunningDaemon,
 ) -> None:
     app = top_of(daemon)
@@ -170,7 +170,7 @@ async def test_the_question_mark_lists_the_keys_and_frames_go_on_below(
 
 
 @pytest.mark.asyncio
-async def test_keys_without_anything_to_select_say_so(daemon: RunningDaemon) -> None:
+async def test_keys_without_a_selected_row_show_a_message(daemon: RunningDaemon) -> None:
     app = top_of(daemon)
     async with app.run_test(size=SIZE) as pilot:
         await until(pilot, lambda: app.frame)
@@ -179,7 +179,7 @@ async def test_keys_without_anything_to_select_say_so(daemon: RunningDaemon) -> 
 
 
 @pytest.mark.asyncio
-async def test_a_daemon_that_goes_is_looked_for_until_it_is_back(daemon: RunningDaemon) -> None:
+async def test_the_screen_reconnects_to_a_restarted_daemon(daemon: RunningDaemon) -> None:
     app = top_of(daemon)
     async with app.run_test(size=SIZE) as pilot:
         await until(pilot, lambda: app.frame)
@@ -204,7 +204,7 @@ async def test_a_user_without_see_all_sees_only_their_own_tasks(tmp_path: Path) 
 
 
 def release_samples(server: FakeServer, reply: Sample) -> None:
-    """Let *server* answer with a sample, but refuse what is all_users's."""
+    """Make *server* answer with a sample, and refuse requests for all users."""
 
     def answer(**fields: Any) -> Answer:
         async def send_reply(exchange: Exchange) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def release_samples(server: FakeServer, reply: Sample) -> None:
 
 
 @pytest.mark.asyncio
-async def test_what_others_name_their_sessions_is_text_and_nothing_else() -> None:
+async def test_names_of_other_users_sessions_are_shown_as_plain_text() -> None:
     wild = "[red]\x1b[2J[/nope] x\ny"
     app = Top(Path("/nonexistent/inferd.sock"), 60.0, all_users=False)
     async with app.run_test(size=(120, 24)) as pilot:
@@ -233,7 +233,7 @@ async def test_what_others_name_their_sessions_is_text_and_nothing_else() -> Non
 
 
 @pytest.mark.asyncio
-async def test_the_selection_follows_its_row_and_moves_on_when_that_ends() -> None:
+async def test_the_selection_follows_its_row_and_moves_to_the_next_when_that_ends() -> None:
     app = Top(Path("/nonexistent/inferd.sock"), 60.0, all_users=False)
     async with app.run_test(size=SIZE) as pilot:
         tasks = [task(n) for n in range(1, 4)]
@@ -309,13 +309,13 @@ def test_a_dumb_terminal_gets_plain_tables(daemon: RunningDaemon) -> None:
     assert "\x1b" not in text and "POSITION" in text
 
 
-def test_without_a_daemon_it_does_not_begin(tmp_path: Path) -> None:
+def test_without_a_daemon_the_screen_is_not_shown(tmp_path: Path) -> None:
     with on_terminal("top", socket=str(tmp_path / "none.sock"), **XTERM) as terminal:
         assert "no daemon" in terminal.until("inferd serve")
         assert terminal.process.wait(WAIT_S_MAX) == 3
 
 
-def test_without_textual_one_sentence_says_what_to_install(
+def test_without_textual_the_error_names_the_package_to_install(
     daemon: RunningDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = 'raise ModuleNotFoundError("No module named textual", name="textual")\n'

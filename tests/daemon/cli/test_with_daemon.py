@@ -173,7 +173,7 @@ def test_chat_without_a_terminal_runs_one_turn_per_line(socket: str) -> None:
     assert result.stderr == "cleared\n"
 
 
-def test_chat_goes_on_after_a_turn_that_failed(socket: str) -> None:
+def test_chat_continues_after_a_failed_turn(socket: str) -> None:
     result = inferd("chat", "echo", "--json", socket=socket, text="x" * 5000 + "\nsecond\n")
     answers = lines(result.stdout)
     assert isinstance(answers[0]["error"], dict) and answers[0]["error"]["name"] == "PromptTooLong"
@@ -246,7 +246,7 @@ def test_status(socket: str, daemon: RunningDaemon) -> None:
 
 
 @pytest.mark.parametrize("by", ["number", "id"])
-def test_a_session_under_way_is_listed_and_cancelled(by: str, socket: str) -> None:
+def test_an_active_session_is_listed_and_cancelled(by: str, socket: str) -> None:
     name = f"job-{by}"
     arguments = ("run", "slow", LONG, "--session", name, "--priority", "low")
     with inferd_process(*arguments, socket=socket) as process:

@@ -58,7 +58,7 @@ def test_the_help_lists_the_commands_and_the_exit_statuses() -> None:
         assert "Exit status: 0 success; 1 the request was refused" in text and "3 no daemon" in text
 
 
-def test_every_command_but_serve_writes_json_and_every_one_takes_a_socket_if_it_needs_one() -> None:
+def test_all_commands_except_serve_write_json_and_those_of_a_daemon_take_a_socket() -> None:
     commands = dict(group_of_all_commands().commands)
     assert set(commands) == COMMANDS
     group = commands.pop("config")

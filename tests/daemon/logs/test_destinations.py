@@ -168,7 +168,7 @@ def test_events_that_cannot_be_written_anywhere_do_not_stop_the_daemon() -> None
         manager.serves()
 
 
-def test_a_reopened_file_keeps_its_place_and_a_pipe_without_a_reader_does_not_block(
+def test_a_reopened_file_is_appended_to_and_a_pipe_without_a_reader_does_not_block(
     tmp_path: Path,
 ) -> None:
     causes: list[str | None] = []

@@ -74,7 +74,7 @@ def number_of(client: RawClient, daemon: RunningDaemon) -> int:
 # The ids of requests.
 
 
-def test_every_event_names_its_time_its_level_and_its_room(daemon: RunningDaemon) -> None:
+def test_every_event_names_its_time_its_level_and_its_logger(daemon: RunningDaemon) -> None:
     with Client(daemon.socket) as client, client.session("echo") as session:
         session.chat("hello")
     found = events(daemon)
@@ -163,7 +163,7 @@ def levels_of(flags: dict[str, Any], environ: dict[str, str] | None = None) -> d
     return load_config(flags, environ or {}).log_levels
 
 
-def test_levels_of_rooms_come_from_flags_the_environment_or_a_table(tmp_path: Path) -> None:
+def test_levels_of_loggers_come_from_flags_the_environment_or_a_table(tmp_path: Path) -> None:
     wanted = {"scheduler": "debug", "llama": "error"}
     assert levels_of({"log_levels": "scheduler=debug, llama=error"}) == wanted
     assert levels_of({}, {"INFERD_LOG_LEVELS": "scheduler=debug,llama=error"}) == wanted
@@ -184,7 +184,7 @@ def test_levels_of_rooms_come_from_flags_the_environment_or_a_table(tmp_path: Pa
         ("llama", "'llama': '' is not one"),
     ],
 )
-def test_a_wrong_room_or_level_is_refused(text: str, reported: str) -> None:
+def test_a_wrong_logger_or_level_is_refused(text: str, reported: str) -> None:
     with pytest.raises(ConfigError) as caught:
         levels_of({"log_levels": text})
     assert reported.replace("'llama': ''", "llama: ''") in str(caught.value)
@@ -199,7 +199,7 @@ def chat(daemon: RunningDaemon, text: str = "hello") -> None:
         session.chat(text)
 
 
-def test_a_room_has_a_level_of_its_own() -> None:
+def test_a_logger_has_a_level_of_its_own() -> None:
     config = JSON + "log-level = 'warning'\n[daemon.log-levels]\nscheduler = 'debug'\n"
     with running_daemon(config) as daemon:
         chat(daemon)
@@ -265,7 +265,7 @@ async def test_only_an_operator_changes_levels(tmp_path: Path) -> None:
             await daemon.run_call(request)
 
 
-def test_levels_in_the_file_hold_at_once_when_it_is_read_again() -> None:
+def test_levels_in_the_file_are_in_force_after_a_reload() -> None:
     base = JSON + '[models.m]\nbackend = "echo"\n'
     louder = base.replace("[models.m]", "[daemon.log-levels]\nscheduler = 'debug'\n[models.m]")
     with managed(base) as (daemon, manager, client):

@@ -103,7 +103,7 @@ def test_a_second_signal_stops_at_once(second: signal.Signals) -> None:
         wait_exited([worker], 1.0)
 
 
-def test_a_load_under_way_does_not_hold_up_the_end() -> None:
+def test_a_load_in_progress_does_not_delay_the_shutdown() -> None:
     with running_daemon(SLOW) as daemon, RawClient(daemon.socket) as client:
         number = client.start_request("load_by_name", name="loading", progress=True)
         client.read_message()

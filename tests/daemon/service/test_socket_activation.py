@@ -197,7 +197,7 @@ def test_sockets_for_another_process_are_not_used() -> None:
 def test_an_unsuitable_passed_socket_is_refused_with_a_hint(
     names: tuple[str, ...], kinds: tuple[str, ...], cause: str, tmp_path: Path
 ) -> None:
-    """In a process of its own: descriptors 3 and 4 are taken."""
+    """Run in another process, since descriptors 3 and 4 are in use here."""
     script = (
         "import os, socket, sys\n"
         "kinds, names = sys.argv[1].split(','), sys.argv[2]\n"

@@ -87,7 +87,7 @@ class Filter:
         assert not failed, f"{call}: {os.strerror(-failed)}"
 
     def load(self) -> None:
-        """Let it hold for this process and its children."""
+        """Load the filter for this process and its children."""
         failed = self._library.seccomp_load(self._context)
         assert not failed, os.strerror(-failed)
 
