@@ -13,37 +13,11 @@ LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 SYSLOG_PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3}
 """As in sd-daemon(3)."""
 LINES_MAX, WINDOW_S = 200, 10.0
-"""Loading a model logs about 150 lines."""
+"""Lines in each window of this length; loading a model logs about 150."""
 REPEAT_S = 60.0
 """An emitted line is not repeated for this long: llama.cpp warns for each context of a model, and
 estimating, loading and embedding create one each."""
 REMEMBERED_MAX = 256
-
-
-class Bound:
-    """A rate limit that admits *lines_max* lines in each *window_s* and counts the dropped ones."""
-
-    def __init__(
-        self,
-        lines_max: int = LINES_MAX,
-        window_s: float = WINDOW_S,
-        seconds: Callable[[], float] = time.monotonic,
-    ):
-        self._lines_max, self._window_s, self._seconds = lines_max, window_s, seconds
-        self._ends = 0.0
-        self._left = self._dropped = 0
-
-    def admit(self) -> int | None:
-        """Admit a line and return how many were dropped before it; None: drop this one too."""
-        now = self._seconds()
-        if now >= self._ends:
-            self._ends, self._left = now + self._window_s, self._lines_max
-        if self._left <= 0:
-            self._dropped += 1
-            return None
-        self._left -= 1
-        dropped, self._dropped = self._dropped, 0
-        return dropped
 
 
 class LibraryLog:
@@ -53,8 +27,9 @@ class LibraryLog:
         self.least = LEVELS["warning"]
         self.write_line: Callable[[str, str], None] | None = None
         self._seconds = seconds
-        self._bound = Bound(seconds=seconds)
         self._emitted_at: dict[str, float] = {}
+        self._window_end = 0.0
+        self._lines_left = self._dropped = 0
 
     def log_line(self, level: str, text: str) -> None:
         """Emit a line, unless it is below the level, a recent repetition, or over the bound."""
@@ -63,14 +38,18 @@ class LibraryLog:
         now = self._seconds()
         if now < self._emitted_at.get(text, -REPEAT_S) + REPEAT_S:
             return
-        dropped = self._bound.admit()
-        if dropped is None:
+        if now >= self._window_end:
+            self._window_end, self._lines_left = now + WINDOW_S, LINES_MAX
+        if not self._lines_left:
+            self._dropped += 1
             return
+        self._lines_left -= 1
         if len(self._emitted_at) >= REMEMBERED_MAX:
             self._emitted_at.clear()
         self._emitted_at[text] = now
-        if dropped:
-            self.write_line("warning", f"{dropped} lines were left out")
+        if self._dropped:
+            self.write_line("warning", f"{self._dropped} lines were left out")
+            self._dropped = 0
         self.write_line(level, text)
 
 

@@ -56,10 +56,4 @@ class Shape(msgspec.Struct, frozen=True):
 
     def apply_to(self, spec: ModelSpec) -> ModelSpec:
         """Return *spec* with this shape."""
-        return msgspec.structs.replace(
-            spec,
-            slots=self.slots,
-            ctx_size=self.ctx_size,
-            batch_size=self.batch_size,
-            n_gpu_layers=self.n_gpu_layers,
-        )
+        return msgspec.structs.replace(spec, **msgspec.structs.asdict(self))

@@ -53,12 +53,7 @@ _defaults = c_function("ggml_threadpool_params_init", None, ctypes.POINTER(_Para
 _attach = c_function("llama_attach_threadpool", None, _pointer, _pointer, _pointer)
 
 
-def _new(params: _Params) -> int:
-    new = _cpu_function(b"ggml_threadpool_new", _pointer, ctypes.POINTER(_Params))
-    return int(new(ctypes.byref(params)))
-
-
-def _free(pool: int) -> None:
+def _free_pool(pool: int) -> None:
     _cpu_function(b"ggml_threadpool_free", None, _pointer)(pool)
 
 
@@ -89,7 +84,8 @@ class ComputeThreads:
         params = _Params()
         _defaults(ctypes.byref(params), self._count)
         params.poll = 0
-        pool = _new(params)
+        new = _cpu_function(b"ggml_threadpool_new", _pointer, ctypes.POINTER(_Params))
+        pool = int(new(ctypes.byref(params)))
         self._pools.append((self._count, pool))
         _attach(self._context, pool, pool)
         lib.llama_set_n_threads(self._context, self._count, self._count)
@@ -98,9 +94,9 @@ class ComputeThreads:
         """Stop the threads that the last step no longer used."""
         self.changing = False
         while len(self._pools) > 1:
-            _free(self._pools.pop(0)[1])
+            _free_pool(self._pools.pop(0)[1])
 
     def close(self) -> None:
         """Stop the threads after the context was freed; a second call does nothing."""
         while self._pools:
-            _free(self._pools.pop()[1])
+            _free_pool(self._pools.pop()[1])

@@ -35,25 +35,17 @@ class _Map(ctypes.Structure):
     """libstdc++'s `std::map`: the header of a red-black tree."""
 
     _fields_ = (
-        ("less", ctypes.c_void_p),
-        ("color", ctypes.c_void_p),
-        ("root", ctypes.c_void_p),
-        ("leftmost", ctypes.c_void_p),
-        ("rightmost", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("less", "color", "root", "leftmost", "rightmost")),
         ("count", ctypes.c_size_t),
     )
 
 
 class _Node(ctypes.Structure):
+    """A node of the map: from a type of buffer to bytes."""
+
     _fields_ = (
-        ("color", ctypes.c_void_p),
-        ("parent", ctypes.c_void_p),
-        ("left", ctypes.c_void_p),
-        ("right", ctypes.c_void_p),
-        ("buffer_type", ctypes.c_void_p),
-        ("weights", ctypes.c_size_t),
-        ("context", ctypes.c_size_t),
-        ("compute", ctypes.c_size_t),
+        *((name, ctypes.c_void_p) for name in ("color", "parent", "left", "right", "buffer_type")),
+        *((name, ctypes.c_size_t) for name in ("weights", "context", "compute")),
     )
 
 
@@ -122,7 +114,7 @@ def layers_of(spec: ModelSpec, model: Any, found: list[Device]) -> int:
     return most if spec.n_gpu_layers < 0 else min(spec.n_gpu_layers, most)
 
 
-def place(spec: ModelSpec, params: Any) -> None:
+def place_layers(spec: ModelSpec, params: Any) -> None:
     """Set the placement of layers in llama.cpp's *params*."""
     params.n_gpu_layers = spec.n_gpu_layers
     if spec.main_gpu >= 0:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import hashlib
+import math
 import mmap
 import os
 import stat
@@ -24,6 +25,7 @@ from llama_cpp import llama_cpp as lib
 
 from ...errors import LoadFailed
 from ...split_gguf import parts_of
+from .devices import c_function
 
 VERSIONS = (2, 3)
 ENTRIES_MAX = 1 << 16
@@ -48,6 +50,8 @@ _SCALARS = {
     11: struct.Struct("<q"),
     12: struct.Struct("<d"),
 }
+_block_size = c_function("ggml_blck_size", ctypes.c_int64, ctypes.c_int)
+_type_size = c_function("ggml_type_size", ctypes.c_size_t, ctypes.c_int)
 _STRING, _ARRAY = 8, 9
 _SPLIT_COUNT = "split.count"
 _TOKENS = "tokenizer.ggml.tokens"
@@ -310,14 +314,4 @@ def _tensor_bytes(kind: int, shape: list[int]) -> int:
     block, size = (_block_size(kind), _type_size(kind)) if kind < lib.GGML_TYPE_COUNT else (0, 0)
     if not block or not size:
         raise _Damaged(f"a tensor of the unknown type {kind}")
-    elements = 1
-    for n in shape:
-        elements *= n
-    return elements // block * size
-
-
-_ggml = lib._lib
-_block_size = _ggml.ggml_blck_size
-_block_size.argtypes, _block_size.restype = [ctypes.c_int], ctypes.c_int64
-_type_size = _ggml.ggml_type_size
-_type_size.argtypes, _type_size.restype = [ctypes.c_int], ctypes.c_size_t
+    return math.prod(shape) // block * size

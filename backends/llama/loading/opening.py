@@ -19,7 +19,7 @@ from ...memory_need import check_devices
 from ...model_spec import ModelSpec
 from ...split_gguf import parts_of
 from ..llama_log import LogRing
-from .devices import devices, place
+from .devices import devices, place_layers
 from .gguf_check import GgufFile, open_model_file, read_gguf, read_parts
 from .stdio_file import c_file
 
@@ -93,7 +93,7 @@ def open_model(spec: ModelSpec, params: Any) -> tuple[Any, GgufFile]:
         _check_content(file, name)
         lib.llama_backend_init()
         check_devices(spec, devices())
-        place(spec, params)
+        place_layers(spec, params)
         if spec.fd >= 0:
             model = _load_descriptor(fd, name, file, params)
         else:
