@@ -47,9 +47,8 @@ class LlamaModel:
         self._threads = 0
         self._prototypes = Prototypes()
         self._candidates: Candidates | None = None
-        # Logits by slot: their index in the last batch until the next step, or held as a copy.
-        self._live: dict[int, int] = {}
-        self._held: dict[int, NDArray[np.float32]] = {}
+        self._logits: dict[int, int | NDArray[np.float32]] = {}
+        """By slot: their index in the last batch until the next step, or a copy."""
         self.tokenize = vocab.tokenize
         self.piece = vocab.piece
         self.is_control = vocab.is_control
@@ -86,11 +85,11 @@ class LlamaModel:
         """Decode one batch; see `Model.step`. A batch that the check refuses changes nothing."""
         self._context.check(chunks)
         self._adapters.apply()
-        self._live.clear()
-        live = self._context.decode(chunks)
+        self._logits = {s: x for s, x in self._logits.items() if not isinstance(x, int)}
+        decoded = self._context.decode(chunks)
         for chunk in chunks:
-            self._held.pop(chunk.slot, None)
-        self._live = live
+            self._logits.pop(chunk.slot, None)
+        self._logits |= decoded
 
     def sample(self, slot: int, sampler: Sampler, index: int) -> int:
         """Sample token number *index* of a turn from the slot's logits, and drop these."""
@@ -102,13 +101,13 @@ class LlamaModel:
         return token
 
     def _sample(self, slot: int, sampler: LlamaSampler, index: int) -> int:
-        live = self._live.get(slot)
-        if live is not None and sampler.needs_only_chain:
-            del self._live[slot]
+        place = self._logits.get(slot)
+        if isinstance(place, int) and sampler.needs_only_chain:
+            del self._logits[slot]
             chain = sampler.chain(index)
-            return int(lib.llama_sampler_sample(chain, self._context.pointer, live))
-        logits = self._logits(slot)
-        self._drop_logits(slot)
+            return int(lib.llama_sampler_sample(chain, self._context.pointer, place))
+        logits = self._logits_of(slot)
+        del self._logits[slot]
         if self._candidates is None:
             self._candidates = Candidates(self._vocab.size)
         token = self._candidates.sample(sampler, logits, index)
@@ -116,18 +115,15 @@ class LlamaModel:
             return next(iter(self._vocab.eog()), 0)
         return token
 
-    def _logits(self, slot: int) -> NDArray[np.float32]:
-        live = self._live.get(slot)
-        if live is not None:
-            return self._context.logits_at(live)
-        try:
-            return self._held[slot]
-        except KeyError:
-            raise BackendError(f"slot {slot} has no logits") from None
+    def _logits_of(self, slot: int) -> NDArray[np.float32]:
+        logits = self._logits.get(slot)
+        if logits is None:
+            raise BackendError(f"slot {slot} has no logits")
+        return self._context.logits_at(logits) if isinstance(logits, int) else logits
 
     def logits(self, slot: int) -> NDArray[np.float32]:
         """Return a copy of the slot's logits."""
-        return self._logits(slot).copy()
+        return self._logits_of(slot).copy()
 
     def surprisal(self, slot: int) -> Callable[[int], float]:
         """Return a function from a token to its surprisal; see `Model.surprisal`."""
@@ -138,24 +134,22 @@ class LlamaModel:
 
     def hold_logits(self, slot: int) -> None:
         """Keep the slot's logits over the next steps, to sample from them later."""
-        if slot not in self._held:
-            self._held[slot] = self.logits(slot)
-            del self._live[slot]
+        if not isinstance(self._logits.get(slot), np.ndarray):
+            self._logits[slot] = self.logits(slot)
 
     def take_logits(self, slot: int) -> object:
         """Move a copy of the slot's logits out of the model."""
         self.hold_logits(slot)
-        return self._held.pop(slot)
+        return self._logits.pop(slot)
 
     def put_logits(self, slot: int, logits: object) -> None:
         """Put back logits that `take_logits` returned, into any slot."""
         assert isinstance(logits, np.ndarray) and logits.shape == (self._vocab.size,)
-        self._drop_logits(slot)
-        self._held[slot] = logits
+        self._logits[slot] = logits
 
     def trim(self, slot: int, keep: int) -> int:
         """Drop all but the first *keep* tokens of a slot, and its logits; see `Model.trim`."""
-        self._drop_logits(slot)
+        self._logits.pop(slot, None)
         return self._context.trim(slot, keep)
 
     def shift(self, slot: int, keep: int, discard: int) -> None:
@@ -165,19 +159,20 @@ class LlamaModel:
     def reuse(self, slot: int, moves: Sequence[Move]) -> None:
         """Move runs of tokens down, drop all others and the slot's logits; see `Model.reuse`."""
         self._context.move(slot, moves)
-        self._drop_logits(slot)
+        self._logits.pop(slot, None)
 
     def swap(self, a: int, b: int) -> None:
         """Exchange the contents of two slots, logits included."""
         if a == b:
             return
         self._context.swap(a, b)
-        _exchange(self._live, a, b)
-        _exchange(self._held, a, b)
+        for slot, logits in ((b, self._logits.pop(a, None)), (a, self._logits.pop(b, None))):
+            if logits is not None:
+                self._logits[slot] = logits
 
     def restore(self, slot: int, state: bytes) -> bool:
         """Load a saved state into a slot; False if it does not fit, the slot is then empty."""
-        self._drop_logits(slot)
+        self._logits.pop(slot, None)
         return self._context.restore(slot, state)
 
     def embedder(self) -> LlamaEmbedder:
@@ -195,14 +190,9 @@ class LlamaModel:
         if self._embedder is not None:
             self._embedder.set_threads(threads)
 
-    def _drop_logits(self, slot: int) -> None:
-        self._live.pop(slot, None)
-        self._held.pop(slot, None)
-
     def close(self) -> None:
         """Free everything; a second call does nothing."""
-        self._live.clear()
-        self._held.clear()
+        self._logits.clear()
         self._prototypes.close()
         if self._embedder is not None:
             self._embedder.close()
@@ -211,11 +201,3 @@ class LlamaModel:
         pointer, self._pointer = self._pointer, None
         if pointer is not None:
             lib.llama_model_free(pointer)
-
-
-def _exchange(items: dict[int, Any], a: int, b: int) -> None:
-    at_a, at_b = items.pop(a, None), items.pop(b, None)
-    if at_a is not None:
-        items[b] = at_a
-    if at_b is not None:
-        items[a] = at_b

@@ -73,16 +73,11 @@ def parse_json_options(text: bytes | str, *, strict: bool = False) -> Options:
     if not text.strip():
         return Options()
     try:
-        value = msgspec.json.decode(text)
+        value = msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise InvalidEncoding(
-            f"the metadata is not valid JSON: {exc}", hint='send one JSON object, as {"temp":0}'
+            f"the metadata is not a JSON object: {exc}", hint='send one JSON object, as {"temp":0}'
         ) from None
-    if not isinstance(value, dict):
-        raise InvalidEncoding(
-            f"the metadata is a JSON {type(value).__name__}, not an object",
-            hint='send one JSON object, as {"temp":0}',
-        )
     return read_options(value, strict=strict)
 
 
@@ -183,17 +178,14 @@ def _read_schema(_: Parameter, value: Any) -> str:
     """Return a schema as JSON text; its keywords are checked later, when it becomes a grammar."""
     if isinstance(value, dict | bool):
         value = msgspec.json.encode(value).decode()
-    text = _read_text(_, value)
-    if text.strip() and not isinstance(_decoded(text), dict | bool):
-        raise ValueError(f"{shorten(value)} is not a schema: send an object, or its JSON text")
-    return text.strip()
-
-
-def _decoded(text: str) -> Any:
+    text = _read_text(_, value).strip()
     try:
-        return msgspec.json.decode(text)
+        schema = msgspec.json.decode(text) if text else True
     except (msgspec.DecodeError, RecursionError) as exc:
         raise ValueError(f"it is not valid JSON: {exc}") from None
+    if not isinstance(schema, dict | bool):
+        raise ValueError(f"{shorten(value)} is not a schema: send an object, or its JSON text")
+    return text
 
 
 def _read_texts(_: Parameter, value: Any) -> list[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 
 import msgspec
 
 from ..errors import InvalidArgument
-from .stop_options import STOPPING_RULES, Rule, value_of
+from .stop_options import STOPPING_RULES, Adjustment, Rule, fields_of
 from .table import BY_NAME, DRY_BREAKERS, SAMPLERS_DEFAULT
 
 _BREAKERS_MAX, _BREAKER_CHARACTERS_MAX = 8, 40
@@ -69,17 +70,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.grammar or self.json_schema)
 
 
-_FIELDS = {f: f.replace("_", "-") for f in SamplingParams.__struct_fields__}
-
-
 def sampling_params(values: Mapping[str, Any], seed: int) -> SamplingParams:
     """Return the sampling part of *values* (by parameter name) with *seed*, which is not -1."""
-    fields = {f: _frozen(values[n]) for f, n in _FIELDS.items() if n in values}
-    return SamplingParams(**{**fields, "seed": seed})
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(_frozen(v) for v in value) if isinstance(value, list) else value
+    return SamplingParams(**{**fields_of(SamplingParams, values), "seed": seed})
 
 
 def adjust_parameters(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -89,78 +82,68 @@ def adjust_parameters(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[s
 
     :raises InvalidArgument: contradictions cannot be resolved; the error reports all of them.
     """
-    result, adjusted, errors = dict(values), dict[str, str](), list[str]()
+    adjustment = Adjustment(values)
     for rule in _RULES:
-        rule(result, adjusted, errors)
-    if errors:
-        raise InvalidArgument("; ".join(errors), data={"errors": errors})
-    return result, adjusted
+        rule(adjustment)
+    if adjustment.errors:
+        raise InvalidArgument("; ".join(adjustment.errors), data={"errors": adjustment.errors})
+    return adjustment.values, adjustment.reasons
 
 
-def _limit_mirostat_chain(values: dict[str, Any], adjusted: dict[str, str], _: list[str]) -> None:
-    if not value_of(values, "mirostat"):
+def _limit_mirostat_chain(a: Adjustment) -> None:
+    if not a.value_of("mirostat"):
         return
-    if "samplers" in values:
-        adjusted["samplers"] = "mirostat samples: the chain is only the temperature"
-    values["samplers"] = ["temperature"]
+    if "samplers" in a.values:
+        a.reasons["samplers"] = "mirostat samples: the chain is only the temperature"
+    a.values["samplers"] = ["temperature"]
 
 
-def _check_breakers(values: dict[str, Any], _: dict[str, str], errors: list[str]) -> None:
-    breakers = value_of(values, "dry-sequence-breakers")
+def _check_breakers(a: Adjustment) -> None:
+    name = "dry-sequence-breakers"
+    breakers = a.value_of(name)
     if not breakers:
-        errors.append("dry-sequence-breakers: an empty list; name at least one text")
-    longest = max((len(b) for b in breakers), default=0)
-    if longest > _BREAKER_CHARACTERS_MAX:
-        most = f"{_BREAKER_CHARACTERS_MAX} at most"
-        errors.append(f"dry-sequence-breakers: a text of {longest} characters; {most}")
-    if len(breakers) > _BREAKERS_MAX:
-        errors.append(f"dry-sequence-breakers: {len(breakers)} texts; {_BREAKERS_MAX} at most")
+        a.errors.append(f"{name}: an empty list; name at least one text")
+    a.limit(name, max(map(len, breakers), default=0), _BREAKER_CHARACTERS_MAX, "characters")
+    a.limit(name, len(breakers), _BREAKERS_MAX, "texts")
 
 
-def _check_infill(values: dict[str, Any], _: dict[str, str], errors: list[str]) -> None:
-    names, top_k, most = value_of(values, "samplers"), value_of(values, "top-k"), _INFILL_TOP_K_MAX
+def _check_infill(a: Adjustment) -> None:
+    names, top_k, most = a.value_of("samplers"), a.value_of("top-k"), _INFILL_TOP_K_MAX
     if "infill" not in names:
         return
     if "top-k" not in names[: names.index("infill")] or not 0 < top_k <= most:
-        errors.append(f"samplers: infill needs top-k before it, with 1 … {most} tokens")
+        a.errors.append(f"samplers: infill needs top-k before it, with 1 … {most} tokens")
 
 
-def _end_with_grammar(values: dict[str, Any], adjusted: dict[str, str], _: list[str]) -> None:
-    if not (value_of(values, "grammar") or value_of(values, "json-schema")):
-        return
+def _end_with_grammar(a: Adjustment) -> None:
     for name, reason in (
         ("ignore-eos", "the answer ends where its grammar is complete"),
         ("ctx-shift", "an answer with a grammar keeps its beginning"),
     ):
-        if value_of(values, name):
-            adjusted[name], values[name] = reason, False
+        if a.has_grammar and a.value_of(name):
+            a.adjust(name, reason, False)
 
 
-def _check_grammar(values: dict[str, Any], _: dict[str, str], errors: list[str]) -> None:
-    grammar = value_of(values, "grammar")
-    if grammar and value_of(values, "json-schema"):
-        errors.append('json-schema: grammar is set too; set one of them to ""')
-    depth = deepest = 0
-    for bracket in _NOT_A_BRACKET.sub("", grammar):
-        depth += (bracket == "(") - (bracket == ")")
-        deepest = max(deepest, depth)
-    if deepest > _GRAMMAR_NESTING_MAX:
-        most = f"{_GRAMMAR_NESTING_MAX} at most"
-        errors.append(f"grammar: {deepest} brackets are open at once; {most}")
+def _check_grammar(a: Adjustment) -> None:
+    grammar = a.value_of("grammar")
+    if grammar and a.value_of("json-schema"):
+        a.errors.append('json-schema: grammar is set too; set one of them to ""')
+    brackets = _NOT_A_BRACKET.sub("", grammar)
+    depths = accumulate(1 if bracket == "(" else -1 for bracket in brackets)
+    a.limit("grammar", max(depths, default=0), _GRAMMAR_NESTING_MAX, "brackets are open at once")
 
 
-def _raise_dry_base(values: dict[str, Any], adjusted: dict[str, str], _: list[str]) -> None:
-    if value_of(values, "dry-base") < 1:
-        adjusted["dry-base"] = "below 1 the penalty would shrink: 1.75 is used"
-        values["dry-base"] = BY_NAME["dry-base"].default
+def _raise_dry_base(a: Adjustment) -> None:
+    if a.value_of("dry-base") < 1:
+        reason = "below 1 the penalty would shrink: 1.75 is used"
+        a.adjust("dry-base", reason, BY_NAME["dry-base"].default)
 
 
-def _report_unused(values: dict[str, Any], adjusted: dict[str, str], _: list[str]) -> None:
-    target, samplers = value_of(values, "adaptive-target"), value_of(values, "samplers")
-    if target >= 0 and "adaptive-p" not in samplers:
-        adjusted["adaptive-target"] = "adaptive-p is not among the samplers: name it there"
-    if value_of(values, "xtc-probability") > 0 and value_of(values, "xtc-threshold") > 0.5:
-        adjusted["xtc-threshold"] = "no two tokens can be above 0.5: xtc is off"
+def _report_unused(a: Adjustment) -> None:
+    if a.value_of("adaptive-target") >= 0 and "adaptive-p" not in a.value_of("samplers"):
+        a.reasons["adaptive-target"] = "adaptive-p is not among the samplers: name it there"
+    if a.value_of("xtc-probability") > 0 and a.value_of("xtc-threshold") > 0.5:
+        a.reasons["xtc-threshold"] = "no two tokens can be above 0.5: xtc is off"
 
 
 _RULES: tuple[Rule, ...] = (

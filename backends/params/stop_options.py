@@ -40,14 +40,19 @@ class StoppingParams(msgspec.Struct, frozen=True, kw_only=True):
     timeout_max_ms: int = -1
 
 
-_FIELDS = {f: f.replace("_", "-") for f in StoppingParams.__struct_fields__}
-
-
 def stopping_params(values: Mapping[str, Any]) -> StoppingParams:
     """Return the stop conditions in *values* (by parameter name)."""
-    found: dict[str, Any] = {f: values[n] for f, n in _FIELDS.items() if n in values}
-    fixed: dict[str, Any] = {f: tuple(v) for f, v in found.items() if isinstance(v, list)}
-    return StoppingParams(**{**found, **fixed})
+    return StoppingParams(**fields_of(StoppingParams, values))
+
+
+def fields_of(kind: type[msgspec.Struct], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of *kind* that *values* (by parameter name) has, with lists as tuples."""
+    names = {field: field.replace("_", "-") for field in kind.__struct_fields__}
+    return {field: _as_tuple(values[name]) for field, name in names.items() if name in values}
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
 
 
 def trigger_pattern(kind: str, value: str) -> Pattern:
@@ -61,73 +66,82 @@ def trigger_pattern(kind: str, value: str) -> Pattern:
     return Pattern.cached(value, kind == "pattern-full")
 
 
-Rule = Callable[[dict[str, Any], dict[str, str], list[str]], None]
-"""A rule of `adjust_parameters`: changes values, records the reasons by name, appends errors."""
+class Adjustment:
+    """The parameters that the rules check: *values* so far, reasons for changes, and errors."""
+
+    def __init__(self, values: Mapping[str, Any]):
+        self.values = dict(values)
+        self.reasons: dict[str, str] = {}
+        """By the name of each adjusted parameter."""
+        self.errors: list[str] = []
+
+    def value_of(self, name: str) -> Any:
+        """Return the value of a parameter, or its default."""
+        return self.values.get(name, BY_NAME[name].default)
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether a grammar or a schema is set."""
+        return bool(self.value_of("grammar") or self.value_of("json-schema"))
+
+    def adjust(self, name: str, reason: str, value: Any) -> None:
+        """Replace the value of a parameter."""
+        self.values[name], self.reasons[name] = value, reason
+
+    def limit(self, name: str, count: int, most: int, unit: str) -> None:
+        """Refuse *count* if it exceeds *most*; *unit* follows the number in the error."""
+        if count > most:
+            self.errors.append(f"{name}: {count} {unit}; {most} at most")
 
 
-def value_of(values: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a parameter, or its default."""
-    return values.get(name, BY_NAME[name].default)
+Rule = Callable[[Adjustment], None]
 
 
-def _check_patterns(values: dict[str, Any], _: dict[str, str], errors: list[str]) -> None:
-    stops = [("pattern", text) for text in value_of(values, "stop-patterns")]
-    triggers = [(k, v) for k, v in value_of(values, "grammar-triggers") if k != "token"]
-    _check_weight("stop-patterns", stops, PATTERNS_MAX, errors)
-    _check_weight("grammar-triggers", triggers, TRIGGERS_MAX, errors)
+def _check_patterns(a: Adjustment) -> None:
+    stops = [("pattern", text) for text in a.value_of("stop-patterns")]
+    triggers = [(k, v) for k, v in a.value_of("grammar-triggers") if k != "token"]
+    _check_weight(a, "stop-patterns", stops, PATTERNS_MAX)
+    _check_weight(a, "grammar-triggers", triggers, TRIGGERS_MAX)
 
 
 def _check_weight(
-    name: str, patterns: Sequence[tuple[str, str]], count_max: int, errors: list[str]
+    a: Adjustment, name: str, patterns: Sequence[tuple[str, str]], count_max: int
 ) -> None:
     if len(patterns) > count_max:
-        errors.append(f"{name}: {len(patterns)} patterns; {count_max} at most")
-        return
+        return a.limit(name, len(patterns), count_max, "patterns")
     try:
         weight = sum(trigger_pattern(*pattern).weight for pattern in patterns)
     except InvalidArgument as exc:
-        errors.append(f"{name}: {exc.message}; {exc.hint}")
-        return
+        return a.errors.append(f"{name}: {exc.message}; {exc.hint}")
     if weight > WEIGHT_MAX:
-        errors.append(
+        a.errors.append(
             f"{name}: a character takes them through {weight} states; {WEIGHT_MAX} at most"
         )
 
 
-def _check_stops(values: dict[str, Any], _: dict[str, str], errors: list[str]) -> None:
-    unknown = [name for name in value_of(values, "stop-complete") if name not in COMPLETE]
+def _check_stops(a: Adjustment) -> None:
+    unknown = [name for name in a.value_of("stop-complete") if name not in COMPLETE]
     if unknown:
-        known = ", ".join(COMPLETE)
-        errors.append(f"stop-complete: {unknown[0][:40]!r}; there are {known}")
-    count = len(value_of(values, "stop-tokens"))
-    if count > TOKENS_MAX:
-        errors.append(f"stop-tokens: {count} tokens; {TOKENS_MAX} at most")
-    text = value_of(values, "stop-similarity")
-    if len(text) > SIMILARITY_CHARACTERS_MAX:
-        errors.append(
-            f"stop-similarity: a text of {len(text)} characters; {SIMILARITY_CHARACTERS_MAX} at"
-            " most, as for a sentence"
-        )
+        a.errors.append(f"stop-complete: {unknown[0][:40]!r}; there are {', '.join(COMPLETE)}")
+    a.limit("stop-tokens", len(a.value_of("stop-tokens")), TOKENS_MAX, "tokens")
+    text = a.value_of("stop-similarity")
+    a.limit("stop-similarity", len(text), SIMILARITY_CHARACTERS_MAX, "characters")
     if text and not text.strip():
-        errors.append("stop-similarity: the text is blank; leave it empty for off")
+        a.errors.append("stop-similarity: the text is blank; leave it empty for off")
 
 
-def _check_triggers(values: dict[str, Any], adjusted: dict[str, str], errors: list[str]) -> None:
-    triggers = value_of(values, "grammar-triggers")
-    grammar = value_of(values, "grammar") or value_of(values, "json-schema")
+def _check_triggers(a: Adjustment) -> None:
+    triggers = a.value_of("grammar-triggers")
     tokens = sum(kind == "token" for kind, _ in triggers)
-    if tokens > TOKENS_MAX:
-        errors.append(f"grammar-triggers: {tokens} tokens; {TOKENS_MAX} at most")
-    if value_of(values, "grammar-lazy") and not triggers:
-        errors.append("grammar-lazy: there are no grammar-triggers to start the grammar")
-    if triggers and values.get("grammar-lazy") is False:
-        adjusted["grammar-triggers"] = (
-            "grammar-lazy is false: the grammar applies from the beginning"
-        )
-        values["grammar-triggers"] = []
+    a.limit("grammar-triggers", tokens, TOKENS_MAX, "tokens")
+    if a.value_of("grammar-lazy") and not triggers:
+        a.errors.append("grammar-lazy: there are no grammar-triggers to start the grammar")
+    if triggers and a.values.get("grammar-lazy") is False:
+        reason = "grammar-lazy is false: the grammar applies from the beginning"
+        a.adjust("grammar-triggers", reason, [])
     for name in ("grammar-triggers", "stop-grammar"):
-        if value_of(values, name) and not grammar:
-            adjusted[name] = "there is no grammar"
+        if a.value_of(name) and not a.has_grammar:
+            a.reasons[name] = "there is no grammar"
 
 
 STOPPING_RULES: tuple[Rule, ...] = (_check_patterns, _check_stops, _check_triggers)
