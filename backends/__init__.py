@@ -14,9 +14,9 @@ from .errors import UnsupportedOperation
 
 if TYPE_CHECKING:
     from .adapter_keys import AdapterInfo, AdapterSpec
-    from .base import Message, Model, ModelInfo, Rendering, Sampler, TokenProbs
+    from .base import Model, ModelInfo, Rendering, Sampler
     from .batch import Chunk
-    from .embedder import Embedder, EmbedInfo, EmbedSpec
+    from .embedder import EmbedInfo, EmbedSpec
     from .errors import InferdError
     from .memory_need import Device, MemoryEstimator, MemoryNeed
     from .model_spec import LoadProgress, ModelSpec, Shape
@@ -29,11 +29,8 @@ __all__ = (
     "Device",
     "EmbedInfo",
     "EmbedSpec",
-    "Embedder",
     "InferdError",
-    "LoadProgress",
     "MemoryNeed",
-    "Message",
     "Model",
     "ModelInfo",
     "ModelSpec",
@@ -41,7 +38,6 @@ __all__ = (
     "Rendering",
     "Sampler",
     "SamplingParams",
-    "TokenProbs",
     "Shape",
     "load_model",
     "estimate_memory",

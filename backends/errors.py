@@ -3,32 +3,20 @@
 ::
 
     InferdError
-    ├── InvalidArgument 1             a value, handle or call that can never work
-    │   └── ProtocolError 209         a frame that cannot be read; the connection ends
-    ├── InvalidEncoding 2             a graph encoding other than ggml, or bad JSON
-    ├── OutOfMemory 3                 "MissingMemory" on the wire, WasmEdge's name
-    ├── Busy 4                        full now; `retry_after_s` is when to try again
-    │   ├── SessionBusy 202           the session has a turn under way
-    │   ├── ShuttingDown 208          the daemon finishes its turns and accepts no requests
-    │   └── QuotaExceeded 213         a quota of the caller's user, from the rules of access
-    ├── BackendError 5                "RuntimeError" on the wire, WasmEdge's name
-    │   ├── KvFull 212                no KV cells are left for this turn
-    │   ├── WorkerCrashed 205         the process that ran the model has exited
-    │   └── LoadFailed 206            the model could not be loaded
+    ├── InvalidArgument 1
+    │   └── ProtocolError 209
+    ├── Busy 4
+    │   └── SessionBusy 202, ShuttingDown 208, QuotaExceeded 213
+    ├── BackendError 5 ("RuntimeError" on the wire, WasmEdge's name)
+    │   └── KvFull 212, WorkerCrashed 205, LoadFailed 206
     ├── UnsupportedOperation 6
-    │   └── VersionMismatch 210       the other side speaks another major version
-    ├── TooLarge 7                    a buffer, frame or tensor past its bound
-    ├── NotFound 8
-    ├── EndOfSequence 100             a turn has ended: normal in `compute_single` loops
-    ├── ContextFull 101
-    ├── PromptTooLong 102
-    ├── ModelNotFound 103
+    │   └── VersionMismatch 210
     ├── Timeout 200
-    │   └── ReaderTimeout 204         the client did not read the stream for too long
-    ├── Cancelled 201
-    ├── SessionExpired 203
-    ├── PermissionDenied 207
-    └── ConnectionLost 211            raised by the client only
+    │   └── ReaderTimeout 204
+    ├── OutOfMemory 3 ("MissingMemory" on the wire, WasmEdge's name)
+    ├── InvalidEncoding 2, TooLarge 7, NotFound 8
+    ├── EndOfSequence 100, ContextFull 101, PromptTooLong 102, ModelNotFound 103
+    └── Cancelled 201, SessionExpired 203, PermissionDenied 207, ConnectionLost 211
 
 Numbers 0–8 and 100–103 are WasmEdge's; inferd's own begin at 200. `wasi_number` is the WasmEdge
 number that a Wasm guest sees. Released names and numbers never change.

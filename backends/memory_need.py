@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -36,6 +37,13 @@ def check_devices(spec: ModelSpec, found: list[Device]) -> None:
             f"tensor-split has {len(spec.tensor_split)} parts for {len(found)} devices, {names}",
             hint=f"give {len(found)} numbers at most",
         )
+
+
+def layers_on_devices(spec: ModelSpec, layers: int, found: Sequence[object]) -> int:
+    """Return how many of a model's *layers* run on the devices *found*; 0 if there are none."""
+    if not found:
+        return 0
+    return layers if spec.n_gpu_layers < 0 else min(spec.n_gpu_layers, layers)
 
 
 class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import msgspec
 
-from ..memory_need import Device, MemoryNeed, check_devices
+from ..memory_need import Device, MemoryNeed, check_devices, layers_on_devices
 from ..model_spec import ModelSpec, Shape
-from .options import ECHO_CTX_SIZE, EchoOptions, layers_on_devices
+from .options import ECHO_CTX_SIZE, EchoOptions
 
 
 class EchoMemoryEstimator:
@@ -16,7 +16,8 @@ class EchoMemoryEstimator:
 
     def __init__(self, spec: ModelSpec):
         self._options = msgspec.convert(spec.options, EchoOptions)
-        ctx_size, layers = spec.ctx_size or ECHO_CTX_SIZE, layers_on_devices(spec, self._options)
+        layers = layers_on_devices(spec, self._options.layers, self._options.device_bytes)
+        ctx_size = spec.ctx_size or ECHO_CTX_SIZE
         self.shape = Shape(spec.slots, ctx_size, spec.batch_size, layers)
         self._split = spec.tensor_split or self._options.device_bytes
         self._main = spec.main_gpu

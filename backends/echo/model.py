@@ -16,12 +16,13 @@ from ..base import PLAIN_RENDERING, Message, ModelInfo, Rendering, Sampler, Toke
 from ..batch import Chunk
 from ..embedder import EMBED_BATCH_TOKENS, EMBED_SLOTS, EmbedInfo
 from ..errors import load_cancelled
+from ..memory_need import layers_on_devices
 from ..model_spec import LoadProgress, ModelSpec
 from ..params import SamplingParams
 from .adapters import EchoAdapters, adapt
 from .context import EchoContext
 from .embedding import EMBEDDING_SIZE, EchoEmbedder
-from .options import ECHO_CTX_SIZE, EchoFaults, EchoOptions, layers_on_devices
+from .options import ECHO_CTX_SIZE, EchoFaults, EchoOptions
 from .vocabulary import EOG, PROMPT_BEGIN, PROMPT_END, VOCAB_SIZE, EchoVocabulary
 
 
@@ -145,7 +146,7 @@ def _echo_info(spec: ModelSpec, options: EchoOptions) -> ModelInfo:
         has_chat_template=True,
         memory=options.memory,
         can_shift=options.memory == "plain",
-        n_gpu_layers=layers_on_devices(spec, options),
+        n_gpu_layers=layers_on_devices(spec, options.layers, options.device_bytes),
         embedding=EmbedInfo(
             size=EMBEDDING_SIZE,
             slots=EMBED_SLOTS,

@@ -22,7 +22,6 @@ import msgspec
 
 from ..base import Memory
 from ..errors import BackendError
-from ..model_spec import ModelSpec
 from .vocabulary import EchoVocabulary
 
 ECHO_CTX_SIZE = 4096
@@ -51,13 +50,6 @@ class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     layers: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
     layer_bytes: Bytes = 0
     device_bytes: tuple[int, ...] = ()
-
-
-def layers_on_devices(spec: ModelSpec, options: EchoOptions) -> int:
-    """Return how many layers run on devices; 0 if there are no devices."""
-    if not options.device_bytes:
-        return 0
-    return options.layers if spec.n_gpu_layers < 0 else min(spec.n_gpu_layers, options.layers)
 
 
 class EchoFaults:

@@ -14,7 +14,7 @@ from ..errors import InvalidArgument, LoadFailed
 from .llama_log import capture
 from .loading.adapter_check import check_adapter, check_numbers, hash_of
 from .loading.gguf_check import GgufFile, open_model_file, read_gguf
-from .loading.stdio_file import c_file
+from .loading.opening import c_file
 
 
 @dataclass(slots=True)

@@ -60,9 +60,8 @@ def _free_pool(pool: int) -> None:
 class ComputeThreads:
     """The compute threads of one context, initially as many as the context was created with.
 
-    Owned by the context's thread. While `changing`, call `attach_pool` before the next step and
-    `free_old_pools` after it succeeded: when llama.cpp switches pools, it pauses the previous
-    pool, which must still exist.
+    Owned by the context's thread. When llama.cpp switches pools, it pauses the previous pool, which
+    must exist until a step has succeeded.
     """
 
     def __init__(self, context: Any):
@@ -70,12 +69,10 @@ class ComputeThreads:
         self._count = int(lib.llama_n_threads(context))
         self._pools: list[tuple[int, int]] = []
         """Thread counts and llama.cpp's pools, the current one last."""
-        self.changing = True
 
     def set_count(self, count: int) -> None:
         """Compute on *count* threads, the caller's included, from the next step on."""
         self._count = max(1, count)
-        self.changing = True
 
     def attach_pool(self) -> None:
         """Start the threads of the next step."""
@@ -90,11 +87,13 @@ class ComputeThreads:
         _attach(self._context, pool, pool)
         lib.llama_set_n_threads(self._context, self._count, self._count)
 
-    def free_old_pools(self) -> None:
-        """Stop the threads that the last step no longer used."""
-        self.changing = False
-        while len(self._pools) > 1:
+    def decode(self, batch: Any) -> int:
+        """Compute a batch on these threads; return the result of `llama_decode`."""
+        self.attach_pool()
+        result = int(lib.llama_decode(self._context, batch))
+        while result == 0 and len(self._pools) > 1:
             _free_pool(self._pools.pop(0)[1])
+        return result
 
     def close(self) -> None:
         """Stop the threads after the context was freed; a second call does nothing."""

@@ -145,19 +145,14 @@ class LlamaContext:
     def decode(self, chunks: Sequence[Chunk]) -> dict[int, int]:
         """Decode a checked batch; return by slot the index of its logits until the next decode.
 
-        :raises KvFull: as `Model.step` describes.
-        :raises BackendError: as `Model.step` describes.
+        :raises BackendError: as `Model.step` describes; also its `KvFull`.
         """
-        logits, threads = self._batch.fill(chunks), self._threads
-        if threads.changing:
-            threads.attach_pool()
-        result = lib.llama_decode(self.pointer, self._batch.struct)
+        logits = self._batch.fill(chunks)
+        result = self._threads.decode(self._batch.struct)
         if result in (0, _NO_CELLS):
             self._shifted.clear()
         if result != 0:
             raise self._failure(result, [chunk.slot for chunk in chunks])
-        if threads.changing:
-            threads.free_old_pools()
         for chunk in chunks:
             self._lengths[chunk.slot] = chunk.position + len(chunk.tokens)
         return logits

@@ -104,11 +104,9 @@ class LlamaEmbedder:
         if total > self.info.tokens_max:
             raise BackendError(f"{total} tokens in all slots; {self.info.tokens_max} at most")
         self._batch.fill(chunks, all_outputs=True)
-        self._threads.attach_pool()
-        result = lib.llama_decode(self._pointer, self._batch.struct)
+        result = self._threads.decode(self._batch.struct)
         if result != 0:
             raise BackendError(f"llama.cpp failed to compute embeddings ({result})")
-        self._threads.free_old_pools()
         for chunk, vectors in zip(chunks, self._outputs(chunks), strict=True):
             self._pools[chunk.slot].add_vectors(vectors)
             self._lengths[chunk.slot] += len(chunk.tokens)

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from llama_cpp import llama_cpp as lib
 
-from ...memory_need import Device
+from ...memory_need import Device, layers_on_devices
 from ...model_spec import ModelSpec
 
 _GPU, _IGPU = 1, 2
@@ -106,12 +106,9 @@ def _walk(address: int | None) -> Iterator[Any]:
         yield from _walk(node.right)
 
 
-def layers_of(spec: ModelSpec, model: Any, found: list[Device]) -> int:
+def layers_of(spec: ModelSpec, model: Any) -> int:
     """Return how many layers of *model* run on devices; the output layer counts as one."""
-    most = int(lib.llama_model_n_layer(model)) + 1
-    if not found:
-        return 0
-    return most if spec.n_gpu_layers < 0 else min(spec.n_gpu_layers, most)
+    return layers_on_devices(spec, int(lib.llama_model_n_layer(model)) + 1, devices())
 
 
 def place_layers(spec: ModelSpec, params: Any) -> None:

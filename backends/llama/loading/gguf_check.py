@@ -125,14 +125,14 @@ def read_gguf(fd: int, name: str) -> GgufFile:
     :raises LoadFailed: it is not a regular file or not a GGUF file, or it is empty, of another
         version, damaged or truncated.
     """
-    status = os.fstat(fd)
-    if stat.S_ISDIR(status.st_mode):
-        raise LoadFailed(f"{name!r} is a directory", hint="name the .gguf file inside it")
-    if not stat.S_ISREG(status.st_mode):
-        raise LoadFailed(f"{name!r} is not a regular file", hint="name a .gguf file")
-    if status.st_size == 0:
-        raise LoadFailed(f"the file {name!r} is empty", hint="download the file again")
     try:
+        status = os.fstat(fd)
+        if stat.S_ISDIR(status.st_mode):
+            raise LoadFailed(f"{name!r} is a directory", hint="name the .gguf file inside it")
+        if not stat.S_ISREG(status.st_mode):
+            raise LoadFailed(f"{name!r} is not a regular file", hint="name a .gguf file")
+        if status.st_size == 0:
+            raise LoadFailed(f"the file {name!r} is empty", hint="download the file again")
         data = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
     except OSError as exc:
         raise LoadFailed(

@@ -7,13 +7,15 @@ import hashlib
 from contextlib import ExitStack
 from typing import Any
 
+import msgspec
 from llama_cpp import llama_cpp as lib
 
 from ...base import ModelInfo
 from ...embedder import EmbedInfo
 from ...engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
-from ...errors import load_cancelled
+from ...errors import InvalidArgument, load_cancelled
 from ...model_spec import LoadProgress, ModelSpec
+from ...params import read_options
 from ..kv.context import LlamaContext
 from ..kv.embedding_context import LlamaEmbedder, embed_info, open_embedding_context
 from ..kv.encoder_only import NoContext
@@ -22,7 +24,7 @@ from ..lora import LlamaAdapters
 from ..model import LlamaModel
 from ..text.template import ChatTemplate, configured_source
 from ..text.vocab import Vocab
-from .devices import devices, layers_of
+from .devices import layers_of
 from .gguf_check import GgufFile
 from .opening import (
     LlamaOptions,
@@ -33,7 +35,23 @@ from .opening import (
     open_model,
     read_llama_options,
 )
-from .recommended_sampling import recommended_sampling
+
+SAMPLING_VALUE_BYTES = 1024
+_SAMPLING_KEYS: dict[int, str] = {
+    lib.LLAMA_MODEL_META_KEY_SAMPLING_SEQUENCE: "samplers",
+    lib.LLAMA_MODEL_META_KEY_SAMPLING_TOP_K: "top-k",
+    lib.LLAMA_MODEL_META_KEY_SAMPLING_TOP_P: "top-p",
+    lib.LLAMA_MODEL_META_KEY_SAMPLING_MIN_P: "min-p",
+    lib.LLAMA_MODEL_META_KEY_SAMPLING_XTC_PROBABILITY: "xtc-probability",
+    lib.LLAMA_MODEL_META_KEY_SAMPLING_XTC_THRESHOLD: "xtc-threshold",
+    lib.LLAMA_MODEL_META_KEY_SAMPLING_TEMP: "temp",
+    lib.LLAMA_MODEL_META_KEY_SAMPLING_PENALTY_LAST_N: "last-n-penalty",
+    lib.LLAMA_MODEL_META_KEY_SAMPLING_PENALTY_REPEAT: "repeat-penalty",
+    lib.LLAMA_MODEL_META_KEY_SAMPLING_MIROSTAT: "mirostat",
+    lib.LLAMA_MODEL_META_KEY_SAMPLING_MIROSTAT_TAU: "mirostat-tau",
+    lib.LLAMA_MODEL_META_KEY_SAMPLING_MIROSTAT_ETA: "mirostat-eta",
+}
+"""As `common_init_from_params` reads them (`common/common.cpp`): `general.sampling.*`."""
 
 
 def load_llama(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
@@ -131,13 +149,30 @@ def _model_info(
         has_chat_template=template is not None,
         memory=context.kind,
         can_shift=context.can_shift,
-        n_gpu_layers=layers_of(spec, model, devices()),
-        sampling=recommended_sampling(model),
+        n_gpu_layers=layers_of(spec, model),
+        sampling=_recommended_sampling(model),
         embedding=embedding,
         generates=not isinstance(context, NoContext),
         llama_build_number=LLAMA_BUILD_NUMBER,
         llama_commit=LLAMA_COMMIT,
     )
+
+
+def _recommended_sampling(model: Any) -> dict[str, Any]:
+    """Return the valid sampling parameters that the file recommends, by name."""
+    found: dict[str, Any] = {}
+    buffer = ctypes.create_string_buffer(SAMPLING_VALUE_BYTES)
+    for key, name in _SAMPLING_KEYS.items():
+        text = lib.llama_model_meta_key_str(key)
+        if lib.llama_model_meta_val_str(model, text, buffer, SAMPLING_VALUE_BYTES) < 0:
+            continue
+        try:
+            value = buffer.value.decode()
+            number = value if name == "samplers" else msgspec.json.decode(value)
+            found |= read_options({name: number}, strict=True).values
+        except (InvalidArgument, UnicodeDecodeError, msgspec.DecodeError):
+            continue  # don't refuse the file for a bad recommendation
+    return found
 
 
 def _template(model: Any, vocab: Vocab, configured: str | None) -> ChatTemplate | None:

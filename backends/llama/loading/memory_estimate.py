@@ -49,7 +49,7 @@ class LlamaMemoryEstimator:
         self._options = read_llama_options(spec)
         self._log = capture()
         self._model = self._open(spec)
-        self._layers = layers_of(spec, self._model, devices())
+        self._layers = layers_of(spec, self._model)
 
     def _open(self, spec: ModelSpec) -> Any:
         self._log.clear()

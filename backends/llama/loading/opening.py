@@ -5,9 +5,10 @@ Loading and memory estimates share these checks, parameters and errors.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +22,6 @@ from ...split_gguf import parts_of
 from ..llama_log import LogRing
 from .devices import devices, place_layers
 from .gguf_check import GgufFile, open_model_file, read_gguf, read_parts
-from .stdio_file import c_file
 
 CTX_SIZE_DEFAULT_MAX = 4096
 CTX_SIZE_STEP = 256
@@ -88,7 +88,7 @@ def open_model(spec: ModelSpec, params: Any) -> tuple[Any, GgufFile]:
     """
     name = name_of(spec)
     path = str(parts_of(Path(spec.path))[0])
-    with _duplicate(spec.fd, name) if spec.fd >= 0 else open_model_file(path) as fd:
+    with nullcontext(spec.fd) if spec.fd >= 0 else open_model_file(path) as fd:
         file = read_gguf(fd, name)
         _check_content(file, name)
         lib.llama_backend_init()
@@ -131,18 +131,25 @@ def load_failed(name: str, log: LogRing) -> LoadFailed:
 
 
 @contextmanager
-def _duplicate(fd: int, name: str) -> Iterator[int]:
-    try:
-        own = os.dup(fd)
-    except OSError as exc:
-        raise LoadFailed(
-            f"the descriptor of {name!r} cannot be used: {exc.strerror}",
-            hint="pass an open descriptor of a regular file",
-        ) from None
-    try:
-        yield own
-    finally:
+def c_file(fd: int, name: str) -> Iterator[Any]:
+    """Yield a ``FILE *`` at the beginning of *fd*: llama.cpp reads the file that was checked.
+
+    :raises LoadFailed: the descriptor cannot be read.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fdopen.argtypes, libc.fdopen.restype = [ctypes.c_int, ctypes.c_char_p], ctypes.c_void_p
+    libc.fclose.argtypes = [ctypes.c_void_p]
+    # A duplicate shares its position with the original descriptor.
+    os.lseek(fd, 0, os.SEEK_SET)
+    own = os.dup(fd)
+    stream = libc.fdopen(own, b"rb")
+    if not stream:
         os.close(own)
+        raise LoadFailed(f"{name!r} cannot be read: {os.strerror(ctypes.get_errno())}")
+    try:
+        yield stream
+    finally:
+        libc.fclose(stream)
 
 
 def _load_descriptor(fd: int, name: str, file: GgufFile, params: Any) -> Any:

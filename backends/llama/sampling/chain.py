@@ -62,11 +62,9 @@ class LlamaSampler:
             self.grammar = self._lazy.grammar
         elif params.has_grammar:
             self.grammar = Grammar(vocab, prototypes, params, answer)
-        self.certain = params.temp <= 0
-        self.greedy = len(self._stages) == 1 and self.certain
+        self.params = params
+        self.greedy = len(self._stages) == 1 and params.temp <= 0
         """The highest logit after biases wins: no chain is needed."""
-        self.n_probs = params.n_probs
-        self.after_sampling = params.post_sampling_probs
         self.probs: TokenProbs | None = None
         self._chain = self._build(biases)
 
@@ -83,7 +81,7 @@ class LlamaSampler:
     @property
     def needs_only_chain(self) -> bool:
         """Whether the chain alone samples the token, and from all candidates."""
-        return not (self._top or self.greedy or self.n_probs) and self.grammar is None
+        return not (self._top or self.greedy or self.params.n_probs) and self.grammar is None
 
     def argmax_token(self, logits: Logits) -> int:
         """Return the token with the highest logit, the first of equals, like the greedy sampler.
@@ -173,14 +171,14 @@ class Candidates:
 
         Return None if a grammar allows no token. Set the sampler's `probs` if they are requested.
         """
-        count = sampler.n_probs
-        before = logits.copy() if count and not sampler.after_sampling else None
+        params, count = sampler.params, sampler.params.n_probs
+        before = logits.copy() if count and not params.post_sampling_probs else None
         token = self._sample_one(sampler, logits, index)
         if not count or token is None:
             sampler.probs = None
         elif before is not None:
             sampler.probs = probs_before_sampling(before, token, count)
-        elif sampler.certain:
+        elif params.temp <= 0:
             sampler.probs = TokenProbs(token, 1.0, [(token, 1.0)])
         else:
             remaining = self._remaining()

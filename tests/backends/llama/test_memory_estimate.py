@@ -16,7 +16,7 @@ from llama_cpp import llama_cpp as lib
 
 from inferd.backends import MemoryNeed, ModelSpec, Shape, estimate_memory, load_model
 from inferd.backends.errors import LoadFailed
-from inferd.backends.llama.loading.devices import Share, breakdown, place
+from inferd.backends.llama.loading.devices import Share, breakdown, place_layers
 from inferd.backends.llama.loading.memory_estimate import LlamaMemoryEstimator, total_need
 from inferd.backends.llama.loading.opening import context_params, open_context
 from tests.models import gemma3, smollm2
@@ -151,7 +151,7 @@ def test_the_choice_of_devices_reaches_llama_cpp(
 ) -> None:
     params = lib.llama_model_default_params()
     spec = ModelSpec(name="m", n_gpu_layers=7, main_gpu=main_gpu, tensor_split=tensor_split)
-    place(spec, params)
+    place_layers(spec, params)
     split = params.tensor_split[: lib.llama_max_devices()] if params.tensor_split else None
     assert (params.n_gpu_layers, params.split_mode, params.main_gpu, split) == written
 
