@@ -60,10 +60,7 @@ Move = tuple[int, int, int]
 
 
 def shift_moves(length: int, keep: int, discard: int) -> list[Move]:
-    """Return the moves that `Model.shift` makes in a slot of *length* tokens.
-
-    :raises BackendError: no tokens are left to move.
-    """
+    """Return the moves of a `Model.shift` in a slot of *length* tokens; refuse to move none."""
     rest = length - keep - discard
     if keep < 0 or discard < 1 or rest < 1:
         raise BackendError(f"cannot shift by {discard} after {keep} of {length} tokens")

@@ -56,10 +56,7 @@ class EmbedInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_pooling(info: EmbedInfo, pooling: str) -> str:
-    """Return the pooling to use: *pooling*, or the model's own if that is empty.
-
-    :raises UnsupportedOperation: the model cannot do it.
-    """
+    """Return *pooling*, or the model's own if that is empty; refuse what the model cannot do."""
     wanted = pooling or info.pooling
     if (wanted == "rank") != (info.pooling == "rank"):
         raise UnsupportedOperation(

@@ -29,13 +29,10 @@ def read_scales(value: Any) -> list[list[Any]]:
 
 
 def check_distinct(kind: str, names: list[Any]) -> None:
-    """Check that no name is in the list twice.
-
-    :raises ValueError: a name is, *kind* says of what.
-    """
-    twice = next((n for i, n in enumerate(names) if n in names[:i]), None)
-    if twice is not None:
-        raise ValueError(f"{kind} {shorten(twice)} is there twice; name each once")
+    """Raise ValueError if *names*, each of a *kind*, has one of them twice."""
+    repeated = next((n for i, n in enumerate(names) if n in names[:i]), None)
+    if repeated is not None:
+        raise ValueError(f"{kind} {shorten(repeated)} is there twice; name each once")
 
 
 def _pair(item: Any) -> list[Any]:

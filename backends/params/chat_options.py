@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from reprlib import repr as shorten
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -17,22 +17,29 @@ ARGUMENTS_BYTES_MAX = 64 << 10
 DEPTH_MAX = 12
 """Of a value: a reply of `parameters` has it at depth 4 of a frame, which may nest 16 deep."""
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ARGUMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _RESERVED = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
 _SHAPE = '{"type": "function", "function": {"name": "…", "description": "…", "parameters": {…}}}'
 
 
-def read_choice(parameter: Parameter, value: Any) -> str:
-    """Return one of the parameter's choices.
+class _Function(msgspec.Struct):
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}\Z")]
+    description: str = ""
+    parameters: dict[str, Any] = {}
 
-    :raises ValueError: *value* is not one.
-    """
-    plain = value.lower().replace("_", "-") if isinstance(value, str) else value
-    if plain not in parameter.choices:
-        known = ", ".join(filter(None, parameter.choices))
-        raise ValueError(f"{shorten(value)} is not one of {known}")
-    return str(plain)
+
+class _Tool(msgspec.Struct):
+    type: Literal["function"]
+    function: _Function
+
+
+def read_choice(parameter: Parameter, value: Any) -> str:
+    """Return one of the parameter's choices, or raise ValueError."""
+    choice = value.lower().replace("_", "-") if isinstance(value, str) else value
+    if choice not in parameter.choices:
+        choices = ", ".join(filter(None, parameter.choices))
+        raise ValueError(f"{shorten(value)} is not one of {choices}")
+    return str(choice)
 
 
 def read_tools(_: Parameter, value: Any) -> list[dict[str, Any]]:
@@ -43,26 +50,11 @@ def read_tools(_: Parameter, value: Any) -> list[dict[str, Any]]:
     tools = _plain(value, TOOLS_BYTES_MAX)
     if not isinstance(tools, list) or len(tools) > TOOLS_MAX:
         raise ValueError(f"{shorten(value)} is not a list of up to {TOOLS_MAX} tools")
-    for number, tool in enumerate(tools):
-        error = _shape_error(tool)
-        if error:
-            raise ValueError(f"tool {number}: {error}; a tool is {_SHAPE}")
+    try:
+        msgspec.convert(tools, list[_Tool])
+    except msgspec.ValidationError as exc:
+        raise ValueError(f"{exc}; a tool is {_SHAPE}") from None
     return tools
-
-
-def _shape_error(tool: Any) -> str:
-    """Return the error in a tool's shape, or an empty text."""
-    function = tool.get("function") if isinstance(tool, dict) else None
-    if not isinstance(function, dict) or tool.get("type") != "function":
-        return f"{shorten(tool)} is not a function"
-    name = function.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        return f"the name {shorten(name)} is not of 1 … 64 letters, digits, _ . -"
-    if not isinstance(function.get("description", ""), str):
-        return f"{name}: its description is not a text"
-    if not isinstance(function.get("parameters", {}), dict):
-        return f"{name}: its parameters are not a JSON schema"
-    return ""
 
 
 def read_arguments(_: Parameter, value: Any) -> dict[str, Any]:

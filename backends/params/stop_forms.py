@@ -15,10 +15,7 @@ _GLOBAL_FLAGS = re.compile(r"\(\?[aiLmsux]+\)")
 
 
 def read_triggers(value: Any) -> list[list[Any]]:
-    """Return grammar triggers as pairs of a kind and a value, a text or a token's number.
-
-    :raises ValueError: *value* has another form.
-    """
+    """Return triggers as pairs of a kind and a text or a token's number, or raise ValueError."""
     return [_trigger(item) for item in _items(value)]
 
 
@@ -43,10 +40,7 @@ def _trigger(item: Any) -> list[Any]:
 
 
 def read_token(value: Any) -> int:
-    """Return a token's number.
-
-    :raises ValueError: *value* is not one.
-    """
+    """Return a token's number, or raise ValueError."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
         raise ValueError(f"{shorten(value)} is not a token's number")
     return value

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from inferd.backends import Chunk, Embedder, InferdError, Model
+from inferd.backends import Chunk, InferdError, Model
+from inferd.backends.embedder import Embedder
 from inferd.backends.errors import UnsupportedOperation
 from tests.backends.driving import GREEDY, generate, go_on, prefill
 

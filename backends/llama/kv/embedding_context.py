@@ -10,7 +10,7 @@ a batch whose chunks differ in length.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -48,10 +48,7 @@ def embed_info(spec: ModelSpec, model: Any, first: Any, values: Mapping[str, obj
 def open_embedding_context(
     spec: ModelSpec, options: LlamaOptions, model: Any, info: EmbedInfo, log: LogRing
 ) -> Any:
-    """Return a new context on *model* for embeddings; the caller frees it.
-
-    :raises InferdError: as `open_context` describes.
-    """
+    """Return a new context on *model* for embeddings; see `open_context`."""
     params = context_params(spec, options, model)
     params.n_ctx, params.n_seq_max, params.kv_unified = info.tokens_max, info.slots, True
     params.n_batch = params.n_ubatch = params.n_outputs_max = info.batch_tokens_max
@@ -118,12 +115,9 @@ class LlamaEmbedder:
         found = lib.llama_get_embeddings(self._pointer)
         if not found:
             raise BackendError("llama.cpp returned no embeddings")
-        counts = [len(chunk.tokens) for chunk in chunks]
-        vectors = np.ctypeslib.as_array(found, (sum(counts), self.info.size)).tolist()
-        return [
-            vectors[end - count : end]
-            for count, end in zip(counts, accumulate(counts), strict=True)
-        ]
+        count = sum(len(chunk.tokens) for chunk in chunks)
+        vectors = iter(np.ctypeslib.as_array(found, (count, self.info.size)).tolist())
+        return [list(islice(vectors, len(chunk.tokens))) for chunk in chunks]
 
     def _rank(self, slot: int) -> list[float]:
         found = lib.llama_get_embeddings_seq(self._pointer, slot)

@@ -58,26 +58,24 @@ def _unfit(name: str, reason: str) -> LoadFailed:
     return LoadFailed(f"the adapter {name!r} {reason}", hint=_CONVERT)
 
 
+def _unsupported(name: str, reason: str, hint: str = "use a LoRA adapter") -> UnsupportedOperation:
+    return UnsupportedOperation(f"the adapter {name!r} {reason}", hint=hint)
+
+
 def _check_entries(adapter: GgufFile, model: GgufFile, name: str) -> None:
     values = adapter.values
     if values.get("general.type") != "adapter":
         kind = values.get("general.type", "model")
         raise LoadFailed(f"{name!r} is not an adapter but of the type {kind!r}", hint=_CONVERT)
     if values.get("adapter.type") != "lora":
-        raise UnsupportedOperation(
-            f"the adapter {name!r} is of the type {values.get('adapter.type')!r}",
-            hint="use a LoRA adapter",
-        )
+        raise _unsupported(name, f"is of the type {values.get('adapter.type')!r}")
     if _INVOCATION in adapter.kinds:
-        raise UnsupportedOperation(
-            f"the adapter {name!r} is invoked by tokens (aLoRA): inferd does not run such adapters",
-            hint="use a LoRA adapter",
-        )
+        reason = "is invoked by tokens (aLoRA): inferd does not run such adapters"
+        raise _unsupported(name, reason)
     made_for, architecture = (f.values.get("general.architecture") for f in (adapter, model))
     if not isinstance(made_for, str) or made_for != architecture:
-        raise _unfit(
-            name, f"was made for the architecture {made_for!r}, the model is of {architecture!r}"
-        )
+        reason = f"was made for the architecture {made_for!r}, the model is of {architecture!r}"
+        raise _unfit(name, reason)
     alpha = values.get(_ALPHA, 0.0)
     is_finite = isinstance(alpha, float) and math.isfinite(alpha)
     if adapter.kinds.get(_ALPHA, _FLOAT32_ENTRY) != _FLOAT32_ENTRY or not is_finite:
@@ -103,16 +101,15 @@ def _check_pair(name: str, target: str, a: GgufTensor, b: GgufTensor, model: Ggu
     base = model.tensors[target]
     bad = next((m.kind for m in (a, b) if m.kind not in _EXPONENTS), None)
     if bad is not None or base.kind == lib.GGML_TYPE_NVFP4:
-        raise UnsupportedOperation(
-            f"the adapter {name!r} changes {target!r} with matrices of a type that cannot be used"
-            f" ({base.kind if bad is None else bad})",
-            hint="convert it with --outtype f16; models of the type NVFP4 take no adapters",
+        kind = base.kind if bad is None else bad
+        raise _unsupported(
+            name,
+            f"changes {target!r} with matrices of a type that cannot be used ({kind})",
+            "convert it with --outtype f16; models of the type NVFP4 take no adapters",
         )
     if target == _EMBEDDING and _OUTPUT not in model.tensors:
-        raise UnsupportedOperation(
-            f"the adapter {name!r} changes the embeddings, which are also the model's output layer",
-            hint="train it without embed_tokens",
-        )
+        reason = "changes the embeddings, which are also the model's output layer"
+        raise _unsupported(name, reason, "train it without embed_tokens")
     if not _fits(_padded(a.shape), _padded(b.shape), _padded(base.shape), target):
         raise _unfit(
             name,
@@ -145,13 +142,11 @@ def check_numbers(fd: int, adapter: GgufFile, name: str) -> None:
             dtype, exponent = _EXPONENTS[tensor.kind]
             begin, count = adapter.data_begin + tensor.begin, tensor.size // dtype.itemsize
             numbers = np.frombuffer(data, dtype, count, begin)
-            damaged = bool(((numbers & exponent) == exponent).any())
+            is_damaged = bool(((numbers & exponent) == exponent).any())
             del numbers  # otherwise the mapping cannot be closed
-            if damaged:
-                raise LoadFailed(
-                    f"the adapter {name!r} is damaged: not all of {key!r} are numbers",
-                    hint="get the file again",
-                )
+            if is_damaged:
+                reason = f"the adapter {name!r} is damaged: not all of {key!r} are numbers"
+                raise LoadFailed(reason, hint="get the file again")
 
 
 def hash_of(fd: int) -> str:

@@ -28,9 +28,7 @@ class LlamaSampler:
 
     Random samplers are created again for each token, so that a turn continues identically in
     another process. Only mirostat and adaptive-p, which adapt while they sample, start over there.
-
-    :raises InvalidArgument: a bias is for a token that the vocabulary does not have, or the
-        grammar is invalid.
+    For its errors see `Model.sampler`.
     """
 
     def __init__(

@@ -214,7 +214,7 @@ _ADAPTIVE_P = _stage(
 
 
 def biases_of(vocab: Vocab, params: SamplingParams) -> dict[int, float]:
-    """Return what is added to the logits of tokens: the requested biases, and -inf for muted ones.
+    """Return by token the bias to add to its logit: the requested one, or −inf if it is muted.
 
     :raises InvalidArgument: a token is not in the vocabulary.
     """

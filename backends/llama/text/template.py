@@ -51,14 +51,11 @@ def _size(operator: str, left: Any, right: Any) -> float:
 
 
 def _environment() -> _Environment:
-    environment = _Environment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols"],
-    )
+    extensions = ["jinja2.ext.loopcontrols"]
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
 
 
@@ -70,10 +67,6 @@ def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
 
 def _raise(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
 
 
 class ChatTemplate:
@@ -119,9 +112,8 @@ class ChatTemplate:
             parts.append(part)
             characters += len(part)
             if characters > OUTPUT_CHARACTERS_MAX:
-                raise TooLarge(
-                    f"the chat template made more than {OUTPUT_CHARACTERS_MAX} characters"
-                )
+                most = OUTPUT_CHARACTERS_MAX
+                raise TooLarge(f"the chat template made more than {most} characters")
             if time.monotonic() > deadline:
                 raise InvalidArgument(f"the chat template ran for more than {RENDER_S_MAX:g} s")
         return "".join(parts)
@@ -134,17 +126,17 @@ def configured_source(spec: ModelSpec) -> str | None:
     """
     if spec.chat_template and spec.chat_template_file:
         raise _unusable("chat-template and chat-template-file are both set", "keep one of them")
-    source, place = spec.chat_template, "chat-template"
+    source, origin = spec.chat_template, "chat-template"
     if spec.chat_template_file:
-        source, place = _read(spec.chat_template_file), spec.chat_template_file
+        source, origin = _read(spec.chat_template_file), spec.chat_template_file
     if not source:
         return None
     try:
         _environment().from_string(source)
     except jinja2.TemplateSyntaxError as exc:
-        raise _unusable(f"{place}, line {exc.lineno}: {exc.message}", "correct it") from None
+        raise _unusable(f"{origin}, line {exc.lineno}: {exc.message}", "correct it") from None
     except Exception as exc:  # the compiler evaluates constant expressions
-        raise _unusable(f"{place}: {exc}", "correct it") from None
+        raise _unusable(f"{origin}: {exc}", "correct it") from None
     return source
 
 

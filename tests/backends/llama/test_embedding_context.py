@@ -13,8 +13,8 @@ import pytest
 from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
-from inferd.backends import Chunk, Embedder, ModelSpec, estimate_memory, load_model
-from inferd.backends.embedder import EMBED_BATCH_TOKENS, EMBED_SLOTS
+from inferd.backends import Chunk, ModelSpec, estimate_memory, load_model
+from inferd.backends.embedder import EMBED_BATCH_TOKENS, EMBED_SLOTS, Embedder
 from inferd.backends.errors import BackendError, UnsupportedOperation
 from inferd.backends.llama.llama_log import capture
 from inferd.backends.llama.loading.devices import breakdown
