@@ -13,8 +13,8 @@ from typing import Protocol
 
 import msgspec
 
-from .batch import Chunk
-from .errors import UnsupportedOperation
+from .batch import Chunk, check_chunks
+from .errors import BackendError, UnsupportedOperation
 
 POOLINGS = ("none", "mean", "cls", "last", "rank")
 """By llama.cpp's numbers: 0 … 4."""
@@ -140,3 +140,51 @@ def normalized(vector: Sequence[float], kind: int) -> array[float]:
     else:  # divided by the largest first: powers of small numbers underflow
         norm = largest * math.fsum((abs(x) / largest) ** kind for x in vector) ** (1 / kind)
     return array("f", [x / norm for x in vector])
+
+
+class EmbeddingSlots:
+    """The slots of an `Embedder`: the lengths of their texts, and the pools of these."""
+
+    def __init__(self, info: EmbedInfo, vocab_size: int):
+        self.info = info
+        self._vocab_size = vocab_size
+        self._pools: dict[int, Pool] = {}
+        self._lengths: dict[int, int] = {}
+
+    def start_text(self, slot: int, pooling: str) -> None:
+        """Clear a slot for another text."""
+        if not 0 <= slot < self.info.slots:
+            raise BackendError(f"slot {slot} is not one of {self.info.slots}")
+        self.clear_slot(slot)
+        self._pools[slot] = Pool(check_pooling(self.info, pooling))
+        self._lengths[slot] = 0
+
+    def check_batch(self, chunks: Sequence[Chunk]) -> None:
+        """Check a batch; see `check_chunks`."""
+        most = self.info.tokens_max
+        check_chunks(
+            chunks,
+            self._lengths,
+            tokens_max=self.info.batch_tokens_max,
+            length_max=most,
+            vocab_size=self._vocab_size,
+        )
+        total = sum(self._lengths.values()) + sum(len(chunk.tokens) for chunk in chunks)
+        if total > most:
+            raise BackendError(f"{total} tokens in all slots; {most} at most")
+
+    def add_vectors(self, chunk: Chunk, vectors: Sequence[Sequence[float]]) -> None:
+        """Add the embeddings of a chunk's tokens to its text."""
+        self._pools[chunk.slot].add_vectors(vectors)
+        self._lengths[chunk.slot] += len(chunk.tokens)
+
+    def take_embedding(self, slot: int, normalize: int) -> bytes:
+        """Return the embedding of the slot's text, and clear the slot."""
+        result = self._pools[slot].result(normalize)
+        self.clear_slot(slot)
+        return result
+
+    def clear_slot(self, slot: int) -> None:
+        """Clear a slot."""
+        self._pools.pop(slot, None)
+        self._lengths.pop(slot, None)

@@ -31,11 +31,11 @@ class _State(msgspec.Struct, array_like=True):
 
 
 class EchoContext:
-    """The slots of one echo model; its methods are those of `Model`."""
+    """The part of the echo model that keeps its slots; see `Model`."""
 
     def __init__(self, info: ModelInfo, options: EchoOptions):
         self.slots = [EchoSlot() for _ in range(info.slots)]
-        self._info, self._options = info, options
+        self.info, self._options = info, options
 
     def check_batch(self, chunks: Sequence[Chunk], adapters: tuple[str, ...]) -> None:
         """Check that a step with *adapters* may decode *chunks*.
@@ -46,9 +46,9 @@ class EchoContext:
         check_chunks(
             chunks,
             {slot: self.length(slot) for slot in range(len(self.slots))},
-            tokens_max=self._info.batch_size,
-            length_max=self._info.ctx_size,
-            vocab_size=self._info.vocab_size,
+            tokens_max=self.info.batch_size,
+            length_max=self.info.ctx_size,
+            vocab_size=self.info.vocab_size,
         )
         for chunk in chunks:
             slot = self.slots[chunk.slot]
@@ -67,7 +67,7 @@ class EchoContext:
         slot.tokens.extend(chunk.tokens)
         slot.adapters, slot.shifted, slot.has_logits = adapters, False, chunk.logits
         if self._options.memory == "window":
-            cells = self._options.window + self._info.batch_size
+            cells = self._options.window + self.info.batch_size
             slot.first_cell = max(slot.first_cell, len(slot.tokens) - cells)
         return slot
 
@@ -120,8 +120,8 @@ class EchoContext:
 
     def reuse(self, slot: int, moves: Sequence[Move]) -> None:
         """Keep the runs of tokens that *moves* name; see `Model.reuse`."""
-        if not self._info.can_shift:
-            raise UnsupportedOperation(f"a {self._info.memory} memory cannot be shifted")
+        if not self.info.can_shift:
+            raise UnsupportedOperation(f"a {self.info.memory} memory cannot be shifted")
         sequence = self.slots[slot]
         if not length_moved(len(sequence.tokens), moves):
             self.trim(slot, 0)
@@ -158,7 +158,7 @@ class EchoContext:
             self._check_cells(len(saved.tokens))
         except (msgspec.DecodeError, KvFull):
             return False
-        if len(saved.tokens) > self._info.ctx_size:
+        if len(saved.tokens) > self.info.ctx_size:
             return False
         self.slots[slot] = EchoSlot(saved.tokens, saved.first_cell, saved.adapters)
         return True

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..batch import Chunk, check_chunks
-from ..embedder import EmbedInfo, Pool, check_pooling
+from ..batch import Chunk
+from ..embedder import EmbeddingSlots, EmbedInfo
 from .options import EchoFaults
 from .vocabulary import VOCAB_SIZE
 
@@ -22,49 +22,30 @@ def echo_vectors(tokens: Sequence[int], before: Sequence[float] = ()) -> list[li
     return vectors
 
 
-class _Text:
-    def __init__(self, pooling: str):
-        self.pool = Pool(pooling)
-        self.tokens: list[int] = []
-        self.last: list[float] = []
-
-
-class EchoEmbedder:
+class EchoEmbedder(EmbeddingSlots):
     """The echo model's `Embedder`. Its steps have the same *faults* as the model's."""
 
     def __init__(self, faults: EchoFaults, info: EmbedInfo):
-        self._faults, self.info = faults, info
-        self._slots: dict[int, _Text] = {}
-
-    def start_text(self, slot: int, pooling: str) -> None:
-        """Clear a slot for another text."""
-        assert 0 <= slot < self.info.slots
-        self._slots[slot] = _Text(check_pooling(self.info, pooling))
+        super().__init__(info, VOCAB_SIZE)
+        self._faults = faults
+        self._tokens: dict[int, list[int]] = {}
+        self._last: dict[int, list[float]] = {}
+        """The vector of each slot's last token."""
 
     def step(self, chunks: Sequence[Chunk]) -> None:
-        """Append the chunks to their slots, after the pauses and faults of the options."""
-        check_chunks(
-            chunks,
-            {slot: len(text.tokens) for slot, text in self._slots.items()},
-            tokens_max=self.info.batch_tokens_max,
-            length_max=self.info.tokens_max,
-            vocab_size=VOCAB_SIZE,
-        )
-        for chunk in chunks:
-            self._slots[chunk.slot].tokens += chunk.tokens
-        assert sum(len(text.tokens) for text in self._slots.values()) <= self.info.tokens_max
+        """Compute one batch, after the pauses and faults of the options."""
+        self.check_batch(chunks)
         self._faults.count_step()
         for chunk in chunks:
-            text = self._slots[chunk.slot]
-            self._faults.abort_on_text(text.tokens)
-            vectors = echo_vectors(chunk.tokens, text.last)
-            text.last = vectors[-1]
-            text.pool.add_vectors(vectors)
-
-    def take_embedding(self, slot: int, normalize: int) -> bytes:
-        """Return the embedding of the slot's text, and clear the slot."""
-        return self._slots.pop(slot).pool.result(normalize)
+            tokens = self._tokens.setdefault(chunk.slot, [])
+            tokens += chunk.tokens
+            self._faults.abort_on_text(tokens)
+            vectors = echo_vectors(chunk.tokens, self._last.get(chunk.slot, ()))
+            self._last[chunk.slot] = vectors[-1]
+            self.add_vectors(chunk, vectors)
 
     def clear_slot(self, slot: int) -> None:
         """Clear a slot."""
-        self._slots.pop(slot, None)
+        self._tokens.pop(slot, None)
+        self._last.pop(slot, None)
+        super().clear_slot(slot)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import msgspec
 
@@ -44,10 +44,8 @@ class EchoMemoryEstimator:
         """Return the bytes of *layers* on each device, in the split's proportions."""
         if self._main >= 0:
             return {f"echo{self._main}": layers * layer_bytes}
-        ends = [
-            round(layers * sum(self._split[: i + 1]) / sum(self._split))
-            for i in range(len(self._split))
-        ]
+        total = sum(self._split)
+        ends = [round(layers * end / total) for end in accumulate(self._split)]
         return {
             f"echo{i}": (end - begin) * layer_bytes
             for i, (begin, end) in enumerate(pairwise((0, *ends)))

@@ -46,32 +46,20 @@ class EchoSampler:
         """Do nothing."""
 
 
-class EchoModel:
+class EchoModel(EchoContext):
     """The echo model; see the module's docstring. Owned by one thread."""
 
     def __init__(self, spec: ModelSpec, options: EchoOptions | None = None):
         self.options = options or msgspec.convert(spec.options, EchoOptions)
+        super().__init__(_echo_info(spec, self.options), self.options)
         self.threads = 0
-        self.info = _echo_info(spec, self.options)
         self.adapters = EchoAdapters()
-        self.context = context = EchoContext(self.info, self.options)
         self._vocabulary = vocabulary = EchoVocabulary(self.options.vocabulary)
         self.faults = EchoFaults(self.options, vocabulary)
         self._embedder: EchoEmbedder | None = None
         self.piece = vocabulary.piece
         self.is_control = vocabulary.is_control
         self.is_eog = vocabulary.is_eog
-        self.hold_logits = context.hold_logits
-        self.take_logits = context.take_logits
-        self.put_logits = context.put_logits
-        self.trim = context.trim
-        self.length = context.length
-        self.trim_min = context.trim_min
-        self.shift = context.shift
-        self.reuse = context.reuse
-        self.swap = context.swap
-        self.save = context.save
-        self.restore = context.restore
         self.add_adapter = self.adapters.add
         self.remove_adapter = self.adapters.remove
         self.set_adapters = self.adapters.choose
@@ -93,16 +81,16 @@ class EchoModel:
     def step(self, chunks: Sequence[Chunk]) -> None:
         """Append the chunks to their slots, after the pauses and faults of the options."""
         adapters = self.adapters.chosen
-        self.context.check_batch(chunks, adapters)
+        self.check_batch(chunks, adapters)
         self.faults.count_step()
         for chunk in chunks:
-            self.faults.abort_on_text(self.context.append(chunk, adapters).tokens)
+            self.faults.abort_on_text(self.append(chunk, adapters).tokens)
 
     def sample(self, slot: int, sampler: Sampler, index: int) -> int:
         """Return the next byte of the slot's last prompt, then the end mark."""
-        self.context.take_logits(slot)
+        self.take_logits(slot)
         assert isinstance(sampler, EchoSampler)
-        sequence, vocabulary = self.context.slots[slot], self._vocabulary
+        sequence, vocabulary = self.slots[slot], self._vocabulary
         token = next_token(sequence.tokens)
         if token < EOG:
             token = vocabulary.token(adapt(vocabulary.piece(token), sequence.adapters)[0])
@@ -110,7 +98,7 @@ class EchoModel:
 
     def surprisal(self, slot: int) -> Callable[[int], float]:
         """Return a function that is ten nats for the bytes of `surprising`, else zero."""
-        assert self.context.slots[slot].has_logits
+        assert self.slots[slot].has_logits
         surprising, byte = self.options.surprising.encode(), self._vocabulary.byte
         return lambda token: 10.0 if token < EOG and byte(token) in surprising else 0.0
 

@@ -31,13 +31,7 @@ Kind = Literal[
     "arguments",
     "scales",
 ]
-"""How a value is read: *texts* also from a single text; *samplers* from names or letters; *biases*
-from pairs of a token or text and a number or false, or a map of them; *shares* from numbers, or a
-text of them; *tokens* also from one number; *triggers* from texts, pairs of a kind and a value, or
-objects with both; *schema* from a JSON schema, or its JSON text; *choice* from a name in `choices`;
-*tools* and *arguments* from JSON for a chat template; *scales* from a map of names to numbers, or a
-list of names, pairs or maps.
-"""
+"""The form in which a value is read; `parameters_schema` describes each one."""
 
 SAMPLERS = {
     "penalties": "e",

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from llama_cpp import llama_cpp as lib
 
-from ...batch import Chunk, check_chunks
-from ...embedder import EMBED_BATCH_TOKENS, EMBED_SLOTS, POOLINGS, EmbedInfo, Pool, check_pooling
+from ...batch import Chunk
+from ...embedder import EMBED_BATCH_TOKENS, EMBED_SLOTS, POOLINGS, EmbeddingSlots, EmbedInfo
 from ...errors import BackendError
 from ...model_spec import ModelSpec
 from ..llama_log import LogRing
@@ -67,46 +67,26 @@ def output_bytes(info: EmbedInfo, model: Any) -> int:
     return 4 * info.batch_tokens_max * (vocab_size + info.size)
 
 
-class LlamaEmbedder:
+class LlamaEmbedder(EmbeddingSlots):
     """The `Embedder` of a llama.cpp model, which must outlive it."""
 
     def __init__(self, pointer: Any, model: Any, info: EmbedInfo):
-        self._pointer, self.info = pointer, info
+        super().__init__(info, int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))))
+        self._pointer = pointer
         self._memory = lib.llama_get_memory(pointer)
-        self._vocab_size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
         self._ranks = int(lib.llama_model_n_cls_out(model))
         self._batch = Batch(info.batch_tokens_max)
         self._threads = ComputeThreads(pointer)
-        self._pools: dict[int, Pool] = {}
-        self._lengths: dict[int, int] = {}
-
-    def start_text(self, slot: int, pooling: str) -> None:
-        """Clear a slot for another text."""
-        if not 0 <= slot < self.info.slots:
-            raise BackendError(f"slot {slot} is not one of {self.info.slots}")
-        self.clear_slot(slot)
-        self._pools[slot] = Pool(check_pooling(self.info, pooling))
-        self._lengths[slot] = 0
 
     def step(self, chunks: Sequence[Chunk]) -> None:
         """Compute one batch; see `Embedder.step`."""
-        check_chunks(
-            chunks,
-            self._lengths,
-            tokens_max=self.info.batch_tokens_max,
-            length_max=self.info.tokens_max,
-            vocab_size=self._vocab_size,
-        )
-        total = sum(self._lengths.values()) + sum(len(chunk.tokens) for chunk in chunks)
-        if total > self.info.tokens_max:
-            raise BackendError(f"{total} tokens in all slots; {self.info.tokens_max} at most")
+        self.check_batch(chunks)
         self._batch.fill(chunks, all_outputs=True)
         result = self._threads.decode(self._batch.struct)
         if result != 0:
             raise BackendError(f"llama.cpp failed to compute embeddings ({result})")
         for chunk, vectors in zip(chunks, self._outputs(chunks), strict=True):
-            self._pools[chunk.slot].add_vectors(vectors)
-            self._lengths[chunk.slot] += len(chunk.tokens)
+            self.add_vectors(chunk, vectors)
 
     def _outputs(self, chunks: Sequence[Chunk]) -> list[list[list[float]]]:
         """Return for each chunk the vectors of its tokens, or, with `rank`, only the rank."""
@@ -125,17 +105,11 @@ class LlamaEmbedder:
             raise BackendError("llama.cpp returned no rank")
         return list(found[: self._ranks])
 
-    def take_embedding(self, slot: int, normalize: int) -> bytes:
-        """Return the embedding of the slot's text, and clear the slot."""
-        result = self._pools[slot].result(normalize)
-        self.clear_slot(slot)
-        return result
-
     def clear_slot(self, slot: int) -> None:
-        """Clear a slot."""
-        self._pools.pop(slot, None)
-        if self._lengths.pop(slot, None) is not None and self._memory:
+        """Clear a slot and its KV state."""
+        if slot in self._lengths and self._memory:
             lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
+        super().clear_slot(slot)
 
     def set_threads(self, threads: int) -> None:
         """Use this many threads from the next step on."""

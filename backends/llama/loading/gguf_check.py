@@ -8,7 +8,6 @@ bounded, so that garbage uses neither time nor memory.
 from __future__ import annotations
 
 import ctypes
-import errno
 import hashlib
 import math
 import mmap
@@ -56,6 +55,11 @@ _STRING, _ARRAY = 8, 9
 _SPLIT_COUNT = "split.count"
 _TOKENS = "tokenizer.ggml.tokens"
 _VOCABULARY = (_TOKENS, "tokenizer.ggml.token_type", "tokenizer.ggml.model", "tokenizer.ggml.pre")
+
+_OPEN_HINTS: dict[type[Exception], str] = {
+    FileNotFoundError: "check the path; `inferd models` lists the models",
+    PermissionError: "let the user that runs the daemon read the file",
+}
 
 
 class _Damaged(Exception):
@@ -105,13 +109,9 @@ def open_model_file(path: str) -> Iterator[int]:
     try:
         # O_NONBLOCK: opening a FIFO would otherwise wait for its writer.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except (OSError, ValueError) as exc:
-        code = exc.errno if isinstance(exc, OSError) else errno.EINVAL
-        hint = {
-            errno.ENOENT: "check the path; `inferd models` lists the models",
-            errno.EACCES: "let the user that runs the daemon read the file",
-        }.get(code or 0, "check the path")
-        reason = exc.strerror if isinstance(exc, OSError) else str(exc)
+    except (OSError, ValueError) as exc:  # ValueError: the path contains a NUL
+        reason = exc.strerror if isinstance(exc, OSError) else exc
+        hint = _OPEN_HINTS.get(type(exc), "check the path")
         raise LoadFailed(f"cannot open the file {name!r}: {reason}", hint=hint) from None
     try:
         yield fd

@@ -71,7 +71,7 @@ def test_a_window_reaches_back_by_itself_and_a_batch() -> None:
 def test_a_step_on_missing_cells_is_a_bug() -> None:
     model = echo_of("window", window=8)
     prefill(model, 0, [65] * 100)
-    del model.context.slots[0].tokens[70:]
+    del model.slots[0].tokens[70:]
     with pytest.raises(AssertionError, match="missing"):
         prefill(model, 0, [65], 70)
 
