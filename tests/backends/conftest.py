@@ -20,7 +20,7 @@ def _smollm2() -> Iterator[Model]:
         slots=SLOTS,
         ctx_size=CTX_SIZE,
         batch_size=BATCH_SIZE,
-        # With two, one busy neighbour stalls every step of llama.cpp's threads by 10 times.
+        # With two threads, one busy process makes every step take 10 times as long.
         threads=1,
     )
     model = load_model(spec, lambda _: True)
@@ -30,7 +30,7 @@ def _smollm2() -> Iterator[Model]:
 
 @pytest.fixture
 def llama(_smollm2: Model) -> Model:
-    """SmolLM2 with empty slots."""
+    """Return SmolLM2 with empty slots."""
     for slot in range(SLOTS):
         _smollm2.trim(slot, 0)
     return _smollm2
@@ -46,7 +46,7 @@ def echo() -> Model:
 
 @pytest.fixture(params=["echo", pytest.param("llama", marks=pytest.mark.model)])
 def model(request: pytest.FixtureRequest) -> Model:
-    """Each backend in turn: whoever adds one adds its name here."""
+    """Return each backend in turn; a new backend is added here."""
     found: Model = request.getfixturevalue(request.param)
     return found
 
@@ -62,13 +62,13 @@ def loaded(
 
 @pytest.fixture
 def kind(loaded: tuple[str, LlamaModel]) -> str:
-    """Which of `tiny_models.KINDS` *tiny* is."""
+    """Return the kind of *tiny*, one of `tiny_models.KINDS`."""
     return loaded[0]
 
 
 @pytest.fixture
 def tiny(loaded: tuple[str, LlamaModel]) -> LlamaModel:
-    """The tiny model of each kind in turn, with empty slots."""
+    """Return the tiny model of each kind in turn, with empty slots."""
     for slot in range(tiny_models.SLOTS):
         loaded[1].trim(slot, 0)
     return loaded[1]

@@ -1,4 +1,4 @@
-"""Drives a model by hand, as the engine does: prefill, then one token a step."""
+"""Steps of a model without the engine: prefill, then one token a step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from inferd.backends import Chunk, Model, Sampler, SamplingParams
 
 GREEDY = SamplingParams(temp=0)
-DRAWN = SamplingParams(temp=1.0, seed=7, top_k=0, top_p=1.0, min_p=0.0)
+SAMPLED = SamplingParams(temp=1.0, seed=7, top_k=0, top_p=1.0, min_p=0.0)
 
 
 def prefill(model: Model, slot: int, tokens: Sequence[int], position: int = 0) -> int:
@@ -20,10 +20,10 @@ def prefill(model: Model, slot: int, tokens: Sequence[int], position: int = 0) -
     return position + len(tokens)
 
 
-def go_on(
+def sample_tokens(
     model: Model, slot: int, sampler: Sampler, position: int, *, index: int = 0, count: int = 6
 ) -> list[int]:
-    """Draw *count* tokens from a slot that has a row, decoding each but the last."""
+    """Sample *count* tokens from a slot that has logits; decode each but the last."""
     tokens = [model.sample(slot, sampler, index)]
     for i in range(1, count):
         model.step([Chunk(slot, tokens[-1:], position + i - 1, logits=True)])
@@ -39,8 +39,8 @@ def generate(
     *,
     count: int = 6,
 ) -> list[int]:
-    """Prefill an empty slot with *prompt* and draw *count* tokens."""
+    """Prefill an empty slot with *prompt* and sample *count* tokens."""
     sampler = model.sampler(params, prompt)
-    tokens = go_on(model, slot, sampler, prefill(model, slot, prompt), count=count)
+    tokens = sample_tokens(model, slot, sampler, prefill(model, slot, prompt), count=count)
     sampler.close()
     return tokens

@@ -1,7 +1,7 @@
-"""What every backend promises: the one suite that each passes.
+"""The contract of a backend: the suite that each one passes.
 
-On a real model another batch shape moves the logits a little, so where tokens are compared, the
-same rows are decoded in the same batches.
+On a real model another batch shape changes the logits a little. Where tokens are compared, the
+same tokens are therefore decoded in the same batches.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 
 from inferd.backends import Chunk, InferdError, Model
 from inferd.backends.errors import InvalidArgument
-from tests.backends.driving import DRAWN, GREEDY, generate, go_on, prefill
+from tests.backends.driving import GREEDY, SAMPLED, generate, prefill, sample_tokens
 
 TEXT = "The capital of France is Paris. The capital of Italy is Rome. The capital of Spain is"
 OTHER = "One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve,"
@@ -41,7 +41,7 @@ def test_pieces_join_to_the_text(model: Model) -> None:
     assert max(map(len, pieces)) <= model.info.token_bytes_max
 
 
-def test_no_text_is_no_tokens(model: Model) -> None:
+def test_an_empty_text_has_no_tokens(model: Model) -> None:
     assert model.tokenize(b"", special=False, bos=False) == []
 
 
@@ -63,16 +63,16 @@ def test_greedy_text_is_the_same_each_time_and_in_each_slot(
     assert generate(model, 0, prompt) == generate(model, 3, prompt)
 
 
-def test_a_drawn_text_depends_on_the_seed_and_the_index_alone(
+def test_a_sampled_text_depends_only_on_the_seed_and_the_index(
     model: Model, prompt: list[int]
 ) -> None:
-    """A sampler made anew for token 3 goes on as the first one would have."""
-    whole = generate(model, 0, prompt, DRAWN, count=8)
-    first = generate(model, 1, prompt, DRAWN, count=4)
+    """A new sampler for token 3 continues as the first one would have."""
+    whole = generate(model, 0, prompt, SAMPLED, count=8)
+    first = generate(model, 1, prompt, SAMPLED, count=4)
     position = len(prompt) + 3
     model.step([Chunk(1, first[3:], position, logits=True)])
-    again = model.sampler(DRAWN, prompt + first)
-    assert first + go_on(model, 1, again, position + 1, index=4, count=4) == whole
+    again = model.sampler(SAMPLED, prompt + first)
+    assert first + sample_tokens(model, 1, again, position + 1, index=4, count=4) == whole
 
 
 def test_prefill_and_decode_share_a_batch(
@@ -92,7 +92,7 @@ def test_prefill_and_decode_share_a_batch(
     assert tokens == expected
 
 
-def test_a_batch_of_batch_size_rows_is_taken_and_one_more_refused(model: Model) -> None:
+def test_a_batch_of_batch_size_tokens_is_accepted_and_one_more_refused(model: Model) -> None:
     tokens = model.tokenize(b" a" * 64, special=False, bos=False)[:33]
     model.step([Chunk(0, tokens[:16], 0, logits=True), Chunk(1, tokens[:16], 0, logits=True)])
     with pytest.raises(REFUSED):
@@ -110,7 +110,7 @@ def test_the_context_can_be_filled_to_the_last_token_and_no_further(model: Model
 @pytest.mark.parametrize(
     "chunks",
     [
-        pytest.param([], id="no rows"),
+        pytest.param([], id="no tokens"),
         pytest.param([(1, 0), (0, 0)], id="slots not ascending"),
         pytest.param([(0, 0), (0, 1)], id="a slot twice"),
         pytest.param([(0, 1)], id="a gap in the positions"),
@@ -123,7 +123,7 @@ def test_a_wrong_batch_is_refused(model: Model, chunks: list[tuple[int, int]]) -
         model.step([Chunk(slot, token, position, logits=True) for slot, position in chunks])
 
 
-def test_a_row_is_used_up_by_sampling_it(model: Model, prompt: list[int]) -> None:
+def test_sampling_uses_the_logits_up(model: Model, prompt: list[int]) -> None:
     prefill(model, 0, prompt)
     sampler = model.sampler(GREEDY, prompt)
     model.sample(0, sampler, 0)
@@ -131,17 +131,17 @@ def test_a_row_is_used_up_by_sampling_it(model: Model, prompt: list[int]) -> Non
         model.sample(0, sampler, 1)
 
 
-def test_a_slot_without_logits_has_no_row(model: Model, prompt: list[int]) -> None:
+def test_a_slot_decoded_without_logits_has_none(model: Model, prompt: list[int]) -> None:
     model.step([Chunk(0, prompt[:2], 0, logits=False)])
     with pytest.raises(REFUSED):
         model.sample(0, model.sampler(GREEDY, prompt), 0)
 
 
-@pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
-def test_a_held_row_is_drawn_from_as_if_at_once(
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_held_logits_give_the_same_token_as_fresh_ones(
     model: Model, prompt: list[int], other: list[int], params: object
 ) -> None:
-    chosen = GREEDY if params is GREEDY else DRAWN
+    chosen = GREEDY if params is GREEDY else SAMPLED
     expected = generate(model, 0, prompt, chosen, count=1)
     prefill(model, 1, prompt)
     model.hold_logits(1)
@@ -150,20 +150,20 @@ def test_a_held_row_is_drawn_from_as_if_at_once(
     assert model.sample(1, model.sampler(chosen, prompt), 0) == expected[0]
 
 
-def test_a_row_taken_out_goes_back_into_any_slot(
+def test_logits_taken_out_can_be_put_into_any_slot(
     model: Model, prompt: list[int], other: list[int]
 ) -> None:
     expected = generate(model, 0, prompt)
     position = prefill(model, 1, prompt)
-    row, state = model.take_logits(1), model.save(1)
+    logits, state = model.take_logits(1), model.save(1)
     model.trim(1, 0)
     prefill(model, 1, other)
     assert model.restore(3, state)
-    model.put_logits(3, row)
-    assert go_on(model, 3, model.sampler(GREEDY, prompt), position) == expected
+    model.put_logits(3, logits)
+    assert sample_tokens(model, 3, model.sampler(GREEDY, prompt), position) == expected
 
 
-def test_a_saved_state_goes_on_in_another_slot_and_again(model: Model, prompt: list[int]) -> None:
+def test_a_saved_state_continues_in_another_slot_and_again(model: Model, prompt: list[int]) -> None:
     expected = generate(model, 0, prompt)
     model.trim(0, 0)
     prefill(model, 0, prompt[:-1])
@@ -172,14 +172,14 @@ def test_a_saved_state_goes_on_in_another_slot_and_again(model: Model, prompt: l
         assert model.restore(slot, state)
         sampler = model.sampler(GREEDY, prompt)
         prefill(model, slot, prompt[-1:], len(prompt) - 1)
-        assert go_on(model, slot, sampler, len(prompt)) == expected
+        assert sample_tokens(model, slot, sampler, len(prompt)) == expected
 
 
-def test_saving_leaves_the_slot_and_its_row(model: Model, prompt: list[int]) -> None:
+def test_saving_does_not_change_the_slot_or_its_logits(model: Model, prompt: list[int]) -> None:
     expected = generate(model, 0, prompt)
     position = prefill(model, 1, prompt)
     model.save(1)
-    assert go_on(model, 1, model.sampler(GREEDY, prompt), position) == expected
+    assert sample_tokens(model, 1, model.sampler(GREEDY, prompt), position) == expected
 
 
 def test_an_empty_slot_can_be_saved(model: Model, prompt: list[int]) -> None:
@@ -189,37 +189,37 @@ def test_an_empty_slot_can_be_saved(model: Model, prompt: list[int]) -> None:
     prefill(model, 1, prompt)
 
 
-def test_a_restored_slot_has_no_row(model: Model, prompt: list[int]) -> None:
+def test_a_restored_slot_has_no_logits(model: Model, prompt: list[int]) -> None:
     prefill(model, 0, prompt)
     assert model.restore(0, model.save(0))
     with pytest.raises(REFUSED):
         model.sample(0, model.sampler(GREEDY, prompt), 0)
 
 
-def test_a_trimmed_slot_goes_on_from_what_was_kept(
+def test_a_trimmed_slot_continues_from_the_kept_tokens(
     model: Model, prompt: list[int], other: list[int]
 ) -> None:
     keep = len(prompt) - 1
     prefill(model, 0, prompt[:keep])
     prefill(model, 0, prompt[keep:], keep)
-    expected = go_on(model, 0, model.sampler(GREEDY, prompt), len(prompt))
+    expected = sample_tokens(model, 0, model.sampler(GREEDY, prompt), len(prompt))
     prefill(model, 1, prompt[:keep])
     prefill(model, 1, other, keep)
     assert model.trim(1, keep) == keep
     with pytest.raises(REFUSED):
         model.sample(1, model.sampler(GREEDY, prompt), 0)
     prefill(model, 1, prompt[keep:], keep)
-    assert go_on(model, 1, model.sampler(GREEDY, prompt), len(prompt)) == expected
+    assert sample_tokens(model, 1, model.sampler(GREEDY, prompt), len(prompt)) == expected
 
 
-def test_trim_never_makes_tokens_up(model: Model, prompt: list[int]) -> None:
+def test_trim_never_adds_tokens(model: Model, prompt: list[int]) -> None:
     assert model.trim(0, 5) == 0
     prefill(model, 0, prompt)
     assert model.trim(0, 10_000) == len(prompt)
     assert model.trim(0, 0) == 0
 
 
-def test_swapped_slots_carry_their_rows(model: Model, prompt: list[int], other: list[int]) -> None:
+def test_swapped_slots_keep_their_logits(model: Model, prompt: list[int], other: list[int]) -> None:
     expected = generate(model, 0, prompt), generate(model, 1, other)
     model.trim(0, 0)
     model.trim(1, 0)
@@ -228,20 +228,22 @@ def test_swapped_slots_carry_their_rows(model: Model, prompt: list[int], other: 
     prefill(model, 1, other)
     model.swap(0, 1)
     model.hold_logits(0)
-    first = go_on(model, 1, model.sampler(GREEDY, prompt), len(prompt))
-    second = go_on(model, 0, model.sampler(GREEDY, other), len(other))
+    first = sample_tokens(model, 1, model.sampler(GREEDY, prompt), len(prompt))
+    second = sample_tokens(model, 0, model.sampler(GREEDY, other), len(other))
     assert (first, second) == expected
 
 
-def test_swap_with_an_empty_slot_moves(model: Model, prompt: list[int]) -> None:
+def test_a_swap_with_an_empty_slot_moves_the_state(model: Model, prompt: list[int]) -> None:
     expected = generate(model, 0, prompt)
     position = prefill(model, 2, prompt)
     model.swap(1, 2)
-    assert go_on(model, 1, model.sampler(GREEDY, prompt), position) == expected
+    assert sample_tokens(model, 1, model.sampler(GREEDY, prompt), position) == expected
     prefill(model, 2, prompt)
 
 
-def test_the_length_is_what_was_decoded_and_kept(model: Model, prompt: list[int]) -> None:
+def test_the_length_counts_the_decoded_tokens_that_were_kept(
+    model: Model, prompt: list[int]
+) -> None:
     assert model.length(1) == 0
     prefill(model, 1, prompt)
     assert (model.length(1), model.length(0)) == (len(prompt), 0)
@@ -263,7 +265,7 @@ def shifted(model: Model, slot: int, prompt: list[int]) -> None:
     model.shift(slot, 4, 6)
 
 
-def test_a_shifted_slot_goes_on_and_alike_in_each_slot(model: Model, prompt: list[int]) -> None:
+def test_a_shifted_state_continues_the_same_in_each_slot(model: Model, prompt: list[int]) -> None:
     assert model.info.can_shift
     texts = []
     for slot in (0, 2):
@@ -271,17 +273,17 @@ def test_a_shifted_slot_goes_on_and_alike_in_each_slot(model: Model, prompt: lis
         position = len(prompt) - 6
         assert model.length(slot) == position
         prefill(model, slot, prompt[-1:], position)
-        texts.append(go_on(model, slot, model.sampler(GREEDY, prompt), position + 1))
+        texts.append(sample_tokens(model, slot, model.sampler(GREEDY, prompt), position + 1))
     assert texts[0] == texts[1]
 
 
-def test_a_shifted_slot_has_no_row(model: Model, prompt: list[int]) -> None:
+def test_a_shifted_slot_has_no_logits(model: Model, prompt: list[int]) -> None:
     shifted(model, 0, prompt)
     with pytest.raises(REFUSED):
         model.sample(0, model.sampler(GREEDY, prompt), 0)
 
 
-def test_a_shifted_slot_is_saved_and_swapped_after_its_next_step_only(
+def test_a_shifted_slot_is_saved_and_swapped_only_after_its_next_step(
     model: Model, prompt: list[int], other: list[int]
 ) -> None:
     position = prefill(model, 1, other)
@@ -296,7 +298,7 @@ def test_a_shifted_slot_is_saved_and_swapped_after_its_next_step_only(
     assert model.length(1) == model.length(2) == len(prompt) - 5
 
 
-def test_an_emptied_slot_forgets_that_it_was_shifted(model: Model, prompt: list[int]) -> None:
+def test_an_emptied_slot_no_longer_counts_as_shifted(model: Model, prompt: list[int]) -> None:
     expected = generate(model, 3, prompt)
     for empty in (lambda: model.trim(0, 0), lambda: model.reuse(0, [])):
         shifted(model, 0, prompt)
@@ -319,7 +321,7 @@ def test_a_shift_that_leaves_nothing_to_move_is_refused(
     assert model.length(0) == 10 and model.save(0)
 
 
-def test_reuse_of_what_follows_a_gap_is_a_shift(model: Model, prompt: list[int]) -> None:
+def test_reuse_after_a_gap_is_a_shift(model: Model, prompt: list[int]) -> None:
     length = len(prompt) - 6
     texts = []
     for slot in (0, 1):
@@ -330,24 +332,24 @@ def test_reuse_of_what_follows_a_gap_is_a_shift(model: Model, prompt: list[int])
             model.shift(slot, 4, 6)
         assert model.length(slot) == length
         prefill(model, slot, prompt[-1:], length)
-        texts.append(go_on(model, slot, model.sampler(GREEDY, prompt), length + 1))
+        texts.append(sample_tokens(model, slot, model.sampler(GREEDY, prompt), length + 1))
     assert texts[0] == texts[1]
 
 
 def test_reuse_of_runs_that_stay_is_a_trim(
     model: Model, prompt: list[int], other: list[int]
 ) -> None:
-    """Nothing has moved, so it can be saved at once."""
+    """No token has moved, so the slot can be saved at once."""
     keep = len(prompt) - 1
     prefill(model, 0, prompt[:keep])
     prefill(model, 0, prompt[keep:], keep)
-    expected = go_on(model, 0, model.sampler(GREEDY, prompt), len(prompt))
+    expected = sample_tokens(model, 0, model.sampler(GREEDY, prompt), len(prompt))
     prefill(model, 1, prompt[:keep])
     prefill(model, 1, other, keep)
     model.reuse(1, [(0, 0, 4), (4, 4, keep - 4)])
     assert model.restore(2, model.save(1))
     prefill(model, 2, prompt[keep:], keep)
-    assert go_on(model, 2, model.sampler(GREEDY, prompt), len(prompt)) == expected
+    assert sample_tokens(model, 2, model.sampler(GREEDY, prompt), len(prompt)) == expected
 
 
 @pytest.mark.parametrize(
@@ -364,7 +366,7 @@ def test_reuse_refuses_wrong_moves(
     assert model.length(0) == 10 and model.save(0)
 
 
-def test_adapters_that_the_model_has_not_are_refused(model: Model, prompt: list[int]) -> None:
+def test_unknown_adapters_are_refused(model: Model, prompt: list[int]) -> None:
     model.set_adapters(())
     expected = generate(model, 0, prompt)
     with pytest.raises(InvalidArgument) as caught:
@@ -380,15 +382,15 @@ def test_threads_can_change_between_steps(model: Model, prompt: list[int]) -> No
     model.set_threads(1)
 
 
-def test_what_is_said_greedily_surprises_least(model: Model, prompt: list[int]) -> None:
-    """And looking at it uses nothing up: a held row tells the same."""
+def test_the_greedy_token_has_the_least_surprisal(model: Model, prompt: list[int]) -> None:
+    """Computing it uses nothing up: held logits give the same numbers."""
     sampler = model.sampler(GREEDY, prompt)
     prefill(model, 0, prompt)
-    surprise = model.surprisal(0)
+    surprisal = model.surprisal(0)
     model.hold_logits(0)
     held = model.surprisal(0)
     token = model.sample(0, sampler, 0)
-    others = [surprise(other) for other in range(model.info.vocab_size)]
-    assert 0 <= surprise(token) == min(others) == pytest.approx(held(token))
-    assert not sampler.complete, "it has no grammar"
+    others = [surprisal(other) for other in range(model.info.vocab_size)]
+    assert 0 <= surprisal(token) == min(others) == pytest.approx(held(token))
+    assert not sampler.complete, "there is no grammar"
     sampler.close()

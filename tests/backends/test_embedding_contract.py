@@ -1,4 +1,4 @@
-"""What every backend promises of embeddings: the suite that each passes."""
+"""The contract of embeddings: the suite that each backend passes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from inferd.backends import Chunk, InferdError, Model
 from inferd.backends.embedder import Embedder
 from inferd.backends.errors import UnsupportedOperation
-from tests.backends.driving import GREEDY, generate, go_on, prefill
+from tests.backends.driving import GREEDY, generate, prefill, sample_tokens
 
 TEXT = "The capital of France is Paris. The capital of Italy is Rome."
 OTHER = "One, two, three, four, five, six, seven, eight."
 NOISE_MAX = 5e-3
-"""Of a number of a vector of length 1, between shapes of batches (SmolLM2)."""
+"""Difference in a number of a unit vector between shapes of batches (SmolLM2)."""
 REFUSED = (AssertionError, InferdError)
 
 
@@ -46,7 +46,7 @@ def embed(
     slot: int = 0,
     sizes: Sequence[int] = (),
 ) -> list[float]:
-    """Embed *tokens* in chunks of *sizes*, then in ones as large as may be."""
+    """Embed *tokens* in chunks of *sizes*, then in chunks of the largest size."""
     embedder.start_text(slot, pooling)
     position = 0
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
@@ -71,7 +71,7 @@ def test_the_facts_are_true(model: Model, embedder: Embedder) -> None:
     assert info.slots > 1 and 1 < info.batch_tokens_max <= info.tokens_max
     assert not info.whole
     assert len(embed(embedder, tokens_of(model, TEXT))) == info.size
-    assert model.embedder() is embedder, "it is made once"
+    assert model.embedder() is embedder, "it is created once"
 
 
 def test_a_text_has_the_same_vector_each_time_and_in_each_slot(
@@ -92,18 +92,20 @@ def test_chunks_make_no_difference(model: Model, embedder: Embedder) -> None:
         assert far(whole, parts) < NOISE_MAX, pooling
 
 
-def test_vectors_are_made_of_the_rows(model: Model, embedder: Embedder) -> None:
+def test_pooled_vectors_come_from_the_vectors_of_the_tokens(
+    model: Model, embedder: Embedder
+) -> None:
     tokens, size = tokens_of(model, TEXT), embedder.info.size
     flat = embed(embedder, tokens, "none", sizes=(4,))
-    rows = [flat[i : i + size] for i in range(0, len(flat), size)]
-    assert len(rows) == len(tokens)
-    mean = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
-    for pooling, expected in (("mean", mean), ("cls", rows[0]), ("last", rows[-1])):
+    vectors = [flat[i : i + size] for i in range(0, len(flat), size)]
+    assert len(vectors) == len(tokens)
+    mean = [sum(column) / len(vectors) for column in zip(*vectors, strict=True)]
+    for pooling, expected in (("mean", mean), ("cls", vectors[0]), ("last", vectors[-1])):
         found = embed(embedder, tokens, pooling, -1, sizes=(4,))
         assert far(found, expected) < 1e-5 * max(map(abs, expected)), pooling
 
 
-def test_a_vector_has_the_norm_that_is_asked_for(model: Model, embedder: Embedder) -> None:
+def test_a_vector_has_the_requested_norm(model: Model, embedder: Embedder) -> None:
     tokens = tokens_of(model, TEXT)
     euclidean = embed(embedder, tokens, normalize=2)
     assert sum(x * x for x in euclidean) == pytest.approx(1.0, rel=1e-5)
@@ -125,10 +127,10 @@ def test_texts_share_a_batch_and_do_not_see_each_other(model: Model, embedder: E
     together = [numbers(embedder.take_embedding(slot, 2)) for slot in (0, 1)]
     for one, other in zip(alone, together, strict=True):
         assert far(one, other) < NOISE_MAX
-    assert far(alone[0], alone[1]) > 10 * NOISE_MAX, "it could not be seen"
+    assert far(alone[0], alone[1]) > 10 * NOISE_MAX, "a mix-up would show"
 
 
-def test_a_generation_does_not_notice_embeddings(model: Model, embedder: Embedder) -> None:
+def test_embeddings_do_not_change_a_generation(model: Model, embedder: Embedder) -> None:
     for slot in range(model.info.slots):
         model.trim(slot, 0)
     prompt, text = tokens_of(model, TEXT), tokens_of(model, OTHER)
@@ -137,15 +139,15 @@ def test_a_generation_does_not_notice_embeddings(model: Model, embedder: Embedde
     position = prefill(model, 1, prompt)
     model.hold_logits(1)
     embed(embedder, text)
-    said = go_on(model, 1, sampler, position, count=1)
+    tokens = sample_tokens(model, 1, sampler, position, count=1)
     for index in range(1, 6):
         embed(embedder, text, "last")
-        model.step([Chunk(1, said[-1:], position + index - 1, logits=True)])
-        said.append(model.sample(1, sampler, index))
-    assert said == expected
+        model.step([Chunk(1, tokens[-1:], position + index - 1, logits=True)])
+        tokens.append(model.sample(1, sampler, index))
+    assert tokens == expected
 
 
-def test_a_text_may_fill_all_the_room_there_is(model: Model, embedder: Embedder) -> None:
+def test_a_text_may_fill_the_whole_embedding_context(model: Model, embedder: Embedder) -> None:
     tokens = model.tokenize(b" a" * 400, special=False, bos=False)
     most = embedder.info.tokens_max
     assert len(embed(embedder, tokens[:most])) == embedder.info.size
@@ -156,12 +158,12 @@ def test_a_text_may_fill_all_the_room_there_is(model: Model, embedder: Embedder)
 @pytest.mark.parametrize(
     "chunks",
     [
-        pytest.param([], id="no rows"),
+        pytest.param([], id="no vectors"),
         pytest.param([(1, 0, 2), (0, 0, 2)], id="slots not ascending"),
         pytest.param([(0, 0, 2), (0, 2, 2)], id="a slot twice"),
         pytest.param([(0, 1, 2)], id="a gap in the positions"),
         pytest.param([(2, 0, 2)], id="a slot without a text"),
-        pytest.param([(0, 0, 65)], id="a row too many"),
+        pytest.param([(0, 0, 65)], id="a token too many"),
     ],
 )
 def test_a_wrong_batch_is_refused(

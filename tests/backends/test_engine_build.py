@@ -1,4 +1,4 @@
-"""Which engine is built for which machine, and by which CUDA toolkit; nothing is built here."""
+"""The choice of the engine's build options and CUDA toolkit for a machine; nothing is built."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tools.cuda_toolkit import Driver, Toolkit
 ROOT = Path(__file__).resolve().parents[2]
 FROM_PYPI = Toolkit(nvcc=None, driver=None)
 NO_PIP = ["false"]
-"""Where no package is to be installed."""
+"""A stand-in for pip that must not be called."""
 
 
 @pytest.fixture(autouse=True)
@@ -24,14 +24,14 @@ def no_architectures_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compiler(path: Path, status: int) -> Path:
-    """A compiler that fails or not, as nvcc does where cuBLAS is missing."""
+    """Write a compiler that exits with *status*; nvcc fails where cuBLAS is missing."""
     path.parent.mkdir(parents=True)
     path.write_text(f"#!/bin/sh\nexit {status}\n")
     path.chmod(0o755)
     return path
 
 
-def test_an_engine_for_a_gpu_has_its_options_and_a_wheel_of_its_own() -> None:
+def test_an_engine_for_a_gpu_has_its_own_options_and_wheel() -> None:
     plain, cuda = Variant(False, None), Variant(False, FROM_PYPI)
     assert set(plain.cmake_args()) < set(cuda.cmake_args())
     assert "-DGGML_CUDA=on" in cuda.cmake_args()
@@ -59,7 +59,7 @@ def test_the_wheel_depends_on_toolkit_driver_and_architectures_not_on_the_enviro
     ("driver", "architectures"),
     [(None, "80-virtual"), (Driver((13, 0), 0), "80-virtual"), (Driver((13, 0), 2), "native")],
 )
-def test_it_is_built_for_the_gpus_at_hand_or_for_all_that_are_not_old(
+def test_it_is_built_for_the_present_gpus_or_for_all_recent_ones(
     driver: Driver | None, architectures: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toolkit = Toolkit(None, driver)
@@ -76,7 +76,7 @@ def test_an_engine_built_without_a_driver_does_not_need_one_to_load(tmp_path: Pa
     assert without not in Toolkit(nvcc, driver).cmake_args()
 
 
-def test_a_toolkit_without_cublas_is_passed_over(
+def test_a_toolkit_without_cublas_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half, whole = compiler(tmp_path / "half/bin/nvcc", 1), compiler(tmp_path / "whole/bin/nvcc", 0)
@@ -111,7 +111,7 @@ def test_the_engine_finds_the_libraries_of_pypi_in_its_own_environment() -> None
     assert any(cuda_toolkit.RPATH in argument for argument in FROM_PYPI.cmake_args())
 
 
-def test_make_passes_the_gpu_on_and_sets_up_anew_where_another_was_built(
+def test_make_passes_the_gpu_on_and_builds_again_for_another_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for handed_on in ("MAKEFLAGS", "GPU"):  # by `make test GPU=cuda`

@@ -1,4 +1,4 @@
-"""Regular expressions on a growing text agree with Python's own, and tell what may still match."""
+"""Regular expressions on a growing text match like Python's, and report what may still match."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def taken(pattern: str) -> Pattern | None:
 @example("(?i)ü", "Ü", [])
 @example("(?:aab|ab)a", "aaba", [])
 @given(PATTERNS, TEXTS, st.lists(st.integers(0, 3), max_size=6))
-def test_the_match_is_pythons_that_ends_first_however_the_text_is_split(
+def test_the_match_is_the_first_to_end_in_python_however_the_text_is_split(
     pattern: str, text: str, sizes: list[int]
 ) -> None:
     compiled = taken(pattern)
@@ -97,7 +97,7 @@ def test_the_match_is_pythons_that_ends_first_however_the_text_is_split(
 
 
 @given(PATTERNS, TEXTS, TEXTS)
-def test_what_a_match_takes_was_pending_before(pattern: str, text: str, more: str) -> None:
+def test_the_text_of_a_match_was_pending_before(pattern: str, text: str, more: str) -> None:
     compiled = taken(pattern)
     if compiled is None:
         return
@@ -122,14 +122,14 @@ def test_only_text_that_may_still_become_a_match_is_pending(
     assert matcher.pending == pending
 
 
-def test_a_pattern_at_its_limits_is_taken() -> None:
+def test_a_pattern_at_its_limits_is_accepted() -> None:
     deep = NESTING_MAX - 1
     assert Matcher(Pattern("(" * deep + "a" + ")" * deep)).feed("ba", 0) == (1, 2)
     assert Pattern(f"a{{{WEIGHT_MAX - 2}}}b").weight == WEIGHT_MAX
     assert Pattern("a" * PATTERN_CHARACTERS_MAX).weight == PATTERN_CHARACTERS_MAX + 1
 
 
-def test_a_whole_pattern_matches_from_the_beginning_only() -> None:
+def test_a_whole_pattern_matches_only_from_the_beginning() -> None:
     assert Matcher(Pattern("b", whole=True)).feed("ab", 0) is None
     assert Matcher(Pattern("ab", whole=True)).feed("ab", 0) == (0, 2)
 
@@ -164,7 +164,7 @@ def test_a_pattern_that_cannot_be_run_is_refused_with_the_reason(pattern: str, s
     assert "stopping.md" in caught.value.hint
 
 
-def test_a_pattern_that_takes_other_engines_exponential_time_has_few_states_alive() -> None:
+def test_a_pattern_that_takes_other_engines_exponential_time_has_few_active_states() -> None:
     pattern = Pattern("(?:a+)+(?:a+)+(?:a+)+b")
     matcher = Matcher(pattern)
     assert matcher.feed("a" * 5000, 0) is None

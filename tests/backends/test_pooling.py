@@ -1,4 +1,4 @@
-"""From rows to a vector: by the names and numbers that llama-server has for it."""
+"""Pooling of token vectors into one, by llama-server's names and numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from inferd.backends.embedder import EmbedInfo, Pool, check_pooling, normalized
 from inferd.backends.errors import UnsupportedOperation
 
-ROWS = [[1.0, 2.0, -4.0], [3.0, 0.0, 0.0], [2.0, 4.0, 1.0]]
+VECTORS = [[1.0, 2.0, -4.0], [3.0, 0.0, 0.0], [2.0, 4.0, 1.0]]
 
 
 def numbers(data: bytes) -> list[float]:
@@ -29,17 +29,17 @@ def pooled(pooling: str, *chunks: list[list[float]]) -> list[float]:
     ("pooling", "expected"),
     [
         ("mean", [2.0, 2.0, -1.0]),
-        ("cls", ROWS[0]),
-        ("last", ROWS[2]),
-        ("none", [x for row in ROWS for x in row]),
+        ("cls", VECTORS[0]),
+        ("last", VECTORS[2]),
+        ("none", [x for vector in VECTORS for x in vector]),
     ],
 )
-def test_it_does_not_matter_in_which_chunks_the_rows_come(
+def test_the_pooled_vector_does_not_depend_on_the_chunks(
     pooling: str, expected: list[float]
 ) -> None:
-    assert pooled(pooling, ROWS) == expected
-    assert pooled(pooling, ROWS[:1], ROWS[1:]) == expected
-    assert pooled(pooling, ROWS[:2], ROWS[2:]) == expected
+    assert pooled(pooling, VECTORS) == expected
+    assert pooled(pooling, VECTORS[:1], VECTORS[1:]) == expected
+    assert pooled(pooling, VECTORS[:2], VECTORS[2:]) == expected
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_it_does_not_matter_in_which_chunks_the_rows_come(
         (3, [3 / 91 ** (1 / 3), -4 / 91 ** (1 / 3)]),
     ],
 )
-def test_the_norms_are_llama_servers(kind: int, expected: list[float]) -> None:
+def test_the_norms_are_those_of_llama_server(kind: int, expected: list[float]) -> None:
     assert normalized([3.0, -4.0], kind).tolist() == pytest.approx(expected, rel=1e-6)
 
 
@@ -61,12 +61,12 @@ def test_small_numbers_do_not_vanish_in_a_high_norm() -> None:
 
 
 @pytest.mark.parametrize("kind", [-1, 0, 1, 2, 5])
-def test_a_vector_of_zeros_stays_one(kind: int) -> None:
+def test_a_vector_of_zeros_is_not_normalised(kind: int) -> None:
     assert normalized([0.0, 0.0], kind).tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("pooling", ["none", "rank"])
-def test_rows_and_ranks_are_not_normalised(pooling: str) -> None:
+def test_unpooled_vectors_and_ranks_are_not_normalised(pooling: str) -> None:
     pool = Pool(pooling)
     pool.add_vectors([[3.0, 4.0]])
     assert numbers(pool.result(2)) == [3.0, 4.0]

@@ -1,4 +1,4 @@
-"""Tiny models as the KV tests load them, and llama.cpp without the backend to compare with."""
+"""Tiny models for the KV tests, and llama.cpp without the backend for comparison."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ __all__ = (
 )
 
 NOISE_MAX = 1e-3
-"""What the shape of batches may move a logit by. Measured over shapes: llama 2e-6, gemma3 8e-5,
+"""The change of a logit by the shape of batches. Measured over shapes: llama 2e-6, gemma3 8e-5,
 mamba 4e-6, lfm2 4e-6. Of 500 cells, losing any single one moves llama's logits by 0.01 and more;
 losing one of the last 60 moves gemma3's by 0.1, lfm2's by 0.06."""
 KINDS = ("llama", "gemma3", "gemma3-full", "mamba", "lfm2")
-"""Plain; a window whose cache holds a part, and all; recurrent; hybrid."""
+"""Plain; a window, with a cache for part of the context or all of it; recurrent; hybrid."""
 SLOTS, SCRATCH, BATCH_SIZE = 4, 3, 64
 EXACT = {"flash-attn": "off", "cache-type-k": "f32", "cache-type-v": "f32"}
 
@@ -72,20 +72,20 @@ def difference(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
 
 
 def from_scratch(model: LlamaModel, tokens: Sequence[int]) -> NDArray[np.float32]:
-    """Return the logits after *tokens*, computed in a slot of its own."""
+    """Return the logits after *tokens*, computed in a separate slot."""
     model.trim(SCRATCH, 0)
     prefill(model, SCRATCH, tokens)
     return model.logits(SCRATCH)
 
 
 def assert_as_from_scratch(model: LlamaModel, slot: int, tokens: Sequence[int]) -> None:
-    """Compare the slot's row, which stays, with the one after *tokens* in a slot of its own."""
+    """Compare the slot's logits, which it keeps, with those after *tokens* in a separate slot."""
     model.hold_logits(slot)
     assert difference(model.logits(slot), from_scratch(model, tokens)) < NOISE_MAX
 
 
 class Bare:
-    """A context of llama.cpp by its raw calls alone, on the model of a file."""
+    """A context on the model of a file, used only by llama.cpp's raw calls."""
 
     def __init__(
         self, path: Path, *, ctx_size: int = 1024, unified: bool = False, full: bool = False
@@ -121,7 +121,7 @@ class Bare:
         return np.array(pointer[:VOCAB_SIZE], np.float32)
 
     def move(self, slot: int, begin: int, end: int, to: int) -> None:
-        """Remove the cells from *to* up to *begin*, and move those up to *end* down to there."""
+        """Remove the cells from *to* to *begin*, and move the cells up to *end* down to *to*."""
         lib.llama_memory_seq_rm(self.memory, slot, to, begin)
         lib.llama_memory_seq_add(self.memory, slot, begin, end, to - begin)
 

@@ -1,4 +1,4 @@
-"""Walks through llama.cpp's grammar of a JSON schema: at random, or along a text."""
+"""Walks through llama.cpp's grammar of a JSON schema, at random or along a text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ("Walker", "vocabulary")
 
 RANDOM_STEPS, STEPS_MAX = 40, 1500
 TRIED = 100
-"""Tokens drawn from the vocabulary at a step, beside those of one letter."""
+"""Random tokens of the vocabulary that a step tries, in addition to those of one letter."""
 CLOSERS = (b'"', b"}", b"]")
 LETTERS = [bytes([byte]) for byte in range(32, 127)] + [b"\n"]
 
@@ -39,7 +39,7 @@ def vocabulary(path: Path) -> Iterator[Vocab]:
 
 
 class Walker:
-    """Goes through grammars by tokens of one vocabulary."""
+    """Walks through grammars by the tokens of one vocabulary."""
 
     def __init__(self, vocab: Vocab):
         self._vocab = vocab
@@ -51,14 +51,14 @@ class Walker:
         self._plain = [t for t in pieces.values() if self._is_text(t)]
 
     def _is_text(self, token: int) -> bool:
-        """Tell whether *token* is whole characters that a reader is shown."""
+        """Return whether *token* is whole characters that an answer shows."""
         try:
             return bool(self._vocab.piece(token).decode()) and not self._vocab.is_control(token)
         except UnicodeDecodeError:
             return False
 
     def fits(self, schema: Any, text: str) -> bool:
-        """Tell whether the grammar of *schema* allows *text*, from its beginning to its end."""
+        """Return whether the grammar of *schema* allows *text* as a whole."""
         grammar = self._grammar(schema)
         try:
             for byte in text.encode():
@@ -71,20 +71,18 @@ class Walker:
             grammar.close()
 
     def walk(self, schema: Any, seed: int) -> str | None:
-        """Return a text that the grammar of *schema* allows, drawn at random; None if it did not
-        end: all of it was allowed.
-        """
-        grammar, draw, said = self._grammar(schema), random.Random(seed), b""
+        """Return a random text that the grammar of *schema* allows; None if it did not end."""
+        grammar, random_source, text = self._grammar(schema), random.Random(seed), b""
         try:
             for step in range(STEPS_MAX):
-                found = self._allowed(grammar, draw)
-                assert found, f"nothing can follow {said!r}"
+                found = self._allowed(grammar, random_source)
+                assert found, f"nothing can follow {text!r}"
                 ends = not any(found) or (step > RANDOM_STEPS and b"" in found.values())
-                token = self._chosen(found, draw, hurried=step > RANDOM_STEPS)
+                token = self._chosen(found, random_source, hurried=step > RANDOM_STEPS)
                 if ends or token in self._ends:
-                    return said.decode()
+                    return text.decode()
                 grammar.accept(token)
-                said += found[token]
+                text += found[token]
             return None
         finally:
             grammar.close()
@@ -93,24 +91,29 @@ class Walker:
         params = SamplingParams(json_schema=json.dumps(schema))
         return Grammar(self._vocab, self._prototypes, params, ())
 
-    def _allowed(self, grammar: Grammar, draw: random.Random) -> dict[int, bytes]:
-        """Return the tokens of some that may come next, with their texts; an end has none."""
-        tried = {*draw.sample(self._plain, min(TRIED, len(self._plain))), *self._letters.values()}
+    def _allowed(self, grammar: Grammar, random_source: random.Random) -> dict[int, bytes]:
+        """Return some tokens that may come next, with their texts; an end token has none."""
+        tried = {
+            *random_source.sample(self._plain, min(TRIED, len(self._plain))),
+            *self._letters.values(),
+        }
         found = _kept(grammar, [*sorted(tried), *self._ends])
-        found = found or _kept(grammar, range(self._vocab.size))  # a letter that is none of these
+        found = found or _kept(grammar, range(self._vocab.size))  # a rare letter
         return {t: b"" if t in self._ends else self._vocab.piece(t) for t in found}
 
-    def _chosen(self, found: dict[int, bytes], draw: random.Random, *, hurried: bool) -> int:
+    def _chosen(
+        self, found: dict[int, bytes], random_source: random.Random, *, hurried: bool
+    ) -> int:
         closers = [t for t, piece in found.items() if piece in CLOSERS]
         quotes = [t for t in closers if found[t] == b'"']
-        if closers and draw.random() < (0.5 if hurried else 0.2):
-            return draw.choice(quotes or closers)
+        if closers and random_source.random() < (0.5 if hurried else 0.2):
+            return random_source.choice(quotes or closers)
         tight = [t for t, piece in found.items() if piece.strip()]
-        return draw.choice(tight if hurried and tight else list(found))
+        return random_source.choice(tight if hurried and tight else list(found))
 
 
 def _kept(grammar: Grammar, tokens: Sequence[int]) -> list[int]:
-    """Return those of *tokens* that *grammar* allows."""
+    """Return the *tokens* that *grammar* allows."""
     data = (lib.llama_token_data * len(tokens))(*((token, 1.0, 0.0) for token in tokens))
     grammar.mask(lib.llama_token_data_array(data, len(tokens), -1, False))
     return [entry.id for entry in data if entry.logit == 1.0]

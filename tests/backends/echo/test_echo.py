@@ -1,6 +1,6 @@
 """The echo model as a double: each kind of memory, shared cells, an adapter.
 
-What it makes believe is compared with the tiny models that have such a memory.
+Its simulated memory is compared with tiny models that have such a memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from inferd.backends.echo.model import EchoModel
 from inferd.backends.echo.options import EchoOptions
 from inferd.backends.errors import BackendError, InvalidArgument, KvFull, UnsupportedOperation
 from inferd.backends.llama.model import LlamaModel
-from tests.backends.driving import GREEDY, generate, go_on, prefill
+from tests.backends.driving import GREEDY, generate, prefill, sample_tokens
 from tests.tiny_gguf import WINDOW
 
 BATCH_SIZE = 16
@@ -29,7 +29,7 @@ def prompt_of(model: Model, text: bytes) -> list[int]:
 
 
 def answers(model: Model, length: int, keep: int) -> list[int]:
-    """Tell how a slot of *length* tokens can be trimmed: computed, and restored from a state."""
+    """Return how a slot of *length* tokens can be trimmed, once computed and once restored."""
     tokens = [65] * length
     prefill(model, 0, tokens)
     state = model.save(0)
@@ -43,10 +43,10 @@ def answers(model: Model, length: int, keep: int) -> list[int]:
 
 @pytest.mark.parametrize("length", [0, 1, 40, 64, 65, 300])
 @pytest.mark.parametrize("less", [0, 1, 60, 200])
-def test_echo_can_be_trimmed_as_the_model_that_it_plays(
+def test_echo_trims_like_the_model_that_it_stands_for(
     tiny: LlamaModel, kind: str, length: int, less: int
 ) -> None:
-    """But for a window computed in one go, which both have, each to its own reach."""
+    """Windows computed at once are left out: both models have one, of different sizes."""
     double = echo_of(tiny.info.memory, window=WINDOW)
     keep = max(0, length - less)
     if kind.startswith("gemma3"):
@@ -57,7 +57,7 @@ def test_echo_can_be_trimmed_as_the_model_that_it_plays(
     assert double.info.can_shift == tiny.info.can_shift or kind == "gemma3-full"
 
 
-def test_a_window_reaches_back_by_itself_and_a_batch() -> None:
+def test_a_window_memory_holds_the_window_and_a_batch() -> None:
     model = echo_of("window", window=8)
     prefill(model, 0, [65] * 20)
     assert model.trim_min(0) == 1
@@ -77,7 +77,7 @@ def test_a_step_on_missing_cells_is_a_bug() -> None:
 
 
 @pytest.mark.parametrize("memory", ["window", "recurrent"])
-def test_a_memory_that_cannot_shift_says_so(memory: Memory) -> None:
+def test_a_memory_that_cannot_shift_refuses_to(memory: Memory) -> None:
     model = echo_of(memory)
     prefill(model, 0, [65] * 20)
     with pytest.raises(UnsupportedOperation):
@@ -87,18 +87,18 @@ def test_a_memory_that_cannot_shift_says_so(memory: Memory) -> None:
     assert model.length(0) == 20
 
 
-def test_what_was_shifted_away_is_not_said() -> None:
+def test_tokens_dropped_by_a_shift_are_not_generated() -> None:
     model = echo_of()
     prompt = prompt_of(model, b"0123456789")
     prefill(model, 0, prompt[:-1])
     model.shift(0, 3, 4)
     position = prefill(model, 0, prompt[-1:], len(prompt) - 5)
-    said = go_on(model, 0, model.sampler(GREEDY, prompt), position, count=6)
-    assert bytes(said) == b"016789"
+    generated = sample_tokens(model, 0, model.sampler(GREEDY, prompt), position, count=6)
+    assert bytes(generated) == b"016789"
 
 
 def test_a_shifted_slot_waits_for_a_step_of_its_own() -> None:
-    """Stricter than llama.cpp, where any slot's decode will do: nobody is to count on that."""
+    """This is stricter than llama.cpp, where a decode of any slot is enough."""
     model = echo_of()
     prefill(model, 0, [65] * 20)
     model.shift(0, 2, 4)
@@ -122,10 +122,10 @@ def test_a_step_without_cells_changes_nothing() -> None:
     model.step([Chunk(2, [65] * 7, 0, False)])
     assert not model.restore(3, model.save(1))
     model.trim(1, 0)
-    assert bytes(go_on(model, 0, model.sampler(GREEDY, []), position, count=5)) == b"hello"
+    assert bytes(sample_tokens(model, 0, model.sampler(GREEDY, []), position, count=5)) == b"hello"
 
 
-def test_upper_draws_capitals_and_goes_with_the_state() -> None:
+def test_the_adapter_upper_samples_capitals_and_is_part_of_the_state() -> None:
     model = echo_of()
     prompt = prompt_of(model, b"a-b\xc3\xa4c")
     plain = generate(model, 0, prompt)
@@ -136,12 +136,12 @@ def test_upper_draws_capitals_and_goes_with_the_state() -> None:
     prefill(model, 3, [65])
     assert model.restore(2, state)
     model.set_adapters(("upper",))
-    drawn = go_on(model, 1, model.sampler(GREEDY, prompt), position)
-    assert (bytes(plain), bytes(drawn)) == (b"a-b\xc3\xa4c", b"A-B\xc3\xa4C")
-    prefill(model, 2, drawn[:1], position)
-    assert bytes(go_on(model, 2, model.sampler(GREEDY, []), position + 1, count=5)) == bytes(
-        drawn[1:]
-    )
+    generated = sample_tokens(model, 1, model.sampler(GREEDY, prompt), position)
+    assert (bytes(plain), bytes(generated)) == (b"a-b\xc3\xa4c", b"A-B\xc3\xa4C")
+    prefill(model, 2, generated[:1], position)
+    assert bytes(
+        sample_tokens(model, 2, model.sampler(GREEDY, []), position + 1, count=5)
+    ) == bytes(generated[1:])
 
 
 def test_a_slot_of_mixed_adapters_is_a_bug() -> None:
@@ -156,7 +156,7 @@ def test_a_slot_of_mixed_adapters_is_a_bug() -> None:
 
 
 @pytest.mark.parametrize("state", [b"", b"\x93", b"\x90", b"\x93\x91\x41\x00\xa1a"])
-def test_a_state_that_is_none_leaves_the_slot_empty(state: bytes) -> None:
+def test_an_invalid_state_leaves_the_slot_empty(state: bytes) -> None:
     model = echo_of()
     prefill(model, 0, [65] * 3)
     assert not model.restore(0, state)
@@ -172,8 +172,8 @@ def test_a_state_longer_than_the_context_leaves_the_slot_empty() -> None:
     assert smaller.length(0) == 0
 
 
-def test_another_vocabulary_says_the_same_in_other_tokens() -> None:
-    """What is computed with another one's tokens says something else: nobody can mix them up."""
+def test_another_vocabulary_generates_the_same_text_in_other_tokens() -> None:
+    """Tokens of the other vocabulary would generate another text, so a mix-up shows."""
     models = [
         EchoModel(ModelSpec(name="echo", slots=1), EchoOptions(vocabulary=number))
         for number in (0, 7)
@@ -182,19 +182,19 @@ def test_another_vocabulary_says_the_same_in_other_tokens() -> None:
     assert prompts[0] != prompts[1]
     assert len({model.info.vocab_hash for model in models}) == 2
     assert len({model.info.fingerprint for model in models}) == 2
-    said = [generate(m, 0, p, count=5) for m, p in zip(models, prompts, strict=True)]
-    assert [b"".join(map(m.piece, t)) for m, t in zip(models, said, strict=True)] == [
+    generated = [generate(m, 0, p, count=5) for m, p in zip(models, prompts, strict=True)]
+    assert [b"".join(map(m.piece, t)) for m, t in zip(models, generated, strict=True)] == [
         "Où ?".encode()
     ] * 2
 
 
-def test_a_history_that_is_said_again_in_another_vocabulary_has_its_marks() -> None:
+def test_a_history_retokenized_in_another_vocabulary_keeps_its_marks() -> None:
     one, other = (
         EchoModel(ModelSpec(name="echo", slots=1), EchoOptions(vocabulary=number))
         for number in (0, 7)
     )
     history = [*prompt_of(one, b"first"), *one.tokenize(b"first", special=False, bos=False)]
-    said = b"".join(map(one.piece, history))
-    again = other.tokenize(said, special=True, bos=True)
+    generated = b"".join(map(one.piece, history))
+    again = other.tokenize(generated, special=True, bos=True)
     assert len(again) == len(history)
-    assert b"".join(map(other.piece, again)) == said
+    assert b"".join(map(other.piece, again)) == generated

@@ -1,4 +1,4 @@
-"""JSON schemas by kind, made systematically: what `json-schema` is tried with."""
+"""JSON schemas by kind, generated systematically, as inputs of `json-schema`."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ PATTERNS = (
 def _patterns() -> Iterator[Schema]:
     for pattern in PATTERNS:
         if "(?<" in pattern:
-            continue  # the validator's dialect has it otherwise
+            continue  # the validator's dialect differs here
         yield {"type": "string", "pattern": pattern}
     yield {"pattern": "^[a-z]{2,4}$", "minLength": 1, "maxLength": 4}
 
@@ -227,7 +227,7 @@ def _referring() -> Iterator[Schema]:
 
 
 def _used() -> Iterator[Schema]:
-    """What programs ask for."""
+    """Return schemas that programs use."""
     yield _object(
         ["name", "arguments"],
         name={"enum": ["get_weather", "get_time"]},

@@ -1,4 +1,4 @@
-"""Shifted and reused KV state: as llama.cpp's raw calls leave it, and never saved too soon."""
+"""Shifted and reused KV states equal those of llama.cpp's raw calls and are not saved too soon."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LEFT = len(TOKENS) - DISCARD
 def shifting(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[LlamaModel, NDArray[np.float32]]]:
-    """A model that can shift, and the logits of `MORE` after a shift done by raw calls."""
+    """Yield a model that can shift, and the logits of `MORE` after a shift by raw calls."""
     directory = tmp_path_factory.mktemp("tiny")
     model = load_tiny(request.param, directory)
     name, _, full = request.param.partition("-")
@@ -69,7 +69,7 @@ def logits_of_more(model: LlamaModel, slot: int, position: int = LEFT) -> NDArra
     return model.logits(slot)
 
 
-def test_a_shift_is_what_the_raw_calls_do(model: LlamaModel, expected: NDArray[np.float32]) -> None:
+def test_a_shift_equals_the_raw_calls(model: LlamaModel, expected: NDArray[np.float32]) -> None:
     shifted(model, 0)
     assert difference(logits_of_more(model, 0), expected) < NOISE_MAX
     model.trim(0, 0)
@@ -79,7 +79,7 @@ def test_a_shift_is_what_the_raw_calls_do(model: LlamaModel, expected: NDArray[n
     assert difference(logits_of_more(model, 0), expected) < NOISE_MAX
 
 
-def test_a_shift_loses_the_row(model: LlamaModel) -> None:
+def test_a_shift_drops_the_logits(model: LlamaModel) -> None:
     shifted(model, 0)
     with pytest.raises(BackendError):
         model.logits(0)
@@ -99,10 +99,10 @@ def test_a_shifted_slot_is_neither_saved_nor_swapped_and_stays(
     assert_as_from_scratch(model, 1, OTHER + MORE)
 
 
-def test_a_state_saved_before_the_keys_are_turned_would_be_wrong(
+def test_a_state_saved_before_the_keys_are_rotated_would_be_wrong(
     model: LlamaModel, expected: NDArray[np.float32]
 ) -> None:
-    """Why it is refused: measured 0.7 and more, against 2e-6 after a decode."""
+    """This is why saving is refused: the logits are off by 0.7 and more, by 2e-6 after a decode."""
     shifted(model, 0)
     model._context._shifted.clear()
     assert model.restore(1, model.save(0))
@@ -110,7 +110,7 @@ def test_a_state_saved_before_the_keys_are_turned_would_be_wrong(
 
 
 @pytest.mark.parametrize("decoded", [0, 1], ids=["itself", "another slot"])
-def test_a_decode_of_any_slot_turns_the_keys(
+def test_a_decode_of_any_slot_rotates_the_keys(
     model: LlamaModel, expected: NDArray[np.float32], decoded: int
 ) -> None:
     shifted(model, 0)
@@ -120,19 +120,19 @@ def test_a_decode_of_any_slot_turns_the_keys(
     assert difference(logits_of_more(model, 2), expected) < NOISE_MAX
 
 
-def test_other_slots_and_their_rows_are_not_touched_by_a_shift(model: LlamaModel) -> None:
-    """Bit for bit, though llama.cpp turns the keys of all slots, most of them by nothing."""
+def test_a_shift_does_not_change_other_slots_or_their_logits(model: LlamaModel) -> None:
+    """They stay equal bit for bit, though llama.cpp rotates the keys of all slots, most by zero."""
     prefill(model, 1, OTHER)
     undisturbed = logits_of_more(model, 1, len(OTHER))
     model.trim(1, 0)
     prefill(model, 1, OTHER)
-    row = model.logits(1)
+    before = model.logits(1)
     prefill(model, 0, TOKENS)
     prefill(model, 1, OTHER[-1:], model.trim(1, len(OTHER) - 1))
-    assert difference(model.logits(1), row) < NOISE_MAX
-    row = model.logits(1)
+    assert difference(model.logits(1), before) < NOISE_MAX
+    before = model.logits(1)
     model.shift(0, KEEP, DISCARD)
-    assert np.array_equal(model.logits(1), row)
+    assert np.array_equal(model.logits(1), before)
     state = model.save(1)
     assert difference(logits_of_more(model, 1, len(OTHER)), undisturbed) < NOISE_MAX
     assert model.restore(2, state)
@@ -190,10 +190,10 @@ def test_a_shift_that_leaves_nothing_to_move_changes_nothing(
     assert_as_from_scratch(model, 0, TOKENS)
 
 
-def test_a_shift_needs_the_cells_that_the_moved_tokens_look_back_on(
+def test_a_shift_needs_the_cells_in_the_window_of_the_moved_tokens(
     shifting: tuple[LlamaModel, object], model: LlamaModel
 ) -> None:
-    """A saved state has but the window: what it kept at the start is not there."""
+    """A saved state has only the window, without the tokens kept at the start."""
     prefill(model, 0, TOKENS)
     assert model.restore(1, model.save(0))
     if model.info.memory == "plain":
@@ -208,10 +208,10 @@ def test_a_shift_needs_the_cells_that_the_moved_tokens_look_back_on(
     assert model.length(1) == LEFT
 
 
-def test_reuse_is_what_llama_servers_loop_does(
+def test_reuse_equals_the_loop_of_llama_server(
     shifting: tuple[LlamaModel, object], model: LlamaModel, tmp_path: Path
 ) -> None:
-    """Its order of calls, in `server-context.cpp`: for each run, the gap out, the run down."""
+    """The calls of `server-context.cpp`: for each run, remove the gap, then move the run down."""
     moves = [(0, 0, 30), (50, 30, 40), (90, 70, 10), (200, 80, 60)]
     full = model.info.memory == "window"
     bare = Bare(write_tiny("gemma3" if full else "llama", tmp_path), full=full)
@@ -264,8 +264,8 @@ def test_reuse_refuses_wrong_moves_and_changes_nothing(
     assert_as_from_scratch(model, 0, TOKENS)
 
 
-def test_a_memory_that_cannot_shift_says_so(tiny: LlamaModel) -> None:
-    """Also a recurrent and a hybrid one, of which llama.cpp says that they can."""
+def test_a_memory_that_cannot_shift_refuses_to(tiny: LlamaModel) -> None:
+    """Also recurrent and hybrid memories, which llama.cpp reports as able to."""
     prefill(tiny, 0, TOKENS)
     if tiny.info.can_shift:
         tiny.shift(0, KEEP, DISCARD)
@@ -281,9 +281,9 @@ def test_a_memory_that_cannot_shift_says_so(tiny: LlamaModel) -> None:
 
 
 class Unified:
-    """A backend's context whose slots share 256 cells: the loader never makes one.
+    """A context of the backend whose slots share 256 cells; the loader never creates one.
 
-    With cells of its own for each slot a batch that passes `check` always finds room.
+    If each slot has its own cells, a batch that passes `check` always finds free ones.
     """
 
     def __init__(self, path: Path):
@@ -294,14 +294,14 @@ class Unified:
 
     def step(self, *chunks: Chunk) -> NDArray[np.float32]:
         self.context.check(chunks)
-        rows = self.context.decode(chunks)
-        return self.context.logits_at(rows[chunks[-1].slot]).copy()
+        indices = self.context.decode(chunks)
+        return self.context.logits_at(indices[chunks[-1].slot]).copy()
 
     def prefill(self, slot: int, tokens: list[int], position: int = 0) -> NDArray[np.float32]:
         for begin in range(0, len(tokens), 50):
             part = tokens[begin : begin + 50]
-            row = self.step(Chunk(slot, part, position + begin, logits=True))
-        return row
+            logits = self.step(Chunk(slot, part, position + begin, logits=True))
+        return logits
 
 
 @pytest.fixture
@@ -311,7 +311,7 @@ def unified(tmp_path: Path) -> Iterator[Unified]:
     made.bare.close()
 
 
-def test_a_batch_without_cells_counts_for_nothing(unified: Unified) -> None:
+def test_a_batch_without_free_cells_changes_nothing(unified: Unified) -> None:
     context = unified.context
     for slot, count in ((0, 150), (1, 60)):
         unified.prefill(slot, TOKENS[:count])
@@ -327,7 +327,7 @@ def test_a_batch_without_cells_counts_for_nothing(unified: Unified) -> None:
     assert difference(second, unified.prefill(1, TOKENS[:60] + MORE)) < NOISE_MAX
 
 
-def test_a_batch_without_cells_still_turns_shifted_keys(unified: Unified) -> None:
+def test_a_batch_without_free_cells_still_rotates_shifted_keys(unified: Unified) -> None:
     context = unified.context
     unified.prefill(0, TOKENS[:200])
     context.move(0, [(0, 0, 20), (60, 20, 140)])

@@ -1,4 +1,4 @@
-"""Embeddings of llama.cpp: beside a context that is driven by its raw calls alone."""
+"""Embeddings of llama.cpp equal those of a context used by raw calls alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.tiny_gguf import write_tiny
 
 CTX_SIZE = 512
 EQUAL = 1e-6
-"""In the same shape of batches: nothing but the order of additions differs."""
+"""For the same shape of batches: only the order of additions differs."""
 TEXT = """It is a truth universally acknowledged, that a single man in possession of a good fortune,
 must be in want of a wife. However little known the feelings or views of such a man may be on his
 first entering a neighbourhood, this truth is so well fixed in the minds of the surrounding
@@ -47,23 +47,23 @@ def loaded(path: Path) -> Iterator[LlamaModel]:
 
 
 class Bare:
-    """A context of llama.cpp that leaves an embedding of each row."""
+    """A context of llama.cpp that outputs the embedding of each token."""
 
-    def __init__(self, path: Path, rows_max: int = EMBED_BATCH_TOKENS):
+    def __init__(self, path: Path, tokens_max: int = EMBED_BATCH_TOKENS):
         capture()
         parameters = lib.llama_model_default_params()
         self.model = lib.llama_model_load_from_file(os.fsencode(path), parameters)
         params = lib.llama_context_default_params()
         params.n_ctx, params.n_seq_max, params.kv_unified = CTX_SIZE, EMBED_SLOTS, True
-        params.n_batch = params.n_ubatch = params.n_outputs_max = rows_max
+        params.n_batch = params.n_ubatch = params.n_outputs_max = tokens_max
         params.n_threads = params.n_threads_batch = 1
         params.embeddings, params.pooling_type = True, lib.LLAMA_POOLING_TYPE_NONE
         params.swa_full = False
         self.context = lib.llama_init_from_model(self.model, params)
         self.size = int(lib.llama_model_n_embd_out(self.model))
 
-    def rows(self, tokens: Sequence[int], sizes: Sequence[int]) -> NDArray[np.float32]:
-        """Return each token's row, asked for one by one, after batches of *sizes*."""
+    def token_vectors(self, tokens: Sequence[int], sizes: Sequence[int]) -> NDArray[np.float32]:
+        """Return each token's vector, read one by one, after batches of *sizes*."""
         lib.llama_memory_seq_rm(lib.llama_get_memory(self.context), 0, -1, -1)
         found, position = [], 0
         for size in sizes:
@@ -74,8 +74,8 @@ class Bare:
                 batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, 0, 1
             assert lib.llama_decode(self.context, batch) == 0
             for i in range(size):
-                row = lib.llama_get_embeddings_ith(self.context, i)
-                found.append(np.array(row[: self.size], np.float32))
+                vector = lib.llama_get_embeddings_ith(self.context, i)
+                found.append(np.array(vector[: self.size], np.float32))
             lib.llama_batch_free(batch)
             position += size
         assert position == len(tokens)
@@ -109,7 +109,7 @@ def vectors(
 
 
 def shapes(count: int) -> list[list[int]]:
-    """Return three ways to cut *count* rows: as large as may be, alike, and raggedly."""
+    """Return three ways to split *count* tokens: largest batches, equal ones, and uneven ones."""
     large = [EMBED_BATCH_TOKENS] * (count // EMBED_BATCH_TOKENS) + [count % EMBED_BATCH_TOKENS]
     alike = [16] * (count // 16) + [count % 16]
     ragged = [1, 7, 30, 2] + [20] * ((count - 40) // 20) + [(count - 40) % 20]
@@ -129,11 +129,15 @@ def assert_as_bare(path: Path) -> None:
         embedder = model.embedder()
         expected: dict[str, list[NDArray[np.float64]]] = {}
         for sizes in shapes(len(tokens)):
-            rows = bare.rows(tokens, sizes)
-            scale = float(np.abs(rows).max())
+            token_vectors = bare.token_vectors(tokens, sizes)
+            scale = float(np.abs(token_vectors).max())
             found = vectors(embedder, tokens, sizes, "none", -1).reshape(len(tokens), -1)
-            assert np.abs(found - rows).max() <= EQUAL * scale
-            pooled = {"mean": rows.mean(axis=0), "cls": rows[0], "last": rows[-1]}
+            assert np.abs(found - token_vectors).max() <= EQUAL * scale
+            pooled = {
+                "mean": token_vectors.mean(axis=0),
+                "cls": token_vectors[0],
+                "last": token_vectors[-1],
+            }
             for pooling, vector in pooled.items():
                 mine = vectors(embedder, tokens, sizes, pooling, 2)
                 assert np.abs(mine - unit(vector)).max() <= EQUAL, pooling
@@ -158,20 +162,22 @@ def test_a_real_model_embeds_as_a_bare_run(path: object) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_the_second_context_takes_is_known_before(kind: str, tmp_path: Path) -> None:
+def test_the_memory_of_the_second_context_is_estimated_before_a_load(
+    kind: str, tmp_path: Path
+) -> None:
     spec = spec_of(write_tiny(kind, tmp_path))
-    with contextlib.closing(estimate_memory(spec)) as reckoning:
-        need = reckoning.need(reckoning.shape)
+    with contextlib.closing(estimate_memory(spec)) as estimator:
+        need = estimator.need(estimator.shape)
     with loaded(Path(spec.path)) as model:
         embedder = model.embedder()
         shares = breakdown(embedder._pointer)
     held = sum(share.context + share.compute for share in shares)
-    rows = 4 * EMBED_BATCH_TOKENS * (model.info.vocab_size + embedder.info.size)
-    assert need.embedding == pytest.approx(held + rows, abs=30_000), "told in 0.01 MiB"
+    outputs = 4 * EMBED_BATCH_TOKENS * (model.info.vocab_size + embedder.info.size)
+    assert need.embedding == pytest.approx(held + outputs, abs=30_000), "reported in 0.01 MiB"
     assert need.with_embedding().total == need.total + need.embedding
 
 
-def test_texts_that_are_done_leave_their_room_to_others(tmp_path: Path) -> None:
+def test_finished_texts_free_their_cells(tmp_path: Path) -> None:
     with loaded(write_tiny("llama", tmp_path)) as model:
         embedder = model.embedder()
         tokens = [5] * CTX_SIZE
@@ -183,7 +189,7 @@ def test_texts_that_are_done_leave_their_room_to_others(tmp_path: Path) -> None:
         assert np.array_equal(vectors(embedder, tokens, sizes, "mean", 2), first)
 
 
-def test_threads_are_told_to_both_contexts(tmp_path: Path) -> None:
+def test_both_contexts_get_the_number_of_threads(tmp_path: Path) -> None:
     with loaded(write_tiny("llama", tmp_path)) as model:
         embedder = None
         for count in (3, 2):
@@ -194,7 +200,7 @@ def test_threads_are_told_to_both_contexts(tmp_path: Path) -> None:
             assert lib.llama_n_threads(embedder._pointer) == count
 
 
-# Encoders and models that rank.
+# Encoders and reranking models.
 
 TEXTS = ("the first of two texts", "and another one, which is longer than the first")
 
@@ -202,7 +208,7 @@ TEXTS = ("the first of two texts", "and another one, which is longer than the fi
 def pooled_by_llama(
     path: Path, texts: Sequence[Sequence[int]], pooling: int
 ) -> list[NDArray[np.float32]]:
-    """Return what llama.cpp itself makes of *texts* in one batch."""
+    """Return the embeddings that llama.cpp itself pools from *texts* in one batch."""
     capture()
     model = lib.llama_model_load_from_file(os.fsencode(path), lib.llama_model_default_params())
     params = lib.llama_context_default_params()
@@ -281,7 +287,7 @@ def test_a_reranker_gives_a_score(tmp_path: Path) -> None:
         assert mine == pytest.approx(score, rel=EQUAL)
 
 
-def test_an_encoder_takes_a_text_of_full_length_and_refuses_what_would_end_the_process(
+def test_an_encoder_accepts_a_text_of_full_length_and_refuses_batches_that_would_abort(
     tmp_path: Path,
 ) -> None:
     with loaded(write_tiny("bert", tmp_path)) as model:
@@ -295,13 +301,13 @@ def test_an_encoder_takes_a_text_of_full_length_and_refuses_what_would_end_the_p
                 embedder.step([Chunk(0, wrong, 0, logits=False)])
 
 
-def test_an_encoder_has_its_one_context_counted_with_the_load(tmp_path: Path) -> None:
+def test_the_estimate_of_an_encoder_includes_its_only_context(tmp_path: Path) -> None:
     spec = spec_of(write_tiny("bert", tmp_path))
-    with contextlib.closing(estimate_memory(spec)) as reckoning:
-        need = reckoning.need(reckoning.shape)
+    with contextlib.closing(estimate_memory(spec)) as estimator:
+        need = estimator.need(estimator.shape)
     assert (need.context, need.embedding) == (0, 0)
     with loaded(Path(spec.path)) as model:
         shares = breakdown(model.embedder()._pointer)
-    rows = 4 * CTX_SIZE * (model.info.vocab_size + 64)
+    outputs = 4 * CTX_SIZE * (model.info.vocab_size + 64)
     held = sum(share.context + share.compute for share in shares)
-    assert need.compute == pytest.approx(held + rows, abs=30_000)
+    assert need.compute == pytest.approx(held + outputs, abs=30_000)

@@ -1,4 +1,4 @@
-"""Answers follow their grammar, on a model with random weights, which would say anything."""
+"""Answers follow their grammar, on a model with random weights, which would generate anything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from inferd.backends.llama.loading.loader import load_llama
 from inferd.backends.llama.model import LlamaModel
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
-from tests.backends.driving import go_on, prefill
+from tests.backends.driving import prefill, sample_tokens
 from tests.scheduler.doubles import iterate_engine
 from tests.tiny_gguf import write_tiny
 
@@ -50,7 +50,7 @@ def answer(model: Model, grammar: str, **fields: object) -> str:
         reports += iterate_engine(engine, [])
     end = reports[-1]
     assert isinstance(end, m.Finished), end
-    assert end.stats.stop_reason == "eos", "it ends where the grammar does"
+    assert end.stats.stop_reason == "eos", "the answer ends where the grammar ends"
     tokens = [r for r in reports if isinstance(r, m.Tokens)]
     return (b"".join(t.text for t in tokens) + end.text).decode()
 
@@ -64,37 +64,37 @@ def test_answers_follow_their_grammar(model: LlamaModel, seed: int, temp: float)
     assert isinstance(value, dict) and all(re.fullmatch("[a-z]{1,4}", key) for key in value)
 
 
-def test_penalties_and_narrow_chains_do_not_lead_out_of_the_grammar(model: LlamaModel) -> None:
+def test_answers_follow_their_grammar_with_penalties_and_narrow_chains(model: LlamaModel) -> None:
     for fields in ({"top_k": 1}, {"min_p": 1.0}, {"repeat_penalty": 100.0}, {"mirostat": 2}):
         assert answer(model, YES, seed=1, temp=1.0, **fields) in ("yes", "no")
 
 
-def test_where_all_that_is_allowed_is_muted_the_answer_ends(model: LlamaModel) -> None:
+def test_an_answer_ends_where_all_allowed_tokens_are_muted(model: LlamaModel) -> None:
     tokens = model.tokenize(b"yn", special=False, bos=False)[-2:]
     biases = tuple((token, False) for token in tokens)
     assert answer(model, YES, temp=0.0, logit_bias=biases) == ""
 
 
-def test_an_answer_goes_on_in_another_sampler_as_it_would_have(model: LlamaModel) -> None:
+def test_an_answer_continues_identically_in_another_sampler(model: LlamaModel) -> None:
     params = SamplingParams(grammar=JSON, seed=5, temp=2.0, top_k=0, min_p=0.0, top_p=1.0)
 
-    def said(parts: list[int]) -> list[int]:
+    def tokens_in_parts(parts: list[int]) -> list[int]:
         model.trim(0, 0)
-        position, told = prefill(model, 0, PROMPT), list[int]()
+        position, tokens = prefill(model, 0, PROMPT), list[int]()
         for part, count in enumerate(parts):
             if part:
-                prefill(model, 0, told[-1:], position - 1)
-            sampler = model.sampler(params, PROMPT, told)
-            told += go_on(model, 0, sampler, position, index=len(told), count=count)
+                prefill(model, 0, tokens[-1:], position - 1)
+            sampler = model.sampler(params, PROMPT, tokens)
+            tokens += sample_tokens(model, 0, sampler, position, index=len(tokens), count=count)
             position += count
             sampler.close()
-        return told
+        return tokens
 
-    whole = said([12])
-    assert said([5, 7]) == said([1, 1, 10]) == whole
+    whole = tokens_in_parts([12])
+    assert tokens_in_parts([5, 7]) == tokens_in_parts([1, 1, 10]) == whole
 
 
-def test_an_answer_that_does_not_follow_is_refused_and_ends_nothing(model: LlamaModel) -> None:
+def test_an_answer_outside_the_grammar_is_refused_without_an_abort(model: LlamaModel) -> None:
     tokens = model.tokenize(b"maybe", special=False, bos=False)
     with pytest.raises(InvalidArgument, match="does not follow"):
         model.sampler(SamplingParams(grammar=YES), PROMPT, tokens)
@@ -112,10 +112,10 @@ def test_an_answer_that_does_not_follow_is_refused_and_ends_nothing(model: Llama
         ("\x01", "grammar: "),
     ],
 )
-def test_a_grammar_that_is_none_is_refused_with_the_cause(
+def test_an_invalid_grammar_is_refused_with_the_cause(
     model: LlamaModel, capfd: pytest.CaptureFixture[str], grammar: str, says: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=says) as caught:
         model.sampler(SamplingParams(grammar=grammar), ())
     assert "root" in caught.value.hint
-    assert capfd.readouterr().err == "", "the client's text is nobody else's to read"
+    assert capfd.readouterr().err == "", "the client's text must not reach the log"

@@ -1,4 +1,4 @@
-"""Samplers that keep the likeliest token count all the same where another one comes after them."""
+"""Samplers that keep the top token have an effect if another sampler follows them."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
 @pytest.mark.parametrize(
     "cut", [SamplingParams(top_k=2, min_p=0), SamplingParams(top_k=0, min_p=1)], ids=("k", "p")
 )
-def test_a_cut_before_the_penalties_bounds_what_they_leave(
+def test_a_sampler_before_the_penalties_limits_their_candidates(
     tiny: LlamaModel, cut: SamplingParams
 ) -> None:
-    """The two likeliest are penalised, and still no third one is drawn that was cut away."""
+    """The two top tokens are penalised, and still no token is sampled that was cut away."""
     tiny.trim(0, 0)
     prefill(tiny, 0, [1, 10, 11])
-    row = tiny.take_logits(0)
-    assert isinstance(row, np.ndarray)
-    first, second, third = (int(t) for t in row.argsort()[::-1][:3])
-    drawn = []
+    logits = tiny.take_logits(0)
+    assert isinstance(logits, np.ndarray)
+    first, second, third = (int(t) for t in logits.argsort()[::-1][:3])
+    tokens = []
     for samplers in (("top-k", "min-p", "penalties"), ("penalties", "top-k", "min-p")):
         params = msgspec.structs.replace(cut, temp=0, samplers=samplers, presence_penalty=100.0)
         sampler = tiny.sampler(params, [first, second])
-        tiny.put_logits(0, row)
-        drawn.append(tiny.sample(0, sampler, 0))
+        tiny.put_logits(0, logits)
+        tokens.append(tiny.sample(0, sampler, 0))
         sampler.close()
-    assert drawn == [first, third]
+    assert tokens == [first, third]

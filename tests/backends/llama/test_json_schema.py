@@ -1,4 +1,4 @@
-"""What the grammar of a JSON schema allows fits the schema; what it cannot say is refused."""
+"""The grammar of a JSON schema allows only texts that fit; other schemas are refused."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from tests.scheduler.doubles import iterate_engine
 from tests.tiny_gguf import write_tiny
 
 ENDED_MIN = 0.9
-"""Of the walks; the others were at a place that allows much, such as a tree, when time was up."""
+"""Share of the walks that end; the others were still in a large part, such as a tree."""
 
 
 @pytest.fixture(scope="module")
 def bytewise(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walker]:
-    """Walks by tokens of one byte."""
+    """Return a walker by tokens of one byte."""
     with vocabulary(write_tiny("llama", tmp_path_factory.mktemp("tiny"))) as vocab:
         yield Walker(vocab)
 
 
 @pytest.fixture(scope="module")
 def real() -> Iterator[Walker]:
-    """Walks by SmolLM2's tokens, of which one may end a text and begin the next thing."""
+    """Return a walker by SmolLM2's tokens, some of which end a text and begin the next value."""
     with vocabulary(smollm2()) as vocab:
         yield Walker(vocab)
 
@@ -50,36 +50,40 @@ def older(schema: Any) -> bool:
     return "additionalItems" in schema or isinstance(schema.get("items"), list)
 
 
-def test_there_are_200_schemas_and_none_twice() -> None:
+def test_there_are_200_different_schemas() -> None:
     assert len({json.dumps(schema) for schema in SCHEMAS.values()}) == len(SCHEMAS) >= 200
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_what_the_grammar_allows_fits_the_schema(bytewise: Walker, real: Walker, name: str) -> None:
+def test_texts_that_the_grammar_allows_fit_the_schema(
+    bytewise: Walker, real: Walker, name: str
+) -> None:
     schema = SCHEMAS[name]
-    said = [bytewise.walk(schema, seed) for seed in range(3)] + [real.walk(schema, 7)]
-    whole = [text for text in said if text is not None]
-    assert whole, "not one walk of four came to an end"
+    texts = [bytewise.walk(schema, seed) for seed in range(3)] + [real.walk(schema, 7)]
+    whole = [text for text in texts if text is not None]
+    assert whole, "none of four walks ended"
     for text in whole:
         draft = jsonschema.Draft7Validator if older(schema) else jsonschema.Draft202012Validator
         draft(schema, format_checker=draft.FORMAT_CHECKER).validate(json.loads(text))
 
 
 @pytest.mark.parametrize(("schema", "says"), REFUSED, ids=[says for _, says in REFUSED])
-def test_what_a_grammar_cannot_say_is_refused_with_path_and_hint(schema: Any, says: str) -> None:
+def test_a_schema_that_a_grammar_cannot_express_is_refused_with_path_and_hint(
+    schema: Any, says: str
+) -> None:
     with pytest.raises(InvalidArgument, match=says) as caught:
         gbnf_of(json.dumps(schema))
     assert caught.value.message.startswith("json-schema: #") and caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '"a"', "nul", '{"a": NaN}'])
-def test_what_is_no_schema_is_refused(text: str) -> None:
+def test_an_invalid_schema_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="json-schema: ") as caught:
         gbnf_of(text)
     assert caught.value.hint
 
 
-def test_a_schema_of_all_bytes_that_it_may_have_is_taken_and_one_more_is_not() -> None:
+def test_a_schema_of_the_largest_size_is_accepted_and_one_more_byte_is_refused() -> None:
     schema = {"title": ""}
     schema["title"] = "x" * (SCHEMA_BYTES_MAX - len(json.dumps(schema)))
     gbnf_of(json.dumps(schema))
@@ -118,8 +122,8 @@ def test_a_number_beyond_all_doubles_is_refused(keyword: str) -> None:
         gbnf_of(json.dumps({"type": "integer", keyword: 10**400}))
 
 
-def test_one_of_many_values_is_taken_and_of_too_many_schemas_is_not() -> None:
-    """Each is compared with all others: of values that is done by looking them up."""
+def test_one_of_accepts_many_values_and_refuses_too_many_schemas() -> None:
+    """Each is compared with all others; values are compared by a lookup."""
     values = [{"const": i} for i in range(2000)]
     assert '"1999"' in gbnf_of(json.dumps({"oneOf": values}))
     with pytest.raises(InvalidArgument, match="#/oneOf/7"):
@@ -129,12 +133,12 @@ def test_one_of_many_values_is_taken_and_of_too_many_schemas_is_not() -> None:
         gbnf_of(json.dumps({"oneOf": [dict(one, additionalProperties=False) for one in objects]}))
 
 
-def test_one_of_looks_at_what_else_is_asked_for() -> None:
+def test_one_of_considers_the_other_keywords() -> None:
     some = {"enum": [1, 2], "oneOf": [{"enum": [1, 3]}, {"enum": [2, 3]}]}
     assert "3" not in gbnf_of(json.dumps(some)).partition("root")[2].splitlines()[0]
 
 
-def test_a_schema_that_is_nested_without_end_is_refused() -> None:
+def test_an_endlessly_nested_schema_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="json-schema: "):
         gbnf_of('{"not":' * 5000 + "{}" + "}" * 5000)
     with pytest.raises(InvalidArgument, match="json-schema: "):
@@ -146,7 +150,7 @@ def test_a_schema_that_is_nested_without_end_is_refused() -> None:
     [(0, 0), (0, 9), (1, 12), (5, 105), (-5, 5), (-120, -7), (-99, 100), (10, 99), (19, 121),
      (None, -3), (None, 0), (None, 17), (-12, None), (0, None), (1, None), (99, None)],
 )  # fmt: skip
-def test_an_integer_is_allowed_just_between_its_bounds(
+def test_an_integer_is_allowed_only_between_its_bounds(
     bytewise: Walker, low: int | None, high: int | None
 ) -> None:
     bounds = {"minimum": low, "maximum": high}
@@ -161,7 +165,7 @@ def test_an_integer_is_allowed_just_between_its_bounds(
     ("low", "high"), [(0, 1), (-1, 1), (0.25, 0.75), (0.5, 3.7), (-2.5, -0.001), (1, 2.125)]
 )
 @pytest.mark.parametrize("exclusive", [False, True])
-def test_a_number_is_allowed_just_between_its_bounds(
+def test_a_number_is_allowed_only_between_its_bounds(
     bytewise: Walker, low: float, high: float, exclusive: bool
 ) -> None:
     names = ("exclusiveMinimum", "exclusiveMaximum") if exclusive else ("minimum", "maximum")
@@ -178,7 +182,7 @@ def test_a_number_is_allowed_just_between_its_bounds(
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_text_is_allowed_just_where_its_pattern_is_found(bytewise: Walker, pattern: str) -> None:
+def test_a_text_is_allowed_only_if_its_pattern_matches(bytewise: Walker, pattern: str) -> None:
     schema = {"type": "string", "pattern": pattern}
     sought = re.compile(pattern.replace("(?<", "(?P<"))
     for length in range(4):
@@ -215,7 +219,7 @@ def test_texts_and_lists_are_as_long_as_they_may_be(bytewise: Walker, low: int, 
 
 @pytest.mark.parametrize("required", [[], ["a"], ["b"], ["c"], ["a", "c"], ["a", "b", "c"]])
 @pytest.mark.parametrize("least", [0, 1])
-def test_properties_that_are_required_are_there_and_others_may_be(
+def test_required_properties_are_present_and_others_are_optional(
     bytewise: Walker, required: list[str], least: int
 ) -> None:
     schema = {
@@ -231,7 +235,7 @@ def test_properties_that_are_required_are_there_and_others_may_be(
     assert not bytewise.fits(schema, '{"a": null, "a": null, "b": null, "c": null}')
 
 
-def test_a_property_that_is_named_cannot_come_again_as_another(bytewise: Walker) -> None:
+def test_a_named_property_cannot_recur_as_an_additional_one(bytewise: Walker) -> None:
     named = {name: {"type": "integer"} for name in ("ab", "abc", "b", 'q"', "")}
     schema = {"type": "object", "properties": named, "additionalProperties": {"type": "null"}}
     for name in ("ab", "abc", "b", 'q"', "\\u0061b", ""):
@@ -251,7 +255,7 @@ def test_layouts_of_all_kinds_are_allowed(bytewise: Walker) -> None:
 
 @pytest.mark.model
 @pytest.mark.parametrize("temp", [0.0, 2.0])
-def test_a_real_model_answers_what_fits(llama: Model, temp: float) -> None:
+def test_answers_of_a_real_model_fit_the_schema(llama: Model, temp: float) -> None:
     engine = Engine(llama)
     prompt = llama.tokenize(b"Describe Rome in JSON:\n", special=False, bos=True)
     ended = 0
@@ -273,14 +277,14 @@ def _answer(engine: Engine, prompt: list[int], sampling: SamplingParams) -> tupl
         reports += iterate_engine(engine, [])
     end = reports[-1]
     assert isinstance(end, m.Finished), end
-    told = b"".join(r.text for r in reports if isinstance(r, m.Tokens))
-    return (told + end.text).decode(), end.stats
+    text = b"".join(r.text for r in reports if isinstance(r, m.Tokens))
+    return (text + end.text).decode(), end.stats
 
 
-def test_names_of_special_tokens_are_no_text_that_fits(
+def test_names_of_special_tokens_are_not_text_that_fits(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """llama.cpp takes `<s>` as the letters of its name; who reads the answer is shown nothing."""
+    """llama.cpp accepts `<s>` as the letters of its name, but an answer does not show it."""
     path = write_tiny("llama", tmp_path_factory.mktemp("tiny"))
     spec = ModelSpec(name="tiny", path=str(path), slots=1, ctx_size=256, threads=1)
     model = load_model(spec, lambda _: True)
@@ -294,7 +298,7 @@ def test_names_of_special_tokens_are_no_text_that_fits(
     model.close()
 
 
-def test_a_schema_that_cannot_be_kept_fails_the_turn_with_its_path(llama: Model) -> None:
+def test_an_unsupported_schema_fails_the_turn_with_its_path(llama: Model) -> None:
     engine = Engine(llama)
     sampling = SamplingParams(json_schema='{"properties": {"a": {"not": {}}}}')
     spec = m.TaskSpec(id=1, owner=1, tokens=m.pack_tokens([1, 2]), sampling=sampling)

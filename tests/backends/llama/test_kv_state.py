@@ -1,4 +1,4 @@
-"""KV state is right after each way that the engine moves it: the logits are those from scratch."""
+"""After each move of KV state that the engine makes, the logits equal those from scratch."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def test_the_shape_of_batches_moves_the_logits_by_less_than_the_bound(tiny: Llam
 
 @pytest.mark.parametrize("ago", [2, 20, WINDOW - 2])
 def test_a_single_lost_cell_fails_the_comparison(tiny: LlamaModel, kind: str, ago: int) -> None:
-    """What the tests here are worth: llama.cpp itself notices nothing of a cell that is gone."""
+    """This shows that the comparison works: llama.cpp does not notice a lost cell."""
     tokens = tokens_of(2, 300)
     prefill(tiny, 0, tokens)
-    if kind == "mamba":  # without cells: with one token mistaken
+    if kind == "mamba":  # a memory without cells: one token is wrong
         tiny.trim(0, 0)
         tokens[-ago] = tokens[-ago] % 100 + 4
         prefill(tiny, 0, tokens)
@@ -67,7 +67,7 @@ def test_a_state_restored_into_another_slot(tiny: LlamaModel, length: int) -> No
     assert_as_from_scratch(tiny, 0, tokens + more)
 
 
-def test_a_fork_into_several_slots_that_go_on_together(tiny: LlamaModel) -> None:
+def test_a_fork_into_several_slots_that_continue_together(tiny: LlamaModel) -> None:
     tokens = tokens_of(6, 300)
     prefill(tiny, 0, tokens)
     state = tiny.save(0)
@@ -85,14 +85,14 @@ def test_a_fork_into_several_slots_that_go_on_together(tiny: LlamaModel) -> None
 def test_a_prefill_parked_midway_while_others_decode(tiny: LlamaModel, parked_at: int) -> None:
     tokens, other = tokens_of(7, 330), tokens_of(8, 200)
     prefill(tiny, 1, tokens[:parked_at])
-    row = tiny.logits(1)
+    logits = tiny.logits(1)
     state, parked_row = tiny.save(1), tiny.take_logits(1)
     tiny.trim(1, 0)
     prefill(tiny, 1, other)
     prefill(tiny, 0, other[:150])
     assert tiny.restore(2, state)
     tiny.put_logits(2, parked_row)
-    assert np.array_equal(tiny.logits(2), row)
+    assert np.array_equal(tiny.logits(2), logits)
     for begin in range(0, 330 - parked_at, 30):
         part = tokens[parked_at + begin : parked_at + begin + 30]
         chunks = [
@@ -106,7 +106,7 @@ def test_a_prefill_parked_midway_while_others_decode(tiny: LlamaModel, parked_at
 
 @pytest.mark.parametrize("shared", [30, 100, 128])
 def test_a_prefill_cancelled_midway_serves_the_next_prompt(tiny: LlamaModel, shared: int) -> None:
-    """What the cancelled one has left is trimmed to the shared part, or to nothing, and used."""
+    """The KV state of the cancelled prefill is trimmed to the shared part, or to nothing."""
     tokens = tokens_of(11, 300)
     prefill(tiny, 0, tokens[: 2 * BATCH_SIZE])
     prompt = tokens[:shared] + tokens_of(12, 50)
@@ -149,8 +149,8 @@ def test_trim_min_is_exact(tiny: LlamaModel, length: int, restored: bool) -> Non
     assert_as_from_scratch(tiny, 0, tokens[:least] + tokens_of(16, 3))
 
 
-def test_what_trim_min_says_of_each_kind(tiny: LlamaModel, kind: str) -> None:
-    """Of a saved state the window is all there is, also where the cache holds more."""
+def test_trim_min_of_each_kind_of_memory(tiny: LlamaModel, kind: str) -> None:
+    """A saved state holds only the window, even where the cache holds more."""
     assert tiny.trim_min(0) == 0
     prefill(tiny, 0, tokens_of(17, 500))
     computed = tiny.trim_min(0)

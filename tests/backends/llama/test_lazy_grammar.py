@@ -1,4 +1,4 @@
-"""A grammar that sleeps until a trigger is said, on a model with random weights."""
+"""A lazy grammar starts at its trigger, on a model with random weights."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def tokens_of(model: LlamaModel, text: str) -> list[int]:
 
 
 def sampler_of(
-    model: LlamaModel, grammar: str, triggers: Sequence[tuple[str, str | int]], said: list[int]
+    model: LlamaModel, grammar: str, triggers: Sequence[tuple[str, str | int]], answer: list[int]
 ) -> LlamaSampler:
     params = SamplingParams(temp=0, grammar=grammar, grammar_triggers=tuple(triggers))
-    sampler = model.sampler(params, PROMPT, said)
+    sampler = model.sampler(params, PROMPT, answer)
     assert isinstance(sampler, LlamaSampler)
     return sampler
 
 
 def allowed(model: LlamaModel, sampler: LlamaSampler, text: str) -> bool:
-    """Tell whether *text* may follow."""
+    """Return whether *text* may follow."""
     assert sampler.grammar is not None
     for token in tokens_of(model, text):
         if not sampler.grammar.allows(token):
@@ -61,20 +61,20 @@ def allowed(model: LlamaModel, sampler: LlamaSampler, text: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("trigger", "said"),
+    ("trigger", "answer"),
     [
         (("word", "<call>"), "I say <call>"),
         (("pattern", "<c[a-l]+>"), "I say <call>"),
         (("pattern-full", r"[^<]*<call>"), "I say <call>"),
     ],
 )
-def test_a_grammar_sleeps_until_its_trigger_is_said(
-    model: LlamaModel, trigger: tuple[str, str], said: str
+def test_a_grammar_is_inactive_until_its_trigger_is_generated(
+    model: LlamaModel, trigger: tuple[str, str], answer: str
 ) -> None:
     grammar = CALL if trigger[0] != "pattern-full" else REST
-    sampler = sampler_of(model, grammar, [trigger], tokens_of(model, said)[:-1])
+    sampler = sampler_of(model, grammar, [trigger], tokens_of(model, answer)[:-1])
     assert sampler.awaits_trigger and sampler.grammar is None and not sampler.complete
-    sampler.try_trigger(tokens_of(model, said)[-1])
+    sampler.try_trigger(tokens_of(model, answer)[-1])
     assert not sampler.awaits_trigger and not sampler.complete
     rest = "ab</call>" if grammar is CALL else "ab!"
     assert not allowed(model, sampler, "1")
@@ -83,13 +83,13 @@ def test_a_grammar_sleeps_until_its_trigger_is_said(
     sampler.close()
 
 
-def test_a_grammar_that_does_not_take_the_trigger_begins_behind_it(model: LlamaModel) -> None:
+def test_a_grammar_that_cannot_begin_with_the_trigger_begins_after_it(model: LlamaModel) -> None:
     sampler = sampler_of(model, REST, [("word", "GO")], tokens_of(model, "now GO"))
     assert allowed(model, sampler, "ab!")
     sampler.close()
 
 
-def test_a_schema_may_sleep_too_and_begins_behind_the_trigger(model: LlamaModel) -> None:
+def test_a_schema_may_be_lazy_too_and_begins_after_the_trigger(model: LlamaModel) -> None:
     schema = '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}'
     params = SamplingParams(temp=0, json_schema=schema, grammar_triggers=(("pattern", "<c[al]+>"),))
     sampler = model.sampler(params, PROMPT, tokens_of(model, "I say {<call>"))
@@ -98,7 +98,7 @@ def test_a_schema_may_sleep_too_and_begins_behind_the_trigger(model: LlamaModel)
     sampler.close()
 
 
-def test_a_token_wakes_a_grammar(model: LlamaModel) -> None:
+def test_a_token_starts_a_grammar(model: LlamaModel) -> None:
     [token] = tokens_of(model, "Z")
     sampler = sampler_of(model, REST, [("token", token)], [*tokens_of(model, "abc"), token])
     assert allowed(model, sampler, "ab!")
@@ -108,21 +108,21 @@ def test_a_token_wakes_a_grammar(model: LlamaModel) -> None:
     sampler.close()
 
 
-def test_a_trigger_that_begins_within_a_token_is_taken_from_there(
+def test_a_trigger_may_begin_within_a_token(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [a, b] = tokens_of(model, "ab")
     real = model._vocab.piece
     monkeypatch.setattr(model._vocab, "piece", lambda t: b"x<ca" if t == a else real(t))
-    said = [b, a, *tokens_of(model, "ll>")]
-    sampler = sampler_of(model, CALL, [("word", "<call>")], said)
+    answer = [b, a, *tokens_of(model, "ll>")]
+    sampler = sampler_of(model, CALL, [("word", "<call>")], answer)
     assert allowed(model, sampler, "xy</call>")
     sampler.close()
 
 
-def test_an_answer_goes_on_in_another_sampler_as_it_would_have(model: LlamaModel) -> None:
-    said = tokens_of(model, "so <call>ab</c")
-    sampler = sampler_of(model, CALL, [("word", "<call>")], said)
+def test_an_answer_continues_identically_in_another_sampler(model: LlamaModel) -> None:
+    answer = tokens_of(model, "so <call>ab</c")
+    sampler = sampler_of(model, CALL, [("word", "<call>")], answer)
     assert allowed(model, sampler, "all>") and sampler.complete
     sampler.close()
     with pytest.raises(InvalidArgument, match="does not follow"):
@@ -137,14 +137,14 @@ def test_an_answer_goes_on_in_another_sampler_as_it_would_have(model: LlamaModel
         (REST, ("pattern", "("), "pattern"),
     ],
 )
-def test_what_cannot_wake_is_refused(
+def test_invalid_triggers_are_refused(
     model: LlamaModel, grammar: str, trigger: tuple[str, str | int], says: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=says):
         sampler_of(model, grammar, [trigger], [])
 
 
-def said_by(model: LlamaModel, params: SamplingParams, **stopping: object) -> tuple[str, str]:
+def text_and_end(model: LlamaModel, params: SamplingParams, **stopping: object) -> tuple[str, str]:
     """Return the text of one turn by the engine, and why it ended."""
     engine = Engine(model)
     spec = m.TaskSpec(
@@ -160,12 +160,12 @@ def said_by(model: LlamaModel, params: SamplingParams, **stopping: object) -> tu
         reports += iterate_engine(engine, [])
     end = reports[-1]
     assert isinstance(end, m.Finished), end
-    told = b"".join(r.text for r in reports if isinstance(r, m.Tokens)) + end.text
-    return told.decode(errors="replace"), end.stats.stop_reason
+    text = b"".join(r.text for r in reports if isinstance(r, m.Tokens)) + end.text
+    return text.decode(errors="replace"), end.stats.stop_reason
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_turn_follows_its_grammar_from_the_first_letter_on(model: LlamaModel, seed: int) -> None:
+def test_a_turn_follows_its_grammar_from_the_first_letter(model: LlamaModel, seed: int) -> None:
     params = SamplingParams(
         seed=seed,
         temp=2.0,
@@ -175,24 +175,24 @@ def test_a_turn_follows_its_grammar_from_the_first_letter_on(model: LlamaModel, 
         grammar='root ::= [a-z] "=" [0-9] [0-9]',
         grammar_triggers=(("pattern", "[a-z]"),),
     )
-    text, reason = said_by(model, params)
-    assert reason == "eos", "it ends where the grammar does"
+    text, reason = text_and_end(model, params)
+    assert reason == "eos", "the answer ends where the grammar ends"
     assert re.fullmatch("(?s)[^a-z]*[a-z]=[0-9]{2}", text), text
 
 
 def test_a_turn_ends_as_soon_as_its_grammar_may_be_complete(model: LlamaModel) -> None:
     params = SamplingParams(seed=1, temp=1.0, grammar="root ::= [a-z]+")
-    assert len(said_by(model, params, stop_grammar=True)[0]) == 1
-    assert said_by(model, params, stop_grammar=True)[1] == "grammar"
+    assert len(text_and_end(model, params, stop_grammar=True)[0]) == 1
+    assert text_and_end(model, params, stop_grammar=True)[1] == "grammar"
 
 
-def test_the_surprise_of_a_token_is_its_negative_log_probability(model: LlamaModel) -> None:
+def test_the_surprisal_of_a_token_is_its_negative_log_probability(model: LlamaModel) -> None:
     model.trim(0, 0)
     prefill(model, 0, PROMPT)
-    surprise = model.surprisal(0)
-    row = model.logits(0).astype("float64")
-    expected = np.log(np.exp(row).sum()) - row
-    for token in (0, 5, int(row.argmax())):
-        assert surprise(token) == pytest.approx(expected[token], abs=1e-4)
+    surprisal = model.surprisal(0)
+    logits = model.logits(0).astype("float64")
+    expected = np.log(np.exp(logits).sum()) - logits
+    for token in (0, 5, int(logits.argmax())):
+        assert surprisal(token) == pytest.approx(expected[token], abs=1e-4)
     model.hold_logits(0)
     assert model.surprisal(0)(5) == pytest.approx(expected[5], abs=1e-4)

@@ -1,4 +1,4 @@
-"""Every file that cannot be loaded is refused with its cause and what to do; nothing is printed."""
+"""Each file that cannot be loaded is refused with a cause and a hint; nothing is printed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
     assert "No such file" in refusal(tmp_path / "none.gguf").message
 
 
-def test_a_path_that_is_none() -> None:
+def test_an_invalid_path() -> None:
     with pytest.raises(LoadFailed, match="null"):
         load("a\0b")
 
@@ -67,7 +67,7 @@ def test_a_fifo_does_not_block(tmp_path: Path) -> None:
 
 
 def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Made up, as nothing is forbidden to root."""
+    """Simulate the error, because root may read every file."""
 
     def forbid(*_args: object) -> int:
         raise PermissionError(13, "Permission denied")
@@ -106,15 +106,19 @@ def test_a_file_cut_off_anywhere(tmp_path: Path, tiny: Path, kept: int) -> None:
 
 @pytest.mark.parametrize("offset", [8, 16])
 @pytest.mark.parametrize("count", [1 << 20, (1 << 63) - 1, (1 << 64) - 1])
-def test_a_garbage_count_costs_nothing(tmp_path: Path, tiny: Path, offset: int, count: int) -> None:
+def test_a_garbage_count_takes_neither_time_nor_memory(
+    tmp_path: Path, tiny: Path, offset: int, count: int
+) -> None:
     data = bytearray(tiny.read_bytes())
     struct.pack_into("<Q", data, offset, count)
     (tmp_path / "garbage.gguf").write_bytes(data)
     assert "damaged" in refusal(tmp_path / "garbage.gguf").message
 
 
-def test_garbage_anywhere_in_the_header_is_an_answer(tmp_path: Path, tiny: Path) -> None:
-    """Read by our own reader only: what llama.cpp makes of such files ends a worker at worst."""
+def test_garbage_anywhere_in_the_header_gives_an_error_or_a_header(
+    tmp_path: Path, tiny: Path
+) -> None:
+    """Only inferd's reader is tested; llama.cpp may abort the worker for such a file."""
     from inferd.backends.llama.loading.gguf_check import read_gguf
 
     whole, path = tiny.read_bytes(), tmp_path / "garbage.gguf"
@@ -129,12 +133,12 @@ def test_garbage_anywhere_in_the_header_is_an_answer(tmp_path: Path, tiny: Path)
     assert refused > 100
 
 
-def test_an_architecture_that_nobody_knows(tmp_path: Path) -> None:
+def test_an_unknown_architecture(tmp_path: Path) -> None:
     found = refusal(write_tiny("unheard-of", tmp_path))
     assert "unknown model architecture: 'unheard-of'" in found.message
 
 
-def test_an_encoder_makes_embeddings_and_says_nothing(tmp_path: Path) -> None:
+def test_an_encoder_makes_embeddings_and_generates_nothing(tmp_path: Path) -> None:
     model = load(write_tiny("bert", tmp_path))
     assert not model.info.generates
     with pytest.raises(UnsupportedOperation, match="only makes embeddings"):
@@ -144,8 +148,8 @@ def test_an_encoder_makes_embeddings_and_says_nothing(tmp_path: Path) -> None:
     model.close()
 
 
-def test_an_encoder_with_a_decoder_is_refused_by_its_name(tmp_path: Path) -> None:
-    """At a load, and by the reckoning before one."""
+def test_an_encoder_with_a_decoder_is_refused_with_its_kind(tmp_path: Path) -> None:
+    """A load and an estimate both refuse it."""
     path = write_tiny("t5", tmp_path)
     with pytest.raises(UnsupportedOperation, match="has an encoder") as caught:
         load(path)
@@ -158,7 +162,7 @@ def test_an_encoder_with_a_decoder_is_refused_by_its_name(tmp_path: Path) -> Non
     ("architecture", "kind", "words"),
     [("clip", "mmproj", "a projector"), ("clip", "", "a projector"), ("llama", "adapter", "LoRA")],
 )
-def test_what_is_no_model_by_itself(
+def test_files_that_are_not_complete_models(
     tmp_path: Path, architecture: str, kind: str, words: str
 ) -> None:
     writer = gguf.GGUFWriter(tmp_path / "half.gguf", architecture)
@@ -177,7 +181,7 @@ def test_what_is_no_model_by_itself(
 # Split models.
 
 
-def test_a_split_model_is_the_whole_one(tmp_path: Path, tiny: Path) -> None:
+def test_a_split_model_equals_the_unsplit_one(tmp_path: Path, tiny: Path) -> None:
     whole = load(tiny)
     parts = write_split(tmp_path)
     for part in parts:
@@ -188,7 +192,7 @@ def test_a_split_model_is_the_whole_one(tmp_path: Path, tiny: Path) -> None:
     whole.close()
 
 
-def test_a_split_model_has_another_fingerprint_when_any_part_is_another(tmp_path: Path) -> None:
+def test_each_part_of_a_split_model_changes_its_fingerprint(tmp_path: Path) -> None:
     parts = write_split(tmp_path)
     before = load(parts[0])
     data = bytearray(parts[2].read_bytes())
@@ -245,7 +249,7 @@ def test_a_load_can_be_cancelled(tiny: Path) -> None:
         load_model(ModelSpec(name="tiny", path=str(tiny)), lambda _: False)
 
 
-def test_what_the_progress_raises_comes_out(tiny: Path) -> None:
+def test_an_exception_of_the_progress_callback_is_raised(tiny: Path) -> None:
     def fail(_done: float) -> bool:
         raise ZeroDivisionError
 
@@ -265,7 +269,7 @@ def test_progress_rises_to_one() -> None:
     assert len(seen) > 2 and seen == sorted(seen) and seen[-1] == 1.0
 
 
-def test_a_descriptor_is_loaded_again_and_again_after_the_name_is_gone(
+def test_a_descriptor_is_loaded_several_times_after_the_file_was_deleted(
     tmp_path: Path, tiny: Path
 ) -> None:
     path = tmp_path / "gone.gguf"
@@ -290,7 +294,7 @@ def test_a_descriptor_that_cannot_be_read(tiny: Path) -> None:
         os.close(fd)
 
 
-def test_a_descriptor_that_is_none() -> None:
+def test_an_invalid_descriptor() -> None:
     with pytest.raises(LoadFailed, match="descriptor"):
         load("", fd=987)
 
@@ -315,7 +319,7 @@ def test_the_facts_of_a_model(tiny: Path) -> None:
     model.close()
 
 
-def test_a_context_of_size_zero_is_the_models_own(tiny: Path) -> None:
+def test_a_context_size_of_zero_is_the_default_of_the_model(tiny: Path) -> None:
     model = load(tiny, ctx_size=0, slots=1)
     assert model.info.ctx_size == 4096
     model.close()
@@ -332,7 +336,7 @@ def test_gemma_is_loaded_within_seconds_with_a_vocabulary_of_its_own() -> None:
 
 
 def test_llama_cpp_prints_nothing(tmp_path: Path, tiny: Path) -> None:
-    """Neither at import nor at a load, a failed load or a step."""
+    """Nothing is printed at an import, a load, a failed load or a step."""
     bad = write_tiny("unheard-of", tmp_path)
     code = (
         "import sys\n"

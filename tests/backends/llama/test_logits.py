@@ -1,4 +1,4 @@
-"""The short list of a row of logits: what a chain draws from it is what it draws from all."""
+"""A chain samples the same token from the short list of logits as from all of them."""
 
 from __future__ import annotations
 
@@ -23,52 +23,52 @@ from inferd.backends.llama.text.vocab import Vocab
 from tests.backends.walking import vocabulary
 from tests.models import smollm2
 
-Row = NDArray[np.float32]
+Logits = NDArray[np.float32]
 SIZES = (4 * COLUMNS, 49_152, 262_144, 262_144 + 77)
 PROMPT = [5, 6, 7, 8, 5, 6, 7, 8, 5, 6]
 
 
-def row_of(size: int, seed: int, scale: float = 3.0) -> Row:
-    drawn = np.random.default_rng(seed).standard_normal(size) * scale
-    return drawn.astype(np.float32)
+def random_logits(size: int, seed: int, scale: float = 3.0) -> Logits:
+    numbers = np.random.default_rng(seed).standard_normal(size) * scale
+    return numbers.astype(np.float32)
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("count", [1, 2, 40, 150, CANDIDATES_MAX])
-def test_the_likeliest_tokens_are_all_among_a_few(size: int, count: int) -> None:
+def test_the_short_list_contains_the_top_tokens(size: int, count: int) -> None:
     for seed in range(5):
-        row = row_of(size, seed)
-        found = top_candidates(row, count)
+        logits = random_logits(size, seed)
+        found = top_candidates(logits, count)
         assert found is not None and list(found) == sorted(set(found))
-        assert set(np.argsort(-row)[:count]) <= set(found)
+        assert set(np.argsort(-logits)[:count]) <= set(found)
         assert len(found) <= 2 * count + 20
 
 
-def test_equals_at_the_bound_are_all_there() -> None:
-    row = np.zeros(SIZES[-1], np.float32)
-    row[::1000] = 1.0
-    found = top_candidates(row, 40)
+def test_the_short_list_contains_all_tokens_at_the_bound() -> None:
+    logits = np.zeros(SIZES[-1], np.float32)
+    logits[::1000] = 1.0
+    found = top_candidates(logits, 40)
     assert found is not None and list(found) == list(range(0, SIZES[-1], 1000))
 
 
 @pytest.mark.parametrize(
-    "row", [np.zeros(49_152), np.full(49_152, -np.inf), np.full(49_152, np.nan)]
+    "logits", [np.zeros(49_152), np.full(49_152, -np.inf), np.full(49_152, np.nan)]
 )
-def test_a_row_without_a_few_likely_tokens_has_no_short_list(row: Row) -> None:
-    assert top_candidates(row.astype(np.float32), 40) is None
+def test_logits_without_a_few_top_tokens_have_no_short_list(logits: Logits) -> None:
+    assert top_candidates(logits.astype(np.float32), 40) is None
 
 
 def test_a_short_list_has_a_bound_and_small_vocabularies_have_none() -> None:
-    assert top_candidates(row_of(49_152, 1), CANDIDATES_MAX + 1) is None
-    assert top_candidates(row_of(4 * COLUMNS - 1, 1), 1) is None
-    assert top_candidates(row_of(49_152, 1), 0) is None
+    assert top_candidates(random_logits(49_152, 1), CANDIDATES_MAX + 1) is None
+    assert top_candidates(random_logits(4 * COLUMNS - 1, 1), 1) is None
+    assert top_candidates(random_logits(49_152, 1), 0) is None
 
 
 class Whole(LlamaSampler):
-    """Draws from all tokens."""
+    """A sampler without a short list."""
 
-    def short_list(self, row: Row) -> None:
-        """Tell of none."""
+    def short_list(self, logits: Logits) -> None:
+        """Return None."""
 
 
 @pytest.fixture(scope="module")
@@ -77,24 +77,24 @@ def vocab() -> Iterator[Vocab]:
         yield vocab
 
 
-def drawn(
+def sampled(
     kind: type[LlamaSampler], vocab: Vocab, params: SamplingParams, count: int = 30
 ) -> list[int]:
     sampler, candidates = kind(vocab, Prototypes(), params, PROMPT, (), 256), Candidates(vocab.size)
     tokens = []
     for index in range(count):
-        token = candidates.sample(sampler, _spoken(vocab, index), index)
+        token = candidates.sample(sampler, _peaked_logits(vocab, index), index)
         assert token is not None
         tokens.append(token)
     sampler.close()
     return tokens
 
 
-def _spoken(vocab: Vocab, index: int) -> Row:
-    """Return logits of which a few stand out, those of the prompt's tokens among them."""
-    row = row_of(vocab.size, index, 2.0)
-    row[PROMPT] += 9.0
-    return row
+def _peaked_logits(vocab: Vocab, index: int) -> Logits:
+    """Return logits with a few peaks, among them those of the prompt's tokens."""
+    logits = random_logits(vocab.size, index, 2.0)
+    logits[PROMPT] += 9.0
+    return logits
 
 
 SHORT: list[dict[str, Any]] = [
@@ -112,15 +112,15 @@ SHORT: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", SHORT, ids=str)
-def test_a_chain_draws_from_the_short_list_what_it_draws_from_all(
+def test_a_chain_samples_the_same_from_the_short_list_as_from_all_tokens(
     vocab: Vocab, fields: dict[str, Any]
 ) -> None:
     params = SamplingParams(**{"seed": 4, **fields})
     sampler = LlamaSampler(vocab, Prototypes(), params, PROMPT, (), 256)
-    ids = sampler.short_list(_spoken(vocab, 0))
+    ids = sampler.short_list(_peaked_logits(vocab, 0))
     sampler.close()
-    assert ids is not None and len(ids) < 2000, "it is short"
-    assert drawn(LlamaSampler, vocab, params) == drawn(Whole, vocab, params)
+    assert ids is not None and len(ids) < 2000, "the list is short"
+    assert sampled(LlamaSampler, vocab, params) == sampled(Whole, vocab, params)
 
 
 @pytest.mark.parametrize(
@@ -135,55 +135,60 @@ def test_a_chain_draws_from_the_short_list_what_it_draws_from_all(
     ],
     ids=str,
 )
-def test_where_a_chain_looks_at_all_tokens_together_there_is_no_short_list(
+def test_a_chain_that_compares_all_tokens_has_no_short_list(
     vocab: Vocab, fields: dict[str, Any]
 ) -> None:
     sampler = LlamaSampler(vocab, Prototypes(), SamplingParams(**fields), PROMPT, (), 4096)
-    assert sampler.short_list(_spoken(vocab, 0)) is None
+    assert sampler.short_list(_peaked_logits(vocab, 0)) is None
     sampler.close()
 
 
 @pytest.mark.parametrize("size", [259, 49_152])
 def test_probabilities_before_sampling_are_the_models_own(size: int) -> None:
-    row = row_of(size, 3)
-    exact = np.exp(row.astype(np.float64) - row.max())
+    logits = random_logits(size, 3)
+    exact = np.exp(logits.astype(np.float64) - logits.max())
     exact /= exact.sum()
-    order = list(np.argsort(-row)[:5])
-    told = probs_before_sampling(row, 17, 5)
-    assert told.token == 17 and told.value == pytest.approx(math.log(exact[17]), abs=1e-4)
-    assert [token for token, _ in told.top] == order
-    assert [math.exp(v) for _, v in told.top] == pytest.approx(exact[order], rel=1e-4)
+    order = list(np.argsort(-logits)[:5])
+    reported = probs_before_sampling(logits, 17, 5)
+    assert reported.token == 17 and reported.value == pytest.approx(math.log(exact[17]), abs=1e-4)
+    assert [token for token, _ in reported.top] == order
+    assert [math.exp(v) for _, v in reported.top] == pytest.approx(exact[order], rel=1e-4)
 
 
-def test_a_token_that_cannot_be_has_the_lowest_logarithm() -> None:
-    row = row_of(259, 3)
-    row[17] = -np.inf
-    assert probs_before_sampling(row, 17, 1).value == np.finfo(np.float32).min
+def test_an_impossible_token_has_the_lowest_logprob() -> None:
+    logits = random_logits(259, 3)
+    logits[17] = -np.inf
+    assert probs_before_sampling(logits, 17, 1).value == np.finfo(np.float32).min
 
 
 @pytest.mark.parametrize("fields", SHORT, ids=str)
-def test_what_is_told_changes_nothing_that_is_drawn(vocab: Vocab, fields: dict[str, Any]) -> None:
-    for told in ({"n_probs": 3}, {"n_probs": 3, "post_sampling_probs": True}):
+def test_reported_probabilities_do_not_change_the_sampled_tokens(
+    vocab: Vocab, fields: dict[str, Any]
+) -> None:
+    for reported in ({"n_probs": 3}, {"n_probs": 3, "post_sampling_probs": True}):
         params = SamplingParams(**{"seed": 4, **fields})
-        plain = drawn(LlamaSampler, vocab, params, 10)
+        plain = sampled(LlamaSampler, vocab, params, 10)
         assert (
-            drawn(LlamaSampler, vocab, SamplingParams(**{"seed": 4, **fields, **told}), 10) == plain
+            sampled(LlamaSampler, vocab, SamplingParams(**{"seed": 4, **fields, **reported}), 10)
+            == plain
         )
 
 
-def test_probabilities_after_sampling_are_those_of_what_is_left(vocab: Vocab) -> None:
+def test_probabilities_after_sampling_are_those_of_the_remaining_candidates(vocab: Vocab) -> None:
     params = SamplingParams(top_k=6, top_p=1.0, min_p=0.0, n_probs=10, post_sampling_probs=True)
     sampler, candidates = (
         LlamaSampler(vocab, Prototypes(), params, (), (), 256),
         Candidates(vocab.size),
     )
-    row = _spoken(vocab, 0)
-    token = candidates.sample(sampler, row.copy(), 0)
-    kept = np.argsort(-row)[:6]
-    exact = np.exp((row[kept] - row.max()) / 0.8)
+    logits = _peaked_logits(vocab, 0)
+    token = candidates.sample(sampler, logits.copy(), 0)
+    kept = np.argsort(-logits)[:6]
+    exact = np.exp((logits[kept] - logits.max()) / 0.8)
     exact /= exact.sum()
     assert sampler.probs is not None and sampler.probs.token == token
-    assert [i for i, _ in sampler.probs.top] == list(kept), "what has no chance is not told"
+    assert [i for i, _ in sampler.probs.top] == list(kept), (
+        "tokens without a probability are left out"
+    )
     assert [p for _, p in sampler.probs.top] == pytest.approx(exact, rel=1e-4)
     assert sampler.probs.value == dict(sampler.probs.top)[token]
     sampler.close()
@@ -193,7 +198,7 @@ def test_probabilities_after_sampling_are_those_of_what_is_left(vocab: Vocab) ->
 def test_a_greedy_token_is_certain_after_sampling(vocab: Vocab, penalty: float) -> None:
     params = SamplingParams(temp=0.0, n_probs=4, post_sampling_probs=True, repeat_penalty=penalty)
     sampler = LlamaSampler(vocab, Prototypes(), params, PROMPT, (), 256)
-    token = Candidates(vocab.size).sample(sampler, _spoken(vocab, 0), 0)
+    token = Candidates(vocab.size).sample(sampler, _peaked_logits(vocab, 0), 0)
     assert sampler.probs is not None
     assert (sampler.probs.value, sampler.probs.top) == (1.0, [(token, 1.0)])
     sampler.close()

@@ -1,4 +1,4 @@
-"""Adapters on a tiny model: as bare llama.cpp has them, and refused where they would end it."""
+"""Adapters act as in bare llama.cpp, and are refused where they would abort it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
 
 @pytest.fixture
 def model(loaded: LlamaModel) -> LlamaModel:
-    """The tiny llama, with empty slots and no adapter chosen."""
+    """Return the tiny llama, with empty slots and no adapter chosen."""
     loaded.set_adapters(())
     for slot in range(tiny_models.SLOTS):
         loaded.trim(slot, 0)
@@ -62,7 +62,7 @@ def logits(model: LlamaModel, *keys: str, tokens: Sequence[int] = TOKENS) -> NDA
 
 
 def bare_logits(directory: Path, scales: dict[Path, float]) -> NDArray[np.float32]:
-    """Return what llama.cpp alone computes."""
+    """Return the logits that llama.cpp alone computes."""
     bare = Bare(write_tiny("llama", directory))
     pointers = [lib.llama_adapter_lora_init(bare.model, os.fsencode(path)) for path in scales]
     count = len(scales)
@@ -77,7 +77,7 @@ def bare_logits(directory: Path, scales: dict[Path, float]) -> NDArray[np.float3
     return found
 
 
-def test_scales_are_those_of_bare_llama_cpp(model: LlamaModel, tmp_path: Path) -> None:
+def test_scales_act_as_in_bare_llama_cpp(model: LlamaModel, tmp_path: Path) -> None:
     style, tone = lora(tmp_path / "style.gguf", 1), lora(tmp_path / "tone.gguf", 2)
     plain = logits(model)
     ids = {path: add(model, path) for path in (style, tone)}
@@ -91,7 +91,7 @@ def test_scales_are_those_of_bare_llama_cpp(model: LlamaModel, tmp_path: Path) -
     assert difference(logits(model), plain) == 0
 
 
-def test_slots_of_different_sets_in_turns_are_as_if_each_were_alone(
+def test_slots_with_different_adapters_do_not_affect_each_other(
     model: LlamaModel, tmp_path: Path
 ) -> None:
     style, tone = add(model, lora(tmp_path / "a.gguf", 1)), add(model, lora(tmp_path / "b.gguf", 2))
@@ -101,15 +101,19 @@ def test_slots_of_different_sets_in_turns_are_as_if_each_were_alone(
             model.set_adapters(keys)
             prefill(model, slot, TOKENS[begin : begin + 30], begin)
             model.hold_logits(slot)
-    rows = [model.logits(slot) for slot in range(len(sets))]
+    found = [model.logits(slot) for slot in range(len(sets))]
 
     for slot, keys in enumerate(sets):
         model.set_adapters(keys)
         assert_as_from_scratch(model, slot, TOKENS[:90])
-        assert all(difference(rows[slot], row) > NOISE_MAX for row in rows if row is not rows[slot])
+        assert all(
+            difference(found[slot], other) > NOISE_MAX
+            for other in found
+            if other is not found[slot]
+        )
 
 
-def test_a_saved_state_goes_on_with_its_adapters(model: LlamaModel, tmp_path: Path) -> None:
+def test_a_saved_state_continues_with_its_adapters(model: LlamaModel, tmp_path: Path) -> None:
     key = adapter_key(add(model, lora(tmp_path / "a.gguf")), 1.0)
     model.set_adapters((key,))
     prefill(model, 0, TOKENS[:60])
@@ -124,8 +128,8 @@ def test_a_saved_state_goes_on_with_its_adapters(model: LlamaModel, tmp_path: Pa
     assert_as_from_scratch(model, 2, TOKENS)
 
 
-def test_many_adapters_at_once_find_room_in_the_graph(model: LlamaModel, tmp_path: Path) -> None:
-    """llama.cpp reserves nodes for those that there were when its graph was planned last."""
+def test_many_adapters_at_once_fit_into_the_graph(model: LlamaModel, tmp_path: Path) -> None:
+    """llama.cpp reserves graph nodes for the adapters that existed at its last planning."""
     shapes = SHAPES | {
         f"blk.{layer}.{name}.weight": shape
         for layer in range(3)
@@ -142,7 +146,9 @@ def test_many_adapters_at_once_find_room_in_the_graph(model: LlamaModel, tmp_pat
         model.remove_adapter(key.partition("*")[0])
 
 
-def test_what_is_removed_is_gone_until_it_is_added_again(model: LlamaModel, tmp_path: Path) -> None:
+def test_a_removed_adapter_is_unknown_until_it_is_added_again(
+    model: LlamaModel, tmp_path: Path
+) -> None:
     path = lora(tmp_path / "a.gguf", 5)
     key = adapter_key(add(model, path), 1.0)
     before, plain = logits(model, key), logits(model)
@@ -170,7 +176,9 @@ def test_the_same_contents_are_one_adapter_whatever_the_name(
 
 
 @pytest.mark.parametrize("dtype", [np.float16, "bf16"])
-def test_matrices_of_half_the_size_are_taken(model: LlamaModel, tmp_path: Path, dtype: Any) -> None:
+def test_matrices_in_half_precision_are_accepted(
+    model: LlamaModel, tmp_path: Path, dtype: Any
+) -> None:
     exact = add(model, lora(tmp_path / "f32.gguf", 8))
     tensors: Matrices = matrices(seed=8)
     types = {}
@@ -186,7 +194,7 @@ def test_matrices_of_half_the_size_are_taken(model: LlamaModel, tmp_path: Path, 
     assert 0 < off < 0.1
 
 
-# What would end the process, or be wrong without a word.
+# Adapters that would abort the process, or act wrongly without an error.
 
 
 def changed(name: str, shape: tuple[int, ...]) -> Matrices:
@@ -219,7 +227,7 @@ REFUSED: dict[str, tuple[dict[str, Any], Matrices, type[InferdError], str]] = {
         LoadFailed,
         "lora.alpha",
     ),
-    "an alpha that is no number": (
+    "an alpha that is not a number": (
         {"alpha": lambda f: f.add_float32("adapter.lora.alpha", float("nan"))},
         matrices(),
         LoadFailed,
@@ -247,7 +255,7 @@ REFUSED: dict[str, tuple[dict[str, Any], Matrices, type[InferdError], str]] = {
     "an unknown tensor": ({}, changed("something.else", (4,)), LoadFailed, "'something.else'"),
     "a doubled ending": ({}, changed(f"{Q}.lora_a.lora_b", (64, 4)), LoadFailed, "lora_a.lora_b"),
     "too many columns": ({}, changed(f"{Q}.lora_a", (4, 65)), LoadFailed, "does not fit"),
-    "too many rows": ({}, changed(f"{Q}.lora_b", (65, 4)), LoadFailed, "does not fit"),
+    "too many numbers": ({}, changed(f"{Q}.lora_b", (65, 4)), LoadFailed, "does not fit"),
     "two ranks": ({}, changed(f"{Q}.lora_a", (5, 64)), LoadFailed, "does not fit"),
     "a third dimension": ({}, changed(f"{Q}.lora_a", (2, 4, 64)), LoadFailed, "does not fit"),
     "a fourth dimension": ({}, changed(f"{Q}.lora_b", (2, 1, 64, 4)), LoadFailed, "does not fit"),
@@ -263,12 +271,17 @@ REFUSED: dict[str, tuple[dict[str, Any], Matrices, type[InferdError], str]] = {
         UnsupportedOperation,
         "of a type",
     ),
-    "what is no number": ({}, matrices() | {f"{Q}.lora_b": NO_NUMBER}, LoadFailed, "are numbers"),
+    "a value not a number": (
+        {},
+        matrices() | {f"{Q}.lora_b": NO_NUMBER},
+        LoadFailed,
+        "are numbers",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_ends_llama_cpp_or_is_wrong_is_refused(
+def test_adapters_that_would_abort_llama_cpp_or_act_wrongly_are_refused(
     model: LlamaModel, tmp_path: Path, case: str
 ) -> None:
     options, tensors, error, message = REFUSED[case]
@@ -300,7 +313,7 @@ def test_a_damaged_file_is_refused(model: LlamaModel, tmp_path: Path, damage: st
     assert caught.value.hint
 
 
-def test_the_embeddings_are_changed_only_where_the_output_has_weights_of_its_own(
+def test_adapters_change_embeddings_only_if_the_output_layer_has_its_own_weights(
     model: LlamaModel, tmp_path: Path
 ) -> None:
     draw = np.random.default_rng(9)

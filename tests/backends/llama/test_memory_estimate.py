@@ -1,4 +1,4 @@
-"""What a model would take of memory is known before anything is allocated."""
+"""The memory of a model is estimated before anything is allocated."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def resident():
 
 spec = msgspec.json.decode(sys.argv[1], type=ModelSpec)
 before = resident()
-reckoning = estimate_memory(spec)
-need = reckoning.need(reckoning.shape)
-reckoning.close()
+estimator = estimate_memory(spec)
+need = estimator.need(estimator.shape)
+estimator.close()
 model = load_model(spec, lambda _: True)
 model.step([Chunk(0, list(range(5, 5 + model.info.batch_size)), 0, True)])
 print(need.total - before, resident() - before)
@@ -49,8 +49,8 @@ print(need.total - before, resident() - before)
 
 
 def need_of(spec: ModelSpec, shape: Shape | None = None) -> MemoryNeed:
-    with contextlib.closing(estimate_memory(spec)) as reckoning:
-        return reckoning.need(shape or reckoning.shape)
+    with contextlib.closing(estimate_memory(spec)) as estimator:
+        return estimator.need(shape or estimator.shape)
 
 
 def spec_of(path: Path, slots: int = 2, ctx_size: int = 256, batch_size: int = 32) -> ModelSpec:
@@ -64,7 +64,7 @@ def spec_of(path: Path, slots: int = 2, ctx_size: int = 256, batch_size: int = 3
     )
 
 
-def test_the_echo_model_needs_what_its_options_say() -> None:
+def test_the_need_of_the_echo_model_is_that_of_its_options() -> None:
     options = {"weight_bytes": 1000, "token_bytes": 3}
     spec = ModelSpec(name="e", backend="echo", slots=2, ctx_size=10, options=options)
     assert need_of(spec) == MemoryNeed(weights=1000, context=60)
@@ -73,7 +73,7 @@ def test_the_echo_model_needs_what_its_options_say() -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "mamba", "lfm2"])
 def test_the_sizes_are_those_of_the_loaded_model(kind: str, tmp_path: Path) -> None:
-    """Of each kind of memory there is: its states in f16, those of recurrence in f32."""
+    """For each kind of memory: its states are in f16, recurrent ones in f32."""
     spec = spec_of(write_tiny(kind, tmp_path), slots=4, ctx_size=512)
     need = need_of(spec)
     model = load_model(spec, lambda _: True)
@@ -81,23 +81,23 @@ def test_the_sizes_are_those_of_the_loaded_model(kind: str, tmp_path: Path) -> N
     model.close()
     assert need.context > 0 and need.compute > 0 and need.process > 10**7
     one = need_of(spec, Shape(1, 512, 32))
-    assert need.context == pytest.approx(4 * one.context, abs=30_000), "told in 0.01 MiB"
+    assert need.context == pytest.approx(4 * one.context, abs=30_000), "reported in 0.01 MiB"
     assert need.compute >= one.compute
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "mamba", "lfm2"])
-def test_the_breakdown_is_what_llama_cpp_says_in_other_ways(kind: str, tmp_path: Path) -> None:
-    """It comes out of a C++ map: a wrong layout shows in the numbers, or crashes."""
+def test_the_breakdown_matches_the_other_reports_of_llama_cpp(kind: str, tmp_path: Path) -> None:
+    """It is read from a C++ map: a wrong layout would show in the numbers, or crash."""
     spec = spec_of(write_tiny(kind, tmp_path), slots=3, ctx_size=512)
-    with contextlib.closing(LlamaMemoryEstimator(spec)) as reckoning:
-        options, model = reckoning._options, reckoning._model
-        reckoning._log.clear()
-        shaped = reckoning.shape.apply_to(spec)
+    with contextlib.closing(LlamaMemoryEstimator(spec)) as estimator:
+        options, model = estimator._options, estimator._model
+        estimator._log.clear()
+        shaped = estimator.shape.apply_to(spec)
         params = context_params(shaped, options, model)
-        context = open_context(shaped, params, model, reckoning._log)
+        context = open_context(shaped, params, model, estimator._log)
         shares = breakdown(context)
         lib.llama_free(context)
-        logged = reckoning._log.lines()
+        logged = estimator._log.lines()
         assert sum(s.weights for s in shares) == lib.llama_model_size(model)
     assert [s.device for s in shares] == [""] * len(shares)
     states = sum(mebibytes(r"\w+: size = +([\d.]+) MiB", logged))
@@ -110,7 +110,7 @@ def mebibytes(pattern: str, lines: list[str]) -> list[float]:
     return [float(found[1]) for line in lines if (found := re.match(pattern, line))]
 
 
-def test_what_is_on_devices_is_not_on_the_host() -> None:
+def test_bytes_on_devices_do_not_count_on_the_host() -> None:
     shares = [
         Share("", 10, 20, 3),
         Share("GPU0", 5, 6, 7),
@@ -122,16 +122,16 @@ def test_what_is_on_devices_is_not_on_the_host() -> None:
     )
 
 
-def test_where_there_is_no_gpu_the_cpu_runs_all_layers_whatever_is_asked(tmp_path: Path) -> None:
+def test_without_a_gpu_the_cpu_runs_all_layers(tmp_path: Path) -> None:
     path = write_tiny("llama", tmp_path)
     for layers in (-1, 0, 1, 99):
         spec = msgspec.structs.replace(
             spec_of(path), n_gpu_layers=layers, main_gpu=3, tensor_split=(1, 2)
         )
-        with contextlib.closing(estimate_memory(spec)) as reckoning:
-            assert reckoning.devices == []
-            assert reckoning.shape.n_gpu_layers == 0
-            assert reckoning.need(reckoning.shape).devices == {}
+        with contextlib.closing(estimate_memory(spec)) as estimator:
+            assert estimator.devices == []
+            assert estimator.shape.n_gpu_layers == 0
+            assert estimator.need(estimator.shape).devices == {}
         model = load_model(spec, lambda _: True)
         assert model.info.n_gpu_layers == 0
         model.close()
@@ -158,14 +158,14 @@ def test_the_choice_of_devices_reaches_llama_cpp(
 
 def test_the_shape_has_the_defaults_of_the_model(tmp_path: Path) -> None:
     spec = spec_of(write_tiny("llama", tmp_path), ctx_size=0)
-    with contextlib.closing(estimate_memory(spec)) as reckoning:
-        assert reckoning.shape == Shape(2, 4096, 32)
+    with contextlib.closing(estimate_memory(spec)) as estimator:
+        assert estimator.shape == Shape(2, 4096, 32)
     odd = msgspec.structs.replace(spec, ctx_size=257)
-    with contextlib.closing(estimate_memory(odd)) as reckoning:
-        assert reckoning.shape == Shape(2, 512, 32)
+    with contextlib.closing(estimate_memory(odd)) as estimator:
+        assert estimator.shape == Shape(2, 512, 32)
 
 
-def test_a_descriptor_is_reckoned_with_and_stays_usable(tmp_path: Path) -> None:
+def test_the_model_of_a_descriptor_is_estimated_and_can_still_be_loaded(tmp_path: Path) -> None:
     path = write_tiny("llama", tmp_path)
     with path.open("rb") as file:
         spec = msgspec.structs.replace(spec_of(path), path="", fd=file.fileno())
@@ -174,12 +174,12 @@ def test_a_descriptor_is_reckoned_with_and_stays_usable(tmp_path: Path) -> None:
         os.fstat(file.fileno())
 
 
-def test_what_cannot_be_loaded_is_refused_before(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_loaded_cannot_be_estimated(tmp_path: Path) -> None:
     with pytest.raises(LoadFailed, match="unknown model architecture: 'unheard-of'"):
         need_of(spec_of(write_tiny("unheard-of", tmp_path)))
 
 
-def test_a_model_of_14_billion_parameters_is_reckoned_with_and_nothing_is_allocated(
+def test_a_model_of_14_billion_parameters_is_estimated_without_an_allocation(
     tmp_path: Path,
 ) -> None:
     path = write_sparse(tmp_path / "large.gguf")
@@ -195,8 +195,8 @@ def test_a_model_of_14_billion_parameters_is_reckoned_with_and_nothing_is_alloca
 @pytest.mark.model
 @pytest.mark.parametrize("ctx_size", [2048, 8192, 32768])
 @pytest.mark.parametrize("model", [smollm2, gemma3], ids=["smollm2", "gemma3"])
-def test_the_reckoning_is_right_within_five_percent(model: object, ctx_size: int) -> None:
-    """Against the process's resident memory after a full batch, both without what it had before."""
+def test_the_estimate_is_right_within_five_percent(model: object, ctx_size: int) -> None:
+    """It is compared with the growth of the process's resident memory up to a full batch."""
     assert callable(model)
     spec = spec_of(model(), slots=1 if ctx_size > 8192 else 2, ctx_size=ctx_size, batch_size=512)
     done = subprocess.run(
@@ -207,7 +207,7 @@ def test_the_reckoning_is_right_within_five_percent(model: object, ctx_size: int
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    told, measured = (int(word) for word in done.stdout.split())
-    figures = f"told {told / 1e6:.1f} MB, measured {measured / 1e6:.1f} MB"
-    sys.stderr.write(f"{figures}: {told / measured - 1:+.1%}\n")
-    assert told == pytest.approx(measured, rel=TOLERANCE), figures
+    estimated, measured = (int(word) for word in done.stdout.split())
+    figures = f"estimated {estimated / 1e6:.1f} MB, measured {measured / 1e6:.1f} MB"
+    sys.stderr.write(f"{figures}: {estimated / measured - 1:+.1%}\n")
+    assert estimated == pytest.approx(measured, rel=TOLERANCE), figures

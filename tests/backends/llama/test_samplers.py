@@ -1,4 +1,4 @@
-"""Each sampler does to a row of logits what its definition says, in the order that is asked for."""
+"""Each sampler changes logits by its definition, in the requested order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests import tiny_gguf
 from tests.backends.driving import prefill
 
 ALL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temp": 1.0}
-"""A chain that takes nothing away."""
+"""A chain that keeps all tokens."""
 
 
 @pytest.fixture(scope="module")
@@ -33,30 +33,30 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
 
 
 @pytest.fixture
-def row(model: LlamaModel) -> NDArray[np.float32]:
-    """Logits with a few likely tokens: 3 … 8, from the likeliest down, the rest far below."""
-    row = np.full(model.info.vocab_size, -20.0, np.float32)
-    row[3:9] = np.log([0.4, 0.3, 0.15, 0.1, 0.04, 0.01])
-    return row
+def logits(model: LlamaModel) -> NDArray[np.float32]:
+    """Return logits with six top tokens, 3 … 8 in order; the others are far below."""
+    logits = np.full(model.info.vocab_size, -20.0, np.float32)
+    logits[3:9] = np.log([0.4, 0.3, 0.15, 0.1, 0.04, 0.01])
+    return logits
 
 
-def draw(
+def sample_from(
     model: LlamaModel,
-    row: NDArray[np.float32],
+    logits: NDArray[np.float32],
     params: SamplingParams,
     *,
     prompt: tuple[int, ...] = (),
     count: int = 400,
     begin: int = 0,
 ) -> list[int]:
-    """Draw *count* tokens from the same row, as the tokens *begin* … of one turn."""
+    """Sample *count* tokens from the same logits, as the tokens *begin* … of one turn."""
     sampler = model.sampler(params, prompt)
-    drawn = []
+    tokens = []
     for index in range(begin, begin + count):
-        model.put_logits(0, row.copy())
-        drawn.append(model.sample(0, sampler, index))
+        model.put_logits(0, logits.copy())
+        tokens.append(model.sample(0, sampler, index))
     sampler.close()
-    return drawn
+    return tokens
 
 
 @pytest.mark.parametrize(
@@ -74,66 +74,71 @@ def draw(
     ],
     ids=str,
 )
-def test_a_sampler_leaves_the_tokens_that_its_definition_says(
-    model: LlamaModel, row: NDArray[np.float32], fields: dict[str, object], kept: set[int]
+def test_each_sampler_keeps_the_tokens_of_its_definition(
+    model: LlamaModel, logits: NDArray[np.float32], fields: dict[str, object], kept: set[int]
 ) -> None:
-    drawn = draw(model, row, SamplingParams(seed=1, **{**ALL, **fields}))  # type: ignore[arg-type]
-    assert set(drawn) == kept
+    tokens = sample_from(model, logits, SamplingParams(seed=1, **{**ALL, **fields}))  # type: ignore[arg-type]
+    assert set(tokens) == kept
 
 
 def test_top_n_sigma_measures_from_the_highest_logit(
-    model: LlamaModel, row: NDArray[np.float32]
+    model: LlamaModel, logits: NDArray[np.float32]
 ) -> None:
     for n in (0.05, 0.2, 1.0):
         params = SamplingParams(seed=1, **{**ALL, "top_n_sigma": n})  # type: ignore[arg-type]
-        least = row.max() - n * row.std()
-        assert set(draw(model, row, params)) == set(np.flatnonzero(row >= least).tolist()) & set(
-            range(3, 9)
-        )
+        least = logits.max() - n * logits.std()
+        assert set(sample_from(model, logits, params)) == set(
+            np.flatnonzero(logits >= least).tolist()
+        ) & set(range(3, 9))
 
 
-def test_samplers_act_in_the_order_that_was_asked_for(
-    model: LlamaModel, row: NDArray[np.float32]
+def test_samplers_act_in_the_requested_order(
+    model: LlamaModel, logits: NDArray[np.float32]
 ) -> None:
-    """Of the six, xtc leaves out the first three; top-k 4 then leaves four or, before, one."""
+    """Of the six, xtc drops the first three; top-k 4 then keeps four or, before it, one."""
     fields = {**ALL, "top_k": 4, "xtc_probability": 1.0, "xtc_threshold": 0.099}
     before = SamplingParams(seed=1, samplers=("top-k", "xtc"), **fields)  # type: ignore[arg-type]
     after = SamplingParams(seed=1, samplers=("xtc", "top-k"), **fields)  # type: ignore[arg-type]
-    assert set(draw(model, row, before)) == {6}
-    assert {6, 7, 8} <= set(draw(model, row, after, count=2000))
+    assert set(sample_from(model, logits, before)) == {6}
+    assert {6, 7, 8} <= set(sample_from(model, logits, after, count=2000))
 
 
 def test_a_sampler_that_is_not_named_does_nothing(
-    model: LlamaModel, row: NDArray[np.float32]
+    model: LlamaModel, logits: NDArray[np.float32]
 ) -> None:
     params = SamplingParams(seed=1, top_k=1, samplers=("temperature",))
-    assert len(set(draw(model, row, params))) > 3
+    assert len(set(sample_from(model, logits, params))) > 3
 
 
-def test_dry_breaks_a_repetition_and_heeds_its_breakers(
-    model: LlamaModel, row: NDArray[np.float32]
+def test_dry_ends_a_repetition_and_respects_its_breakers(
+    model: LlamaModel, logits: NDArray[np.float32]
 ) -> None:
-    """After 3 4 5 … 3 4 the token 5 would repeat; a breaker between makes it none."""
-    row[3:9] = [1, 1, 9, 8, 1, 1]
+    """After 3 4 5 … 3 4 the token 5 would be a repetition, except with a breaker between."""
+    logits[3:9] = [1, 1, 9, 8, 1, 1]
     for breaker, last_n, expected in (("zzz", -1, 6), ("zzz", 0, 5), ("\x02", -1, 5)):
         params = SamplingParams(
             temp=0, dry_multiplier=5.0, dry_sequence_breakers=(breaker,), dry_penalty_last_n=last_n
         )
         repeated = (3, 4, 5, 4, 3, 4) if breaker == "zzz" else (3, 5, 5, 4, 3, 5)
-        assert draw(model, row, params, prompt=repeated, count=1) == [expected], (breaker, last_n)
+        assert sample_from(model, logits, params, prompt=repeated, count=1) == [expected], (
+            breaker,
+            last_n,
+        )
 
 
-def test_biases_add_up_and_texts_mean_their_tokens(
-    model: LlamaModel, row: NDArray[np.float32]
+def test_biases_add_up_and_a_text_stands_for_its_tokens(
+    model: LlamaModel, logits: NDArray[np.float32]
 ) -> None:
     params = SamplingParams(temp=0, logit_bias=((9, 30.0), (9, 30.0), (10, 40.0)))
-    assert draw(model, row, params, count=1) == [9]
+    assert sample_from(model, logits, params, count=1) == [9]
     params = SamplingParams(temp=0, logit_bias=(("x", 100.0),))
-    assert draw(model, row, params, count=1)[0] in model.tokenize(b"x", special=True, bos=False)
+    assert sample_from(model, logits, params, count=1)[0] in model.tokenize(
+        b"x", special=True, bos=False
+    )
 
 
 @pytest.mark.parametrize("token", [-1, 259, 1 << 40])
-def test_a_bias_for_a_token_that_there_is_not_is_refused(model: LlamaModel, token: int) -> None:
+def test_a_bias_for_an_unknown_token_is_refused(model: LlamaModel, token: int) -> None:
     with pytest.raises(InvalidArgument, match="logit-bias"):
         model.sampler(SamplingParams(logit_bias=((token, 1.0),)), ())
 
@@ -147,63 +152,65 @@ def test_a_bias_for_a_token_that_there_is_not_is_refused(model: LlamaModel, toke
     ],
     ids=str,
 )
-def test_a_turn_goes_on_in_another_sampler_as_it_would_have(
-    model: LlamaModel, row: NDArray[np.float32], fields: dict[str, object]
+def test_a_turn_continues_identically_in_another_sampler(
+    model: LlamaModel, logits: NDArray[np.float32], fields: dict[str, object]
 ) -> None:
     params = SamplingParams(seed=3, **{**ALL, **fields})  # type: ignore[arg-type]
-    whole = draw(model, row, params, count=60)
+    whole = sample_from(model, logits, params, count=60)
     assert (
-        draw(model, row, params, count=30) + draw(model, row, params, begin=30, count=30) == whole
+        sample_from(model, logits, params, count=30)
+        + sample_from(model, logits, params, begin=30, count=30)
+        == whole
     )
     assert len(set(whole)) > 1
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_mirostat_steers_the_surprise(model: LlamaModel, version: int) -> None:
-    """With a low aim the tokens drawn are less surprising, on a row as Zipf's law has it."""
+def test_mirostat_controls_the_surprisal(model: LlamaModel, version: int) -> None:
+    """With a low target the sampled tokens have less surprisal; the logits follow Zipf's law."""
     size = model.info.vocab_size
-    row = (-1.1 * np.log(np.arange(1, size + 1))).astype(np.float32)
-    bits = -np.log2(np.exp(row) / np.exp(row).sum())
-    drawn = {}
+    logits = (-1.1 * np.log(np.arange(1, size + 1))).astype(np.float32)
+    bits = -np.log2(np.exp(logits) / np.exp(logits).sum())
+    tokens = {}
     for tau in (0.5, 3.5):
         params = SamplingParams(seed=2, temp=1.0, mirostat=version, mirostat_tau=tau)
-        drawn[tau] = draw(model, row, params)
-        assert draw(model, row, params) == drawn[tau], "the same seed draws the same"
-    low, high = (bits[drawn[tau][100:]].mean() for tau in (0.5, 3.5))
+        tokens[tau] = sample_from(model, logits, params)
+        assert sample_from(model, logits, params) == tokens[tau], "the same seed samples the same"
+    low, high = (bits[tokens[tau][100:]].mean() for tau in (0.5, 3.5))
     assert low + 1 < high
 
 
-def test_adaptive_p_draws_only_where_it_is_named(
-    model: LlamaModel, row: NDArray[np.float32]
+def test_adaptive_p_samples_only_if_it_is_named(
+    model: LlamaModel, logits: NDArray[np.float32]
 ) -> None:
     fields = {**ALL, "adaptive_target": 0.05}
     named = SamplingParams(seed=2, samplers=("top-k", "adaptive-p"), **fields)  # type: ignore[arg-type]
     unnamed = SamplingParams(seed=2, samplers=("top-k",), **fields)  # type: ignore[arg-type]
     plain = SamplingParams(seed=2, samplers=("top-k",), **ALL)  # type: ignore[arg-type]
-    assert draw(model, row, unnamed) == draw(model, row, plain)
-    share = [draw(model, row, p).count(3) for p in (named, plain)]
-    assert share[0] < share[1], "it aims at less likely tokens"
+    assert sample_from(model, logits, unnamed) == sample_from(model, logits, plain)
+    share = [sample_from(model, logits, p).count(3) for p in (named, plain)]
+    assert share[0] < share[1], "its target is tokens of lower probability"
 
 
-def test_a_greedy_end_heeds_what_may_leave_the_likeliest_out(
-    model: LlamaModel, row: NDArray[np.float32]
+def test_a_greedy_chain_respects_samplers_that_drop_the_top_token(
+    model: LlamaModel, logits: NDArray[np.float32]
 ) -> None:
     greedy = SamplingParams(temp=0, xtc_probability=1.0, xtc_threshold=0.12)
-    assert draw(model, row, greedy, count=3) == [5, 5, 5]
+    assert sample_from(model, logits, greedy, count=3) == [5, 5, 5]
     greedy = SamplingParams(temp=0, top_k=1, top_p=0.0, min_p=1.0)
-    assert draw(model, row, greedy, count=3) == [3, 3, 3]
+    assert sample_from(model, logits, greedy, count=3) == [3, 3, 3]
 
 
 def test_prototypes_are_bounded_and_copies_are_their_own(
-    model: LlamaModel, row: NDArray[np.float32]
+    model: LlamaModel, logits: NDArray[np.float32]
 ) -> None:
     for last_n in range(1, PROTOTYPES_MAX + 20):
         params = SamplingParams(temp=0, dry_multiplier=1.0, dry_penalty_last_n=last_n)
-        assert draw(model, row, params, prompt=(3, 4), count=1) == [3]
+        assert sample_from(model, logits, params, prompt=(3, 4), count=1) == [3]
     assert len(model._prototypes._made) == PROTOTYPES_MAX
 
 
-def test_a_file_recommends_parameters_and_a_bad_one_is_left_out(tmp_path: Path) -> None:
+def test_parameters_that_a_file_recommends_are_read_except_invalid_ones(tmp_path: Path) -> None:
     path = tiny_gguf.write_tiny("llama", tmp_path)
     reader = gguf.GGUFReader(path)
     assert reader.get_field("general.sampling.temp") is None

@@ -1,6 +1,6 @@
-"""KV state in any order of moves: what a slot then holds equals what is computed from scratch.
+"""After any order of moves a slot's KV state equals one computed from scratch.
 
-And what does not fit is refused. On tiny F32 models, one of each kind of memory;
+A state that does not fit is refused. The models are tiny, in F32, one of each kind of memory;
 `tests/tiny_gguf.py` says why.
 """
 
@@ -19,7 +19,7 @@ from tests.backends.tiny import SLOTS, assert_as_from_scratch, tiny_spec, tokens
 from tests.tiny_gguf import VOCAB_SIZE, WINDOW, write_tiny
 
 
-def test_trim_keeps_exactly_what_was_asked_for_or_nothing(tiny: LlamaModel, kind: str) -> None:
+def test_trim_keeps_exactly_the_requested_tokens_or_none(tiny: LlamaModel, kind: str) -> None:
     tokens = tokens_of(2, 400)
     prefill(tiny, 0, tokens)
     kept = tiny.trim(0, 390)
@@ -29,7 +29,7 @@ def test_trim_keeps_exactly_what_was_asked_for_or_nothing(tiny: LlamaModel, kind
     assert_as_from_scratch(tiny, 0, tokens[:kept] + rest)
 
 
-def test_trim_answers_nothing_where_the_window_has_lost_cells(tiny: LlamaModel, kind: str) -> None:
+def test_trim_keeps_nothing_if_the_window_has_lost_cells(tiny: LlamaModel, kind: str) -> None:
     tokens = tokens_of(2, 500)
     prefill(tiny, 0, tokens)
     assert tiny.trim(0, 100) == (100 if kind in ("llama", "gemma3-full") else 0)
@@ -43,8 +43,8 @@ def test_trim_to_the_present_length_keeps_all(tiny: LlamaModel) -> None:
     assert_as_from_scratch(tiny, 0, tokens + tokens[:5])
 
 
-def test_a_restored_window_serves_what_extends_it_only(tiny: LlamaModel, kind: str) -> None:
-    """A saved state holds the window only, whatever else the slot had when it was saved."""
+def test_a_restored_window_can_only_be_extended(tiny: LlamaModel, kind: str) -> None:
+    """A saved state holds only the window, whatever else the slot had when it was saved."""
     tokens = tokens_of(5, 200)
     prefill(tiny, 0, tokens)
     assert tiny.restore(1, tiny.save(0))
@@ -66,32 +66,38 @@ def test_slots_do_not_disturb_each_other_in_one_batch(tiny: LlamaModel) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_any_moves_leave_each_slot_as_computed_from_scratch(tiny: LlamaModel, seed: int) -> None:
+def test_after_any_moves_each_slot_equals_one_computed_from_scratch(
+    tiny: LlamaModel, seed: int
+) -> None:
     """Appends, trims, swaps, saves and restores in random order, checked after each append."""
-    draw = random.Random(seed)
+    random_source = random.Random(seed)
     texts: list[list[int]] = [[], [], []]
     saved: list[tuple[bytes, list[int]]] = []
     for _ in range(40):
-        slot = draw.randrange(3)
-        move = draw.choice(("append", "append", "append", "trim", "swap", "save", "restore"))
+        slot = random_source.randrange(3)
+        move = random_source.choice(
+            ("append", "append", "append", "trim", "swap", "save", "restore")
+        )
         if move == "append" and len(texts[slot]) < 600:
-            more = draw.choices(range(3, VOCAB_SIZE), k=draw.choice((1, 1, 7, 60, 130)))
+            more = random_source.choices(
+                range(3, VOCAB_SIZE), k=random_source.choice((1, 1, 7, 60, 130))
+            )
             prefill(tiny, slot, more, len(texts[slot]))
             texts[slot] = texts[slot] + more
             assert_as_from_scratch(tiny, slot, texts[slot])
         elif move == "trim":
-            keep = max(0, len(texts[slot]) - draw.choice((1, 5, 40, 300)))
+            keep = max(0, len(texts[slot]) - random_source.choice((1, 5, 40, 300)))
             kept = tiny.trim(slot, keep)
             assert kept in (0, keep)
             texts[slot] = texts[slot][:kept]
         elif move == "swap":
-            to = draw.randrange(3)
+            to = random_source.randrange(3)
             tiny.swap(slot, to)
             texts[slot], texts[to] = texts[to], texts[slot]
         elif move == "save":
             saved.append((tiny.save(slot), texts[slot]))
         elif move == "restore" and saved:
-            state, text = draw.choice(saved)
+            state, text = random_source.choice(saved)
             assert tiny.restore(slot, state)
             texts[slot] = text
 
@@ -126,7 +132,7 @@ def test_a_state_of_another_layout_does_not_fit(tmp_path: Path) -> None:
     state = first.save(0)
     assert not fewer_slots.restore(0, state)
     assert fewer_slots.info.fingerprint != first.info.fingerprint
-    # The size of the context is no part of the layout: sessions outlive a change of it.
+    # The context's size is not part of the layout: sessions survive a change of it.
     assert smaller.restore(0, state)
     prefill(first, 0, tokens_of(12, 200), 100)
     assert not smaller.restore(0, first.save(0))
@@ -135,7 +141,7 @@ def test_a_state_of_another_layout_does_not_fit(tmp_path: Path) -> None:
 
 
 def test_bad_numbers_are_refused_before_llama_cpp_sees_them(tiny: LlamaModel) -> None:
-    """Each of these aborts the process there."""
+    """llama.cpp would abort the process for each of these."""
     for call in (
         lambda: tiny.trim(SLOTS, 0),
         lambda: tiny.save(-1),
@@ -154,7 +160,7 @@ def test_bad_numbers_are_refused_before_llama_cpp_sees_them(tiny: LlamaModel) ->
             call()
 
 
-def test_closing_twice_is_closing_once(tmp_path: Path) -> None:
+def test_a_second_close_does_nothing(tmp_path: Path) -> None:
     model = load_llama(tiny_spec(write_tiny("llama", tmp_path)), lambda _: True)
     model.close()
     model.close()

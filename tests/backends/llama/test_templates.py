@@ -1,4 +1,4 @@
-"""What a chat template is told: tools, arguments of its own; templates of the configuration."""
+"""The values of a chat template (tools, its own arguments), and configured templates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "weather",
-        "description": "Tells the weather.",
+        "description": "Returns the weather.",
         "parameters": {"type": "object", "properties": {"place": {"type": "string"}}},
     },
 }
@@ -42,18 +42,18 @@ TEMPLATE = (
 )
 
 
-def render(messages: list[dict[str, Any]] = USER, **told: Any) -> str:
+def render(messages: list[dict[str, Any]] = USER, **values: Any) -> str:
     template = ChatTemplate(TEMPLATE, bos="<s>", eos="</s>", strip_bos=True)
-    return template.render(messages, Rendering(**told))
+    return template.render(messages, Rendering(**values))
 
 
 def test_tools_and_their_calls_reach_the_template() -> None:
     called = {"role": "assistant", "content": "", "tool_calls": [
         {"type": "function", "function": {"name": "weather", "arguments": {"place": "Rome"}}}
     ]}  # fmt: skip
-    told = {"role": "tool", "content": "sunny"}
+    result = {"role": "tool", "content": "sunny"}
 
-    text = render([*USER, called, told], tools=[TOOL])
+    text = render([*USER, called, result], tools=[TOOL])
 
     assert text == (
         json.dumps([TOOL]) + "\n<user>Hi\n"
@@ -71,7 +71,7 @@ def test_without_a_generation_prompt_it_ends_with_the_last_message() -> None:
     assert render(add_generation_prompt=False) == "<user>Hi\n"
 
 
-def test_no_argument_takes_the_place_of_what_is_told_anyway() -> None:
+def test_arguments_do_not_replace_the_values_that_are_always_set() -> None:
     arguments = {"messages": [], "bos_token": "x", "add_generation_prompt": False}
     assert render(arguments=arguments) == render()
 
@@ -99,12 +99,12 @@ def test_tools_are_a_list_or_its_json_text() -> None:
     [
         ({}, "not a list"),
         ("[", "is not JSON"),
-        ([1], "not a function"),
-        ([{"type": "function"}], "not a function"),
-        ([{"function": {"name": "f"}}], "not a function"),
-        ([{"type": "function", "function": {}}], "the name"),
-        ([{"type": "function", "function": {"name": "two words"}}], "the name"),
-        ([{"type": "function", "function": {"name": "x" * 65}}], "the name"),
+        ([1], "Expected `object`"),
+        ([{"type": "function"}], "field `function`"),
+        ([{"function": {"name": "f"}}], "field `type`"),
+        ([{"type": "function", "function": {}}], "field `name`"),
+        ([{"type": "function", "function": {"name": "two words"}}], "function.name"),
+        ([{"type": "function", "function": {"name": "x" * 65}}], "function.name"),
         ([{"type": "function", "function": {"name": "f", "description": 1}}], "description"),
         ([{"type": "function", "function": {"name": "f", "parameters": []}}], "parameters"),
     ],
@@ -114,7 +114,7 @@ def test_tools_of_another_shape_are_refused(tools: Any, why: str) -> None:
 
 
 def nested(depth: int) -> Any:
-    """Return a value that nests so deep."""
+    """Return a value that nests *depth* deep."""
     value: Any = 1
     for _ in range(depth):
         value = [value]
@@ -152,7 +152,7 @@ def test_arguments_of_another_shape_are_refused(arguments: Any, why: str) -> Non
     assert why in refusal("chat-template-kwargs", arguments)
 
 
-def test_a_reasoning_format_is_one_of_those_there_are() -> None:
+def test_an_unknown_reasoning_format_is_refused() -> None:
     assert read("reasoning-format", "DeepSeek") == "deepseek"
     assert "none, auto, deepseek" in refusal("reasoning-format", "openai")
     assert "none, auto, deepseek" in refusal("reasoning-format", 1)
@@ -161,18 +161,18 @@ def test_a_reasoning_format_is_one_of_those_there_are() -> None:
 # The configuration
 
 
-def test_a_template_of_the_configuration_comes_before_the_files(tmp_path: Path) -> None:
+def test_a_configured_template_precedes_that_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "t.jinja"
     file.write_text("file {{ messages[0].content }}")
     model = write_tiny("llama", tmp_path)
     spec = ModelSpec(name="t", path=str(model))
     inline = "inline {{ messages[0].content }}"
-    for told, text in (
+    for configured, text in (
         (msgspec.structs.replace(spec, chat_template=inline), "inline Hi"),
         (msgspec.structs.replace(spec, chat_template_file=str(file)), "file Hi"),
         (spec, "<user>Hi\n"),
     ):
-        loaded = load_model(told, lambda _: True)
+        loaded = load_model(configured, lambda _: True)
         assert loaded.render(USER) == text
         loaded.close()
 
@@ -189,7 +189,7 @@ def test_a_template_of_the_configuration_comes_before_the_files(tmp_path: Path) 
     ],
     ids=["none", "no text", "empty", "no end", "no template", "too long"],
 )
-def test_a_template_file_that_is_none_fails_the_load(
+def test_an_invalid_template_file_fails_the_load(
     tmp_path: Path, content: bytes | None, why: str
 ) -> None:
     file = tmp_path / "t.jinja"
@@ -201,7 +201,7 @@ def test_a_template_file_that_is_none_fails_the_load(
     assert caught.value.hint
 
 
-def test_a_template_and_a_file_of_one_are_one_too_many() -> None:
+def test_a_template_and_a_template_file_together_are_refused() -> None:
     with pytest.raises(LoadFailed, match="both"):
         configured_source(ModelSpec(name="t", chat_template="x", chat_template_file="y"))
 

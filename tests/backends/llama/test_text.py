@@ -14,7 +14,7 @@ from inferd.backends.llama.loading.loader import load_llama
 from inferd.backends.llama.model import LlamaModel
 from inferd.backends.llama.sampling.samplers import seed_of
 from inferd.backends.llama.text.template import ChatTemplate
-from tests.backends.driving import DRAWN, GREEDY, generate, prefill
+from tests.backends.driving import GREEDY, SAMPLED, generate, prefill
 from tests.models import gemma3
 from tests.tiny_gguf import write_tiny
 
@@ -44,7 +44,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
 
 
 @pytest.mark.model
-def test_special_tokens_are_read_from_the_text_only_if_asked_for(llama: Model) -> None:
+def test_special_tokens_are_read_from_the_text_only_on_request(llama: Model) -> None:
     name = b"<|im_end|>"
     (token,) = llama.tokenize(name, special=True, bos=False)
     assert llama.is_eog(token) and llama.is_control(token)
@@ -53,7 +53,7 @@ def test_special_tokens_are_read_from_the_text_only_if_asked_for(llama: Model) -
 
 
 @pytest.mark.model
-def test_bos_is_added_where_the_model_wants_it(llama: Model, gemma: Model) -> None:
+def test_bos_is_added_if_the_model_expects_it(llama: Model, gemma: Model) -> None:
     assert gemma.piece(gemma.tokenize(b"a", special=False, bos=True)[0]) == b"<bos>"
     assert len(gemma.tokenize(b"a", special=False, bos=False)) == 1
     assert len(llama.tokenize(b"a", special=False, bos=True)) == 1
@@ -68,8 +68,8 @@ def test_no_piece_is_longer_than_token_bytes_max(llama: Model, gemma: Model) -> 
 
 @pytest.mark.parametrize("text", [b"\xff", b"ab\xc3", b"\xed\xa0\x80", b"\xf5\x80\x80\x80"])
 @pytest.mark.model
-def test_text_that_is_no_utf8_is_refused(llama: Model, text: bytes) -> None:
-    """llama.cpp's BPE tokenizer ends the process over some of these."""
+def test_text_that_is_not_utf8_is_refused(llama: Model, text: bytes) -> None:
+    """llama.cpp's BPE tokenizer aborts the process for some of these."""
     with pytest.raises(InvalidArgument, match="UTF-8"):
         llama.tokenize(text, special=False, bos=True)
 
@@ -84,8 +84,8 @@ def test_a_long_text_has_more_tokens_than_guessed(llama: Model) -> None:
 
 
 @pytest.mark.model
-def test_gemmas_window_answers_nothing_once_cells_are_missing(gemma: LlamaModel) -> None:
-    """`seq_rm` says true here, and leaves logits that are wrong."""
+def test_trim_keeps_nothing_of_gemmas_window_once_cells_are_missing(gemma: LlamaModel) -> None:
+    """`seq_rm` returns true here, and the logits are wrong."""
     gemma.trim(0, 0)
     prefill(gemma, 0, [500 + i for i in range(900)])
     assert gemma.trim(0, 890) == 890
@@ -107,7 +107,7 @@ def test_smollm2s_template(llama: Model) -> None:
 
 
 @pytest.mark.model
-def test_a_model_without_a_template_says_so(gemma: Model) -> None:
+def test_a_model_without_a_template_refuses_to_render(gemma: Model) -> None:
     """This Gemma is a base model: its file has none."""
     assert not gemma.info.has_chat_template
     with pytest.raises(UnsupportedOperation, match="no chat template"):
@@ -126,7 +126,7 @@ GEMMA_IT = (
     "{{ m['content'] | trim }}<end_of_turn>\n{% endfor %}"
     "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
-"""The parts that matter of instruction-tuned Gemma's."""
+"""The parts of instruction-tuned Gemma's template that matter here."""
 
 
 def test_the_bos_that_tokenizing_adds_is_not_written_twice() -> None:
@@ -135,7 +135,7 @@ def test_the_bos_that_tokenizing_adds_is_not_written_twice() -> None:
     assert kept.startswith("<s><start_of_turn>")
 
 
-def test_what_the_template_refuses_is_an_invalid_argument() -> None:
+def test_messages_that_the_template_refuses_are_an_invalid_argument() -> None:
     with pytest.raises(InvalidArgument, match="roles must alternate"):
         render(GEMMA_IT, USER * 2)
 
@@ -166,7 +166,7 @@ def test_the_extras_that_templates_use() -> None:
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     ],
 )
-def test_a_hostile_template_is_answered(source: str) -> None:
+def test_a_hostile_template_gives_an_error(source: str) -> None:
     with pytest.raises(InvalidArgument):
         render(source)
 
@@ -183,7 +183,7 @@ def test_an_endless_template_ends() -> None:
 def test_seeds_of_a_turn_differ_and_never_change() -> None:
     seeds = {seed_of(seed, index) for seed in range(40) for index in range(100)}
     assert len(seeds) == 4000 and max(seeds) < 0xFFFFFFFF
-    # Written down: a text begun before an upgrade goes on the same after it.
+    # Fixed values: a turn that began before an upgrade continues identically after it.
     assert (seed_of(0, 0), seed_of(7, 3), seed_of(0xFFFFFFFF, 1)) == (
         2065550767,
         2756279400,
@@ -191,7 +191,7 @@ def test_seeds_of_a_turn_differ_and_never_change() -> None:
     )
 
 
-def test_another_seed_draws_another_text(tiny: LlamaModel) -> None:
+def test_another_seed_samples_another_text(tiny: LlamaModel) -> None:
     prompt = [1, *range(10, 40)]
     texts = []
     for seed in (1, 2):
@@ -201,42 +201,42 @@ def test_another_seed_draws_another_text(tiny: LlamaModel) -> None:
     assert texts[0] != texts[1]
 
 
-def test_drawing_follows_the_probabilities(tiny: LlamaModel) -> None:
-    """Tokens drawn at 2000 indices against the softmax of the row: no bias by seeding anew."""
+def test_sampling_follows_the_probabilities(tiny: LlamaModel) -> None:
+    """Tokens at 2000 indices are compared with the softmax: new seeds add no bias."""
     tiny.trim(0, 0)
     prefill(tiny, 0, [1, *range(10, 40)])
-    row = tiny.take_logits(0)
-    assert isinstance(row, np.ndarray)
-    sampler, counts = tiny.sampler(DRAWN, []), np.zeros(len(row))
+    logits = tiny.take_logits(0)
+    assert isinstance(logits, np.ndarray)
+    sampler, counts = tiny.sampler(SAMPLED, []), np.zeros(len(logits))
     for index in range(2000):
-        tiny.put_logits(0, row)
+        tiny.put_logits(0, logits)
         counts[tiny.sample(0, sampler, index)] += 1
     sampler.close()
-    expected = np.exp(row - row.max())
+    expected = np.exp(logits - logits.max())
     expected /= expected.sum()
     assert np.abs(counts / 2000 - expected).max() < 0.05
 
 
-def test_greedy_takes_the_likeliest(tiny: LlamaModel) -> None:
+def test_greedy_samples_the_top_token(tiny: LlamaModel) -> None:
     tiny.trim(0, 0)
     prefill(tiny, 0, [1, 10, 11])
-    row = tiny.logits(0)
-    assert tiny.sample(0, tiny.sampler(GREEDY, []), 0) == int(row.argmax())
+    logits = tiny.logits(0)
+    assert tiny.sample(0, tiny.sampler(GREEDY, []), 0) == int(logits.argmax())
 
 
-def test_penalties_see_the_prompt_and_what_was_drawn(tiny: LlamaModel) -> None:
+def test_penalties_see_the_prompt_and_the_sampled_tokens(tiny: LlamaModel) -> None:
     tiny.trim(0, 0)
     prefill(tiny, 0, [1, 10, 11])
-    row = tiny.take_logits(0)
-    assert isinstance(row, np.ndarray)
-    ranked = [int(t) for t in row.argsort()[::-1]]
+    logits = tiny.take_logits(0)
+    assert isinstance(logits, np.ndarray)
+    ranked = [int(t) for t in logits.argsort()[::-1]]
     params = SamplingParams(temp=0, presence_penalty=100.0, last_n_penalty=8)
     sampler = tiny.sampler(params, [ranked[0]])
-    drawn = []
+    tokens = []
     for index in range(3):
-        tiny.put_logits(0, row)
-        drawn.append(tiny.sample(0, sampler, index))
-    assert drawn == ranked[1:4]
+        tiny.put_logits(0, logits)
+        tokens.append(tiny.sample(0, sampler, index))
+    assert tokens == ranked[1:4]
 
 
 @pytest.mark.model
@@ -256,7 +256,7 @@ def test_ignore_eos_never_ends(llama: Model) -> None:
     ],
     ids=str,
 )
-def test_extreme_parameters_draw_something(tiny: LlamaModel, params: SamplingParams) -> None:
+def test_extreme_parameters_sample_a_token(tiny: LlamaModel, params: SamplingParams) -> None:
     tiny.trim(0, 0)
     assert len(generate(tiny, 0, [1, 10, 11], params)) == 6
 

@@ -1,4 +1,4 @@
-"""The threads that steps are computed on."""
+"""The compute threads of steps."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def others() -> set[str]:
 
 
 def cpu_ns(thread: str) -> int:
-    """Return the time that a thread has run."""
+    """Return the CPU time of a thread in nanoseconds."""
     return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0])
 
 
-def test_the_parameters_are_laid_out_as_llama_cpp_has_them() -> None:
+def test_the_parameters_have_the_layout_of_llama_cpp() -> None:
     params = threads._Params()
     ctypes.memset(ctypes.byref(params), 0xFF, ctypes.sizeof(params))
     threads._defaults(ctypes.byref(params), 7)
     assert not any(params.cpumask)
-    told = (params.n_threads, params.prio, params.poll, params.strict_cpu, params.paused)
-    assert told == (7, 0, 50, False, False)
+    defaults = (params.n_threads, params.prio, params.poll, params.strict_cpu, params.paused)
+    assert defaults == (7, 0, 50, False, False)
 
 
 def test_the_engine_is_built_without_threads_of_another_kind() -> None:

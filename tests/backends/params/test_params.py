@@ -1,4 +1,4 @@
-"""Reading parameters: every key at, inside and outside its limits, in every spelling and form."""
+"""Parameters are read at, inside and outside their limits, in every spelling and form."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ BAD: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("parameter", NUMBERS, ids=lambda p: p.name)
-def test_a_number_is_taken_up_to_its_limits_and_refused_beyond(parameter: Parameter) -> None:
+def test_a_number_is_accepted_up_to_its_limits_and_refused_beyond(parameter: Parameter) -> None:
     step = 1 if parameter.kind == "int" else 0.125
     for good in (parameter.low, parameter.low + step, parameter.high):
         value = int(good) if parameter.kind == "int" else min(good, parameter.high)
@@ -116,7 +116,7 @@ def test_a_number_is_taken_up_to_its_limits_and_refused_beyond(parameter: Parame
         assert caught.value.message.endswith(f"nearest: {nearest:g}")
 
 
-def test_a_choice_is_one_of_its_names_and_the_empty_text_only_where_that_is_one() -> None:
+def test_a_choice_accepts_its_names_and_the_empty_text_only_if_that_is_one() -> None:
     assert read_options({"pooling": ""}).values == {"pooling": ""}
     with pytest.raises(InvalidArgument, match="'' is not one of none, auto, deepseek"):
         read_options({"reasoning-format": ""})
@@ -147,7 +147,7 @@ def test_every_spelling_is_read(parameter: Parameter) -> None:
             assert read_options({key: value}).values == {parameter.name: value}
 
 
-def test_all_errors_are_told_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     with pytest.raises(InvalidArgument) as caught:
         read_options({"temp": -1, "top-k": "x", "seeed": 1}, strict=True)
     assert caught.value.data["errors"] == [
@@ -158,7 +158,7 @@ def test_all_errors_are_told_at_once() -> None:
 
 
 @pytest.mark.parametrize("key", IGNORED_KEYS)
-def test_a_key_without_effect_is_told_or_where_keys_are_strict_refused(key: str) -> None:
+def test_a_key_without_effect_is_reported_or_with_strict_refused(key: str) -> None:
     options = read_options({key: "x", "temp": 0})
     assert options.ignored == [key] and options.values == {"temp": 0}
     for strict in ({"strict": True}, {}):
@@ -219,12 +219,12 @@ def test_the_sections_of_wasi_nn_backend_are_read_as_if_they_stood_at_the_top() 
 
 
 @pytest.mark.parametrize("text", ["[1]", "7", '"a"', "{", "{]", '{"a":' * 2000, b"\xff"])
-def test_what_is_no_json_object_is_refused(text: str | bytes) -> None:
+def test_text_that_is_not_a_json_object_is_refused(text: str | bytes) -> None:
     with pytest.raises(InvalidEncoding):
         parse_json_options(text)
 
 
-# What contradicts itself
+# Contradictions
 
 
 @pytest.mark.parametrize(
@@ -241,18 +241,16 @@ def test_what_is_no_json_object_is_refused(text: str | bytes) -> None:
     ],
     ids=str,
 )
-def test_what_does_not_hold_as_asked_for_is_told(
-    values: dict[str, Any], key: str, holds: object
-) -> None:
+def test_adjusted_parameters_are_reported(values: dict[str, Any], key: str, holds: object) -> None:
     before = dict(values)
-    settled, told = adjust_parameters(values)
-    assert settled[key] == holds and list(told) == [key] and told[key]
+    adjusted, reasons = adjust_parameters(values)
+    assert adjusted[key] == holds and list(reasons) == [key] and reasons[key]
     assert values == before
 
 
-def test_mirostat_alone_takes_the_chains_place_without_a_word() -> None:
-    settled, told = adjust_parameters({"mirostat": 1})
-    assert settled["samplers"] == ["temperature"] and told == {}
+def test_mirostat_replaces_the_default_chain_without_a_report() -> None:
+    adjusted, reasons = adjust_parameters({"mirostat": 1})
+    assert adjusted["samplers"] == ["temperature"] and reasons == {}
 
 
 @pytest.mark.parametrize(
@@ -270,12 +268,12 @@ def test_mirostat_alone_takes_the_chains_place_without_a_word() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_hold_together_is_refused(values: dict[str, Any], says: str) -> None:
+def test_contradictory_parameters_are_refused(values: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
         adjust_parameters(values)
 
 
-def test_what_is_at_the_limit_holds() -> None:
+def test_parameters_at_their_limits_are_accepted() -> None:
     values: dict[str, Any] = {
         "dry-sequence-breakers": ["x" * 40] * 8,
         "samplers": ["top-k", "infill"],
@@ -284,7 +282,7 @@ def test_what_is_at_the_limit_holds() -> None:
     assert adjust_parameters(values | {"top-k": 1000})[1] == {}
 
 
-def test_sampling_params_are_what_was_read() -> None:
+def test_sampling_params_have_the_values_that_were_read() -> None:
     values = read_options(
         {"temp": 0.5, "samplers": "kt", "logit_bias": {"7": False}, "stop": ["x"]}
     ).values

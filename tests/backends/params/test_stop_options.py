@@ -1,4 +1,4 @@
-"""What ends a turn, read from JSON: our parameters, and the forms of other runtimes."""
+"""Stop conditions are read from JSON: inferd's parameters, and the forms of other runtimes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ from inferd.backends.params.stop_options import (
     ],
     ids=str,
 )
-def test_every_form_acts(document: dict[str, Any], values: dict[str, Any]) -> None:
+def test_every_form_is_read(document: dict[str, Any], values: dict[str, Any]) -> None:
     for form in (document, {"stopping": document}):
         if "stopping" in document and form is not document:
             continue
@@ -105,7 +105,7 @@ def test_every_form_acts(document: dict[str, Any], values: dict[str, Any]) -> No
     ],
     ids=str,
 )
-def test_a_form_that_is_wrong_is_refused_with_its_key(document: dict[str, Any], says: str) -> None:
+def test_an_invalid_form_is_refused_with_its_key(document: dict[str, Any], says: str) -> None:
     [key] = document
     with pytest.raises(InvalidArgument, match=says) as caught:
         read_options(document)
@@ -128,12 +128,12 @@ def test_a_form_that_is_wrong_is_refused_with_its_key(document: dict[str, Any], 
     ],
     ids=lambda v: str(v)[:60],
 )
-def test_conditions_that_cannot_hold_are_refused(values: dict[str, Any], says: str) -> None:
+def test_invalid_conditions_are_refused(values: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
         adjust_parameters(values)
 
 
-def test_conditions_at_their_limits_hold() -> None:
+def test_conditions_at_their_limits_are_accepted() -> None:
     values: dict[str, Any] = {
         "grammar": "root ::= [a]",
         "stop-patterns": ["a{123}b"] * PATTERNS_MAX,
@@ -160,14 +160,14 @@ def test_conditions_at_their_limits_hold() -> None:
     ],
     ids=str,
 )
-def test_conditions_without_effect_are_told(
+def test_conditions_without_effect_are_reported(
     values: dict[str, Any], key: str, holds: object
 ) -> None:
-    settled, told = adjust_parameters(values)
-    assert settled[key] == holds and list(told) == [key]
+    adjusted, reasons = adjust_parameters(values)
+    assert adjusted[key] == holds and list(reasons) == [key]
 
 
-def test_what_was_read_is_what_the_engine_gets() -> None:
+def test_the_engine_gets_the_values_that_were_read() -> None:
     values = read_options(
         {"stop_patterns": "a+", "stop_token_ids": [3], "n_indent": 2, "stop_repetition": 0.5}
     ).values
@@ -206,7 +206,7 @@ def test_what_was_read_is_what_the_engine_gets() -> None:
     ],
     ids=lambda v: str(v)[:40],
 )
-def test_what_is_about_similarity_at_inside_and_outside_of_its_limits(
+def test_similarity_parameters_at_inside_and_outside_their_limits(
     key: str, value: object, read: object
 ) -> None:
     if isinstance(read, str) and " " in read:
