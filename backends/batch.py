@@ -23,16 +23,12 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 def check_chunks(
-    chunks: Sequence[Chunk],
-    lengths: Mapping[int, int],
-    *,
-    tokens_max: int,
-    length_max: int,
-    vocab_size: int,
+    chunks: Sequence[Chunk], lengths: Mapping[int, int], tokens_max: int, ctx_size: int, vocab: int
 ) -> None:
     """Check a batch of at most *tokens_max* tokens for slots that hold *lengths* tokens.
 
-    llama.cpp aborts the process, or computes wrongly, for a batch that is refused here.
+    A slot holds at most *ctx_size* tokens; tokens are below *vocab*. llama.cpp aborts the process,
+    or computes wrongly, for a batch that is refused here.
 
     :raises BackendError: a chunk is wrong, or the batch is empty or too large.
     """
@@ -46,10 +42,10 @@ def check_chunks(
                 f"{len(tokens)} tokens at position {chunk.position} in slot {slot}, which has"
                 f" {lengths[slot]}"
             )
-        if min(tokens) < 0 or max(tokens) >= vocab_size:
-            raise BackendError(f"a token outside 0 … {vocab_size - 1} for slot {slot}")
-        if chunk.position + len(tokens) > length_max:
-            raise BackendError(f"slot {slot} holds at most {length_max} tokens")
+        if min(tokens) < 0 or max(tokens) >= vocab:
+            raise BackendError(f"a token outside 0 … {vocab - 1} for slot {slot}")
+        if chunk.position + len(tokens) > ctx_size:
+            raise BackendError(f"slot {slot} holds at most {ctx_size} tokens")
         count, last_slot = count + len(tokens), slot
     if not 0 < count <= tokens_max:
         raise BackendError(f"a batch of {count} tokens; 1 … {tokens_max} are possible")

@@ -161,14 +161,8 @@ class EmbeddingSlots:
 
     def check_batch(self, chunks: Sequence[Chunk]) -> None:
         """Check a batch; see `check_chunks`."""
-        most = self.info.tokens_max
-        check_chunks(
-            chunks,
-            self._lengths,
-            tokens_max=self.info.batch_tokens_max,
-            length_max=most,
-            vocab_size=self._vocab_size,
-        )
+        most, step_most = self.info.tokens_max, self.info.batch_tokens_max
+        check_chunks(chunks, self._lengths, step_most, most, self._vocab_size)
         total = sum(self._lengths.values()) + sum(len(chunk.tokens) for chunk in chunks)
         if total > most:
             raise BackendError(f"{total} tokens in all slots; {most} at most")

@@ -91,7 +91,7 @@ class Pattern:
         """By state; `_NO_TEST`: it consumes no character."""
         self._tests: dict[Any, int] = {}
         self._passes: list[Test] = []
-        self._passed: dict[str, frozenset[int]] = {}
+        self.passed = lru_cache(_PASSED_MAX)(self._tests_passed)
         self._edges: list[tuple[int, ...]] = []
         self._lines: dict[int, bool] = {}
         """States that pass only at the text's beginning, or, if true, at any line's."""
@@ -117,16 +117,9 @@ class Pattern:
         """Return the pattern of *text*, from a cache."""
         return Pattern(text, whole=whole)
 
-    def passed(self, character: str) -> frozenset[int]:
+    def _tests_passed(self, character: str) -> frozenset[int]:
         """Return the numbers of the tests that *character* passes."""
-        found = self._passed.get(character)
-        if found is None:
-            if len(self._passed) >= _PASSED_MAX:
-                self._passed.clear()
-            passes = enumerate(self._passes)
-            found = frozenset(number for number, test in passes if test(character))
-            self._passed[character] = found
-        return found
+        return frozenset(number for number, test in enumerate(self._passes) if test(character))
 
     def _closure(self, state: int, before: int) -> tuple[int, ...]:
         """Return the consuming states, and the end, that are reached without a character."""

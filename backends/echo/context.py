@@ -43,13 +43,8 @@ class EchoContext:
         :raises KvFull: there are too few free cells.
         :raises BackendError: as `check_chunks` describes.
         """
-        check_chunks(
-            chunks,
-            {slot: self.length(slot) for slot in range(len(self.slots))},
-            tokens_max=self.info.batch_size,
-            length_max=self.info.ctx_size,
-            vocab_size=self.info.vocab_size,
-        )
+        info, lengths = self.info, {i: len(slot.tokens) for i, slot in enumerate(self.slots)}
+        check_chunks(chunks, lengths, info.batch_size, info.ctx_size, info.vocab_size)
         for chunk in chunks:
             slot = self.slots[chunk.slot]
             assert self._can_continue(slot, chunk.position), "cells of the window are missing"

@@ -47,7 +47,7 @@ def read_tools(_: Parameter, value: Any) -> list[dict[str, Any]]:
 
     :raises ValueError: they have another shape, or are too many or too large.
     """
-    tools = _plain(value, TOOLS_BYTES_MAX)
+    tools = _as_json(value, TOOLS_BYTES_MAX)
     if not isinstance(tools, list) or len(tools) > TOOLS_MAX:
         raise ValueError(f"{shorten(value)} is not a list of up to {TOOLS_MAX} tools")
     try:
@@ -63,7 +63,7 @@ def read_arguments(_: Parameter, value: Any) -> dict[str, Any]:
     :raises ValueError: it is not a map, a name is invalid or reserved, or the arguments are too
         many or too large.
     """
-    arguments = _plain(value, ARGUMENTS_BYTES_MAX)
+    arguments = _as_json(value, ARGUMENTS_BYTES_MAX)
     if not isinstance(arguments, dict) or len(arguments) > ARGUMENTS_MAX:
         raise ValueError(f"{shorten(value)} is not a map of up to {ARGUMENTS_MAX} arguments")
     for name in arguments:
@@ -74,18 +74,18 @@ def read_arguments(_: Parameter, value: Any) -> dict[str, Any]:
     return arguments
 
 
-def _plain(value: Any, bytes_max: int) -> Any:
+def _as_json(value: Any, bytes_max: int) -> Any:
     """Return *value* as plain JSON types; a text is decoded as JSON."""
     try:
         text = value.encode() if isinstance(value, str) else msgspec.json.encode(value)
         if len(text) > bytes_max:
             raise ValueError(f"{len(text)} bytes of JSON; {bytes_max} at most")
-        plain = msgspec.json.decode(text)
+        decoded = msgspec.json.decode(text)
     except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError, RecursionError):
         raise ValueError(f"{shorten(value)} is not JSON") from None
-    if _depth(plain) > DEPTH_MAX:
+    if _depth(decoded) > DEPTH_MAX:
         raise ValueError(f"it nests more than {DEPTH_MAX} deep")
-    return plain
+    return decoded
 
 
 def _depth(value: Any, depth: int = 0) -> int:

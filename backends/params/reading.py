@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from reprlib import repr as shorten
 from typing import Any
 
@@ -56,11 +56,11 @@ class Options(msgspec.Struct, kw_only=True):
         return {k: v for k, v in self.values.items() if BY_NAME[k].level in levels}
 
 
-def nearest(key: str, known: Any) -> str:
-    """Return a question that suggests the known key nearest to *key*, or an empty text."""
+def nearest(key: str, keys: Iterable[str]) -> str:
+    """Return a question that suggests the one of *keys* nearest to *key*, or an empty text."""
     if len(key) > KEY_CHARACTERS_MAX:
         return ""
-    close = difflib.get_close_matches(key, list(known), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(key, list(keys), n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else ""
 
 
@@ -97,11 +97,11 @@ def read_options(raw: Mapping[str, Any], *, strict: bool = False) -> Options:
         if value is None or (name == "strict" and isinstance(value, bool)):
             continue
         try:
-            meant = FORMS[name](value) if name in FORMS else {name: value}
+            values = FORMS[name](value) if name in FORMS else {name: value}
         except ValueError as exc:
             errors.append(f"{key}: {exc}")
             continue
-        for spelling, item in meant.items():
+        for spelling, item in values.items():
             if spelling in BY_SPELLING:
                 _read_value(BY_SPELLING[spelling], key, item, options.values, errors)
             elif strict:
@@ -114,13 +114,13 @@ def read_options(raw: Mapping[str, Any], *, strict: bool = False) -> Options:
 
 
 def _flat(raw: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str, Any]]:
-    """Yield the key, the spelling of a parameter, and the value."""
+    """Yield each key as it is given, its spelling with the section's prefix, and its value."""
     prefix = _SECTIONS.get(path, "")
     for key, value in raw.items():
         spelling = str(key).lower().replace("_", "-")
-        place = f"{path}.{spelling}" if path else spelling
-        if place in _SECTIONS and isinstance(value, Mapping):
-            yield from _flat(value, place)
+        section = f"{path}.{spelling}" if path else spelling
+        if section in _SECTIONS and isinstance(value, Mapping):
+            yield from _flat(value, section)
         else:
             yield str(key), prefix + spelling, value
 
@@ -157,10 +157,9 @@ def _read_float(parameter: Parameter, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{shorten(value)} is not a number")
     if not parameter.low <= value <= parameter.high:
-        good = min(max(value, parameter.low), parameter.high) if value == value else parameter.low
-        raise ValueError(
-            f"{shorten(value)} is outside {parameter.low:g} … {parameter.high:g}; nearest: {good:g}"
-        )
+        low, high = parameter.low, parameter.high
+        valid = min(max(value, low), high) if value == value else low
+        raise ValueError(f"{shorten(value)} is outside {low:g} … {high:g}; nearest: {valid:g}")
     return float(value)
 
 
@@ -212,17 +211,17 @@ def _read_samplers(_: Parameter, value: Any) -> list[str]:
 
 
 def _sampler(name: str) -> str:
-    plain = name.strip().lower().replace("_", "-")
-    known = {n.replace("-", ""): n for n in SAMPLERS} | {
+    spelling = name.strip().lower().replace("_", "-")
+    samplers = {n.replace("-", ""): n for n in SAMPLERS} | {
         "temp": "temperature",
         "typical": "typ-p",
         "typicalp": "typ-p",
         "nucleus": "top-p",
     }
     try:
-        return known[plain.replace("-", "")]
+        return samplers[spelling.replace("-", "")]
     except KeyError:
-        hint = nearest(plain, SAMPLERS) or f"there are {', '.join(SAMPLERS)}"
+        hint = nearest(spelling, SAMPLERS) or f"there are {', '.join(SAMPLERS)}"
         raise ValueError(f"there is no sampler {shorten(name)}; {hint}") from None
 
 

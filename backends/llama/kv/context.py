@@ -134,13 +134,7 @@ class LlamaContext:
 
     def check(self, chunks: Sequence[Chunk]) -> None:
         """Check a batch; see `check_chunks`."""
-        check_chunks(
-            chunks,
-            self._lengths,
-            tokens_max=self.batch_size,
-            length_max=self.ctx_size,
-            vocab_size=self._vocab_size,
-        )
+        check_chunks(chunks, self._lengths, self.batch_size, self.ctx_size, self._vocab_size)
 
     def decode(self, chunks: Sequence[Chunk]) -> dict[int, int]:
         """Decode a checked batch; return by slot the index of its logits until the next decode.

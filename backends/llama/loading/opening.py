@@ -164,13 +164,13 @@ def _load_descriptor(fd: int, name: str, file: GgufFile, params: Any) -> Any:
 
 def _check_kind(model: Any, name: str) -> None:
     vocab = lib.llama_model_get_vocab(model)
-    for is_so, kind in (
+    for applies, kind in (
         (lib.llama_model_has_encoder(model), "an encoder"),
         (not lib.llama_model_has_decoder(model), "no decoder"),
         (lib.llama_model_is_diffusion(model), "a diffusion process"),
         (lib.llama_vocab_type(vocab) == lib.LLAMA_VOCAB_TYPE_NONE, "no vocabulary"),
     ):
-        if is_so:
+        if applies:
             raise UnsupportedOperation(
                 f"{name!r} has {kind}: inferd does not run such models",
                 hint="use a decoder-only language model",
