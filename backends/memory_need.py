@@ -20,11 +20,9 @@ class Device(msgspec.Struct, frozen=True):
 
 
 def check_devices(spec: ModelSpec, found: list[Device]) -> None:
-    """Check that the devices that *spec* chooses are among those *found*.
+    """Raise InvalidArgument if *spec* chooses a device that is not among those *found*.
 
     Without devices the CPU runs all layers, whatever *spec* chooses.
-
-    :raises InvalidArgument: *spec* names a device that was not found.
     """
     names = ", ".join(device.name for device in found)
     if found and spec.main_gpu >= len(found):

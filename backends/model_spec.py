@@ -45,9 +45,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """The configurable size of a model: parallel sequences, tokens of each one's context, tokens
-    of a step, layers on devices.
-    """
+    """The part of a `ModelSpec` that sets the model's size."""
 
     slots: int
     ctx_size: int

@@ -38,11 +38,7 @@ class EchoContext:
         self.info, self._options = info, options
 
     def check_batch(self, chunks: Sequence[Chunk], adapters: tuple[str, ...]) -> None:
-        """Check that a step with *adapters* may decode *chunks*.
-
-        :raises KvFull: there are too few free cells.
-        :raises BackendError: as `check_chunks` describes.
-        """
+        """Check that a step with *adapters* may decode *chunks*; see `Model.step`."""
         info, lengths = self.info, {i: len(slot.tokens) for i, slot in enumerate(self.slots)}
         check_chunks(chunks, lengths, info.batch_size, info.ctx_size, info.vocab_size)
         for chunk in chunks:

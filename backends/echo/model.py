@@ -156,10 +156,7 @@ def next_token(tokens: Sequence[int]) -> int:
 
 
 def load_echo(spec: ModelSpec, progress: LoadProgress) -> EchoModel:
-    """Load the echo model in `load_ms`.
-
-    :raises Cancelled: *progress* returned False.
-    """
+    """Load the echo model in `load_ms`; see `load_model`."""
     model = EchoModel(spec)
     parts = 10 if model.options.load_ms else 1
     for part in range(parts):

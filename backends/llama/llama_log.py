@@ -31,7 +31,7 @@ class LogRing:
 
     def install(self) -> None:
         """Redirect llama.cpp's log from stderr to this ring."""
-        # On an abort gdb would be started for a backtrace, and the exit would take seconds longer.
+        # On an abort ggml would start gdb for a backtrace, and the exit would take seconds longer.
         os.environ.setdefault("GGML_NO_BACKTRACE", "1")
         lib.llama_log_set(self._callback, ctypes.c_void_p(0))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import dataclass
 from typing import Any
 
 from llama_cpp import llama_cpp as lib
@@ -17,36 +16,29 @@ from .loading.gguf_check import GgufFile, open_model_file, read_gguf
 from .loading.opening import c_file
 
 
-@dataclass(slots=True)
-class _Loaded:
-    pointer: Any
-    info: AdapterInfo
-
-
 class LlamaAdapters:
     """The loaded and selected adapters. Owned by the model's thread; *file* is the model's own."""
 
     def __init__(self, model: Any, context: Any, file: GgufFile):
         self._model, self._context, self._file = model, context, file
-        self._loaded: dict[str, _Loaded] = {}
+        self._loaded: dict[str, tuple[Any, AdapterInfo]] = {}
+        """By id, llama.cpp's pointer and the description."""
         self._chosen: tuple[str, ...] = ()
         self._applied: tuple[str, ...] = ()
 
     def add(self, spec: AdapterSpec) -> AdapterInfo:
         """Load an adapter; see `Model.add_adapter`."""
+        name = os.path.basename(spec.path)
         with open_model_file(spec.path) as fd:
-            return self._find_or_load(fd, os.path.basename(spec.path)).info
-
-    def _find_or_load(self, fd: int, name: str) -> _Loaded:
-        file = read_gguf(fd, name)
-        check_adapter(file, self._file, name)
-        adapter_id = hash_of(fd)
-        if adapter_id not in self._loaded:
-            check_numbers(fd, file, name)
-            size = sum(tensor.size for tensor in file.tensors.values())
-            info = AdapterInfo(id=adapter_id, size_bytes=size)
-            self._loaded[adapter_id] = _Loaded(self._load(fd, name), info)
-        return self._loaded[adapter_id]
+            file = read_gguf(fd, name)
+            check_adapter(file, self._file, name)
+            adapter_id = hash_of(fd)
+            if adapter_id not in self._loaded:
+                check_numbers(fd, file, name)
+                size = sum(tensor.size for tensor in file.tensors.values())
+                info = AdapterInfo(id=adapter_id, size_bytes=size)
+                self._loaded[adapter_id] = self._load(fd, name), info
+        return self._loaded[adapter_id][1]
 
     def _load(self, fd: int, name: str) -> Any:
         log = capture()
@@ -64,7 +56,7 @@ class LlamaAdapters:
         """Unload an adapter; see `Model.remove_adapter`."""
         assert adapter_id not in {split_key(key)[0] for key in self._chosen}, "it is in use"
         self.apply()  # the context may still point to it
-        lib.llama_adapter_lora_free(self._loaded.pop(adapter_id).pointer)
+        lib.llama_adapter_lora_free(self._loaded.pop(adapter_id)[0])
 
     def choose(self, keys: tuple[str, ...]) -> None:
         """Select the adapters of the next steps; see `Model.set_adapters`."""
@@ -77,13 +69,11 @@ class LlamaAdapters:
         self._chosen = keys
 
     def apply(self) -> None:
-        """Set the selected adapters in the context, if they have changed: llama.cpp then builds its
-        graphs again in the next decode.
-        """
+        """Set the selected adapters in the context if they changed, as it rebuilds its graphs."""
         if self._chosen == self._applied:
             return
         pairs = [split_key(key) for key in self._chosen]
-        pointers = [self._loaded[adapter_id].pointer for adapter_id, _ in pairs]
+        pointers = [self._loaded[adapter_id][0] for adapter_id, _ in pairs]
         lib.llama_set_adapters_lora(
             self._context,
             (lib.llama_adapter_lora_p_ctypes * len(pairs))(*pointers),

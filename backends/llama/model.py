@@ -40,7 +40,7 @@ class LlamaModel:
         self._context = context
         self._vocab = vocab
         self._template = template
-        self._info = info
+        self.info = info
         self._adapters = adapters
         self._make_embedder = make_embedder
         self._embedder: LlamaEmbedder | None = None
@@ -60,16 +60,11 @@ class LlamaModel:
         self.remove_adapter = adapters.remove
         self.set_adapters = adapters.choose
 
-    @property
-    def info(self) -> ModelInfo:
-        """Facts about the model."""
-        return self._info
-
     def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN_RENDERING) -> str:
         """Return the prompt that the chat template makes of *messages*; see `Model.render`."""
         if self._template is None:
             raise UnsupportedOperation(
-                f"the model {self._info.description!r} has no chat template",
+                f"the model {self.info.description!r} has no chat template",
                 hint="send the prompt as raw text, or set chat-template in the configuration",
             )
         return self._template.render(messages, rendering)
@@ -78,7 +73,7 @@ class LlamaModel:
         self, params: SamplingParams, prompt: Sequence[int], answer: Sequence[int] = ()
     ) -> Sampler:
         """Return a sampler that has seen *prompt* and *answer*; see `Model.sampler`."""
-        seen, ctx_size = [*prompt, *answer], self._info.ctx_size
+        seen, ctx_size = [*prompt, *answer], self.info.ctx_size
         return LlamaSampler(self._vocab, self._prototypes, params, seen, answer, ctx_size)
 
     def step(self, chunks: Sequence[Chunk]) -> None:

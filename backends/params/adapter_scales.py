@@ -9,12 +9,10 @@ from ..adapter_keys import ADAPTERS_MAX, SCALE_MAX, is_scale
 
 
 def read_scales(value: Any) -> list[list[Any]]:
-    """Return pairs of a name or index and a scale.
+    """Return pairs of a name or index and a scale, or raise ValueError.
 
     *value* is a map, or a list whose items are names (scale 1), pairs, or maps with `scale` and
     either `name` or `id` (as in llama-server: an index from 0, or a name).
-
-    :raises ValueError: *value* has another form, or a scale is out of its range.
     """
     items = [[name, scale] for name, scale in value.items()] if isinstance(value, dict) else value
     if isinstance(items, str):

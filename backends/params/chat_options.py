@@ -43,10 +43,7 @@ def read_choice(parameter: Parameter, value: Any) -> str:
 
 
 def read_tools(_: Parameter, value: Any) -> list[dict[str, Any]]:
-    """Return function definitions, given as a list or its JSON text.
-
-    :raises ValueError: they have another shape, or are too many or too large.
-    """
+    """Return function definitions, given as a list or its JSON text, or raise ValueError."""
     tools = _as_json(value, TOOLS_BYTES_MAX)
     if not isinstance(tools, list) or len(tools) > TOOLS_MAX:
         raise ValueError(f"{shorten(value)} is not a list of up to {TOOLS_MAX} tools")
@@ -58,11 +55,7 @@ def read_tools(_: Parameter, value: Any) -> list[dict[str, Any]]:
 
 
 def read_arguments(_: Parameter, value: Any) -> dict[str, Any]:
-    """Return a template's own arguments by name, given as a map or its JSON text.
-
-    :raises ValueError: it is not a map, a name is invalid or reserved, or the arguments are too
-        many or too large.
-    """
+    """Return a template's own arguments by name, given as a map or its JSON text."""
     arguments = _as_json(value, ARGUMENTS_BYTES_MAX)
     if not isinstance(arguments, dict) or len(arguments) > ARGUMENTS_MAX:
         raise ValueError(f"{shorten(value)} is not a map of up to {ARGUMENTS_MAX} arguments")

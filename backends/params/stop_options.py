@@ -56,11 +56,7 @@ def _as_tuple(value: Any) -> Any:
 
 
 def trigger_pattern(kind: str, value: str) -> Pattern:
-    """Return the pattern whose match starts a lazy grammar; a word matches itself.
-
-    :raises InvalidArgument: the pattern cannot be run.
-    :raises UnsupportedOperation: no pattern can be run on this Python.
-    """
+    """Return the `Pattern` whose match starts a lazy grammar; a word matches itself."""
     if kind == "word":
         return Pattern.cached(re.escape(value))
     return Pattern.cached(value, kind == "pattern-full")

@@ -137,10 +137,7 @@ class LlamaContext:
         check_chunks(chunks, self._lengths, self.batch_size, self.ctx_size, self._vocab_size)
 
     def decode(self, chunks: Sequence[Chunk]) -> dict[int, int]:
-        """Decode a checked batch; return by slot the index of its logits until the next decode.
-
-        :raises BackendError: as `Model.step` describes; also its `KvFull`.
-        """
+        """Decode a checked batch; return by slot the index of its logits until the next decode."""
         logits = self._batch.fill(chunks)
         result = self._threads.decode(self._batch.struct)
         if result in (0, _NO_CELLS):
@@ -163,10 +160,7 @@ class LlamaContext:
         return BackendError(message)
 
     def logits_at(self, index: int) -> NDArray[np.float32]:
-        """Return a view of the logits of token *index* of the last batch, valid until the next.
-
-        :raises BackendError: that token has no logits.
-        """
+        """Return a view of the logits of token *index* of the last batch, valid until the next."""
         pointer = lib.llama_get_logits_ith(self.pointer, index)
         if not pointer:
             raise BackendError(f"token {index} of the last batch has no logits")
@@ -257,10 +251,7 @@ class LlamaContext:
         )
 
     def save(self, slot: int) -> bytes:
-        """Return the state of a slot, after a header with the model's key and the length.
-
-        :raises BackendError: the slot's cells were moved and await a decode; see `move`.
-        """
+        """Return the state of a slot, after a header with the model's key and the length."""
         length = self.length(slot)
         if slot in self._shifted:
             raise BackendError(f"slot {slot} was shifted and not decoded into since")

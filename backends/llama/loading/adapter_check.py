@@ -131,10 +131,7 @@ def _fits(a: tuple[int, ...], b: tuple[int, ...], base: tuple[int, ...], target:
 
 
 def check_numbers(fd: int, adapter: GgufFile, name: str) -> None:
-    """Check that all values of an adapter are finite; results would otherwise become NaN.
-
-    :raises LoadFailed: the adapter is damaged.
-    """
+    """Check that all values of an adapter are finite; results would otherwise become NaN."""
     with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as data:
         for key, tensor in adapter.tensors.items():
             if tensor.kind not in _EXPONENTS:

@@ -101,10 +101,7 @@ class GgufFile:
 
 @contextmanager
 def open_model_file(path: str) -> Iterator[int]:
-    """Open a model file for reading; yield its descriptor.
-
-    :raises LoadFailed: the file is missing or may not be read.
-    """
+    """Open a model file for reading; yield its descriptor."""
     name = os.path.basename(path)
     try:
         # O_NONBLOCK: opening a FIFO would otherwise wait for its writer.

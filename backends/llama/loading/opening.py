@@ -52,10 +52,7 @@ def name_of(spec: ModelSpec) -> str:
 
 
 def read_llama_options(spec: ModelSpec) -> LlamaOptions:
-    """Return the options of *spec*.
-
-    :raises InvalidArgument: an option, or the shape, is wrong.
-    """
+    """Return the options of *spec*, after a check of these and of its shape."""
     try:
         options = msgspec.convert(spec.options, LlamaOptions)
     except msgspec.ValidationError as exc:
@@ -132,10 +129,7 @@ def load_failed(name: str, log: LogRing) -> LoadFailed:
 
 @contextmanager
 def c_file(fd: int, name: str) -> Iterator[Any]:
-    """Yield a ``FILE *`` at the beginning of *fd*: llama.cpp reads the file that was checked.
-
-    :raises LoadFailed: the descriptor cannot be read.
-    """
+    """Yield a ``FILE *`` at the beginning of *fd*: llama.cpp reads the file that was checked."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fdopen.argtypes, libc.fdopen.restype = [ctypes.c_int, ctypes.c_char_p], ctypes.c_void_p
     libc.fclose.argtypes = [ctypes.c_void_p]
@@ -178,11 +172,7 @@ def _check_kind(model: Any, name: str) -> None:
 
 
 def open_context(spec: ModelSpec, params: Any, model: Any, log: LogRing) -> Any:
-    """Return a new context with llama.cpp's *params*; the caller frees it.
-
-    :raises OutOfMemory: there is no memory for it.
-    :raises LoadFailed: llama.cpp refuses it.
-    """
+    """Return a new context with llama.cpp's *params*; the caller frees it."""
     pointer = lib.llama_init_from_model(model, params)
     if not pointer:
         cause = log.cause()

@@ -20,8 +20,7 @@ _LOWEST = float(np.finfo(np.float32).min)
 
 
 def top_candidates(logits: Logits, count: int) -> Ids | None:
-    """Return tokens, ascending, that include the *count* most likely ones; None if these are not a
-    small part of all.
+    """Return tokens, ascending, that include the *count* top ones; None if they are too many.
 
     The logits are read as a table. The bound is chosen so that *count* columns have a highest
     logit of at least the bound; all tokens above the bound are in these columns. The logits are
@@ -34,9 +33,9 @@ def top_candidates(logits: Logits, count: int) -> Ids | None:
     highest = table.max(axis=0)
     bound = np.partition(highest, COLUMNS - count)[COLUMNS - count]
     columns = np.flatnonzero(highest >= bound)
-    line, place = np.nonzero(table[:, columns] >= bound)
+    line, column = np.nonzero(table[:, columns] >= bound)
     found = np.concatenate(
-        (line * COLUMNS + columns[place], np.flatnonzero(rest >= bound) + lines * COLUMNS)
+        (line * COLUMNS + columns[column], np.flatnonzero(rest >= bound) + lines * COLUMNS)
     )
     # NaNs compare as false; with flat logits all tokens are at the bound.
     return found if count <= len(found) <= 4 * CANDIDATES_MAX else None
@@ -60,9 +59,7 @@ def _bounded(logarithm: float) -> float:
 def probs_after_sampling(
     ids: NDArray[np.int32], probabilities: Logits, token: int, count: int
 ) -> TokenProbs:
-    """Return the probability of *token* among a chain's remaining candidates, and the *count* top
-    ones of these.
-    """
+    """Return the probability of *token* and the *count* top ones among a chain's candidates."""
     order = np.argsort(-probabilities, kind="stable")
     top = [(int(ids[i]), float(probabilities[i])) for i in order[:count] if probabilities[i] > 0]
     return TokenProbs(token, float(probabilities[ids == token].sum()), top)

@@ -214,10 +214,7 @@ _ADAPTIVE_P = _stage(
 
 
 def biases_of(vocab: Vocab, params: SamplingParams) -> dict[int, float]:
-    """Return by token the bias to add to its logit: the requested one, or −inf if it is muted.
-
-    :raises InvalidArgument: a token is not in the vocabulary.
-    """
+    """Return by token the bias to add to its logit: the requested one, or −inf if it is muted."""
     biases: dict[int, float] = {}
     for token, bias in params.logit_bias:
         for number in _token_ids(vocab, token):

@@ -79,12 +79,7 @@ class ChatTemplate:
         self._template: jinja2.Template | None = None
 
     def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN_RENDERING) -> str:
-        """Return the prompt that the template makes of *messages*, without the BOS token, which
-        tokenizing adds.
-
-        :raises InvalidArgument: the template refuses the messages, or fails.
-        :raises TooLarge: the prompt is longer than `OUTPUT_CHARACTERS_MAX`.
-        """
+        """Return the prompt without the BOS token, which tokenizing adds; see `Model.render`."""
         try:
             text = self._render([dict(m) for m in messages], rendering)
         except (InvalidArgument, TooLarge):
@@ -120,10 +115,7 @@ class ChatTemplate:
 
 
 def configured_source(spec: ModelSpec) -> str | None:
-    """Return the template that the configuration sets for a model; None: the file's own is used.
-
-    :raises LoadFailed: the template's file cannot be read, or the template does not compile.
-    """
+    """Return the template that the configuration sets; None: the model file's own is used."""
     if spec.chat_template and spec.chat_template_file:
         raise _unusable("chat-template and chat-template-file are both set", "keep one of them")
     source, origin = spec.chat_template, "chat-template"
