@@ -209,7 +209,7 @@ class Candidates:
                 return None
             token = self._pick(sampler.chain(index))
             if not grammar.allows(token):
-                return None  # all allowed tokens are muted
+                return None  # all allowed tokens are suppressed
         sampler.accept(token)
         grammar.accept(token)
         return token

@@ -214,13 +214,13 @@ _ADAPTIVE_P = _stage(
 
 
 def biases_of(vocab: Vocab, params: SamplingParams) -> dict[int, float]:
-    """Return by token the bias to add to its logit: the requested one, or −inf if it is muted."""
+    """Return by token the bias to add to its logit: −inf for suppressed tokens."""
     biases: dict[int, float] = {}
     for token, bias in params.logit_bias:
         for number in _token_ids(vocab, token):
             added = -math.inf if bias is False else float(bias)
             biases[number] = biases.get(number, 0.0) + added
-    never = vocab.muted() + (vocab.eog() if params.ignore_eos else ())
+    never = vocab.suppressed() + (vocab.eog() if params.ignore_eos else ())
     return biases | dict.fromkeys(never, -math.inf)
 
 

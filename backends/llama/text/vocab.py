@@ -22,7 +22,7 @@ class Vocab:
         self._pieces: dict[int, bytes] = {}
         self._buffer = ctypes.create_string_buffer(PIECE_BYTES)
         self._bytes: dict[bytes, int] | None = None
-        self._muted: tuple[int, ...] | None = None
+        self._suppressed: tuple[int, ...] | None = None
         self._eog: tuple[int, ...] | None = None
         self._special: list[int] | None = None
 
@@ -104,13 +104,13 @@ class Vocab:
         found = [self._bytes.get(bytes((byte,))) for byte in data]
         return [token for token in found if token is not None] if None not in found else []
 
-    def muted(self) -> tuple[int, ...]:
+    def suppressed(self) -> tuple[int, ...]:
         """Return the tokens that must never be generated, according to the model's file."""
-        if self._muted is None:
+        if self._suppressed is None:
             count = ctypes.c_int32(0)
             tokens = lib.llama_vocab_get_suppress_tokens(self.pointer, ctypes.byref(count))
-            self._muted = tuple(tokens[: count.value]) if tokens else ()
-        return self._muted
+            self._suppressed = tuple(tokens[: count.value]) if tokens else ()
+        return self._suppressed
 
     def eog(self) -> tuple[int, ...]:
         """Return all tokens that end a generation; the first call checks every token."""

@@ -69,7 +69,7 @@ def test_answers_follow_their_grammar_with_penalties_and_narrow_chains(model: Ll
         assert answer(model, YES, seed=1, temp=1.0, **fields) in ("yes", "no")
 
 
-def test_an_answer_ends_where_all_allowed_tokens_are_muted(model: LlamaModel) -> None:
+def test_an_answer_ends_where_all_allowed_tokens_are_suppressed(model: LlamaModel) -> None:
     tokens = model.tokenize(b"yn", special=False, bos=False)[-2:]
     biases = tuple((token, False) for token in tokens)
     assert answer(model, YES, temp=0.0, logit_bias=biases) == ""
