@@ -33,7 +33,7 @@ class Turn:
     `tokens` and `text` are the output sent to the reader. `stats` is set when it has finished,
     `error` when it has failed. `shifts` are its context shifts (tokens kept, then dropped).
     *on_call* moves the session's state, *on_tokens* forwards a stream, *on_position* changes of the
-    place in the queue before the first token. *judge* compares sentences with the text of
+    position in the queue before the first token. *judge* compares sentences with the text of
     `stop-similarity`.
     """
 
@@ -55,7 +55,7 @@ class Turn:
         self._logprobs_count = 0
         self.text = bytearray()
         self.surprisals: list[float] = []
-        """The surprisal of each token, as far as it is needed and known."""
+        """The surprisal of each token, where it is needed and known."""
         self.tail = b""
         """The text that was withheld until the end."""
         self.end_piece = b""

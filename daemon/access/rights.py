@@ -33,7 +33,7 @@ _FREE = (
     *("cancel", "park", "fini_single", "finalize_execution_context", "close_execution_context"),
     *("delete_session", "unload", "init_backend", "deinit_backend"),
 )
-"""Calls that read public state or the caller's own, or release what the caller holds.
+"""Calls that read public state or the caller's own, or release the caller's resources.
 `Access.may_control_turns_of` decides on `cancel` and `park` of another user's turns.
 """
 
@@ -95,8 +95,8 @@ class Access:
 
     def rights_of_connection(self, connection: ServerConnection) -> Rights:
         """Return the rights of a connection's user."""
-        known = self._open.get(connection.peer.uid, {}).get(connection)
-        return self._rights_by_rules(connection) if known is None else known
+        rights = self._open.get(connection.peer.uid, {}).get(connection)
+        return self._rights_by_rules(connection) if rights is None else rights
 
     def quota_of(self, uid: int) -> Quota:
         """Return the quota of a user."""
@@ -120,8 +120,8 @@ class Access:
 
     def may_control_turns_of(self, connection: ServerConnection, owner: int) -> bool:
         """Return whether a connection may cancel or park the turns of the user *owner*: whether it
-        is that user's, or has the rights `SEE_ALL` and `MANAGE`. Without `SEE_ALL` these turns do
-        not exist for the connection.
+        is that user's, or has the rights `SEE_ALL` and `MANAGE`. Without `SEE_ALL` the connection
+        does not learn of these turns.
 
         :raises PermissionDenied: the user has `SEE_ALL` without `MANAGE`.
         """

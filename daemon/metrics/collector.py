@@ -248,8 +248,8 @@ def _parts(daemon: Daemon, model: ManagedModel) -> Iterator[tuple[str, int]]:
 
 def _models(daemon: Daemon) -> Read:
     states: Counter[Labels] = Counter({(state.value,): 0 for state in ModelState})
-    known = (model for model in daemon.registry.catalog.known() if model.uid != HIDDEN_UID)
-    states.update((model.state.value,) for model in known)
+    models = (model for model in daemon.registry.catalog.known() if model.uid != HIDDEN_UID)
+    states.update((model.state.value,) for model in models)
     yield "models", states
 
 

@@ -16,7 +16,6 @@ from ...scheduler.recording.engine_counters import POWERS_OF_TWO, STEP_S
 from ...sessions.admission.forecast import RATIOS
 
 PREFIX = "inferd_"
-Kind = Literal["counter", "gauge", "histogram"]
 
 TTFT_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
@@ -36,7 +35,7 @@ LOAD_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 class Family(msgspec.Struct, frozen=True):
     """One family; the name of a counter gets the suffix `_total` in the exposition."""
 
-    kind: Kind
+    kind: Literal["counter", "gauge", "histogram"]
     name: str
     doc: str
     labels: tuple[str, ...] = ()

@@ -47,7 +47,7 @@ class Ledger:
 
     @property
     def turn_s(self) -> float:
-        """The running mean of the time that a turn holds its slot."""
+        """The running mean of the time that a turn has its slot."""
         return self._turn_s.value
 
     def new_task_id(self) -> int:

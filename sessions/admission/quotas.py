@@ -81,7 +81,7 @@ class Spending:
         retry_after_s = _next_millisecond(over * MINUTE_S / limit)
         raise QuotaExceeded(
             f"you have used {math.ceil(spent)} tokens; the limit is {limit} a minute",
-            hint=f"try again in {retry_after_s:g} s, when the quota has room again",
+            hint=f"try again in {retry_after_s:g} s, when the quota has tokens again",
             data={
                 "bound": quota.bound("tokens-per-minute"),
                 "tokens": math.ceil(spent),

@@ -63,9 +63,9 @@ class ReasoningSplitter:
         if closed:
             self._at = _At.ANSWER
             return AnswerParts(space + answer, reasoning)
-        hold = _tag_prefix_bytes(data)
-        self.held = data[len(data) - hold :]
-        return AnswerParts(space, data[: len(data) - hold])
+        tag_bytes = _tag_prefix_bytes(data)
+        self.held = data[len(data) - tag_bytes :]
+        return AnswerParts(space, data[: len(data) - tag_bytes])
 
     def flush(self) -> AnswerParts:
         """Return the parts that are held back, at the end of the answer."""

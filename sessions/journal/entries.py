@@ -103,7 +103,7 @@ class Replay:
         self.tokens = unpack_tokens(self._whole.tokens)
         self.text = self._whole.text
         self.surprisals = unpack_floats(self._whole.surprisals)
-        """The surprisal of each token, as far as it is known."""
+        """The surprisal of each token, where it is known."""
         self.placed_shifts = self._whole.shifts
         """The context shifts: tokens of the turn so far, kept, dropped."""
         self.shifts = [(keep, discard) for _, keep, discard in self.placed_shifts]

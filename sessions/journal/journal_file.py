@@ -1,6 +1,6 @@
 """The journal's SQLite file, which has the sessions with an id. `journal.py` schedules its writes.
 
-One thread at a time may use it. It holds users' texts: only its owner may read it (0600), and
+One thread at a time may use it. It has users' texts: only its owner may read it (0600), and
 deleted data is overwritten (`secure_delete`), in the write-ahead log too.
 
 Measured with 16 sessions: a commit of a piece of each takes 0.09 ms, of a past of 500 tokens each

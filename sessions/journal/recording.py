@@ -150,13 +150,15 @@ class Recording:
         turn, done = self._turn, self._written
         if turn is None or done.end:
             return None
+        end = None if turn.error is None else turn.error.name
+        end = end if turn.stats is None else turn.stats.stop_reason
         piece = TurnPiece(
             tokens=pack_tokens(turn.tokens[done.tokens :]),
             text=bytes(turn.text[done.text :]),
             surprisals=pack_floats(turn.surprisals[done.surprisals :]),
             shifts=tuple(self.shifts[done.shifts :]),
             begin=None if done.pieces else self._begin,
-            end=_end_of(turn),
+            end=end,
         )
         done.tokens, done.text, done.shifts = len(turn.tokens), len(turn.text), len(self.shifts)
         done.surprisals = len(turn.surprisals)
@@ -175,9 +177,3 @@ class _Written:
     surprisals: int = 0
     shifts: int = 0
     end: bool = False
-
-
-def _end_of(turn: Turn) -> str | None:
-    if turn.stats is not None:
-        return turn.stats.stop_reason
-    return None if turn.error is None else turn.error.name

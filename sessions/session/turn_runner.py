@@ -86,9 +86,7 @@ class TurnRunner:
             raise
 
     async def _ready_client(self, *, embeds: bool = False) -> WorkerClient:
-        """Return the worker client, if a turn may start. With *embeds*, reserve memory for
-        embeddings if the parameters request them.
-        """
+        """Return the worker client, if a turn may start; reserve memory for its embeddings."""
         core = self._core
         step(core.state, SessionCall.COMPUTE)  # refuses a second turn, also of pull turns
         client = await self._link.client()
@@ -223,7 +221,7 @@ class TurnRunner:
             turn.report(m.Failed(turn.spec.id, error.to_wire()))
 
     def unfinished_piece(self) -> TurnPiece | None:
-        """Return the turn's whole output; None: the places of its shifts are unknown."""
+        """Return the turn's whole output; None: the positions of its shifts are unknown."""
         turn, shifts = self._core.turn, tuple(self._core.recording.shifts)
         if turn is None or len(shifts) != len(turn.shifts):
             return None

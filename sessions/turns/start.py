@@ -105,20 +105,20 @@ def resumed(
         raise InvalidArgument("no turn of this session was interrupted")
     if not all(0 <= token < vocab_size for token in tokens):
         raise InvalidArgument(f"the tokens are 0 … {vocab_size - 1}")
-    whole, begin = before.extended(tokens, text), before.begin
-    own = msgspec.structs.replace(
+    so_far, begin = before.extended(tokens, text), before.begin
+    options = msgspec.structs.replace(
         call,
         options={**begin.options, "seed": begin.seed},
         priority=PRIORITIES[begin.priority] if call.priority is None else call.priority,
         special=begin.special,
     )
-    return whole, own
+    return so_far, options
 
 
 def chosen_keys(reports: Reports, lora: Sequence[Sequence[Any]] | None) -> tuple[str, ...]:
     """Return the sorted keys of a turn's adapters, without those at a scale of 0.
 
-    *lora* are pairs of a name, or a place in the order, and a scale; None means the configured
+    *lora* are pairs of a name, or an index in that order, and a scale; None means the configured
     scales of the model's adapters.
 
     :raises InvalidArgument: the model has no such adapter.

@@ -50,7 +50,7 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     embeds: bool = False
     """The caller accepts an embedding, if the parameters request one."""
     watch: bool = False
-    """Report changes of the place in the queue."""
+    """Report changes of the position in the queue."""
     quota_checked: bool = False
     """The token quota was checked already, for the first turn of the same call."""
 

@@ -267,7 +267,7 @@ async def test_the_predicted_time_is_within_a_factor_of_two_in_nine_of_ten_cases
 # Turns whose model is not in memory.
 
 
-def test_who_waits_for_a_model_waits_and_is_admitted_on_that_place() -> None:
+def test_a_turn_replaces_the_ticket_that_waited_for_its_model() -> None:
     it = ledger(tasks=2)
     held, other = ticket(1, tokens=0), ticket(2)
     it.add_ticket(held)
@@ -285,7 +285,7 @@ def test_who_waits_for_a_model_waits_and_is_admitted_on_that_place() -> None:
     assert it.waiting.tasks.total() == 1
 
 
-def test_a_place_that_was_held_for_nothing_is_given_back() -> None:
+def test_a_ticket_that_no_turn_replaces_is_removed() -> None:
     it = ledger(tasks=1)
     held = ticket(tokens=0)
     it.add_ticket(held)
@@ -298,7 +298,7 @@ def test_a_place_that_was_held_for_nothing_is_given_back() -> None:
     it.admit_turn(ticket())
 
 
-def test_nobody_is_admitted_on_the_place_of_another_user() -> None:
+def test_a_turn_does_not_replace_the_ticket_of_another_user() -> None:
     it = ledger(tasks=1)
     held = ticket(1, tokens=0)
     it.add_ticket(held)
