@@ -27,7 +27,7 @@ class EngineSettings:
     wait until they are noticed.
     """
     burst_s: float = 3.0
-    """Streams that have just begun wait at most this long for prompts of the same burst: in small
+    """Streams that have just started wait at most this long for prompts of the same burst: in small
     chunks beside the streams the prompts would take longer.
     """
     prompt_tokens_min: int = 16

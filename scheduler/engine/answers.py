@@ -95,7 +95,7 @@ class Answers:
             self._recorder.record_activity(ActivityKind.OTHER)
 
     def resume_task(self, task: Task) -> None:
-        """Restore the text of a task that another worker had begun; end it if it has ended."""
+        """Restore the text of a task resumed from another worker; end it if it must end."""
         self._continue_task(task, resume_text(self._model, task))
 
     def adjust_task(self, task: Task, command: m.Adjust) -> None:

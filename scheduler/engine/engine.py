@@ -132,10 +132,6 @@ class Engine:
         late = any(t.has_logits and not t.wants_token and t.last_logits_at > since for t in tasks)
         return late and any(t.has_work for t in tasks)
 
-    def close(self) -> list[m.Report]:
-        """Write the KV states that may be persisted to disk; return the last reports."""
-        return self.kv.close()
-
     def statistics(self) -> dict[str, Any]:
         """Return the counters since the start and the present gauges."""
         return {

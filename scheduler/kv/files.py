@@ -160,7 +160,9 @@ class KvFiles:
         self._closed = True
         self._put(_STOP_RANK, None)
         self._thread.join(CLOSE_S)
-        if not self._thread.is_alive():  # otherwise it hangs in a file, and may yet write to this
+        if (
+            not self._thread.is_alive()
+        ):  # otherwise it hangs in a file operation, and may still write to this
             os.close(self._event)
 
     def _queue_job(self, rank: int, job: _Job, size: int) -> bool:

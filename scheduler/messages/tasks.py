@@ -1,4 +1,4 @@
-"""A task as the daemon submits it: one turn to compute, perhaps begun in another worker."""
+"""A task as the daemon submits it: one turn to compute, new or resumed from another worker."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     n_discard: int = 0
     cache_reuse: int = 0
     no_cache: bool = False
-    """The whole prompt is computed, whatever KV states exist."""
+    """Compute the whole prompt and use no KV state."""
     embed: EmbedSpec | None = None
     """Return an embedding of the tokens (`Embedded`) instead of generating text."""
     watch: bool = False
     """Report the place in the queue when it changes (`Position`)."""
     resume_point: ResumePoint | None = None
-    """Set if another worker had begun the turn."""
+    """The progress of a turn resumed from another worker."""
     request: str = ""
     """The log's name for the client's request."""

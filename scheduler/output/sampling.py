@@ -83,10 +83,10 @@ def _met_condition(
 
 
 def resume_text(model: Model, task: Task) -> Ending | None:
-    """Continue the text of a turn that another worker had begun where its reader is.
+    """Restore the text of a turn resumed from another worker up to where its reader is.
 
-    Return its ending, if it had met one that was not reported. If its last sentence is still to be
-    judged, that ending counts only after it.
+    Return an ending that it met and that was not reported. If its last sentence is still to be
+    judged, the ending counts only after that.
     """
     before = task.spec.resume_point
     if before is None or not before.output_tokens:

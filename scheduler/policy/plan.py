@@ -234,9 +234,9 @@ def _step_s(
     if highest < effective:
         return settings.step_s_max
     equals = [t for t in decoding if order.effective(t) == effective]
-    begun_at = min(t.first_logits_at or 0.0 for t in equals)
+    streaming_since = min(t.first_logits_at or 0.0 for t in equals)
     left = StepLoad.of_chunks([(t.computed, t.pending) for t in prompts])
-    late = begun_at + settings.step_s_max < max(t.slot_since for t in prompts)
+    late = streaming_since + settings.step_s_max < max(t.slot_since for t in prompts)
     if late or cost.predict(left) > settings.burst_s:
         return settings.step_s_target
     return max(settings.step_s_target, settings.step_s_max)

@@ -215,7 +215,7 @@ def _run_engine(link: SocketLink, engine: Engine, commands: list[m.Command]) -> 
         link.send_reports(engine.compute_step())
         engine.end_iteration()
     engine.metrics.publish(at_once=True)
-    link.send_reports(engine.close())
+    link.send_reports(engine.kv.close())
 
 
 if __name__ == "__main__":

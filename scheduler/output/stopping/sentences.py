@@ -50,7 +50,7 @@ class Sentence(NamedTuple):
 
 class Sentences:
     """Passes an answer's text up to the end of a sentence. Later text waits until the sentence is
-    judged, whatever tokens it came in: it is not released, and no other condition checks it.
+    judged, however the tokens split it: it is not released, and no other condition checks it.
     """
 
     reason = StopReason("similarity", cuts_text=True)
@@ -61,7 +61,7 @@ class Sentences:
         self._ends = SentenceEnds()
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self._found: deque[Sentence] = deque()
-        self._begun = ""
+        self._sentence = ""
         self._waiting = b""
         self._decoded = self._passed = 0
         """Bytes of the answer that were decoded, and that have passed."""
@@ -96,11 +96,11 @@ class Sentences:
     def _find_sentences(self, text: str) -> None:
         for character in text:
             if self._ends.add_character(character):
-                self._found.append(Sentence(self._decoded, _readable(self._begun)))
-                self._begun = ""
-            begins = self._begun or not character.isspace()
-            if begins and len(self._begun) < SENTENCE_CHARACTERS_MAX:
-                self._begun += character
+                self._found.append(Sentence(self._decoded, _readable(self._sentence)))
+                self._sentence = ""
+            begins = self._sentence or not character.isspace()
+            if begins and len(self._sentence) < SENTENCE_CHARACTERS_MAX:
+                self._sentence += character
             self._decoded += byte_size(character)
 
     def _pass(self) -> bytes:

@@ -51,7 +51,7 @@ class JsonCondition(CharacterCondition):
     def __init__(self) -> None:
         self._open: list[str] | None = []
         """The expected closing brackets, the innermost last; None: the answer is not JSON."""
-        self._begun = self._quoted = self._escaped = False
+        self._started = self._quoted = self._escaped = False
 
     def add_character(self, character: str) -> bool:
         """See `CharacterCondition.add_character`."""
@@ -61,14 +61,14 @@ class JsonCondition(CharacterCondition):
             self._quoted = self._escaped or character != '"'
             self._escaped = character == "\\" and not self._escaped
         elif character == '"':
-            self._begun = self._quoted = True
+            self._started = self._quoted = True
         elif character in _CLOSING:
-            self._begun = True
+            self._started = True
             self._open.append(_CLOSING[character])
-        elif character in "]}" or (not self._begun and character not in _BLANK):
+        elif character in "]}" or (not self._started and character not in _BLANK):
             closes = bool(self._open) and self._open.pop() == character
             self._open = self._open if closes else None
-        return self._begun and not self._quoted and self._open == []
+        return self._started and not self._quoted and self._open == []
 
 
 class FenceCondition(CharacterCondition):

@@ -74,7 +74,7 @@ def test_cached_tokens_are_counted_by_tier() -> None:
 def test_tokens_read_from_disk_are_counted_once(tmp_path: Path) -> None:
     first = Bench(files=KvFiles(tmp_path, "echo-1"))
     first.run(first.submit(1, TEXT, session="kept", persist=True))
-    first.engine.close()
+    first.engine.kv.close()
     files = KvFiles(tmp_path, "echo-1")
     second = Bench(slots=1, files=files, settings=EngineSettings(shared_prefix_tokens_min=16))
     second.iterate(second.submit(2, TEXT))
@@ -83,7 +83,7 @@ def test_tokens_read_from_disk_are_counted_once(tmp_path: Path) -> None:
     assert (found["reused_disk"], found["fetches"], found["restores"]) == (TOKENS - 1, 1, 1)
     second.run(second.submit(3, "something else that takes the one slot there is"))
     second.run(second.submit(4, TEXT))
-    second.engine.close()
+    second.engine.kv.close()
     assert counted(second)["reused_disk"] == TOKENS - 1
     assert counted(second)["reused_memory"] >= TOKENS - 1
 

@@ -98,7 +98,7 @@ def test_a_state_serves_only_its_own_adapter_set_in_memory_and_on_disk(
     bench.run(ask(bench, 2, PREFIX, two), ask(bench, 3, PREFIX, ()))
     bench.run(ask(bench, 4, PREFIX, one))
     assert [bench.stats(i).cached_tokens > 0 for i in (1, 2, 3, 4)] == [False, False, False, True]
-    bench.engine.close()
+    bench.engine.kv.close()
 
     again = KvFiles(tmp_path, model.info.fingerprint)
     bench = bench_of(model, files=again)

@@ -456,13 +456,13 @@ def test_a_restart_keeps_the_states_of_persisted_sessions(tmp_path: Path) -> Non
     first.run(first.submit(1, PREFIX, session="kept", persist=True))
     first.run(first.submit(2, "not to be kept on any disk at all", session="x"))
     before = history(first, 1, PREFIX)
-    first.engine.close()
+    first.engine.kv.close()
 
     files = KvFiles(tmp_path, "echo-1")
     second = Bench(slots=2, files=files, settings=SHARE)
     second.iterate(go_on(second, 3, before, "back", session="kept"))
     settle(second, files)
-    second.engine.close()
+    second.engine.kv.close()
 
     assert second.engine.statistics()["kv_disk_files"] == 1
     assert second.stats(3).cached_tokens == len(before) // 4
@@ -472,7 +472,7 @@ def test_a_restart_keeps_the_states_of_persisted_sessions(tmp_path: Path) -> Non
 def test_a_damaged_file_is_computed_again(tmp_path: Path) -> None:
     first = Bench(files=KvFiles(tmp_path, "echo-1"))
     first.run(first.submit(1, PREFIX, session="kept", persist=True))
-    first.engine.close()
+    first.engine.kv.close()
     (path,) = [p for p in tmp_path.rglob("*") if p.is_file()]
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -482,7 +482,7 @@ def test_a_damaged_file_is_computed_again(tmp_path: Path) -> None:
     second = Bench(files=files, settings=SHARE)
     second.iterate(second.submit(2, PREFIX))
     settle(second, files)
-    second.engine.close()
+    second.engine.kv.close()
 
     assert second.text(2).decode() == PREFIX
     assert second.stats(2).cached_tokens == 0
@@ -549,7 +549,7 @@ def test_close_reports_the_written_files(files: KvFiles) -> None:
     bench = Bench(slots=1, files=files)
     bench.run(bench.submit(1, PREFIX, session="mine", persist=True))
 
-    reports = bench.engine.close()
+    reports = bench.engine.kv.close()
 
     assert [type(report) for report in reports] == [m.KvFileWritten]
 
