@@ -18,10 +18,11 @@ from ...backends.errors import (
 from ...backends.params import Options, parse_json_options
 from ...ipc import messages as w
 from ...ipc.server.server_connection import Request
+from ...scheduler.priority import Priority
 from ..core import Daemon, Graph
 from ..models.lease import Lease
 from ..models.similarity import not_chosen
-from ..residency.gate import GateRequest
+from ..residency.residency import ResidencyRequest
 from .arguments import metadata_text, number_of
 
 GRAPHS_MAX = 1000
@@ -121,7 +122,7 @@ async def _open_graph(
                 f"{GRAPHS_MAX} graphs are loaded on this connection", hint="unload some"
             )
         lease.model.note_requested(options.values)
-        gate_request = GateRequest(daemon.registry.seconds())
+        gate_request = ResidencyRequest(Priority.NORMAL, daemon.registry.seconds())
         on_progress = partial(_send_progress, request) if request.params.progress else None
         async with daemon.registry.gate.admit(lease.model, gate_request, on_progress):
             worker = await lease.ready()

@@ -22,7 +22,7 @@ from ..core import Daemon
 from ..logs.setup import logs
 from ..metrics.collector import metric_values
 from ..models.model import ManagedModel
-from ..residency.gate import GateRequest
+from ..residency.residency import ResidencyRequest
 from ..workers.worker import Worker
 
 log = structlog.get_logger()
@@ -72,11 +72,11 @@ async def queue(daemon: Daemon, request: Request) -> w.QueueResult:
     return w.QueueResult(tasks=[*tasks, *(_describe_waiting(*pair) for pair in waiting)])
 
 
-def _turns_waiting_for_models(daemon: Daemon) -> list[tuple[ManagedModel, GateRequest]]:
+def _turns_waiting_for_models(daemon: Daemon) -> list[tuple[ManagedModel, ResidencyRequest]]:
     return [pair for pair in daemon.registry.gate.waiting_requests if pair[1].is_turn]
 
 
-def _describe_waiting(model: ManagedModel, waiting: GateRequest) -> dict[str, Any]:
+def _describe_waiting(model: ManagedModel, waiting: ResidencyRequest) -> dict[str, Any]:
     """Return the description of a turn that waits for its model."""
     now = time.monotonic()
     effective = waiting.effective_priority(now, model.residency.residency_s)

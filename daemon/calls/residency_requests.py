@@ -15,7 +15,7 @@ from ...sessions.admission.bounds import Ticket
 from ..core import Daemon
 from ..models.lease import Lease
 from ..models.model import ManagedModel
-from ..residency.gate import GateRequest
+from ..residency.residency import ResidencyRequest
 from ..traces.current_request import OPERATIONS, TOKEN_CALL, note_model_request
 from .arguments import TIMEOUT_S_MIN, priority_of, seconds_of
 
@@ -71,11 +71,11 @@ class _WaitingCall:
 
 def _gate_request(
     daemon: Daemon, request: Request
-) -> tuple[ManagedModel, GateRequest, Ticket | None] | None:
+) -> tuple[ManagedModel, ResidencyRequest, Ticket | None] | None:
     """Return a call's request to the gate; None: the call fails in any case."""
     now, p = daemon.registry.seconds(), request.params
     if request.call in MODEL_QUERIES:
-        return daemon.graph(request).lease.model, GateRequest(now), None
+        return daemon.graph(request).lease.model, ResidencyRequest(Priority.NORMAL, now), None
     session = None
     if request.call == EMBED:  # its texts have no session, and wait as one task
         lease, default = daemon.graph(request).lease, Priority.NORMAL
@@ -93,9 +93,9 @@ def _gate_request(
     if request.call != INPUT and not (session is not None and session.active):
         slots = lease.model.slots_configured
         ticket = Ticket(request.uid, lease.name, slots, priority, 0)
-    gate_request = GateRequest(
-        now,
+    gate_request = ResidencyRequest(
         priority,
+        now,
         subject=session,
         is_turn=ticket is not None and session is not None,
         queue_timeout_s=seconds_of(getattr(p, "queue_timeout_s", 0.0)),

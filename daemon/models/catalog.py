@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ...backends.errors import ModelNotFound
+from ...backends.errors import ModelNotFound, ShuttingDown
 from ...backends.params import nearest
 from ..components import Components
 from ..config.model_settings import ModelConfig
@@ -35,6 +35,7 @@ class ModelCatalog:
         create: Callable[[str, ModelConfig, int | None], ManagedModel],
     ):
         self.config = config
+        self.closing = False
         self._components, self._create = components, create
         self._models: dict[str, ManagedModel] = {}
         self._settings = PersistedModels(
@@ -45,6 +46,11 @@ class ModelCatalog:
         self._last_files: dict[str, Path] = {}
         self._recovered = 0
         """Recovered turns of models that were removed."""
+
+    def check_open(self) -> None:
+        """Raise `ShuttingDown` once all models are being unloaded."""
+        if self.closing:
+            raise ShuttingDown("the daemon is shutting down: no model is loaded")
 
     def scan(self) -> None:
         """Read the models from the configuration and the models directory again."""

@@ -71,10 +71,6 @@ class KvIndex:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def places(self) -> list[KvFilePlace]:
-        """Return the keys of all files."""
-        return list(self._entries)
-
     async def load(self) -> None:
         """Read the files of earlier daemons, and delete damaged files and those past the bounds.
 
@@ -95,11 +91,6 @@ class KvIndex:
             for path, cause in (await self._delete(dict(self._doomed))).items():
                 log.warning("kv.not_deleted", path=str(path), cause=cause)
                 self._note_state(f"{path} cannot be deleted: {cause}")
-
-    @property
-    def doomed(self) -> int:
-        """The number of removed files that are not deleted yet."""
-        return len(self._doomed)
 
     # Reports of workers.
 

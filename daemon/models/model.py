@@ -15,8 +15,8 @@ from ...sessions.turns.sentence_checks import Comparison, Similarity
 from ...sessions.worker_client import TaskReader
 from ..config.model_settings import ModelConfig
 from ..config.settings import Config
-from ..residency.gate import GateRequest, ResidencyGate
-from ..residency.residency import Residency
+from ..residency.gate import ResidencyGate
+from ..residency.residency import Residency, ResidencyRequest
 from ..workers.evicted_turns import EvictedTurns
 from ..workers.process_client import ProcessClient
 from ..workers.recovery import Recovery
@@ -167,7 +167,7 @@ class ManagedModel:
         return worker
 
     def hold_turns(self) -> None:
-        """Hold turns back."""
+        """Let no turn begin until `release_turns`."""
         self.turns_held, self._released = True, anyio.Event()
 
     def release_turns(self) -> None:
@@ -234,7 +234,7 @@ class ManagedModel:
         """Load the model for turns that lost their worker, with the highest of their priorities."""
         admitted = (request.priority for request in self.residency.admitted)
         priority = max(admitted, default=Priority.NORMAL)
-        request = GateRequest(self.registry.seconds(), priority)
+        request = ResidencyRequest(priority, self.registry.seconds())
         async with self.registry.gate.admit(self, request):
             return await self.ready()
 

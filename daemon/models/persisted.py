@@ -1,7 +1,7 @@
 """Persisted run-time settings of models: swaps, pins, keep-alives.
 
-They are one small file in the state directory. Each change writes a whole new file and renames it
-into place: a kill at any line leaves the old file or the new one. Lives on the daemon's event loop.
+One small file in the state directory holds them. Each change writes a new file and renames it into
+place: a kill at any line leaves the old file or the new one. Lives on the daemon's event loop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 
 class SwappedName(msgspec.Struct, frozen=True):
-    """A name after a swap: its configuration at the time of the swap, and its model now."""
+    """The configurations of a swapped name: at the time of the swap, and in force since."""
 
     configured: ModelConfig
     now: ModelConfig
@@ -48,7 +48,7 @@ class _File(msgspec.Struct):
 
 
 class PersistedModels:
-    """Settings by model name. A damaged file is set aside, a file of a newer version is left alone.
+    """Settings by model name. A damaged file is set aside, one of a newer version is not touched.
     If no file can be written, settings hold until the daemon stops. *note_state* is called with the
     reason why the file does not hold the settings, or with None once it does.
     """
@@ -63,9 +63,8 @@ class PersistedModels:
         configuration has changed since.
         """
         settings = self._models.get(name, PersistedSettings())
-        if settings.swapped is not None and _packed(settings.swapped.configured) != _packed(
-            configured
-        ):
+        swapped = settings.swapped
+        if swapped is not None and _packed(swapped.configured) != _packed(configured):
             log.warning("model.swap_ended", model=name, cause="its configuration has changed")
             return msgspec.structs.replace(settings, swapped=None)
         return settings
@@ -74,14 +73,14 @@ class PersistedModels:
         """Return the configurations before the swap of models in *folder*: a swapped name stays
         even if its file is removed.
         """
-        swaps = {n: k.swapped for n, k in self._models.items() if k.swapped is not None}
-        found = {n: s.configured for n, s in swaps.items() if s.now.file != s.configured.file}
         return {
-            name: configured
-            for name, configured in found.items()
-            if configured.file is not None
-            and configured.file.parent == folder
-            and configured == ModelConfig(file=configured.file)
+            name: swap.configured
+            for name, settings in self._models.items()
+            if (swap := settings.swapped) is not None
+            and (file := swap.configured.file) is not None
+            and file != swap.now.file
+            and file.parent == folder
+            and swap.configured == ModelConfig(file=file)
         }
 
     def store_settings(self, name: str, settings: PersistedSettings) -> None:

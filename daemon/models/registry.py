@@ -11,7 +11,7 @@ import anyio
 import anyio.abc
 import structlog
 
-from ...backends.errors import Busy, ShuttingDown
+from ...backends.errors import Busy
 from ...scheduler import messages as m
 from ...scheduler.kv.origin import scoped
 from ...sessions.turns.sentence_checks import no_judge
@@ -48,7 +48,6 @@ class Registry:
     ):
         components = components or Components()
         self.seconds = seconds
-        self.closing = False
         self.compare_sentence: SentenceComparer = lambda _, *comparison: no_judge(*comparison)
         self._group = group
         self.catalog = ModelCatalog(config, components, partial(ManagedModel, self))
@@ -66,7 +65,7 @@ class Registry:
         )
         self.idle_unloader = IdleUnloader(self.catalog.known, seconds)
         self.launcher = WorkerLauncher(
-            self, self.catalog, self.kv_index, group, str(kv_dir), on_frame
+            self, self.catalog, self.kv_index, self.budget, group, str(kv_dir), on_frame
         )
         self.start_worker: Callable[[ManagedModel], Worker] = self.launcher.start_worker
         self.catalog.scan()
@@ -89,14 +88,9 @@ class Registry:
 
     # Leases.
 
-    def check_open(self) -> None:
-        """Raise `ShuttingDown` once the registry is being closed."""
-        if self.closing:
-            raise ShuttingDown("the daemon is shutting down: no model is loaded")
-
     def lease(self, name: str, uid: int) -> Lease:
         """Return a lease on the model *name*."""
-        self.check_open()
+        self.catalog.check_open()
         return Lease(self.catalog.get(name, uid))
 
     def lease_descriptor(self, name: str, fd: int, uid: int) -> Lease:
@@ -170,7 +164,7 @@ class Registry:
 
     async def close(self) -> None:
         """Unload all models."""
-        self.closing = True
+        self.catalog.closing = True
         async with anyio.create_task_group() as group:
             for model in self.catalog.known():
                 group.start_soon(model.unload)

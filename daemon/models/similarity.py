@@ -19,7 +19,7 @@ from ...backends.errors import InferdError, ModelNotFound, UnsupportedOperation
 from ...backends.params import BY_NAME
 from ...sessions import Ledger, Parameters, Session, SessionSettings, TurnOptions
 from ...sessions.turns.sentence_checks import Comparison, Similarity
-from ..residency.gate import GateRequest
+from ..residency.residency import ResidencyRequest
 from ..traces.current_request import clear_current_request
 from ..workers.process_client import ProcessClient
 from .lease import Lease
@@ -104,7 +104,7 @@ class EmbeddingComparer:
         lease = _LoadedLease(self._registry.catalog.get(name, comparison.owner))
         try:
             worker = await lease.ready()
-            request = GateRequest(self._registry.seconds(), comparison.priority)
+            request = ResidencyRequest(comparison.priority, self._registry.seconds())
             with self._registry.gate.try_admit(lease.model, request) as is_admitted:
                 if not is_admitted:
                     return Similarity(None, f"other models wait for the memory of {name!r}")

@@ -1,7 +1,7 @@
 """Hot swap: another model takes over a name while its sessions continue.
 
 Sessions move between turns. A swap in mode *migrate* loads the new model beside the old one: new
-turns begin on the new model, running turns end on the old one. Where memory does not hold both, the
+turns begin on the new model, running turns end on the old one. If memory does not hold both, the
 old model is *drained*: new turns are held back, running turns end, and the new model is loaded in
 its place. Histories move as token ids if both models have the same vocabulary, else as text, which
 the old model produces before it is unloaded.
@@ -54,9 +54,9 @@ class Swaps:
         self, model: ManagedModel, config: ModelConfig, mode: Mode = "migrate"
     ) -> SwapResult:
         """Load *config* under the name of *model*; return once new turns begin on it. The name's
-        adapters stay, except where *config* has adapters of the same names. Turns of the old model
-        end within `swap_grace_s`, in mode *migrate* in the background. Where memory does not hold
-        both models, the old one is drained whatever *mode* is.
+        adapters stay, except those whose names *config* has too. Turns of the old model end within
+        `swap_grace_s`, in mode *migrate* in the background. If memory does not hold both models,
+        the old one is drained whatever *mode* is.
 
         :raises Busy: another swap of this name is under way.
         :raises LoadFailed: the new model cannot be loaded; nothing has changed.
@@ -68,23 +68,17 @@ class Swaps:
         self._under_way.add(model.name)
         try:
             async with model.changing:
-                adapters = model.config.adapters | config.adapters
-                config = replace(config, adapters=adapters)
-                return await self._migrate_or_drain(model, config, mode)
+                config = replace(config, adapters=model.config.adapters | config.adapters)
+                if mode == "migrate" or model.state != "ready":
+                    try:
+                        return await self._migrate(model, config)
+                    except OutOfMemory as exc:
+                        if model.state != "ready" or not self._fits_in_place(model, exc):
+                            raise
+                return await self._drain(model, config)
         except BaseException:
             self._under_way.discard(model.name)
             raise
-
-    async def _migrate_or_drain(
-        self, model: ManagedModel, config: ModelConfig, mode: Mode
-    ) -> SwapResult:
-        if mode == "migrate" or model.state != "ready":
-            try:
-                return await self._migrate(model, config)
-            except OutOfMemory as exc:
-                if model.state != "ready" or not self._fits_in_place(model, exc):
-                    raise
-        return await self._drain(model, config)
 
     def _fits_in_place(self, model: ManagedModel, refusal: OutOfMemory) -> bool:
         """Return whether the refused model may fit once *model* is unloaded."""
@@ -102,7 +96,7 @@ class Swaps:
             worker = await predecessor.ready()
             if model.worker is not None:
                 await model.worker.loaded.wait()
-            if registry.closing:
+            if registry.catalog.closing:
                 raise ShuttingDown("the daemon is shutting down")
         except BaseException:
             await self._drop_model(predecessor)
@@ -123,8 +117,8 @@ class Swaps:
     async def _retire_predecessor(
         self, model: ManagedModel, predecessor: ManagedModel, before: Worker, same_vocabulary: bool
     ) -> None:
-        """Let the old model's turns end, migrate the histories, and unload the old model. After
-        that the name can be swapped again, even if this fails.
+        """Let the old model's turns end, migrate the histories, and unload the old model. Then the
+        name can be swapped again, even after a failure.
         """
         move = partial(self._move_turns, model, same_vocabulary)
         try:
@@ -197,14 +191,11 @@ class Swaps:
             with anyio.CancelScope(shield=True):
                 await model.unload()
                 if isinstance(exc, InferdError):
-                    await self._load_again(model)
+                    try:
+                        await model.load()
+                    except InferdError as error:  # the next turn tries again
+                        log.error("model.reload_failed", model=model.name, cause=error.message)
             raise
-
-    async def _load_again(self, model: ManagedModel) -> None:
-        try:
-            await model.load()
-        except InferdError as exc:  # the next turn tries again
-            log.error("model.reload_failed", model=model.name, cause=exc.message)
 
     # Both.
 
@@ -240,23 +231,17 @@ class Swaps:
         if same_vocabulary:
             self._registry.move_tasks(model, readers)
             return
-        name = model.name
-        begun = {number: reader for number, reader in readers.items() if reader.begun}
-        fail_readers(
-            begun,
-            Cancelled(
-                f"the turn was ended: its model {name!r} was swapped",
-                hint="continue with the next turn: the history is kept",
-            ),
+        ended = Cancelled(
+            f"the turn was ended: its model {model.name!r} was swapped",
+            hint="continue with the next turn: the history is kept",
         )
-        fail_readers(
-            {number: reader for number, reader in readers.items() if number not in begun},
-            Busy(
-                f"{name!r} was swapped before the turn had begun",
-                hint="send the request again: the history is kept",
-                data={"retry_after_s": 0.0},
-            ),
+        not_begun = Busy(
+            f"{model.name!r} was swapped before the turn had begun",
+            hint="send the request again: the history is kept",
+            data={"retry_after_s": 0.0},
         )
+        for number, reader in readers.items():
+            fail_readers({number: reader}, ended if reader.begun else not_begun)
 
     def _record_swap(
         self, model: ManagedModel, after: ModelInfo, before: ModelInfo | None, mode: Mode

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import anyio
 import anyio.abc
@@ -41,15 +40,6 @@ class LoadListener:
         """Note that a worker has exited."""
 
 
-class LauncherHost(ModelHost, Protocol):
-    """The registry, as its launcher uses it."""
-
-    budget: MemoryBudget
-
-    def check_open(self) -> None:
-        """Raise `ShuttingDown` once the registry is being closed."""
-
-
 class WorkerLauncher:
     """Starts the workers of a registry and follows them until they exit. Lives on the daemon's
     event loop. Workers run in *group*; *on_frame* is called after each frame of their reports.
@@ -57,14 +47,16 @@ class WorkerLauncher:
 
     def __init__(
         self,
-        registry: LauncherHost,
+        registry: ModelHost,
         catalog: ModelCatalog,
         kv_index: KvIndex,
+        budget: MemoryBudget,
         group: anyio.abc.TaskGroup,
         kv_dir: str,
         on_frame: Callable[[], None],
     ):
-        self.registry, self.kv_index, self.on_frame = registry, kv_index, on_frame
+        self.registry, self.on_frame = registry, on_frame
+        self.kv_index, self.budget = kv_index, budget
         self.listeners: list[LoadListener] = []
         config = registry.config
         self.cores = Cores(config.cores, catalog.all_workers)
@@ -80,7 +72,7 @@ class WorkerLauncher:
         :raises InferdError: the daemon shuts down, or the last load failed recently and would fail
             again.
         """
-        self.registry.check_open()
+        self._catalog.check_open()
         if not self._catalog.has_model(model):
             raise ModelNotFound(f"the model {model.name!r} has been removed")
         self._catalog.refresh_model(model)
@@ -148,7 +140,7 @@ class WorkerLauncher:
         log.info("model.unloaded", model=model.name, pid=worker.pid)
         for listener in self.listeners:
             listener.worker_exited(model, worker)
-        self.registry.budget.note_exited(worker)
+        self.budget.note_exited(worker)
         self.registry.gate.note_worker_exited(model)
         self.registry.note_use_ended(model)
 
@@ -164,7 +156,7 @@ class WorkerLauncher:
         if error is None:
             model.load_s = took
             model.residency.loaded_at = self._seconds()
-            self.registry.budget.reservations.note_loaded(worker)
+            self.budget.reservations.note_loaded(worker)
             self._failures.forget_load(model.name)
             log.info("model.loaded", model=model.name, pid=worker.pid, seconds=took)
         else:
@@ -218,7 +210,7 @@ class WorkerEvents(WorkerListener):
             need = estimate.need.with_embedding()
             estimate = msgspec.structs.replace(estimate, need=need)
         estimate = with_adapters(estimate, self.worker.spec)
-        self._launcher.registry.budget.decide_load(self.model, self.worker, estimate)
+        self._launcher.budget.decide_load(self.model, self.worker, estimate)
         self._launcher.registry.gate.advance()
 
     async def reserve_embedding_memory(self) -> None:
@@ -230,13 +222,13 @@ class WorkerEvents(WorkerListener):
         while not worker.client.embeds:
             if self.model.worker is not worker or worker.unloading:
                 return
-            for unloading in self._launcher.registry.budget.reserve_embedding(self.model, worker):
+            for unloading in self._launcher.budget.reserve_embedding(self.model, worker):
                 await unloading.exited.wait()
             self.model.embeds = worker.client.embeds
 
     def embedding_context_created(self) -> None:
         """Note that the memory of the embedding context is in use."""
-        self._launcher.registry.budget.reservations.note_loaded(self.worker)
+        self._launcher.budget.reservations.note_loaded(self.worker)
 
     def kv_file_changed(self, report: m.KvFileWritten | m.KvFileLost) -> None:
         """Record a KV file in the index of the disk tier."""

@@ -6,106 +6,20 @@ admits requests, lets loads proceed, and evicts models for them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from operator import itemgetter
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import anyio
 
-from ...backends.errors import InferdError, Timeout
-from ...scheduler.priority import Priority
+from ...backends.errors import InferdError
 from .budget import MemoryBudget
-from .residency import ResidencyRequest, ResidentModel, never_absent
+from .residency import ResidencyRequest, ResidentModel
 
 ADVANCE_S = 0.05
 """The interval of `advance` while a load waits for models that are in use."""
 
 ModelT = TypeVar("ModelT", bound=ResidentModel)
-
-
-class WaitListener(Protocol):
-    """The receiver of a waiting request's events."""
-
-    def wait_begins(self) -> None:
-        """Note that the request has to wait.
-
-        :raises InferdError: the request may not wait.
-        """
-
-    def wait_continues(self) -> None:
-        """Note that the request is still waiting."""
-
-
-class GateRequest(ResidencyRequest):
-    """A request on the event loop. *subject*, such as a session, identifies it for
-    `refuse_requests`; *is_turn*: it is for a turn of that session.
-    """
-
-    def __init__(
-        self,
-        now: float,
-        priority: Priority = Priority.NORMAL,
-        *,
-        subject: Any = None,
-        is_turn: bool = False,
-        queue_timeout_s: float = 0.0,
-        timeout_s: float = 0.0,
-        is_absent: Callable[[], bool] = never_absent,
-        listener: WaitListener | None = None,
-    ):
-        super().__init__(priority, now, is_absent)
-        self.subject, self.is_turn, self.listener = subject, is_turn, listener
-        self.queue_timeout_s, self.timeout_s = queue_timeout_s, timeout_s
-        self.has_waited = False
-        self.admitted_at: float | None = None
-        self._error: InferdError | None = None
-        self._scope: anyio.CancelScope | None = None
-        self._woken: anyio.Event | None = None
-
-    def refuse(self, error: InferdError) -> None:
-        """End the wait with *error*; do nothing once it has ended."""
-        self._error = error
-        if self._scope is not None:
-            self._scope.cancel()
-
-    @contextmanager
-    def limit_wait(self) -> Iterator[None]:
-        """Limit the wait in this context by the request's timeouts.
-
-        :raises InferdError: the request was refused.
-        :raises Timeout: a timeout has passed.
-        """
-        limits = {"total": self.timeout_s, "queue": self.queue_timeout_s}
-        which, limit_s = min(
-            ((name, s) for name, s in limits.items() if s),
-            key=itemgetter(1),
-            default=("total", math.inf),
-        )
-        with anyio.move_on_after(limit_s) as self._scope:
-            yield
-        if self._scope.cancelled_caught:
-            raise self._error or _timeout(which, limit_s)
-
-    async def wait_woken(self) -> None:
-        """Wait for `wake`; return at once if it was called since the last wait."""
-        self._woken = self._woken or anyio.Event()
-        await self._woken.wait()
-        self._woken = None
-
-    def wake(self) -> None:
-        """Make the request check again whether it is admitted."""
-        self._woken = self._woken or anyio.Event()
-        self._woken.set()
-
-
-def _timeout(which: str, limit_s: float) -> Timeout:
-    name = "timeout" if which == "total" else f"{which} timeout"
-    return Timeout(
-        f"the {name} of {limit_s:g} s has passed: the model was not in memory",
-        data={"timeout": which},
-    )
 
 
 class ResidencyGate(Generic[ModelT]):
@@ -131,14 +45,11 @@ class ResidencyGate(Generic[ModelT]):
         self._keeps_advancing = False
 
     @property
-    def waiting_requests(self) -> list[tuple[ModelT, GateRequest]]:
+    def waiting_requests(self) -> list[tuple[ModelT, ResidencyRequest]]:
         """The waiting requests in order, with their models."""
         now = self._seconds()
         found = [
-            (model, request)
-            for model in self._models()
-            for request in model.residency.waiting
-            if isinstance(request, GateRequest)
+            (model, request) for model in self._models() for request in model.residency.waiting
         ]
         return sorted(found, key=lambda pair: pair[1].order_key(now, self.residency_s))
 
@@ -153,7 +64,7 @@ class ResidencyGate(Generic[ModelT]):
     async def admit(
         self,
         model: ModelT,
-        request: GateRequest,
+        request: ResidencyRequest,
         on_progress: Callable[[float], None] | None = None,
     ) -> AsyncIterator[None]:
         """Wait until *model* is loaded and *request* is admitted; it stays loaded in the context.
@@ -173,7 +84,7 @@ class ResidencyGate(Generic[ModelT]):
             self._end(model, request)
 
     @contextmanager
-    def try_admit(self, model: ModelT, request: GateRequest) -> Iterator[bool]:
+    def try_admit(self, model: ModelT, request: ResidencyRequest) -> Iterator[bool]:
         """Admit *request* to a loaded model unless it would have to wait; yield whether it was
         admitted.
         """
@@ -187,14 +98,14 @@ class ResidencyGate(Generic[ModelT]):
         finally:
             self._end(model, request)
 
-    def _end(self, model: ModelT, request: GateRequest) -> None:
+    def _end(self, model: ModelT, request: ResidencyRequest) -> None:
         now = model.used_at = self._seconds()
         model.residency.end_request(request, now)
         if self._budget.has_waiting_loads:
             self.advance()
 
     async def _wait(
-        self, model: ModelT, request: GateRequest, on_progress: Callable[[float], None] | None
+        self, model: ModelT, request: ResidencyRequest, on_progress: Callable[[float], None] | None
     ) -> None:
         waiting = model.residency.waiting
         model.residency.queue_request(request, [other.residency for other in self._models()])
@@ -216,8 +127,7 @@ class ResidencyGate(Generic[ModelT]):
     def note_worker_exited(self, model: ModelT) -> None:
         """Wake the requests that wait for *model*, to load it: its worker has exited."""
         for request in model.residency.waiting:
-            if isinstance(request, GateRequest):
-                request.wake()
+            request.wake()
         self.advance()
 
     def advance(self) -> None:
@@ -229,8 +139,7 @@ class ResidencyGate(Generic[ModelT]):
                 # No `await` from here to the retried loads: those evict only unused models.
                 other = rival if model.name in to_evict else None
                 for request in model.residency.admit_waiting(other, now):
-                    if isinstance(request, GateRequest):
-                        request.wake()
+                    request.wake()
         self._budget.retry_waiting_loads(now)
         if self._budget.has_waiting_loads and not self._keeps_advancing:
             self._keeps_advancing = True

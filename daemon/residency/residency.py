@@ -5,10 +5,16 @@ The decisions need neither a loop nor a clock; `gate` carries them out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
+from operator import itemgetter
 from typing import Any, Protocol
 
+import anyio
+
+from ...backends.errors import InferdError, Timeout
 from ...scheduler import Priority
 from ..workers.worker import Worker
 
@@ -27,25 +33,50 @@ delay, number of waiting requests, whether no program continues, arrival.
 _numbers = count()
 
 
-def never_absent() -> bool:
-    """Return False: the request has no reader that could be absent."""
-    return False
+class WaitListener(Protocol):
+    """The receiver of a waiting request's events."""
+
+    def wait_begins(self) -> None:
+        """Note that the request has to wait.
+
+        :raises InferdError: the request may not wait.
+        """
+
+    def wait_continues(self) -> None:
+        """Note that the request is still waiting."""
 
 
 class ResidencyRequest:
     """A client's need for a model, from its request until it has finished.
 
-    *is_absent* returns whether the model's output has no reader at present. Such a request does not
-    keep the model in memory.
+    *is_absent* returns whether the model's output has no reader at present; such a request does not
+    keep the model in memory. *subject*, such as a session, identifies the request for
+    `ResidencyGate.refuse_requests`; *is_turn*: it is for a turn of that session.
     """
 
     def __init__(
-        self, priority: Priority, since: float, is_absent: Callable[[], bool] = never_absent
+        self,
+        priority: Priority,
+        since: float,
+        is_absent: Callable[[], bool] = lambda: False,
+        *,
+        subject: Any = None,
+        is_turn: bool = False,
+        queue_timeout_s: float = 0.0,
+        timeout_s: float = 0.0,
+        listener: WaitListener | None = None,
     ) -> None:
         self.priority, self.since, self.is_absent = priority, since, is_absent
+        self.subject, self.is_turn, self.listener = subject, is_turn, listener
+        self.queue_timeout_s, self.timeout_s = queue_timeout_s, timeout_s
         self.number = next(_numbers)
         self.continues_program = False
         """It came within `JUST_USED_S` of another model's request: likely a program's next step."""
+        self.has_waited = False
+        self.admitted_at: float | None = None
+        self._error: InferdError | None = None
+        self._scope: anyio.CancelScope | None = None
+        self._woken: anyio.Event | None = None
 
     def effective_priority(self, now: float, residency_s: float) -> Priority:
         """Return the priority class, raised with the wait."""
@@ -55,6 +86,49 @@ class ResidencyRequest:
     def order_key(self, now: float, residency_s: float) -> tuple[int, int]:
         """Return the sort key among requests, first served first: (aged class, arrival)."""
         return -self.effective_priority(now, residency_s), self.number
+
+    def refuse(self, error: InferdError) -> None:
+        """End the wait with *error*; do nothing once it has ended."""
+        self._error = error
+        if self._scope is not None:
+            self._scope.cancel()
+
+    @contextmanager
+    def limit_wait(self) -> Iterator[None]:
+        """Limit the wait in this context by the request's timeouts.
+
+        :raises InferdError: the request was refused.
+        :raises Timeout: a timeout has passed.
+        """
+        limits = {"total": self.timeout_s, "queue": self.queue_timeout_s}
+        which, limit_s = min(
+            ((name, s) for name, s in limits.items() if s),
+            key=itemgetter(1),
+            default=("total", math.inf),
+        )
+        with anyio.move_on_after(limit_s) as self._scope:
+            yield
+        if self._scope.cancelled_caught:
+            raise self._error or _timeout(which, limit_s)
+
+    async def wait_woken(self) -> None:
+        """Wait for `wake`; return at once if it was called since the last wait."""
+        self._woken = self._woken or anyio.Event()
+        await self._woken.wait()
+        self._woken = None
+
+    def wake(self) -> None:
+        """Make the request check again whether it is admitted."""
+        self._woken = self._woken or anyio.Event()
+        self._woken.set()
+
+
+def _timeout(which: str, limit_s: float) -> Timeout:
+    name = "timeout" if which == "total" else f"{which} timeout"
+    return Timeout(
+        f"the {name} of {limit_s:g} s has passed: the model was not in memory",
+        data={"timeout": which},
+    )
 
 
 class Residency:

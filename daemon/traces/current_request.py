@@ -7,7 +7,7 @@ from contextvars import ContextVar
 
 from ...ipc.server.server_connection import Request
 from ...sessions import Turn
-from ..residency.gate import GateRequest
+from ..residency.residency import ResidencyRequest
 from .spans import CHAT, COMPLETION, EMBEDDINGS, RequestFacts, TurnFacts
 
 TOKEN_CALL = "compute_single"
@@ -41,7 +41,7 @@ class TracedRequest:
             model=model,
             choices=getattr(params, "n", 1),
         )
-        self.model_request: GateRequest | None = None
+        self.model_request: ResidencyRequest | None = None
         self.turns: dict[Turn, TurnFacts | None] = {}
         """The turns in the order of their starts; None for a turn that has not ended."""
         self.answered = False
@@ -51,7 +51,7 @@ current_request: ContextVar[TracedRequest | None] = ContextVar("current_request"
 """The request of the current task or of its parent."""
 
 
-def note_model_request(model_request: GateRequest) -> None:
+def note_model_request(model_request: ResidencyRequest) -> None:
     """Note that the current request needs a model that may have to be loaded."""
     traced = current_request.get()
     if traced is not None:

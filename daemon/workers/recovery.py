@@ -44,10 +44,9 @@ class Quarantine:
             self._until.popitem(last=False)
 
     def __contains__(self, data: bytes) -> bool:
-        if not self._until:
+        if not self._until:  # a hash of each input would take time
             return False
-        until = self._until.get(_hash(data))
-        return until is not None and self._seconds() < until
+        return self._seconds() < self._until.get(_hash(data), float("-inf"))
 
 
 def _hash(data: bytes) -> bytes:
@@ -86,18 +85,18 @@ class _TrialReader:
 
 
 class Recovery:
-    """Recovery of one model's tasks. *ready* returns a worker's client, starting one if need be."""
+    """Recovery of one model's tasks. *ready* returns a worker's client; it may start a worker."""
 
     def __init__(
         self,
         model: str,
         ready: Callable[[], Awaitable[WorkerClient]],
-        seconds: Callable[[], float] = time.monotonic,
+        seconds: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ):
         self.quarantine = Quarantine(seconds)
         self.recovered = 0
-        """Times that a task continued in another worker after a death or a swap."""
+        """How often a task continued in another worker, after a death or a swap."""
         self._model, self._ready = model, ready
         self._seconds, self._sleep = seconds, sleep
         self._orphans: dict[int, TaskReader] = {}
@@ -125,7 +124,11 @@ class Recovery:
         fatal = {n for n in act.ids if n in tasks} if act.kind is ActivityKind.STEP else set()
         if self._trial is not None and self._trial in fatal:
             self._suspects.discard(self._trial)
-            self._refuse(tasks.pop(self._trial))
+            reader = tasks.pop(self._trial)
+            self.quarantine.add_input(reader.spec.tokens)
+            task, request = self._trial, reader.spec.request
+            log.error("task.quarantined", model=self._model, task=task, request=request)
+            fail_readers({task: reader}, quarantine_error(self._model))
             self._deaths.clear()
         else:
             self._suspects |= fatal
@@ -134,16 +137,14 @@ class Recovery:
         self._trial, self._act = None, act
         self._orphans |= tasks
 
-    def _refuse(self, reader: TaskReader) -> None:
-        spec = reader.spec
-        self.quarantine.add_input(spec.tokens)
-        log.error("task.quarantined", model=self._model, task=spec.id, request=spec.request)
-        fail_readers({spec.id: reader}, quarantine_error(self._model))
-
     async def resume_tasks(self) -> None:
         """Start a worker and continue the tasks in it; they fail if it does not start."""
         try:
-            self._resume_all(await self._start_worker())
+            client = await self._start_worker()
+            for number in [n for n in self._orphans if n not in self._suspects]:
+                self._resume(self._orphans.pop(number), client)
+            if self._trial is None:
+                self._start_next_trial(client)
         except InferdError as exc:
             fail_readers(self.release_tasks(), exc)
         except BaseException:
@@ -179,12 +180,6 @@ class Recovery:
             hint="see the daemon's log; the next request loads the model again",
             data={"model": self._model},
         )
-
-    def _resume_all(self, client: WorkerClient) -> None:
-        for number in [n for n in self._orphans if n not in self._suspects]:
-            self._resume(self._orphans.pop(number), client)
-        if self._trial is None:
-            self._start_next_trial(client)
 
     def _start_next_trial(self, client: WorkerClient) -> None:
         while self._suspects:

@@ -161,10 +161,9 @@ class Worker:
     async def run(self) -> None:
         """Start the process, load the model, and serve until the process has exited."""
         clear_contextvars()  # it serves more than the request that caused the load
-        process, line = None, None
+        process, ours = None, None
         try:
             ours, theirs = socket.socketpair()
-            line = ours
             with theirs:
                 process, levels = await self._start_process(theirs)
             ours.setblocking(False)
@@ -183,8 +182,8 @@ class Worker:
                 hint="memory, processes or descriptors ran out: free some and try again",
             )
         finally:
-            if line is not None:
-                line.close()
+            if ours is not None:
+                ours.close()
             with anyio.CancelScope(shield=True):
                 await self._wait_for_exit(process)
 

@@ -62,7 +62,7 @@ class WorkerLines:
     def close(self) -> None:
         """Log the rest, once the process has exited."""
         self.close_writer()
-        for _ in range(READS_AFTER_EXIT_MAX):  # a child of the process may write for ever
+        for _ in range(READS_AFTER_EXIT_MAX):  # a child of the process may write forever
             if self._reader < 0 or not self._read():
                 break
         self._end()
@@ -101,9 +101,9 @@ class WorkerLines:
 
     def _gather(self, line: str) -> None:
         if not self._quoted:
-            kept = cut_quotes(line)
-            self._quoted = kept != line
-            self._gathered = _shortened(f"{self._gathered}{kept}\n")
+            own = cut_quotes(line)
+            self._quoted = own != line
+            self._gathered = _shortened(f"{self._gathered}{own}\n")
         if self._timer is None:
             self._timer = self._loop.call_later(GATHER_S, self._log_gathered)
 
@@ -146,8 +146,8 @@ def split_priority(line: str) -> tuple[str | None, str]:
 
 
 def _shortened(text: str) -> str:
-    """Return the start and the end of a text that is too long: a failed assertion is at the start,
-    a traceback's error at the end.
+    """Return *text*, or its start and end if it is too long: a failed assertion is at the start, a
+    traceback's error at the end.
     """
     if len(text) <= EVENT_CHARACTERS_MAX:
         return text

@@ -16,7 +16,7 @@ from ...backends.errors import LoadFailed
 from ...scheduler.process.build import EXIT_OTHER_BUILD, build_id
 
 QUIT_S = 5.0
-"""The time after which a process is killed that still runs with its socket closed."""
+"""The time after which a process with a closed socket is killed if it still runs."""
 BUILD_ID = build_id()
 """The build that this daemon runs: an upgrade may replace the files meanwhile."""
 SPINS, SPIN_COUNT = "GOMP_SPINCOUNT", 10_000
@@ -25,17 +25,17 @@ kernel, many times a step: a third of the speed.
 """
 
 
-async def spawn_worker(line: socket.socket, record: int, stderr: int) -> anyio.abc.Process:
-    """Start a worker process with its end of the socket pair, *line*, and the shared *record*, to
+async def spawn_worker(sock: socket.socket, record: int, stderr: int) -> anyio.abc.Process:
+    """Start a worker process with its end of the socket pair, and with the shared *record*, to
     which it writes its activity.
     """
-    arguments = [BUILD_ID, str(line.fileno()), str(os.getpid()), str(record)]
+    arguments = [BUILD_ID, str(sock.fileno()), str(os.getpid()), str(record)]
     return await anyio.open_process(
         [sys.executable, "-P", "-m", "inferd.scheduler.process.worker", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=stderr,
-        pass_fds=(line.fileno(), record),
+        pass_fds=(sock.fileno(), record),
         env=_environment(),
     )
 
@@ -50,7 +50,7 @@ async def wait_for_exit(process: anyio.abc.Process) -> int:
 
 
 def describe_exit(code: int | None) -> str:
-    """Return in words how a process exited; *code* is None where it is unknown."""
+    """Return how a process exited, in words; *code* None: unknown."""
     if code is None:
         return "exit status unknown"
     if code < 0:
@@ -78,13 +78,14 @@ def load_failed(model: str, code: int | None) -> LoadFailed:
 
 
 def _environment() -> dict[str, str]:
-    """Return a worker's environment. Where llama.cpp was built with OpenMP, its threads spin for
+    """Return a worker's environment. If llama.cpp was built with OpenMP, its threads spin for
     0.2 ms between steps, unless the operator configures how they wait.
 
     By default they spin for milliseconds. They then occupy the core on which the daemon should wake
-    to send the step's tokens, so it takes the worker's core. (Two cores, SmolLM2, one stream,
-    2026-11-22: with 30 000 spins the tokens were sent before the threads slept. Daemon and client
-    took the worker's core for 0.3 ms a token while the other core spun: 144 tokens/s, not 150.)
+    to send the step's tokens, so the daemon runs on the worker's core. (Two cores, SmolLM2, one
+    stream, 2026-11-22: with 30 000 spins the tokens were sent before the threads slept. Daemon and
+    client used the worker's core for 0.3 ms a token while the other core spun: 144 tokens/s, not
+    150.)
     """
     if os.environ.keys() & {"OMP_WAIT_POLICY", SPINS}:
         return dict(os.environ)

@@ -74,13 +74,13 @@ async def settle(index: KvIndex) -> None:
     """Run the index until it has deleted all removed files."""
     async with anyio.create_task_group() as group:
         group.start_soon(index.run)
-        while index.doomed:
+        while index._doomed:
             await anyio.lowlevel.checkpoint()
         group.cancel_scope.cancel()
 
 
 def paths(index: KvIndex) -> set[str]:
-    return {place.name for place in index.places()}
+    return {place.name for place in index._entries}
 
 
 # The order of eviction.
@@ -200,7 +200,7 @@ def test_the_bounds_hold_for_any_reports(reports: list[tuple[int, int, float]]) 
     for number, size, seconds in reports:
         index.add_file("model", str(number), 1, "", size, seconds)
         assert index.bytes <= 100 and len(index) <= 7
-        assert index.bytes == sum(index._entries[place].size for place in index.places())
+        assert index.bytes == sum(entry.size for entry in index._entries.values())
 
 
 # Reports of workers.
@@ -333,7 +333,7 @@ async def test_forget_deletes_evicted_files_that_still_exist(store: Store) -> No
     assert len(index) == 0 and store.names()
 
     assert await index.forget_session(1, "mine") == 1
-    assert store.names() == set() and not index.doomed
+    assert store.names() == set() and not index._doomed
 
 
 @pytest.mark.asyncio
@@ -358,10 +358,10 @@ async def test_a_file_rewritten_and_evicted_during_its_deletion_is_deleted_again
         group.start_soon(index.forget_session, 1, "mine")
         await anyio.lowlevel.checkpoint()  # it knows by now what it deletes
         report(index, file)
-    assert index.doomed == 1
+    assert len(index._doomed) == 1
     await settle(index)
 
-    assert not index.doomed
+    assert not index._doomed
 
 
 @pytest.mark.asyncio
