@@ -80,9 +80,7 @@ class ModelCatalog:
         model.apply_settings(self._settings.settings_of(model.name, configured))
 
     def reconfigure(self, config: Config) -> list[ManagedModel]:
-        """Apply another configuration. Return the loaded models that it changes; they keep the old
-        one until their next load.
-        """
+        """Apply another configuration; return the models that need another load to follow it."""
         before, self.config = self.config, config
         self.scan()
         loaded = [m for m in self._models.values() if m.worker is not None and m.uid is None]

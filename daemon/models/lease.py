@@ -16,9 +16,7 @@ T = TypeVar("T")
 
 
 class Lease:
-    """A lease on a model: a `sessions.ModelSource`. While it lasts, the model does not expire. The
-    model may be evicted for another one; it is loaded again when needed.
-    """
+    """A lease on a model, which does not expire meanwhile. If evicted, it is loaded when needed."""
 
     def __init__(self, model: ManagedModel):
         self.model = model
@@ -64,9 +62,7 @@ class Lease:
 
 
 class DormantLease:
-    """The `ModelSource` of a dormant session. *find_client* returns the client of the model's
-    worker if the model is loaded.
-    """
+    """The `ModelSource` of a dormant session. *find_client* returns what `loaded` is."""
 
     held = False
 

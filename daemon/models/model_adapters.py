@@ -17,6 +17,7 @@ from ...backends.adapter_keys import ADAPTERS_MAX, SCALE_MAX, is_scale
 from ...backends.errors import InferdError, InvalidArgument, NotFound, UnsupportedOperation
 from ...scheduler import messages as m
 from ..config.model_settings import AdapterConfig, check_model_name
+from ..residency.budget import MemoryBudget
 from ..workers.worker import Worker
 from .model import ManagedModel
 from .registry import Registry
@@ -43,8 +44,8 @@ async def add_adapter(
         _check_new(model, name)
         worker, report = await _wait_for_load(model), None
         if worker is not None:
-            report = await _load_adapter(registry, worker, adapter_spec(name, config))
-        _set_adapters(registry, model, model.config.adapters | {name: config})
+            report = await _load_adapter(registry.budget, worker, adapter_spec(name, config))
+        _set_adapters(model, model.config.adapters | {name: config})
     log.info("adapter.added", model=model.name, adapter=name, file=file, scale=scale)
     return report
 
@@ -103,25 +104,23 @@ async def _wait_for_load(model: ManagedModel) -> Worker | None:
     return model.loaded
 
 
-async def _load_adapter(registry: Registry, worker: Worker, spec: AdapterSpec) -> m.AdapterReport:
+async def _load_adapter(budget: MemoryBudget, worker: Worker, spec: AdapterSpec) -> m.AdapterReport:
     size = adapter_bytes(Path(spec.path))
-    registry.budget.reserve_more(worker, size)
+    budget.reserve_more(worker, size)
     try:
         with anyio.CancelScope(shield=True):  # else the worker may have it unlisted
-            await worker.client.add_adapter(spec)
+            report = await worker.client.add_adapter(spec)
     except InferdError:
-        registry.budget.reservations.resize(worker, -size)
+        budget.reservations.resize(worker, -size)
         raise
     finally:
-        registry.budget.reservations.note_loaded(worker)
-    return worker.client.adapters[spec.name]
+        budget.reservations.note_loaded(worker)
+    return report
 
 
-def _set_adapters(
-    registry: Registry, model: ManagedModel, adapters: dict[str, AdapterConfig]
-) -> None:
+def _set_adapters(model: ManagedModel, adapters: dict[str, AdapterConfig]) -> None:
     model.config = replace(model.config, adapters=adapters)
-    registry.catalog.persist_settings(model)
+    model.registry.persist_settings(model)
 
 
 async def remove_adapter(
@@ -140,21 +139,19 @@ async def remove_adapter(
             )
         worker = await _wait_for_load(model)
         if worker is not None:
-            await _unload_adapter(registry, worker, name, force=force)
-        remaining = {n: a for n, a in model.config.adapters.items() if n != name}
-        _set_adapters(registry, model, remaining)
+            await _unload_adapter(registry.budget, worker, name, force=force)
+        _set_adapters(model, {n: a for n, a in model.config.adapters.items() if n != name})
     log.info("adapter.removed", model=model.name, adapter=name)
 
 
-async def _unload_adapter(registry: Registry, worker: Worker, name: str, *, force: bool) -> None:
-    report = worker.client.adapters.get(name)
-    if report is None or report.info is None:
-        worker.client.adapters.pop(name, None)
-        return
-    others = [r.info for n, r in worker.client.adapters.items() if n != name]
-    if report.info not in others:  # else another adapter has the same file
-        with anyio.CancelScope(shield=True):
-            await worker.client.remove_adapter(report.info.id, force=force)
-    worker.client.adapters.pop(name, None)
-    registry.budget.reservations.resize(worker, -adapter_bytes(Path(report.spec.path)))
-    registry.budget.reservations.note_loaded(worker)
+async def _unload_adapter(budget: MemoryBudget, worker: Worker, name: str, *, force: bool) -> None:
+    client = worker.client
+    report = client.adapters.get(name)
+    if report is not None and report.info is not None:
+        others = [r.info for n, r in client.adapters.items() if n != name]
+        if report.info not in others:  # else another adapter has the same file
+            with anyio.CancelScope(shield=True):
+                await client.remove_adapter(report.info.id, force=force)
+        budget.reservations.resize(worker, -adapter_bytes(Path(report.spec.path)))
+        budget.reservations.note_loaded(worker)
+    client.adapters.pop(name, None)

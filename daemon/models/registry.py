@@ -76,8 +76,8 @@ class Registry:
         return self.catalog.config
 
     def reconfigure(self, config: Config) -> list[str]:
-        """Apply another configuration, and unload the changed models that are not in use. Return
-        the names of all changed models; the others keep the old one until their next load.
+        """Apply another configuration. Return the names of the models that need another load to
+        follow it; those that are not in use are unloaded now.
         """
         outdated = self.catalog.reconfigure(config)
         for model in outdated:

@@ -170,9 +170,7 @@ def _pooling(model: ManagedModel) -> str:
 
 
 def not_chosen(requested: Mapping[str, Any], configured: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values in force of parameters that only the configuration sets, where other values
-    were requested.
-    """
+    """Return the values in force where others were requested and only the configuration decides."""
     force = {
         name: configured.get(name, BY_NAME[name].default)
         for name in (MODEL_PARAMETER, WAIT_PARAMETER)

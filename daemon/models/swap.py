@@ -163,9 +163,7 @@ class Swaps:
     async def _drain_turns(
         self, model: ManagedModel, worker: ProcessClient, unfinished: dict[int, TaskReader]
     ) -> None:
-        """Let the turns of *model* end and migrate the histories. Turns that outlast the grace
-        period are added to *unfinished*.
-        """
+        """Let turns end and migrate the histories; add turns that last too long to *unfinished*."""
         model.predecessors[worker.info.vocab_hash] = model
         try:
             for _ in range(MIGRATION_PASSES):
@@ -200,9 +198,7 @@ class Swaps:
     # Both.
 
     async def _end_turns(self, model: ManagedModel, tasks: WorkerTasks) -> dict[int, TaskReader]:
-        """Wait until the turns of *model* have ended, first those in *tasks*. Return the readers of
-        those that outlast the grace period.
-        """
+        """Wait until the turns of *model* have ended; return the readers of those that have not."""
         with anyio.move_on_after(self._grace_s):
             await _wait_for_turns(model, tasks)
         waiting = model.recovery.release_tasks()

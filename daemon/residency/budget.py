@@ -162,9 +162,7 @@ class MemoryBudget:
         return find_device_shortage(load.report.need, load.report.devices, reserved)
 
     def _victims(self, load: PendingLoad, now: float) -> list[EvictionCandidate] | None:
-        """Return the models to evict for a load, for a device that lacks memory or for the host.
-        None: all models that may be evicted are not enough.
-        """
+        """Return the models to evict for a load; None: all that may be evicted are not enough."""
         shortage = self._shortage(load, now)
         if shortage is not None:
             device = shortage.device.name

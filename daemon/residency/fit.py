@@ -47,9 +47,7 @@ class EvictionCandidate:
 def choose_victims(
     candidates: Iterable[EvictionCandidate], missing: int
 ) -> list[EvictionCandidate] | None:
-    """Return the models to evict so that *missing* bytes become free: least value first, busy ones
-    last. None: all together are not enough.
-    """
+    """Return the models to evict for *missing* bytes; None: all together are not enough."""
     chosen: list[EvictionCandidate] = []
     for candidate in sorted(candidates, key=lambda c: c.order_key):
         if sum(c.need for c in chosen) >= missing:
@@ -94,9 +92,7 @@ def find_device_shortage(
 
 
 def fewer_layers(shape: Shape, floor: Shape, shortage: DeviceShortage) -> Shape | None:
-    """Return the shape with fewer layers on devices, in proportion to *shortage*; None: *floor* is
-    reached.
-    """
+    """Return the shape with fewer layers on devices, in proportion to *shortage*, or None."""
     if shape.n_gpu_layers <= floor.n_gpu_layers:
         return None
     layers = shape.n_gpu_layers * max(0, shortage.free) // shortage.need

@@ -85,9 +85,7 @@ class ResidencyGate(Generic[ModelT]):
 
     @contextmanager
     def try_admit(self, model: ModelT, request: ResidencyRequest) -> Iterator[bool]:
-        """Admit *request* to a loaded model unless it would have to wait; yield whether it was
-        admitted.
-        """
+        """Admit *request* to a loaded model if it need not wait; yield whether it was admitted."""
         try:
             if self._budget.has_waiting_loads:
                 model.residency.queue_request(request, ())
@@ -146,9 +144,7 @@ class ResidencyGate(Generic[ModelT]):
             self._start(self._keep_advancing)
 
     async def _keep_advancing(self) -> None:
-        """Call `advance` at intervals while a load waits: no event reports that a reader became
-        absent or that a residency may end.
-        """
+        """Advance while a load waits: no event reports absent readers or ended residencies."""
         try:
             while self._budget.has_waiting_loads:
                 await anyio.sleep(ADVANCE_S)

@@ -95,9 +95,7 @@ class Reservations:
         return sum(bytes_on(self._by_worker[w].need, device) for w in self.unloading_workers())
 
     def loading_on_devices(self) -> Counter[str]:
-        """Return the bytes by device that loads under way have reserved. The memory of loaded
-        workers is not free on the device itself.
-        """
+        """Return the bytes by device that loads have reserved and may not have allocated yet."""
         reserved: Counter[str] = Counter()
         for reservation in self._by_worker.values():
             if reservation.unseen is None:

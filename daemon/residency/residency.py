@@ -132,9 +132,7 @@ def _timeout(which: str, limit_s: float) -> Timeout:
 
 
 class Residency:
-    """One model's waiting and admitted requests. Later requests of this model delay the requests
-    of other models by at most *residency_s*.
-    """
+    """One model's requests; later ones delay other models' requests by at most *residency_s*."""
 
     def __init__(self, residency_s: float):
         self.residency_s = residency_s
@@ -193,9 +191,7 @@ class Residency:
         return effective, True, -len(self.waiting), False, -latest
 
     def queue_request(self, request: ResidencyRequest, residencies: Iterable[Residency]) -> None:
-        """Add a waiting request; *residencies* are all models'. The request continues a program if
-        a request of another model has just ended.
-        """
+        """Add a request that waits; *residencies* are all models'."""
         others = (other for other in residencies if other is not self)
         request.continues_program = any(
             request.since < other.used_at + JUST_USED_S for other in others

@@ -228,9 +228,7 @@ class ProcessClient:
     # The exit of the process.
 
     def settle(self, code: int | None = None) -> None:
-        """Pass the tasks on or fail them, and refuse the open queries. The process has exited,
-        with the status *code* if that is known.
-        """
+        """Pass on or fail the tasks of the process, which exited, and refuse the open queries."""
         readers, act = self.tasks.remove_tasks(), self._recorder.read_activity()
         error = WorkerCrashed(
             f"the worker process of {self.spec.name!r} ended ({describe_exit(code)})",

@@ -26,9 +26,7 @@ kernel, many times a step: a third of the speed.
 
 
 async def spawn_worker(sock: socket.socket, record: int, stderr: int) -> anyio.abc.Process:
-    """Start a worker process with its end of the socket pair, and with the shared *record*, to
-    which it writes its activity.
-    """
+    """Start a worker process with its socket, and with the *record* of its activity."""
     arguments = [BUILD_ID, str(sock.fileno()), str(os.getpid()), str(record)]
     return await anyio.open_process(
         [sys.executable, "-P", "-m", "inferd.scheduler.process.worker", *arguments],
