@@ -164,8 +164,7 @@ class KvIndex:
         """Delete files; return the causes for those that cannot be deleted."""
         failures = await anyio.to_thread.run_sync(_unlink_all, tuple(doomed))
         for path, entry in doomed.items():
-            # The file may have been written and removed again meanwhile.
-            if self._doomed.get(path) is entry:
+            if self._doomed.get(path) is entry:  # else it was written and removed again meanwhile
                 del self._doomed[path]
         return failures
 

@@ -11,6 +11,7 @@ import operator
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import anyio
@@ -26,7 +27,7 @@ from .lease import Lease
 from .model import ManagedModel, ModelState
 from .registry import Registry
 
-TEXTS_KNOWN_MAX = 64
+REFERENCES_MAX = 64
 """Reference texts whose embeddings are stored; sentences are compared with them."""
 MODEL_PARAMETER, WAIT_PARAMETER = "similarity-model", "similarity-wait-ms"
 Report = Callable[[Similarity], None]
@@ -68,7 +69,7 @@ class EmbeddingComparer:
     ):
         self._registry, self._ledger = registry, ledger
         self._new_handle, self._one_turn_sessions = new_handle, one_turn_sessions
-        self._known: OrderedDict[tuple[Any, ...], _Embedding] = OrderedDict()
+        self._references: OrderedDict[tuple[Any, ...], _Embedding] = OrderedDict()
 
     def compare(self, model: ManagedModel, comparison: Comparison, report: Report) -> None:
         """Compare a sentence of *model*'s output. *report* gets the result or a reason."""
@@ -97,23 +98,16 @@ class EmbeddingComparer:
             report(found)
 
     async def _similarity(self, name: str, comparison: Comparison) -> Similarity:
-        """Return how similar the texts are.
-
-        :raises InferdError: a text cannot be embedded now.
-        """
-        lease = _LoadedLease(self._registry.catalog.get(name, comparison.owner))
-        try:
-            worker = await lease.ready()
+        """Return how similar the texts are, by the embeddings of the model *name*."""
+        model = self._registry.catalog.get(name, comparison.owner)
+        with closing(_LoadedLease(model)) as lease:
+            fingerprint = (await lease.ready()).info.fingerprint
             request = ResidencyRequest(comparison.priority, self._registry.seconds())
-            with self._registry.gate.try_admit(lease.model, request) as is_admitted:
+            with self._registry.gate.try_admit(model, request) as is_admitted:
                 if not is_admitted:
                     return Similarity(None, f"other models wait for the memory of {name!r}")
-                reference = await self._reference_embedding(
-                    lease, worker.info.fingerprint, comparison
-                )
+                reference = await self._reference_embedding(lease, fingerprint, comparison)
                 sentence = await self._embedding(lease, comparison, comparison.sentence)
-        finally:
-            lease.close()
         if reference.fingerprint != sentence.fingerprint:
             return Similarity(None, f"{name!r} was swapped meanwhile")
         return Similarity(cosine_of(reference.vector, sentence.vector))
@@ -123,30 +117,24 @@ class EmbeddingComparer:
     ) -> _Embedding:
         """Return the embedding of the reference text; embeddings are stored for each user."""
         key = comparison.owner, _pooling(lease.model), comparison.text
-        found = self._known.pop((fingerprint, *key), None)
+        found = self._references.pop((fingerprint, *key), None)
         if found is None:
             found = await self._embedding(lease, comparison, comparison.text)
-        self._known[(found.fingerprint, *key)] = found  # a swap may have changed the fingerprint
-        if len(self._known) > TEXTS_KNOWN_MAX:
-            self._known.popitem(last=False)
+        self._references[(found.fingerprint, *key)] = found  # a swap may have changed it
+        if len(self._references) > REFERENCES_MAX:
+            self._references.popitem(last=False)
         return found
 
     async def _embedding(self, lease: Lease, comparison: Comparison, text: str) -> _Embedding:
         """Embed a text in a turn of a new session of the same user."""
         options = {"embedding": True, "embd-normalize": 2, "pooling": _pooling(lease.model)}
-        session = Session(
-            self._new_handle(),
-            comparison.owner,
-            lease,
-            self._ledger,
-            SessionSettings(Parameters(options)),
-        )
+        settings = SessionSettings(Parameters(options))
+        session = Session(self._new_handle(), comparison.owner, lease, self._ledger, settings)
         self._one_turn_sessions.add(session)
         try:
             await session.input.set_input(text.encode())
-            turn = await session.runner.start_turn(
-                TurnOptions(priority=comparison.priority, embeds=True)
-            )
+            turn_options = TurnOptions(priority=comparison.priority, embeds=True)
+            turn = await session.runner.start_turn(turn_options)
             await session.runner.finish_turn(turn)
         finally:
             self._one_turn_sessions.discard(session)

@@ -122,12 +122,8 @@ class WorkerLauncher:
 
     async def _run_worker(self, model: ManagedModel, worker: Worker) -> None:
         started = self._seconds()
-        log.info(
-            "model.loading",
-            model=model.name,
-            file=worker.spec.path,
-            known=bool(worker.known_estimates),
-        )
+        cached = bool(worker.known_estimates)
+        log.info("model.loading", model=model.name, file=worker.spec.path, estimate_cached=cached)
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._note_loaded, model, worker, started)
@@ -184,7 +180,7 @@ class WorkerEvents(WorkerListener):
         self._launcher, self._signature = launcher, signature
 
     def reports_handled(self) -> None:
-        """Write to the clients what a frame of reports has caused."""
+        """Write the output that a frame of reports has caused to the clients."""
         self._launcher.on_frame()
 
     def work_changed(self) -> None:
@@ -202,9 +198,7 @@ class WorkerEvents(WorkerListener):
         self.decide_load(estimate)
 
     def decide_load(self, estimate: m.MemoryEstimate) -> None:
-        """Decide on a load by an estimate. A stored estimate is decided on before the process runs,
-        so that a caller keeps its place before later ones.
-        """
+        """Decide on a load; a stored estimate decides before the process runs: it keeps order."""
         if self.model.embeds:
             self.worker.client.embeds = True
             need = estimate.need.with_embedding()
@@ -214,10 +208,7 @@ class WorkerEvents(WorkerListener):
         self._launcher.registry.gate.advance()
 
     async def reserve_embedding_memory(self) -> None:
-        """Reserve memory for embeddings; idle models are evicted for it if needed.
-
-        :raises OutOfMemory: too little is free.
-        """
+        """Reserve memory for embeddings; idle models are evicted for it if needed."""
         worker = self.worker
         while not worker.client.embeds:
             if self.model.worker is not worker or worker.unloading:

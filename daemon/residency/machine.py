@@ -36,6 +36,7 @@ class MachineMemory:
 
     def __init__(self, proc: Path = PROC, cgroups: Path = CGROUPS):
         self._proc, self._cgroups = proc, cgroups
+        self._machine_pressure = proc / "pressure" / "memory"
 
     def free_bytes(self) -> int:
         """Return the bytes that models may allocate now."""
@@ -66,10 +67,6 @@ class MachineMemory:
     def alarm(self) -> StallAlarm:
         """Return an alarm that wakes when tasks stall."""
         return StallAlarm(p for p in (self._machine_pressure, self._own_pressure) if p is not None)
-
-    @property
-    def _machine_pressure(self) -> Path:
-        return self._proc / "pressure" / "memory"
 
     @property
     def _own_pressure(self) -> Path | None:

@@ -52,7 +52,7 @@ def size_bytes(file: Path | None, fd: int) -> int:
 
 def signature_of(files: Iterable[Path]) -> Signature:
     """Return the files' places, sizes and times, or the error numbers of missing ones."""
-    return tuple(_status(file) for file in files)
+    return tuple(map(_status, files))
 
 
 def _status(file: Path) -> tuple[int, ...]:

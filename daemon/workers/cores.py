@@ -127,7 +127,7 @@ class ExternalLoad:
         self._candidate, self._agreeing = 0, 0
 
     def add_sample(self, now: float, busy: float, own: dict[int, float]) -> bool:
-        """Add the CPU seconds of all programs and of ours by pid; return whether `cores` changed."""
+        """Add the CPU seconds of all programs and of ours by pid; return if `cores` has changed."""
         last, self._last = self._last, (now, busy, own)
         if last is None or last[2].keys() != own.keys() or now <= last[0]:
             self._agreeing = 0

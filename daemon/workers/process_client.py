@@ -183,10 +183,7 @@ class ProcessClient:
         )
 
     async def reserve_embedding_memory(self) -> None:
-        """Reserve memory for the embedding context.
-
-        :raises OutOfMemory: there is too little memory.
-        """
+        """Reserve memory for the embedding context, unless that is done."""
         if not self.embeds:
             await self._listener.reserve_embedding_memory()
 

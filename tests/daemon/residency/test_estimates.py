@@ -139,7 +139,11 @@ def test_a_reload_reads_only_changed_files() -> None:
         write_tiny("mamba", models).rename(models / "m.gguf")
         changed = weights()
         assert first == again != changed
-        assert re.findall(r"model.loading .*known=(\w+)", daemon.log) == ["False", "True", "False"]
+        assert re.findall(r"model.loading .*estimate_cached=(\w+)", daemon.log) == [
+            "False",
+            "True",
+            "False",
+        ]
 
 
 @pytest.mark.asyncio
