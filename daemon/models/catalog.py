@@ -23,10 +23,7 @@ ECHO = "echo"
 
 
 class ModelCatalog:
-    """The models by name. *create* returns a model for a name, a configuration and an owner.
-
-    Owned by the daemon's event loop.
-    """
+    """The models by name. *create* returns a model for a name, a configuration and an owner."""
 
     def __init__(
         self,

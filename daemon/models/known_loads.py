@@ -1,7 +1,4 @@
-"""Outcomes of earlier loads, valid while the model's files are unchanged: estimates and failures.
-
-Both live on the daemon's event loop.
-"""
+"""Estimates and failures of earlier loads, valid while the model's files are unchanged."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Values that workers are started with, computed from a model and the configuration.
-
-Pure functions, except that adapters' files are measured.
-"""
+"""Values that workers are started with, computed from a model, its files and the configuration."""
 
 from __future__ import annotations
 

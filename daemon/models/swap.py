@@ -117,9 +117,7 @@ class Swaps:
     async def _retire_predecessor(
         self, model: ManagedModel, predecessor: ManagedModel, before: Worker, same_vocabulary: bool
     ) -> None:
-        """Let the old model's turns end, migrate the histories, and unload the old model. Then the
-        name can be swapped again, even after a failure.
-        """
+        """Let the old model's turns end, migrate the histories, unload it, and allow new swaps."""
         move = partial(self._move_turns, model, same_vocabulary)
         try:
             if same_vocabulary:

@@ -179,9 +179,7 @@ class MemoryBudget:
         return free + held + self._loading_bytes(load)
 
     def _loading_bytes(self, load: PendingLoad) -> int:
-        """Return the bytes of models that are being loaded; they may be evicted after they have
-        served a request.
-        """
+        """Return the bytes of loading models, which may be evicted once they served a request."""
         if not load.model.residency.is_wanted:
             return 0
         return sum(

@@ -103,9 +103,7 @@ class Pressure:
         return MemoryAct.NONE
 
     def _stalled(self, reading: Reading) -> float:
-        """Return the share of time since the previous reading for which tasks stalled; only stalls
-        count that freeing memory here would end.
-        """
+        """Return the share of time since the last reading that tasks stalled for our memory."""
         before = self._before
         if before is None or reading.at <= before.at:
             return 0.0

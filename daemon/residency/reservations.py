@@ -21,16 +21,11 @@ class _Reservation:
 
     need: MemoryNeed
     unseen: int | None = None
-    """Its bytes that the machine counts as free, since weights are pages of a file; None while it
-    loads.
-    """
+    """Its bytes that count as free, since weights are pages of a file; None while it loads."""
 
 
 class Reservations:
-    """Memory by worker. *limit* bytes are for all models together; 0: the machine's.
-
-    Owned by the daemon's event loop; no method waits.
-    """
+    """Memory by worker. *limit* bytes are for all models; 0: the machine's. No method waits."""
 
     def __init__(self, limit: int, machine: MachineMemory | None):
         self._limit, self._machine = limit, machine or MachineMemory()

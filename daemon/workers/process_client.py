@@ -24,9 +24,7 @@ _NO_QUERY = 0
 
 
 class PendingQueries:
-    """The queries without an answer by number, from 1 on, each with the part that a client
-    supplied. Lives on the daemon's event loop.
-    """
+    """The queries without an answer by number, each with the part that a client supplied."""
 
     def __init__(self) -> None:
         self._pending: dict[int, tuple[bytes, asyncio.Future[Any]]] = {}
@@ -42,10 +40,7 @@ class PendingQueries:
         return self._last_number
 
     async def wait_answer(self, number: int) -> Any:
-        """Wait for the answer to a query.
-
-        :raises InferdError: the query was refused.
-        """
+        """Return the answer to a query once it is there; raise the error if it was refused."""
         try:
             answer = await self._pending[number][1]
         finally:

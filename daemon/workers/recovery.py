@@ -163,10 +163,7 @@ class Recovery:
                 self._deaths.append(self._seconds())
 
     def _backoff_s(self) -> float:
-        """Return the seconds to wait before the next start.
-
-        :raises WorkerCrashed: too many workers have died.
-        """
+        """Return the seconds to wait before the next start; raise if too many workers died."""
         while self._deaths and self._deaths[0] + DEATHS_S < self._seconds():
             self._deaths.popleft()
         if len(self._deaths) > DEATHS_MAX:

@@ -139,7 +139,7 @@ def test_a_reload_reads_only_changed_files() -> None:
         write_tiny("mamba", models).rename(models / "m.gguf")
         changed = weights()
         assert first == again != changed
-        assert re.findall(r"model.loading .*estimate_cached=(\w+)", daemon.log) == [
+        assert re.findall(r"model.loading .*cached=(\w+)", daemon.log) == [
             "False",
             "True",
             "False",
