@@ -57,8 +57,8 @@ NO_CACHES = ("--cache-ram", "0", "--no-cache-prompt")
 
 def binary() -> Path:
     """Return the server's binary; build it if this machine does not have it."""
-    deciding = SDIST_SHA256 + cpu_features() + "".join(DEFINITIONS)
-    home = CACHE_DIR / "llama-server" / hashlib.sha256(deciding.encode()).hexdigest()[:16]
+    hashed_parts = SDIST_SHA256 + cpu_features() + "".join(DEFINITIONS)
+    home = CACHE_DIR / "llama-server" / hashlib.sha256(hashed_parts.encode()).hexdigest()[:16]
     if not (home / "llama-server").exists():
         home.parent.mkdir(parents=True, exist_ok=True)
         print("building llama-server, about 5 minutes, once per machine", flush=True)

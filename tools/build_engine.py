@@ -59,9 +59,9 @@ class Variant:
         cuda = self.cuda.cmake_args() if self.cuda else []
         return [OWN_THREADS, *([] if self.full else light), *cuda]
 
-    def deciding(self) -> list[str]:
+    def hashed_parts(self) -> list[str]:
         """Return the part of the wheels' hash that identifies this variant."""
-        return [str(self), OWN_THREADS, *(self.cuda.deciding() if self.cuda else [])]
+        return [str(self), OWN_THREADS, *(self.cuda.hashed_parts() if self.cuda else [])]
 
     def __str__(self) -> str:
         return ("full" if self.full else "light") + ("-cuda" if self.cuda else "")
@@ -80,16 +80,16 @@ def pinned_version() -> str:
 def cpu_features() -> str:
     """Return the CPU's model and instruction sets; a wheel for another CPU may not run."""
     text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    wanted = ("model name", "flags", "Features", "CPU part")
+    fields = ("model name", "flags", "Features", "CPU part")
     first = text.split("\n\n")[0].splitlines()
-    return platform.machine() + "\n".join(line for line in first if line.startswith(wanted))
+    return platform.machine() + "\n".join(line for line in first if line.startswith(fields))
 
 
 def wheel_dir(version: str, variant: Variant) -> Path:
     """Return the folder of this machine's wheel of *variant*."""
-    deciding = [version, *variant.deciding(), os.environ.get("CMAKE_ARGS", "")]
-    deciding += [cpu_features(), str(sys.implementation.cache_tag), platform.libc_ver()[1]]
-    return CACHE_DIR / "wheels" / hashlib.sha256(json.dumps(deciding).encode()).hexdigest()[:16]
+    hashed_parts = [version, *variant.hashed_parts(), os.environ.get("CMAKE_ARGS", "")]
+    hashed_parts += [cpu_features(), str(sys.implementation.cache_tag), platform.libc_ver()[1]]
+    return CACHE_DIR / "wheels" / hashlib.sha256(json.dumps(hashed_parts).encode()).hexdigest()[:16]
 
 
 def installed(wheel_hash: str) -> bool:
@@ -150,7 +150,7 @@ class Progress:
     def __init__(self, what: str, out: IO[str]):
         self.what, self.out, self.start_s, self.shown = what, out, time.monotonic(), -10
 
-    def see(self, line: str) -> None:
+    def read_line(self, line: str) -> None:
         """Read a line of Ninja's output, and show the progress of its [n/m] counter."""
         found = re.match(r"\s*\[(\d+)/(\d+)\]", line)
         if not found:
@@ -183,7 +183,7 @@ def run_logged(command: list[str], env: dict[str, str], what: str, log: Path) ->
         assert process.stdout is not None
         for line in process.stdout:
             file.write(line)
-            progress.see(line)
+            progress.read_line(line)
     if process.returncode != 0:
         fail(f"{what}: failed with status {process.returncode}", log)
 
@@ -224,18 +224,18 @@ def main() -> None:
     arguments = parser.parse_args()
     cuda = cuda_toolkit.find() if arguments.gpu == "cuda" else None
     variant, version = Variant(arguments.full, cuda), pinned_version()
-    kept = wheel_dir(version, variant)
-    if installed(kept.name):
+    folder = wheel_dir(version, variant)
+    if installed(folder.name):
         return
-    wheel = next(kept.glob("*.whl"), None)
+    wheel = next(folder.glob("*.whl"), None)
     if wheel is None or not install(wheel, cuda):
         need_compiler()
         if cuda:
             cuda.get_compiler(PIP)
-        wheel = build(fetch_sdist(version), variant, kept)
+        wheel = build(fetch_sdist(version), variant, folder)
         if not install(wheel, cuda):
             raise SystemExit(f"{wheel.name} was built, but does not load: {LOAD_CHECK}")
-    (Path(sys.prefix) / ".engine").write_text(kept.name)
+    (Path(sys.prefix) / ".engine").write_text(folder.name)
     print(f"{PACKAGE} {version} ({variant}) is installed", flush=True)
 
 

@@ -110,8 +110,8 @@ def check_alone(bare: Bare) -> None:
     manual = bare.bin.parent / "share" / "man" / "man1" / "inferd-run.1"
     check("the manual pages are beside the command", manual.is_file())
     served = bare.run("inferd", "serve")
-    said = served.stdout + served.stderr
-    check("inferd serve names inferd[daemon]", "inferd[daemon]" in said, said)
+    output = served.stdout + served.stderr
+    check("inferd serve names inferd[daemon]", "inferd[daemon]" in output, output)
     check("inferd serve answers with an exit code", served.returncode != 0)
 
 

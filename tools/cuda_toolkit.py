@@ -49,7 +49,7 @@ class Toolkit:
     def __str__(self) -> str:
         return str(self.nvcc or f"PyPI's {VERSION[0]}.{VERSION[1]}")
 
-    def deciding(self) -> list[str]:
+    def hashed_parts(self) -> list[str]:
         """Return the part of the wheels' hash that identifies this toolkit."""
         return [str(self), self.architectures, *self._driver_args()]
 

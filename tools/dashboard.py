@@ -32,7 +32,7 @@ COLOURS = {
         "unloading": "orange",
     },
 }
-"""Colors of legends with the same meaning in all panels."""
+"""Colours of legends with the same meaning in all panels."""
 
 
 def dashboard() -> str:
@@ -48,8 +48,8 @@ def dashboard() -> str:
             panels.append(_placed(_rendered(panel), width, height, left, top))
             left = (left + width) % GRID
             top += height * (left == 0 or panel is row[-1])
-    for place, made in enumerate(panels, start=1):
-        made["id"] = place
+    for number, panel_json in enumerate(panels, start=1):
+        panel_json["id"] = number
     document = {
         "title": "inferd",
         "uid": "inferd",
@@ -128,7 +128,7 @@ def _number(panel: Panel, config: dict[str, Any]) -> dict[str, Any]:
 
 def _variables() -> list[dict[str, Any]]:
     source = {"name": "source", "type": "datasource", "query": "prometheus", "label": "Prometheus"}
-    asked = {
+    queries = {
         "instance": "label_values(inferd_build_info, instance)",
         "model": 'label_values(inferd_slots{instance=~"$instance"}, model_name)',
     }
@@ -146,7 +146,7 @@ def _variables() -> list[dict[str, Any]]:
                 "current": {"text": "All", "value": "$__all"},
                 "refresh": 2,
             }
-            for name, query in asked.items()
+            for name, query in queries.items()
         ),
     ]
 

@@ -39,7 +39,7 @@ class Program:
     tokens: int
     after_s: float = 0.0
     text: str = ""
-    state: str = "not yet there"
+    state: str = "not started"
     ttft_s: float = 0.0
     tokens_per_s: float = 0.0
     output_tokens: int = 0
@@ -53,15 +53,15 @@ class Program:
             with inferd.Client(socket) as client:
                 options = {"n-predict": self.tokens, "seed": 1}
                 with client.session(MODEL, priority=self.priority, options=options) as session:
-                    self._ask(session)
+                    self._stream_answer(session)
         except inferd.InferdError as exc:
             self.state, self.error = "failed", str(exc)
 
-    def _ask(self, session: inferd.Session) -> None:
-        asked = time.monotonic()
+    def _stream_answer(self, session: inferd.Session) -> None:
+        started = time.monotonic()
         for piece in session.stream(self.prompt):
             if not self.text:
-                self.ttft_s, self.state = time.monotonic() - asked, "answering"
+                self.ttft_s, self.state = time.monotonic() - started, "answering"
             self.text += piece
         metadata = session.metadata
         self.output_tokens = metadata["output_tokens"]
@@ -138,13 +138,13 @@ def run(console: Console, daemon: RunningDaemon) -> bool:
         with ThreadPoolExecutor(len(PROGRAMS)) as pool:
             watch(console, PROGRAMS, [pool.submit(p.run, daemon.socket) for p in PROGRAMS])
         show(console, PROGRAMS, time.monotonic() - started)
-    alarm, late = PROGRAMS[-1], [p for p in PROGRAMS if p.priority == "low"]
+    alarm, low = PROGRAMS[-1], [p for p in PROGRAMS if p.priority == "low"]
     if not all(p.state.startswith("done") for p in PROGRAMS):
         return False
     console.print(
-        f"the urgent question came {URGENT_AFTER_S:g} s late to four slots full of low work, and "
-        f"had its first token after {alarm.ttft_s:.2f} s; nothing of the low work was lost: "
-        f"{sum(p.output_tokens for p in late)} tokens.",
+        f"the urgent question came after {URGENT_AFTER_S:g} s, with low work in all four slots; it "
+        f"got its first token in {alarm.ttft_s:.2f} s; the low work is complete: "
+        f"{sum(p.output_tokens for p in low)} tokens.",
         highlight=False,
     )
     return True
@@ -156,12 +156,12 @@ def main() -> int:
     console = Console(width=None if sys.stdout.isatty() else 120)
     with running_daemon("[defaults]\nslots = 4\nctx-size = 1024\n", models_dir=MODELS) as daemon:
         process = psutil.Process(daemon.pid)
-        good = run(console, daemon)
+        succeeded = run(console, daemon)
         family = [process, *process.children(recursive=True)]
         status = daemon.stop()
-        left = [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-        ended = not Path(daemon.socket).exists() and not left
-    clean = good and status == 0 and ended
+        still_running = [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        ended = not Path(daemon.socket).exists() and not still_running
+    clean = succeeded and status == 0 and ended
     console.print("the daemon ended, with its socket and its worker" if clean else "not clean!")
     return 0 if clean else 1
 

@@ -82,10 +82,10 @@ PROGRAMS = (
 )
 
 
-def take(socket: str, folder: Path) -> Path:
+def take_picture(socket: str, folder: Path) -> Path:
     """Run `inferd top` on a terminal until it has saved its picture; return the picture."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", LINES, COLUMNS, 0, 0))
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", LINES, COLUMNS, 0, 0))
     environ = {
         **{name: value for name, value in os.environ.items() if name != "NO_COLOR"},
         "TERM": "xterm-256color",
@@ -97,14 +97,19 @@ def take(socket: str, folder: Path) -> Path:
     }
     command = [sys.executable, "-m", "inferd", "top"]
     with subprocess.Popen(
-        command, env=environ, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+        command,
+        env=environ,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
     ) as process:
-        os.close(theirs)
+        os.close(terminal)
         with suppress(OSError):  # the other end is closed
-            while os.read(ours, 65536):
+            while os.read(controller, 65536):
                 pass
         status = process.wait(ENDS_S_MAX)
-    os.close(ours)
+    os.close(controller)
     if status:
         raise SystemExit(f"inferd top ended with {status}")
     return folder / PICTURE.name
@@ -124,7 +129,7 @@ def main() -> None:
             for program in PROGRAMS:
                 pool.submit(program.run, daemon.socket, over)
             try:
-                picture = take(daemon.socket, Path(folder))
+                picture = take_picture(daemon.socket, Path(folder))
             finally:
                 over.set()
         PICTURE.write_text(picture.read_text())

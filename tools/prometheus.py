@@ -14,7 +14,7 @@ from typing import Any
 
 from tools.get_prometheus import MISSING, tool
 
-__all__ = ("ask", "prometheus")
+__all__ = ("prometheus", "query")
 
 ANSWER_S_MAX = 60.0
 
@@ -25,9 +25,9 @@ def prometheus(
 ) -> Iterator[str]:
     """Run a Prometheus that keeps its files in *folder*; yield its address.
 
-    It scrapes *target* each *scrape_s* seconds, under the name *instance*, if there is one.
+    It scrapes *target* each *scrape_s* seconds, as *instance* if that is given.
     """
-    where = f"127.0.0.1:{_free_port()}"
+    address = f"127.0.0.1:{_free_port()}"
     scraped = {"targets": [target], "labels": {"instance": instance} if instance else {}}
     config = {
         "global": {"scrape_interval": f"{scrape_s}s", "evaluation_interval": f"{scrape_s}s"},
@@ -40,21 +40,21 @@ def prometheus(
     options = [f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'db'}"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [path, *options, f"--web.listen-address={where}"], stdout=log, stderr=log
+            [path, *options, f"--web.listen-address={address}"], stdout=log, stderr=log
         )
     try:
-        yield where
+        yield address
     finally:
         process.kill()
         process.wait()
 
 
-def ask(where: str, call: str, **parameters: str | float) -> list[dict[str, Any]]:
+def query(address: str, call: str, **parameters: str | float) -> list[dict[str, Any]]:
     """Return the result of `query` or `query_range`.
 
     :raises OSError: Prometheus does not respond, or refuses the query.
     """
-    url = f"http://{where}/api/v1/{call}?{urllib.parse.urlencode(parameters)}"
+    url = f"http://{address}/api/v1/{call}?{urllib.parse.urlencode(parameters)}"
     with urllib.request.urlopen(url, timeout=ANSWER_S_MAX) as answer:
         found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
     return found

@@ -1,8 +1,9 @@
-"""A machine for the commands of docs/operations.md: a folder in the place of `/`, and what systemd
-does for the service, with the units as they were installed there.
+"""A machine for the commands of docs/operations.md: a folder instead of `/`, and systemd's part.
 
-Commands of ours and of files are run; systemctl's are done here; those that need packages, users or
-a manager that runs are only known.
+It has the part of systemd that the service needs, with the units that were installed in the folder.
+
+Commands of inferd and of files are run. Those of systemctl are carried out here. Commands that need
+packages, users or a running manager have no effect.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ ELSEWHERE = {"apt", "python3", "pip", "ln", "usermod", "journalctl", "loginctl"}
 FILES = {"tar", "rm", "install"}
 UNITS = {"inferd", "inferd.service", "inferd.socket"}
 FREE = {"INFERD_METRICS": "127.0.0.1:0"}
-"""Where figures are served: the port by default may be another daemon's here."""
+"""The address of the metrics: another daemon may have the default port."""
 
 
 class Machine:
-    """Runs one command after the other, below *root*."""
+    """Runs the commands of the page below *root*."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -50,7 +51,7 @@ class Machine:
         self._listener: socket.socket | None = None
 
     def command(self, line: str) -> str:
-        """Do a line of the page, and return what it says."""
+        """Run a line of the page, and return its output."""
         words = shlex.split(line, comments=True)
         if words[0] == "sudo":
             words = words[3:] if words[1] == "-u" else words[1:]
@@ -63,11 +64,11 @@ class Machine:
             return self._systemctl([w for w in words[1:] if not w.startswith("-")])
         if tool in FILES:
             return self._run([tool, *(self._below(w) for w in _unowned(words[1:]))])
-        assert tool in ELSEWHERE, f"nothing is known of {line!r}"
+        assert tool in ELSEWHERE, f"an unknown command: {line!r}"
         return ""
 
     def close(self) -> None:
-        """Stop what runs."""
+        """Stop the service and close the socket."""
         self._stop_service()
         self._close_socket()
         self._manager.socket.close()
@@ -107,7 +108,7 @@ class Machine:
         return self._run([*command, "--root", str(self.root), "--dry-run"])
 
     def _step(self, words: list[str]) -> None:
-        """Do what an installer would run on its own machine."""
+        """Run a command of the installer."""
         if words[0] == "systemctl":
             self._systemctl([w for w in words[1:] if not w.startswith("-")])
         elif words[0] == "systemd-tmpfiles":
@@ -193,7 +194,7 @@ class Machine:
 
 
 def _unowned(words: list[str]) -> list[str]:
-    """Leave out owners, which are not users here."""
+    """Return *words* without the options for owners, which are not users here."""
     found = list(words)
     for option in ("-o", "-g"):
         if option in found:

@@ -61,10 +61,10 @@ def test_a_page_is_clean_and_has_every_flag_and_argument(name: str) -> None:
 def test_special_characters_of_troff_are_escaped() -> None:
     shown = formatted(PAGES["inferd-chat.1"]).stdout
     assert "no-history" in shown and "\N{HYPHEN}" not in shown
-    assert "`" not in shown, "what stands in backquotes is bold"
+    assert "`" not in shown, "text in backquotes is bold"
 
 
-def test_the_first_page_names_all_others_and_what_the_help_ends_with() -> None:
+def test_the_first_page_names_all_others_and_the_end_of_the_help() -> None:
     shown = " ".join(formatted(PAGES["inferd.1"]).stdout.split())
     for name in COMMANDS:
         assert name == "inferd" or f"{name}(1)" in shown

@@ -56,7 +56,7 @@ def do(machine: Machine, heading: str, block: int = 0) -> list[str]:
 
 @pytest.mark.model
 @pytest.mark.timeout(300)
-def test_an_operator_s_way_from_an_empty_machine_and_back(machine: Machine) -> None:
+def test_the_commands_of_the_page_lead_from_an_empty_machine_and_back(machine: Machine) -> None:
     root, state = machine.root, machine.root / "var/lib/inferd"
     for name in ("mine.gguf", "smollm2.gguf"):
         (machine.home / name).symlink_to(smollm2())
@@ -64,8 +64,8 @@ def test_an_operator_s_way_from_an_empty_machine_and_back(machine: Machine) -> N
     shown, *_, hello = do(machine, "Install")[-3:]
     assert "systemctl enable --now inferd.socket" in shown
     assert hello.strip() == "hello"
-    for place in re.findall(r"^\| .*?\|", PAGE, re.MULTILINE):
-        for path in re.findall(r"`(/[^`]+)`", place):
+    for cell in re.findall(r"^\| .*?\|", PAGE, re.MULTILINE):
+        for path in re.findall(r"`(/[^`]+)`", cell):
             assert Path(f"{root}{path}").exists(), path
 
     machine.replacements = {"smollm2": str(machine.home / "smollm2.gguf")}  # nothing is fetched
@@ -91,23 +91,23 @@ def test_an_operator_s_way_from_an_empty_machine_and_back(machine: Machine) -> N
     do(machine, "Upgrade")
     assert machine.service is not None and machine.service.pid != pid
     assert "applied after" not in machine.command("inferd status")
-    assert said(machine) == 1
+    assert turns_of_session(machine) == 1
 
     do(machine, "Backup")
     archive = machine.home / "inferd-backup.tar.gz"
     assert archive.is_file()
     say(machine, "after the backup")
-    assert said(machine) == 2
+    assert turns_of_session(machine) == 2
     machine.command("sudo systemctl stop inferd.socket inferd")
     for file in state.glob("sessions.db*"):
         file.unlink()
     do(machine, "Backup", 1)
-    assert said(machine) == 1, "as it was when it was saved"
+    assert turns_of_session(machine) == 1, "as it was when it was saved"
     assert (state / "models" / "mine.gguf").is_file()
 
     do(machine, "Uninstall")
-    left = [p for p in (root / "etc").rglob("*") if "inferd" in str(p.relative_to(root))]
-    assert not left and not state.exists() and not (root / "opt/inferd").exists()
+    remaining = [p for p in (root / "etc").rglob("*") if "inferd" in str(p.relative_to(root))]
+    assert not remaining and not state.exists() and not (root / "opt/inferd").exists()
 
     do(machine, "A user's own service")
     assert not list(machine.root.rglob("systemd/user/inferd.*"))
@@ -120,7 +120,7 @@ def say(machine: Machine, text: str) -> None:
         session.chat(text)
 
 
-def said(machine: Machine) -> int:
+def turns_of_session(machine: Machine) -> int:
     """Return the number of turns of the session."""
     machine.command("inferd status")
     with Client(machine.socket) as client:
@@ -161,7 +161,7 @@ def test_the_tasks_of_others_are_parked_and_cancelled_as_the_page_says(machine: 
             list(stream)
 
 
-def test_metrics_of_the_page_match_the_code() -> None:
+def test_the_times_of_the_page_match_the_code() -> None:
     unit = directives(SYSTEMD / "system" / "inferd.service")
     assert f"`WatchdogSec={unit['WatchdogSec'][0]}`" in PAGE
     assert f"every {int(unit['WatchdogSec'][0]) // 2} s" in PAGE
@@ -170,7 +170,7 @@ def test_metrics_of_the_page_match_the_code() -> None:
     assert f"`shutdown-grace-s` and {END_S_MAX:g} s for the end" in " ".join(PAGE.split())
 
 
-def test_the_log_of_the_service_is_shown_and_turned_up(machine: Machine) -> None:
+def test_the_log_of_the_service_is_shown_and_its_levels_change(machine: Machine) -> None:
     do(machine, "Install")
     config = machine.root / "etc/inferd/config.toml"
     section = PAGE.split("## Logs")[1].split("\n## ")[0]
@@ -183,13 +183,13 @@ def test_the_log_of_the_service_is_shown_and_turned_up(machine: Machine) -> None
     assert turned_up.split()[-2:] == ["llama", "debug"]
     machine.command("inferd run echo hello")
     text = machine.command("sudo inferd logs")
-    assert "task.finished" not in text, "the third command has taken it back"
+    assert "task.finished" not in text, "the third command has reset the levels"
     do(machine, "Configuration")
     machine.command("inferd run echo hello")
-    assert "task.finished" in machine.command("sudo inferd logs"), "as the file has it again"
+    assert "task.finished" in machine.command("sudo inferd logs"), "the file's levels hold again"
 
 
-def test_the_rooms_and_bounds_of_the_page_are_the_code_s() -> None:
+def test_the_loggers_and_bounds_of_the_page_match_the_code() -> None:
     section = PAGE.split("## Logs")[1].split("\n## ")[0]
     loggers = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
     assert loggers == list(LOGGERS)

@@ -130,7 +130,7 @@ def sections() -> dict[str, str]:
     found: dict[str, str] = {}
     for heading, text in zip(parts[1::2], parts[2::2], strict=True):
         for name in re.findall(r"`(\w+)`", heading):
-            assert name not in found, f"{name} stands twice"
+            assert name not in found, f"{name} occurs twice"
             found[name] = re.split(r"^##", text, flags=re.MULTILINE)[0]
     return found
 
@@ -252,7 +252,7 @@ def test_the_settings_have_the_defaults_of_the_configuration() -> None:
 
 
 class NoModel(ModelSource):
-    """Nothing is asked of it here."""
+    """A model that no test uses."""
 
     @property
     def name(self) -> str:

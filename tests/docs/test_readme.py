@@ -37,7 +37,7 @@ def inferd(*arguments: str) -> str:
     return done.stdout
 
 
-def test_the_configuration_is_one(tmp_path: Path) -> None:
+def test_the_configuration_is_valid(tmp_path: Path) -> None:
     tomllib.loads(block("toml", CONFIGURATION))
     (tmp_path / "config.toml").write_text(block("toml", CONFIGURATION))
     config = load_config({"config": tmp_path / "config.toml"}, {})
@@ -62,7 +62,7 @@ def test_the_library_code_runs_on_a_real_model(tmp_path: Path) -> None:
     assert len(done.stdout.split()) > 5
 
 
-def test_every_command_in_the_table_is_one() -> None:
+def test_every_command_in_the_table_exists() -> None:
     rows = re.findall(r"^\| (`inferd .*?) \|", COMMANDS, re.MULTILINE)
     assert rows
     known = set(re.findall(r"^  (\w[\w-]+)  ", inferd("--help"), re.MULTILINE))
@@ -70,7 +70,7 @@ def test_every_command_in_the_table_is_one() -> None:
     assert named == known
 
 
-def test_every_flag_of_the_session_is_one() -> None:
+def test_every_flag_of_the_session_exists() -> None:
     for line in re.findall(r"^\$ inferd (.*)$", block("console"), re.MULTILINE):
         command = line.split()[0]
         text = inferd(command, "--help")

@@ -128,8 +128,8 @@ def test_nothing_ends_before_its_time(jump_s: int) -> None:
         until(lambda: client.call("stats")["stats"]["waiting"])
         daemon.set_clock(jump_s)
 
-        said = [bytes(client.wait_result(turn)["text"]) for turn in turns]
-        assert said == [SLOW.encode(), b"next"]
+        output = [bytes(client.wait_result(turn)["text"]) for turn in turns]
+        assert output == [SLOW.encode(), b"next"]
         client.call("unload", graph=client.call("load_by_name", name="slow")["graph"], keep=True)
         idle_model = model(client, "echo")
         assert idle_model["state"] == "ready" and 0 <= idle_model["idle_s"] < HOUR_S

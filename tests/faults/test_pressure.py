@@ -130,7 +130,7 @@ async def test_states_are_evicted_first_then_idle_models_while_busy_and_pinned_m
                 session = await stack.enter_async_context(client.session("busy", raw=True))
                 await session.chat(f"{number} says hello")
             stream = session.stream(STORY)
-            said = await anext(stream)
+            output = await anext(stream)
             proc.available(NONE)
             await until(client, lambda memory: memory["low_events"] == 1)
             stats = await client.stats()
@@ -146,8 +146,8 @@ async def test_states_are_evicted_first_then_idle_models_while_busy_and_pinned_m
                 "busy": "ready",
             }
             async for piece in stream:
-                said += piece
-            assert said == STORY
+                output += piece
+            assert output == STORY
             assert re.findall("memory.model_unloaded .*model=(\\w+)", daemon.log) == [
                 "quick",
                 "slow",

@@ -256,7 +256,7 @@ def test_resuming_fails_if_no_daemon_returns_in_time() -> None:
         assert (error.data["text"], bytes(error.data["tokens"])) == (text, text.encode())
 
 
-def test_a_lost_session_is_not_silently_begun_again() -> None:
+def test_a_lost_session_is_not_silently_replaced() -> None:
     with running_daemon(ECHO) as daemon, Client(daemon.socket) as client:
 
         def lose() -> None:

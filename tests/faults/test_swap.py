@@ -76,8 +76,8 @@ async def test_twenty_swaps_under_sixteen_streams_and_no_request_fails(
             async with client.session("live", raw=True) as session:
                 while not swapped.is_set():
                     text = f"{number} {turns} {STORY}"
-                    said = "".join([p async for p in session.stream(text)])
-                    assert said == text, session.metadata
+                    output = "".join([p async for p in session.stream(text)])
+                    assert output == text, session.metadata
                     seen.add(session.metadata["fingerprint"])
                     turns += 1
                     if session.metadata["input_tokens"] > 400:
@@ -166,11 +166,11 @@ async def await_one_worker(daemon: RunningDaemon) -> None:
 async def test_a_turn_ends_on_its_model_and_the_next_runs_on_the_new_model() -> None:
     async with talking(CONFIG) as (_, client, session):
         stream = session.stream(STORY * 3)
-        said = await anext(stream)
+        output = await anext(stream)
         before = session.graph.fingerprint
         after = (await client.swap("live", "one")).fingerprint
-        said += "".join([p async for p in stream])
-        assert said == STORY * 3
+        output += "".join([p async for p in stream])
+        assert output == STORY * 3
         assert stream.metadata["fingerprint"] == before != after
         assert await session.chat("next") == "next"
         assert session.metadata["fingerprint"] == after
@@ -203,10 +203,10 @@ async def test_a_history_moves_by_token_ids_and_its_output_can_still_be_read() -
 async def test_turns_that_outlast_the_grace_continue_on_the_new_model() -> None:
     async with talking(SHORT_GRACE) as (_, client, session):
         stream = session.stream(STORY * 10)
-        said = await anext(stream)
+        output = await anext(stream)
         after = await client.swap("live", "one")
-        said += "".join([p async for p in stream])
-        assert said == STORY * 10
+        output += "".join([p async for p in stream])
+        assert output == STORY * 10
         assert stream.metadata["fingerprint"] == after.fingerprint
         assert (await client.stats())["recovered"] == 1
 
@@ -217,7 +217,7 @@ async def test_waiting_turns_move_at_once_and_the_running_turn_stays() -> None:
         async with runs, waits, anyio.create_task_group() as group:
             await client.set_input(waits.context, 0, b"waits")
             stream = runs.stream(STORY)
-            said = await anext(stream)
+            output = await anext(stream)
             [old] = workers_of(daemon)
             os.kill(old, signal.SIGSTOP)  # it begins no further turn
             group.start_soon(client.compute, waits.context)
@@ -229,8 +229,8 @@ async def test_waiting_turns_move_at_once_and_the_running_turn_stays() -> None:
             metadata = json.loads(await client.get_output(waits.context, 1))
             assert metadata["fingerprint"] == after.fingerprint
             os.kill(old, signal.SIGCONT)
-            said += "".join([p async for p in stream])
-            assert said == STORY
+            output += "".join([p async for p in stream])
+            assert output == STORY
             assert stream.metadata["fingerprint"] == after.previous_fingerprint
 
 
@@ -295,7 +295,7 @@ async def test_a_drain_holds_new_turns_back_until_the_new_model_is_loaded() -> N
         runs, comes = (client.session("live", raw=True) for _ in range(2))
         async with runs, comes:
             stream = runs.stream(STORY * 10)
-            said = await anext(stream)
+            output = await anext(stream)
             old = workers_of(daemon)
             async with anyio.create_task_group() as group:
                 group.start_soon(swap, client, "other", "drain")
@@ -304,8 +304,8 @@ async def test_a_drain_holds_new_turns_back_until_the_new_model_is_loaded() -> N
                 await anyio.wait_all_tasks_blocked()
                 await client.stats()
                 assert await state_of(client, comes) == "empty" and workers_of(daemon) == old
-                said += "".join([p async for p in stream])
-            assert said == STORY * 10
+                output += "".join([p async for p in stream])
+            assert output == STORY * 10
             assert stream.metadata["fingerprint"] != comes.metadata["fingerprint"] == "echo-8"
             assert await runs.chat("next") == "next"
             assert runs.metadata["input_tokens"] > 20 * len(STORY), "the history is there"
@@ -316,14 +316,14 @@ async def test_turns_that_outlast_a_drain_continue_on_the_new_model_or_end() -> 
     for to, ends in (("one", False), ("other", True)):
         async with talking(SHORT_GRACE) as (_, client, session):
             stream = session.stream(STORY * 10)
-            said = await anext(stream)
+            output = await anext(stream)
             after = await client.swap("live", to, mode="drain")
             if ends:
                 with pytest.raises(Cancelled, match="was swapped"):
                     assert [p async for p in stream]
             else:
-                said += "".join([p async for p in stream])
-                assert said == STORY * 10
+                output += "".join([p async for p in stream])
+                assert output == STORY * 10
                 assert stream.metadata["fingerprint"] == after.fingerprint
             assert await session.chat("next") == "next"
             assert session.metadata["input_tokens"] > 10 * len(STORY), "the history is there"
@@ -436,22 +436,22 @@ ctx-size = 512
         raw = client.session("live", raw=True, options=options | {"append": True})
         async with chat, raw:
             await chat.chat("My name is Ada.")
-            said = "The capital of France is" + await raw.chat("The capital of France is")
+            output = "The capital of France is" + await raw.chat("The capital of France is")
             first = chat.metadata["fingerprint"]
 
             second = (await client.swap("live", "gemma")).fingerprint
             answer = await raw.chat(" and of Italy")
             assert raw.metadata["fingerprint"] == second != first
-            before = await client.tokenize(raw.graph, said, bos=True)
+            before = await client.tokenize(raw.graph, output, bos=True)
             added = await client.tokenize(raw.graph, " and of Italy")
             assert raw.metadata["input_tokens"] == len(before) + len(added)
-            said += " and of Italy" + answer
+            output += " and of Italy" + answer
             with pytest.raises(UnsupportedOperation, match="no chat template"):
                 await chat.chat("What is my name?")
 
             assert await swap(client, "smollm2") == first
             await raw.chat(" too")
-            before = await client.tokenize(raw.graph, said, bos=True)
+            before = await client.tokenize(raw.graph, output, bos=True)
             added = await client.tokenize(raw.graph, " too")
             assert raw.metadata["input_tokens"] == len(before) + len(added)
             assert await chat.chat("What is my name?")
@@ -482,9 +482,9 @@ async def test_twenty_swaps_of_real_models_with_two_vocabularies_under_streams()
             before: dict[str, Any] = {}
             async with client.session("live", raw=True, options=options) as session:
                 while not swapped.is_set():
-                    said = "".join([p async for p in session.stream(text)])
+                    output = "".join([p async for p in session.stream(text)])
                     now = session.metadata
-                    assert said and now["output_tokens"] == tokens
+                    assert output and now["output_tokens"] == tokens
                     if now["fingerprint"] == before.get("fingerprint"):
                         grown = before["input_tokens"] + tokens + added[now["fingerprint"]]
                         assert now["input_tokens"] == grown

@@ -101,8 +101,8 @@ async def test_streams_continue_over_several_deaths_without_losing_or_repeating_
 async def test_text_held_back_for_a_stop_text_is_held_back_in_the_new_worker_too() -> None:
     async with talking() as (daemon, session):
         at = {len("one "): lambda: end_worker(daemon)}
-        said = await stream_turn(session, "one stop, then STOP and no more", at, stop=["STOP"])
-        assert said == "one stop, then "
+        output = await stream_turn(session, "one stop, then STOP and no more", at, stop=["STOP"])
+        assert output == "one stop, then "
         assert session.metadata["stop_reason"] == "stop"
 
 
@@ -110,8 +110,8 @@ async def test_text_held_back_for_a_pattern_is_held_back_in_the_new_worker_too()
     async with talking() as (daemon, session):
         text = "one <a> two <b and so on: c> and no more"
         at = {len("one > two "): lambda: end_worker(daemon)}
-        said = await stream_turn(session, text, at, **{"stop-patterns": ["<b.*>"]})
-        assert said == "one <a> two "
+        output = await stream_turn(session, text, at, **{"stop-patterns": ["<b.*>"]})
+        assert output == "one <a> two "
         assert session.metadata["stop_reason"] == "pattern"
         assert session.metadata["stop_detail"] == "<b.*>"
 
@@ -129,8 +129,8 @@ async def test_pulled_tokens_continue_too() -> None:
 async def test_the_token_limit_counts_the_tokens_of_the_previous_worker() -> None:
     async with talking() as (daemon, session):
         at = {10: lambda: end_worker(daemon)}
-        said = await stream_turn(session, STORY, at, **{"n-predict": 30})
-        assert said.encode() == STORY.encode()[: len(said.encode())]
+        output = await stream_turn(session, STORY, at, **{"n-predict": 30})
+        assert output.encode() == STORY.encode()[: len(output.encode())]
         assert session.metadata["output_tokens"] == 30
         assert session.metadata["input_tokens"] == len(STORY.encode()) + 2
 
@@ -262,8 +262,8 @@ async def test_sixteen_streams_of_a_real_model_continue(tmp_path: Path) -> None:
                         end_worker(daemon)
                 assert len(stream.tokens) == 40
                 assert stream.metadata["output_tokens"] == 40
-                said = await client.detokenize(session.graph, stream.tokens)
-                assert text == said.decode(errors="replace")
+                output = await client.detokenize(session.graph, stream.tokens)
+                assert text == output.decode(errors="replace")
 
         async with anyio.create_task_group() as group:
             for number in range(16):

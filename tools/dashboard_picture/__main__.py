@@ -24,7 +24,7 @@ import inferd
 from inferd.testing import running_daemon
 from tools.dashboard import FILE
 from tools.dashboard_picture.load import CONFIG, LOAD_S, at_work, link_models
-from tools.prometheus import ask, prometheus
+from tools.prometheus import prometheus, query
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -56,14 +56,14 @@ def measure() -> dict[str, Any]:
 def answers(where: str, began: float, ended: float) -> dict[str, Any]:
     """Return the results of a dashboard's queries for the time from *began* to *ended*."""
     span = {"start": _aligned(began), "end": _aligned(ended)}
-    asked = {
-        target["expr"]: ask(
+    results = {
+        target["expr"]: query(
             where, "query_range", query=resolved(target["expr"]), step=SCRAPE_S, **span
         )
         for panel in panels()
         for target in panel["targets"]
     }
-    return {**span, "step_s": SCRAPE_S, "answers": asked}
+    return {**span, "step_s": SCRAPE_S, "answers": results}
 
 
 def _between_minutes(at: float) -> float:

@@ -206,8 +206,8 @@ def resumed() -> dict[str, Any]:
     one = w.ComputeSingleParams(context=context)
     for piece in (b"a", b"b"):
         x.call("compute_single", one, w.ComputeSingleResult(piece=piece))
-    left = w.FinalizeParams(context=context, keep=True)
-    x.call("finalize_execution_context", left, w.Empty())
+    kept = w.FinalizeParams(context=context, keep=True)
+    x.call("finalize_execution_context", kept, w.Empty())
     x.call(call, named, w.ContextResult(context=again, attached=True))
     number = x.request("resume", w.ResumeParams(context=again, tokens=[97], text=b"a"))
     for position, text in enumerate((b"b", b"c", b"d"), 1):
@@ -218,7 +218,7 @@ def resumed() -> dict[str, Any]:
 
 
 def watched() -> dict[str, Any]:
-    """Four turns that nobody reads hold the slots; a fifth waits and gets queue events."""
+    """Four turns without a reader have the slots; a fifth waits and gets queue events."""
     x = Exchange("a place in the queue")
     graph, first = x.open()
     contexts = [first]

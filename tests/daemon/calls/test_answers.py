@@ -25,7 +25,7 @@ CONFIG += "".join(
 )
 
 
-def figures(client: Client, model: str) -> dict[str, int]:
+def counters(client: Client, model: str) -> dict[str, int]:
     return dict(client.stats()["models"][model])
 
 
@@ -38,12 +38,14 @@ def test_the_prompt_is_computed_once(client: Client, memory: str, slots: int) ->
 
     assert answers == [PROMPT] * 5
     prompt = answers[0].metadata["input_tokens"]
-    assert figures(client, model)["prompt"] == prompt + 4, "beside it the last token of each"
+    assert counters(client, model)["prompt"] == prompt + 4, "and the last token of each branch"
     cached = [answer.metadata["cached_tokens"] for answer in answers]
     assert cached == [0] + [prompt - 1] * 4
 
 
-def test_each_has_its_own_seed_and_the_first_is_the_conversations(client: Client) -> None:
+def test_each_answer_has_its_own_seed_and_the_first_continues_the_conversation(
+    client: Client,
+) -> None:
     with client.session("plain-4", raw=True) as session:
         given = session.answers(PROMPT, n=3, options={"seed": (1 << 32) - 2})
         assert [a.metadata["seed"] for a in given] == [(1 << 32) - 2, (1 << 32) - 1, 0]
@@ -54,7 +56,7 @@ def test_each_has_its_own_seed_and_the_first_is_the_conversations(client: Client
     assert client.sessions() == [], "the branches are closed"
 
 
-def test_one_alone_is_a_turn(client: Client) -> None:
+def test_a_single_answer_is_a_turn(client: Client) -> None:
     with client.session("plain-4", raw=True) as session:
         assert session.answers(PROMPT, n=1) == [PROMPT]
         assert session.answers(PROMPT, n=2, options={"n-predict": 0}) == ["", ""]
@@ -70,7 +72,7 @@ def test_the_number_of_answers_is_bounded(client: Client, n: int) -> None:
         assert session.chat("x") == "x"
 
 
-def test_where_the_sessions_do_not_suffice_nothing_has_changed(client: Client) -> None:
+def test_a_call_refused_for_its_branches_changes_nothing(client: Client) -> None:
     with client.session("plain-4", raw=True) as session:
         others = session.fork(10)
         with pytest.raises(Busy, match="20"):
@@ -82,7 +84,7 @@ def test_where_the_sessions_do_not_suffice_nothing_has_changed(client: Client) -
             other.delete()
 
 
-def test_input_that_was_set_is_answered(daemon: RunningDaemon) -> None:
+def test_answers_use_the_input_of_set_input(daemon: RunningDaemon) -> None:
     with RawClient(daemon.socket) as client:
         context = client.context("plain-4")
         client.set_input(context, b"hello")
@@ -93,7 +95,9 @@ def test_input_that_was_set_is_answered(daemon: RunningDaemon) -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("which", [0, 1, 2])
-async def test_one_is_cancelled_and_the_others_go_on(daemon: RunningDaemon, which: int) -> None:
+async def test_one_answer_is_cancelled_and_the_others_continue(
+    daemon: RunningDaemon, which: int
+) -> None:
     async with (
         AsyncClient(daemon.socket) as client,
         AsyncClient(daemon.socket) as other,
@@ -121,7 +125,7 @@ async def test_one_is_cancelled_and_the_others_go_on(daemon: RunningDaemon, whic
 
 
 @pytest.mark.asyncio
-async def test_all_are_cancelled_with_the_call(daemon: RunningDaemon) -> None:
+async def test_all_answers_are_cancelled_with_the_call(daemon: RunningDaemon) -> None:
     async with (
         AsyncClient(daemon.socket) as client,
         AsyncClient(daemon.socket) as other,
@@ -129,11 +133,11 @@ async def test_all_are_cancelled_with_the_call(daemon: RunningDaemon) -> None:
     ):
         begun = anyio.Event()
 
-        async def ask() -> None:
+        async def request_answers() -> None:
             await session.answers(PROMPT, n=3, on_contexts=lambda _: begun.set())
 
         async with anyio.create_task_group() as group:
-            group.start_soon(ask)
+            group.start_soon(request_answers)
             await begun.wait()
             while len(await other.queue()) < 3:
                 await anyio.lowlevel.checkpoint()
@@ -151,7 +155,7 @@ def test_a_real_model_gives_different_answers(tmp_path: Path) -> None:
     options = {"temp": 1.5, "n-predict": 16, "seed": 7}
     with running_daemon(models_dir=tmp_path) as daemon, Client(daemon.socket) as client:
         with client.session("smollm2") as session:
-            answers = session.answers("Tell me something new.", n=4, options=options)
+            answers = session.answers("A new thought:", n=4, options=options)
         assert len(set(answers)) == 4 and all(answers)
         prompt = answers[0].metadata["input_tokens"]
-        assert figures(client, "smollm2")["prompt"] == prompt + 3
+        assert counters(client, "smollm2")["prompt"] == prompt + 3

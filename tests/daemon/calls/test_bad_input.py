@@ -97,7 +97,7 @@ def test_a_frame_nested_as_deep_as_allowed_is_read(daemon: RunningDaemon) -> Non
         assert client.read_message()[0] == 2
 
 
-def test_a_first_frame_that_is_no_hello_ends_the_connection(daemon: RunningDaemon) -> None:
+def test_a_first_frame_that_is_not_a_hello_ends_the_connection(daemon: RunningDaemon) -> None:
     with RawClient(daemon.socket, hello=False) as client:
         client.write([1, 1, "models", {}])
 
@@ -230,7 +230,7 @@ def test_a_missing_model_file_is_explained(daemon: RunningDaemon) -> None:
         ("version", b"GGUF\x63\x00\x00\x00" + b"\x00" * 4096),
     ],
 )
-def test_a_file_that_is_no_model_is_refused_and_named(
+def test_a_file_that_is_not_a_model_is_refused_by_its_kind(
     daemon: RunningDaemon, name: str, content: bytes
 ) -> None:
     (daemon.directory / "models" / f"{name}.gguf").write_bytes(content)
@@ -308,7 +308,7 @@ def test_descriptors_that_no_call_takes_end_the_connection(daemon: RunningDaemon
         assert isinstance(client.goodbye(), ProtocolError)
 
 
-def test_a_descriptor_that_is_no_file_is_refused(daemon: RunningDaemon) -> None:
+def test_a_descriptor_that_is_not_a_file_is_refused(daemon: RunningDaemon) -> None:
     with RawClient(daemon.socket) as client:
         context = client.context()
         read_end, write_end = os.pipe()
@@ -320,9 +320,7 @@ def test_a_descriptor_that_is_no_file_is_refused(daemon: RunningDaemon) -> None:
         os.close(write_end)
 
 
-def test_a_descriptor_that_can_be_written_to_is_no_model(
-    daemon: RunningDaemon, tmp_path: Path
-) -> None:
+def test_a_writable_descriptor_is_refused_as_a_model(daemon: RunningDaemon, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF")
     with (
@@ -337,7 +335,7 @@ def test_a_descriptor_that_can_be_written_to_is_no_model(
 # Workers and daemons.
 
 
-def test_an_input_that_ends_its_worker_is_refused_and_nothing_else_is(
+def test_only_the_input_that_crashes_its_worker_is_refused(
     daemon: RunningDaemon,
 ) -> None:
     with bystander(daemon), RawClient(daemon.socket) as client:
@@ -384,7 +382,7 @@ def test_refusals_are_logged_with_their_reason(daemon: RunningDaemon) -> None:
     assert "connection.refused" in daemon.log
 
 
-def test_connections_are_bounded_and_a_closed_one_frees_its_place() -> None:
+def test_connections_are_bounded_and_a_closed_one_admits_another() -> None:
     with (
         running_daemon("[daemon]\nconnections-max = 2\n") as daemon,
         RawClient(daemon.socket) as one,

@@ -245,12 +245,12 @@ def test_reasoning_is_separate_in_streams_and_whole_answers(client: inferd.Clien
 
 
 def test_the_command_writes_reasoning_beside_the_answer(daemon: RunningDaemon) -> None:
-    asked = ("run", "echo", THOUGHT, "-o", "reasoning-format=deepseek")
-    plain = command(*asked, socket=daemon.socket)
+    words = ("run", "echo", THOUGHT, "-o", "reasoning-format=deepseek")
+    plain = command(*words, socket=daemon.socket)
     assert (plain.stdout, plain.stderr) == ("\nyes\n", "hm, é")
     lines = [
         json.loads(x)
-        for x in command(*asked, "--json", socket=daemon.socket).stdout.split("\n")
+        for x in command(*words, "--json", socket=daemon.socket).stdout.split("\n")
         if x
     ]
     assert "".join(x.get("reasoning", "") for x in lines) == "hm, é"
@@ -267,9 +267,9 @@ def test_reasoning_that_is_never_closed_is_all_reasoning(client: inferd.Client) 
 def test_without_the_format_an_answer_is_unchanged(client: inferd.Client) -> None:
     with client.session("echo") as session:
         reply = session.chat(THOUGHT)
-        asked = session.chat(THOUGHT, options=SPLIT)
+        answer = session.chat(THOUGHT, options=SPLIT)
     assert (str(reply), reply.reasoning) == (THOUGHT, "")
-    assert (str(asked), asked.reasoning) == ("\nyes", "hm, é")
+    assert (str(answer), answer.reasoning) == ("\nyes", "hm, é")
 
 
 def test_an_answer_to_a_prompt_that_opened_the_block_begins_inside_it(

@@ -67,7 +67,7 @@ def test_one_text_pooling_and_norm(client: Client) -> None:
     assert last == pytest.approx(echo_vectors([258, *b"hello", 257])[-1], rel=1e-5)
 
 
-def test_without_pooling_there_is_a_vector_a_token(client: Client) -> None:
+def test_without_pooling_there_is_a_vector_for_each_token(client: Client) -> None:
     found = client.embed("echo", ["hello", "you"], pooling="none")
 
     assert [len(rows) for rows in found.by_text] == [7, 5]
@@ -85,7 +85,7 @@ def test_a_graph_serves_several_calls_and_nothing_is_left_behind(client: Client)
 
 
 @pytest.mark.asyncio
-async def test_a_stream_goes_on_beside_embeddings(daemon: RunningDaemon) -> None:
+async def test_a_stream_continues_beside_embeddings(daemon: RunningDaemon) -> None:
     async with AsyncClient(daemon.socket) as client, client.session("slow", raw=True) as session:
         pieces, embedded_at = 0, -1
 
@@ -162,7 +162,7 @@ def test_a_call_can_be_cancelled_and_times_out(raw: RawClient, client: Client) -
     assert [m["tasks"] for m in client.models() if m["name"] == "slow"] == [0]
 
 
-def test_texts_stand_in_the_queue_and_one_can_be_cancelled_there(raw: RawClient) -> None:
+def test_texts_are_in_the_queue_and_one_can_be_cancelled_there(raw: RawClient) -> None:
     graph = raw.call("load_by_name", name="slow")["graph"]
     number = raw.start_request("embed", graph=graph, texts=[LONG] * 3, priority="low")
     while len(tasks := raw.call("queue")["tasks"]) < 3:
@@ -214,7 +214,7 @@ def test_a_guest_switches_embeddings_on_and_off(raw: RawClient) -> None:
     assert raw.output(context) == b"hello"
 
 
-def test_a_graph_that_embeds_refuses_to_talk(raw: RawClient) -> None:
+def test_a_graph_that_embeds_refuses_to_generate(raw: RawClient) -> None:
     context = raw.context(config='{"embedding":true,"pooling":"last","embd-normalize":-1}')
     with pytest.raises(UnsupportedOperation):
         raw.call("chat", context=context, prompt="hello")
@@ -242,7 +242,7 @@ def test_an_encoder_embeds_many_texts(encoders: Client) -> None:
     assert len({tuple(vector) for vector in found}) == 40
 
 
-def test_an_encoder_refuses_to_talk_and_texts_that_it_was_not_trained_for(
+def test_an_encoder_refuses_to_generate_and_refuses_texts_that_it_cannot_embed(
     encoders: Client,
 ) -> None:
     with encoders.session("tiny-bert", raw=True) as session:
@@ -265,7 +265,7 @@ def test_a_reranker_scores(encoders: Client) -> None:
 # The command.
 
 
-def test_the_command_writes_a_line_a_vector(daemon: RunningDaemon) -> None:
+def test_the_command_writes_a_line_for_each_vector(daemon: RunningDaemon) -> None:
     result = inferd("embed", "echo", "one", "another", socket=daemon.socket)
     assert result.exit_code == 0, result.output
     lines = [[float(x) for x in line.split()] for line in result.stdout.splitlines()]
@@ -302,7 +302,7 @@ def test_texts_whose_worker_dies_are_computed_again(daemon: RunningDaemon) -> No
         assert vector == pytest.approx(expected(text), rel=1e-5)
 
 
-def test_a_text_that_ends_the_worker_is_refused_and_the_others_are_embedded(
+def test_a_text_that_crashes_the_worker_is_refused_and_the_others_are_embedded(
     daemon: RunningDaemon,
 ) -> None:
     with Client(daemon.socket) as client, Client(daemon.socket) as other:

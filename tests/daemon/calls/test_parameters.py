@@ -47,7 +47,7 @@ def test_the_synchronous_client_has_the_call_and_a_turn_cannot_set_a_models_para
 
 
 @pytest.mark.asyncio
-async def test_documents_of_wasi_nn_backend_pass_as_they_stand() -> None:
+async def test_documents_of_wasi_nn_backend_are_accepted_unchanged() -> None:
     async with running_daemon() as daemon, AsyncClient(daemon.socket) as client:
         graph = await client.load_by_name_with_config(
             "echo",

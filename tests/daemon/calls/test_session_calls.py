@@ -44,15 +44,15 @@ def client(daemon: RunningDaemon) -> Iterator[RawClient]:
         yield raw
 
 
-def said(client: RawClient, context: int, prompt: str, **params: Any) -> str:
-    """Do a raw turn that adds to the history."""
+def answer_to(client: RawClient, context: int, prompt: str, **params: Any) -> str:
+    """Return the answer to *prompt*, which is added to the history unchanged."""
     result = client.call("chat", context=context, prompt=prompt, raw=True, **params)
     return str(result["text"].decode())
 
 
 def queued(client: RawClient, count: int, first: int | None = None) -> list[dict[str, Any]]:
-    """Return the queue once it has *count* tasks, the first in its slot if a place is told, and
-    of the context *first*, if that is given.
+    """Return the queue once it has *count* tasks and the first is in its slot, if positions are
+    reported. With *first*, the first task is that context's.
     """
     for _ in range(1000):
         tasks = client.call("queue")["tasks"]
@@ -67,14 +67,14 @@ def queued(client: RawClient, count: int, first: int | None = None) -> list[dict
 
 def test_branches_share_one_state_which_is_not_computed_again(client: RawClient) -> None:
     context = client.context()
-    said(client, context, "shared")
+    answer_to(client, context, "shared")
 
     forked = client.call("fork_session", context=context, n=3)
 
     assert forked["tokens"] == forked["cached_tokens"] == 14
-    assert "kv" not in forked, "kept is what is left out"
+    assert "kv" not in forked, "the default, cached, is omitted"
     for branch, text in zip(forked["contexts"], ("one", "two", "three"), strict=True):
-        assert said(client, branch, text) == text
+        assert answer_to(client, branch, text) == text
         assert client.metadata(branch)["cached_tokens"] >= 13
     states = {s["context"]: s["tokens"] for s in client.call("sessions")["sessions"]}
     assert [states[c] for c in (context, *forked["contexts"])] == [14, 22, 22, 26]
@@ -94,13 +94,13 @@ def test_the_cap_takes_all_branches_or_none(client: RawClient) -> None:
 def test_a_rewind_returns_the_remaining_and_kept_tokens(client: RawClient) -> None:
     context = client.context()
     for text in ("first", "second"):
-        said(client, context, text)
+        answer_to(client, context, text)
 
     assert client.call("rewind", context=context, turns=1) == {
         "tokens": 12, "turns": 1, "cached_tokens": 12,
     }  # fmt: skip
     assert client.call("rewind", context=context, tokens=4)["tokens"] == 4
-    assert said(client, context, "other") == "other"
+    assert answer_to(client, context, "other") == "other"
     assert client.call("rewind", context=context, turns=2) == {}
     with pytest.raises(InvalidArgument):
         client.call("compute", context=context)
@@ -111,7 +111,7 @@ def test_a_rewind_returns_the_remaining_and_kept_tokens(client: RawClient) -> No
 )
 def test_an_invalid_rewind_is_refused(client: RawClient, params: dict[str, int]) -> None:
     context = client.context()
-    said(client, context, "x")
+    answer_to(client, context, "x")
 
     with pytest.raises(InvalidArgument):
         client.call("rewind", context=context, **params)
@@ -158,7 +158,7 @@ def test_deleting_a_session_deletes_it_everywhere(client: RawClient, daemon: Run
         return dict(by.call(call, graph=on, session_id="diary"))
 
     context = opened(client, graph)["context"]
-    said(client, context, "secret")
+    answer_to(client, context, "secret")
     with RawClient(daemon.socket) as other:
         elsewhere = other.call("load_by_name", name="echo")["graph"]
         assert other.call("delete_session", session_id="diary") == {"deleted": True}
@@ -242,10 +242,10 @@ def test_a_watching_client_gets_each_position_once_and_before_the_first_token(
         client.wait_result(turn)
 
     events = [e for e in client.events if e[1] == turns[3]]
-    places = [e[2]["position"] for e in events if "waiting" in e[2]]
-    assert places == sorted(places, reverse=True)
-    assert places[-1] == 1 and len(places) == len(set(places))
-    assert all("waiting" in e[2] for e in events[: len(places)])
+    positions = [e[2]["position"] for e in events if "waiting" in e[2]]
+    assert positions == sorted(positions, reverse=True)
+    assert positions[-1] == 1 and len(positions) == len(set(positions))
+    assert all("waiting" in e[2] for e in events[: len(positions)])
     assert not [e for e in client.events if e[1] == turns[0] and "waiting" in e[2]]
 
 
@@ -270,16 +270,16 @@ def test_positions_use_no_credit_and_only_watching_clients_get_them(client: RawC
 
 
 def test_the_client_reports_its_position(daemon: RunningDaemon) -> None:
-    places: list[QueueEvent] = []
+    positions: list[QueueEvent] = []
     with Client(daemon.socket) as client, client.session("slow") as busy:
         stream = busy.stream("a long story")
         next(stream)
         with client.session("slow") as session:
-            reader = session.stream("x", on_queue=places.append)
+            reader = session.stream("x", on_queue=positions.append)
             busy.cancel()
             assert list(reader) == ["x"]
-            assert session.chat("y", on_queue=places.append) == "y"
-    assert all(place.waiting >= place.position >= 1 for place in places)
+            assert session.chat("y", on_queue=positions.append) == "y"
+    assert all(p.waiting >= p.position >= 1 for p in positions)
 
 
 def test_prompt_tokens_that_wait_are_bounded_and_the_refusal_says_when(
@@ -311,7 +311,7 @@ def test_an_operator_sees_all_users_tasks(client: RawClient) -> None:
 
 @pytest.mark.asyncio
 async def test_other_users_see_only_their_tasks(tmp_path: Path) -> None:
-    somebody = Stranger(os.getuid() + 1)
+    stranger = Stranger(os.getuid() + 1)
     folders: dict[str, Any] = {
         "socket": tmp_path / "s",
         "models_dir": tmp_path,
@@ -321,7 +321,7 @@ async def test_other_users_see_only_their_tasks(tmp_path: Path) -> None:
     async with anyio.create_task_group() as group:
         daemon = Daemon(config, group, 1)
         request: Any = SimpleNamespace(
-            call="queue", number=1, params=QueueParams(all=True), connection=somebody
+            call="queue", number=1, params=QueueParams(all=True), connection=stranger
         )
         with pytest.raises(PermissionDenied):
             await daemon.run_call(request)
@@ -344,15 +344,17 @@ def test_a_shifted_session_continues_and_reports_the_shift(client: RawClient) ->
     options = {"ctx-shift": True, "n-keep": 4, "n-predict": 36}
     client.call("set_options", context=context, options=options)
 
-    said(client, context, "abcdefghijklmnopqrstuvwxyz0123456789")
+    answer_to(client, context, "abcdefghijklmnopqrstuvwxyz0123456789")
 
     metadata = client.metadata(context)
     assert metadata["shifts"] >= 1 and metadata["shifted"]
     assert metadata["output_tokens"] > 64 - 38, "it went on where the context was full"
     [session] = [s for s in client.call("sessions")["sessions"] if s["context"] == context]
     assert session["tokens"] < 64
-    assert said(client, context, "on", options={"n-predict": 2}) == "on"
-    assert client.metadata(context)["cached_tokens"] == session["tokens"], "both know what is left"
+    assert answer_to(client, context, "on", options={"n-predict": 2}) == "on"
+    assert client.metadata(context)["cached_tokens"] == session["tokens"], (
+        "both count the remaining tokens"
+    )
 
 
 # Refusals.

@@ -131,7 +131,7 @@ def test_model_level_keys_that_differ_are_reported_and_a_smaller_context_holds(
     assert result["not_applied"] == {"batch-size": 512}
     with pytest.raises(ContextFull):
         client.call("compute", context=context)
-    assert client.output(context) == b"01234567", "what was said before the end can be read"
+    assert client.output(context) == b"01234567", "the output before the end can be read"
     assert client.metadata(context)["not_applied"] == {"batch-size": 512}
 
 
@@ -291,12 +291,12 @@ def test_bounds_hold_in_single_mode_too_and_the_reason_stands_in_the_metadata(
 ) -> None:
     context = client.context(config=config)
     client.set_input(context, b"hello, world")
-    said = b""
+    output = b""
     with pytest.raises(EndOfSequence):
         for _ in range(20):
-            said += client.compute_single(context)
+            output += client.compute_single(context)
 
-    assert said == text
+    assert output == text
     assert client.metadata(context)["stop_reason"] == reason
 
 
@@ -314,13 +314,13 @@ def test_utf8_is_never_split(client: RawClient) -> None:
 def test_a_full_context_is_101_in_single_mode(client: RawClient) -> None:
     context = client.context(config='{"ctx-size":9}')
     client.set_input(context, b"hello")
-    said = b""
+    output = b""
     with pytest.raises(ContextFull) as caught:
         while True:
-            said += client.compute_single(context)
+            output += client.compute_single(context)
 
     assert caught.value.number == 101
-    assert said == b"he"
+    assert output == b"he"
 
 
 def test_fini_single_clears_the_output_and_keeps_the_input(client: RawClient) -> None:

@@ -22,7 +22,7 @@ from tests.daemon.metrics.scraping import scrape
 from tools.dashboard import FILE, dashboard
 from tools.dashboard_panels import PANELS
 from tools.get_prometheus import MISSING, tool
-from tools.prometheus import ask, prometheus
+from tools.prometheus import prometheus, query
 
 RULES = FILE.parent.parent / "prometheus" / "inferd.rules.yml"
 PAGE = FILE.parents[2] / "docs" / "metrics.md"
@@ -59,17 +59,17 @@ def test_promtool_finds_nothing_in_a_scrape() -> None:
     with running_daemon(metrics="127.0.0.1:0") as daemon:
         talk(daemon.socket)
         with Client(daemon.socket) as client:
-            where = client.stats()["metrics_address"]
-        assert run("promtool", "check", "metrics", text=scrape(where)) == ""
+            address = client.stats()["metrics_address"]
+        assert run("promtool", "check", "metrics", text=scrape(address)) == ""
 
 
-def query(where: str, expression: str) -> list[dict[str, Any]]:
+def results_of(address: str, expression: str) -> list[dict[str, Any]]:
     """Return the result of a query once Prometheus has one."""
     rest = threading.Event()
     for _ in range(10 * SECONDS_MAX):
         found = []
         with suppress(OSError):  # it does not listen yet
-            found = ask(where, "query", query=expression)
+            found = query(address, "query", query=expression)
         if found:
             return found
         rest.wait(0.1)
@@ -81,19 +81,21 @@ def test_a_real_prometheus_reads_a_real_daemon(tmp_path: Path) -> None:
         talk(daemon.socket)
         with Client(daemon.socket) as client:
             target = client.stats()["metrics_address"]
-        with prometheus(target, tmp_path, rules=[RULES]) as where:
-            [up] = query(where, 'up{job="inferd"} == 1')
+        with prometheus(target, tmp_path, rules=[RULES]) as address:
+            [up] = results_of(address, 'up{job="inferd"} == 1')
             assert up["metric"]["instance"] == target
-            [turns] = query(where, 'sum(inferd_request_success_total{model_name="echo"}) == 2')
+            [turns] = results_of(
+                address, 'sum(inferd_request_success_total{model_name="echo"}) == 2'
+            )
             assert turns["value"][1] == "2"
-            names = query(where, 'count by (__name__) ({__name__=~"inferd_.+"})')
+            names = results_of(address, 'count by (__name__) ({__name__=~"inferd_.+"})')
             assert {n["metric"]["__name__"] for n in names} <= EXPOSED
             buckets = "sum by (le) (inferd_time_to_first_token_seconds_bucket)"
-            [ttft] = query(where, f"histogram_quantile(0.9, {buckets})")
+            [ttft] = results_of(address, f"histogram_quantile(0.9, {buckets})")
             assert 0 < float(ttft["value"][1]) < 60
 
 
-def test_the_rules_are_good_and_each_alert_is_raised_by_what_it_is_about() -> None:
+def test_the_rules_are_valid_and_each_alert_is_raised_by_its_cause() -> None:
     assert "SUCCESS" in run("promtool", "check", "rules", str(RULES))
     tests = RULES.with_name("inferd.rules.test.yml")
     assert "SUCCESS" in run("promtool", "test", "rules", tests.name, folder=RULES.parent)
