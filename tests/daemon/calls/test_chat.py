@@ -132,7 +132,7 @@ def test_a_graphs_values_hold_where_the_call_has_none(client: inferd.Client) -> 
 
 def test_reserved_template_arguments_are_refused(client: inferd.Client) -> None:
     graph = client.load_by_name("tiny")
-    with pytest.raises(InvalidArgument, match="not a function"):
+    with pytest.raises(InvalidArgument, match=r"field `function`"):
         client.apply_template(graph, USER, tools=[{"type": "function"}])
     with pytest.raises(InvalidArgument, match="is always set"):
         client.apply_template(graph, USER, arguments={"messages": 1})
