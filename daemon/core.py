@@ -153,7 +153,7 @@ class Daemon:
             sessions_max=self.config.sessions_max,
             idle_timeout_s=self.config.idle_timeout_ms / 1000,
             dormant_limits=dormant_limits(self.config),
-            delete_files=self.registry.forget_session_files,
+            delete_files=self.registry.delete_session_files,
             journal=self.journal,
         )
 

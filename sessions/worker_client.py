@@ -84,7 +84,7 @@ class WorkerClient(TaskClient, Protocol):
     ) -> int:
         """Return how many of *tokens* need not be computed again for a session, as of now."""
 
-    async def forget_session(self, owner: int, session: str) -> None:
+    async def delete_session_states(self, owner: int, session: str) -> None:
         """Delete a session's KV states, in memory and on disk; return when it is done."""
 
     async def reserve_embedding_memory(self) -> None:

@@ -134,9 +134,9 @@ async def delete_session(daemon: Daemon, request: Request) -> w.DeleteSessionRes
     if (p.context is None) == (p.session_id is None):
         raise InvalidArgument("delete_session takes a context or a session id, and not both")
     if p.session_id is not None:
-        deleted = await daemon.sessions.forget_id(request.uid, p.session_id)
+        deleted = await daemon.sessions.delete_session_by_id(request.uid, p.session_id)
         return w.DeleteSessionResult(deleted=deleted)
-    await daemon.sessions.forget_session(daemon.session(request))
+    await daemon.sessions.delete_session(daemon.session(request))
     return w.DeleteSessionResult(deleted=True)
 
 

@@ -113,10 +113,10 @@ class KvIndex:
         if cause:
             self._note_state(cause)
 
-    async def forget_session(self, owner: int, session: str) -> int:
+    async def delete_session_files(self, owner: int, session: str) -> int:
         """Delete the files of a session in every fingerprint; return their number.
 
-        Let the workers forget the session before this, or they may still write files of it.
+        Let the workers delete the session's states before this, or they may still write its files.
 
         :raises BackendError: a file cannot be deleted.
         """

@@ -126,8 +126,8 @@ class Registry:
             if worker.info.fingerprint == place.fingerprint:
                 worker.client.send_command(m.KvFileEvicted(place.name))
 
-    async def forget_session_files(self, owner: int, session: str) -> None:
-        """Delete the KV files of a session that the workers have forgotten.
+    async def delete_session_files(self, owner: int, session: str) -> None:
+        """Delete the KV files of a session whose states the workers have deleted.
 
         :raises BackendError: a file cannot be deleted.
         """
@@ -135,7 +135,7 @@ class Registry:
             if worker.unloading:
                 await worker.exited.wait()  # it may write until then
         shared = self.config.kv_share == "all"
-        await self.kv_index.forget_session(*scoped(owner, session, shared=shared))
+        await self.kv_index.delete_session_files(*scoped(owner, session, shared=shared))
 
     # Settings.
 

@@ -165,9 +165,9 @@ class ProcessClient:
         packed = m.pack_tokens(tokens)
         return int(await self.query(lambda i: m.Lookup(i, owner, session, adapters, packed)))
 
-    async def forget_session(self, owner: int, session: str) -> None:
+    async def delete_session_states(self, owner: int, session: str) -> None:
         """Delete a session's KV states in memory and on disk, and wait until it is done."""
-        await self.query(lambda i: m.ForgetSession(i, owner, session))
+        await self.query(lambda i: m.DeleteSessionStates(i, owner, session))
 
     def save_session(
         self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]

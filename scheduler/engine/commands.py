@@ -50,8 +50,8 @@ class CommandHandler:
                 self.tokenizing.requests.append(command)
             case m.Lookup() | m.PersistState():
                 send(self._kv.look_up(command))
-            case m.ForgetSession():
-                send(*self._kv.forget_session(command))
+            case m.DeleteSessionStates():
+                send(*self._kv.delete_session_states(command))
             case m.KvFileEvicted(name):
                 self._kv.forget_file(name)
             case m.AddAdapter() | m.RemoveAdapter():

@@ -23,8 +23,8 @@ class DiskTier:
     """The files of one model, beside the *store* of its states in memory."""
 
     def __init__(self, files: KvFiles, store: KvStore, memory: Memory):
-        self.forgotten = 0
-        """Completed calls of `forget_session`, in the order of the calls."""
+        self.session_deletions = 0
+        """Completed calls of `delete_session_files`, in the order of the calls."""
         self.failures = 0
         self.cause = ""
         """The cause of the last failed write or read."""
@@ -92,19 +92,19 @@ class DiskTier:
             elif isinstance(result, FileRead):
                 yield from self._read(result)
             elif isinstance(result, FilesDeleted):
-                self.forgotten += 1
+                self.session_deletions += 1
             else:
                 yield from self._failed(result)
 
     def _written(self, file: KvFile) -> Iterator[m.Report]:
         key = file.key
-        if self._writing.pop(key.name, None) is not None:  # otherwise it was forgotten meanwhile
+        if self._writing.pop(key.name, None) is not None:  # otherwise it was deleted meanwhile
             self._index_file(file)
             yield _stored(file)
 
     def _read(self, result: FileRead) -> Iterator[m.Report]:
         file, name = result.file, result.file.key.name
-        if name in self._index:  # otherwise it was forgotten meanwhile
+        if name in self._index:  # otherwise it was deleted meanwhile
             tokens = self._index[name][1]
             entry = self._store.add_state(_origin(file.key), tokens, result.state, file.seconds)
             if entry is not None:
@@ -161,8 +161,8 @@ class DiskTier:
         """Forget a file that was deleted to free disk space."""
         self._index.pop(name, None)
 
-    def forget_session(self, scope: int, session: str) -> None:
-        """Delete the files of a session; `forgotten` counts it when that is done."""
+    def delete_session_files(self, scope: int, session: str) -> None:
+        """Delete the files of a session; `session_deletions` counts it when that is done."""
         keys = [f.key for f, _ in self._index.values()] + list(self._writing.values())
         keys_to_delete = [k for k in keys if (k.owner, k.session) == (scope, session)]
         for key in keys_to_delete:

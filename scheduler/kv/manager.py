@@ -59,13 +59,13 @@ class KvManager:
         self.fetches = 0
         """Tasks for which a state was read from disk."""
         self._settings = settings
-        self._forgetting: deque[int] = deque()
+        self._deletions: deque[int] = deque()
         self._writing = False
 
     # Commands.
 
     def look_up(self, command: m.Lookup | m.PersistState) -> m.CommandResult:
-        """Return how many tokens of a history have states; for `Keep`, write these to disk."""
+        """Return how many tokens of a history have states; `PersistState` writes them to disk."""
         shared = self._settings.kv_shared
         scope, session = scoped(command.owner, command.session, shared=shared)
         origin = Origin(scope, session, command.adapters, approximate=True)
@@ -89,17 +89,17 @@ class KvManager:
             return kept
         return self._find_on_disk(origin, tokens)
 
-    def forget_session(self, command: m.ForgetSession) -> Iterator[m.CommandResult]:
+    def delete_session_states(self, command: m.DeleteSessionStates) -> Iterator[m.CommandResult]:
         """Delete a session's states; if it may have files, `poll` sends the answer later."""
         scope, session = scoped(command.owner, command.session, shared=self._settings.kv_shared)
         for slot in self.idle.slots_of(scope, session):
             self.slots.clear_slot(slot)
-        self.store.forget_session(scope, session)
+        self.store.delete_session_states(scope, session)
         if self.disk is None:
             yield m.CommandResult(command.id, None)
         else:
-            self.disk.forget_session(scope, session)
-            self._forgetting.append(command.id)
+            self.disk.delete_session_files(scope, session)
+            self._deletions.append(command.id)
 
     def forget_file(self, name: str) -> None:
         """Forget a file that the daemon has deleted to free disk space."""
@@ -119,9 +119,9 @@ class KvManager:
         if self.disk is None:
             return
         yield from self.disk.poll()
-        done, self.disk.forgotten = self.disk.forgotten, 0
+        done, self.disk.session_deletions = self.disk.session_deletions, 0
         for _ in range(done):
-            yield m.CommandResult(self._forgetting.popleft(), None)
+            yield m.CommandResult(self._deletions.popleft(), None)
         for task in queue:
             if not task.looked_up:
                 task.looked_up = True

@@ -147,7 +147,7 @@ class KvStore:
         self.changes += 1
         self.bytes -= len(entry.state)
 
-    def forget_session(self, scope: int, session: str) -> None:
+    def delete_session_states(self, scope: int, session: str) -> None:
         """Drop the states of a session, except those pinned by a running turn."""
 
         def belongs(entry: SavedState) -> bool:

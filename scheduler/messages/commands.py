@@ -115,7 +115,7 @@ class ChatPrompt(RequestMessage):
     turn: bool = False
 
 
-class ForgetSession(RequestMessage):
+class DeleteSessionStates(RequestMessage):
     """Delete the KV states of a session, in memory and on disk. Answered when that is done."""
 
     owner: int
@@ -200,7 +200,7 @@ Command = (
     | ChatPrompt
     | Lookup
     | PersistState
-    | ForgetSession
+    | DeleteSessionStates
     | KvFileEvicted
     | AddAdapter
     | RemoveAdapter

@@ -138,7 +138,7 @@ class Journal:
     def note_change(self, recording: Recording, tokens: int = 0, *, urgent: bool = False) -> None:
         """Note a change of a session; *tokens* of a turn are new."""
         if self._recordings.get(recording.key) is not recording:
-            return  # the session was forgotten
+            return  # the session was deleted
         if self._noted_at is None:
             self._noted_at = time.monotonic()
         self._changed[recording] = None

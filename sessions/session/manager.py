@@ -9,8 +9,8 @@ import anyio
 
 from ...backends.errors import InvalidArgument, SessionBusy
 from ..admission.ledger import Ledger
+from ..journal.deletion import Delete, SessionDeletion, nothing
 from ..journal.entries import StoredSession
-from ..journal.forgetting import Delete, Forgetting, nothing
 from ..journal.journal import Journal
 from ..journal.recording import Recording
 from ..table import SessionCall, step
@@ -31,7 +31,7 @@ class SessionManager:
 
     A session belongs to the connection (any hashable object) that opened it. A session with an id
     outlives the connection: it becomes dormant, and the same uid attaches it again; *journal*
-    stores it. `forgetting` deletes the data of ended sessions.
+    stores it. `deletion` deletes the data of ended sessions.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class SessionManager:
         self.ledger = ledger
         self.live = LiveSessions(ledger, sessions_max, idle_timeout_s)
         self.dormant = DormantSessions(dormant_limits or DormantLimits())
-        self.forgetting = Forgetting(
+        self.deletion = SessionDeletion(
             delete_files, nothing if journal is None else journal.erase_session
         )
         self.expired = self.forked = 0
@@ -92,7 +92,7 @@ class SessionManager:
         if session_id is None:
             return None
         _check_id(session_id)
-        if self.forgetting.under_way(owner, session_id):
+        if self.deletion.under_way(owner, session_id):
             raise SessionBusy(f"session {session_id!r} is being deleted", hint="try again soon")
         holder, live = self.live.find_id(owner, session_id)
         if live is not None:
@@ -123,7 +123,7 @@ class SessionManager:
     async def stop_persisting(self, session: Session) -> None:
         """Delete what is stored of a session, and store nothing from now on."""
         session.settings.persist, session.recording = False, Recording()
-        await self.forgetting.delete_states(session)
+        await self.deletion.delete_states(session)
 
     def restore_sessions(
         self, found: Sequence[StoredSession], model: Callable[[StoredSession], ModelSource]
@@ -135,7 +135,7 @@ class SessionManager:
             session.used_at = self.ledger.seconds() - self._journal.age_s(stored)
             self._open_recording(session, found=True)
             self.dormant.add_session(session)
-        self._forget_dormant()
+        self._delete_excess()
 
     def fork_session(
         self, connection: object, session: Session, count: int, session_ids: Sequence[str] = ()
@@ -169,7 +169,7 @@ class SessionManager:
             _check_id(session_id)
             _, found = self.live.find_id(owner, session_id)
             found = found or self.dormant.find_session(owner, session_id)
-            if found is not None or self.forgetting.under_way(owner, session_id):
+            if found is not None or self.deletion.under_way(owner, session_id):
                 raise SessionBusy(
                     f"there is a session {session_id!r} already",
                     hint="delete it, or use another id",
@@ -183,34 +183,34 @@ class SessionManager:
         """
         self._end_session(session, SessionCall.CLOSE, "the session was closed")
         if session.leaves_state:
-            await self._forget_now(session)
+            await self._delete_now(session)
 
-    async def forget_session(self, session: Session) -> None:
+    async def delete_session(self, session: Session) -> None:
         """End a session and delete its data before this returns, with or without an id."""
         self._end_session(session, SessionCall.CLOSE, "the session was deleted")
-        await self._forget_now(session)
+        await self._delete_now(session)
 
-    async def forget_id(self, owner: int, session_id: str) -> bool:
+    async def delete_session_by_id(self, owner: int, session_id: str) -> bool:
         """Delete a session by its id, live or dormant; return whether there was one. Its files and
         rows on disk are deleted in any case.
         """
         _check_id(session_id)
         _, live = self.live.find_id(owner, session_id)
         if live is not None:
-            await self.forget_session(live)
+            await self.delete_session(live)
             return True
         session = self.dormant.find_session(owner, session_id)
         if session is None:
-            await self.forgetting.forget_id(owner, session_id)
+            await self.deletion.delete_stored_id(owner, session_id)
             return False
         self.dormant.remove_session(session)
         session.end(SessionCall.CLOSE, "the session was deleted")
-        await self._forget_now(session)
+        await self._delete_now(session)
         return True
 
-    async def _forget_now(self, session: Session) -> None:
+    async def _delete_now(self, session: Session) -> None:
         try:
-            await self.forgetting.forget_now(session)
+            await self.deletion.delete_now(session)
         except BaseException:
             self._changed.set()  # `expire_idle` does the rest
             raise
@@ -219,7 +219,7 @@ class SessionManager:
         """End a session whose client does not know of it yet."""
         if session in self.live:
             self._end_session(session, SessionCall.CLOSE, "the session was not needed")
-            self._forget_soon(session)
+            self._delete_soon(session)
 
     def _end_session(
         self, session: Session, call: SessionCall, why: str, *, expired: bool = False
@@ -227,10 +227,10 @@ class SessionManager:
         session.end(call, why)
         self.live.remove_session(session, expired=expired)
 
-    def _forget_soon(self, session: Session) -> None:
+    def _delete_soon(self, session: Session) -> None:
         """Delete the data of an ended session without waiting for it."""
         if session.leaves_state:
-            self.forgetting.forget_later(session)
+            self.deletion.delete_later(session)
             self._changed.set()
 
     def detach_session(self, session: Session, *, expired: bool = False) -> None:
@@ -240,13 +240,13 @@ class SessionManager:
             session.used_at = self.ledger.seconds()
             self.live.remove_session(session, expired=expired)
             self.dormant.add_session(session)
-            self._forget_dormant()
+            self._delete_excess()
             self._changed.set()
             return
         call = SessionCall.EXPIRE if expired else SessionCall.CLOSE
         why = "the session expired" if expired else "the session was closed"
         self._end_session(session, call, why, expired=expired)
-        self._forget_soon(session)
+        self._delete_soon(session)
 
     def close_connection(self, connection: object) -> None:
         """End the sessions of a closed connection; those with an id become dormant."""
@@ -260,11 +260,11 @@ class SessionManager:
             if session.can_be_dormant:
                 self.detach_session(session)
 
-    def _forget_dormant(self) -> None:
+    def _delete_excess(self) -> None:
         """Delete dormant sessions past the bounds, the longest dormant first."""
         while (oldest := self.dormant.take_excess(self.ledger.seconds())) is not None:
             oldest.end(SessionCall.EXPIRE, "the session was deleted to stay within the bounds")
-            self._forget_soon(oldest)
+            self._delete_soon(oldest)
 
     def set_limits(
         self, *, sessions_max: int, idle_timeout_s: float, dormant_limits: DormantLimits
@@ -277,8 +277,8 @@ class SessionManager:
     async def expire_idle(self) -> None:
         """Expire idle sessions and delete the data of ended ones, until cancelled."""
         while True:
-            self._forget_dormant()
-            await self.forgetting.drain()
+            self._delete_excess()
+            await self.deletion.drain()
             now, timeout_s = self.ledger.seconds(), self.live.idle_timeout_s
             for session in [s for s in self.live if not s.active]:
                 if session.used_at + timeout_s <= now:
@@ -289,7 +289,7 @@ class SessionManager:
             wait_s = min(idle_since) + timeout_s - now if idle_since else float("inf")
             wait_s = min(wait_s, self.dormant.expires_in_s(now))
             self._changed = anyio.Event()
-            with anyio.move_on_after(0 if self.forgetting.pending else wait_s):
+            with anyio.move_on_after(0 if self.deletion.pending else wait_s):
                 await self._changed.wait()
 
 

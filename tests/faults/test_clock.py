@@ -178,7 +178,7 @@ def test_a_conversation_continues_after_a_restart_with_another_clock(jump_s: int
 def test_sessions_written_while_the_clock_is_a_month_behind_are_not_old_once_it_is_right(
     running: bool,
 ) -> None:
-    """The daemon forgets sessions after a week."""
+    """The daemon deletes sessions after a week."""
     with Daemon(CONFIG) as daemon:
         for name, offset_s in (("first", 0), ("second", -30 * DAY_S)):
             if not running:
@@ -196,7 +196,7 @@ def test_sessions_written_while_the_clock_is_a_month_behind_are_not_old_once_it_
                 assert opened.get("attached"), name
 
 
-def test_a_session_is_forgotten_by_the_date_at_the_start() -> None:
+def test_a_session_is_deleted_by_the_date_at_the_start() -> None:
     """Otherwise the tests above would prove nothing."""
     with Daemon(CONFIG) as daemon:
         with attached(daemon, "diary") as (client, context, _):

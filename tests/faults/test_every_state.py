@@ -176,7 +176,7 @@ def chat(daemon: RunningDaemon, model: str = "m") -> None:
 
 
 def opened(client: RawClient, graph: int, session_id: str) -> int:
-    """Open a session by its id, as soon as the previous owner has closed or forgotten it."""
+    """Open a session by its id, as soon as the previous owner has closed or deleted it."""
     end = time.monotonic() + 10
     while True:
         try:

@@ -22,7 +22,7 @@ from tests.scheduler.doubles import Bench
 class EnginePort:
     """A `sessions.WorkerClient` on an engine in this process, which is turned by `run`.
 
-    `held` is the number of tokens that `count_cached_tokens` finds; `forgotten` and `kept` record
+    `held` is the number of tokens that `count_cached_tokens` finds; `deleted` and `kept` record
     the calls.
     """
 
@@ -31,7 +31,7 @@ class EnginePort:
         self.held = 0
         self.room: Exception | None = None
         """Why there is no memory for embeddings."""
-        self.forgotten: list[tuple[int, str]] = []
+        self.deleted: list[tuple[int, str]] = []
         self.kept: list[tuple[int, str, list[int]]] = []
         self.kept_with: list[tuple[str, ...]] = []
         self.commands: list[m.Command] = []
@@ -88,9 +88,9 @@ class EnginePort:
         if self.room is not None:
             raise self.room
 
-    async def forget_session(self, owner: int, session: str) -> None:
+    async def delete_session_states(self, owner: int, session: str) -> None:
         await anyio.lowlevel.checkpoint()
-        self.forgotten.append((owner, session))
+        self.deleted.append((owner, session))
 
     def save_session(
         self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]

@@ -250,7 +250,7 @@ async def test_a_new_daemon_indexes_files_of_earlier_ones(store: Store) -> None:
 
     assert paths(index) == {file.key.name for file in files}
     assert index.bytes == sum(file.size for file in files)
-    assert await index.forget_session(1, "7") == 1
+    assert await index.delete_session_files(1, "7") == 1
 
 
 @pytest.mark.asyncio
@@ -303,11 +303,11 @@ async def test_a_store_that_was_switched_off_keeps_nothing(
     assert len(index) == 0 and store.names() == set()
 
 
-# Forgetting.
+# Deletion of sessions.
 
 
 @pytest.mark.asyncio
-async def test_forget_deletes_a_sessions_files_of_all_models_before_it_answers(
+async def test_delete_removes_a_sessions_files_of_all_models_before_it_answers(
     store: Store,
 ) -> None:
     index = KvIndex(store.directory, LARGE)
@@ -321,28 +321,28 @@ async def test_forget_deletes_a_sessions_files_of_all_models_before_it_answers(
     for file in others:
         report(index, file)
 
-    assert await index.forget_session(1, "mine") == 3
+    assert await index.delete_session_files(1, "mine") == 3
     assert store.names() == paths(index) == {file.key.name for file in others}
-    assert await index.forget_session(1, "mine") == 0
+    assert await index.delete_session_files(1, "mine") == 0
 
 
 @pytest.mark.asyncio
-async def test_forget_deletes_evicted_files_that_still_exist(store: Store) -> None:
+async def test_delete_removes_evicted_files_that_still_exist(store: Store) -> None:
     index = KvIndex(store.directory, bytes_max=1)
     report(index, store.write(1, session="mine"))
     assert len(index) == 0 and store.names()
 
-    assert await index.forget_session(1, "mine") == 1
+    assert await index.delete_session_files(1, "mine") == 1
     assert store.names() == set() and not index._doomed
 
 
 @pytest.mark.asyncio
-async def test_a_cancelled_forget_is_completed(store: Store) -> None:
+async def test_a_cancelled_deletion_is_completed(store: Store) -> None:
     index = KvIndex(store.directory, LARGE)
     report(index, store.write(1, session="mine"))
     with anyio.CancelScope() as scope:
         scope.cancel()
-        await index.forget_session(1, "mine")
+        await index.delete_session_files(1, "mine")
     await settle(index)
 
     assert len(index) == 0 and store.names() == set()
@@ -355,7 +355,7 @@ async def test_a_file_rewritten_and_evicted_during_its_deletion_is_deleted_again
     index = KvIndex(store.directory, bytes_max=1)
     report(index, file := store.write(1, session="mine"))
     async with anyio.create_task_group() as group:
-        group.start_soon(index.forget_session, 1, "mine")
+        group.start_soon(index.delete_session_files, 1, "mine")
         await anyio.lowlevel.checkpoint()  # it knows by now what it deletes
         report(index, file)
     assert len(index._doomed) == 1
@@ -374,7 +374,7 @@ async def test_a_file_that_cannot_be_deleted_is_an_error(store: Store) -> None:
     with pytest.raises(
         BackendError, match=r"1 KV files of the session cannot be deleted: .*: Is a"
     ):
-        await index.forget_session(1, "mine")
+        await index.delete_session_files(1, "mine")
 
 
 @pytest.mark.asyncio

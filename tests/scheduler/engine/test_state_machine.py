@@ -274,9 +274,9 @@ class EngineMachine(RuleBasedStateMachine):
             assert 0 <= kept[self.requests] <= len(spec.tokens) // 4
 
     @rule(owner=st.integers(1, 2), session=st.sampled_from(["one", "two"]))
-    def forget(self, owner: int, session: str) -> None:
+    def delete(self, owner: int, session: str) -> None:
         self.requests += 1
-        self.bench.iterate(m.ForgetSession(self.requests, owner, session))
+        self.bench.iterate(m.DeleteSessionStates(self.requests, owner, session))
 
     @rule()
     def lose_the_files(self) -> None:

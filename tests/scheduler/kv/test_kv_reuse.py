@@ -501,7 +501,7 @@ def test_a_session_that_becomes_dormant_is_on_disk(files: KvFiles) -> None:
     assert bench.engine.statistics()["kv_disk_files"] == 1
 
 
-def test_forget_deletes_states_in_slots_in_memory_and_on_disk(
+def test_delete_removes_states_in_slots_in_memory_and_on_disk(
     files: KvFiles, tmp_path: Path
 ) -> None:
     bench = Bench(slots=1, files=files)
@@ -509,7 +509,7 @@ def test_forget_deletes_states_in_slots_in_memory_and_on_disk(
     before = history(bench, 1, PREFIX)
     bench.iterate(m.PersistState(1, 1, "mine", (), before))
 
-    reports = bench.iterate(m.ForgetSession(2, 1, "mine"))
+    reports = bench.iterate(m.DeleteSessionStates(2, 1, "mine"))
     assert files.flush(10)
     reports += bench.iterate()
 
@@ -518,12 +518,12 @@ def test_forget_deletes_states_in_slots_in_memory_and_on_disk(
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
 
 
-def test_forgotten_states_are_not_written_with_evicted_ones(files: KvFiles, tmp_path: Path) -> None:
+def test_deleted_states_are_not_written_with_evicted_ones(files: KvFiles, tmp_path: Path) -> None:
     bench = Bench(slots=2, settings=EngineSettings(kv_ram_bytes=1), files=files)
     bench.run(bench.submit(1, PREFIX, session="mine", persist=True))
     before = history(bench, 1, PREFIX)
 
-    bench.iterate(m.PersistState(1, 1, "mine", (), before), m.ForgetSession(2, 1, "mine"))
+    bench.iterate(m.PersistState(1, 1, "mine", (), before), m.DeleteSessionStates(2, 1, "mine"))
     settle(bench, files)
 
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]

@@ -445,7 +445,7 @@ async def test_branches_come_back_and_those_that_nobody_wanted_do_not(tmp_path: 
         one, two = harness.manager.fork_session(HERE, trunk, 2, ["one", "two"])
         await one.wait_recorded()
         harness.manager.discard_session(two)
-        await harness.manager.forgetting.drain()
+        await harness.manager.deletion.drain()
         async with harness.killed(tmp_path / "b") as other:
             assert len(other.manager.dormant) == 1
             assert all_of(await reopened(other, "one"))[0] == all_of(one)[0]
@@ -468,13 +468,13 @@ async def test_sessions_without_an_id_and_those_that_do_not_persist_are_not_writ
         assert len(harness.manager.dormant) == 1, "it sleeps in memory"
 
 
-async def forget_by_id(harness: Kept, session: Session) -> None:
-    assert await harness.manager.forget_id(OWNER, "diary")
+async def delete_by_id(harness: Kept, session: Session) -> None:
+    assert await harness.manager.delete_session_by_id(OWNER, "diary")
 
 
-async def forget_asleep(harness: Kept, session: Session) -> None:
+async def delete_dormant(harness: Kept, session: Session) -> None:
     harness.manager.detach_session(session)
-    await forget_by_id(harness, session)
+    await delete_by_id(harness, session)
 
 
 async def close(harness: Kept, session: Session) -> None:
@@ -486,8 +486,8 @@ async def quiet(harness: Kept, session: Session) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("ending", [close, forget_by_id, forget_asleep, quiet])
-async def test_what_is_forgotten_is_in_no_byte_of_the_files_and_does_not_come_back(
+@pytest.mark.parametrize("ending", [close, delete_by_id, delete_dormant, quiet])
+async def test_what_is_deleted_is_in_no_byte_of_the_files_and_does_not_come_back(
     tmp_path: Path, ending: Callable[[Kept, Session], Any]
 ) -> None:
     async with Kept(tmp_path / "a").running() as harness:
@@ -510,7 +510,7 @@ async def test_what_is_forgotten_is_in_no_byte_of_the_files_and_does_not_come_ba
 
 
 @pytest.mark.asyncio
-async def test_what_is_forgotten_is_not_written_again_by_what_comes_late(tmp_path: Path) -> None:
+async def test_what_is_deleted_is_not_written_again_by_what_comes_late(tmp_path: Path) -> None:
     async with Kept(tmp_path).running() as harness:
         session = named(harness)
         await session.input.set_input(SECRET)
@@ -527,7 +527,7 @@ async def test_what_is_forgotten_is_not_written_again_by_what_comes_late(tmp_pat
 
 
 @pytest.mark.asyncio
-async def test_an_id_that_is_forgotten_may_be_used_again(tmp_path: Path) -> None:
+async def test_an_id_that_is_deleted_may_be_used_again(tmp_path: Path) -> None:
     async with Kept(tmp_path / "a").running() as harness:
         for text in (b"first", b"second"):
             session = named(harness)
@@ -556,7 +556,7 @@ async def test_the_longest_dormant_goes_by_days_and_by_bytes(tmp_path: Path) -> 
         with anyio.move_on_after(0.05):
             await harness.manager.expire_idle()
         assert len(harness.manager.dormant) == 2
-        assert harness.port.forgotten == [(OWNER, "id:s0")], "its KV states go with it"
+        assert harness.port.deleted == [(OWNER, "id:s0")], "its KV states go with it"
         assert pack_tokens([97] * 9) not in harness.files()
 
         harness.manager.dormant.limits = DormantLimits(bytes_max=size // 2)
@@ -576,7 +576,7 @@ async def test_bounds_hold_for_what_is_found_at_the_start(tmp_path: Path) -> Non
 
     async with Kept(tmp_path, dormant_limits=DormantLimits(2, 1e12)).running() as harness:
         assert len(harness.manager.dormant) == 2
-        await harness.manager.forgetting.drain()
+        await harness.manager.deletion.drain()
         assert harness.journal._present == {(OWNER, "s2"), (OWNER, "s3")}
     async with Kept(tmp_path).running() as harness:
         assert len(harness.manager.dormant) == 0, "they are from 1970"
@@ -639,7 +639,7 @@ async def test_what_cannot_be_deleted_is_no_success_and_is_deleted_later(
         assert SECRET in harness.files()
 
         monkeypatch.undo()
-        await harness.manager.forgetting.drain()
+        await harness.manager.deletion.drain()
         assert SECRET not in harness.files()
 
 
@@ -706,7 +706,7 @@ async def test_a_session_whose_model_has_other_tokens_now_is_refused(tmp_path: P
     async with Kept(tmp_path).running() as harness:
         with pytest.raises(InvalidArgument, match="has another vocabulary"):
             harness.manager.open_session(THERE, OWNER, harness.source, {}, "diary")
-        assert await harness.manager.forget_id(OWNER, "diary")
+        assert await harness.manager.delete_session_by_id(OWNER, "diary")
 
 
 # Resuming.

@@ -1,4 +1,4 @@
-"""Branches, going back, forgetting, and what is kept of a session that goes to sleep."""
+"""Branches, rewinds, deletion, and what is kept of a session that goes to sleep."""
 
 from __future__ import annotations
 
@@ -177,19 +177,19 @@ async def test_a_shift_shortens_the_history_and_the_metadata_says_so() -> None:
     assert bytes(t for t in session.conversation.prompt if t < 256) == b"efxmore"
 
 
-async def test_closing_a_session_with_an_id_forgets_it_before_it_returns() -> None:
+async def test_closing_a_session_with_an_id_deletes_it_before_it_returns() -> None:
     harness = Harness()
     files: list[tuple[int, str]] = []
 
-    async def forget(owner: int, name: str) -> None:
-        assert harness.port.forgotten, "first the worker, which may be writing"
+    async def delete(owner: int, name: str) -> None:
+        assert harness.port.deleted, "first the worker, which may be writing"
         files.append((owner, name))
 
-    harness.manager.forgetting.delete_files = forget
+    harness.manager.deletion.delete_files = delete
 
     await harness.manager.close_session(opened(harness, session_id="mine"))
 
-    assert harness.port.forgotten == files == [(1000, "id:mine")]
+    assert harness.port.deleted == files == [(1000, "id:mine")]
 
 
 async def test_what_others_with_the_same_tokens_use_too_stays() -> None:
@@ -202,35 +202,35 @@ async def test_what_others_with_the_same_tokens_use_too_stays() -> None:
 
     await harness.manager.close_session(session)
     harness.manager.close_connection(HERE)
-    await harness.manager.forgetting.drain()
+    await harness.manager.deletion.drain()
 
-    assert harness.port.forgotten == [(1000, shifted.name)]
+    assert harness.port.deleted == [(1000, shifted.name)]
 
 
-async def test_forget_finds_a_session_wherever_it_is() -> None:
+async def test_delete_finds_a_session_wherever_it_is() -> None:
     harness = Harness()
     opened(harness, THERE, session_id="open")
     harness.manager.detach_session(opened(harness, session_id="asleep"))
     nameless = opened(harness)
 
-    assert await harness.manager.forget_id(1000, "open")
-    assert await harness.manager.forget_id(1000, "asleep")
-    await harness.manager.forget_session(nameless)
-    assert not await harness.manager.forget_id(1000, "open")
-    assert not await harness.manager.forget_id(1001, "asleep")
+    assert await harness.manager.delete_session_by_id(1000, "open")
+    assert await harness.manager.delete_session_by_id(1000, "asleep")
+    await harness.manager.delete_session(nameless)
+    assert not await harness.manager.delete_session_by_id(1000, "open")
+    assert not await harness.manager.delete_session_by_id(1001, "asleep")
 
-    assert harness.port.forgotten == [(1000, "id:open"), (1000, "id:asleep"), (1000, nameless.name)]
+    assert harness.port.deleted == [(1000, "id:open"), (1000, "id:asleep"), (1000, nameless.name)]
     assert (len(harness.manager.live), len(harness.manager.dormant)) == (0, 0)
 
 
-async def test_an_id_cannot_be_opened_while_it_is_being_forgotten() -> None:
+async def test_an_id_cannot_be_opened_while_it_is_being_deleted() -> None:
     harness = Harness()
     gate = anyio.Event()
 
     async def slow(owner: int, name: str) -> None:
         await gate.wait()
 
-    harness.manager.forgetting.delete_files = slow
+    harness.manager.deletion.delete_files = slow
     session = opened(harness, session_id="mine")
     async with anyio.create_task_group() as group:
         group.start_soon(harness.manager.close_session, session)
@@ -242,17 +242,17 @@ async def test_an_id_cannot_be_opened_while_it_is_being_forgotten() -> None:
     assert opened(harness, session_id="mine") is not session
 
 
-async def test_a_caller_that_is_cancelled_leaves_the_forgetting_to_the_timer() -> None:
+async def test_a_caller_that_is_cancelled_leaves_the_deletion_to_the_timer() -> None:
     harness = Harness()
     session = opened(harness, session_id="mine")
 
     with anyio.move_on_after(0):
         await harness.manager.close_session(session)
-    assert harness.port.forgotten == []
+    assert harness.port.deleted == []
     with anyio.move_on_after(0.05):
         await harness.manager.expire_idle()
 
-    assert harness.port.forgotten == [(1000, "id:mine")]
+    assert harness.port.deleted == [(1000, "id:mine")]
 
 
 async def test_a_session_that_goes_to_sleep_is_written_down_if_it_may_be() -> None:

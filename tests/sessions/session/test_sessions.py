@@ -302,8 +302,8 @@ async def test_dormant_sessions_are_bounded_and_the_longest_dormant_goes() -> No
     harness.manager.close_connection(HERE)
 
     assert len(harness.manager.dormant) == 2
-    await harness.manager.forgetting.drain()
-    assert harness.port.forgotten == [(1000, "id:a")]
+    await harness.manager.deletion.drain()
+    assert harness.port.deleted == [(1000, "id:a")]
     _, attached = harness.manager.open_session(HERE, 1000, harness.source, {}, "a")
     assert not attached
 

@@ -19,7 +19,7 @@ async def nothing(owner: int, name: str) -> None:
     """Delete nothing: there is no journal, or there are no KV files."""
 
 
-class Forgetting:
+class SessionDeletion:
     """Sessions that are being deleted. Owned by the manager, on the daemon's event loop.
 
     *delete_files* deletes a session's KV files, by owner and `Session.name`; *delete_rows* its rows
@@ -36,16 +36,16 @@ class Forgetting:
         """Return whether a session with this id is still being deleted."""
         return any(s.owner == owner and s.session_id == session_id for s in self.pending)
 
-    def forget_later(self, session: Session) -> None:
+    def delete_later(self, session: Session) -> None:
         """Leave an ended session to the next `drain`."""
         self.pending[session] = None
 
-    async def forget_now(self, session: Session) -> None:
+    async def delete_now(self, session: Session) -> None:
         """Delete an ended session; if the caller is cancelled, the next `drain` does it.
 
         :raises BackendError: a file cannot be deleted; the next `drain` tries again.
         """
-        self.forget_later(session)
+        self.delete_later(session)
         await self.delete_states(session)
         self.pending.pop(session, None)
 
@@ -59,10 +59,10 @@ class Forgetting:
         client = session.model.loaded
         if client is not None:
             with suppress(WorkerCrashed):  # its memory is freed already
-                await client.forget_session(session.owner, session.name)
+                await client.delete_session_states(session.owner, session.name)
         await self.delete_files(session.owner, session.name)
 
-    async def forget_id(self, owner: int, session_id: str) -> None:
+    async def delete_stored_id(self, owner: int, session_id: str) -> None:
         """Delete rows and files under an id that no session has.
 
         :raises BackendError: a row or a file cannot be deleted.
@@ -74,7 +74,7 @@ class Forgetting:
         """Delete all pending sessions; log a failure."""
         for session in list(self.pending):
             try:
-                await self.forget_now(session)
+                await self.delete_now(session)
             except BackendError as error:
                 log.warning("session.not_deleted", session=session.name, cause=str(error))
                 self.pending.pop(session, None)
