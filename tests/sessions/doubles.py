@@ -19,7 +19,7 @@ from inferd.sessions.worker_client import Predecessor, TaskReader
 from tests.scheduler.doubles import Bench
 
 
-class EnginePort:
+class InProcessClient:
     """A `sessions.WorkerClient` on an engine in this process, which is turned by `run`.
 
     `held` is the number of tokens that `count_cached_tokens` finds; `deleted` and `kept` record
@@ -114,8 +114,8 @@ class EnginePort:
 
 
 def dying(
-    turn: Turn, port: EnginePort, deaths: Sequence[int], worker: Callable[[], EnginePort]
-) -> EnginePort:
+    turn: Turn, port: InProcessClient, deaths: Sequence[int], worker: Callable[[], InProcessClient]
+) -> InProcessClient:
     """Let a turn's worker die after so many of its turns, and each that takes its place; return the
     last one.
     """
@@ -134,9 +134,9 @@ class Source:
 
     held = False
 
-    def __init__(self, port: EnginePort, name: str = "echo"):
+    def __init__(self, port: InProcessClient, name: str = "echo"):
         self.name, self.port = name, port
-        self.loaded: EnginePort | None = port
+        self.loaded: InProcessClient | None = port
         self.judge: Judge = no_judge
 
     def predecessor(self, vocabulary: str) -> Predecessor | None:
@@ -145,7 +145,7 @@ class Source:
     async def released(self) -> None:
         return
 
-    async def ready(self) -> EnginePort:
+    async def ready(self) -> InProcessClient:
         return self.port
 
     def compare(self, comparison: Comparison, report: Callable[[Similarity], None]) -> None:
@@ -157,7 +157,7 @@ class Harness:
 
     def __init__(self, sessions_max: int = 3, waiting_max: int = 100):
         self.now = 0.0
-        self.port = EnginePort(Bench())
+        self.port = InProcessClient(Bench())
         self.source = Source(self.port)
         numbers = count(1)
         self.ledger = Ledger(AdmissionBounds(waiting_max, waiting_max), lambda: self.now)

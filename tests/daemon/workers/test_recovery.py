@@ -28,12 +28,12 @@ from inferd.scheduler import messages as m
 from inferd.scheduler.recording.recorder import Activity, ActivityKind
 from inferd.sessions.turn import Turn
 from inferd.sessions.worker_client import TaskReader
-from tests.sessions.doubles import EnginePort
+from tests.sessions.doubles import InProcessClient
 
 pytestmark = pytest.mark.asyncio
 
 
-class FakeWorkerClient(EnginePort):
+class FakeWorkerClient(InProcessClient):
     """A client of a worker that does nothing by itself."""
 
     def __init__(self) -> None:

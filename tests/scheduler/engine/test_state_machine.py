@@ -34,7 +34,7 @@ from inferd.scheduler.kv.files import KvFiles
 from inferd.scheduler.priority import Priority
 from inferd.sessions.turn import Turn
 from tests.scheduler.doubles import Bench, iterate_engine
-from tests.sessions.doubles import EnginePort
+from tests.sessions.doubles import InProcessClient
 
 HEADS = (
     "",
@@ -53,7 +53,7 @@ def raised(text: str) -> str:
     return text.encode().upper().decode()
 
 
-class Line(EnginePort):
+class Line(InProcessClient):
     """A connection to a worker that the state machine iterates."""
 
     def __init__(self) -> None:

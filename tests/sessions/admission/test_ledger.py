@@ -30,7 +30,7 @@ from inferd.sessions.admission.bounds import Ticket
 from inferd.sessions.admission.forecast import _FORECASTS_MAX, OPEN_MAX
 from inferd.sessions.table import SessionState
 from tests.scheduler.doubles import Bench
-from tests.sessions.doubles import EnginePort, Source
+from tests.sessions.doubles import InProcessClient, Source
 
 STEP_S, ROW_S = 0.02, 0.004
 FULL_STEP_S = STEP_S + 64 * ROW_S
@@ -192,7 +192,7 @@ class Crowd:
         self.bench.model = model = SlowEcho(spec, EchoOptions())
         model.bench = self.bench
         self.bench.engine = Engine(self.bench.model, None, lambda: self.bench.now)
-        self.port = EnginePort(self.bench)
+        self.port = InProcessClient(self.bench)
         self.ledger = Ledger(
             AdmissionBounds(
                 self.random.randint(2, 12),

@@ -15,7 +15,7 @@ from inferd.scheduler.engine.tokenizing import appended_text
 from inferd.sessions.history.history import MARKS_MAX, History, Mark
 from inferd.sessions.turn import Turn
 from tests.scheduler.doubles import Bench
-from tests.sessions.doubles import EnginePort
+from tests.sessions.doubles import InProcessClient
 
 pytestmark = pytest.mark.asyncio
 
@@ -24,7 +24,7 @@ def text_of(messages: Sequence[dict[str, Any]]) -> str:
     return "".join(f"<{x['role'][0]}>{x['content']}\n" for x in messages) + "<a>"
 
 
-class ChatPort(EnginePort):
+class ChatPort(InProcessClient):
     """Renders by a template in which what was said stays; a token is a character's number."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ def user(text: str) -> list[dict[str, Any]]:
 
 def turn_on(history: History, *reports: m.Report) -> Turn:
     """Return an ended turn on the history with this output."""
-    port = EnginePort(Bench())
+    port = InProcessClient(Bench())
     spec = m.TaskSpec(
         id=1, owner=1, tokens=m.pack_tokens(history.prompt), sampling=SamplingParams()
     )

@@ -8,7 +8,7 @@ from inferd.backends.errors import WorkerCrashed
 from inferd.sessions.history.history import History
 from inferd.sessions.history.retokenize import Vocabulary
 from inferd.sessions.worker_client import Predecessor
-from tests.sessions.doubles import EnginePort, Harness, Source
+from tests.sessions.doubles import Harness, InProcessClient, Source
 
 pytestmark = pytest.mark.asyncio
 
@@ -19,7 +19,7 @@ class Leaving:
     def __init__(self, source: Swapped, *, stays: bool):
         self._source, self._stays = source, stays
 
-    async def ready(self) -> EnginePort:
+    async def ready(self) -> InProcessClient:
         if not self._stays:
             self._source.before = None
         raise WorkerCrashed("it has left")
@@ -28,7 +28,7 @@ class Leaving:
 class Swapped(Source):
     """A lease on a name that another model had before."""
 
-    def __init__(self, port: EnginePort, *, stays: bool = False):
+    def __init__(self, port: InProcessClient, *, stays: bool = False):
         super().__init__(port)
         self.before: Predecessor | None = Leaving(self, stays=stays)
 

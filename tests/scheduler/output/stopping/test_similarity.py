@@ -18,7 +18,7 @@ from inferd.scheduler.settings import EngineSettings
 from inferd.sessions.turn import Turn
 from inferd.sessions.turns.sentence_checks import Comparison, Judge, Similarity
 from tests.scheduler.doubles import Bench
-from tests.sessions.doubles import EnginePort, dying
+from tests.sessions.doubles import InProcessClient, dying
 
 from .test_text_conditions import SIZES, cut
 
@@ -196,7 +196,7 @@ def judging(*similar: str) -> Judge:
     return judge
 
 
-def turn_of(port: EnginePort, text: str, judge: Judge, **fields: object) -> Turn:
+def turn_of(port: InProcessClient, text: str, judge: Judge, **fields: object) -> Turn:
     fields.setdefault("stopping", SIMILAR)
     return Turn(port, port.bench.spec(1, text, **fields), lambda _: None, judge=judge)
 
@@ -208,7 +208,7 @@ def outcome(turn: Turn) -> tuple[bytes, str, str]:
 
 @pytest.mark.parametrize("pull", [False, True])
 def test_a_turn_ends_with_a_similar_sentence_and_reports_the_similarity(pull: bool) -> None:
-    port = EnginePort(Bench())
+    port = InProcessClient(Bench())
     turn = turn_of(port, "One. Two! Three. Four", judging("Two!"), pull=pull)
     turn.submit()
     for _ in range(40):
@@ -223,7 +223,7 @@ def test_a_turn_ends_with_a_similar_sentence_and_reports_the_similarity(pull: bo
 
 def test_the_threshold_is_inclusive() -> None:
     for threshold, reason in ((0.1, "similarity"), (0.11, "eos")):
-        port = EnginePort(Bench())
+        port = InProcessClient(Bench())
         stopping = StoppingParams(stop_similarity="anything", stop_similarity_threshold=threshold)
         turn = turn_of(port, "One. Two", judging(), stopping=stopping)
         turn.submit()
@@ -232,7 +232,7 @@ def test_the_threshold_is_inclusive() -> None:
 
 
 def test_a_turn_whose_sentences_cannot_be_compared_continues_and_reports_why() -> None:
-    port = EnginePort(Bench())
+    port = InProcessClient(Bench())
     answers = iter([Similarity(0.1), Similarity(None, "first"), Similarity(None, "it is away")])
     turn = turn_of(port, "One. Two. Three. F", lambda _, report: report(next(answers)))
     turn.submit()
@@ -359,8 +359,8 @@ def test_a_turn_whose_worker_dies_ends_with_the_same_sentence(
     """*late*: a verdict arrives after the worker that requested it has exited."""
     fields: dict[str, object] = {"ctx_shift": shift, "n_keep": -1, "n_predict": 60}
 
-    def worker() -> EnginePort:
-        return EnginePort(Bench(ctx_size=48 if shift else 256, slots=1, options=EchoOptions()))
+    def worker() -> InProcessClient:
+        return InProcessClient(Bench(ctx_size=48 if shift else 256, slots=1, options=EchoOptions()))
 
     def run(deaths: Sequence[int]) -> tuple[bytes, list[int], str, str]:
         port, judge, owed = worker(), judging(*similar), []

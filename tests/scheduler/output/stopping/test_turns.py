@@ -17,7 +17,7 @@ from inferd.scheduler.priority import Priority
 from inferd.sessions.journal.entries import Replay, TurnPiece
 from inferd.sessions.turn import Turn
 from tests.scheduler.doubles import Bench
-from tests.sessions.doubles import EnginePort, dying
+from tests.sessions.doubles import InProcessClient, dying
 
 SURPRISED = EchoOptions(surprising="!")
 LOOPS = {"stop_repetition": 0.5, "stop_repetition_window": 12}
@@ -94,8 +94,8 @@ Outcome = tuple[bytes, list[int], str, str]
 def outcome(text: str, stopping: StoppingParams, deaths: Sequence[int], *, shift: bool) -> Outcome:
     """Return the output that the reader of a turn received, whose worker dies repeatedly."""
 
-    def worker() -> EnginePort:
-        return EnginePort(Bench(options=SURPRISED, ctx_size=48 if shift else 256, slots=1))
+    def worker() -> InProcessClient:
+        return InProcessClient(Bench(options=SURPRISED, ctx_size=48 if shift else 256, slots=1))
 
     port = worker()
     spec = port.bench.spec(1, text, stopping=stopping, ctx_shift=shift, n_keep=-1, n_predict=60)
@@ -157,7 +157,7 @@ def test_a_turn_with_only_its_ending_unreported_ends_when_resumed(
 ) -> None:
     """As after a kill between the last token and the ending: the reader has all tokens."""
     answer, tokens, reason, detail = outcome(text, stopping, [], shift=False)
-    port = EnginePort(Bench(options=SURPRISED))
+    port = InProcessClient(Bench(options=SURPRISED))
     spec = port.bench.spec(1, text, stopping=stopping)
     surprisals = [10.0 if token == ord("!") else 0.0 for token in tokens]
     piece = TurnPiece(
@@ -175,14 +175,14 @@ def test_a_turn_with_only_its_ending_unreported_ends_when_resumed(
 
 
 def test_conditions_of_a_running_turn_do_not_change() -> None:
-    port = EnginePort(Bench())
+    port = InProcessClient(Bench())
     spec = port.bench.spec(1, "one END two", stopping=StoppingParams(stop_patterns=("END",)))
     turn = Turn(port, spec, lambda _: None)
     turn.submit()
     for _ in range(3):
         port.turn()
     turn.adjust(msgspec.structs.replace(spec, stop=("two",), stopping=StoppingParams()))
-    port = EnginePort(Bench())
+    port = InProcessClient(Bench())
     again = turn.continue_on(port)
     assert again is not None
     port.submit(again, turn)
