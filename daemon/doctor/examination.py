@@ -35,7 +35,7 @@ class Facts:
     """Results of the probes; None if a probe failed or was not needed."""
 
     installed: engine_packages.Installed | None = None
-    engine: engine_packages.Engine | None = None
+    engine: engine_packages.EngineReport | None = None
     cpu_flags: frozenset[str] | None = None
     gpus: gpu.Gpus | None = None
     units: service.Units | None = None
@@ -139,7 +139,7 @@ def _probe_concurrently(examination: Examination) -> None:
     facts.machine = wait_for("memory", Probe(partial(machine.inspect_machine, pid)))
 
 
-def _probe_engine(models: folders.Models | None) -> engine_packages.Engine:
+def _probe_engine(models: folders.Models | None) -> engine_packages.EngineReport:
     """Probe the engine and the headers of the models that the caller can read."""
     files = models.files.values() if models is not None else ()
     readable = [file for file in files if os.access(file, READ)]

@@ -63,7 +63,7 @@ class ModelFile(msgspec.Struct, frozen=True):
     hint: str = ""
 
 
-class Engine(msgspec.Struct, frozen=True):
+class EngineReport(msgspec.Struct, frozen=True):
     """The report of a process that loaded the engine; `failure` is the cause of an early end."""
 
     failure: str = ""
@@ -118,7 +118,7 @@ def check_installed(installed: Installed) -> Iterator[Finding]:
 
 def probe_engine(
     files: Sequence[Path], command: Sequence[str] = CHILD, seconds: float = ENGINE_S_MAX
-) -> Engine:
+) -> EngineReport:
     """Load the engine and read the headers of *files* in a separate process."""
     paths = msgspec.json.encode([str(file) for file in files])
     try:
@@ -139,17 +139,17 @@ def _failure_of(status: int, stderr: bytes) -> str:
     return lines[-1] if lines else f"it ends with status {status}"
 
 
-def _read(output: bytes, failure: str) -> Engine:
+def _read(output: bytes, failure: str) -> EngineReport:
     # The last line may be incomplete, if the process was killed while it wrote.
     first, *others = output.split(b"\n")[:-1] or [b""]
     if not first:
-        return Engine(failure=failure or "it wrote nothing")
+        return EngineReport(failure=failure or "it wrote nothing")
     files = [msgspec.json.decode(line, type=ModelFile) for line in others]
-    engine = msgspec.json.decode(first, type=Engine)
+    engine = msgspec.json.decode(first, type=EngineReport)
     return msgspec.structs.replace(engine, failure=failure, files=files)
 
 
-def check_engine(engine: Engine) -> Iterator[Finding]:
+def check_engine(engine: EngineReport) -> Iterator[Finding]:
     """Check that the engine loads and was built without OpenMP."""
     if engine.failure and not engine.system_info:
         yield fail(f"llama.cpp cannot be loaded: {engine.failure}", REBUILD)
@@ -177,7 +177,7 @@ def cpu_flags(proc: Path = Path("/proc")) -> frozenset[str]:
     return frozenset()
 
 
-def check_cpu(engine: Engine, flags: frozenset[str]) -> Iterator[Finding]:
+def check_cpu(engine: EngineReport, flags: frozenset[str]) -> Iterator[Finding]:
     """Compare the features of the CPU with those of the build."""
     if not engine.system_info:
         return

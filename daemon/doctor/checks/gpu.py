@@ -10,7 +10,7 @@ import msgspec
 
 from ...residency.sizes import size_text
 from ..finding import Finding, ok, warn
-from .engine_packages import Engine
+from .engine_packages import EngineReport
 
 CUDA = "build the engine for it: `CMAKE_ARGS=-DGGML_CUDA=on`, or `make install GPU=cuda` in a clone"
 HIP = "build the engine for it: `CMAKE_ARGS=-DGGML_HIP=on`, or -DGGML_VULKAN=on"
@@ -35,7 +35,7 @@ def find_gpus(dev: Path = Path("/dev")) -> Gpus:
     return Gpus(nvidia, amd, render, closed)
 
 
-def check_gpus(gpus: Gpus, engine: Engine | None) -> Iterator[Finding]:
+def check_gpus(gpus: Gpus, engine: EngineReport | None) -> Iterator[Finding]:
     """Compare the machine's GPUs with the engine's build."""
     has_gpu_support = engine is not None and engine.gpu
     if engine is not None and engine.devices:

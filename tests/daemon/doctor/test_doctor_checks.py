@@ -62,7 +62,7 @@ REACH = reach.Connection(
     llama_commit=LLAMA_COMMIT,
     stats={"pid": 7, "components": [], "pending_restart": []},
 )
-ENGINE = engine.Engine(system_info="CPU : AVX = 1 | AVX2 = 1 | FMA = 1 |")
+ENGINE = engine.EngineReport(system_info="CPU : AVX = 1 | AVX2 = 1 | FMA = 1 |")
 
 
 def config(**flags: object) -> Config:
@@ -219,7 +219,8 @@ def test_the_engine_reports_its_build_and_errors_of_files(tmp_path: Path) -> Non
 
 
 def test_an_engine_with_openmp_is_a_warning_with_a_build_command() -> None:
-    found = only(engine.check_engine(engine.Engine(system_info="CPU : AVX = 1 | OPENMP = 1 |")))
+    report = engine.EngineReport(system_info="CPU : AVX = 1 | OPENMP = 1 |")
+    found = only(engine.check_engine(report))
     assert found.status == "warn" and "5 % slower" in found.found
     assert "CMAKE_ARGS=-DGGML_OPENMP=OFF" in found.remedy
     assert only(engine.check_engine(ENGINE)).status == "ok"
@@ -263,7 +264,7 @@ def test_this_machines_cpu_is_read() -> None:
     ],
 )
 def test_gpus_and_the_build(
-    seen: gpu.Gpus, built: engine.Engine | None, status: str, what: str
+    seen: gpu.Gpus, built: engine.EngineReport | None, status: str, what: str
 ) -> None:
     found = only(gpu.check_gpus(seen, built))
     assert found.status == status and what in found.found + found.remedy
