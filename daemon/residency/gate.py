@@ -130,11 +130,11 @@ class ResidencyGate(Generic[ModelT]):
     def advance(self) -> None:
         """Admit all admissible requests, and decide again on the waiting loads."""
         now = self._seconds()
-        rival, to_evict = self._budget.next_request(now)
+        blocked, to_evict = self._budget.next_request(now)
         for model in self._models():
             if model.residency.waiting and model.loaded is not None:
                 # No `await` from here to the retried loads: those evict only unused models.
-                other = rival if model.name in to_evict else None
+                other = blocked if model.name in to_evict else None
                 for request in model.residency.admit_waiting(other, now):
                     request.wake()
         self._budget.retry_waiting_loads(now)

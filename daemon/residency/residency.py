@@ -198,17 +198,17 @@ class Residency:
         )
         self.waiting.append(request)
 
-    def admit_waiting(self, rival: ResidencyRequest | None, now: float) -> list[ResidencyRequest]:
-        """Admit and return all admissible requests; *rival* waits for the model's memory.
+    def admit_waiting(self, blocked: ResidencyRequest | None, now: float) -> list[ResidencyRequest]:
+        """Admit and return all admissible requests; *blocked* waits for the model's memory.
 
-        A request that precedes *rival* is admitted. A later one is admitted if its class is not
-        lower, a slot is free, and `closes_at` has not passed. So *rival* is delayed by at most
+        A request that precedes *blocked* is admitted. A later one is admitted if its class is not
+        lower, a slot is free, and `closes_at` has not passed. So *blocked* is delayed by at most
         `residency_s` and the turns that have slots by then. The first request after a load is
         always admitted, or models would be loaded and unloaded without serving a request.
         """
         found = []
         for request in sorted(self.waiting, key=lambda r: r.order_key(now, self.residency_s)):
-            if rival is None or not self.has_served or self._may_admit(request, rival, now):
+            if blocked is None or not self.has_served or self._may_admit(request, blocked, now):
                 self.admit_request(request)
                 found.append(request)
         return found
@@ -228,23 +228,23 @@ class Residency:
             self.admitted.remove(request)
             self.used_at = now
 
-    def _may_admit(self, request: ResidencyRequest, rival: ResidencyRequest, now: float) -> bool:
-        if request.order_key(now, self.residency_s) < rival.order_key(now, self.residency_s):
+    def _may_admit(self, request: ResidencyRequest, blocked: ResidencyRequest, now: float) -> bool:
+        if request.order_key(now, self.residency_s) < blocked.order_key(now, self.residency_s):
             return True
         has_slot = sum(not r.is_absent() for r in self.admitted) < self.slots
-        return has_slot and request.priority >= rival.priority and now < self.closes_at(rival)
+        return has_slot and request.priority >= blocked.priority and now < self.closes_at(blocked)
 
-    def closes_at(self, rival: ResidencyRequest) -> float:
-        """Return the time from which requests later than *rival* are not admitted."""
-        return max(self.loaded_at, rival.since) + self.residency_s
+    def closes_at(self, blocked: ResidencyRequest) -> float:
+        """Return the time from which requests later than *blocked* are not admitted."""
+        return max(self.loaded_at, blocked.since) + self.residency_s
 
-    def may_end(self, rival: ResidencyRequest | None, now: float) -> bool:
-        """Return whether the model may be evicted for *rival*; call `admit_waiting` before."""
+    def may_end(self, blocked: ResidencyRequest | None, now: float) -> bool:
+        """Return whether the model may be evicted for *blocked*; call `admit_waiting` before."""
         if self.is_engaged:
             return False
-        if rival is None:
+        if blocked is None:
             return True
-        return now >= min(self.used_at + JUST_USED_S, self.closes_at(rival))
+        return now >= min(self.used_at + JUST_USED_S, self.closes_at(blocked))
 
 
 class ResidentModel(Protocol):

@@ -38,13 +38,13 @@ class Machine:
     def ask(self, job: Job) -> None:
         self.residencies[job.model].queue_request(job, self.residencies)
 
-    def rival(self) -> ResidencyRequest | None:
+    def blocked(self) -> ResidencyRequest | None:
         others = [s for i, s in enumerate(self.residencies) if i != self.resident and s.waiting]
         first = min(others, key=lambda s: s.rank(self.now), default=None)
         return first.first_request(self.now) if first is not None else None
 
     def advance(self) -> None:
-        other = self.rival()
+        other = self.blocked()
         if self.resident >= 0 and self.now < self.ready_at:
             return
         if self.resident >= 0:
