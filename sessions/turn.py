@@ -74,6 +74,7 @@ class Turn:
         self._pieces: deque[bytes] = deque()
         self._credit = spec.credit
         self.queued_at = time.monotonic()
+        """Monotonic seconds, as all times of a turn."""
         self.started_at: float | None = None
         """When it got its first slot."""
         self.first_token_at: float | None = None

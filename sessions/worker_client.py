@@ -48,7 +48,9 @@ class TaskClient(Protocol):
         """Queue a task, which reports to *reader*."""
 
     def send_command(self, command: Command) -> None:
-        """Send a command for a task: `Cancel`, `Credit`, `PullToken`, `Adjust` or `Verdict`."""
+        """Send a command for a task: `Cancel`, `Credit`, `PullToken`, `Adjust` or `Verdict`. After
+        `Cancel`, the task reports `Failed` with the error `Cancelled`.
+        """
 
 
 class WorkerClient(TaskClient, Protocol):

@@ -23,7 +23,10 @@ ECHO = "echo"
 
 
 class ModelCatalog:
-    """The models by name. *create* returns a model for a name, a configuration and an owner."""
+    """The models by name. *create* returns a model for a name, a configuration and an owner.
+
+    Owned by the daemon's event loop.
+    """
 
     def __init__(
         self,
@@ -77,7 +80,9 @@ class ModelCatalog:
         model.apply_settings(self._settings.settings_of(model.name, configured))
 
     def reconfigure(self, config: Config) -> list[ManagedModel]:
-        """Apply another configuration; return the models that need another load to follow it."""
+        """Apply another configuration. Return the loaded models that it changes; they keep the old
+        one until their next load.
+        """
         before, self.config = self.config, config
         self.scan()
         loaded = [m for m in self._models.values() if m.worker is not None and m.uid is None]

@@ -1,4 +1,7 @@
-"""Estimates and failures of earlier loads, valid while the model's files are unchanged."""
+"""Estimates and failures of earlier loads, valid while the model's files are unchanged.
+
+Both live on the daemon's event loop.
+"""
 
 from __future__ import annotations
 

@@ -173,7 +173,9 @@ class KvIndex:
 
 
 def _read_tree(directory: Path, files_max: int) -> list[tuple[KvFilePlace, KvFileEntry]]:
-    """Return the files of all fingerprints, least recently used first; delete the rest."""
+    """Return the files of all fingerprints, least recently used first. Files beyond *files_max* are
+    deleted.
+    """
     found: list[tuple[float, KvFilePlace, KvFileEntry]] = []
     for folder in _folders(directory):
         for used_at, file in scan_folder(folder):

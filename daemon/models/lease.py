@@ -16,7 +16,9 @@ T = TypeVar("T")
 
 
 class Lease:
-    """A lease on a model, which does not expire meanwhile. If evicted, it is loaded when needed."""
+    """A lease on a model: a `sessions.ModelSource`. While it lasts, the model does not expire. The
+    model may be evicted for another one, and is loaded again when needed.
+    """
 
     def __init__(self, model: ManagedModel):
         self.model = model
@@ -44,7 +46,10 @@ class Lease:
         return await self.model.ready(on_progress)
 
     async def query(self, query: Callable[[ProcessClient], Awaitable[T]]) -> T:
-        """Return the worker's answer; see `retry_query`."""
+        """Return the worker's answer; if the worker dies meanwhile, query another one.
+
+        :raises WorkerCrashed: the query ended the worker, or too many workers have died.
+        """
         return await retry_query(self.ready, query)
 
     def predecessor(self, vocabulary: str) -> ManagedModel | None:
@@ -62,7 +67,9 @@ class Lease:
 
 
 class DormantLease:
-    """The `ModelSource` of a dormant session. *find_client* returns what `loaded` is."""
+    """The `ModelSource` of a dormant session. *find_client* returns the client of the model's
+    worker if the model is loaded.
+    """
 
     held = False
 

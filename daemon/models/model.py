@@ -47,7 +47,9 @@ class ModelHost(Protocol):
     gate: ResidencyGate[ManagedModel]
     compare_sentence: SentenceComparer
     start_worker: Callable[[ManagedModel], Worker]
+    """Starts a worker for a model that is not loaded."""
     persist_settings: Callable[[ManagedModel], None]
+    """Stores the run-time settings of a model, unless it came by a descriptor."""
 
     @property
     def config(self) -> Config:

@@ -59,7 +59,9 @@ class PersistedModels:
         self._models = self._read()
 
     def settings_of(self, name: str, configured: ModelConfig) -> PersistedSettings:
-        """Return the settings of a name. A swap ends with a change of what is *configured*."""
+        """Return the settings of a name that is *configured* now. A swap no longer holds if the
+        configuration has changed since.
+        """
         settings = self._models.get(name, PersistedSettings())
         swapped = settings.swapped
         if swapped is not None and _packed(swapped.configured) != _packed(configured):

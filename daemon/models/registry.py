@@ -35,7 +35,10 @@ KV_DIR = "kv"
 
 
 class Registry:
-    """All models. Workers run in *group*; *on_frame* is called after each frame of reports."""
+    """All models. Owned by the daemon's event loop.
+
+    Workers run in *group*; *on_frame* is called after each frame of reports.
+    """
 
     def __init__(
         self,
@@ -76,8 +79,8 @@ class Registry:
         return self.catalog.config
 
     def reconfigure(self, config: Config) -> list[str]:
-        """Apply another configuration. Return the names of the models that need another load to
-        follow it; those that are not in use are unloaded now.
+        """Apply another configuration, and unload the changed models that are not in use. Return
+        the names of all changed models; the others keep the old one until their next load.
         """
         outdated = self.catalog.reconfigure(config)
         for model in outdated:

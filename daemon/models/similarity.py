@@ -98,7 +98,10 @@ class EmbeddingComparer:
             report(found)
 
     async def _similarity(self, name: str, comparison: Comparison) -> Similarity:
-        """Return how similar the texts are, by the embeddings of the model *name*."""
+        """Return how similar the texts are, by the embeddings of the model *name*.
+
+        :raises InferdError: a text cannot be embedded now.
+        """
         model = self._registry.catalog.get(name, comparison.owner)
         with closing(_LoadedLease(model)) as lease:
             fingerprint = (await lease.ready()).info.fingerprint
@@ -120,7 +123,8 @@ class EmbeddingComparer:
         found = self._references.pop((fingerprint, *key), None)
         if found is None:
             found = await self._embedding(lease, comparison, comparison.text)
-        self._references[(found.fingerprint, *key)] = found  # a swap may have changed it
+        # A swap may have changed the fingerprint.
+        self._references[(found.fingerprint, *key)] = found
         if len(self._references) > REFERENCES_MAX:
             self._references.popitem(last=False)
         return found
@@ -158,7 +162,9 @@ def _pooling(model: ManagedModel) -> str:
 
 
 def not_chosen(requested: Mapping[str, Any], configured: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values in force where others were requested and only the configuration decides."""
+    """Return the values in force of parameters that only the configuration sets, if other values
+    were requested.
+    """
     force = {
         name: configured.get(name, BY_NAME[name].default)
         for name in (MODEL_PARAMETER, WAIT_PARAMETER)

@@ -44,7 +44,10 @@ log = structlog.get_logger()
 
 
 class Swaps:
-    """The swaps of a registry, at most one per model at a time. *sessions* are all sessions."""
+    """The swaps of a registry, at most one per model at a time. *sessions* are all sessions.
+
+    Owned by the daemon's event loop.
+    """
 
     def __init__(self, registry: Registry, sessions: Iterable[Session], grace_s: float):
         self._registry, self._sessions, self._grace_s = registry, sessions, grace_s
@@ -117,7 +120,9 @@ class Swaps:
     async def _retire_predecessor(
         self, model: ManagedModel, predecessor: ManagedModel, before: Worker, same_vocabulary: bool
     ) -> None:
-        """Let the old model's turns end, migrate the histories, unload it, and allow new swaps."""
+        """Let the old model's turns end, migrate the histories, and unload the old model. After
+        that the name can be swapped again, even if this fails.
+        """
         move = partial(self._move_turns, model, same_vocabulary)
         try:
             if same_vocabulary:
@@ -161,7 +166,9 @@ class Swaps:
     async def _drain_turns(
         self, model: ManagedModel, worker: ProcessClient, unfinished: dict[int, TaskReader]
     ) -> None:
-        """Let turns end and migrate the histories; add turns that last too long to *unfinished*."""
+        """Let the turns of *model* end and migrate the histories. Turns that outlast the grace
+        period are added to *unfinished*.
+        """
         model.predecessors[worker.info.vocab_hash] = model
         try:
             for _ in range(MIGRATION_PASSES):
@@ -196,7 +203,9 @@ class Swaps:
     # Both.
 
     async def _end_turns(self, model: ManagedModel, tasks: WorkerTasks) -> dict[int, TaskReader]:
-        """Wait until the turns of *model* have ended; return the readers of those that have not."""
+        """Wait until the turns of *model* have ended, first those in *tasks*. Return the readers of
+        those that outlast the grace period.
+        """
         with anyio.move_on_after(self._grace_s):
             await _wait_for_turns(model, tasks)
         waiting = model.recovery.release_tasks()

@@ -198,7 +198,9 @@ class WorkerEvents(WorkerListener):
         self.decide_load(estimate)
 
     def decide_load(self, estimate: m.MemoryEstimate) -> None:
-        """Decide on a load; a stored estimate decides before the process runs: it keeps order."""
+        """Decide on a load by an estimate. A stored estimate is decided on before the process runs,
+        so that a caller keeps its place before later ones.
+        """
         if self.model.embeds:
             self.worker.client.embeds = True
             need = estimate.need.with_embedding()
@@ -208,7 +210,10 @@ class WorkerEvents(WorkerListener):
         self._launcher.registry.gate.advance()
 
     async def reserve_embedding_memory(self) -> None:
-        """Reserve memory for embeddings; idle models are evicted for it if needed."""
+        """Reserve memory for embeddings; idle models are evicted for it if needed.
+
+        :raises OutOfMemory: too little is free.
+        """
         worker = self.worker
         while not worker.client.embeds:
             if self.model.worker is not worker or worker.unloading:

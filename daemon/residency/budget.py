@@ -162,7 +162,9 @@ class MemoryBudget:
         return find_device_shortage(load.report.need, load.report.devices, reserved)
 
     def _victims(self, load: PendingLoad, now: float) -> list[EvictionCandidate] | None:
-        """Return the models to evict for a load; None: all that may be evicted are not enough."""
+        """Return the models to evict for a load, for a device that lacks memory or for the host.
+        None: all models that may be evicted are not enough.
+        """
         shortage = self._shortage(load, now)
         if shortage is not None:
             device = shortage.device.name
@@ -179,7 +181,9 @@ class MemoryBudget:
         return free + held + self._loading_bytes(load)
 
     def _loading_bytes(self, load: PendingLoad) -> int:
-        """Return the bytes of loading models, which may be evicted once they served a request."""
+        """Return the bytes of models that are being loaded; they may be evicted after they have
+        served a request.
+        """
         if not load.model.residency.is_wanted:
             return 0
         return sum(

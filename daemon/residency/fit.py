@@ -47,7 +47,9 @@ class EvictionCandidate:
 def choose_victims(
     candidates: Iterable[EvictionCandidate], missing: int
 ) -> list[EvictionCandidate] | None:
-    """Return the models to evict for *missing* bytes; None: all together are not enough."""
+    """Return the models to evict so that *missing* bytes become free: least value first, busy ones
+    last. None: all together are not enough.
+    """
     chosen: list[EvictionCandidate] = []
     for candidate in sorted(candidates, key=lambda c: c.order_key):
         if sum(c.need for c in chosen) >= missing:
@@ -92,7 +94,9 @@ def find_device_shortage(
 
 
 def fewer_layers(shape: Shape, floor: Shape, shortage: DeviceShortage) -> Shape | None:
-    """Return the shape with fewer layers on devices, in proportion to *shortage*, or None."""
+    """Return the shape with fewer layers on devices, in proportion to *shortage*; None: *floor* is
+    reached.
+    """
     if shape.n_gpu_layers <= floor.n_gpu_layers:
         return None
     layers = shape.n_gpu_layers * max(0, shortage.free) // shortage.need
@@ -141,8 +145,9 @@ def memory_refusal(
     free: int,
     pinned: Sequence[tuple[str, int]],
 ) -> OutOfMemory:
-    """Return the error for a model that needs *need* in *shape*, its smallest. *free* are the bytes
-    without the models that may be evicted; *pinned* are the names and bytes of the pinned models.
+    """Return the error for a model that needs *need* in *shape*, the smallest that it may have.
+    *free* are the bytes that it would have if all models that may be evicted were; *pinned* are the
+    names and bytes of the pinned models.
     """
     advice = []
     if need.weights + need.process > free:

@@ -1,6 +1,7 @@
 """Admission of requests to models that share memory. Lives on the daemon's event loop.
 
-`advance` decides for all models in one step: it admits requests and retries loads, which evict.
+`advance` decides for all models in one step of the loop: it admits requests, lets loads proceed,
+and evicts models for them.
 """
 
 from __future__ import annotations

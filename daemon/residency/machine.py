@@ -102,7 +102,10 @@ class StallAlarm:
         return not scope.cancelled_caught
 
     def _arm(self, path: Path) -> None:
-        """Write a trigger, which fires at most once per window; raise OSError if there are none."""
+        """Write a trigger. The kernel fires it at most once per window while the file is open.
+
+        :raises OSError: the file has no triggers.
+        """
         fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             # Fail here for an ordinary file, which must not be written to.

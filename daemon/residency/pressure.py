@@ -103,7 +103,9 @@ class Pressure:
         return MemoryAct.NONE
 
     def _stalled(self, reading: Reading) -> float:
-        """Return the share of time since the last reading that tasks stalled for our memory."""
+        """Return the share of time since the previous reading for which tasks stalled on memory, as
+        far as memory can be freed here.
+        """
         before = self._before
         if before is None or reading.at <= before.at:
             return 0.0
@@ -167,7 +169,7 @@ class MemoryWatch:
         self._pressure = Pressure(self._pace)
         counts = ("low_events", "kv_bytes_freed", "models_unloaded", "model_bytes_freed")
         self._counts = dict.fromkeys(counts, 0)
-        """Since the start; a `low_event` is a time at which memory became short."""
+        """Counts since the start; `low_events`: how often memory became short."""
         self._in_low_memory_mode: set[StateHolder] = set()
         self._last: Reading | None = None
         self._is_helpless = False

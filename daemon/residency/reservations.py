@@ -21,11 +21,16 @@ class _Reservation:
 
     need: MemoryNeed
     unseen: int | None = None
-    """Its bytes that count as free, since weights are pages of a file; None while it loads."""
+    """Its bytes that the machine counts as free, since weights are pages of a file; None while it
+    loads.
+    """
 
 
 class Reservations:
-    """Memory by worker. *limit* bytes are for all models; 0: the machine's. No method waits."""
+    """Memory by worker. *limit* bytes are for all models together; 0: the machine's.
+
+    Owned by the daemon's event loop; no method waits.
+    """
 
     def __init__(self, limit: int, machine: MachineMemory | None):
         self._limit, self._machine = limit, machine or MachineMemory()
@@ -90,7 +95,9 @@ class Reservations:
         return sum(bytes_on(self._by_worker[w].need, device) for w in self.unloading_workers())
 
     def loading_on_devices(self) -> Counter[str]:
-        """Return the bytes by device that loads have reserved and may not have allocated yet."""
+        """Return the bytes by device that loads under way have reserved. A device does not count
+        the memory of loaded workers as free.
+        """
         reserved: Counter[str] = Counter()
         for reservation in self._by_worker.values():
             if reservation.unseen is None:
@@ -124,7 +131,7 @@ class PendingLoad:
 
 
 class PendingLoads:
-    """The undecided loads, in the order of their models' requests."""
+    """The undecided loads, in the order of their models' requests. Owned by the `MemoryBudget`."""
 
     def __init__(self) -> None:
         self._by_worker: dict[Worker, PendingLoad] = {}

@@ -132,7 +132,9 @@ def _timeout(which: str, limit_s: float) -> Timeout:
 
 
 class Residency:
-    """One model's requests; later ones delay other models' requests by at most *residency_s*."""
+    """One model's waiting and admitted requests. *residency_s* bounds how long requests of other
+    models are delayed by later requests of this model.
+    """
 
     def __init__(self, residency_s: float):
         self.residency_s = residency_s
@@ -191,7 +193,9 @@ class Residency:
         return effective, True, -len(self.waiting), False, -latest
 
     def queue_request(self, request: ResidencyRequest, residencies: Iterable[Residency]) -> None:
-        """Add a request that waits; *residencies* are all models'."""
+        """Add a request that waits. *residencies* are all models': the request continues a program
+        if another model was in use just before.
+        """
         others = (other for other in residencies if other is not self)
         request.continues_program = any(
             request.since < other.used_at + JUST_USED_S for other in others

@@ -119,7 +119,7 @@ class Cores:
 
 
 class ExternalLoad:
-    """The number of cores that other programs keep busy."""
+    """The number of cores that other programs keep busy. Owned by `Cores`."""
 
     def __init__(self) -> None:
         self.cores = 0
@@ -127,7 +127,9 @@ class ExternalLoad:
         self._candidate, self._agreeing = 0, 0
 
     def add_sample(self, now: float, busy: float, own: dict[int, float]) -> bool:
-        """Add the CPU seconds of all programs and of ours by pid; return if `cores` has changed."""
+        """Add the CPU seconds since boot of all programs and, by pid, of our own processes; return
+        whether `cores` has changed.
+        """
         last, self._last = self._last, (now, busy, own)
         if last is None or last[2].keys() != own.keys() or now <= last[0]:
             self._agreeing = 0
@@ -151,7 +153,7 @@ class ExternalLoad:
 
 
 def busy_s() -> float:
-    """Return the CPU seconds that all programs have used."""
+    """Return the CPU seconds that all programs have used since boot."""
     times = psutil.cpu_times()
     return times.user + times.nice + times.system + times.irq + times.softirq
 

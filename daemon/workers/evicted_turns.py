@@ -13,7 +13,8 @@ from ...sessions.worker_client import TaskReader
 
 
 class EvictedTurns:
-    """The `TaskClient` of turns whose worker was unloaded; their readers wake them.
+    """The `TaskClient` of turns whose worker was unloaded; a turn continues when its client reads
+    again. Owned by the daemon's event loop.
 
     *move* loads the model and continues turns in its worker. *start* starts background work. A turn
     that is not read for *timeout_s* fails.
@@ -71,8 +72,10 @@ class EvictedTurns:
         self._move({spec.id: reader})
 
     def send_command(self, command: m.Command) -> None:
-        """Drop a cancelled turn, and continue one whose client reads again. Ignore other commands:
-        a continued turn starts with its current parameters and requests a verdict again.
+        """Drop a cancelled turn. Continue a turn whose client reads again or requests a token.
+
+        Other commands are ignored: a continued turn starts with its current parameters and requests
+        a verdict again.
         """
         if isinstance(command, m.Cancel | m.Credit | m.PullToken):
             reader = self._readers.pop(command.task_id, None)

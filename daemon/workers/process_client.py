@@ -24,7 +24,9 @@ _NO_QUERY = 0
 
 
 class PendingQueries:
-    """The queries without an answer by number, each with the part that a client supplied."""
+    """The queries without an answer by number, from 1 on, each with the part that a client
+    supplied. Lives on the daemon's event loop.
+    """
 
     def __init__(self) -> None:
         self._pending: dict[int, tuple[bytes, asyncio.Future[Any]]] = {}
@@ -40,7 +42,10 @@ class PendingQueries:
         return self._last_number
 
     async def wait_answer(self, number: int) -> Any:
-        """Return the answer to a query once it is there; raise the error if it was refused."""
+        """Wait for the answer to a query.
+
+        :raises InferdError: the query was refused.
+        """
         try:
             answer = await self._pending[number][1]
         finally:
@@ -178,7 +183,10 @@ class ProcessClient:
         )
 
     async def reserve_embedding_memory(self) -> None:
-        """Reserve memory for the embedding context, unless that is done."""
+        """Reserve memory for the embedding context, unless that is done.
+
+        :raises OutOfMemory: there is too little memory.
+        """
         if not self.embeds:
             await self._listener.reserve_embedding_memory()
 
@@ -220,7 +228,9 @@ class ProcessClient:
     # The exit of the process.
 
     def settle(self, code: int | None = None) -> None:
-        """Pass on or fail the tasks of the process, which exited, and refuse the open queries."""
+        """Pass the tasks on or fail them, and refuse the open queries. The process has exited,
+        with the status *code* if that is known.
+        """
         readers, act = self.tasks.remove_tasks(), self._recorder.read_activity()
         error = WorkerCrashed(
             f"the worker process of {self.spec.name!r} ended ({describe_exit(code)})",

@@ -85,7 +85,10 @@ class _TrialReader:
 
 
 class Recovery:
-    """Recovery of one model's tasks. *ready* returns a worker's client; it may start a worker."""
+    """Recovery of one model's tasks. *ready* returns a worker's client; it may start a worker.
+
+    Owned by the daemon's event loop.
+    """
 
     def __init__(
         self,
@@ -163,7 +166,10 @@ class Recovery:
                 self._deaths.append(self._seconds())
 
     def _backoff_s(self) -> float:
-        """Return the seconds to wait before the next start; raise if too many workers died."""
+        """Return the seconds to wait before the next start.
+
+        :raises WorkerCrashed: too many workers have died.
+        """
         while self._deaths and self._deaths[0] + DEATHS_S < self._seconds():
             self._deaths.popleft()
         if len(self._deaths) > DEATHS_MAX:

@@ -23,7 +23,8 @@ def send_load(sock: socket.socket, load: m.LoadModel) -> None:
 
 
 class WorkerLink:
-    """Sends commands, which wait until the socket is writable, and reads reports; on the loop.
+    """Sends commands and reads reports on the daemon's event loop. Commands are queued until
+    `exchange` has a socket and the socket is writable.
 
     *on_report* is called with each report, *on_frame* after the reports that arrived together.
     *on_sent* is called when the first of the next frame's commands is queued.

@@ -26,7 +26,9 @@ kernel, many times a step: a third of the speed.
 
 
 async def spawn_worker(sock: socket.socket, record: int, stderr: int) -> anyio.abc.Process:
-    """Start a worker process with its socket, and with the *record* of its activity."""
+    """Start a worker process with its end of the socket pair, *sock*, and the shared *record*, to
+    which it writes its activity.
+    """
     arguments = [BUILD_ID, str(sock.fileno()), str(os.getpid()), str(record)]
     return await anyio.open_process(
         [sys.executable, "-P", "-m", "inferd.scheduler.process.worker", *arguments],

@@ -45,7 +45,7 @@ class Refusal(NamedTuple):
 
 @dataclass(slots=True)
 class WaitingCounts:
-    """Waiting turns and their prompt tokens, by owner."""
+    """Waiting turns and their prompt tokens, by owner. Owned by the ledger."""
 
     tasks: Counter[int] = field(default_factory=Counter)
     prompt_tokens: Counter[int] = field(default_factory=Counter)

@@ -46,7 +46,9 @@ class Forecast:
         """Tokens computed for each owner."""
 
     def add_turn(self, owner: int, active: set[int]) -> None:
-        """Add a turn of *owner*; one who is not *active* starts at the lowest count of those."""
+        """Add a turn of *owner*, while *active* owners have turns. An owner who returns starts at
+        the lowest count of these owners: time without turns earns no advantage.
+        """
         if owner not in active:
             lowest = min((self._computed[o] for o in active), default=0)
             self._computed[owner] = max(self._computed[owner], lowest)
@@ -167,7 +169,9 @@ class ModelForecasts:
         bounds: AdmissionBounds,
         now: float,
     ) -> float:
-        """Return the seconds until enough waiting turns have got slots to admit a refused turn."""
+        """Return the seconds until a refused turn would be admitted: waiting turns get slots, each
+        model's at its own pace, until no bound refuses it.
+        """
         waiting, admitted_in_s = deepcopy(waiting), 0.0
         for start_s, other in sorted(self._slot_times(tickets, now), key=lambda start: start[0]):
             if bounds.refusal(ticket, waiting) is None:

@@ -100,7 +100,7 @@ class Ledger:
         self.add_ticket(ticket)
 
     def check_tokens(self, owner: int) -> None:
-        """Check that a user has tokens left in this minute.
+        """Check that a user has not used up their tokens a minute.
 
         :raises QuotaExceeded: with the time until a token is available.
         """

@@ -161,7 +161,9 @@ class History:
         return opens_reasoning(self._rendered or "")
 
     def _split_answer(self) -> tuple[list[dict[str, Any]], str]:
-        """Return the messages before the chat's last answer, and the answer, if there is one."""
+        """Return the messages before the chat's last answer, and the answer. Without an answer,
+        return all messages and an empty text.
+        """
         if self.messages and self.messages[-1]["role"] == "assistant":
             return self.messages[:-1], str(self.messages[-1]["content"])
         return self.messages, ""
@@ -236,7 +238,9 @@ class History:
         self._loosen()
 
     def _shift(self, keep: int, discard: int) -> None:
-        """Move the marks as a context shift moved the tokens; drop turns that it dropped whole."""
+        """Move the marks as a context shift has moved the tokens. Turns that were dropped whole
+        lose their messages too.
+        """
         self.shifted = True
         end = keep + discard
         first = self.marks[0].messages if self.marks else len(self.messages)

@@ -10,7 +10,8 @@ from .history import History, packed_history
 
 class HistoryState:
     """Owned by its session. `now` is the history up to the turn under way. If it ends with an
-    `interrupted` turn, that turn began on the history `before`. A dormant session has it packed.
+    `interrupted` turn, that turn began on the history `before`. A dormant session has all of it
+    packed.
     """
 
     def __init__(self, history: History | None = None) -> None:

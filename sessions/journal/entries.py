@@ -44,7 +44,9 @@ class SessionFacts(_WithPriority, frozen=True, kw_only=True):
 
 
 class TurnBegin(_WithPriority, frozen=True, kw_only=True):
-    """The beginning of a turn. *turns* counts the session's turns up to this one."""
+    """The beginning of a turn, with its own options only. *turns* counts the session's turns up to
+    this one.
+    """
 
     options: dict[str, Any] = {}
     seed: int = 0

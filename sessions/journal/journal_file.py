@@ -282,7 +282,11 @@ _decode_unfinished = msgspec.msgpack.Decoder(_Unfinished).decode
 
 
 def _check_header(path: Path) -> None:
-    """Check a file's header as `_check_version` does, before SQLite opens and changes the file."""
+    """Check a file's header before SQLite opens the file, which would change it.
+
+    :raises NewerJournal: a newer version wrote it.
+    :raises _Unreadable: it is not an SQLite file, or an older version wrote it.
+    """
     try:
         with path.open("rb") as file:
             header = file.read(_VERSION_AT + 4)
@@ -294,7 +298,11 @@ def _check_header(path: Path) -> None:
 
 
 def _check_version(path: Path, version: int) -> None:
-    """Raise `NewerJournal` or `_Unreadable` for tables of another version; 0: no tables."""
+    """Check the version of a file's tables; 0: it has none yet.
+
+    :raises NewerJournal: a newer version wrote them.
+    :raises _Unreadable: an older version wrote them.
+    """
     tables = f"version of inferd (tables {version}, here {SCHEMA})"
     if version > SCHEMA:
         raise NewerJournal(f"{path} was written by a newer {tables}")

@@ -43,9 +43,10 @@ class RecordedSession(Protocol):
 
 
 class Recording:
-    """Owned by its session. Without a *journal* nothing is written, and *durable* says why: None if
-    that is intended, False if the journal is refused. *present*: the file has the session's present
-    state.
+    """The part of a session that the journal has, and its pending changes. Owned by the session.
+
+    Without a *journal* nothing is written, and *durable* says why: None if that is intended, False
+    if the journal is refused. *present*: the file has the session's present state.
     """
 
     def __init__(
@@ -82,7 +83,9 @@ class Recording:
         self._note_change(urgent=True)
 
     def turn_began(self, turn: Turn, begin: TurnBegin, shifts: Sequence[Shift] = ()) -> None:
-        """Note a turn that begins on the present history, or continues after *shifts*."""
+        """Note a turn that begins on the present history, or continues after *shifts*. It is
+        written with the next group.
+        """
         if self._journal is not None:
             self._turn, self._begin = turn, begin
             self.shifts, self._written = list(shifts), _Written()

@@ -28,6 +28,7 @@ class DormantSessions:
         self.bytes = 0
         self._sessions: OrderedDict[tuple[int, str], Session] = OrderedDict()
         self._sizes: dict[Session, int] = {}
+        """Bytes of the packed histories: an active session no longer has one."""
 
     def __len__(self) -> int:
         return len(self._sessions)

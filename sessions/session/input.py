@@ -16,7 +16,9 @@ from .model_link import ModelLink
 
 
 class SessionInput:
-    """Owned by its session. Input replaces the history; the parameter `append` extends it."""
+    """Owned by its session. Input replaces the history or, with the parameter `append`, extends
+    it.
+    """
 
     def __init__(self, core: SessionCore, link: ModelLink):
         self._core, self._link = core, link
@@ -89,7 +91,9 @@ class SessionInput:
 
     @contextlib.contextmanager
     def rolled_back_if_refused(self) -> Iterator[None]:
-        """Roll back input given in this context if no turn begins on it: a retry gives it again."""
+        """Roll back input given inside the context, if no turn begins on it there: a client that
+        retries gives it again.
+        """
         core = self._core
         history, before = core.conversation.history_state.now, core.conversation.copy()
         try:

@@ -55,7 +55,9 @@ class LiveSessions:
         )
 
     def find_id(self, owner: int, session_id: str) -> tuple[object, Session | None]:
-        """Return an owner's session by its id, after its connection; None: there is none."""
+        """Return the connection and the session of an owner by its id; both are None if there is
+        no such session.
+        """
         for holder, session in self._sessions.values():
             if session.owner == owner and session.session_id == session_id:
                 return holder, session
@@ -110,7 +112,9 @@ class LiveSessions:
             )
 
     def _next_expiry_s(self, sessions: list[Session]) -> float:
-        """Return the seconds until one of *sessions* expires; if all are active, a turn's mean."""
+        """Return the seconds until the first idle one of *sessions* expires; if all are active, the
+        mean time of a turn.
+        """
         idle = [s.used_at for s in sessions if not s.active]
         if not idle:
             return self._ledger.turn_s

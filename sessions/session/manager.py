@@ -128,7 +128,9 @@ class SessionManager:
     def restore_sessions(
         self, found: Sequence[StoredSession], model: Callable[[StoredSession], ModelSource]
     ) -> None:
-        """Add the stored sessions, least recently used first, as dormant ones of their *model*."""
+        """Add the stored sessions, least recently used first, as dormant ones. *model* returns the
+        model of a session.
+        """
         assert self._journal is not None, "stored sessions come from a journal"
         for stored in found:
             session = Session.from_stored(stored, model(stored), self.ledger)
@@ -234,7 +236,9 @@ class SessionManager:
             self._changed.set()
 
     def detach_session(self, session: Session, *, expired: bool = False) -> None:
-        """Make a session dormant; end it if it has no id, or if its graph was unloaded."""
+        """Make a session dormant, or end it if it cannot become active again: it has no id, or its
+        graph was unloaded.
+        """
         if session.can_be_dormant:
             session.detach()
             session.used_at = self.ledger.seconds()
@@ -275,7 +279,9 @@ class SessionManager:
         self._changed.set()
 
     async def expire_idle(self) -> None:
-        """Expire idle sessions and delete the data of ended ones, until cancelled."""
+        """Expire idle sessions and delete the data of ended ones, until cancelled, without
+        polling.
+        """
         while True:
             self._delete_excess()
             await self.deletion.drain()

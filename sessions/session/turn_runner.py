@@ -86,7 +86,9 @@ class TurnRunner:
             raise
 
     async def _ready_client(self, *, embeds: bool = False) -> WorkerClient:
-        """Return the worker client, if a turn may start; reserve memory for its embeddings."""
+        """Return the worker client, if a turn may begin. With *embeds*, reserve memory for
+        embeddings if the parameters request them.
+        """
         core = self._core
         step(core.state, SessionCall.COMPUTE)  # refuses a second turn, also of pull turns
         client = await self._link.client()
@@ -103,7 +105,11 @@ class TurnRunner:
         on_position: PositionSink | None,
         resumes: Replay | None = None,
     ) -> Turn:
-        """Return a new turn, not yet submitted, which continues the interrupted turn *resumes*."""
+        """Return a new turn on the present history, not yet submitted to the worker. It may
+        continue the interrupted turn *resumes*.
+
+        :raises Busy: too many tasks wait.
+        """
         core, ledger, conversation = self._core, self._core.ledger, self._core.conversation
         spec = task_of(core, client, call, ledger.new_task_id(), ledger.seconds())
         core.settings.adapters = spec.adapters

@@ -118,8 +118,8 @@ def resumed(
 def chosen_keys(reports: Reports, lora: Sequence[Sequence[Any]] | None) -> tuple[str, ...]:
     """Return the sorted keys of a turn's adapters, without those at a scale of 0.
 
-    *lora* are pairs of a name, or an index in that order, and a scale; None means the configured
-    scales of the model's adapters.
+    *lora* are pairs of a name, or an index in the order of the configuration, and a scale; None
+    means the configured scales of the model's adapters.
 
     :raises InvalidArgument: the model has no such adapter.
     :raises LoadFailed: it could not be loaded; or the error that it has otherwise.
