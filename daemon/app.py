@@ -8,10 +8,8 @@ import importlib.util
 import os
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from pathlib import Path
 
 import anyio
 import anyio.abc
@@ -32,10 +30,10 @@ from .residency.machine import MachineMemory
 from .residency.pressure import Pace
 from .service.notifier import ServiceNotifier, overdue_models
 from .service.reload import ConfigReloader
+from .state_directory import StateDirectory
 from .traces.tracing import Traces
 
 log = structlog.get_logger()
-STARTS_FILE = "starts"
 _HARD_STOP = 1
 Listener = UnixListener | InheritedListener
 
@@ -51,14 +49,15 @@ def serve(
     Free memory is read from *machine*, as often as *pace* says. *read* reads the configuration for
     a reload.
     """
-    components = Components()
+    components, state = Components(), StateDirectory(config.state_dir)
     try:
         # First: sockets are inherited by number, which another file may get later.
         given = inherited_listener(os.environ)
         logs.configure(config, partial(components.note, "log"))
-        instance = count_start(config.state_dir, components)
+        instance = state.open(given.path if given else str(config.socket), components)
         listener = given or _bind_socket(config)
     except InferdError as exc:
+        state.close()
         sys.stderr.write(f"inferd: {exc.message}\n  {exc.hint}\n")
         return 1
     try:
@@ -69,6 +68,7 @@ def serve(
         return anyio.run(main, backend_options=_loop_options(components))
     finally:
         listener.close()
+        state.close()
 
 
 def _bind_socket(config: Config) -> UnixListener:
@@ -91,24 +91,6 @@ def _loop_options(components: Components) -> dict[str, bool]:
         components.note("uvloop", repr(exc))
         return {}
     return {"use_uvloop": True}
-
-
-def count_start(state_dir: Path, components: Components) -> int:
-    """Return the number of daemon starts on this state, the upper half of the daemon's handles.
-
-    Where the number cannot be saved, return the time, which does not repeat either.
-    """
-    path = state_dir / STARTS_FILE
-    try:
-        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        number = int(path.read_text()) + 1 if path.exists() else 1
-        temporary = path.with_suffix(".new")
-        temporary.write_text(f"{number}\n")
-        temporary.replace(path)
-    except (OSError, ValueError) as exc:
-        components.note("state", f"{state_dir}: {getattr(exc, 'strerror', None) or exc}")
-        return int(time.time())
-    return number & 0x7FFF_FFFF
 
 
 async def _main(

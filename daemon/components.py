@@ -30,7 +30,7 @@ COMPONENTS = {
         "correct the file, and reload it (SIGHUP, `systemctl reload inferd`)",
     ),
     "state": Component(
-        "starts are not counted: the clock is used instead",
+        "the directory is not locked and starts are not counted: the clock is used instead",
         "let the daemon's user write to state-dir, or name another directory",
     ),
     "journal": Component(
