@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -24,13 +25,15 @@ from .entries import SessionFacts, StoredSession, TurnPiece
 
 SCHEMA = 3
 """Version of the tables, in the file's `user_version`. A newer file is not touched, an older one is
-set aside.
+set aside. `application_id` has a checksum of the version, which shows whether it is damaged.
 """
 
 _MAGIC = b"SQLite format 3\0"
-_VERSION_AT = 60
-"""Offset of `user_version` in the file's header: big-endian, 4 bytes
+_HEADER = struct.Struct(">18xB41xi4xi28x")
+"""The format's write version, `user_version` and `application_id` in the file's header
 (https://www.sqlite.org/fileformat2.html, section 1.3)."""
+_WRITE_VERSIONS = 1, 2
+"""SQLite only reads a file with another one."""
 _WAL_BYTES = 4 << 20
 _LOCK_WAIT_S = 1.0
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -138,13 +141,13 @@ class JournalFile:
     def _open(self, sessions: list[StoredSession]) -> None:
         """Open the file and append its readable sessions; raise `_Unreadable` if it is damaged."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _check_header(self.path)
+        defect = _check_header(self.path)
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         self._db = sqlite3.connect(
             self.path, timeout=_LOCK_WAIT_S, isolation_level=None, check_same_thread=False
         )
         try:
-            self._prepare(self._db)
+            defect = self._prepare(self._db) or defect
             for stored in _read(self._db):
                 sessions.append(stored)  # noqa: PERF402  # those before the damage count
             [[verdict]] = self._db.execute("PRAGMA quick_check(1)")
@@ -152,23 +155,27 @@ class JournalFile:
             if damaged(exc) or _code(exc) == sqlite3.SQLITE_ERROR:  # no table where one belongs
                 raise _Unreadable(str(exc)) from exc
             raise
-        if verdict != "ok":
-            raise _Unreadable(verdict)
+        if verdict != "ok" or defect:
+            raise _Unreadable(defect or verdict)
 
-    def _prepare(self, db: sqlite3.Connection) -> None:
+    def _prepare(self, db: sqlite3.Connection) -> str:
+        """Prepare the file for use; return its version's defect, or an empty text."""
         # Exclusive: another daemon on this directory is refused, and no shared memory is needed.
         db.execute("PRAGMA locking_mode = EXCLUSIVE")
         [[version]] = db.execute("PRAGMA user_version")
-        _check_version(self.path, version)
+        [[checksum]] = db.execute("PRAGMA application_id")
+        defect = _check_version(self.path, version, checksum)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA secure_delete = ON")
         db.execute("PRAGMA temp_store = MEMORY")
         db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
-        if version == 0:
-            db.executescript(f"BEGIN IMMEDIATE;{_TABLES}PRAGMA user_version = {SCHEMA};COMMIT")
+        if version == checksum == 0:
+            marks = version_marks(SCHEMA)
+            db.executescript(f"BEGIN IMMEDIATE;{_TABLES}{marks}COMMIT")
             # Other versions look for the number in the file, not in its log.
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return defect
 
     def _set_aside(self) -> Path:
         """Rename the file and its log, and return the new name."""
@@ -281,30 +288,53 @@ _decode_piece = msgspec.msgpack.Decoder(TurnPiece).decode
 _decode_unfinished = msgspec.msgpack.Decoder(_Unfinished).decode
 
 
-def _check_header(path: Path) -> None:
+def _check_header(path: Path) -> str:
     """Check a file's header before SQLite opens the file, which would change it.
+
+    Return a defect that may leave the tables readable, or an empty text.
 
     :raises NewerJournal: a newer version wrote it.
     :raises _Unreadable: it is not an SQLite file, or an older version wrote it.
     """
     try:
         with path.open("rb") as file:
-            header = file.read(_VERSION_AT + 4)
+            header = file.read(_HEADER.size)
     except FileNotFoundError:
-        return
+        return ""
     if header and not header.startswith(_MAGIC):
         raise _Unreadable("it is not an SQLite file")
-    _check_version(path, int.from_bytes(header[_VERSION_AT:], "big"))
+    write_version, *version = _HEADER.unpack(header.ljust(_HEADER.size, b"\0"))
+    defect = _check_version(path, *version)
+    if header and write_version not in _WRITE_VERSIONS:
+        return f"its format {write_version} is unknown"
+    return defect
 
 
-def _check_version(path: Path, version: int) -> None:
-    """Check the version of a file's tables; 0: it has none yet.
+def _check_version(path: Path, version: int, checksum: int) -> str:
+    """Check the version of a file's tables; 0 and 0: it has none yet.
+
+    Return the defect of a damaged version, whose tables may be readable, or an empty text.
 
     :raises NewerJournal: a newer version wrote them.
     :raises _Unreadable: an older version wrote them.
     """
+    if version == checksum == 0:
+        return ""
+    if checksum != _checksum(version):
+        return f"the checksum of its version {version} is wrong"
     tables = f"version of inferd (tables {version}, here {SCHEMA})"
     if version > SCHEMA:
         raise NewerJournal(f"{path} was written by a newer {tables}")
-    if 0 < version < SCHEMA:
+    if version < SCHEMA:
         raise _Unreadable(f"it was written by an older {tables}")
+    return ""
+
+
+def version_marks(version: int) -> str:
+    """Return the SQL statements that mark a file as one of *version*."""
+    return f"PRAGMA user_version = {version};PRAGMA application_id = {_checksum(version)};"
+
+
+def _checksum(version: int) -> int:
+    """Return a checksum of a version that fits into `application_id`, a signed number."""
+    return zlib.crc32(f"inferd sessions {version}".encode()) >> 1

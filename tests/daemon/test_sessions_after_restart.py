@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from inferd import Client
 from inferd.backends.errors import Cancelled, InvalidArgument, ShuttingDown
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd
+from tests.journal_versions import mark_version
 from tests.models import smollm2
 from tests.raw import Closed, RawClient
 
@@ -307,9 +307,7 @@ def test_a_damaged_journal_is_set_aside_and_reported() -> None:
 def test_a_journal_of_a_newer_version_is_left_alone_and_reported() -> None:
     with running_daemon(ECHO) as daemon:
         daemon.stop()
-        with sqlite3.connect(journal(daemon)) as db:
-            db.execute("PRAGMA user_version = 1000")
-        db.close()
+        mark_version(journal(daemon), 1000)
         before = journal(daemon).read_bytes()
         daemon.start_again()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sqlite3
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from inferd.daemon.config.forms import LOGGERS
 from inferd.daemon.service.notifier import END_S_MAX, START_S_MAX
 from inferd.daemon.workers.hang_detector import KILLED_S
 from tests.daemon.systemd_tools import SYSTEMD, directives
+from tests.journal_versions import mark_version
 from tests.models import smollm2
 
 from .machine import Machine
@@ -133,9 +133,7 @@ def test_a_newer_version_s_journal_is_left_alone_by_an_older_one(machine: Machin
     say(machine, "of the newer version")
     machine.command("sudo systemctl stop inferd.socket inferd")
     journal = machine.root / "var/lib/inferd/sessions.db"
-    with sqlite3.connect(journal) as db:
-        db.execute("PRAGMA user_version = 1000")
-    db.close()
+    mark_version(journal, 1000)
     before = journal.read_bytes()
     machine.command("sudo systemctl start inferd.socket")
     text = machine.command("inferd status")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from inferd.daemon.models.persisted import SETTINGS_FILE
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd
 from tests.daemon.manager import manager_of, serving
+from tests.journal_versions import mark_version
 from tests.raw import RawClient
 
 
@@ -104,9 +104,7 @@ def test_the_journal_damaged_at_the_start() -> None:
 def test_the_journal_of_a_newer_version() -> None:
     with running_daemon() as daemon:
         daemon.stop()
-        with sqlite3.connect(daemon.directory / "state" / "sessions.db") as db:
-            db.execute("PRAGMA user_version = 1000")
-        db.close()
+        mark_version(daemon.directory / "state" / "sessions.db", 1000)
         daemon.start_again()
         check(daemon, "journal", "newer version of inferd")
         assert "start the newer version" in part(daemon, "journal")["remedy"]

@@ -44,6 +44,7 @@ from inferd.sessions.journal.journal_file import (
 )
 from inferd.sessions.session.dormant import DAY_S
 from inferd.sessions.session.manager import SessionManager
+from tests.journal_versions import mark_version
 from tests.sessions.doubles import Harness
 from tests.sessions.session.test_sessions import HERE, THERE, answer, opened
 
@@ -189,9 +190,7 @@ def test_a_newer_journal_is_refused_and_not_touched(file: JournalFile) -> None:
     file.open()
     file.write([saved("a")])
     file.close()
-    with sqlite3.connect(file.path) as db:
-        db.execute(f"PRAGMA user_version = {SCHEMA + 1}")
-    db.close()
+    mark_version(file.path, SCHEMA + 1)
     before = {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in file.path.parent.iterdir()}
 
     with pytest.raises(NewerJournal, match=f"tables {SCHEMA + 1}, here {SCHEMA}"):
@@ -206,9 +205,7 @@ def test_a_journal_of_an_older_version_is_set_aside(file: JournalFile) -> None:
     file.open()
     file.write([saved("a")])
     file.close()
-    with sqlite3.connect(file.path) as db:
-        db.execute(f"PRAGMA user_version = {SCHEMA - 1}")
-    db.close()
+    mark_version(file.path, SCHEMA - 1)
     before = file.path.read_bytes()
 
     found = file.open()
@@ -655,9 +652,7 @@ async def test_a_newer_journal_leaves_the_sessions_in_memory(tmp_path: Path) -> 
     file = JournalFile(tmp_path / "state" / "sessions.db")
     file.open()
     file.close()
-    with sqlite3.connect(file.path) as db:
-        db.execute(f"PRAGMA user_version = {SCHEMA + 1}")
-    db.close()
+    mark_version(file.path, SCHEMA + 1)
     before = file.path.read_bytes()
 
     async with Kept(tmp_path).running() as harness:
