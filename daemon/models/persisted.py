@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,14 @@ class PersistedSettings(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive_s: float | None = None
 
 
+def version_checksum(version: int) -> int:
+    """Return the checksum by which a newer version is told from a damaged one."""
+    return zlib.crc32(f"inferd models {version}".encode())
+
+
 class _File(msgspec.Struct):
-    version: int
+    version: int = SETTINGS_VERSION
+    checksum: int = version_checksum(SETTINGS_VERSION)
     models: dict[str, PersistedSettings] = {}
 
 
@@ -98,11 +105,11 @@ class PersistedModels:
         try:
             with self._path.open("rb") as file:
                 data = file.read(SETTINGS_BYTES_MAX)
-            version = msgspec.json.decode(data, type=_Version).version
-            if version <= SETTINGS_VERSION:
+            head = msgspec.json.decode(data, type=_Version)
+            if head.version <= SETTINGS_VERSION or head.checksum != version_checksum(head.version):
                 return msgspec.json.decode(data, type=_File, dec_hook=_path).models
             self._writable = False
-            self._note_state(f"{self._path} has a newer version: {version}")
+            self._note_state(f"{self._path} has a newer version: {head.version}")
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as exc:  # not JSON, or of another form
@@ -125,7 +132,7 @@ class PersistedModels:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(_packed(_File(SETTINGS_VERSION, self._models)))
+                file.write(_packed(_File(models=self._models)))
             new.replace(self._path)
         except OSError as exc:
             self._note_state(str(exc))
@@ -135,6 +142,7 @@ class PersistedModels:
 
 class _Version(msgspec.Struct):
     version: int
+    checksum: int = 0
 
 
 def _packed(value: Any) -> bytes:

@@ -21,6 +21,7 @@ from inferd.daemon.models.persisted import (
     PersistedModels,
     PersistedSettings,
     SwappedName,
+    version_checksum,
 )
 from inferd.daemon.models.registry import Registry
 from inferd.testing import RunningDaemon, running_daemon
@@ -129,12 +130,31 @@ def test_a_file_of_another_form_is_set_aside(tmp_path: Path, text: str) -> None:
 
 def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / SETTINGS_FILE
-    text = json.dumps({"version": SETTINGS_VERSION + 1, "models": [], "more": True})
+    head = {"version": SETTINGS_VERSION + 1, "checksum": version_checksum(SETTINGS_VERSION + 1)}
+    text = json.dumps({**head, "models": [], "more": True})
     path.write_text(text)
     causes: list[str | None] = []
     PersistedModels(path, causes.append).store_settings("m", PersistedSettings(pinned=True))
     assert path.read_text() == text
     assert causes == [f"{path} has a newer version: {SETTINGS_VERSION + 1}"]
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_a_flipped_bit_in_the_version_costs_no_setting(tmp_path: Path, bit: int) -> None:
+    path = tmp_path / SETTINGS_FILE
+    PersistedModels(path).store_settings("m", PersistedSettings(pinned=True))
+    data = bytearray(path.read_bytes())
+    data[data.index(b":") + 1] ^= 1 << bit
+    path.write_bytes(data)
+    causes: list[str | None] = []
+
+    models = PersistedModels(path, causes.append)
+
+    assert not any("newer" in (cause or "") for cause in causes)
+    if not causes:
+        assert models.settings_of("m", ModelConfig()).pinned
+    models.store_settings("m", PersistedSettings(keep_alive_s=1.0))
+    assert PersistedModels(path).settings_of("m", ModelConfig()).keep_alive_s == 1.0
 
 
 def test_unwritable_settings_hold_until_the_end_and_are_reported(
