@@ -127,7 +127,11 @@ class Model(Protocol):
 
         :raises UnsupportedOperation: the model has no chat template.
         :raises InvalidArgument: the template refuses the messages.
+        :raises TooLarge: the rendering is past a limit on time, memory or output.
         """
+
+    def prepare_rendering(self) -> None:
+        """Start what the first `render` needs, so that it need not wait."""
 
     def sampler(
         self, params: SamplingParams, prompt: Sequence[int], answer: Sequence[int] = ()

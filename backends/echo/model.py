@@ -72,6 +72,9 @@ class EchoModel(EchoContext):
         """Return the last message's content, which the model echoes."""
         return str(messages[-1]["content"]) if messages else ""
 
+    def prepare_rendering(self) -> None:
+        """Do nothing: there is no template."""
+
     def sampler(
         self, params: SamplingParams, prompt: Sequence[int], answer: Sequence[int] = ()
     ) -> Sampler:

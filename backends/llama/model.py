@@ -69,6 +69,11 @@ class LlamaModel:
             )
         return self._template.render(messages, rendering)
 
+    def prepare_rendering(self) -> None:
+        """Start the process that renders the chat template, if the model has one."""
+        if self._template is not None:
+            self._template.start_process()
+
     def sampler(
         self, params: SamplingParams, prompt: Sequence[int], answer: Sequence[int] = ()
     ) -> Sampler:
@@ -189,6 +194,8 @@ class LlamaModel:
         """Free everything; a second call does nothing."""
         self._logits.clear()
         self._prototypes.close()
+        if self._template is not None:
+            self._template.close()
         if self._embedder is not None:
             self._embedder.close()
         self._adapters.close()

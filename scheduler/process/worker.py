@@ -127,6 +127,7 @@ def _load_model(
     except InferdError as exc:
         link.send_reports([m.ModelNotLoaded(exc.to_wire())])
         return None
+    model.prepare_rendering()
     link.send_reports([m.Loaded(model.info, load_adapters(model, spec.adapters))])
     return model
 

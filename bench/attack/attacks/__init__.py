@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bench.attack.attack import Attack
 
-from . import connections
+from . import connections, templates
 
-ATTACKS: dict[str, Attack] = {attack.name: attack for attack in (*connections.ATTACKS,)}
+ATTACKS: dict[str, Attack] = {
+    attack.name: attack for attack in (*connections.ATTACKS, *templates.ATTACKS)
+}

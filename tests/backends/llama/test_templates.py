@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,11 @@ TEMPLATE = (
 
 
 def render(messages: list[dict[str, Any]] = USER, **values: Any) -> str:
-    template = ChatTemplate(TEMPLATE, bos="<s>", eos="</s>", strip_bos=True)
-    return template.render(messages, Rendering(**values))
+    with closing(ChatTemplate(TEMPLATE, bos="<s>", eos="</s>", strip_bos=True)) as template:
+        return template.render(messages, Rendering(**values))
 
 
+@pytest.mark.process
 def test_tools_and_their_calls_reach_the_template() -> None:
     called = {"role": "assistant", "content": "", "tool_calls": [
         {"type": "function", "function": {"name": "weather", "arguments": {"place": "Rome"}}}
@@ -61,16 +63,19 @@ def test_tools_and_their_calls_reach_the_template() -> None:
     )
 
 
+@pytest.mark.process
 def test_arguments_of_its_own_reach_the_template() -> None:
     assert render().endswith("<assistant>")
     assert render(arguments={"enable_thinking": False}).endswith("<assistant><think></think>")
     assert render(arguments={"enable_thinking": True}).endswith("<assistant>")
 
 
+@pytest.mark.process
 def test_without_a_generation_prompt_it_ends_with_the_last_message() -> None:
     assert render(add_generation_prompt=False) == "<user>Hi\n"
 
 
+@pytest.mark.process
 def test_arguments_do_not_replace_the_values_that_are_always_set() -> None:
     arguments = {"messages": [], "bos_token": "x", "add_generation_prompt": False}
     assert render(arguments=arguments) == render()
@@ -161,6 +166,7 @@ def test_an_unknown_reasoning_format_is_refused() -> None:
 # The configuration
 
 
+@pytest.mark.process
 def test_a_configured_template_precedes_that_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "t.jinja"
     file.write_text("file {{ messages[0].content }}")
@@ -177,6 +183,7 @@ def test_a_configured_template_precedes_that_of_the_file(tmp_path: Path) -> None
         loaded.close()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("content", "why"),
     [
@@ -206,6 +213,7 @@ def test_a_template_and_a_template_file_together_are_refused() -> None:
         configured_source(ModelSpec(name="t", chat_template="x", chat_template_file="y"))
 
 
+@pytest.mark.process
 def test_a_bad_template_fails_before_the_model_is_read(tmp_path: Path) -> None:
     spec = ModelSpec(name="t", path=str(tmp_path / "none.gguf"), chat_template="{% if %}")
     with pytest.raises(InferdError, match="chat template"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -115,7 +116,8 @@ def test_a_model_without_a_template_refuses_to_render(gemma: Model) -> None:
 
 
 def render(source: str, messages: list[dict[str, str]] = USER) -> str:
-    return ChatTemplate(source, bos="<s>", eos="</s>", strip_bos=True).render(messages)
+    with closing(ChatTemplate(source, bos="<s>", eos="</s>", strip_bos=True)) as template:
+        return template.render(messages)
 
 
 GEMMA_IT = (
@@ -129,17 +131,20 @@ GEMMA_IT = (
 """The parts of instruction-tuned Gemma's template that matter here."""
 
 
+@pytest.mark.process
 def test_the_bos_that_tokenizing_adds_is_not_written_twice() -> None:
     assert render(GEMMA_IT) == "<start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n"
-    kept = ChatTemplate(GEMMA_IT, bos="<s>", eos="", strip_bos=False).render(USER)
-    assert kept.startswith("<s><start_of_turn>")
+    with closing(ChatTemplate(GEMMA_IT, bos="<s>", eos="", strip_bos=False)) as template:
+        assert template.render(USER).startswith("<s><start_of_turn>")
 
 
+@pytest.mark.process
 def test_messages_that_the_template_refuses_are_an_invalid_argument() -> None:
     with pytest.raises(InvalidArgument, match="roles must alternate"):
         render(GEMMA_IT, USER * 2)
 
 
+@pytest.mark.process
 def test_the_extras_that_templates_use() -> None:
     assert render("{{ {'a': '<é>'} | tojson }}") == '{"a": "<é>"}'
     assert render("{{ messages | tojson(indent=1) }}").count("\n") == 5
@@ -149,6 +154,7 @@ def test_the_extras_that_templates_use() -> None:
     assert render("{{ 'x' * 3 }}{{ 2 * 3 }}{{ 2 ** 3 }}") == "xxx68"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "source",
     [
@@ -171,6 +177,7 @@ def test_a_hostile_template_gives_an_error(source: str) -> None:
         render(source)
 
 
+@pytest.mark.process
 def test_an_endless_template_ends() -> None:
     loops = "{% for i in range(99999) %}" * 2 + "{{ 'x' * 1000 }}" + "{% endfor %}" * 2
     with pytest.raises((TooLarge, InvalidArgument)):

@@ -1,0 +1,144 @@
+"""The program that renders one chat template: `python -m inferd.backends.llama.text.sandbox`.
+
+A template is Jinja code from the model's file. Its environment is that of transformers
+(`utils/chat_template_utils.py`), the target of templates. A single call of a filter can allocate
+gigabytes or compute for hours, so the kernel enforces the limits of `renderer.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import socket
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import msgspec
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from .renderer import (
+    CHARACTERS_MAX,
+    CPU_S_MAX,
+    MEMORY_BYTES_MAX,
+    Limit,
+    Reply,
+    receive_frame,
+    send_frame,
+)
+
+INTEGER_BITS_MAX = 4096
+REFUSAL_CHARACTERS_MAX = 1000
+_BIT = CHARACTERS_MAX // INTEGER_BITS_MAX
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, with a bound on operators that make large values from small ones."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def call_binop(
+        self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
+    ) -> Any:
+        if _size(operator, left, right) > CHARACTERS_MAX:
+            raise jinja2.TemplateRuntimeError(f"the result of {operator} is past the limit")
+        return super().call_binop(context, operator, left, right)
+
+
+def _size(operator: str, left: Any, right: Any) -> float:
+    """Estimate the size of the result: bits of a number, items of a text or list."""
+    if isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length()
+        return (bits * right if operator == "**" else bits + right.bit_length()) * _BIT
+    if isinstance(right, int) and hasattr(left, "__len__"):
+        return len(left) * right
+    if isinstance(left, int) and hasattr(right, "__len__"):
+        return left * len(right)
+    return 0
+
+
+def _compile(source: str) -> jinja2.Template:
+    """Compile a template, which also evaluates its constant expressions."""
+    extensions = ["jinja2.ext.loopcontrols"]
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment.from_string(source)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    """Return *value* as JSON without HTML escapes, which Jinja's own filter adds."""
+    allowed = {k: v for k, v in options.items() if k in ("indent", "separators", "sort_keys")}
+    return json.dumps(value, ensure_ascii=ensure_ascii, **allowed)
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+class _TooLong(Exception):
+    """The output has too many characters."""
+
+
+class _Sandbox:
+    """The template, once compiled."""
+
+    def __init__(self) -> None:
+        self._template: jinja2.Template | None = None
+
+    def handle(self, request: bytes) -> str:
+        """Compile the first request, the template's source; render the values of all others."""
+        if self._template is None:
+            self._template = _compile(request.decode())
+            return ""
+        parts: list[str] = []
+        characters = 0
+        for part in self._template.generate(msgspec.msgpack.decode(request)):
+            parts.append(part)
+            characters += len(part)
+            if characters > CHARACTERS_MAX:
+                raise _TooLong
+        return "".join(parts)
+
+
+def _reply(handle: Callable[[bytes], str], request: bytes) -> bytes:
+    """Return the packed reply to a request; past the limit on CPU time, the kernel ends us."""
+    signal.setitimer(signal.ITIMER_PROF, CPU_S_MAX)
+    try:
+        return msgspec.msgpack.encode(Reply(text=handle(request)))
+    except MemoryError:
+        reply = Reply(limit=Limit.MEMORY_BYTES)
+    except _TooLong:
+        reply = Reply(limit=Limit.CHARACTERS)
+    except jinja2.TemplateSyntaxError as exc:
+        reply = Reply(refusal=f"line {exc.lineno}: {exc.message}")
+    except Exception as exc:  # a template can raise any exception
+        reply = Reply(refusal=str(exc) or type(exc).__name__)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    reply.refusal = reply.refusal[:REFUSAL_CHARACTERS_MAX].encode(errors="replace").decode()
+    return msgspec.msgpack.encode(reply)
+
+
+def _limit_memory() -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    size = pages * resource.getpagesize() + MEMORY_BYTES_MAX
+    resource.setrlimit(resource.RLIMIT_AS, (size, size))
+
+
+def main() -> None:
+    """Reply to requests on standard input, a socket, until it is closed."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    _limit_memory()
+    sock = socket.socket(fileno=0)
+    sandbox = _Sandbox()
+    while request := receive_frame(sock):
+        send_frame(sock, _reply(sandbox.handle, request))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Chat templates that need too much time, memory or output, and a victim on the same model."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import psutil
+import pytest
+
+from inferd.backends.errors import InvalidArgument, LoadFailed, TooLarge
+from inferd.backends.llama.text.renderer import CPU_S_MAX, Renderer
+from inferd.backends.llama.text.template import ChatTemplate, configured_source
+from inferd.backends.model_spec import ModelSpec
+
+USER = [{"role": "user", "content": "Hi"}]
+LOOPS = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
+LISTS = (
+    "{% set a = [messages|length - 1] * 4000000 %}{% set b = [messages|length - 1] * 4000000 %}"
+    "{{ ([a] * 4000) == ([b] * 4000) }}"
+)
+"""A single comparison of 16 · 10⁹ pairs, in which the interpreter handles no signal."""
+NESTED = "{% set n = namespace(x=[]) %}{% for i in range(99999) %}{% set n.x = [n.x] %}{% endfor %}"
+DOUBLED = (
+    "{% set n = namespace(x=[0]) %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}"
+)
+CONSTANT = "{{ 'a'|center(299999)|replace(' ', 'ab ')" + "|title" * 60 + " }}"
+"""Constant expressions are computed when the template is compiled."""
+BOMBS = {
+    "center": ("{{ messages[0].content|center(20000000000) }}", "memory_bytes_max"),
+    "center of a constant": ("{{ 'a'|center(20000000000) }}", "memory_bytes_max"),
+    "format": ("{{ '%999999999d' % messages|length }}", "memory_bytes_max"),
+    "texts": ("{% set x = 'x' * 9999999 %}{{ ([x] * 1000) | join }}", "memory_bytes_max"),
+    "list": (DOUBLED, "memory_bytes_max"),
+    "empty loops": (LOOPS, "cpu_s_max"),
+    "one call": (LISTS, "cpu_s_max"),
+    "output": ("{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", "characters_max"),
+    "one text": ("{{ 'x' * 9999999 }}{{ 'x' * 9999999 }}", "characters_max"),
+}
+
+
+@contextmanager
+def template(source: str) -> Iterator[ChatTemplate]:
+    with closing(ChatTemplate(source, bos="<s>", eos="</s>", strip_bos=True)) as chat_template:
+        yield chat_template
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("source", "limit"), BOMBS.values(), ids=BOMBS)
+def test_a_bomb_gives_an_error_that_names_the_limit(source: str, limit: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with template(source) as bomb, pytest.raises(TooLarge) as caught:
+        bomb.render(USER)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+
+    assert list(caught.value.data) == [limit]
+    assert f"more than {caught.value.data[limit]} " in caught.value.message
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3 * CPU_S_MAX
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        NESTED + "{{ n.x }}",
+        NESTED + "{{ n.x | tojson }}",
+        "{{ raise_exception('x' * 9999999) }}",
+        "{{ '\\ud800' }}",
+    ],
+    ids=["calls", "nested lists", "nested JSON", "long error", "half a character"],
+)
+def test_a_template_s_own_error_is_short_and_typed(source: str) -> None:
+    with template(source) as bomb, pytest.raises(InvalidArgument) as caught:
+        bomb.render(USER)
+    assert len(caught.value.message) < 2000
+
+
+@pytest.mark.process
+def test_a_bomb_in_the_configuration_fails_the_load() -> None:
+    with pytest.raises(LoadFailed, match="more than 1 s of CPU time"):
+        configured_source(ModelSpec(name="t", chat_template=CONSTANT))
+
+
+@pytest.mark.process
+def test_the_next_messages_are_rendered_after_a_bomb() -> None:
+    source = "{{ messages[0].content|center(messages[0].size) }}"
+    with template(source) as sometimes:
+        for _ in range(2):
+            assert sometimes.render([{"content": "a", "size": 3}]) == " a "
+            with pytest.raises(TooLarge):
+                sometimes.render([{"content": "a", "size": 20_000_000_000}])
+
+
+@pytest.mark.process
+def test_a_template_that_never_compiles_is_tried_once() -> None:
+    with closing(Renderer(CONSTANT)) as renderer:
+        causes = []
+        for _ in range(2):
+            with pytest.raises(TooLarge) as caught:
+                renderer.render({})
+            causes.append(caught.value)
+    assert causes[0] is causes[1]
+
+
+@pytest.mark.process
+def test_a_process_that_somebody_killed_is_replaced() -> None:
+    with template("{{ messages[0].content }}") as plain:
+        assert plain.render(USER) == "Hi"
+        [child] = psutil.Process().children()
+        child.kill()
+        assert plain.render(USER) == "Hi"
+
+
+@pytest.mark.process
+def test_the_process_ends_with_its_template() -> None:
+    with template("{{ messages[0].content }}") as plain:
+        plain.render(USER)
+        [child] = psutil.Process().children()
+    assert not child.is_running()
