@@ -6,6 +6,7 @@ Numbers are compared and sent to the workers; programs, users and files use the 
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import NamedTuple
 
 
 class Priority(IntEnum):
@@ -20,6 +21,13 @@ class Priority(IntEnum):
     def label(self) -> str:
         """The name that clients, the configuration and the metrics use."""
         return self.name.lower()
+
+
+class Requester(NamedTuple):
+    """The user (a uid) and the class of a request."""
+
+    owner: int
+    priority: Priority = Priority.NORMAL
 
 
 PRIORITIES = {priority.label: priority for priority in Priority}

@@ -9,6 +9,7 @@ from ..backends import ModelInfo, Rendering
 from ..backends.base import PLAIN_RENDERING
 from ..backends.errors import WorkerCrashed
 from ..scheduler.messages import AdapterReport, Command, Report, TaskSpec
+from ..scheduler.priority import Requester
 from .turns.sentence_checks import Comparison, Similarity
 
 P = TypeVar("P")
@@ -53,12 +54,12 @@ class TaskClient(Protocol):
         """
 
 
-class WorkerClient(TaskClient, Protocol):
-    """The client of a loaded model's worker. All calls are made on the daemon's event loop."""
+class TextClient(Protocol):
+    """The part of a worker that tokenizes and renders one user's texts."""
 
     @property
-    def adapters(self) -> Mapping[str, AdapterReport]:
-        """The model's adapters, by their names."""
+    def info(self) -> ModelInfo:
+        """Facts about the model."""
 
     async def tokenize(
         self, text: bytes, *, special: bool, bos: bool, turn: bool = False
@@ -80,6 +81,17 @@ class WorkerClient(TaskClient, Protocol):
         """Return the rendered text, its tokens, and whether these only extend the text *said*,
         which ends with *answer*; the next step waits a moment for the task of a *turn*.
         """
+
+
+class WorkerClient(TaskClient, Protocol):
+    """The client of a loaded model's worker. All calls are made on the daemon's event loop."""
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterReport]:
+        """The model's adapters, by their names."""
+
+    def texts_of(self, requester: Requester) -> TextClient:
+        """Return the client for texts of a user, in the order of *requester*'s class."""
 
     async def count_cached_tokens(
         self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]

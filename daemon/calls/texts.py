@@ -13,6 +13,7 @@ from ...backends.params import read_options
 from ...ipc import messages as w
 from ...ipc.server.server_connection import Request
 from ...scheduler.messages import Embedded
+from ...scheduler.priority import Priority, Requester
 from ...sessions import Parameters, Session, SessionSettings, Turn, TurnOptions
 from ..core import Daemon, Graph
 from .arguments import TIMEOUT_S_MIN, turn_options
@@ -29,7 +30,10 @@ async def tokenize(daemon: Daemon, request: Request) -> w.TokensResult:
     p: w.TokenizeParams = request.params
     text = p.text.encode()
     lease = daemon.graph(request).lease
-    tokens = await lease.query(lambda client: client.tokenize(text, special=p.special, bos=p.bos))
+    requester = _requester(daemon, request)
+    tokens = await lease.query(
+        lambda c: c.texts_of(requester).tokenize(text, special=p.special, bos=p.bos)
+    )
     return w.TokensResult(tokens=tokens)
 
 
@@ -41,7 +45,9 @@ async def detokenize(daemon: Daemon, request: Request) -> w.TextResult:
     bad = next((t for t in p.tokens if not 0 <= t < size), None)
     if bad is not None:
         raise InvalidArgument(f"token {bad} is not in the vocabulary of {size}")
-    return w.TextResult(text=await lease.query(lambda client: client.detokenize(p.tokens)))
+    requester = _requester(daemon, request)
+    text = await lease.query(lambda client: client.texts_of(requester).detokenize(p.tokens))
+    return w.TextResult(text=text)
 
 
 async def apply_template(daemon: Daemon, request: Request) -> w.TemplateResult:
@@ -49,10 +55,15 @@ async def apply_template(daemon: Daemon, request: Request) -> w.TemplateResult:
     p: w.TemplateParams = request.params
     graph = daemon.graph(request)
     messages, rendering = checked_messages(p.messages), _rendering(graph, p)
+    requester = _requester(daemon, request)
     text, tokens, _ = await graph.lease.query(
-        lambda client: client.chat_prompt(messages, rendering=rendering)
+        lambda client: client.texts_of(requester).chat_prompt(messages, rendering=rendering)
     )
     return w.TemplateResult(text=text.encode(), tokens=len(tokens))
+
+
+def _requester(daemon: Daemon, request: Request) -> Requester:
+    return daemon.ledger.requester(request.uid, Priority.NORMAL)
 
 
 def _rendering(graph: Graph, p: w.TemplateParams) -> Rendering:

@@ -13,6 +13,7 @@ from ...backends import AdapterInfo, AdapterSpec, ModelInfo, ModelSpec, Renderin
 from ...backends.base import PLAIN_RENDERING
 from ...backends.errors import InferdError, WorkerCrashed
 from ...scheduler import messages as m
+from ...scheduler.priority import Requester
 from ...scheduler.recording.recorder import Activity, ActivityKind, Recorder
 from ...sessions.worker_client import TaskReader
 from .recovery import Quarantine, fail_readers, quarantine_error
@@ -131,35 +132,9 @@ class ProcessClient:
             self.tasks.notify_changed()
         return readers
 
-    # Texts.
-
-    async def tokenize(
-        self, text: bytes, *, special: bool, bos: bool, turn: bool = False
-    ) -> list[int]:
-        """Return the token ids of *text*; the next step waits briefly for the task of a *turn*."""
-        packed = await self.query(lambda i: m.Tokenize(i, text, special, bos, turn), text)
-        return m.unpack_tokens(packed)
-
-    async def detokenize(self, tokens: Sequence[int]) -> bytes:
-        """Return the text of *tokens*."""
-        return bytes(await self.query(lambda i: m.Detokenize(i, m.pack_tokens(tokens))))
-
-    async def chat_prompt(
-        self,
-        messages: Sequence[dict[str, Any]],
-        said: str = "",
-        answer: str = "",
-        rendering: Rendering = PLAIN_RENDERING,
-        *,
-        turn: bool = False,
-    ) -> tuple[str, list[int], bool]:
-        """Return the rendered text, its tokens, and whether they only append to *said*."""
-        rendered = list(messages)
-        text, packed, appended = await self.query(
-            lambda i: m.ChatPrompt(i, rendered, said, answer, rendering, turn),
-            msgspec.msgpack.encode((rendered, rendering)),
-        )
-        return text, m.unpack_tokens(packed), appended
+    def texts_of(self, requester: Requester) -> ProcessTexts:
+        """Return the client for texts of a user."""
+        return ProcessTexts(self, requester)
 
     # KV states and memory.
 
@@ -251,3 +226,46 @@ class ProcessClient:
             return None
         self.quarantine.add_input(data)
         return quarantine_error(self.spec.name)
+
+
+class ProcessTexts:
+    """The `TextClient` of one user, on the worker of *client*."""
+
+    def __init__(self, client: ProcessClient, requester: Requester):
+        self._client, self._requester = client, requester
+
+    @property
+    def info(self) -> ModelInfo:
+        """Facts about the model."""
+        return self._client.info
+
+    async def tokenize(
+        self, text: bytes, *, special: bool, bos: bool, turn: bool = False
+    ) -> list[int]:
+        """Return the token ids of *text*; the next step waits briefly for the task of a *turn*."""
+        packed = await self._client.query(
+            lambda i: m.Tokenize(i, text, special, bos, turn, self._requester), text
+        )
+        return m.unpack_tokens(packed)
+
+    async def detokenize(self, tokens: Sequence[int]) -> bytes:
+        """Return the text of *tokens*."""
+        packed = m.pack_tokens(tokens)
+        return bytes(await self._client.query(lambda i: m.Detokenize(i, packed, self._requester)))
+
+    async def chat_prompt(
+        self,
+        messages: Sequence[dict[str, Any]],
+        said: str = "",
+        answer: str = "",
+        rendering: Rendering = PLAIN_RENDERING,
+        *,
+        turn: bool = False,
+    ) -> tuple[str, list[int], bool]:
+        """Return the rendered text, its tokens, and whether they only append to *said*."""
+        rendered = list(messages)
+        text, packed, appended = await self._client.query(
+            lambda i: m.ChatPrompt(i, rendered, said, answer, rendering, turn, self._requester),
+            msgspec.msgpack.encode((rendered, rendering)),
+        )
+        return text, m.unpack_tokens(packed), appended

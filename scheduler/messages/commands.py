@@ -7,9 +7,13 @@ from typing import Any
 import msgspec
 
 from ...backends import AdapterSpec, ModelSpec, Rendering, SamplingParams, Shape
+from ..priority import Requester
 from .base import Message, RequestMessage, TaskMessage
 from .reports import MemoryEstimate
 from .tasks import TaskSpec
+
+NOBODY = Requester(-1)
+"""Stands for the daemon itself."""
 
 
 class Logging(msgspec.Struct, array_like=True, tag=True, frozen=True):
@@ -92,12 +96,14 @@ class Tokenize(RequestMessage):
     special: bool
     bos: bool
     turn: bool = False
+    requester: Requester = NOBODY
 
 
 class Detokenize(RequestMessage):
     """Return the bytes of packed token ids, which are in the vocabulary."""
 
     tokens: bytes
+    requester: Requester = NOBODY
 
 
 class ChatPrompt(RequestMessage):
@@ -113,6 +119,10 @@ class ChatPrompt(RequestMessage):
     answer: str = ""
     rendering: Rendering = Rendering()
     turn: bool = False
+    requester: Requester = NOBODY
+
+
+TextRequest = Tokenize | Detokenize | ChatPrompt
 
 
 class DeleteSessionStates(RequestMessage):

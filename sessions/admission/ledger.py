@@ -9,6 +9,7 @@ from itertools import count
 from ...backends.errors import Busy, QuotaExceeded
 from ...scheduler.messages import TurnStats
 from ...scheduler.policy.wait_estimate import RunningRatio
+from ...scheduler.priority import Priority, Requester
 from ..table import ACTIVE, SessionState
 from ..turn import TurnListener
 from .bounds import AdmissionBounds, Refusal, Ticket, WaitingCounts
@@ -49,6 +50,10 @@ class Ledger:
     def turn_s(self) -> float:
         """The running mean of the time that a turn has its slot."""
         return self._turn_s.value
+
+    def requester(self, owner: int, priority: Priority) -> Requester:
+        """Return *owner* with this class, or with the owner's highest one if that is lower."""
+        return Requester(owner, min(priority, self.bounds.quota_of(owner).priority_max))
 
     def new_task_id(self) -> int:
         """Return an unused task id."""

@@ -14,7 +14,7 @@ from ...backends.errors import InvalidArgument
 from ...scheduler.messages import pack_tokens, unpack_tokens
 from ..journal.entries import HistoryEntry, Replay, StoredSession, TurnPiece, decode_history, encode
 from ..turn import Turn
-from ..worker_client import WorkerClient
+from ..worker_client import TextClient
 from .reasoning import opens_reasoning
 
 MARKS_MAX = 1000
@@ -128,7 +128,7 @@ class History:
 
     async def add_messages(
         self,
-        client: WorkerClient,
+        client: TextClient,
         messages: Sequence[dict[str, Any]],
         rendering: Rendering = PLAIN_RENDERING,
     ) -> None:
@@ -168,7 +168,7 @@ class History:
             return self.messages[:-1], str(self.messages[-1]["content"])
         return self.messages, ""
 
-    async def retokenize(self, client: WorkerClient, text: bytes) -> None:
+    async def retokenize(self, client: TextClient, text: bytes) -> None:
         """Retokenize the history for another vocabulary: the messages by its template, or else
         *text*. Earlier turns can no longer be rewound by their tokens.
         """
@@ -182,7 +182,7 @@ class History:
             self.prompt, self.marks = await client.tokenize(text, special=True, bos=True), []
         self.shifted = False
 
-    async def _rendered_text(self, client: WorkerClient) -> str:
+    async def _rendered_text(self, client: TextClient) -> str:
         """Return the template's text of the history; empty: all of it must be tokenized again."""
         if not self._loose:
             return self._rendered or ""

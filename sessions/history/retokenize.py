@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ...backends import ModelInfo
 from ...backends.errors import InvalidArgument, WorkerCrashed
-from ..worker_client import ModelSource, WorkerClient, retry_query
+from ...scheduler.priority import Requester
+from ..worker_client import ModelSource, TextClient, retry_query
 from .history import History
 
 
@@ -42,20 +43,22 @@ class Vocabulary:
         self.fingerprint, self.hash = info.fingerprint, info.vocab_hash
         self.build = (info.llama_build_number, info.llama_commit)
 
-    async def save_text(self, model: ModelSource, history: History) -> None:
+    async def save_text(self, model: ModelSource, history: History, requester: Requester) -> None:
         """Save the text of *history*, if the model of its tokens is about to be unloaded.
 
         :raises InferdError: that model cannot detokenize it.
         """
         if model.predecessor(self.hash) is not None:
-            self.saved_text = await self._text(model, history)
+            self.saved_text = await self._text(model, history, requester)
 
-    async def retokenize(self, model: ModelSource, client: WorkerClient, history: History) -> None:
+    async def retokenize(
+        self, model: ModelSource, client: TextClient, history: History, requester: Requester
+    ) -> None:
         """Retokenize *history* for the model that has the name now.
 
         :raises InvalidArgument: its text is lost.
         """
-        text = await self._text(model, history)
+        text = await self._text(model, history, requester)
         if text is None and not history.messages:
             raise InvalidArgument(
                 f"the history has tokens of another vocabulary than model {model.name!r} has",
@@ -64,13 +67,16 @@ class Vocabulary:
         await history.retokenize(client, text or b"")
         self.hash, self._retokenized_text = client.info.vocab_hash, text
 
-    async def _text(self, model: ModelSource, history: History) -> bytes | None:
+    async def _text(
+        self, model: ModelSource, history: History, requester: Requester
+    ) -> bytes | None:
         predecessor = model.predecessor(self.hash)
         if predecessor is None or history.messages:
             return self.saved_text
         try:
             text = await retry_query(
-                predecessor.ready, lambda client: self._detokenize(client, history.prompt)
+                predecessor.ready,
+                lambda client: self._detokenize(client.texts_of(requester), history.prompt),
             )
         except WorkerCrashed:
             if model.predecessor(self.hash) is predecessor:
@@ -79,7 +85,7 @@ class Vocabulary:
         # It may have been unloaded meanwhile: before that, the text was saved.
         return self.saved_text if text is None else text
 
-    async def _detokenize(self, client: WorkerClient, prompt: list[int]) -> bytes | None:
+    async def _detokenize(self, client: TextClient, prompt: list[int]) -> bytes | None:
         """Return the text of a prompt, without its BOS token."""
         if client.info.vocab_hash != self.hash:
             return None  # its worker has died, and its file was exchanged meanwhile

@@ -6,7 +6,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...scheduler.priority import Priority
+from ...scheduler.priority import Priority, Requester
 from ..admission.bounds import Ticket
 from ..admission.ledger import Ledger
 from ..history.history import History
@@ -123,6 +123,11 @@ class SessionCore:
     def name(self) -> str:
         """The engine's name for it: unique among its owner's sessions, and never reused."""
         return f"#{self.handle}" if self.session_id is None else f"id:{self.session_id}"
+
+    @property
+    def requester(self) -> Requester:
+        """Its owner with its class, by which its texts are tokenized."""
+        return self.ledger.requester(self.owner, self.settings.priority)
 
     @property
     def state(self) -> SessionState:

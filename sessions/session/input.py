@@ -37,7 +37,9 @@ class SessionInput:
             appends = appends or bool(self._core.settings.parameters.standing("append"))
             append = appends and bool(self._core.conversation.prompt)
             tokens = await self._link.query(
-                lambda c: c.tokenize(text, special=True, bos=not append, turn=True),
+                lambda c: c.texts_of(self._core.requester).tokenize(
+                    text, special=True, bos=not append, turn=True
+                ),
                 new_history=not append,
             )
             history = self._core.conversation.current_history()
@@ -63,7 +65,7 @@ class SessionInput:
         self, client: WorkerClient, messages: Sequence[dict[str, Any]], rendering: Rendering
     ) -> History:
         history = self._core.conversation.current_history()
-        await history.add_messages(client, messages, rendering)
+        await history.add_messages(client.texts_of(self._core.requester), messages, rendering)
         return history
 
     def reset_history(self, system: str | None = None) -> None:

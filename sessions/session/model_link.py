@@ -52,7 +52,10 @@ class ModelLink:
         other = core.conversation.vocabulary.differs_from(client.info)
         if other and at_rest and not new_history:
             history = core.conversation.current_history()
-            await core.conversation.vocabulary.retokenize(core.model, client, history)
+            texts = client.texts_of(core.requester)
+            await core.conversation.vocabulary.retokenize(
+                core.model, texts, history, core.requester
+            )
             conversation = core.conversation  # another one, if it was rolled back meanwhile
             conversation.history_state.replace_history(history)
             conversation.last = replace(conversation.last, turn=None)
@@ -70,7 +73,9 @@ class ModelLink:
             conversation = self._core.conversation
             if also_text and conversation.tokens():
                 history = conversation.current_history()
-                await conversation.vocabulary.save_text(self._core.model, history)
+                await conversation.vocabulary.save_text(
+                    self._core.model, history, self._core.requester
+                )
 
     async def count_cached_tokens(self) -> int:
         """Return how many of the history's tokens are in a KV state now."""

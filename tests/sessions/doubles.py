@@ -12,6 +12,7 @@ from inferd.backends import AdapterInfo, AdapterSpec, ModelInfo, Rendering
 from inferd.backends.base import PLAIN_RENDERING
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.tokenizing import appended_text
+from inferd.scheduler.priority import Requester
 from inferd.sessions import AdmissionBounds, DormantLimits, Ledger, SessionManager
 from inferd.sessions.turn import Turn
 from inferd.sessions.turns.sentence_checks import Comparison, Judge, Similarity, no_judge
@@ -53,6 +54,9 @@ class InProcessClient:
 
     def send_command(self, command: m.Command) -> None:
         self.commands.append(command)
+
+    def texts_of(self, requester: Requester) -> EnginePort:
+        return self
 
     async def tokenize(
         self, text: bytes, *, special: bool, bos: bool, turn: bool = False
