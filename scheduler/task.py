@@ -61,6 +61,10 @@ class Task:
     """Tokens that a pull reader has requested and not received."""
     credit: int = -1
     sampler: Sampler | None = None
+    preparing: bool = False
+    """It takes no slot yet: its sampler is made in the order of the requests for texts."""
+    sampling_s: float | None = None
+    """CPU time in which its last token was sampled."""
     clock_waiting: int = 0
     """The engine's token clock when this task last began to wait: it ages by the tokens since."""
     age: int = 0

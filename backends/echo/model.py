@@ -94,6 +94,7 @@ class EchoModel(EchoContext):
         self.take_logits(slot)
         assert isinstance(sampler, EchoSampler)
         sequence, vocabulary = self.slots[slot], self._vocabulary
+        self.faults.sample_slowly(sequence.tokens)
         token = next_token(sequence.tokens)
         if token < EOG:
             token = vocabulary.token(adapt(vocabulary.piece(token), sequence.adapters)[0])

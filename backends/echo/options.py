@@ -1,7 +1,8 @@
 """The echo model's options (its size, its kind of memory, its faults), and the faults.
 
-`step_ms` and `load_ms` slow the model down. Faults are `crash_at_step` (the process aborts),
-`fail_at_step` (the step fails) and `abort_on` (the process aborts in the step that decodes this
+`step_ms` and `load_ms` slow the model down. Sampling takes `sample_ms` of CPU time in slots with
+the text `slow_on` (empty: in all). Faults are `crash_at_step` (the process aborts), `fail_at_step`
+(the step fails) and `abort_on` (the process aborts in the step that decodes this
 text). `memory` sets the kind of memory, `window` its attention window in tokens, and `kv_cells`
 the cells that all slots share. The model claims to need `weight_bytes` of memory, `token_bytes`
 for each token of a slot's context, `layer_bytes` for each of `layers`, which run on devices with
@@ -35,6 +36,8 @@ class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     step_ms: Milliseconds = 0.0
     load_ms: Milliseconds = 0.0
+    sample_ms: Milliseconds = 0.0
+    slow_on: str = ""
     crash_at_step: Number = -1
     fail_at_step: Number = -1
     abort_on: str = ""
@@ -68,6 +71,14 @@ class EchoFaults:
             os.abort()
         if self.steps == self._options.fail_at_step:
             raise BackendError(f"step {self.steps} failed, as requested by fail_at_step")
+
+    def sample_slowly(self, tokens: Sequence[int]) -> None:
+        """Use the CPU for `sample_ms` if a slot's *tokens* contain the text of `slow_on`."""
+        seconds = self._options.sample_ms / 1000
+        if seconds > 0 and self._options.slow_on.encode() in self._vocabulary.text(tokens):
+            end = time.thread_time() + seconds
+            while time.thread_time() < end:
+                pass
 
     def abort_on_text(self, tokens: Sequence[int]) -> None:
         """Abort the process if a slot's *tokens* contain the text of the option `abort_on`."""

@@ -11,6 +11,8 @@ from ..output.logprobs import token_logprobs
 from ..output.sampling import resume_text, sample_token, sampler_for
 from ..output.stopping.ending import CONTEXT_FULL, LENGTH, Ending
 from ..output.stopping.sentences import Sentences
+from ..policy.cost import StepCost, StepLoad
+from ..policy.slow_sampling import SlowSampling
 from ..recording.recorder import ActivityKind
 from ..task import Task, TaskState
 from .metrics import EngineMetrics
@@ -20,8 +22,10 @@ from .task_table import TaskTable
 class Answers:
     """The answers of the running tasks. Owned by the engine."""
 
-    def __init__(self, model: Model, tasks: TaskTable, metrics: EngineMetrics):
+    def __init__(self, model: Model, tasks: TaskTable, metrics: EngineMetrics, cost: StepCost):
+        self.slow = SlowSampling()
         self._model, self._tasks, self._recorder = model, tasks, metrics.recorder
+        self._cost = cost
         self._clock, self._reporter, self._slots = tasks.clock, tasks.reporter, tasks.slots
         self._counts = metrics.counts
 
@@ -39,6 +43,27 @@ class Answers:
                 task.reader_away_since = now
 
     def _sample_token(self, task: Task) -> None:
+        started = self._clock.cpu()
+        self._sample_and_report(task)
+        seconds = self._clock.cpu() - started
+        slow_s = self.slow.note_token(task, seconds)
+        if slow_s:
+            self._charge_slow_token(task, slow_s)
+        error = self.slow.timeout(seconds)
+        if error is not None and self._tasks.find_task(task.spec.id) is task:
+            self._tasks.fail_task(task, error)
+
+    def _charge_slow_token(self, task: Task, slow_s: float) -> None:
+        """Charge a slow token to the owner, and to the quantum as the tokens that could have been
+        computed meanwhile: a slow task does not keep its slot for longer than others.
+        """
+        self.slow.charge_task(task, slow_s, self._clock.now, self._slots.tasks)
+        token_s = self._cost.predict(StepLoad(1, 1, 0))
+        tokens = round(slow_s / token_s) if token_s else 0
+        task.quantum += tokens
+        self._tasks.owners.served[task.spec.owner] += tokens
+
+    def _sample_and_report(self, task: Task) -> None:
         last = len(task.tokens) + 1 >= task.ctx_size and not self._may_shift(task)
         sampled = sample_token(self._model, task, self._clock.now, last=last)
         self._counts["generated"] += 1
@@ -86,13 +111,15 @@ class Answers:
 
     # Submitted and adjusted tasks.
 
-    def check_sampler(self, task: Task) -> None:
-        """Raise `InferdError` if the sampling parameters of *task* allow no sampler."""
-        sampling = task.spec.sampling
-        if sampling.logit_bias or sampling.has_grammar:
-            self._recorder.record_activity(ActivityKind.STEP, [task.spec.id])  # it may abort
-            sampler_for(self._model, task, sampling).close()
-            self._recorder.record_activity(ActivityKind.OTHER)
+    def prepare_sampler(self, task: Task) -> None:
+        """Make the sampler of a waiting task, or fail the task if its parameters allow none."""
+        self._recorder.record_activity(ActivityKind.STEP, [task.spec.id])  # it may abort
+        try:
+            task.sampler = sampler_for(self._model, task, task.spec.sampling)
+            task.preparing = False
+        except InferdError as exc:
+            self._tasks.fail_task(task, exc)
+        self._recorder.record_activity(ActivityKind.OTHER)
 
     def resume_task(self, task: Task) -> None:
         """Restore the text of a task resumed from another worker; end it if it must end."""

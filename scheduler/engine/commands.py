@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -17,6 +17,8 @@ from ...backends.errors import (
 )
 from .. import messages as m
 from ..embeddings.inputs import check_text
+from ..output.sampling import needs_preparation
+from ..priority import Requester
 from ..task import Task
 from .metrics import EngineMetrics
 from .steps import Steps
@@ -32,7 +34,7 @@ class CommandHandler:
     def __init__(self, model: Model, tasks: TaskTable, steps: Steps, metrics: EngineMetrics):
         self._model, self._tasks, self._steps = model, tasks, steps
         self._kv, self._reporter = tasks.kv, tasks.reporter
-        self.tokenizing = TokenizeQueue(model, metrics.recorder)
+        self.tokenizing = TokenizeQueue(model, metrics.recorder, tasks.clock, tasks.busy_classes)
 
     def handle_command(self, command: m.Command) -> None:
         """Do what *command* requests."""
@@ -47,7 +49,7 @@ class CommandHandler:
             case m.Submit(spec):
                 self._submit_task(spec)
             case m.Tokenize() | m.Detokenize() | m.ChatPrompt():
-                self.tokenizing.requests.append(command)
+                self.tokenizing.add_request(command)
             case m.Lookup() | m.PersistState():
                 send(self._kv.look_up(command))
             case m.DeleteSessionStates():
@@ -79,7 +81,7 @@ class CommandHandler:
             case m.Verdict():
                 self._steps.answers.apply_verdict(task, command)
             case m.Adjust():
-                self._steps.answers.adjust_task(task, command)
+                self._queue_work(task, lambda: self._steps.answers.adjust_task(task, command))
             case m.Cancel():
                 self._tasks.fail_task(task, Cancelled("the turn was cancelled"))
 
@@ -89,7 +91,6 @@ class CommandHandler:
         try:
             check_task(task, self._model)
             if spec.embed is None:
-                self._steps.answers.check_sampler(task)
                 self._steps.check_adapters(spec.adapters)
         except InferdError as exc:
             self._reporter.report_failed(spec, exc)
@@ -97,6 +98,18 @@ class CommandHandler:
         self._tasks.add_task(task)
         if spec.embed is None:
             self._steps.answers.resume_task(task)
+            if needs_preparation(spec.sampling):
+                task.preparing = True
+                self._queue_work(task, lambda: self._steps.answers.prepare_sampler(task))
+
+    def _queue_work(self, task: Task, do: Callable[[], None]) -> None:
+        """Queue work for *task* among its owner's texts; it is dropped if the task ends before."""
+
+        def do_unless_ended() -> None:
+            if self._tasks.find_task(task.spec.id) is task:
+                do()
+
+        self.tokenizing.add_work(Requester(task.spec.owner, task.spec.priority), do_unless_ended)
 
     def _park_by_hand(self, task_id: int) -> bool:
         task = self._tasks.find_task(task_id)
@@ -159,8 +172,8 @@ def check_task(task: Task, model: Model) -> None:
             data={"prompt_tokens": task.prompt_size, "ctx_size": ctx_size},
         )
     vocab_size = model.info.vocab_size
-    bad = next((t for t in task.tokens if not 0 <= t < vocab_size), None)
-    if bad is not None:
+    if not 0 <= min(task.tokens) <= max(task.tokens) < vocab_size:
+        bad = next(t for t in task.tokens if not 0 <= t < vocab_size)
         raise InvalidArgument(f"token {bad} is not in the vocabulary of {vocab_size}")
     unknown = next((t for t in task.spec.stopping.stop_tokens if t >= vocab_size), None)
     if unknown is not None:

@@ -49,7 +49,7 @@ class Engine:
         self._steps = Steps(model, self.tasks, cost, self.metrics)
         self.assignment, self._answers = self._steps.assignment, self._steps.answers
         self._commands = CommandHandler(model, self.tasks, self._steps, self.metrics)
-        self._tokenizing = self._commands.tokenizing
+        self.tokenizing = self._commands.tokenizing
         self.quit = False
         self._tasks_expected_at: float | None = None
         """When the first prompt since the last step was tokenized whose task follows."""
@@ -67,8 +67,8 @@ class Engine:
                 reporter.send(m.CommandResult(command.id, self.statistics()))
             else:
                 self._commands.handle_command(command)
-        reporter.send(*self._tokenizing.answer_requests())
-        if self._tokenizing.tasks_expected and self._tasks_expected_at is None:
+        reporter.send(*self.tokenizing.answer_requests())
+        if self.tokenizing.tasks_expected and self._tasks_expected_at is None:
             self._tasks_expected_at = clock.now
         reporter.send(*self.kv.poll(tasks.queue, clock.now))
         tasks.expire_tasks()
@@ -81,14 +81,14 @@ class Engine:
     def compute_step(self) -> list[m.Report]:
         """Compute one step if there is work, and sample from its logits."""
         if not self._waits_for_batch(self.clock.now):
-            self._tokenizing.tasks_expected, self._tasks_expected_at = 0, None
+            self.tokenizing.tasks_expected, self._tasks_expected_at = 0, None
             self._steps.compute_step()
         return self.reporter.take_reports()
 
     def end_iteration(self) -> None:
         """Do the work that no client waits for, while the reports are being sent."""
         self._steps.learn_step()
-        busy = self._tokenizing.requests or self._waits_for_batch(self.clock.now)
+        busy = self.tokenizing or self._waits_for_batch(self.clock.now)
         if self.clock.now >= self.clock.busy_at + IDLE_SAVE_S and not (busy or self._can_compute()):
             self.kv.idle.save_ahead()
         self.kv.spill()
@@ -99,7 +99,7 @@ class Engine:
         settings = self.tasks.settings
         if self._waits_for_batch(now := self.clock.read()):
             return min(settings.pull_batch_wait_s, settings.task_batch_wait_s)
-        if self._tokenizing.requests or self._can_compute():
+        if self.tokenizing or self._can_compute():
             return 0
         ends = self.tasks.deadlines()
         if self.kv.idle.unsaved is not None:
@@ -122,7 +122,7 @@ class Engine:
         """Return whether a step waits, to fill its batch, for expected tasks or pull readers."""
         at, settings = self._tasks_expected_at, self.tasks.settings
         if (
-            self._tokenizing.tasks_expected
+            self.tokenizing.tasks_expected
             and at is not None
             and now < at + settings.task_batch_wait_s
         ):

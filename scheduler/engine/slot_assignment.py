@@ -46,7 +46,7 @@ class SlotAssignment:
         return [
             t
             for t in self._tasks.queue
-            if not t.fetching
+            if not (t.fetching or t.preparing)
             and not (t.preempted_by_kv_pressure and full)
             and not reader_lags(t, settings, now)
         ]

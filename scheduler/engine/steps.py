@@ -23,11 +23,13 @@ class Steps:
 
     def __init__(self, model: Model, tasks: TaskTable, cost: StepCost, metrics: EngineMetrics):
         self.assignment = SlotAssignment(model, tasks, metrics)
-        self.answers = Answers(model, tasks, metrics)
+        self.answers = Answers(model, tasks, metrics, cost)
         self._model, self._tasks, self._cost, self._metrics = model, tasks, cost, metrics
         self._clock, self._slots, self._embeddings = tasks.clock, tasks.slots, tasks.embeddings
         self._recorder = metrics.recorder
         self._quantum = AdapterQuantum()
+        self._skipping: frozenset[Task] = frozenset()
+        """The tasks that skip the present step, because sampling for them is slow."""
         self._embedded = False
         """The last step was one of embeddings."""
         self._unlearned: tuple[list[ScheduledTokens], list[Chunk], float, list[Task]] | None = None
@@ -107,7 +109,10 @@ class Steps:
             self._fail_step(batch, exc)
             return
         seconds = self._end_step(started)
-        self._unlearned = batch, chunks, seconds, [*self._slots.tasks, *passed_over]
+        candidates = [t for t in self._slots.tasks if t not in self._skipping]
+        self._unlearned = batch, chunks, seconds, [*candidates, *passed_over]
+        for task in self._skipping:
+            task.quantum += 1
         for part in batch:
             self._count_tokens(part)
         now = self._clock.now
@@ -139,7 +144,10 @@ class Steps:
 
     def _plan_tokens(self) -> list[ScheduledTokens]:
         order, settings = self._tasks.order(), self._tasks.settings
-        adapters = plan_adapters(self._slots.tasks, order, settings, self._quantum)
+        working = [t for t in self._slots.tasks if t.has_work]
+        self._skipping = self.answers.slow.skipping(working, order, self._clock.now)
+        tasks = [t for t in working if t not in self._skipping]
+        adapters = plan_adapters(tasks, order, settings, self._quantum)
         if adapters != self.adapters:
             self.use_adapters(adapters)
         for task in self._slots.tasks:
@@ -147,7 +155,9 @@ class Steps:
             if full and task.has_work and task.pending == 1:
                 self.answers.shift_context(task)
         size = self._model.info.batch_size
-        return plan_tokens(self._slots.slots, order, settings, size, self._cost, adapters)
+        return plan_tokens(
+            self._slots.slots, order, settings, size, self._cost, adapters, self._skipping
+        )
 
     def _count_tokens(self, part: ScheduledTokens) -> None:
         task, counts = part.task, self._metrics.counts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 from ...backends import InferdError, Model
@@ -23,7 +24,8 @@ class EngineClock:
     """The time of an engine. `now` advances only with an iteration and at the end of its step."""
 
     def __init__(self, seconds: Callable[[], float]):
-        self.read = seconds
+        self.read, self.cpu = seconds, time.thread_time
+        """`cpu` returns the CPU seconds of the engine's thread."""
         self.now = self.busy_at = seconds()
         """`busy_at` is when the last command arrived or the last step ended."""
         self.tokens = 0
@@ -56,6 +58,15 @@ class TaskTable:
     def order(self) -> Order:
         """Return the order of tasks as of now."""
         return Order(self.clock.tokens, self.owners, self.settings)
+
+    def busy_classes(self) -> dict[int, int]:
+        """Return the owners of the tasks that compute, with their highest class."""
+        order, found = self.order(), dict[int, int]()
+        for task in (*self.slots.tasks, *self.embeddings.running):
+            if task.has_work or (task.has_logits and task.wants_token):
+                owner = task.spec.owner
+                found[owner] = max(found.get(owner, 0), order.effective(task))
+        return found
 
     def next_queue_number(self) -> int:
         """Return a place behind all equals."""

@@ -1,20 +1,36 @@
-"""Requests to tokenize and detokenize, answered between the engine's steps in bounded time."""
+"""Requests for texts, answered between the engine's steps in bounded time and in a fair order.
+
+They tokenize and detokenize texts, render chats, and make the samplers of tasks whose parameters
+contain texts. Long texts are tokenized in a thread.
+"""
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
 
 from ...backends import InferdError, Model
 from ...backends.errors import OutOfMemory, PromptTooLong
 from .. import messages as m
+from ..policy.text_order import TextOrder
+from ..policy.thread_share import ThreadShare
+from ..priority import Requester
 from ..recording.recorder import ActivityKind, Recorder
+from .task_table import EngineClock
+from .text_thread import LongText, TextThread
 
 TOKENIZE_S = 0.02
-"""Time for tokenizing per step: 1 M characters take 0.3–0.6 s, which no stream should wait for."""
+"""Time for texts per step: 1 M characters take 0.3–0.6 s, which no stream should wait for."""
+LONG_BYTES = 16 << 10
+"""A longer text is tokenized in the thread. It stays whole, so that its tokens do not change."""
+PIECES = 4096
+"""Tokens that are detokenized at a time: 0.3 ms, or 4 ms for the first time."""
 
-Request = m.Tokenize | m.Detokenize | m.ChatPrompt
+Parts = Generator[LongText | None, list[int] | None, object]
+"""The work on a request. It yields a text for the thread, whose tokens it gets, or None where other
+requests may precede the rest.
+"""
 
 
 def appended_text(text: str, history: str, answer: str = "") -> str | None:
@@ -30,56 +46,174 @@ def appended_text(text: str, history: str, answer: str = "") -> str | None:
     return None
 
 
+@dataclass(slots=True)
+class _Work:
+    """The work on a *request*, or for a task: then without an answer."""
+
+    requester: Requester
+    parts: Parts
+    request: m.TextRequest | None = None
+    text: LongText | None = None
+    """The text for the thread that comes next."""
+    done: bool = False
+
+
 class TokenizeQueue:
-    """Answers tokenizing requests in their order; owned by the engine.
+    """Answers requests for texts; owned by the engine. *busy_classes* returns the owners of the
+    tasks that compute, with their highest class.
 
     `tasks_expected` counts the tokenized prompts whose tasks follow at once.
     """
 
-    def __init__(self, model: Model, recorder: Recorder):
-        self._model, self._recorder = model, recorder
+    def __init__(
+        self,
+        model: Model,
+        recorder: Recorder,
+        clock: EngineClock,
+        busy_classes: Callable[[], Mapping[int, int]],
+    ):
+        self._model, self._recorder, self._clock = model, recorder, clock
+        self._busy_classes = busy_classes
         self.tasks_expected = 0
-        self.requests: deque[Request] = deque()
+        self.thread = TextThread(model.tokenize)
+        self._in_thread: _Work | None = None
+        self._short: TextOrder[_Work] = TextOrder()
+        self._long: TextOrder[_Work] = TextOrder()
+        """Work that waits for the thread."""
+        self._share = ThreadShare()
         self._bytes_max = model.info.ctx_size * model.info.token_bytes_max
 
+    def __len__(self) -> int:
+        """Return the number of requests that the engine's thread works on."""
+        return len(self._short)
+
+    def add_request(self, request: m.TextRequest) -> None:
+        """Queue a request."""
+        work = _Work(request.requester, self._answer(request), request)
+        self._short.add_request(request.requester, work)
+
+    def add_work(self, requester: Requester, do: Callable[[], None]) -> None:
+        """Queue a function that works for a task; it handles its own errors."""
+        self._short.add_request(requester, _Work(requester, _parts_of(do)))
+
     def answer_requests(self) -> Iterator[m.Report]:
-        """Answer at least one request, and more until the time of one step is used up."""
-        end = time.monotonic() + TOKENIZE_S
-        while self.requests:
-            request = self.requests.popleft()
-            self._recorder.record_activity(ActivityKind.PROMPT, [request.id])
-            try:
-                answer = self._answer(request)
-                if not isinstance(request, m.Detokenize) and request.turn:
-                    self.tasks_expected += 1
-                yield m.CommandResult(request.id, answer)
-            except InferdError as exc:
-                yield m.Refused(request.id, exc.to_wire())
-            except MemoryError:  # another time there may be enough
-                error = OutOfMemory(
-                    "there is too little memory to tokenize the text",
-                    hint="unload models or end other programs and try again, or send less text",
-                )
-                yield m.Refused(request.id, error.to_wire())
+        """Answer requests until the time of one step is used up. Beside tasks of other owners whose
+        class is not lower, the work for an owner is limited to a share of the thread.
+        """
+        yield from self._answer_long()
+        if self._short:
+            yield from self._answer_short()
+        requester = None if self.thread.busy else self._long.next_requester()
+        if requester is not None:
+            self._in_thread = work = self._long.remove_first(requester)
+            assert work.text is not None
+            self.thread.begin_text(work.text)
+
+    def _answer_short(self) -> Iterator[m.Report]:
+        end, now, busy = time.monotonic() + TOKENIZE_S, self._clock.now, self._busy_classes()
+
+        def competes(requester: Requester) -> bool:
+            owner, priority = requester
+            return any(o != owner and level >= priority for o, level in busy.items())
+
+        def may(requester: Requester) -> bool:
+            return not competes(requester) or self._share.may_work(requester.owner, now)
+
+        while (requester := self._short.next_requester(may)) is not None:
+            owners = len(self._short.owners)
+            work, started = self._short.first_request(requester), self._clock.cpu()
+            yield from self._continue(work)
+            seconds = self._clock.cpu() - started
+            if work.done or work.text is not None:
+                self._short.remove_first(requester)
+            self._short.count_work(requester.owner, seconds)
+            if competes(requester):
+                self._share.charge_owner(requester.owner, seconds, now, owners)
             if time.monotonic() >= end:
                 return
 
-    def _answer(self, request: Request) -> object:
+    def _answer_long(self) -> Iterator[m.Report]:
+        result = self.thread.take_result()
+        if result is not None:
+            work, self._in_thread = self._in_thread, None
+            assert work is not None
+            self._long.count_work(work.requester.owner, result.seconds)
+            yield from self._continue(work, result.outcome)
+
+    def _continue(
+        self, work: _Work, outcome: list[int] | Exception | None = None
+    ) -> Iterator[m.Report]:
+        """Continue *work* with the *outcome* of its text; yield the answer once it is done."""
+        request, parts, work.text = work.request, work.parts, None
+        if request is not None:
+            self._recorder.record_activity(ActivityKind.PROMPT, [request.id])
+        try:
+            if isinstance(outcome, Exception):
+                work.text = parts.throw(outcome)
+            else:
+                work.text = parts.send(outcome)
+        except StopIteration as ended:
+            work.done = True
+            if request is not None:
+                self.tasks_expected += not isinstance(request, m.Detokenize) and request.turn
+                yield m.CommandResult(request.id, ended.value)
+        except (InferdError, MemoryError) as exc:
+            if request is None:
+                raise
+            work.done = True
+            yield m.Refused(request.id, _error_of(exc).to_wire())
+        else:
+            if work.text is not None:
+                self._long.add_request(work.requester, work)
+
+    def _answer(self, request: m.TextRequest) -> Parts:
         if isinstance(request, m.Tokenize):
-            return m.pack_tokens(self._tokenize(request.text, request.special, request.bos))
+            tokens = yield from self._tokenize(request.text, request.special, request.bos)
+            return m.pack_tokens(tokens)
         if isinstance(request, m.Detokenize):
-            return b"".join(map(self._model.piece, m.unpack_tokens(request.tokens)))
+            return (yield from self._detokenize(m.unpack_tokens(request.tokens)))
         text = self._model.render(request.messages, request.rendering)
         appended = appended_text(text, request.history, request.answer)
         if appended is not None:
-            return text, m.pack_tokens(self._tokenize(appended.encode(), True, False)), True
-        return text, m.pack_tokens(self._tokenize(text.encode(), True, True)), False
+            tokens = yield from self._tokenize(appended.encode(), True, False)
+        else:
+            tokens = yield from self._tokenize(text.encode(), True, True)
+        return text, m.pack_tokens(tokens), appended is not None
 
-    def _tokenize(self, text: bytes, special: bool, bos: bool) -> list[int]:
+    def _detokenize(self, tokens: list[int]) -> Generator[None, list[int] | None, bytes]:
+        pieces = []
+        for begin in range(0, len(tokens), PIECES):
+            if begin:
+                yield None
+            pieces.append(b"".join(map(self._model.piece, tokens[begin : begin + PIECES])))
+        return b"".join(pieces)
+
+    def _tokenize(
+        self, text: bytes, special: bool, bos: bool
+    ) -> Generator[LongText | None, list[int] | None, list[int]]:
         if len(text) > self._bytes_max:
             raise PromptTooLong(
                 f"the prompt has {len(text)} bytes; a context of {self._model.info.ctx_size}"
                 f" tokens holds at most {self._bytes_max}",
                 data={"prompt_bytes": len(text), "prompt_bytes_max": self._bytes_max},
             )
-        return self._model.tokenize(text, special=special, bos=bos)
+        if len(text) <= LONG_BYTES:
+            return self._model.tokenize(text, special=special, bos=bos)
+        tokens = yield LongText(text, special, bos)
+        assert tokens is not None
+        return tokens
+
+
+def _parts_of(do: Callable[[], None]) -> Parts:
+    yield from ()
+    do()
+    return None
+
+
+def _error_of(exc: InferdError | MemoryError) -> InferdError:
+    if isinstance(exc, InferdError):
+        return exc
+    return OutOfMemory(  # another time there may be enough
+        "there is too little memory to tokenize the text",
+        hint="unload models or end other programs and try again, or send less text",
+    )

@@ -24,6 +24,11 @@ class SampledToken:
     surprisal: float | None = None
 
 
+def needs_preparation(sampling: SamplingParams) -> bool:
+    """Return whether making the sampler reads texts, which takes time and may be refused."""
+    return bool(sampling.logit_bias) or sampling.has_grammar or sampling.dry_multiplier > 0
+
+
 def sampler_for(model: Model, task: Task, sampling: SamplingParams) -> Sampler:
     """Return a sampler that has seen the tokens of *task* so far."""
     prompt, answer = task.prompt_and_answer

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -183,15 +183,17 @@ def plan_tokens(
     batch_size: int,
     cost: StepCost,
     adapters: tuple[str, ...] = (),
+    skipping: Collection[Task] = (),
 ) -> list[ScheduledTokens]:
-    """Return the next batch, in ascending slots, of tasks with these *adapters*.
+    """Return the next batch, in ascending slots, of tasks with these *adapters*, except those
+    *skipping* it.
 
     Every decoding task gets one token. Prompts share the rest of the step's time (`_step_s`), in
     the order of the queue. They get at least half as much time as the decoding tokens take, even if
     the step then exceeds its target. Prompts of a lower class wait for those of a higher one.
     """
     tasks = [s.task for s in slots if s.task is not None and s.task.has_work]
-    tasks = [t for t in tasks if t.spec.adapters == adapters]
+    tasks = [t for t in tasks if t.spec.adapters == adapters and t not in skipping]
     prompts = [t for t in tasks if t.prefilling]
     if not prompts:
         return [ScheduledTokens(t, 1) for t in tasks]

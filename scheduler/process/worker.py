@@ -206,6 +206,7 @@ def _run_engine(link: SocketLink, engine: Engine, commands: list[m.Command]) -> 
     """Run the engine until `Quit`, *commands* first; wait only if there is nothing to compute."""
     gc.collect()
     gc.freeze()  # otherwise collections between steps took up to 5 ms for the objects so far
+    link.wake_on(engine.tokenizing.thread.fileno())
     if engine.kv.disk is not None:
         link.wake_on(engine.kv.disk.fileno())
     link.send_reports(engine.begin_iteration(commands))
@@ -217,6 +218,7 @@ def _run_engine(link: SocketLink, engine: Engine, commands: list[m.Command]) -> 
         engine.end_iteration()
     engine.metrics.publish(at_once=True)
     link.send_reports(engine.kv.close())
+    engine.tokenizing.thread.close()
 
 
 if __name__ == "__main__":

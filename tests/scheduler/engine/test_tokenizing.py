@@ -7,6 +7,7 @@ import pytest
 from inferd.backends import ModelSpec
 from inferd.backends.echo.model import EchoModel
 from inferd.scheduler import messages as m
+from inferd.scheduler.engine.task_table import EngineClock
 from inferd.scheduler.engine.tokenizing import TokenizeQueue, appended_text
 from inferd.scheduler.recording.recorder import Recorder
 
@@ -44,12 +45,12 @@ class Starved(EchoModel):
 
 def test_a_text_that_memory_cannot_hold_is_refused_and_ends_no_process() -> None:
     model = Starved(ModelSpec(name="echo", backend="echo", slots=1, ctx_size=64))
-    queue = TokenizeQueue(model, Recorder())
-    queue.requests.append(m.Tokenize(1, b"huge", special=False, bos=False))
-    queue.requests.append(m.ChatPrompt(2, [{"role": "user", "content": "huge, too"}], ""))
-    queue.requests.append(m.Tokenize(3, b"hi", special=False, bos=False))
+    queue = TokenizeQueue(model, Recorder(), EngineClock(lambda: 0.0), dict)
+    queue.add_request(m.Tokenize(1, b"huge", special=False, bos=False))
+    queue.add_request(m.ChatPrompt(2, [{"role": "user", "content": "huge, too"}], ""))
+    queue.add_request(m.Tokenize(3, b"hi", special=False, bos=False))
     reports: list[m.Report] = []
-    while queue.requests:
+    while queue:
         reports += queue.answer_requests()
     one, two, three = reports
     for report in (one, two):

@@ -1,0 +1,84 @@
+"""The bounds on slow sampling: the steps that a slow task skips, and the time at which it ends.
+
+Pure: times are passed in. A task is slow if one of its tokens takes much longer to sample, by CPU
+time and including its text, than usual for the model: a large grammar or many stop texts cause it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ...backends.errors import Timeout
+from ..task import Task
+from .plan import Order
+from .thread_share import ThreadShare
+
+SLOW_AT, SLOW_S = 3.0, 0.001
+"""A token is slow above this many times the prediction, and above this time. (With 262k tokens the
+default samplers take 1 ms, greedy sampling 0.3 ms.)
+"""
+FALL, RISE = 1 / 8, 1 / 1024
+"""The prediction falls by this share of the distance to a faster token, and rises by this share of
+itself at a slower one. So it follows the fastest tasks: a slow task that runs alone for minutes
+does not become the usual one.
+"""
+TIMEOUT_S, TIMEOUT_AT = 1.0, 10.0
+"""A token may take the greater of this time and this many times the prediction."""
+
+
+class SlowSampling:
+    """The predicted time to sample a token, and the debts of owners with slow tasks."""
+
+    def __init__(self) -> None:
+        self.predicted_s = SLOW_S
+        self._share = ThreadShare()
+
+    def note_token(self, task: Task, seconds: float) -> float:
+        """Note that sampling a token of *task* took *seconds* of CPU time; return by how many
+        seconds that was slow.
+        """
+        if seconds < self.predicted_s:
+            self.predicted_s += FALL * (seconds - self.predicted_s)
+        else:
+            self.predicted_s *= 1 + RISE
+        task.sampling_s = seconds
+        return max(0.0, seconds - self._usual_s)
+
+    def charge_task(self, task: Task, slow_s: float, now: float, tasks: Collection[Task]) -> None:
+        """Charge the slow part of a token to the owner of *task*, one of the running *tasks*."""
+        owners = {t.spec.owner for t in tasks if self._is_slow(t)}
+        self._share.charge_owner(task.spec.owner, slow_s, now, len(owners))
+
+    @property
+    def _usual_s(self) -> float:
+        return max(SLOW_S, SLOW_AT * self.predicted_s)
+
+    def _is_slow(self, task: Task) -> bool:
+        """Return whether a token of *task* is slow, or may be: the first one of a grammar."""
+        if task.sampling_s is None:
+            return task.spec.sampling.has_grammar
+        return task.sampling_s > self._usual_s
+
+    def skipping(self, tasks: Collection[Task], order: Order, now: float) -> frozenset[Task]:
+        """Return those of *tasks*, which have work, that skip the next step: slow ones whose owner
+        has used its share, beside tasks of the same class or a higher one.
+        """
+        late = [
+            t for t in tasks if self._is_slow(t) and not self._share.may_work(t.spec.owner, now)
+        ]
+        if not late:
+            return frozenset()
+        highest = max((order.effective(t) for t in tasks if t not in late), default=-1)
+        return frozenset(t for t in late if order.effective(t) <= highest)
+
+    def timeout(self, seconds: float) -> Timeout | None:
+        """Return the error of a task for one token of which sampling took *seconds*, if any."""
+        limit_s = max(TIMEOUT_S, TIMEOUT_AT * self.predicted_s)
+        if seconds <= limit_s:
+            return None
+        return Timeout(
+            f"sampling one token took {seconds:.1f} s; the limit is {limit_s:.1f} s",
+            hint="use a smaller grammar or JSON schema, fewer or shorter stop texts, or other"
+            " samplers",
+            data={"timeout": "sampling", "seconds": seconds, "seconds_max": limit_s},
+        )

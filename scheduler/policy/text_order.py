@@ -1,0 +1,79 @@
+"""The order of requests for texts: by class with ageing, then fair among owners, then by arrival.
+
+Pure: no clock, no model. Waiting requests age by the work that is done for others meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
+
+from ..priority import Priority, Requester
+from .plan import OwnerClock
+
+T = TypeVar("T")
+
+AGEING_S = 1.0
+"""A request rises by one class when this much work was done for others since it arrived."""
+
+
+class _Waiting(NamedTuple, Generic[T]):
+    request: T
+    arrival: int
+    work_us: int
+    """The work that was done before it arrived."""
+
+
+class TextOrder(Generic[T]):
+    """Requests in lines, one for each owner and class: there are few lines and many requests."""
+
+    def __init__(self) -> None:
+        self._lines: dict[Requester, deque[_Waiting[T]]] = {}
+        self._owners = OwnerClock()
+        """Microseconds of work for each owner."""
+        self._work_us = 0
+        self._arrivals = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    @property
+    def owners(self) -> set[int]:
+        """The owners of the waiting requests."""
+        return {requester.owner for requester in self._lines}
+
+    def add_request(self, requester: Requester, request: T) -> None:
+        """Add a request behind the others of its owner and class."""
+        self._owners.add_owner(requester.owner, self.owners)
+        line = self._lines.setdefault(requester, deque())
+        line.append(_Waiting(request, self._arrivals, self._work_us))
+        self._arrivals += 1
+
+    def next_requester(self, may: Callable[[Requester], bool] = lambda _: True) -> Requester | None:
+        """Return the line whose first request is next, among those that *may* be answered."""
+        return min(filter(may, self._lines), key=self._key, default=None)
+
+    def _key(self, requester: Requester) -> tuple[int, int, int]:
+        first = self._lines[requester][0]
+        aged = requester.priority + (self._work_us - first.work_us) // round(1e6 * AGEING_S)
+        served = self._owners.served[requester.owner]
+        return -min(Priority.URGENT, aged), served, first.arrival
+
+    def first_request(self, requester: Requester) -> T:
+        """Return the first request of a line, which stays there."""
+        return self._lines[requester][0].request
+
+    def remove_first(self, requester: Requester) -> T:
+        """Remove and return the first request of a line."""
+        line = self._lines[requester]
+        first = line.popleft()
+        if not line:
+            del self._lines[requester]
+        return first.request
+
+    def count_work(self, owner: int, seconds: float) -> None:
+        """Count work that was done for *owner*."""
+        worked_us = round(1e6 * seconds)
+        self._work_us += worked_us
+        self._owners.served[owner] += worked_us
