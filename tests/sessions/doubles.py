@@ -55,7 +55,7 @@ class InProcessClient:
     def send_command(self, command: m.Command) -> None:
         self.commands.append(command)
 
-    def texts_of(self, requester: Requester) -> EnginePort:
+    def texts_of(self, requester: Requester) -> InProcessClient:
         return self
 
     async def tokenize(

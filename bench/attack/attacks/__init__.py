@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bench.attack.attack import Attack
 
-from . import connections, templates
+from . import connections, templates, texts
 
 ATTACKS: dict[str, Attack] = {
-    attack.name: attack for attack in (*connections.ATTACKS, *templates.ATTACKS)
+    attack.name: attack for module in (connections, templates, texts) for attack in module.ATTACKS
 }
