@@ -60,7 +60,8 @@ class _Work:
 
 class TokenizeQueue:
     """Answers requests for texts; owned by the engine. *busy_classes* returns the owners of the
-    tasks that compute, with their highest class.
+    tasks that compute, with their highest class. Time counts, and not CPU time: rendering waits for
+    another process.
 
     `tasks_expected` counts the tokenized prompts whose tasks follow at once.
     """
@@ -71,8 +72,10 @@ class TokenizeQueue:
         recorder: Recorder,
         clock: EngineClock,
         busy_classes: Callable[[], Mapping[int, int]],
+        seconds: Callable[[], float] = time.monotonic,
     ):
         self._model, self._recorder, self._clock = model, recorder, clock
+        self._seconds = seconds
         self._busy_classes = busy_classes
         self.tasks_expected = 0
         self.thread = TextThread(model.tokenize)
@@ -110,7 +113,7 @@ class TokenizeQueue:
             self.thread.begin_text(work.text)
 
     def _answer_short(self) -> Iterator[m.Report]:
-        end, now, busy = time.monotonic() + TOKENIZE_S, self._clock.now, self._busy_classes()
+        end, now, busy = self._seconds() + TOKENIZE_S, self._clock.now, self._busy_classes()
 
         def competes(requester: Requester) -> bool:
             owner, priority = requester
@@ -121,15 +124,15 @@ class TokenizeQueue:
 
         while (requester := self._short.next_requester(may)) is not None:
             owners = len(self._short.owners)
-            work, started = self._short.first_request(requester), self._clock.cpu()
+            work, started = self._short.first_request(requester), self._seconds()
             yield from self._continue(work)
-            seconds = self._clock.cpu() - started
+            seconds = self._seconds() - started
             if work.done or work.text is not None:
                 self._short.remove_first(requester)
             self._short.count_work(requester.owner, seconds)
             if competes(requester):
                 self._share.charge_owner(requester.owner, seconds, now, owners)
-            if time.monotonic() >= end:
+            if self._seconds() >= end:
                 return
 
     def _answer_long(self) -> Iterator[m.Report]:
