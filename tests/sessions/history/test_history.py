@@ -24,7 +24,7 @@ def text_of(messages: Sequence[dict[str, Any]]) -> str:
     return "".join(f"<{x['role'][0]}>{x['content']}\n" for x in messages) + "<a>"
 
 
-class ChatPort(InProcessClient):
+class ChatClient(InProcessClient):
     """Renders by a template in which what was said stays; a token is a character's number."""
 
     def __init__(self) -> None:
@@ -59,11 +59,11 @@ def user(text: str) -> list[dict[str, Any]]:
 
 def turn_on(history: History, *reports: m.Report) -> Turn:
     """Return an ended turn on the history with this output."""
-    port = InProcessClient(Bench())
+    client = InProcessClient(Bench())
     spec = m.TaskSpec(
         id=1, owner=1, tokens=m.pack_tokens(history.prompt), sampling=SamplingParams()
     )
-    turn = Turn(port, spec, lambda _: None)
+    turn = Turn(client, spec, lambda _: None)
     for report in reports:
         turn.report(report)
     return turn
@@ -77,18 +77,18 @@ def ended(reason: str = "eos") -> m.Finished:
     return m.Finished(1, b"", b"", m.TurnStats(stop_reason=reason))
 
 
-async def chatted(port: ChatPort, *answers: str) -> History:
+async def chatted(client: ChatClient, *answers: str) -> History:
     """Return a chat of turns `q0`, `q1`, … with these answers."""
     history = History()
     for number, answer in enumerate(answers):
-        await history.add_messages(port, user(f"q{number}"))
+        await history.add_messages(client, user(f"q{number}"))
         history = history.after(turn_on(history, said(answer), ended()))
     return history
 
 
 async def test_a_chat_is_only_ever_added_to() -> None:
-    port = ChatPort()
-    history = await chatted(port, "one", "two")
+    client = ChatClient()
+    history = await chatted(client, "one", "two")
 
     assert history.prompt == ids("<u>q0\n<a>one\n<u>q1\n<a>two")
     assert [x["content"] for x in history.messages] == ["q0", "one", "q1", "two"]
@@ -96,20 +96,20 @@ async def test_a_chat_is_only_ever_added_to() -> None:
 
 
 async def test_going_back_a_turn_leaves_the_chat_as_it_was_before_it() -> None:
-    port = ChatPort()
-    history = await chatted(port, "one", "two")
+    client = ChatClient()
+    history = await chatted(client, "one", "two")
 
     history.rewind_turns(1)
 
     assert history.prompt == ids("<u>q0\n<a>one")
     assert [x["content"] for x in history.messages] == ["q0", "one"]
-    await history.add_messages(port, user("other"))
+    await history.add_messages(client, user("other"))
     assert history.prompt == ids("<u>q0\n<a>one\n<u>other\n<a>")
 
 
 async def test_going_back_all_turns_leaves_the_system_prompt() -> None:
     history = History("be brief")
-    await history.add_messages(ChatPort(), user("q"))
+    await history.add_messages(ChatClient(), user("q"))
     history = history.after(turn_on(history, said("a"), ended()))
 
     history.rewind_turns(1)
@@ -120,7 +120,7 @@ async def test_going_back_all_turns_leaves_the_system_prompt() -> None:
 
 @pytest.mark.parametrize("turns", [0, -1, 3])
 async def test_there_is_no_way_back_past_the_first_turn(turns: int) -> None:
-    history = await chatted(ChatPort(), "one", "two")
+    history = await chatted(ChatClient(), "one", "two")
 
     with pytest.raises(InvalidArgument) as caught:
         history.rewind_turns(turns)
@@ -129,11 +129,11 @@ async def test_there_is_no_way_back_past_the_first_turn(turns: int) -> None:
 
 
 async def test_keeping_tokens_cuts_anywhere_and_the_chat_goes_on_after_its_whole_turns() -> None:
-    port = ChatPort()
-    history = await chatted(port, "one", "two")
+    client = ChatClient()
+    history = await chatted(client, "one", "two")
 
     history.rewind_tokens(len("<u>q0\n<a>one\n<u>q1\n<a>t"))
-    await history.add_messages(port, user("x"))
+    await history.add_messages(client, user("x"))
 
     assert history.prompt == ids("<u>q0\n<a>one\n<u>q1\n<a>t\n<u>x\n<a>")
     assert [x["content"] for x in history.messages] == ["q0", "one", "x"]
@@ -165,7 +165,7 @@ async def test_inputs_before_one_turn_are_one_turn() -> None:
 
 
 async def test_a_value_that_was_taken_on_does_not_change_the_old_one() -> None:
-    history = await chatted(ChatPort(), "one")
+    history = await chatted(ChatClient(), "one")
     branch = history.after(None)
 
     branch.append_tokens([7])
@@ -177,13 +177,13 @@ async def test_a_value_that_was_taken_on_does_not_change_the_old_one() -> None:
 
 @pytest.mark.parametrize("reason", ["stop", "pattern", "complete", "indent"])
 async def test_an_answer_from_which_text_was_cut_is_tokenised_anew(reason: str) -> None:
-    port = ChatPort()
+    client = ChatClient()
     history = History()
-    await history.add_messages(port, user("q"))
+    await history.add_messages(client, user("q"))
     turn = turn_on(history, m.Tokens(1, ids("yes."), b"yes"), ended(reason))
     history = history.after(turn)
 
-    await history.add_messages(port, user("r"))
+    await history.add_messages(client, user("r"))
 
     assert history.prompt == ids("<u>q\n<a>yes\n<u>r\n<a>")
     assert history.marks[1].tokens == len("<u>q\n<a>yes"), "as far as both agree"
@@ -220,19 +220,19 @@ async def test_a_shift_drops_tokens_and_later_ones_follow() -> None:
 
 async def test_after_a_shift_a_chat_is_added_to_what_is_left_of_it() -> None:
     """The turns that were dropped whole leave with their messages; one that was cut stays."""
-    port = ChatPort()
-    history = await chatted(port, "one", "two")
-    await history.add_messages(port, user("q2"))
+    client = ChatClient()
+    history = await chatted(client, "one", "two")
+    await history.add_messages(client, user("q2"))
     first = len("<u>q0\n<a>one")
     turn = turn_on(history, said("th"), m.Shifted(1, 0, first + 3), said("ree"), ended())
 
     history = history.after(turn)
     assert [x["content"] for x in history.messages] == ["q1", "two", "q2", "three"]
-    await history.add_messages(port, user("q3"))
+    await history.add_messages(client, user("q3"))
 
     left = "<u>q0\n<a>one\n<u>q1\n<a>two\n<u>q2\n<a>three"[first + 3 :]
     assert history.prompt == ids(left + "\n<u>q3\n<a>")
-    assert port.rendered[-1] == text_of(history.messages)
+    assert client.rendered[-1] == text_of(history.messages)
     history = history.after(turn_on(history, said("four"), ended()))
     history.rewind_turns(1)
     assert history.prompt == ids(left)
@@ -241,14 +241,14 @@ async def test_after_a_shift_a_chat_is_added_to_what_is_left_of_it() -> None:
 
 
 async def test_the_system_prompt_stays_in_the_messages_of_a_shifted_chat() -> None:
-    port = ChatPort()
+    client = ChatClient()
     history = History("be brief")
     for number in range(3):
-        await history.add_messages(port, user(f"q{number}"))
+        await history.add_messages(client, user(f"q{number}"))
         reports = [m.Shifted(1, 4, 20)] if number == 2 else []
         history = history.after(turn_on(history, said("a"), *reports, ended()))
 
     assert history.messages[0] == {"role": "system", "content": "be brief"}
     length = len(history.prompt)
-    await history.add_messages(port, user("next"))
+    await history.add_messages(client, user("next"))
     assert history.prompt[length:] == ids("\n<u>next\n<a>")

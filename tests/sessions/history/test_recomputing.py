@@ -10,14 +10,14 @@ import pytest
 from inferd.backends import Rendering
 from inferd.scheduler import messages as m
 from inferd.sessions.history.history import NOTHING, History, Recomputed
-from tests.sessions.history.test_history import ChatPort, ended, ids, said, text_of, turn_on, user
+from tests.sessions.history.test_history import ChatClient, ended, ids, said, text_of, turn_on, user
 
 pytestmark = pytest.mark.asyncio
 
 Template = Callable[[Sequence[dict[str, Any]], Rendering], str]
 
 
-class TemplatePort(ChatPort):
+class TemplateClient(ChatClient):
     """Renders by the template that it is given."""
 
     def __init__(self, template: Template):
@@ -43,36 +43,36 @@ def names_tools(messages: Sequence[dict[str, Any]], rendering: Rendering) -> str
     return f"[{','.join(names)}]{text_of(messages)}"
 
 
-async def answered(port: ChatPort, answer: str, *reports: m.Report) -> History:
+async def answered(client: ChatClient, answer: str, *reports: m.Report) -> History:
     history = History()
-    await history.add_messages(port, user("q"))
+    await history.add_messages(client, user("q"))
     return history.after(turn_on(history, said(answer), *(reports or (ended(),))))
 
 
 async def test_what_a_template_only_adds_to_stands() -> None:
-    port = ChatPort()
-    history = await answered(port, "one")
-    await history.add_messages(port, user("r"))
+    client = ChatClient()
+    history = await answered(client, "one")
+    await history.add_messages(client, user("r"))
 
     assert history.recomputed == NOTHING
 
 
 async def test_an_answer_whose_white_space_a_template_trims_keeps_its_tokens() -> None:
-    port = TemplatePort(trims)
-    history = await answered(port, " one \n")
-    await history.add_messages(port, user("r"))
+    client = TemplateClient(trims)
+    history = await answered(client, " one \n")
+    await history.add_messages(client, user("r"))
 
     assert history.prompt == ids("<u>q\n<a> one \n\n<u>r\n<a>")
     assert history.recomputed == NOTHING
     history = history.after(turn_on(history, said("two "), ended()))
-    await history.add_messages(port, user("s"))
+    await history.add_messages(client, user("s"))
     assert history.prompt == ids("<u>q\n<a> one \n\n<u>r\n<a>two \n<u>s\n<a>")
 
 
 async def test_text_that_a_template_rewrites_is_computed_again_and_reported() -> None:
-    port = TemplatePort(forgets_reasoning)
-    history = await answered(port, "<think>hm</think>one")
-    await history.add_messages(port, user("r"))
+    client = TemplateClient(forgets_reasoning)
+    history = await answered(client, "<think>hm</think>one")
+    await history.add_messages(client, user("r"))
 
     assert history.prompt == ids("<u>q\n<a>one\n<u>r\n<a>")
     assert history.recomputed.tokens == len("<think>hm</think>one")
@@ -80,25 +80,25 @@ async def test_text_that_a_template_rewrites_is_computed_again_and_reported() ->
 
 
 async def test_other_tools_are_the_reported_reason() -> None:
-    port = TemplatePort(names_tools)
-    history = await answered(port, "one")
+    client = TemplateClient(names_tools)
+    history = await answered(client, "one")
     tool = {"type": "function", "function": {"name": "now"}}
-    await history.add_messages(port, user("r"), Rendering(tools=[tool]))
+    await history.add_messages(client, user("r"), Rendering(tools=[tool]))
 
     assert history.prompt == ids("[now]<u>q\n<a>one\n<u>r\n<a>")
     assert history.recomputed.tokens == len("]<u>q\n<a>one")
     assert history.recomputed.why.startswith("tools")
     history = history.after(turn_on(history, said("two"), ended()))
-    await history.add_messages(port, user("s"), Rendering(tools=[tool]))
+    await history.add_messages(client, user("s"), Rendering(tools=[tool]))
     assert history.recomputed == NOTHING
 
 
 async def test_an_answer_cut_at_a_stop_text_is_the_reported_reason() -> None:
-    port = ChatPort()
+    client = ChatClient()
     history = History()
-    await history.add_messages(port, user("q"))
+    await history.add_messages(client, user("q"))
     history = history.after(turn_on(history, m.Tokens(1, ids("yes."), b"yes"), ended("stop")))
-    await history.add_messages(port, user("r"))
+    await history.add_messages(client, user("r"))
 
     assert history.recomputed.tokens == 1
     assert "stop text" in history.recomputed.why
@@ -107,15 +107,15 @@ async def test_an_answer_cut_at_a_stop_text_is_the_reported_reason() -> None:
 async def test_a_chat_after_raw_text_begins_anew_and_says_so() -> None:
     history = History()
     history.replace_tokens(ids("raw"))
-    await history.add_messages(ChatPort(), user("q"))
+    await history.add_messages(ChatClient(), user("q"))
 
     assert history.recomputed == Recomputed(3, "a chat after raw text begins a new history")
 
 
 async def test_the_report_on_a_turn_is_not_repeated_for_the_next() -> None:
-    port = TemplatePort(forgets_reasoning)
-    history = await answered(port, "<think>hm</think>one")
-    await history.add_messages(port, user("r"))
+    client = TemplateClient(forgets_reasoning)
+    history = await answered(client, "<think>hm</think>one")
+    await history.add_messages(client, user("r"))
     history = history.after(turn_on(history, said("two"), ended()))
     history.append_tokens([7])
 
@@ -125,9 +125,9 @@ async def test_the_report_on_a_turn_is_not_repeated_for_the_next() -> None:
 async def test_the_templates_arguments_are_stored_with_the_history() -> None:
     tool = {"type": "function", "function": {"name": "now"}}
     history = History()
-    await history.add_messages(TemplatePort(names_tools), user("q"), Rendering(tools=[tool]))
+    await history.add_messages(TemplateClient(names_tools), user("q"), Rendering(tools=[tool]))
     again = History.from_entry(history.entry())
 
-    await again.retokenize(TemplatePort(names_tools), b"")
+    await again.retokenize(TemplateClient(names_tools), b"")
     sent = ids("[now]<u>q\n<a>")
     assert again.prompt[: len(sent)] == sent
