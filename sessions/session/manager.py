@@ -162,9 +162,9 @@ class SessionManager:
         return branches
 
     def _check_ids(self, owner: int, count: int, session_ids: Sequence[str]) -> None:
-        if session_ids and len(set(session_ids)) != count:
+        if session_ids and not len(session_ids) == len(set(session_ids)) == count:
             raise InvalidArgument(
-                f"{len(set(session_ids))} session ids for {count} branches",
+                f"{len(session_ids)} session ids for {count} branches",
                 hint="give one for each, all different, or none",
             )
         for session_id in session_ids:
