@@ -27,6 +27,8 @@ from .errors import InvalidArgument, UnsupportedOperation
 
 PATTERN_CHARACTERS_MAX = 500
 STATES_MAX = 1000
+STEPS_MAX = 3 * STATES_MAX
+"""Steps of the compiler: repeats of nothing make no states."""
 NESTING_MAX = 50
 WEIGHT_MAX = 1000
 """States that one character can take patterns through: 0.2 ms if all are active (measured)."""
@@ -95,7 +97,7 @@ class Pattern:
         self._edges: list[tuple[int, ...]] = []
         self._lines: dict[int, bool] = {}
         """States that pass only at the text's beginning, or, if true, at any line's."""
-        self.weight = self._work = 0
+        self.weight = self.steps = 0
         """States that one character takes it through if all are active; steps of the compiler."""
         self._depth = 0
         first = self._sequence(*_parsed(text), _ACCEPT)
@@ -150,11 +152,11 @@ class Pattern:
 
     def _sequence(self, items: Iterable[Any], flags: int, then: int) -> int:
         """Compile *items*, followed by the state *then*; return their first state."""
-        self._work += 1
+        self.steps += 1
         self._depth += 1
         if self._depth > NESTING_MAX:
             raise _refused(self.text, f"over {NESTING_MAX} groups and repeats are open at once")
-        if self._work > 10 * STATES_MAX:  # repeats of nothing make no states
+        if self.steps > STEPS_MAX:
             raise _refused(self.text, "it repeats too much")
         for op, value in reversed(list(items)):
             then = self._item(op.name, value, flags, then)

@@ -52,6 +52,7 @@ class Turn:
         self.shifts: list[tuple[int, int]] = []
         self.logprobs: list[m.TokenLogprob] = []
         """Logprobs of the first tokens, if they were requested."""
+        self.probabilities_max = PROBABILITIES_MAX
         self._logprobs_count = 0
         self.text = bytearray()
         self.surprisals: list[float] = []
@@ -223,7 +224,7 @@ class Turn:
         """Keep logprobs, except of a stream, which sends them token by token."""
         if found and self.spec.credit < 0:
             self._logprobs_count += sum(1 + len(one.top) for one in found)
-            if self._logprobs_count <= PROBABILITIES_MAX:
+            if self._logprobs_count <= self.probabilities_max:
                 self.logprobs += found
 
     def unread_for(self, seconds: float) -> bool:

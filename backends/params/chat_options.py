@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from .json_texts import decode_json, nests_deeper
 from .table import Parameter
 
 TOOLS_MAX = 128
@@ -73,17 +74,9 @@ def _as_json(value: Any, bytes_max: int) -> Any:
         text = value.encode() if isinstance(value, str) else msgspec.json.encode(value)
         if len(text) > bytes_max:
             raise ValueError(f"{len(text)} bytes of JSON; {bytes_max} at most")
-        decoded = msgspec.json.decode(text)
+        decoded = decode_json(text)
     except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError, RecursionError):
         raise ValueError(f"{shorten(value)} is not JSON") from None
-    if _depth(decoded) > DEPTH_MAX:
+    if nests_deeper(decoded, DEPTH_MAX):
         raise ValueError(f"it nests more than {DEPTH_MAX} deep")
     return decoded
-
-
-def _depth(value: Any, depth: int = 0) -> int:
-    """Return how deep *value* nests, at most `DEPTH_MAX` + 1."""
-    if depth > DEPTH_MAX or not isinstance(value, dict | list):
-        return depth
-    items = value.values() if isinstance(value, dict) else value
-    return max((_depth(item, depth + 1) for item in items), default=depth + 1)

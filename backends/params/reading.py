@@ -11,18 +11,26 @@ from typing import Any
 
 import msgspec
 
-from ..errors import InvalidArgument, InvalidEncoding
+from ..errors import InvalidArgument, InvalidEncoding, TooLarge
 from .adapter_scales import check_distinct, read_scales
 from .chat_options import read_arguments, read_choice, read_tools
 from .ignored_keys import IGNORED_KEYS
+from .json_texts import JSON_BYTES_MAX, decode_json
 from .stop_forms import FORMS, read_token, read_triggers
 from .table import BY_NAME, BY_SPELLING, SAMPLERS, TENSOR_SPLIT_MAX, Kind, Level, Parameter
 
 KEY_CHARACTERS_MAX = 100
 """A longer key is not a misspelling: messages shorten it and suggest no other."""
+KEYS_MAX = 256
+"""Keys of one object and its sections."""
+ERRORS_MAX = 16
+"""Errors that are reported together; reading ends at this number."""
 ITEMS_MAX = 10_000
 """Items of one list."""
+LIST_CHARACTERS_MAX = 1000
+"""Characters of a text that stands for a short list."""
 TEXT_CHARACTERS_MAX = 64 << 10
+"""Characters of one text, and of all texts of one list."""
 SHARE_HIGH = 1e6
 
 _SECTIONS = {
@@ -43,6 +51,13 @@ _SECTIONS = {
     "logging": "",
 }
 """Objects whose keys are read as top-level keys, with the prefix that these get."""
+_SAMPLER_SPELLINGS = {n.replace("-", ""): n for n in SAMPLERS} | {
+    "temp": "temperature",
+    "typical": "typ-p",
+    "typicalp": "typ-p",
+    "nucleus": "top-p",
+}
+"""Names without hyphens."""
 
 
 class Options(msgspec.Struct, kw_only=True):
@@ -69,12 +84,13 @@ def parse_json_options(text: bytes | str, *, strict: bool = False) -> Options:
 
     :raises InvalidEncoding: *text* is not a JSON object.
     :raises InvalidArgument: a value is wrong, or, with *strict*, a key is unknown.
+    :raises TooLarge: *text* is too long, or has too many values or keys.
     """
-    if not text.strip():
+    if len(text) <= JSON_BYTES_MAX and not text.strip():
         return Options()
     try:
-        value = msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        value = decode_json(text, dict[str, Any])
+    except ValueError as exc:
         raise InvalidEncoding(
             f"the metadata is not a JSON object: {exc}", hint='send one JSON object, as {"temp":0}'
         ) from None
@@ -84,16 +100,20 @@ def parse_json_options(text: bytes | str, *, strict: bool = False) -> Options:
 def read_options(raw: Mapping[str, Any], *, strict: bool = False) -> Options:
     """Read parameters from a decoded object; `ignored` lists unknown keys.
 
-    Of several spellings of one parameter the last one applies. All errors are reported together,
-    each with key, value and range.
+    Of several spellings of one parameter the last one applies. The first `ERRORS_MAX` errors are
+    reported together, each with key, value and range; one of them suggests the nearest known key.
 
     :raises InvalidArgument: a value is wrong, or, with *strict* (or ``"strict": true``), a key is
         unknown.
+    :raises TooLarge: there are more than `KEYS_MAX` keys.
     """
     options = Options()
     errors: list[str] = []
+    suggests = True
     strict = strict or raw.get("strict") is True
-    for key, name, value in _flat(raw):
+    for number, (key, name, value) in enumerate(_flat(raw)):
+        if number >= KEYS_MAX:
+            raise TooLarge(f"more than {KEYS_MAX} keys", data={"keys_max": KEYS_MAX})
         if value is None or (name == "strict" and isinstance(value, bool)):
             continue
         try:
@@ -105,9 +125,12 @@ def read_options(raw: Mapping[str, Any], *, strict: bool = False) -> Options:
             if spelling in BY_SPELLING:
                 _read_value(BY_SPELLING[spelling], key, item, options.values, errors)
             elif strict:
-                errors.append(_unknown(key, name))
+                errors.append(_unknown(key, name, suggests=suggests))
+                suggests = False
             else:
-                options.ignored.append(key[:KEY_CHARACTERS_MAX])
+                options.ignored.append(key)
+        if len(errors) >= ERRORS_MAX:
+            break
     if errors:
         raise InvalidArgument("; ".join(errors), data={"errors": errors})
     return options
@@ -122,13 +145,13 @@ def _flat(raw: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str, An
         if section in _SECTIONS and isinstance(value, Mapping):
             yield from _flat(value, section)
         else:
-            yield str(key), prefix + spelling, value
+            yield str(key)[:KEY_CHARACTERS_MAX], prefix + spelling, value
 
 
-def _unknown(key: str, name: str) -> str:
+def _unknown(key: str, name: str, *, suggests: bool) -> str:
     if name in IGNORED_KEYS:
         return f"key {key!r} has no effect here: {IGNORED_KEYS[name]}"
-    return f"unknown key {key[:KEY_CHARACTERS_MAX]!r} {nearest(name, BY_SPELLING)}".rstrip()
+    return f"unknown key {key!r} {nearest(name, BY_SPELLING) if suggests else ''}".rstrip()
 
 
 def _read_value(
@@ -178,10 +201,7 @@ def _read_schema(_: Parameter, value: Any) -> str:
     if isinstance(value, dict | bool):
         value = msgspec.json.encode(value).decode()
     text = _read_text(_, value).strip()
-    try:
-        schema = msgspec.json.decode(text) if text else True
-    except (msgspec.DecodeError, RecursionError) as exc:
-        raise ValueError(f"it is not valid JSON: {exc}") from None
+    schema = decode_json(text) if text else True
     if not isinstance(schema, dict | bool):
         raise ValueError(f"{shorten(value)} is not a schema: send an object, or its JSON text")
     return text
@@ -197,6 +217,7 @@ def _read_texts(_: Parameter, value: Any) -> list[str]:
 
 def _read_samplers(_: Parameter, value: Any) -> list[str]:
     """Read sampler names, with `_`, `-` or neither, or llama-server's letters."""
+    _check_list_text(value)
     letters = {letter: name for name, letter in SAMPLERS.items()}
     if isinstance(value, str) and all(c in letters for c in value):
         samplers = [letters[c] for c in value]
@@ -212,14 +233,8 @@ def _read_samplers(_: Parameter, value: Any) -> list[str]:
 
 def _sampler(name: str) -> str:
     spelling = name.strip().lower().replace("_", "-")
-    samplers = {n.replace("-", ""): n for n in SAMPLERS} | {
-        "temp": "temperature",
-        "typical": "typ-p",
-        "typicalp": "typ-p",
-        "nucleus": "top-p",
-    }
     try:
-        return samplers[spelling.replace("-", "")]
+        return _SAMPLER_SPELLINGS[spelling.replace("-", "")]
     except KeyError:
         hint = nearest(spelling, SAMPLERS) or f"there are {', '.join(SAMPLERS)}"
         raise ValueError(f"there is no sampler {shorten(name)}; {hint}") from None
@@ -255,6 +270,7 @@ def _bias(pair: Any) -> list[Any]:
 
 def _read_shares(_: Parameter, value: Any) -> list[float]:
     """Read a list of numbers, or a text of them in the form of llama.cpp's command line."""
+    _check_list_text(value)
     parts = value
     if isinstance(value, str):
         parts = re.split(r"[,/]", value) if value.strip() else []
@@ -277,9 +293,17 @@ def _read_tokens(_: Parameter, value: Any) -> list[int]:
     return [read_token(item) for item in items]
 
 
+def _check_list_text(value: Any) -> None:
+    if isinstance(value, str) and len(value) > LIST_CHARACTERS_MAX:
+        raise ValueError(f"a text of {len(value)} characters; {LIST_CHARACTERS_MAX} at most")
+
+
 def _check_length(items: list[Any]) -> None:
     if len(items) > ITEMS_MAX:
         raise ValueError(f"{len(items)} items; {ITEMS_MAX} at most")
+    characters = sum(len(item) for item in items if isinstance(item, str))
+    if characters > TEXT_CHARACTERS_MAX:
+        raise ValueError(f"texts of {characters} characters; {TEXT_CHARACTERS_MAX} at most")
 
 
 _READERS: dict[Kind, Callable[[Parameter, Any], Any]] = {

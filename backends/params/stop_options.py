@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidArgument
-from ..incremental_regex import WEIGHT_MAX, Pattern
+from ..incremental_regex import STEPS_MAX, WEIGHT_MAX, Pattern
 from .table import BY_NAME
 
 COMPLETE = ("json", "fence", "sentence")
@@ -105,14 +105,20 @@ def _check_weight(
 ) -> None:
     if len(patterns) > count_max:
         return a.limit(name, len(patterns), count_max, "patterns")
-    try:
-        weight = sum(trigger_pattern(*pattern).weight for pattern in patterns)
-    except InvalidArgument as exc:
-        return a.errors.append(f"{name}: {exc.message}; {exc.hint}")
-    if weight > WEIGHT_MAX:
-        a.errors.append(
-            f"{name}: a character takes them through {weight} states; {WEIGHT_MAX} at most"
-        )
+    weight = steps = 0
+    for pattern in patterns:
+        try:
+            compiled = trigger_pattern(*pattern)
+        except InvalidArgument as exc:
+            return a.errors.append(f"{name}: {exc.message}; {exc.hint}")
+        weight += compiled.weight
+        steps += compiled.steps
+        if weight > WEIGHT_MAX:
+            return a.errors.append(
+                f"{name}: a character takes them through {weight} states; {WEIGHT_MAX} at most"
+            )
+        if steps > STEPS_MAX:
+            return a.errors.append(f"{name}: together they repeat too much")
 
 
 def _check_stops(a: Adjustment) -> None:

@@ -15,7 +15,7 @@ from ...backends.errors import InferdError, InvalidArgument
 from ...ipc import messages as w
 from ...ipc.server.server_connection import Request
 from ...sessions import Session, TurnOptions
-from ...sessions.turn import Turn
+from ...sessions.turn import TokensSink, Turn
 from ..core import Daemon
 from .arguments import turn_options
 from .turns import add_input
@@ -68,11 +68,8 @@ class _Answers:
 
     async def start_first(self) -> None:
         """Start the first answer."""
-        first = self.sessions[0]
-        self._turn = await first.runner.start_turn(
-            self._options(0), lambda _: self._prompt_done.set()
-        )
-        self._seed = first.settings.parameters.get("seed")
+        self._turn = await self._start_turn(0, lambda _: self._prompt_done.set())
+        self._seed = self.sessions[0].settings.parameters.get("seed")
 
     async def finish_all(self) -> list[dict[str, Any]]:
         """Wait for the first answer, compute the others, and return all."""
@@ -88,7 +85,7 @@ class _Answers:
         """Compute one answer by *turn*, which is started here unless it is given."""
         runner, error = self.sessions[number].runner, None
         try:
-            turn = turn or await runner.start_turn(self._options(number))
+            turn = turn or await self._start_turn(number)
             await runner.finish_turn(turn)
         except InferdError as exc:
             error = exc
@@ -101,6 +98,12 @@ class _Answers:
             "metadata": self.sessions[number].outputs.metadata(),
             "error": None if error is None else error.to_wire(),
         }
+
+    async def _start_turn(self, number: int, on_tokens: TokensSink | None = None) -> Turn:
+        """Start the turn of answer *number*; the answers share the metadata's probabilities."""
+        turn = await self.sessions[number].runner.start_turn(self._options(number), on_tokens)
+        turn.probabilities_max //= len(self.sessions)
+        return turn
 
     def _options(self, number: int) -> TurnOptions:
         """Return the options of answer *number*; a given seed is incremented by it."""

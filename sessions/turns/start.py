@@ -103,7 +103,7 @@ def resumed(
     """
     if before is None:
         raise InvalidArgument("no turn of this session was interrupted")
-    if not all(0 <= token < vocab_size for token in tokens):
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
         raise InvalidArgument(f"the tokens are 0 … {vocab_size - 1}")
     so_far, begin = before.extended(tokens, text), before.begin
     options = msgspec.structs.replace(

@@ -12,6 +12,7 @@ from ...backends import EmbedSpec, Rendering, SamplingParams
 from ...backends.errors import InvalidArgument
 from ...backends.params import (
     BY_NAME,
+    KEYS_MAX,
     PARAMETERS,
     Options,
     adjust_parameters,
@@ -70,6 +71,8 @@ class Parameters:
         self.adjusted: dict[str, str] = {}
         self.seed = 0
         self._turn: dict[str, Any] = {}
+        self._read: tuple[Mapping[str, Any], dict[str, Any]] = (NO_OPTIONS, {})
+        """The options that were read last, and their values: a turn needs them several times."""
 
     def copy(self) -> Parameters:
         """Return the same parameters, for another session."""
@@ -88,7 +91,7 @@ class Parameters:
         adjust_parameters(self.defaults | own | self._turn)
         self.options = own
         self.not_applied |= {k: v for k, v in model.items() if self.defaults.get(k) != v}
-        self.ignored = sorted({*self.ignored, *options.ignored})
+        self.ignored = sorted({*self.ignored, *options.ignored})[:KEYS_MAX]
 
     def set_turn_options(self, options: Mapping[str, Any]) -> None:
         """Apply *options* to the next turn, and choose its seed.
@@ -96,7 +99,7 @@ class Parameters:
         :raises InvalidArgument: a key is unknown, or a value is out of its range or contradicts
             another one.
         """
-        turn = read_options(options, strict=True).values
+        turn = self._read_turn(options)
         _check_level(turn)
         adjust_parameters(self.defaults | self.options | turn)
         self._turn = turn
@@ -117,8 +120,12 @@ class Parameters:
 
         :raises InvalidArgument: one is unknown, or its value out of its range.
         """
-        turn = read_options(options, strict=True).values
-        return turn.get(name, self.standing(name))
+        return self._read_turn(options).get(name, self.standing(name))
+
+    def _read_turn(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        if options is not self._read[0]:
+            self._read = options, read_options(options, strict=True).values
+        return self._read[1]
 
     def rendering(self, options: Mapping[str, Any]) -> Rendering:
         """Return the chat template's arguments for a turn with *options*.
