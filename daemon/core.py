@@ -38,7 +38,8 @@ from ..sessions import (
     SessionManager,
     StoredSession,
 )
-from ..wire.frames import FRAME_BYTES_MAX, NESTING_MAX
+from ..wire.frames import FRAME_BYTES_MAX, REPLY_BYTES_MAX
+from ..wire.nesting import NESTING_MAX
 from .access.rights import Access
 from .components import Components
 from .config.settings import Config
@@ -167,6 +168,7 @@ class Daemon:
             instance=self.instance,
             limits=Limits(
                 frame_bytes_max=FRAME_BYTES_MAX,
+                reply_bytes_max=REPLY_BYTES_MAX,
                 nesting_max=NESTING_MAX,
                 requests_max=REQUESTS_MAX,
                 credit_default=CREDIT_DEFAULT,

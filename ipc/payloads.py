@@ -25,7 +25,7 @@ Config: TypeAlias = Mapping[str, Any] | str | bytes
 """Parameters: a mapping, or its JSON text."""
 TensorLike: TypeAlias = "Tensor | str | Buffer"
 
-_ENVELOPE_BYTES = 4096
+ENVELOPE_BYTES = 4096
 """Bytes of a frame reserved for everything except its tensors."""
 _THREAD_BYTES_MIN = 1 << 20
 """A memfd of this size or more is written in a thread."""
@@ -137,7 +137,7 @@ class Payload:
 
     def __init__(self) -> None:
         self.descriptors: list[int] = []
-        self._bytes_left = FRAME_BYTES_MAX - _ENVELOPE_BYTES
+        self._bytes_left = FRAME_BYTES_MAX - ENVELOPE_BYTES
 
     async def pack_tensor(self, value: TensorLike) -> Tensor:
         """Return *value* as a tensor for the frame, with its bytes or with the index of a memfd.

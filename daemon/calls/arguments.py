@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
+from codecs import getincrementaldecoder
 from typing import Any
 
 import anyio.to_thread
 import msgspec
+from anyio.lowlevel import checkpoint
 
 from ...backends.errors import InvalidArgument, TooLarge
 from ...backends.params import nearest
@@ -16,6 +18,7 @@ from ...scheduler import PRIORITIES, Priority
 from ...sessions import TurnOptions
 
 TIMEOUT_S_MAX = 30 * 86_400.0
+TEXT_PART_BYTES = 1 << 20
 TIMEOUT_S_MIN = 0.001
 """The least remaining timeout after a wait, as 0 means none."""
 
@@ -107,6 +110,16 @@ def _read_descriptor(fd: int) -> bytes:
         return os.pread(fd, status.st_size, 0)
     except OSError as exc:
         raise InvalidArgument(f"the tensor's descriptor cannot be read: {exc.strerror}") from None
+
+
+async def decode_text(data: bytes) -> str:
+    """Return *data* as text. It is decoded in parts: invalid bytes take 10 ns each."""
+    decode = getincrementaldecoder("utf-8")("replace").decode
+    parts = []
+    for start in range(0, len(data), TEXT_PART_BYTES):
+        parts.append(decode(data[start : start + TEXT_PART_BYTES]))
+        await checkpoint()
+    return "".join(parts) + decode(b"", final=True)
 
 
 def metadata_text(value: str | bytes) -> bytes:

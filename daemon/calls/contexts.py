@@ -14,7 +14,14 @@ from ...ipc.server.server_connection import Request
 from ...scheduler.output.stopping.ending import CONTEXT_FULL
 from ...sessions import Session, TurnOptions
 from ..core import Daemon
-from .arguments import bounded, metadata_text, tensor_bytes, tensor_type, turn_options
+from .arguments import (
+    bounded,
+    decode_text,
+    metadata_text,
+    tensor_bytes,
+    tensor_type,
+    turn_options,
+)
 from .turns import turn_result
 
 METADATA_INDEX = 1
@@ -168,7 +175,7 @@ async def run_inference(daemon: Daemon, request: Request) -> w.TurnResult:
     options = parse_json_options(metadata_text(p.config))
     turn_settings = turn_options(p, TurnOptions(options=options.values, special=False))
     with session.input.rolled_back_if_refused():
-        message = {"role": "user", "content": data.decode(errors="replace")}
+        message = {"role": "user", "content": await decode_text(data)}
         await session.input.add_messages([message], options.values)
         splitter = session.outputs.new_splitter(options.values)
         turn = await session.runner.start_turn(turn_settings)

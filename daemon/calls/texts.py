@@ -42,9 +42,9 @@ async def detokenize(daemon: Daemon, request: Request) -> w.TextResult:
     p: w.DetokenizeParams = request.params
     lease = daemon.graph(request).lease
     size = (await lease.ready()).info.vocab_size
-    bad = next((t for t in p.tokens if not 0 <= t < size), None)
-    if bad is not None:
-        raise InvalidArgument(f"token {bad} is not in the vocabulary of {size}")
+    for token in (min(p.tokens, default=0), max(p.tokens, default=0)):
+        if not 0 <= token < size:
+            raise InvalidArgument(f"token {token} is not in the vocabulary of {size}")
     requester = _requester(daemon, request)
     text = await lease.query(lambda client: client.texts_of(requester).detokenize(p.tokens))
     return w.TextResult(text=text)

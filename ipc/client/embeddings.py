@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Unpack
 
 import anyio
 
 from ...backends.errors import InvalidArgument, ProtocolError
+from ...wire.frames import FRAME_BYTES_MAX
 from .. import messages as w
-from ..payloads import Config, json_text
+from ..payloads import ENVELOPE_BYTES, Config, json_text
 from .caller import CLOSE_S_MAX
 from .operations import AsyncOperations
 from .turn_settings import SchedulingKeywords, TurnSettings, takes, wire_seconds
@@ -20,6 +21,8 @@ from .wasi_calls import ProgressCallback
 
 TEXTS_PER_CALL = 64
 """This many vectors of 16 384 numbers fit in an answer."""
+TEXTS_BYTES_MAX = FRAME_BYTES_MAX - ENVELOPE_BYTES
+_TEXT_HEADER_BYTES = 5
 
 
 class Embeddings(list[list[float]]):
@@ -90,9 +93,8 @@ class AsyncEmbedding(AsyncOperations):
     ) -> Embeddings:
         by_text: list[list[list[float]]] = []
         tokens: list[int] = []
-        size = 1 if params.pooling == "none" else TEXTS_PER_CALL
-        for start in range(0, len(texts), size):
-            params.texts = list(texts[start : start + size])
+        texts_max = 1 if params.pooling == "none" else TEXTS_PER_CALL
+        for params.texts in _batches(texts, texts_max):
             remaining_s = deadline - time.monotonic()
             params.timeout_s = wire_seconds(max(remaining_s, 0.001))
             result = await self.call("embed", params, w.EmbedResult, remaining_s)
@@ -101,6 +103,20 @@ class AsyncEmbedding(AsyncOperations):
         if len(by_text) != len(texts):
             raise ProtocolError(f"{len(by_text)} embeddings for {len(texts)} texts")
         return Embeddings(by_text, tokens, result)
+
+
+def _batches(texts: Iterable[str], texts_max: int) -> Iterator[list[str]]:
+    """Yield the texts in lists of at most *texts_max* that fit into a frame; a long one alone."""
+    batch: list[str] = []
+    free = TEXTS_BYTES_MAX
+    for text in texts:
+        size = len(text.encode(errors="replace")) + _TEXT_HEADER_BYTES
+        if batch and (len(batch) == texts_max or size > free):
+            yield batch
+            batch, free = [], TEXTS_BYTES_MAX
+        batch.append(text)
+        free -= size
+    yield batch
 
 
 def _vectors(data: bytes, size: int) -> list[list[float]]:

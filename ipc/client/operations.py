@@ -217,9 +217,13 @@ class AsyncOperations(AsyncWasiCalls):
     async def detokenize(
         self, graph: int, tokens: Sequence[int], *, timeout: float | None = None
     ) -> bytes:
-        """Return the bytes of token ids."""
-        params = w.DetokenizeParams(graph=graph, tokens=list(tokens))
-        return (await self.call("detokenize", params, w.TextResult, timeout)).text
+        """Return the bytes of token ids; many of them take several calls."""
+        text = b""
+        for start in range(0, max(1, len(tokens)), w.DETOKENIZE_TOKENS_MAX):
+            part = list(tokens[start : start + w.DETOKENIZE_TOKENS_MAX])
+            params = w.DetokenizeParams(graph=graph, tokens=part)
+            text += (await self.call("detokenize", params, w.TextResult, timeout)).text
+        return text
 
     async def apply_template(
         self,

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from .base import Map, ScheduledParams, Tensor
+
+INPUTS_MAX = 16
+"""The largest number of named inputs of one `compute`."""
 
 
 class SessionParams(Map):
@@ -48,7 +53,7 @@ class ComputeParams(ScheduledParams):
     """`compute` of the context's input, or of named tensors."""
 
     context: int
-    inputs: list[tuple[str, Tensor]] | None = None
+    inputs: Annotated[list[tuple[str, Tensor]], msgspec.Meta(max_length=INPUTS_MAX)] | None = None
 
 
 class ComputeResult(Map):

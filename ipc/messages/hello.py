@@ -26,9 +26,12 @@ class Kind(IntEnum):
 
 
 class Limits(Map):
-    """The bounds that the daemon announces in its hello."""
+    """The bounds that the daemon announces in its hello. `frame_bytes_max` is that of frames to the
+    daemon, `reply_bytes_max` that of frames from it.
+    """
 
     frame_bytes_max: int
+    reply_bytes_max: int
     nesting_max: int
     requests_max: int
     credit_default: int

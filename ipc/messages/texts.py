@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from .base import Map, ScheduledParams
 from .graphs import GraphParams
 
 EMBED_TEXTS_MAX = 256
 """The largest number of texts in one `embed`."""
+DETOKENIZE_TOKENS_MAX = 1 << 16
+"""The largest number of tokens in one `detokenize`: their text fits into a reply."""
 
 
 class EmbedParams(ScheduledParams):
@@ -55,7 +59,7 @@ class TokensResult(Map):
 class DetokenizeParams(GraphParams):
     """`detokenize`: return the bytes of token ids."""
 
-    tokens: list[int]
+    tokens: Annotated[list[int], msgspec.Meta(max_length=DETOKENIZE_TOKENS_MAX)]
 
 
 class TextResult(Map):

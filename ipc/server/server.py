@@ -13,33 +13,15 @@ import anyio
 import anyio.abc
 import msgspec
 
-from ...backends.errors import (
-    BackendError,
-    Busy,
-    Cancelled,
-    InferdError,
-    InvalidArgument,
-    ProtocolError,
-    UnsupportedOperation,
-    VersionMismatch,
-)
-from ...backends.params import nearest
-from ...wire.frames import FrameReader, check_nesting
-from ..messages import CALLS, CREDIT_MAX, PROTOCOL_VERSION, ClientHello, Kind, ServerHello
+from ...backends.errors import BackendError, Busy, Cancelled, InferdError, ProtocolError
+from ...wire.frames import FrameReader
+from ..messages import CREDIT_MAX, Kind, ServerHello
 from ..peer import peer_of
+from .decoding import decode_integer, decode_request, open_frame, pack_reply, read_hello
 from .server_connection import Request, ServerConnection
 
 HELLO_TIMEOUT_S = 10.0
 ACCEPT_PAUSE_S = 0.1
-
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Exceptions that msgspec raises for bytes that it cannot decode."""
-
-_envelope = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_kind = msgspec.msgpack.Decoder(int)
-_name = msgspec.msgpack.Decoder(str)
-_hello = msgspec.msgpack.Decoder(ClientHello)
-_params = {name: msgspec.msgpack.Decoder(call.params) for name, call in CALLS.items()}
 
 
 class Handler(Protocol):
@@ -169,7 +151,7 @@ class Server:
                 if greeted:
                     self._handle_frame(connection, frame, group)
                 else:
-                    _read_hello(connection, frame)
+                    read_hello(connection, frame)
                     greeted = True
                     hello_scope.deadline = float("inf")
 
@@ -185,24 +167,30 @@ class Server:
 
         :raises ProtocolError: the frame cannot be read; the connection then ends.
         """
-        kind, items = _open_frame(frame)
+        kind, items = open_frame(frame)
         if kind == Kind.CREDIT and len(items) >= 3:
-            request = connection.requests.get(_decode_integer(items[1]))
+            request = connection.requests.get(decode_integer(items[1]))
             if request is not None:
-                request.on_credit(max(0, min(_decode_integer(items[2]), CREDIT_MAX)))
+                request.on_credit(max(0, min(decode_integer(items[2]), CREDIT_MAX)))
         elif kind == Kind.REQUEST and len(items) >= 4:
-            self._start_request(connection, items, group)
+            self._start_request(connection, frame, items, group)
         else:
             raise ProtocolError(f"a frame of kind {kind} with {len(items)} items")
 
     def _start_request(
-        self, connection: ServerConnection, items: list[msgspec.Raw], group: anyio.abc.TaskGroup
+        self,
+        connection: ServerConnection,
+        frame: bytes,
+        items: list[msgspec.Raw],
+        group: anyio.abc.TaskGroup,
     ) -> None:
-        number = _decode_integer(items[1])
+        number = decode_integer(items[1])
         if number in connection.requests:
             raise ProtocolError(f"request id {number} is already in use")
         try:
-            request = _decode_request(connection, number, items)
+            request = decode_request(connection, number, frame, items)
+        except ProtocolError:
+            raise
         except InferdError as exc:
             connection.drop_descriptors()  # their frame was not read: no request can claim them
             connection.send([Kind.ERROR, number, exc.to_wire()])
@@ -224,9 +212,9 @@ class Server:
         connection = request.connection
         try:
             with request.scope:
-                result = await self._handler.run_call(request)
+                reply = pack_reply(request, await self._handler.run_call(request))
                 connection.requests.pop(request.number, None)
-                connection.send([Kind.REPLY, request.number, result])
+                connection.send_frame(reply)
             if request.scope.cancelled_caught:
                 raise Cancelled("the request was cancelled")
         except InferdError as exc:
@@ -242,62 +230,3 @@ class Server:
     def _refuse_request(self, request: Request, error: InferdError) -> None:
         request.connection.requests.pop(request.number, None)
         request.connection.send([Kind.ERROR, request.number, error.to_wire()])
-
-
-def _open_frame(frame: bytes) -> tuple[int, list[msgspec.Raw]]:
-    check_nesting(frame)
-    try:
-        items = _envelope.decode(frame)
-        return _kind.decode(items[0]), items
-    except (*UNREADABLE, IndexError) as exc:
-        raise ProtocolError(f"the frame is not a msgpack array of the protocol: {exc}") from None
-
-
-def _decode_integer(raw: msgspec.Raw) -> int:
-    try:
-        return _kind.decode(raw)
-    except UNREADABLE as exc:
-        raise ProtocolError(f"a frame lacks an integer where one is required: {exc}") from None
-
-
-def _read_hello(connection: ServerConnection, frame: bytes) -> None:
-    """Read the client's hello.
-
-    :raises VersionMismatch: the client speaks another major version.
-    """
-    kind, items = _open_frame(frame)
-    if kind != Kind.HELLO or len(items) < 2:
-        raise ProtocolError("the first frame is not a hello")
-    try:
-        hello = _hello.decode(items[1])
-    except UNREADABLE as exc:
-        raise ProtocolError(f"the hello cannot be read: {exc}") from None
-    if hello.protocol[0] != PROTOCOL_VERSION[0]:
-        ours, theirs = PROTOCOL_VERSION[0], hello.protocol[0]
-        raise VersionMismatch(
-            f"the client speaks version {theirs} of the protocol, this daemon version {ours}",
-            data={"protocol": list(PROTOCOL_VERSION)},
-        )
-    connection.software = hello.software[:200]
-
-
-def _decode_request(connection: ServerConnection, number: int, items: list[msgspec.Raw]) -> Request:
-    try:
-        call = _name.decode(items[2])
-        if call not in _params:
-            raise UnsupportedOperation(f"there is no call {call[:50]!r}", hint=nearest(call, CALLS))
-        params = _params[call].decode(items[3])
-    except UNREADABLE as exc:
-        raise InvalidArgument(f"the params do not match the call: {exc}") from None
-    request = Request(connection, number, call, params)
-    for part in _parts_with_descriptors(params):
-        part.fd = connection.claim_descriptor()
-        request.descriptors.append(part.fd)
-    return request
-
-
-def _parts_with_descriptors(params: Any) -> list[Any]:
-    """Return the parts of a call's params that refer to a descriptor, in the frame's order."""
-    tensors = [tensor for _, tensor in getattr(params, "inputs", None) or ()]
-    parts = [params, getattr(params, "tensor", None), *tensors]
-    return [part for part in parts if getattr(part, "fd", -1) >= 0]

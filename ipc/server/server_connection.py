@@ -72,9 +72,13 @@ class ServerConnection:
 
     def send(self, message: Any, *, flush: bool = True) -> None:
         """Send a message; buffer the rest where the socket is full."""
+        self.send_frame(pack_frame(message), flush=flush)
+
+    def send_frame(self, frame: bytes, *, flush: bool = True) -> None:
+        """Send a message that is already a frame."""
         if not self._open:
             return
-        self._unsent += pack_frame(message)
+        self._unsent += frame
         if flush:
             self.flush()
 

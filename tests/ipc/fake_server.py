@@ -25,12 +25,13 @@ HELLO: dict[str, Any] = {
     "software": "fake",
     "instance": 7,
     "limits": {
-        "frame_bytes_max": 8 << 20,
+        "frame_bytes_max": 1 << 20,
+        "reply_bytes_max": 8 << 20,
         "nesting_max": 16,
         "requests_max": 256,
         "credit_default": 64,
         "credit_max": 1024,
-        "tensor_bytes_max": 64 << 20,
+        "tensor_bytes_max": 8 << 20,
         "sessions_max": 100,
     },
 }

@@ -6,18 +6,11 @@ import struct
 from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from inferd.backends.errors import ProtocolError, TooLarge
-from inferd.wire.frames import (
-    ANY_LENGTH,
-    NESTING_MAX,
-    FrameReader,
-    check_nesting,
-    pack_frame,
-)
+from inferd.backends.errors import TooLarge
+from inferd.wire.frames import ANY_LENGTH, FrameReader, pack_frame
 
 BYTES_MAX = 300
 MESSAGES = st.lists(st.one_of(st.integers(0, 1 << 63), st.binary(max_size=100)), max_size=8)
@@ -74,18 +67,3 @@ def read_all(reader: FrameReader, chunks: list[bytes]) -> tuple[list[bytes], boo
     except TooLarge:
         return found, True
     return found, False
-
-
-@given(st.lists(st.sampled_from((list, dict)), max_size=2 * NESTING_MAX), st.binary(max_size=30))
-@example([list] * NESTING_MAX, b"\x91" * 20)
-@example([list, *[dict] * NESTING_MAX], b"")
-def test_a_frame_nests_as_deep_as_the_bound(levels: list[type], leaf: bytes) -> None:
-    value: Any = leaf
-    for level in levels:
-        value = [1, "text", value, leaf] if level is list else {"key": value, "leaf": leaf}
-    frame = msgspec.msgpack.encode(value)
-    if len(levels) > NESTING_MAX:
-        with pytest.raises(ProtocolError, match="nested deeper"):
-            check_nesting(frame)
-    else:
-        check_nesting(frame)

@@ -9,7 +9,8 @@ import msgspec
 
 from inferd.backends.errors import InferdError
 from inferd.ipc import messages as w
-from inferd.wire.frames import FRAME_BYTES_MAX, NESTING_MAX, pack_frame
+from inferd.wire.frames import FRAME_BYTES_MAX, REPLY_BYTES_MAX, pack_frame
+from inferd.wire.nesting import NESTING_MAX
 
 __all__ = ("INSTANCE", "SOFTWARE", "Exchange", "daemon_hello")
 
@@ -114,6 +115,7 @@ def daemon_hello() -> w.ServerHello:
         instance=INSTANCE,
         limits=w.Limits(
             frame_bytes_max=FRAME_BYTES_MAX,
+            reply_bytes_max=REPLY_BYTES_MAX,
             nesting_max=NESTING_MAX,
             requests_max=w.REQUESTS_MAX,
             credit_default=w.CREDIT_DEFAULT,

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from inferd.backends.errors import Busy, PermissionDenied, QuotaExceeded
-from inferd.wire.frames import FRAME_BYTES_MAX, NESTING_MAX, pack_frame
+from inferd.wire.frames import FRAME_BYTES_MAX, REPLY_BYTES_MAX, pack_frame
+from inferd.wire.nesting import NESTING_MAX
 
 from .exchange import INSTANCE, daemon_hello
 
@@ -173,7 +174,7 @@ def malformed_daemon() -> list[dict[str, Any]]:
         case("a bound of the user's own", [[3, 1, spent]], error("QuotaExceeded")),
         case(
             "a frame longer than the limit",
-            [struct.pack("<I", FRAME_BYTES_MAX + 1)],
+            [struct.pack("<I", REPLY_BYTES_MAX + 1)],
             error("TooLarge"),
         ),
         case("not an array", [framed(b"\x81\xa1a\x01")], error("ProtocolError")),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from bench.attack.attack import Attack
 
-from . import connections, templates, texts
+from . import connections, templates, texts, validation
 
 ATTACKS: dict[str, Attack] = {
-    attack.name: attack for module in (connections, templates, texts) for attack in module.ATTACKS
+    attack.name: attack
+    for module in (connections, templates, texts, validation)
+    for attack in module.ATTACKS
 }

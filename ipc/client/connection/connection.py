@@ -30,7 +30,7 @@ from ....backends.errors import (
     TooLarge,
     error_from_wire,
 )
-from ....wire.frames import READ_BYTES, FrameReader, read_until_end
+from ....wire.frames import READ_BYTES, REPLY_BYTES_MAX, FrameReader, read_until_end
 from ...greeting import read_server_hello
 from ...messages import PROTOCOL_VERSION, ClientHello, Kind, ServerHello
 from ...payloads import pack_message
@@ -53,7 +53,7 @@ class ClientConnection:
         self.server: ServerHello
         self._pid, self._thread = os.getpid(), threading.get_ident()
         self._socket = sock
-        self._frames = FrameReader()
+        self._frames = FrameReader(REPLY_BYTES_MAX)
         self.outbox = Outbox(sock)
         self._ids = itertools.count(1)
         self._in_flight: dict[int, InFlight] = {}
@@ -111,7 +111,8 @@ class ClientConnection:
         if len(frame) - 4 > bytes_max:
             raise TooLarge(
                 f"{request.call} takes a frame of {len(frame)} bytes; the limit is {bytes_max}",
-                hint="pass a large prompt through set_input, which sends it in a memfd",
+                hint="split it, or pass a large prompt through set_input or run_inference, which"
+                " send it in a memfd",
                 data={"bytes": len(frame), "frame_bytes_max": bytes_max},
             )
         self._in_flight[request.id] = request

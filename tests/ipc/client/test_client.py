@@ -306,7 +306,7 @@ async def _set_input_fd(exchange: Exchange) -> dict[str, Any]:
 
 
 async def test_a_prompt_too_large_for_a_frame_is_sent_in_a_memfd(tmp_path: Path) -> None:
-    prompt = bytes(range(256)) * (9 << 12)  # 9 MiB
+    prompt = bytes(range(256)) * (9 << 10)  # 2.25 MiB
     open_before = len(os.listdir("/proc/self/fd"))
     async with connected(tmp_path) as (server, client):
         server.answers["set_input"] = _set_input_fd
@@ -317,10 +317,10 @@ async def test_a_prompt_too_large_for_a_frame_is_sent_in_a_memfd(tmp_path: Path)
 
 async def test_an_argument_that_cannot_be_sent_is_refused_before_sending(tmp_path: Path) -> None:
     async with connected(tmp_path) as (server, client):
-        with pytest.raises(TooLarge, match="the limit is 67108864"):
-            await client.set_input(12, 0, bytes((64 << 20) + 1))
+        with pytest.raises(TooLarge, match="the limit is 8388608"):
+            await client.set_input(12, 0, bytes((8 << 20) + 1))
         with pytest.raises(TooLarge, match="memfd"):
-            await client.chat(12, "x" * (9 << 20))
+            await client.chat(12, "x" * (2 << 20))
         with pytest.raises(InvalidArgument, match="not a prompt"):
             await client.chat(12, 5)  # type: ignore[arg-type]
         assert server.calls == []
@@ -540,15 +540,14 @@ async def test_a_daemon_that_does_not_read_gets_whole_frames_later(tmp_path: Pat
         server.reading = anyio.Event()
         await server.peers[0].send([9, "wake the reader"])
         async with anyio.create_task_group() as group:
-            group.start_soon(client.set_input, 12, 0, bytes(4 << 20))
-            group.start_soon(client.set_input, 12, 0, bytes(4 << 20))
+            group.start_soon(client.set_input, 12, 0, bytes(1_000_000))
+            group.start_soon(client.set_input, 12, 0, bytes(1_000_000))
             await anyio.wait_all_tasks_blocked()
             group.cancel_scope.cancel()
         server.reading.set()
         await server.await_call("cancel", 2)
-        assert [len(p["tensor"]["data"]) for n, p in server.calls if n == "set_input"] == [
-            4 << 20
-        ] * 2
+        sizes = [len(p["tensor"]["data"]) for n, p in server.calls if n == "set_input"]
+        assert sizes == [1_000_000] * 2
         assert await client.chat(12, "fine") == "fine"
 
 

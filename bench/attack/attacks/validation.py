@@ -1,0 +1,61 @@
+"""Attacks with requests that take long to check: many keys, values and tokens in one frame."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+from bench.attack.attack import Attack, Target
+from inferd import Client, InferdError
+
+KEYS = 20_000
+NUMBERS = 200_000
+"""Fit into a frame of 1 MiB."""
+CLIENTS = 4
+Request = Callable[[], object]
+_MISSPELT: dict[str, Any] = {f"temperatur{i:x}": i for i in range(KEYS)}
+_JSON = json.dumps({"a": [{}] * NUMBERS})
+
+
+def send_many_keys(target: Target) -> None:
+    """Set many unknown keys that resemble a known one, over and over."""
+    _repeat(target, lambda client, _, context: [lambda: client.set_options(context, _MISSPELT)])
+
+
+def send_large_values(target: Target) -> None:
+    """Send values that take long to check, in several calls."""
+    _repeat(target, _large_requests)
+
+
+def _large_requests(client: Client, graph: int, context: int) -> list[Request]:
+    return [
+        lambda: client.init_backend(_JSON),
+        lambda: client.set_options(context, {"stop": ["a"] * NUMBERS}),
+        lambda: client.set_options(context, {"logit-bias": [[1, 1.0]] * 10_000}),
+        lambda: client.detokenize(graph, [1] * NUMBERS),
+        lambda: client.set_input(context, 1, _JSON),
+    ]
+
+
+def _repeat(target: Target, requests: Callable[[Client, int, int], list[Request]]) -> None:
+    """Make the requests of several clients in turn until the attack is over."""
+    with contextlib.ExitStack() as stack:
+        every: list[Request] = []
+        for _ in range(CLIENTS):
+            client = stack.enter_context(Client(target.socket))
+            graph = client.load_by_name(target.model)
+            every += requests(client, graph, client.init_execution_context(graph))
+        for request in itertools.cycle(every):
+            if target.is_over():
+                return
+            with contextlib.suppress(InferdError):
+                request()
+
+
+ATTACKS = (
+    Attack("many-keys", "20 000 misspelt keys in one request", send_many_keys),
+    Attack("large-values", "values that take long to check", send_large_values),
+)

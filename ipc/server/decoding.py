@@ -1,0 +1,117 @@
+"""Decoding of clients' frames, within bounds on their shape, and packing of replies."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from ...backends.errors import (
+    InvalidArgument,
+    ProtocolError,
+    TooLarge,
+    UnsupportedOperation,
+    VersionMismatch,
+)
+from ...backends.params import nearest
+from ...wire.frames import REPLY_BYTES_MAX, pack_frame
+from ...wire.nesting import check_shape
+from ..messages import CALLS, PROTOCOL_VERSION, ClientHello, Kind
+from .server_connection import Request, ServerConnection
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Exceptions that msgspec raises for bytes that it cannot decode."""
+
+MESSAGE_ITEMS_MAX = 16
+"""Items of a frame's array: more than any message has, so that newer clients can add some."""
+
+_envelope = msgspec.msgpack.Decoder(
+    Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MESSAGE_ITEMS_MAX)]
+)
+_kind = msgspec.msgpack.Decoder(int)
+_name = msgspec.msgpack.Decoder(str)
+_hello = msgspec.msgpack.Decoder(ClientHello)
+_params = {name: msgspec.msgpack.Decoder(call.params) for name, call in CALLS.items()}
+
+
+def open_frame(frame: bytes) -> tuple[int, list[msgspec.Raw]]:
+    """Return the kind of a message and its items, which are not decoded yet."""
+    try:
+        items = _envelope.decode(frame)
+        return _kind.decode(items[0]), items
+    except (*UNREADABLE, IndexError) as exc:
+        raise ProtocolError(f"the frame is not a msgpack array of the protocol: {exc}") from None
+
+
+def decode_integer(raw: msgspec.Raw) -> int:
+    """Return an item that must be an integer."""
+    try:
+        return _kind.decode(raw)
+    except UNREADABLE as exc:
+        raise ProtocolError(f"a frame lacks an integer where one is required: {exc}") from None
+
+
+def read_hello(connection: ServerConnection, frame: bytes) -> None:
+    """Read the client's hello.
+
+    :raises VersionMismatch: the client speaks another major version.
+    """
+    kind, items = open_frame(frame)
+    if kind != Kind.HELLO or len(items) < 2:
+        raise ProtocolError("the first frame is not a hello")
+    try:
+        hello = _hello.decode(items[1])
+    except UNREADABLE as exc:
+        raise ProtocolError(f"the hello cannot be read: {exc}") from None
+    if hello.protocol[0] != PROTOCOL_VERSION[0]:
+        ours, theirs = PROTOCOL_VERSION[0], hello.protocol[0]
+        raise VersionMismatch(
+            f"the client speaks version {theirs} of the protocol, this daemon version {ours}",
+            data={"protocol": list(PROTOCOL_VERSION)},
+        )
+    connection.software = hello.software[:200]
+
+
+def decode_request(
+    connection: ServerConnection, number: int, frame: bytes, items: list[msgspec.Raw]
+) -> Request:
+    """Return the request in *frame*, which has these *items*.
+
+    :raises InferdError: it cannot be served; a ProtocolError ends the connection.
+    """
+    check_shape(frame)
+    try:
+        call = _name.decode(items[2])
+        if call not in _params:
+            raise UnsupportedOperation(f"there is no call {call[:50]!r}", hint=nearest(call, CALLS))
+        params = _params[call].decode(items[3])
+    except UNREADABLE as exc:
+        raise InvalidArgument(f"the params do not match the call: {exc}") from None
+    request = Request(connection, number, call, params)
+    for part in _parts_with_descriptors(params):
+        part.fd = connection.claim_descriptor()
+        request.descriptors.append(part.fd)
+    return request
+
+
+def _parts_with_descriptors(params: Any) -> list[Any]:
+    """Return the parts of a call's params that refer to a descriptor, in the frame's order."""
+    tensors = [tensor for _, tensor in getattr(params, "inputs", None) or ()]
+    parts = [params, getattr(params, "tensor", None), *tensors]
+    return [part for part in parts if getattr(part, "fd", -1) >= 0]
+
+
+def pack_reply(request: Request, result: Any) -> bytes:
+    """Return the reply to a request as a frame.
+
+    :raises TooLarge: it is larger than a client accepts.
+    """
+    frame = pack_frame([Kind.REPLY, request.number, result])
+    if len(frame) - 4 > REPLY_BYTES_MAX:
+        raise TooLarge(
+            f"the reply to {request.call} has {len(frame) - 4} bytes; the limit is"
+            f" {REPLY_BYTES_MAX}",
+            hint="ask for less: fewer answers, fewer probabilities (n-probs), or a stream",
+            data={"bytes": len(frame) - 4, "reply_bytes_max": REPLY_BYTES_MAX},
+        )
+    return frame

@@ -1,0 +1,267 @@
+"""No frame occupies the daemon's loop for long, whatever it contains, in any field of any call."""
+
+from __future__ import annotations
+
+import os
+import time
+import typing
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import msgspec
+import pytest
+
+from inferd.backends.errors import InferdError
+from inferd.backends.params import PARAMETERS
+from inferd.ipc import messages as w
+from inferd.ipc.payloads import _write_memfd
+from inferd.wire.frames import FRAME_BYTES_MAX
+from tests.attacks.loop_meter import MeteredDaemon
+from tests.daemon.other_users import ADA, client_of
+from tests.raw import RawClient
+
+BLOCK_S_MAX = 0.02
+"""The bound, on a machine that counts to a million in `COUNT_S`."""
+COUNT_S = 0.012
+MARGIN = 3.0
+SPACE = FRAME_BYTES_MAX - 2000
+"""Bytes of a frame for the field under test."""
+SKIPPED = {"drain", "deinit_backend"}
+MISSPELT = "temperatur"
+
+
+@cache
+def slowness() -> float:
+    """Return how many times slower than the reference this machine is; at least 1."""
+    best = min(_count_s() for _ in range(5))
+    return max(1.0, best / COUNT_S)
+
+
+def _count_s() -> float:
+    began = time.thread_time()
+    sum(i & 7 for i in range(250_000))
+    return time.thread_time() - began
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[MeteredDaemon]:
+    with MeteredDaemon("[daemon]\nsocket-mode = '0666'\n") as running:
+        os.chmod(running.directory, 0o711)
+        yield running
+
+
+@pytest.fixture
+def attacker(daemon: MeteredDaemon) -> Iterator[RawClient]:
+    with client_of(daemon, ADA) as client:
+        client.call("models")
+        daemon.read_longest_s()
+        yield client
+
+
+def check_block(daemon: MeteredDaemon, client: RawClient, name: str) -> None:
+    """Check the longest block, once the loop has ended that of the last reply."""
+    client.call("init_backend")
+    longest_s = daemon.read_longest_s()
+    assert longest_s < BLOCK_S_MAX * MARGIN * slowness(), name
+
+
+def texts(count: int) -> list[str]:
+    return ["a"] * count
+
+
+def misspelt(count: int) -> dict[str, Any]:
+    """Return keys that all resemble a known one."""
+    return {f"{MISSPELT}{i:x}": i for i in range(count)}
+
+
+def nested(depth: int, count: int) -> list[Any]:
+    value: Any = {}
+    for _ in range(depth):
+        value = [value]
+    return [value] * count
+
+
+STRINGS: dict[str, Any] = {
+    "long text": "a" * SPACE,
+    "wide text": "\u65e5" * (SPACE // 3),
+    "commas": "1," * (SPACE // 2),
+    "brackets": "[" * SPACE,
+    "JSON objects": "[" + "{}," * (SPACE // 3 - 2) + "{}]",
+    "JSON keys": "{" + ",".join(f'"{MISSPELT}{i:x}":0' for i in range(SPACE // 20)) + "}",
+    "JSON digits": '{"temp":' + "1" * (SPACE - 20) + "}",
+    "JSON fraction": '{"temp":0.' + "1" * (SPACE - 20) + "}",
+    "escapes": '{"stop":"' + "\\u0001" * (SPACE // 6 - 4) + '"}',
+}
+LISTS: dict[str, Any] = {
+    "small numbers": [1] * SPACE,
+    "large numbers": [1 << 30] * (SPACE // 5),
+    "texts": texts(SPACE // 2),
+    "few texts": texts(20_000),
+    "bytes": [b""] * (SPACE // 2),
+    "maps": [{}] * SPACE,
+    "few maps": [{"role": "user", "content": "a"}] * 1000,
+    "deep": nested(12, 2300),
+    "broken runs": [*[1] * 255, "a"] * 4000,
+}
+MAPS: dict[str, Any] = {
+    "keys": {f"{i:05x}": 0 for i in range(SPACE // 7)},
+    "misspelt": misspelt(29_000),
+    "few misspelt": misspelt(200),
+    "long keys": {"k" * 1000 + str(i): i for i in range(250)},
+    "sections": {"sampling": misspelt(15_000)},
+    "maps": {"a": [{}] * 31_000},
+    "texts": {"stop": texts(31_000)},
+    "deep": {"a": nested(12, 2200)},
+}
+
+
+def shapes_of(kind: Any) -> dict[str, Any]:
+    """Return the worst values for a field of type *kind*."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return shapes_of(arguments[0])
+    if kind is str:
+        return STRINGS
+    if kind is bytes:
+        return {name: text.encode() for name, text in STRINGS.items() if name != "wide text"}
+    if kind is w.Tensor:
+        return {name: {"data": text.encode()} for name, text in STRINGS.items()} | {
+            "dimensions": {"dimensions": [1] * SPACE}
+        }
+    if origin is dict:
+        return MAPS
+    if origin is list:
+        return LISTS
+    found: dict[str, Any] = {}
+    for argument in arguments:
+        found |= shapes_of(argument)
+    return found
+
+
+def fields() -> list[tuple[str, str]]:
+    """Return each call with each field that can be large."""
+    return [
+        (call, field.name)
+        for call, messages in w.CALLS.items()
+        if call not in SKIPPED
+        for field in msgspec.structs.fields(messages.params)
+        if shapes_of(field.type)
+    ]
+
+
+@pytest.fixture
+def handles(attacker: RawClient) -> dict[str, Any]:
+    graph = attacker.call("load_by_name", name="echo")["graph"]
+    context = attacker.call("init_execution_context", graph=graph)["context"]
+    attacker.set_input(context, b"hello")
+    return {
+        "graph": graph,
+        "context": context,
+        "name": "echo",
+        "index": 0,
+        "tensor": {"data": b"hello"},
+        "session_id": "s",
+        "tokens": [1],
+        "messages": [{"role": "user", "content": "hello"}],
+        "text": "hello",
+        "texts": ["hello"],
+        "turns": 1,
+    }
+
+
+@pytest.mark.parametrize(("call", "field"), fields(), ids=lambda part: part)
+def test_no_value_of_a_field_blocks_the_loop(
+    daemon: MeteredDaemon, attacker: RawClient, handles: dict[str, Any], call: str, field: str
+) -> None:
+    params = w.CALLS[call].params
+    known = {f.name for f in msgspec.structs.fields(params)}
+    base = {name: value for name, value in handles.items() if name in known}
+    kind = next(f.type for f in msgspec.structs.fields(params) if f.name == field)
+    for name, value in shapes_of(kind).items():
+        try:
+            attacker.call(call, **(base | {field: value}))
+        except InferdError as exc:
+            assert len(exc.message) < 20_000, name
+        check_block(daemon, attacker, f"{call} {field} {name}")
+
+
+PATTERNS = [
+    *(
+        f"{i}" + "(" + "|".join(f"{chr(97 + j % 26)}{j}" for j in range(100)) + ")"
+        for i in range(8)
+    ),
+    *(f"{i}(?:){{2900}}" for i in range(8)),
+]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+VALUES: dict[str, list[Any]] = {
+    "int": ["1" * SPACE, [1] * SPACE],
+    "float": ["1" * SPACE, misspelt(29_000)],
+    "bool": [texts(31_000)],
+    "text": ["(" * 65_000, "()" * 32_000, "a" * SPACE, "[" * 65_000],
+    "texts": [texts(10_000), texts(31_000), ["a" * 1000] * 1000],
+    "samplers": ["k" * SPACE, ["penalties"] * 10_000, ["penaltiez"] * 31_000, "penaltiez," * 90],
+    "biases": [
+        [[i, 1.0] for i in range(10_000)],
+        {f"{i}": 1 for i in range(10_000)},
+        [[]] * 31_000,
+    ],
+    "shares": ["1," * (SPACE // 2), [1] * SPACE],
+    "tokens": [[1] * 10_000, [1] * SPACE],
+    "triggers": [
+        ["a" * 400] * 512,
+        [{"type": "pattern", "value": text} for text in PATTERNS],
+        [[]] * 31_000,
+    ],
+    "schema": [{"enum": ["a"] * 16_000}, "[" * 60_000, {"a": nested(9, 2000)}],
+    "choice": ["a" * SPACE, [1] * SPACE],
+    "tools": [[TOOL] * 128, [TOOL] * 3000, "[" * SPACE, "[{}," * 60_000, nested(11, 2600)],
+    "arguments": [{f"a{i}": nested(8, 50) for i in range(64)}, misspelt(15_000), "{}" * 30_000],
+    "scales": [misspelt(15_000), ["a"] * 31_000, [["a", 1]] * 12_000],
+}
+SPELLINGS = 8
+
+
+def spellings(name: str) -> list[str]:
+    """Return *name* in several cases: keys of one parameter."""
+    return [name[:i].upper() + name[i:] for i in range(min(SPELLINGS, len(name)))]
+
+
+@pytest.mark.parametrize("call", ["set_options", "chat", "set_input", "load_by_name_with_config"])
+def test_no_parameter_blocks_the_loop(
+    daemon: MeteredDaemon, attacker: RawClient, handles: dict[str, Any], call: str
+) -> None:
+    for parameter in PARAMETERS:
+        more = [PATTERNS[:8], PATTERNS[8:]] if parameter.name == "stop-patterns" else []
+        for number, value in enumerate(VALUES[parameter.kind] + more):
+            for names in ([parameter.name], spellings(parameter.name)):
+                send_options(attacker, handles, call, dict.fromkeys(names, value))
+                check_block(daemon, attacker, f"{call} {parameter.name} {number} {len(names)}")
+
+
+def send_options(
+    client: RawClient, handles: dict[str, Any], call: str, options: dict[str, Any]
+) -> None:
+    """Send *options* in a call, unless they exceed a frame; they may be refused."""
+    context = handles["context"]
+    if call in ("set_options", "chat"):
+        if len(msgspec.msgpack.encode(options)) < SPACE:
+            more = {"prompt": "a"} if call == "chat" else {}
+            refuse(client, call, context=context, options=options, **more)
+        return
+    text = msgspec.json.encode(options)
+    if call == "set_input":
+        fd = _write_memfd(text)
+        try:
+            refuse(client, call, [fd], context=context, index=1, tensor={"fd": 0})
+        finally:
+            os.close(fd)
+    elif len(text) < SPACE:
+        refuse(client, call, name="echo", config=text.decode())
+
+
+def refuse(client: RawClient, call: str, fds: list[int] | None = None, /, **params: Any) -> None:
+    try:
+        client.call(call, fds or (), **params)
+    except InferdError as exc:
+        assert len(exc.message) < 20_000
