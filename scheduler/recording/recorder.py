@@ -26,9 +26,11 @@ class ActivityKind(IntEnum):
     IDLE = 0
     STEP = 1
     """Decoding a batch; the ids are those of the tasks."""
-    PROMPT = 2
+    SAMPLE = 2
+    """Sampling for one task, or checking its grammar and its text; the id is that of the task."""
+    PROMPT = 3
     """Tokenizing, or rendering a chat; the id is that of the request."""
-    OTHER = 3
+    OTHER = 4
 
 
 @dataclass(frozen=True, slots=True)
