@@ -123,7 +123,7 @@ class ShuttingDown(Busy):
 
 
 class QuotaExceeded(Busy):
-    """A quota of the user is used up: sessions, waiting tasks or tokens per minute."""
+    """A quota of the user is used up: sessions, waiting tasks, tokens per minute, or crashes."""
 
     number = 213
     hint_default = "try again after retry_after_s seconds, or ask the daemon's operator for more"

@@ -88,6 +88,8 @@ class Task:
     """Parked because the KV cache was full: it resumes when another task has ended."""
     yields_until: int = 0
     """Parked by hand: until the token clock reaches this, all other tasks precede it."""
+    trial_tokens: int = 0
+    """Tokens that are still to be computed in steps without other tasks."""
     fetching: bool = False
     """Its state is being read from disk."""
     looked_up: bool = False
@@ -136,6 +138,7 @@ class Task:
             tokens_requested=(before.tokens_requested if spec.resume_point else 1)
             if spec.pull
             else 0,
+            trial_tokens=spec.trial_tokens,
             dropped=before.dropped,
             shifts=before.shifts,
             started_at=None if before.started_s is None else now + before.started_s,

@@ -14,8 +14,10 @@ from .turns.sentence_checks import Comparison, Similarity
 
 P = TypeVar("P")
 T = TypeVar("T")
-_RETRIES_MAX = 3
-"""Times that a query is repeated after its worker has died."""
+_RETRIES_MAX = 30
+"""Times that a query is repeated after its worker has died: the model's source delays the later
+ones, to one in 4 s.
+"""
 
 
 class TaskReader(Protocol):

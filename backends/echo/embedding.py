@@ -39,7 +39,7 @@ class EchoEmbedder(EmbeddingSlots):
         for chunk in chunks:
             tokens = self._tokens.setdefault(chunk.slot, [])
             tokens += chunk.tokens
-            self._faults.abort_on_text(tokens)
+            self._faults.abort_on_tokens(tokens)
             vectors = echo_vectors(chunk.tokens, self._last.get(chunk.slot, ()))
             self._last[chunk.slot] = vectors[-1]
             self.add_vectors(chunk, vectors)

@@ -32,7 +32,7 @@ class EchoSampler:
     complete = False
 
     def __init__(self, params: SamplingParams):
-        self._params = params
+        self._params, self.grammar = params, params.grammar.encode()
         self.probs: TokenProbs | None = None
 
     def report_probs(self, token: int) -> int:
@@ -66,6 +66,7 @@ class EchoModel(EchoContext):
 
     def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
         """Return the tokens of *text*; see `EchoVocabulary.tokenize`."""
+        self.faults.abort_on_text("tokenize", text)
         return self._vocabulary.tokenize(text, special=special, bos=bos)
 
     def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN_RENDERING) -> str:
@@ -87,12 +88,13 @@ class EchoModel(EchoContext):
         self.check_batch(chunks, adapters)
         self.faults.count_step()
         for chunk in chunks:
-            self.faults.abort_on_text(self.append(chunk, adapters).tokens)
+            self.faults.abort_on_tokens(self.append(chunk, adapters).tokens)
 
     def sample(self, slot: int, sampler: Sampler, index: int) -> int:
         """Return the next byte of the slot's last prompt, then the end mark."""
         self.take_logits(slot)
         assert isinstance(sampler, EchoSampler)
+        self.faults.abort_on_text("grammar", sampler.grammar)
         sequence, vocabulary = self.slots[slot], self._vocabulary
         self.faults.sample_slowly(sequence.tokens)
         token = next_token(sequence.tokens)

@@ -3,6 +3,7 @@
 `step_ms` and `load_ms` slow the model down. Sampling takes `sample_ms` of CPU time in slots with
 the text `slow_on` (empty: in all). Faults are `crash_at_step` (the process aborts), `fail_at_step`
 (the step fails) and `abort_on` (the process aborts in the step that decodes this
+text; or, as `abort_in` requests, when it samples by a grammar with this text, or tokenizes the
 text). `memory` sets the kind of memory, `window` its attention window in tokens, and `kv_cells`
 the cells that all slots share. The model claims to need `weight_bytes` of memory, `token_bytes`
 for each token of a slot's context, `layer_bytes` for each of `layers`, which run on devices with
@@ -17,7 +18,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -41,6 +42,7 @@ class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     crash_at_step: Number = -1
     fail_at_step: Number = -1
     abort_on: str = ""
+    abort_in: Literal["step", "grammar", "tokenize"] = "step"
     surprising: str = ""
     variant: str = ""
     vocabulary: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
@@ -80,8 +82,13 @@ class EchoFaults:
             while time.thread_time() < end:
                 pass
 
-    def abort_on_text(self, tokens: Sequence[int]) -> None:
+    def abort_on_tokens(self, tokens: Sequence[int]) -> None:
         """Abort the process if a slot's *tokens* contain the text of the option `abort_on`."""
-        text = self._options.abort_on
-        if text and text.encode() in self._vocabulary.text(tokens):
+        if self._options.abort_on and self._options.abort_in == "step":
+            self.abort_on_text("step", self._vocabulary.text(tokens))
+
+    def abort_on_text(self, place: str, text: bytes) -> None:
+        """Abort the process if *text* contains that of `abort_on`, which counts in this *place*."""
+        options = self._options
+        if options.abort_on and options.abort_in == place and options.abort_on.encode() in text:
             os.abort()

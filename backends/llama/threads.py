@@ -91,6 +91,7 @@ class ComputeThreads:
         """Compute a batch on these threads; return the result of `llama_decode`."""
         self.attach_pool()
         result = int(lib.llama_decode(self._context, batch))
+        lib.llama_synchronize(self._context)  # a device's fault belongs to the step
         while result == 0 and len(self._pools) > 1:
             _free_pool(self._pools.pop(0)[1])
         return result

@@ -150,23 +150,39 @@ class ManagedModel:
         :raises WorkerCrashed: a swap has unloaded the model for good.
         """
         self.used_at = self.registry.seconds()
-        while self.worker is not None and self.worker.unloading and not self.dropped:
-            await self.worker.exited.wait()
-        if self.dropped:
-            raise WorkerCrashed(f"{self.name!r} was swapped and is unloaded for good")
         if on_progress is not None:
             self._progress_listeners.add(on_progress)
         self.load_waiters += 1
         try:
-            worker = self.worker or self.registry.start_worker(self)
-            await worker.loaded.wait()
+            while True:
+                worker = await self._start_worker()
+                await worker.loaded.wait()
+                if worker.error is None:
+                    return worker
+                if worker.error.data.get("cause") != "died":
+                    raise worker.error
         finally:
             self.load_waiters -= 1
             if on_progress is not None:
                 self._progress_listeners.discard(on_progress)
-        if worker.error is not None:
-            raise worker.error
-        return worker
+
+    async def _start_worker(self) -> Worker:
+        """Return the worker. If there is none, start one once an unloading one has exited, and
+        later after deaths.
+
+        :raises WorkerCrashed: a swap has unloaded the model for good, or workers have died for too
+            long.
+        """
+        while not self.dropped:
+            if self.worker is not None:
+                if not self.worker.unloading:
+                    return self.worker
+                await self.worker.exited.wait()
+            elif delay_s := self.recovery.restarts.delay_s(self.name):
+                await anyio.sleep(delay_s)
+            else:
+                return self.registry.start_worker(self)
+        raise WorkerCrashed(f"{self.name!r} was swapped and is unloaded for good")
 
     def hold_turns(self) -> None:
         """Let no turn begin until `release_turns`."""
@@ -262,6 +278,11 @@ class ManagedModel:
     def options(self) -> dict[str, Any]:
         """Return the configured parameters: the defaults, then the model's own."""
         return self.registry.config.defaults | self.config.options
+
+    @property
+    def shrinks(self) -> int:
+        """How many times the next load is to choose a smaller shape; see `Recovery`."""
+        return self.recovery.shrinks
 
     @property
     def busy(self) -> bool:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from signal import SIGKILL
 
 import anyio
 import anyio.abc
 import msgspec
 import structlog
 
-from ...backends.errors import Cancelled, ModelNotFound
+from ...backends.errors import Cancelled, InferdError, ModelNotFound
 from ...scheduler import messages as m
-from ...scheduler.recording.recorder import Activity
 from ...sessions.worker_client import TaskReader
 from ..residency.budget import MemoryBudget
+from ..residency.machine import OomKills
 from ..residency.model_files import Signature, files_in_use, signature_of
 from ..workers.cores import Cores
+from ..workers.deaths import Death
 from ..workers.tasks import WorkerListener
 from ..workers.worker import Worker
 from .catalog import ModelCatalog
@@ -61,6 +64,7 @@ class WorkerLauncher:
         config = registry.config
         self.cores = Cores(config.cores, catalog.all_workers)
         self.estimates = EstimateCache()
+        self.oom_kills = OomKills()
         self._catalog, self._group, self._seconds = catalog, group, registry.seconds
         self._kv_dir = kv_dir if config.kv_disk_bytes else ""
         self._events: dict[Worker, WorkerEvents] = {}
@@ -88,11 +92,13 @@ class WorkerLauncher:
             kv_dir=self._kv_dir,
             hang_s=config.worker_hang_timeout_s,
             known_estimates=self.estimates.estimates_of(without_adapters(spec), signature),
+            self_test=model.recovery.has_suspects,
         )
         events.worker = worker
         self._events[worker] = events
         self._bind_worker(model, worker)
         model.worker, model.error, model.fitted = worker, None, {}
+        self.oom_kills.note_kills()
         self.cores.assign_cores()
         self._group.start_soon(self._run_worker, model, worker)
         self._notify_loads_changed()
@@ -151,6 +157,7 @@ class WorkerLauncher:
             return
         if error is None:
             model.load_s = took
+            model.recovery.note_loaded()
             model.residency.loaded_at = self._seconds()
             self.budget.reservations.note_loaded(worker)
             self._failures.forget_load(model.name)
@@ -234,7 +241,23 @@ class WorkerEvents(WorkerListener):
         else:
             index.add_file(fingerprint, *msgspec.structs.astuple(report))
 
-    def tasks_orphaned(self, readers: Mapping[int, TaskReader], act: Activity) -> None:
+    def add_evidence(self, death: Death) -> Death:
+        """Add to *death* whether the kernel counted an OOM kill, and the model's files changed."""
+        return replace(
+            death,
+            was_oom_killed=death.code == -SIGKILL and self._launcher.oom_kills.claim_kill(),
+            files_changed=signature_of(files_in_use(self.model.config.file)) != self._signature,
+        )
+
+    def worker_died(self, death: Death, *, needed: bool) -> None:
+        """Note a death for the model's next start."""
+        self.model.recovery.note_death(death, needed=needed)
+
+    def load_error(self, death: Death, status: str) -> InferdError:
+        """Return the error of a load during which the worker has died with *status*."""
+        return self.model.recovery.load_error(death, status)
+
+    def tasks_orphaned(self, readers: Mapping[int, TaskReader], death: Death) -> None:
         """Resume the tasks in another worker of the model."""
-        self.model.recovery.add_orphans(readers, act)
+        self.model.recovery.add_orphans(readers, death)
         self._launcher.registry.start_soon(self.model.recovery.resume_tasks)

@@ -131,6 +131,12 @@ class MemoryBudget:
         return victims[0]
 
     def _decide(self, load: PendingLoad) -> None:
+        if load.shrinks:
+            load.shrinks -= 1
+            shape = smaller_shape(load.report.shape, load.floor)
+            if shape is not None:
+                load.worker.client.send_command(EstimateMemory(shape))
+                return
         model, now, need = load.model, self._seconds(), load.report.need.total
         free, ahead = self.reservations.free_bytes(), self._bytes_ahead(load, now)
         whole, shortage = self._whole_bytes(load, now), self._shortage(load, now)

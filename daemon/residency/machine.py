@@ -74,6 +74,32 @@ class MachineMemory:
         return self._cgroups / cgroup / "memory.pressure" if cgroup else None
 
 
+class OomKills:
+    """The processes of this cgroup, or of the machine, that the kernel killed to free memory."""
+
+    def __init__(self, proc: Path = PROC, cgroups: Path = CGROUPS):
+        self._proc, self._cgroups = proc, cgroups
+        self._claimed = self._count()
+
+    def note_kills(self) -> None:
+        """Disregard the kills until now: they were other processes."""
+        self._claimed = self._count()
+
+    def claim_kill(self) -> bool:
+        """Return whether there was a kill that no earlier call has claimed."""
+        if self._count() <= self._claimed:
+            return False
+        self._claimed += 1
+        return True
+
+    def _count(self) -> int:
+        cgroup = self._cgroups / _own_cgroup(self._proc).strip("/")
+        own = parse_oom_kills(_text(cgroup / "memory.events"))
+        if own is None:  # the root cgroup has no counter of its own
+            own = parse_oom_kills(_text(self._proc / "vmstat"))
+        return own or 0
+
+
 class StallAlarm:
     """Triggers of the kernel's pressure stall information (PSI). One task waits for them.
 
@@ -211,6 +237,12 @@ def parse_total_bytes(meminfo: str) -> int:
 def _meminfo(text: str, key: str) -> int:
     fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     return int(fields[key].split()[0]) * 1024
+
+
+def parse_oom_kills(text: str) -> int | None:
+    """Return the OOM kills in the text of a memory.events or a /proc/vmstat; None: unknown."""
+    found = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+    return None if found is None else int(found[1])
 
 
 def parse_stalled_s(text: str) -> float | None:

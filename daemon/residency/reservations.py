@@ -122,6 +122,8 @@ class PendingLoad:
         self.model, self.worker = model, worker
         self.first_shape = report.shape
         self.floor = smallest_shape(model, report.shape)
+        self.shrinks = model.shrinks
+        """How many times it is to shrink, as the kernel has killed workers in larger shapes."""
         self.report = report
         """The last estimate, for the shape that is decided on."""
         self.is_waiting = False

@@ -278,6 +278,10 @@ class ResidentModel(Protocol):
     def has_tasks(self) -> bool:
         """Whether the model has tasks."""
 
+    @property
+    def shrinks(self) -> int:
+        """How many times the next load is to choose a smaller shape."""
+
     def options(self) -> dict[str, Any]:
         """Return the configured parameters."""
 

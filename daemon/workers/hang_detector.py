@@ -10,13 +10,16 @@ from ...scheduler.recording.recorder import ActivityKind, Recorder
 
 CHECKS = 4
 """Checks of a worker with work within the time that it may be silent."""
+BUSY_SHARE = 0.05
+"""The least share of one core's time that a computation uses, on a machine that others use too."""
 KILLED_S = 10.0
 """The time that a killed process may take to exit and pass its work on."""
 
 
 class HangDetector:
     """Calls *kill* once *is_awaited* returns True and the worker was silent for *hang_s*. Lives on
-    the daemon's event loop. No timer runs while the worker has no work.
+    the daemon's event loop. No timer runs while the worker has no work. *cpu_s* returns the CPU
+    time that the worker has used: one that hangs without using any is stopped or waits for a file.
     """
 
     def __init__(
@@ -26,10 +29,14 @@ class HangDetector:
         is_awaited: Callable[[], bool],
         kill: Callable[[], None],
         seconds: Callable[[], float] = time.monotonic,
+        cpu_s: Callable[[], float] = time.process_time,
     ):
         self._recorder, self._hang_s = recorder, hang_s
         self._is_awaited, self._kill = is_awaited, kill
-        self._seconds = seconds
+        self._seconds, self._cpu_s = seconds, cpu_s
+        self.used_cpu = False
+        """Whether it used CPU time before the last check."""
+        self._cpu_before_s = 0.0
         self._sent_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -53,6 +60,7 @@ class HangDetector:
 
     def _arm(self) -> None:
         loop = asyncio.get_running_loop()
+        self._cpu_before_s = self._cpu_s()
         self._timer = loop.call_later(self._hang_s / CHECKS, self._check)
 
     def _check(self) -> None:
@@ -60,6 +68,8 @@ class HangDetector:
         if not self._is_awaited():
             return
         if self._silent_s() > self._hang_s:
+            used_s = self._cpu_s() - self._cpu_before_s
+            self.used_cpu = used_s > BUSY_SHARE * self._hang_s / CHECKS
             self._kill()
         else:
             self._arm()

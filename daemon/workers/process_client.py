@@ -14,32 +14,35 @@ from ...backends.base import PLAIN_RENDERING
 from ...backends.errors import InferdError, WorkerCrashed
 from ...scheduler import messages as m
 from ...scheduler.priority import Requester
-from ...scheduler.recording.recorder import Activity, ActivityKind, Recorder
 from ...sessions.worker_client import TaskReader
-from .recovery import Quarantine, fail_readers, quarantine_error
+from .deaths import Death, Phase, Verdict
+from .quarantine import Quarantine, quarantine_error
+from .recovery import fail_readers, out_of_memory
 from .tasks import WorkerListener, WorkerTasks
 from .worker_process import describe_exit
 
+ClientText = tuple[int, bytes]
+"""The part of a query that a client supplied, with the client's user."""
+NOBODY = -1
+"""The user of the daemon's own queries."""
 _NO_QUERY = 0
 """The query id of a command whose answer is not awaited."""
 
 
 class PendingQueries:
-    """The queries without an answer by number, from 1 on, each with the part that a client
-    supplied. Lives on the daemon's event loop.
-    """
+    """The queries without an answer by number, from 1 on. Lives on the daemon's event loop."""
 
     def __init__(self) -> None:
-        self._pending: dict[int, tuple[bytes, asyncio.Future[Any]]] = {}
+        self._pending: dict[int, tuple[ClientText, asyncio.Future[Any]]] = {}
         self._last_number = 0
 
     def __len__(self) -> int:
         return len(self._pending)
 
-    def add_query(self, data: bytes) -> int:
+    def add_query(self, text: ClientText) -> int:
         """Add a query and return its number."""
         self._last_number += 1
-        self._pending[self._last_number] = data, asyncio.get_running_loop().create_future()
+        self._pending[self._last_number] = text, asyncio.get_running_loop().create_future()
         return self._last_number
 
     async def wait_answer(self, number: int) -> Any:
@@ -57,21 +60,20 @@ class PendingQueries:
 
     def answer_query(self, number: int, answer: Any) -> None:
         """Answer a query, or refuse it by an `InferdError`, unless its caller was cancelled."""
-        _, future = self._pending.get(number, (b"", None))
-        if future is not None and not future.done():
-            future.set_result(answer)
+        pending = self._pending.get(number)
+        if pending is not None and not pending[1].done():
+            pending[1].set_result(answer)
 
-    def refuse_all(self, error: Callable[[int, bytes], InferdError]) -> None:
-        """Refuse all queries; *error* returns the error for a number and its data."""
-        for number, (data, _) in list(self._pending.items()):
-            self.answer_query(number, error(number, data))
+    def refuse_all(self, error: Callable[[int, ClientText], InferdError]) -> None:
+        """Refuse all queries; *error* returns the error for a number and its text."""
+        for number, (text, _) in list(self._pending.items()):
+            self.answer_query(number, error(number, text))
 
 
 class ProcessClient:
     """The `WorkerClient` of the worker of *spec*. Lives on the daemon's event loop.
 
-    *send_command* sends a command, *recorder* reads the activity of the process, *exited* is set
-    once it has exited.
+    *send_command* sends a command, *exited* is set once the process has exited.
     """
 
     def __init__(
@@ -79,7 +81,6 @@ class ProcessClient:
         spec: ModelSpec,
         listener: WorkerListener,
         send_command: Callable[[m.Command], None],
-        recorder: Recorder,
         exited: anyio.Event,
     ):
         self.spec = spec
@@ -95,10 +96,12 @@ class ProcessClient:
         """Receives the tasks of a process that was ordered to quit; without it they fail."""
         self.quitting = False
         """The process was ordered to quit."""
+        self.death: Death | None = None
+        """Set once the process has died without that order."""
         self.embeds = False
         """Memory is reserved for the embedding context."""
         self._listener, self.send_command = listener, send_command
-        self._recorder, self._exited = recorder, exited
+        self._exited = exited
 
     @property
     def info(self) -> ModelInfo:
@@ -110,8 +113,10 @@ class ProcessClient:
 
     def submit(self, spec: m.TaskSpec, reader: TaskReader) -> None:
         """Queue a task, which reports to *reader*."""
-        if spec.tokens in self.quarantine:
-            reader.report(m.Failed(spec.id, quarantine_error(self.spec.name).to_wire()))
+        begun = spec.resume_point is not None and spec.resume_point.started_s is not None
+        refusal = None if begun else self.quarantine.refusal_of_task(self.spec.name, spec)
+        if refusal is not None:
+            reader.report(m.Failed(spec.id, refusal.to_wire()))
             return
         self.tasks.add_task(spec.id, reader)
         self.send_command(m.Submit(spec))
@@ -186,15 +191,19 @@ class ProcessClient:
         """Unload an adapter; with *force* the tasks that use it fail."""
         await self.query(lambda i: m.RemoveAdapter(i, adapter_id, force))
 
-    async def query(self, command: Callable[[int], m.Command], data: bytes = b"") -> Any:
+    async def query(
+        self, command: Callable[[int], m.Command], text: bytes = b"", owner: int = NOBODY
+    ) -> Any:
         """Send the command that *command* returns for the query's id, and wait for its answer.
-        *data* is the part that a client supplied: it is quarantined if it crashes the process.
+        *text* is the part that a client of *owner* supplied: it is quarantined if it crashes the
+        process.
 
         :raises InferdError: the query was refused, or the process has exited.
         """
-        if data in self.quarantine:
-            raise quarantine_error(self.spec.name)
-        number = self.queries.add_query(data)
+        refusal = self.quarantine.refusal_of_text(self.spec.name, owner, text)
+        if refusal is not None:
+            raise refusal
+        number = self.queries.add_query((owner, text))
         self.send_command(command(number))
         if self._exited.is_set():
             self.settle()
@@ -206,26 +215,32 @@ class ProcessClient:
         """Pass the tasks on or fail them, and refuse the open queries. The process has exited,
         with the status *code* if that is known.
         """
-        readers, act = self.tasks.remove_tasks(), self._recorder.read_activity()
+        readers, death = self.tasks.remove_tasks(), self.death
         error = WorkerCrashed(
             f"the worker process of {self.spec.name!r} ended ({describe_exit(code)})",
             data={"model": self.spec.name},
         )
         if readers and self.quitting and self.successor is not None:
             self.successor(readers)
-        elif readers and not self.quitting:
-            self._listener.tasks_orphaned(readers, act)
+        elif readers and death is not None:
+            self._listener.tasks_orphaned(readers, death)
         else:
             fail_readers(readers, error)
-        self.queries.refuse_all(lambda number, data: self._refusal(act, number, data) or error)
+        self.queries.refuse_all(lambda number, text: self._refusal(number, text) or error)
         self._listener.reports_handled()
 
-    def _refusal(self, act: Activity, number: int, data: bytes) -> InferdError | None:
+    def _refusal(self, number: int, text: ClientText) -> InferdError | None:
         """Return the error of the query that crashed the process; None for another query."""
-        if act.kind is not ActivityKind.PROMPT or number not in act.ids:
+        death = self.death
+        if death is None or death.phase is not Phase.PROMPT or number not in death.activity.ids:
             return None
-        self.quarantine.add_input(data)
-        return quarantine_error(self.spec.name)
+        match death.verdict:
+            case Verdict.REFUSE_INPUT:
+                self.quarantine.add_text(*text)
+                return quarantine_error(self.spec.name)
+            case Verdict.REFUSE_TASK_FOR_MEMORY:
+                return out_of_memory(self.spec.name, "this text")
+        return None
 
 
 class ProcessTexts:
@@ -244,7 +259,9 @@ class ProcessTexts:
     ) -> list[int]:
         """Return the token ids of *text*; the next step waits briefly for the task of a *turn*."""
         packed = await self._client.query(
-            lambda i: m.Tokenize(i, text, special, bos, turn, self._requester), text
+            lambda i: m.Tokenize(i, text, special, bos, turn, self._requester),
+            text,
+            self._requester.owner,
         )
         return m.unpack_tokens(packed)
 
@@ -267,5 +284,6 @@ class ProcessTexts:
         text, packed, appended = await self._client.query(
             lambda i: m.ChatPrompt(i, rendered, said, answer, rendering, turn, self._requester),
             msgspec.msgpack.encode((rendered, rendering)),
+            self._requester.owner,
         )
         return text, m.unpack_tokens(packed), appended

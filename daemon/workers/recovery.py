@@ -1,220 +1,297 @@
 """Recovery of the tasks of a dead worker, which continue in a new worker.
 
-The tasks of the step in which the worker died are suspects. The new worker runs one suspect at a
-time beside the other tasks, until the suspect is past that step. If the worker dies again in a step
-with the suspect, the task is refused and its prompt is quarantined for an hour.
+The evidence about the death (`deaths`) decides whether tasks are suspects. The new worker's engine
+computes suspects alone, one a step, until each has a token again. If a worker dies again in a step
+with the suspect alone, or while it samples for it, the task is refused and quarantined.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Mapping
 
-import anyio
+import msgspec
 import structlog
 
-from ...backends.errors import InferdError, LoadFailed, WorkerCrashed
+from ...backends.errors import InferdError, LoadFailed, OutOfMemory, WorkerCrashed
 from ...scheduler import messages as m
-from ...scheduler.recording.recorder import Activity, ActivityKind
 from ...sessions.worker_client import TaskClient, TaskReader, WorkerClient
+from .deaths import Death, Phase, Verdict
+from .quarantine import Quarantine, quarantine_error
 
-DEATHS_MAX = 8
-"""Deaths within `DEATHS_S`, with no progress between them, after which the tasks fail."""
-DEATHS_S = 60.0
 BACKOFF_S = 0.25
-QUARANTINE_S = 3600.0
-QUARANTINE_INPUTS_MAX = 1000
+BACKOFF_S_MAX = 4.0
+STALLED_S_MAX = 120.0
+"""The time without a token after which the tasks of dying workers fail."""
+SUSPECT_DEATHS_MAX = 2
+LOAD_FAULTS_MAX = 2
+STEP_OOM_KILLS_MAX = 3
+SHRINK_S = 600.0
+"""The time after its last OOM kill for which a model keeps its smaller shape when it is loaded."""
+TRIAL_GROWTH, TRIAL_TOKENS_MAX = 4, 256
+"""Each death makes the next trial longer: an input may crash the worker at times only."""
 
 log = structlog.get_logger()
 
 
-class Quarantine:
-    """Inputs that have crashed a worker, by hash; each is refused for an hour."""
+class Suspect:
+    """A task in whose steps workers have died."""
 
-    def __init__(self, seconds: Callable[[], float] = time.monotonic):
-        self._seconds = seconds
-        self._until: OrderedDict[bytes, float] = OrderedDict()
-
-    def add_input(self, data: bytes) -> None:
-        """Refuse an input for the next hour."""
-        self._until[_hash(data)] = self._seconds() + QUARANTINE_S
-        while len(self._until) > QUARANTINE_INPUTS_MAX:
-            self._until.popitem(last=False)
-
-    def __contains__(self, data: bytes) -> bool:
-        if not self._until:  # a hash of each input would take time
-            return False
-        return self._seconds() < self._until.get(_hash(data), float("-inf"))
-
-
-def _hash(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()
-
-
-def quarantine_error(model: str) -> WorkerCrashed:
-    """Return the error of an input that has crashed a worker process."""
-    return WorkerCrashed(
-        f"this input crashes the worker process of {model!r}",
-        hint="change the input: unchanged it is refused for an hour; the daemon's log has the cause"
-        " of the crash",
-        data={"model": model, "cause": "input"},
-    )
-
-
-class _TrialReader:
-    """A suspect's reader, which calls *passed* once the suspect is past the fatal step."""
-
-    def __init__(self, reader: TaskReader, passed: Callable[[int], None]):
-        self.reader, self.spec = reader, reader.spec
-        self._passed: Callable[[int], None] | None = passed
-
-    def report(self, report: m.Report) -> None:
-        self.reader.report(report)
-        if self._passed is not None and isinstance(report, m.Tokens | m.Finished | m.Failed):
-            passed, self._passed = self._passed, None
-            passed(self.spec.id)
-
-    def continue_on(self, client: TaskClient) -> m.TaskSpec | None:
-        return self.reader.continue_on(client)
+    def __init__(self) -> None:
+        self.deaths = 0
+        """Deaths since it last passed a trial."""
+        self.trial_tokens = 1
+        """Tokens that it is to sample alone in the next trial."""
+        self._left = 0
 
     @property
-    def begun(self) -> bool:
-        return True
+    def on_trial(self) -> bool:
+        """Whether it is to be computed alone."""
+        return self.deaths > 0
+
+    def note_death(self) -> None:
+        """Note another death; a new trial begins."""
+        self.deaths += 1
+        if self._left == 0:
+            self._left = self.trial_tokens
+            self.trial_tokens = min(self.trial_tokens * TRIAL_GROWTH, TRIAL_TOKENS_MAX)
+
+    @property
+    def tokens_left(self) -> int:
+        """The tokens of the present trial that are left."""
+        return self._left
+
+    def note_tokens(self, count: int) -> None:
+        """Note sampled tokens; the last one of the trial clears the task."""
+        self._left = max(0, self._left - count)
+        if self._left == 0:
+            self.deaths = 0
+
+
+class SuspectReader:
+    """A suspect's reader, which counts its tokens. *ended* is called with its number at its end."""
+
+    begun = True
+
+    def __init__(self, reader: TaskReader, suspect: Suspect, ended: Callable[[int], object]):
+        self.reader, self.spec = reader, reader.spec
+        self._suspect, self._ended = suspect, ended
+
+    def report(self, report: m.Report) -> None:
+        """Pass a report on; see `TaskReader.report`."""
+        self.reader.report(report)
+        if isinstance(report, m.Tokens):
+            self._suspect.note_tokens(len(report.tokens))
+        elif isinstance(report, m.Finished | m.Failed):
+            self._ended(self.spec.id)
+
+    def continue_on(self, client: TaskClient) -> m.TaskSpec | None:
+        """Continue in another worker; see `TaskReader.continue_on`."""
+        return self.reader.continue_on(client)
+
+
+class Restarts:
+    """The delay before a model's next worker starts, after deaths without a token between them."""
+
+    def __init__(self, seconds: Callable[[], float]):
+        self._seconds = seconds
+        self._deaths = 0
+        self._died_at = 0.0
+        self._stalled_since: float | None = None
+        """When the first worker died that was needed, since the last token."""
+
+    def note_death(self, *, made_progress: bool, needed: bool) -> None:
+        """Note the death of a worker; tasks or callers may have *needed* it."""
+        if made_progress:
+            self.note_progress()
+        self._died_at = self._seconds()
+        self._deaths += 1
+        if not needed:
+            self._stalled_since = None
+        elif self._stalled_since is None:
+            self._stalled_since = self._died_at
+
+    def note_progress(self) -> None:
+        """Note that the deaths so far have not stopped the work."""
+        self._deaths, self._stalled_since = 0, None
+
+    def delay_s(self, model: str) -> float:
+        """Return the seconds until a worker of *model* may start.
+
+        :raises WorkerCrashed: workers have died for too long.
+        """
+        now, since = self._seconds(), self._stalled_since
+        passed_s = now - self._died_at
+        if since is not None and now > since + STALLED_S_MAX and passed_s < BACKOFF_S_MAX:
+            raise WorkerCrashed(
+                f"the worker process of {model!r} ended {self._deaths} times within"
+                f" {now - since:.0f} s without a token",
+                hint="see the daemon's log; a later request loads the model again",
+                data={"model": model},
+            )
+        before = self._deaths - 2
+        backoff_s = min(BACKOFF_S * 2**before, BACKOFF_S_MAX) if before >= 0 else 0.0
+        return max(0.0, backoff_s - passed_s)
 
 
 class Recovery:
-    """Recovery of one model's tasks. *ready* returns a worker's client; it may start a worker.
+    """Recovery of one model's tasks. *ready* returns a worker's client, starting one if need be.
 
-    Owned by the daemon's event loop.
+    Lives on the daemon's event loop.
     """
 
     def __init__(
         self,
         model: str,
         ready: Callable[[], Awaitable[WorkerClient]],
-        seconds: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
+        seconds: Callable[[], float] = time.monotonic,
     ):
         self.quarantine = Quarantine(seconds)
+        self.restarts = Restarts(seconds)
         self.recovered = 0
-        """How often a task continued in another worker, after a death or a swap."""
-        self._model, self._ready = model, ready
-        self._seconds, self._sleep = seconds, sleep
+        """Times that a task continued in another worker after a death or a swap."""
+        self._model, self._ready, self._seconds = model, ready, seconds
         self._orphans: dict[int, TaskReader] = {}
-        self._suspects: set[int] = set()
-        self._trial: int | None = None
-        self._deaths: deque[float] = deque()
-        self._act: Activity | None = None
+        self._suspects: dict[int, Suspect] = {}
+        self._load_faults = 0
+        self._step_oom_kills = self._shrinks = 0
+        self._oom_killed_at = 0.0
 
     def __len__(self) -> int:
         return len(self._orphans)
 
+    @property
+    def has_suspects(self) -> bool:
+        """Whether a task is on trial: the next worker then tests the model first."""
+        return any(suspect.on_trial for suspect in self._suspects.values())
+
+    @property
+    def shrinks(self) -> int:
+        """How many times the next load is to choose a smaller shape."""
+        self._expire_oom_kills()
+        return self._shrinks
+
+    # Deaths.
+
+    def note_death(self, death: Death, *, needed: bool) -> None:
+        """Note the death of a worker, which tasks or callers may have *needed*."""
+        self.restarts.note_death(made_progress=death.made_progress, needed=needed)
+        verdict = death.verdict
+        if verdict in (Verdict.SHRINK, Verdict.SHRINK_LATER):
+            self._expire_oom_kills()
+            self._oom_killed_at = self._seconds()
+            self._step_oom_kills += verdict is Verdict.SHRINK_LATER
+            self._shrinks += verdict is Verdict.SHRINK or self._step_oom_kills > 1
+
+    def _expire_oom_kills(self) -> None:
+        if self._seconds() > self._oom_killed_at + SHRINK_S:
+            self._step_oom_kills = self._shrinks = 0
+
+    def load_error(self, death: Death, status: str) -> InferdError:
+        """Return the error of a load during which the worker has died with *status*. The cause
+        `died` means that another load may succeed.
+        """
+        verdict, cause = death.verdict, "died"
+        if verdict is Verdict.FAIL_LOAD_FOR_MEMORY:
+            return out_of_memory(self._model, "its load")
+        if verdict is Verdict.LOAD_ONCE_MORE:
+            self._load_faults += 1
+        if verdict is Verdict.FAIL_LOAD or self._load_faults >= LOAD_FAULTS_MAX:
+            self._load_faults, cause = 0, "crashed"
+        return LoadFailed(
+            f"loading {self._model!r} ended the worker process ({status})",
+            hint="the file is probably damaged: see the daemon's log",
+            data={"cause": cause},
+        )
+
+    def note_loaded(self) -> None:
+        """Note that a load has succeeded."""
+        self._load_faults = 0
+
+    # Tasks.
+
     def move_tasks(self, readers: Mapping[int, TaskReader]) -> None:
         """Add tasks that are to continue in another worker, without a death."""
-        self._orphans |= _unwrap_trials(readers)
+        self._orphans |= _unwrap(readers)
 
     def release_tasks(self) -> dict[int, TaskReader]:
         """Remove and return the tasks that wait for a worker."""
         orphans, self._orphans = self._orphans, {}
-        self._suspects.clear()
+        for number in orphans:
+            self._suspects.pop(number, None)
         return orphans
 
-    def add_orphans(self, readers: Mapping[int, TaskReader], act: Activity) -> None:
-        """Add the tasks of a worker that died during *act*."""
-        tasks = _unwrap_trials(readers)
-        fatal = {n for n in act.ids if n in tasks} if act.kind is ActivityKind.STEP else set()
-        if self._trial is not None and self._trial in fatal:
-            self._suspects.discard(self._trial)
-            reader = tasks.pop(self._trial)
-            self.quarantine.add_input(reader.spec.tokens)
-            task, request = self._trial, reader.spec.request
-            log.error("task.quarantined", model=self._model, task=task, request=request)
-            fail_readers({task: reader}, quarantine_error(self._model))
-            self._deaths.clear()
-        else:
-            self._suspects |= fatal
-            if act != self._act:  # a task that is added late is not another death
-                self._deaths.append(self._seconds())
-        self._trial, self._act = None, act
+    def add_orphans(self, readers: Mapping[int, TaskReader], death: Death) -> None:
+        """Add the tasks of a worker that has died, and refuse those that are to blame."""
+        tasks, phase, verdict = _unwrap(readers), death.phase, death.verdict
+        ids = death.activity.ids if phase in (Phase.STEP, Phase.SAMPLE) else ()
+        involved = [number for number in ids if number in tasks]
+        match verdict:
+            case Verdict.SUSPECT_STEP | Verdict.SUSPECT_TASK:
+                for number in involved:
+                    suspect = self._suspects.setdefault(number, Suspect())
+                    suspect.note_death()
+                    if len(ids) == 1 and suspect.deaths >= SUSPECT_DEATHS_MAX:
+                        self._convict(tasks.pop(number), while_sampling=phase is Phase.SAMPLE)
+            case Verdict.REFUSE_TASK_FOR_MEMORY:
+                self._refuse_for_memory(tasks, involved)
+            case Verdict.SHRINK_LATER if self._step_oom_kills >= STEP_OOM_KILLS_MAX:
+                self._refuse_for_memory(tasks, involved)
         self._orphans |= tasks
 
+    def _convict(self, reader: TaskReader, *, while_sampling: bool) -> None:
+        spec = reader.spec
+        del self._suspects[spec.id]
+        self.quarantine.add_task(spec, while_sampling=while_sampling)
+        self.restarts.note_progress()
+        log.error("task.quarantined", model=self._model, task=spec.id, request=spec.request)
+        fail_readers({spec.id: reader}, quarantine_error(self._model))
+
+    def _refuse_for_memory(self, tasks: dict[int, TaskReader], numbers: list[int]) -> None:
+        for number in numbers:
+            self._suspects.pop(number, None)
+        refused = {number: tasks.pop(number) for number in numbers}
+        fail_readers(refused, out_of_memory(self._model, "this turn"))
+
     async def resume_tasks(self) -> None:
-        """Start a worker and continue the tasks in it; they fail if it does not start."""
+        """Continue the tasks in a worker, once one is ready; they fail if it does not start."""
         try:
-            client = await self._start_worker()
-            for number in [n for n in self._orphans if n not in self._suspects]:
-                self._resume(self._orphans.pop(number), client)
-            if self._trial is None:
-                self._start_next_trial(client)
+            client = await self._ready()
         except InferdError as exc:
             fail_readers(self.release_tasks(), exc)
+            return
         except BaseException:
-            fail_readers(self.release_tasks(), self._too_many_deaths())
+            error = WorkerCrashed(f"the worker process of {self._model!r} was lost")
+            fail_readers(self.release_tasks(), error)
             raise
+        orphans, self._orphans = self._orphans, {}
+        for reader in orphans.values():
+            self._resume(reader, client)
 
-    async def _start_worker(self) -> WorkerClient:
-        """Return a new worker's client; retry after a death during the load."""
-        while True:
-            await self._sleep(self._backoff_s())
-            try:
-                return await self._ready()
-            except LoadFailed as exc:
-                if exc.data.get("cause") != "died":
-                    raise
-                self._deaths.append(self._seconds())
-
-    def _backoff_s(self) -> float:
-        """Return the seconds to wait before the next start.
-
-        :raises WorkerCrashed: too many workers have died.
-        """
-        while self._deaths and self._deaths[0] + DEATHS_S < self._seconds():
-            self._deaths.popleft()
-        if len(self._deaths) > DEATHS_MAX:
-            raise self._too_many_deaths()
-        before = len(self._deaths) - 1
-        return BACKOFF_S * 2 ** (before - 1) if before > 0 else 0.0
-
-    def _too_many_deaths(self) -> WorkerCrashed:
-        return WorkerCrashed(
-            f"the worker process of {self._model!r} ended {len(self._deaths)} times in a row",
-            hint="see the daemon's log; the next request loads the model again",
-            data={"model": self._model},
-        )
-
-    def _start_next_trial(self, client: WorkerClient) -> None:
-        while self._suspects:
-            number = min(self._suspects)
-            reader = self._orphans.pop(number, None)
-            if reader is not None:
-                self._trial = number
-                trial = _TrialReader(reader, lambda n: self._trial_passed(n, client))
-                if self._resume(trial, client):
-                    return
-                self._trial = None
-            self._suspects.discard(number)
-
-    def _resume(self, reader: TaskReader, client: WorkerClient) -> bool:
-        """Continue a task; return False if its reader was closed meanwhile."""
-        spec = reader.continue_on(client)
-        if spec is None:
-            return False
+    def _resume(self, reader: TaskReader, client: WorkerClient) -> None:
+        number = reader.spec.id
+        spec, suspect = reader.continue_on(client), self._suspects.get(number)
+        if spec is None:  # its reader has left meanwhile
+            self._suspects.pop(number, None)
+            return
+        if suspect is not None:
+            spec = msgspec.structs.replace(spec, trial_tokens=suspect.tokens_left)
+            reader = SuspectReader(reader, suspect, lambda n: self._suspects.pop(n, None))
         self.recovered += 1
         client.submit(spec, reader)
-        return True
-
-    def _trial_passed(self, number: int, client: WorkerClient) -> None:
-        if self._trial == number:
-            self._suspects.discard(number)
-            self._trial = None
-            self._deaths.clear()
-            self._start_next_trial(client)
 
 
-def _unwrap_trials(readers: Mapping[int, TaskReader]) -> dict[int, TaskReader]:
-    return {n: r.reader if isinstance(r, _TrialReader) else r for n, r in readers.items()}
+def out_of_memory(model: str, what: str) -> OutOfMemory:
+    """Return the error of work for which the kernel has killed a worker."""
+    return OutOfMemory(
+        f"memory ran out while the worker process of {model!r} computed {what}",
+        hint="end other programs, unload models, or use a smaller ctx-size or fewer slots",
+        data={"model": model},
+    )
+
+
+def _unwrap(readers: Mapping[int, TaskReader]) -> dict[int, TaskReader]:
+    return {n: r.reader if isinstance(r, SuspectReader) else r for n, r in readers.items()}
 
 
 def fail_readers(readers: Mapping[int, TaskReader], error: InferdError) -> None:

@@ -8,9 +8,10 @@ from typing import Protocol
 
 import anyio
 
+from ...backends.errors import InferdError
 from ...scheduler import messages as m
-from ...scheduler.recording.recorder import Activity
 from ...sessions.worker_client import TaskReader
+from .deaths import Death
 
 TaskReport = (
     m.Tokens
@@ -53,8 +54,17 @@ class WorkerListener(Protocol):
     def kv_file_changed(self, report: m.KvFileWritten | m.KvFileLost) -> None:
         """Record that a KV file was written or deleted, or could not be written."""
 
-    def tasks_orphaned(self, readers: Mapping[int, TaskReader], act: Activity) -> None:
-        """Resume the tasks of a process that died during *act*."""
+    def add_evidence(self, death: Death) -> Death:
+        """Return *death* with the evidence from outside the process."""
+
+    def worker_died(self, death: Death, *, needed: bool) -> None:
+        """Note the death of a process, which tasks or callers may have *needed*."""
+
+    def load_error(self, death: Death, status: str) -> InferdError:
+        """Return the error of the load during which a process has died with *status*."""
+
+    def tasks_orphaned(self, readers: Mapping[int, TaskReader], death: Death) -> None:
+        """Resume the tasks of a process that has died."""
 
 
 class WorkerTasks:
@@ -63,6 +73,8 @@ class WorkerTasks:
     def __init__(self, listener: WorkerListener):
         self._listener = listener
         self._readers: dict[int, TaskReader] = {}
+        self.made_progress = False
+        """Whether a task has received a token or has ended."""
         self._changed = anyio.Event()
 
     def __len__(self) -> int:
@@ -91,6 +103,8 @@ class WorkerTasks:
         reader = readers.pop(report.task_id, None) if ends else readers.get(report.task_id)
         if reader is None:
             return
+        if ends or isinstance(report, m.Tokens):
+            self.made_progress = True
         reader.report(report)
         if ends:
             self.notify_changed()

@@ -17,18 +17,26 @@ import structlog
 from structlog.contextvars import clear_contextvars
 
 from ...backends import ModelInfo, ModelSpec
-from ...backends.errors import InferdError, LoadFailed, error_from_wire
+from ...backends.errors import InferdError, LoadFailed, error_from_wire, load_cancelled
 from ...scheduler import messages as m
+from ...scheduler.process.build import EXIT_OTHER_BUILD
 from ...scheduler.recording.engine_counters import EngineCounters
 from ...scheduler.recording.recorder import ActivityKind, Recorder, create_record
 from .cores import LOADING
+from .deaths import Death
 from .hang_detector import HangDetector
 from .process_client import ProcessClient
-from .recovery import Quarantine
+from .quarantine import Quarantine
 from .tasks import WorkerListener
 from .worker_link import WorkerLink, send_load
 from .worker_log import WorkerLog
-from .worker_process import describe_exit, load_failed, spawn_worker, wait_for_exit
+from .worker_process import (
+    cpu_seconds,
+    describe_exit,
+    other_build,
+    spawn_worker,
+    wait_for_exit,
+)
 
 HANG_S = 120.0
 REQUESTS_LOGGED_MAX = 20
@@ -41,7 +49,7 @@ class Worker:
     """One process with one model. Lives on the daemon's event loop; `run` owns the process.
 
     Tasks and queries go through its `client`. *known_estimates* are earlier memory estimates of the
-    same files.
+    same files. With *self_test* the model computes a token before it counts as loaded.
     """
 
     def __init__(
@@ -53,6 +61,7 @@ class Worker:
         kv_dir: str = "",
         hang_s: float = HANG_S,
         known_estimates: Sequence[m.MemoryEstimate] = (),
+        self_test: bool = False,
     ):
         self.known_estimates = list(known_estimates)
         self.pid = 0
@@ -67,20 +76,24 @@ class Worker:
         self._settings, self._kv_dir, self._hang_s = settings or {}, kv_dir, hang_s
         self._listener = listener
         self._has_embedding_context = False
+        self._self_test = self_test
+        self._sent_garbage = self._was_killed_as_hung = False
         self._log: WorkerLog | None = None
         self._record = create_record()
         self._recorder = Recorder(self._record)
         self.engine_counters = EngineCounters(self._record)
         """The engine's counters, as of now or as of its exit."""
         self._hang_detector = HangDetector(
-            self._recorder, hang_s, self._is_awaited, self._kill_hung_process
+            self._recorder,
+            hang_s,
+            self._is_awaited,
+            self._kill_hung_process,
+            cpu_s=lambda: cpu_seconds(self.pid),
         )
         self._link = WorkerLink(
             self._handle_report, listener.reports_handled, self._hang_detector.note_command
         )
-        self.client = ProcessClient(
-            spec, listener, self._link.send_command, self._recorder, self.exited
-        )
+        self.client = ProcessClient(spec, listener, self._link.send_command, self.exited)
 
     @property
     def spec(self) -> ModelSpec:
@@ -168,13 +181,19 @@ class Worker:
                 process, levels = await self._start_process(theirs)
             ours.setblocking(False)
             load = m.LoadModel(
-                self.spec, self._settings, self._kv_dir, self.known_estimates, levels
+                self.spec,
+                self._settings,
+                self._kv_dir,
+                self.known_estimates,
+                levels,
+                self._self_test,
             )
             send_load(ours, load)
             await self._link.exchange(ours)
         except BrokenPipeError:
             log.warning("worker.died_at_startup", model=self.spec.name, pid=self.pid)
         except msgspec.DecodeError as exc:
+            self._sent_garbage = True
             log.error("worker.unreadable", model=self.spec.name, pid=self.pid, cause=str(exc))
         except OSError as exc:
             self.error = LoadFailed(
@@ -238,8 +257,20 @@ class Worker:
     def _kill_hung_process(self) -> None:
         clear_contextvars()  # a timer has those of the request that set it
         log.error("worker.hung", model=self.spec.name, pid=self.pid, seconds=self._hang_s)
+        self._was_killed_as_hung = True
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
+
+    def _death(self, code: int | None) -> Death:
+        return Death(
+            activity=self._recorder.read_activity(),
+            loaded=self.client.model_info is not None,
+            code=code,
+            was_killed_as_hung=self._was_killed_as_hung,
+            used_cpu=self._hang_detector.used_cpu,
+            sent_garbage=self._sent_garbage,
+            made_progress=self.client.tasks.made_progress,
+        )
 
     async def _wait_for_exit(self, process: anyio.abc.Process | None) -> None:
         """Wait until the process has exited, or kill it, and settle its tasks and queries."""
@@ -247,20 +278,29 @@ class Worker:
         if self._log is not None:
             self._log.close()
         self.exited.set()
-        was_loaded = self.client.model_info is not None
-        if self.error is None and not was_loaded:
-            self.error = load_failed(self.spec.name, code)
+        client, was_loaded = self.client, self.client.model_info is not None
+        if not was_loaded and code == EXIT_OTHER_BUILD:
+            self.error = self.error or other_build(self.spec.name)
+        elif not client.quitting and self.error is None:
+            death = client.death = self._listener.add_evidence(self._death(code))
+            needed = bool(client.tasks) or not was_loaded
+            self._listener.worker_died(death, needed=needed)
+            if not was_loaded:
+                self.error = self._listener.load_error(death, describe_exit(code))
+        elif not was_loaded:
+            self.error = self.error or load_cancelled(self.spec.name)
         self.loaded.set()
-        if was_loaded and not self.client.quitting:
+        if was_loaded and client.death is not None:
             self.died = True
             log.warning(
                 "worker.died",
                 model=self.spec.name,
                 pid=self.pid,
                 cause=describe_exit(code),
-                requests=self.client.tasks.requests(REQUESTS_LOGGED_MAX),
+                classified=client.death.cause.value,
+                requests=client.tasks.requests(REQUESTS_LOGGED_MAX),
             )
-        self.client.settle(code)
+        client.settle(code)
         self.client.tasks.notify_changed()
         self._hang_detector.stop()
         os.close(self._record)

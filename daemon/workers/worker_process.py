@@ -8,12 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import anyio
 import anyio.abc
 
 from ...backends.errors import LoadFailed
-from ...scheduler.process.build import EXIT_OTHER_BUILD, build_id
+from ...scheduler.process.build import build_id
 
 QUIT_S = 5.0
 """The time after which a process with a closed socket is killed if it still runs."""
@@ -23,6 +24,8 @@ SPINS, SPIN_COUNT = "GOMP_SPINCOUNT", 10_000
 """libgomp's variable, and 0.2 ms of spinning. Threads that sleep at once wait for each other in the
 kernel, many times a step: a third of the speed.
 """
+_CPUCLOCK_SCHED = 2
+"""The low bits of the id of a process's CPU clock, as in `clock_getcpuclockid` of glibc."""
 
 
 async def spawn_worker(sock: socket.socket, record: int, stderr: int) -> anyio.abc.Process:
@@ -61,20 +64,22 @@ def describe_exit(code: int | None) -> str:
     return f"exit status {code}"
 
 
-def load_failed(model: str, code: int | None) -> LoadFailed:
-    """Return the error of a load whose process ended before the model was loaded."""
-    if code == EXIT_OTHER_BUILD:
-        return LoadFailed(
-            f"{model!r} cannot be loaded: the daemon's files on disk are those of another version"
-            " of inferd",
-            hint="restart the daemon: it was upgraded while it ran",
-            data={"cause": "upgraded"},
-        )
+def other_build(model: str) -> LoadFailed:
+    """Return the error of a load whose process ended with `EXIT_OTHER_BUILD`."""
     return LoadFailed(
-        f"loading {model!r} ended the worker process ({describe_exit(code)})",
-        hint="the file is probably damaged, or memory ran out: see the daemon's log",
-        data={"cause": "died"},
+        f"{model!r} cannot be loaded: the daemon's files on disk are those of another version"
+        " of inferd",
+        hint="restart the daemon: it was upgraded while it ran",
+        data={"cause": "upgraded"},
     )
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time that a process has used; 0 if it has exited."""
+    try:
+        return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)
+    except OSError:
+        return 0.0
 
 
 def _environment() -> dict[str, str]:

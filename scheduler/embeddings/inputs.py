@@ -10,7 +10,7 @@ from ...backends.errors import PromptTooLong, TooLarge, UnsupportedOperation
 from .. import messages as m
 from ..policy.cost import StepCost, StepLoad
 from ..policy.embeddings_plan import plan_text_tokens, plan_texts
-from ..policy.plan import Order, ScheduledTokens
+from ..policy.plan import Order, ScheduledTokens, next_trial
 from ..settings import EngineSettings
 from ..task import Task, TaskState
 
@@ -100,13 +100,15 @@ class EmbeddingQueue:
         """Return the tokens of the next step. Beside decoding tasks whose class is not lower, and
         for texts of the lowest class, this step and the decoding one keep to `step_s_target`.
         """
-        highest = max(map(order.effective, self.running))
+        trial = next_trial(self.running, order, tried=False)
+        running = self.running if trial is None else [trial]
+        highest = max(map(order.effective, running))
         seconds = self._settings.step_s_max
         if not highest or any(order.effective(t) >= highest for t in decoding):
             own = generation.predict(StepLoad.of_chunks([(t.computed, 1) for t in decoding]))
             seconds = max(self._settings.step_s_target - own, own / 2)
         tokens_min = self._settings.prompt_tokens_min
-        return plan_text_tokens(self.running, order, self._info, self.cost, seconds, tokens_min)
+        return plan_text_tokens(running, order, self._info, self.cost, seconds, tokens_min)
 
     def compute_step(self, batch: Sequence[ScheduledTokens]) -> list[tuple[Task, m.Embedded]]:
         """Compute a step, and return the texts that it completes, with their vectors.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...backends import Model
+from ...backends import Model, Sampler, SamplingParams
 from ...backends.errors import BackendError, InferdError
 from .. import messages as m
 from ..output.logprobs import token_logprobs
@@ -38,9 +38,11 @@ class Answers:
             if task.spec.n_predict == 0:
                 self._tasks.finish_task(task, Ending(LENGTH, "0"))
             elif task.wants_token:
+                self._recorder.record_activity(ActivityKind.SAMPLE, [task.spec.id])
                 self._sample_token(task)
             elif task.unread_since is None:
                 task.reader_away_since = now
+        self._recorder.record_activity(ActivityKind.OTHER)
 
     def _sample_token(self, task: Task) -> None:
         started = self._clock.cpu()
@@ -67,6 +69,7 @@ class Answers:
         last = len(task.tokens) + 1 >= task.ctx_size and not self._may_shift(task)
         sampled = sample_token(self._model, task, self._clock.now, last=last)
         self._counts["generated"] += 1
+        task.trial_tokens = max(0, task.trial_tokens - 1)
         if task.first_token_at is None:
             task.first_token_at = self._clock.now
         if sampled.text is not None:
@@ -113,23 +116,30 @@ class Answers:
 
     def prepare_sampler(self, task: Task) -> None:
         """Make the sampler of a waiting task, or fail the task if its parameters allow none."""
-        self._recorder.record_activity(ActivityKind.STEP, [task.spec.id])  # it may abort
         try:
-            task.sampler = sampler_for(self._model, task, task.spec.sampling)
+            task.sampler = self.make_sampler(task, task.spec.sampling)
             task.preparing = False
         except InferdError as exc:
             self._tasks.fail_task(task, exc)
+
+    def make_sampler(self, task: Task, sampling: SamplingParams) -> Sampler:
+        """Return a sampler that has seen the tokens of *task*. llama.cpp may abort meanwhile."""
+        self._recorder.record_activity(ActivityKind.SAMPLE, [task.spec.id])
+        sampler = sampler_for(self._model, task, sampling)
         self._recorder.record_activity(ActivityKind.OTHER)
+        return sampler
 
     def resume_task(self, task: Task) -> None:
         """Restore the text of a task resumed from another worker; end it if it must end."""
+        self._recorder.record_activity(ActivityKind.SAMPLE, [task.spec.id])
         self._continue_task(task, resume_text(self._model, task))
+        self._recorder.record_activity(ActivityKind.OTHER)
 
     def adjust_task(self, task: Task, command: m.Adjust) -> None:
         """Apply new parameters from the next token on."""
         if task.sampler is not None and command.sampling != task.spec.sampling:
             try:
-                sampler = sampler_for(self._model, task, command.sampling)
+                sampler = self.make_sampler(task, command.sampling)
             except InferdError as exc:
                 self._tasks.fail_task(task, exc)
                 return

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from ...backends import Model
 from ...backends.errors import KvFull
-from ..output.sampling import sampler_for
 from ..policy.plan import ScheduledTokens, plan_slots, reader_lags
 from ..task import Task, TaskState
+from .answers import Answers
 from .metrics import EngineMetrics
 from .task_table import TaskTable
 
@@ -17,8 +17,8 @@ from .task_table import TaskTable
 class SlotAssignment:
     """Starts and parks tasks as `plan_slots` decides. Owned by the engine."""
 
-    def __init__(self, model: Model, tasks: TaskTable, metrics: EngineMetrics):
-        self._model, self._tasks = model, tasks
+    def __init__(self, model: Model, tasks: TaskTable, metrics: EngineMetrics, answers: Answers):
+        self._model, self._tasks, self._answers = model, tasks, answers
         self._clock, self._reporter, self._slots = tasks.clock, tasks.reporter, tasks.slots
         self._kv = tasks.kv
         self._counts = metrics.counts
@@ -88,7 +88,7 @@ class SlotAssignment:
             self._counts["prefix_queries"] += len(task.tokens)
             self._counts["cached"] += task.cached
         if task.sampler is None:
-            task.sampler = sampler_for(self._model, task, task.spec.sampling)
+            task.sampler = self._answers.make_sampler(task, task.spec.sampling)
         self._reporter.report_started(task)
 
     def _plan_checkpoints(self, task: Task) -> None:

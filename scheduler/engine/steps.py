@@ -9,7 +9,7 @@ from ...backends.errors import BackendError, KvFull
 from ..policy.adapter_quantum import AdapterQuantum, plan_adapters
 from ..policy.cost import StepCost, StepLoad
 from ..policy.embeddings_plan import embeds_next
-from ..policy.plan import ScheduledTokens, plan_tokens
+from ..policy.plan import ScheduledTokens, next_trial, plan_tokens, plan_trial
 from ..recording.recorder import ActivityKind
 from ..task import Task
 from .answers import Answers
@@ -22,8 +22,8 @@ class Steps:
     """Decides what the model computes next and runs it. Owned by the engine."""
 
     def __init__(self, model: Model, tasks: TaskTable, cost: StepCost, metrics: EngineMetrics):
-        self.assignment = SlotAssignment(model, tasks, metrics)
         self.answers = Answers(model, tasks, metrics, cost)
+        self.assignment = SlotAssignment(model, tasks, metrics, self.answers)
         self._model, self._tasks, self._cost, self._metrics = model, tasks, cost, metrics
         self._clock, self._slots, self._embeddings = tasks.clock, tasks.slots, tasks.embeddings
         self._recorder = metrics.recorder
@@ -32,6 +32,8 @@ class Steps:
         """The tasks that skip the present step, because sampling for them is slow."""
         self._embedded = False
         """The last step was one of embeddings."""
+        self._tried = False
+        """The last step of generations computed a task on trial."""
         self._unlearned: tuple[list[ScheduledTokens], list[Chunk], float, list[Task]] | None = None
         """The batch, chunks and seconds of the last step, and the tasks that had slots or texts."""
 
@@ -125,6 +127,7 @@ class Steps:
 
     def _end_step(self, started: float) -> float:
         """Return how long the step took that began at *started*."""
+        self._recorder.record_activity(ActivityKind.OTHER)
         self._metrics.steps += 1
         self._clock.now = self._clock.busy_at = self._clock.read()
         return self._clock.now - started
@@ -144,9 +147,11 @@ class Steps:
 
     def _plan_tokens(self) -> list[ScheduledTokens]:
         order, settings = self._tasks.order(), self._tasks.settings
-        working = [t for t in self._slots.tasks if t.has_work]
+        trial = next_trial(self._slots.tasks, order, tried=self._tried)
+        self._tried = trial is not None
+        working = [t for t in self._slots.tasks if t.has_work and not t.trial_tokens]
         self._skipping = self.answers.slow.skipping(working, order, self._clock.now)
-        tasks = [t for t in working if t not in self._skipping]
+        tasks = [t for t in working if t not in self._skipping] if trial is None else [trial]
         adapters = plan_adapters(tasks, order, settings, self._quantum)
         if adapters != self.adapters:
             self.use_adapters(adapters)
@@ -155,6 +160,8 @@ class Steps:
             if full and task.has_work and task.pending == 1:
                 self.answers.shift_context(task)
         size = self._model.info.batch_size
+        if trial is not None:
+            return plan_trial(trial, settings, size, self._cost) if trial.slot >= 0 else []
         return plan_tokens(
             self._slots.slots, order, settings, size, self._cost, adapters, self._skipping
         )

@@ -75,5 +75,8 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Report the place in the queue when it changes (`Position`)."""
     resume_point: ResumePoint | None = None
     """The progress of a turn resumed from another worker."""
+    trial_tokens: int = 0
+    """Its tokens up to this one are computed in steps of their own: a worker has died in its step.
+    """
     request: str = ""
     """The log's name for the client's request."""

@@ -176,6 +176,25 @@ def reader_lags(task: Task, settings: EngineSettings, now: float) -> bool:
     return task.unread_since is not None and now >= task.unread_since + settings.reader_lag_s
 
 
+def next_trial(tasks: Sequence[Task], order: Order, *, tried: bool) -> Task | None:
+    """Return the task on trial that the next step computes alone; None: it computes the others.
+    The two alternate: the last step *tried* one or did not.
+    """
+    trials = [t for t in tasks if t.trial_tokens and t.has_work]
+    if not trials or (tried and any(t.has_work and not t.trial_tokens for t in tasks)):
+        return None
+    return min(trials, key=order.key)
+
+
+def plan_trial(
+    task: Task, settings: EngineSettings, batch_size: int, cost: StepCost
+) -> list[ScheduledTokens]:
+    """Return the tokens of a step that computes only *task*."""
+    left = batch_size if cost.known else min(batch_size, FIRST_STEP_TOKENS)
+    step = StepBudget([], cost, left, settings.prompt_tokens_min, settings.step_s_target)
+    return [ScheduledTokens(task, step.schedule_prompt(task))]
+
+
 def plan_tokens(
     slots: Sequence[Slot],
     order: Order,
@@ -194,6 +213,7 @@ def plan_tokens(
     """
     tasks = [s.task for s in slots if s.task is not None and s.task.has_work]
     tasks = [t for t in tasks if t.spec.adapters == adapters and t not in skipping]
+    tasks = [t for t in tasks if not t.trial_tokens]
     prompts = [t for t in tasks if t.prefilling]
     if not prompts:
         return [ScheduledTokens(t, 1) for t in tasks]

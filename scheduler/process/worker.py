@@ -23,6 +23,7 @@ import msgspec
 
 from ...backends import (
     AdapterSpec,
+    Chunk,
     Device,
     InferdError,
     MemoryEstimator,
@@ -76,7 +77,7 @@ def run_worker(link: SocketLink, record: int = -1) -> None:
         if not isinstance(command, m.LoadModel):
             return
         set_library_level(command.logging)
-        model = _load_model(link, commands, command.spec, command.known)
+        model = _load_model(link, commands, command)
         if model is not None:
             kv_dir, fingerprint = command.kv_dir, model.info.fingerprint
             files = KvFiles(Path(kv_dir), fingerprint) if kv_dir else None
@@ -108,10 +109,8 @@ class _EarlyCommands:
         return any(isinstance(c, m.Quit) for c in self.waiting)
 
 
-def _load_model(
-    link: SocketLink, commands: _EarlyCommands, spec: ModelSpec, known: list[m.MemoryEstimate]
-) -> Model | None:
-    sent = 0.0
+def _load_model(link: SocketLink, commands: _EarlyCommands, command: m.LoadModel) -> Model | None:
+    sent, spec = 0.0, command.spec
     if spec.fd >= 0:
         spec = msgspec.structs.replace(spec, fd=link.descriptors.pop(0))
 
@@ -123,13 +122,26 @@ def _load_model(
         return not commands.has_quit()
 
     try:
-        model = load_model(_agree_on_shape(link, commands, spec, known), progress)
+        model = load_model(_agree_on_shape(link, commands, spec, command.known), progress)
+        if command.self_test:
+            compute_token(model)
     except InferdError as exc:
         link.send_reports([m.ModelNotLoaded(exc.to_wire())])
         return None
     model.prepare_rendering()
     link.send_reports([m.Loaded(model.info, load_adapters(model, spec.adapters))])
     return model
+
+
+def compute_token(model: Model) -> None:
+    """Compute one token, as a test of the model without a task. It is no test of an encoder.
+
+    :raises InferdError: the model cannot compute it.
+    """
+    if model.info.generates:
+        first = model.tokenize(b"", special=True, bos=True)[:1] or [0]
+        model.step([Chunk(0, first, 0, logits=True)])
+        model.trim(0, 0)
 
 
 def load_adapters(model: Model, specs: Iterable[AdapterSpec]) -> list[m.AdapterReport]:

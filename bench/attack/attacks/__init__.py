@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bench.attack.attack import Attack
 
-from . import connections, templates, texts, validation
+from . import connections, templates, texts, validation, worker_deaths
 
 ATTACKS: dict[str, Attack] = {
     attack.name: attack
-    for module in (connections, templates, texts, validation)
+    for module in (connections, templates, texts, validation, worker_deaths)
     for attack in module.ATTACKS
 }

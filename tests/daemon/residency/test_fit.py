@@ -19,6 +19,7 @@ from inferd.daemon.residency.fit import (
 )
 from inferd.daemon.residency.machine import (
     MachineMemory,
+    OomKills,
     cgroup_free_bytes,
     parse_available_bytes,
     parse_cgroup_path,
@@ -185,6 +186,29 @@ def test_the_machine_is_read_from_proc(tmp_path: Path) -> None:
     assert machine.free_bytes() == GIB - GIB // 20
     assert machine.anonymous_bytes(7) == 20 * 4096
     assert machine.anonymous_bytes(8) == 0
+
+
+def write_kills(events: Path, count: int) -> None:
+    events.parent.mkdir(parents=True, exist_ok=True)
+    events.write_text(f"low 0\noom 9\noom_kill {count}\noom_group_kill 0\n")
+
+
+@pytest.mark.parametrize("counter", ["cgroups/a/memory.events", "vmstat"])
+def test_each_oom_kill_is_claimed_once(tmp_path: Path, counter: str) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "cgroup").write_text("0::/a\n")
+    write_kills(tmp_path / counter, 3)
+    kills = OomKills(tmp_path, tmp_path / "cgroups")
+    assert not kills.claim_kill()
+    write_kills(tmp_path / counter, 5)
+    assert [kills.claim_kill() for _ in range(3)] == [True, True, False]
+    write_kills(tmp_path / counter, 6)
+    kills.note_kills()
+    assert not kills.claim_kill(), "it was another process"
+
+
+def test_without_a_counter_there_are_no_oom_kills(tmp_path: Path) -> None:
+    assert not OomKills(tmp_path, tmp_path).claim_kill()
 
 
 def test_this_machine_has_some_free() -> None:

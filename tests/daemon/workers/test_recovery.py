@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from signal import SIGABRT, SIGKILL
 
 import anyio
 import pytest
 from anyio.abc import TaskGroup
 
 from inferd.backends import ModelSpec, SamplingParams
-from inferd.backends.errors import LoadFailed, WorkerCrashed
+from inferd.backends.errors import LoadFailed, OutOfMemory, WorkerCrashed
 from inferd.daemon.config.sources import load_config
 from inferd.daemon.models.registry import Registry
 from inferd.daemon.models.swap import Swaps
+from inferd.daemon.workers.deaths import Death
+from inferd.daemon.workers.quarantine import QUARANTINE_S
 from inferd.daemon.workers.recovery import (
-    DEATHS_MAX,
-    QUARANTINE_INPUTS_MAX,
-    QUARANTINE_S,
-    Quarantine,
+    BACKOFF_S_MAX,
+    SHRINK_S,
+    STALLED_S_MAX,
     Recovery,
     fail_readers,
 )
@@ -31,6 +34,7 @@ from inferd.sessions.worker_client import TaskReader
 from tests.sessions.doubles import InProcessClient
 
 pytestmark = pytest.mark.asyncio
+IDLE = Activity(ActivityKind.IDLE, (), 0.0)
 
 
 class FakeWorkerClient(InProcessClient):
@@ -51,7 +55,7 @@ class Scene:
         self.now = 0.0
         self.failure: Exception | None = None
         self.lines = [FakeWorkerClient()]
-        self.recovery = Recovery("m", self.ready, lambda: self.now, instantly)
+        self.recovery = Recovery("m", self.ready, lambda: self.now)
         self.turns = [Turn(self.lines[0], spec(n), lambda _: None) for n in range(1, tasks + 1)]
         for turn in self.turns:
             turn.submit()
@@ -66,13 +70,26 @@ class Scene:
         self.lines.append(FakeWorkerClient())
         return self.line
 
-    async def die(self, *step: int) -> list[int]:
+    async def die(
+        self,
+        *step: int,
+        kind: ActivityKind = ActivityKind.STEP,
+        number: int = SIGABRT,
+        **fields: bool,
+    ) -> list[int]:
         """Kill the worker in a step with these tasks; return the tasks of the next worker."""
-        act = Activity(ActivityKind.STEP if step else ActivityKind.IDLE, step, self.now)
+        act = Activity(kind if step else ActivityKind.IDLE, step, self.now)
+        death = Death(activity=act, code=-number, **fields)
         readers, self.line.readers = self.line.readers, {}
-        self.recovery.add_orphans(readers, act)
+        self.recovery.note_death(death, needed=bool(readers))
+        self.recovery.add_orphans(readers, death)
         await self.recovery.resume_tasks()
         return sorted(self.line.readers)
+
+    def on_trial(self) -> dict[int, int]:
+        """Return the tokens of the trials by the tasks that the present worker computes alone."""
+        submitted = [c.task for c in self.line.commands if isinstance(c, m.Submit)]
+        return {task.id: task.trial_tokens for task in submitted if task.trial_tokens}
 
     def errors(self) -> dict[int, str]:
         return {t.spec.id: t.error.name for t in self.turns if t.error is not None}
@@ -83,35 +100,83 @@ def spec(number: int) -> m.TaskSpec:
     return m.TaskSpec(id=number, owner=1, tokens=tokens, sampling=SamplingParams())
 
 
-async def test_tasks_outside_the_fatal_step_continue_at_once_and_suspects_one_by_one() -> None:
+async def test_all_tasks_continue_at_once_and_suspects_are_computed_alone() -> None:
     scene = Scene()
 
-    assert await scene.die(2, 3) == [1, 2, 4]
+    assert await scene.die(2, 3) == [1, 2, 3, 4]
+    assert scene.on_trial() == {2: 1, 3: 1}
+    assert scene.recovery.has_suspects
     scene.line.send_report(m.Tokens(2, [9], b"x"))
-    assert sorted(scene.line.readers) == [1, 2, 3, 4]
     scene.line.send_report(m.Tokens(3, [9], b"x"))
+    assert not scene.recovery.has_suspects
     assert await scene.die() == [1, 2, 3, 4], "a death outside a step makes no suspects"
+    assert scene.on_trial() == {}
     assert scene.errors() == {}
 
 
-async def test_a_task_on_trial_is_refused_after_a_death_and_its_prompt_quarantined() -> None:
+async def test_a_suspect_alone_in_the_next_fatal_step_is_refused_and_quarantined() -> None:
     scene = Scene()
     await scene.die(1, 2, 3)
-    assert await scene.die(1, 4) == [2, 4]
+    assert await scene.die(1) == [2, 3, 4]
+
+    def refused(number: int) -> bool:
+        return scene.recovery.quarantine.refusal_of_task("m", spec(number)) is not None
 
     assert scene.errors() == {1: "WorkerCrashed"}
-    assert spec(1).tokens in scene.recovery.quarantine
-    assert spec(2).tokens not in scene.recovery.quarantine
+    assert refused(1) and not refused(2)
     scene.now += QUARANTINE_S
-    assert spec(1).tokens not in scene.recovery.quarantine
-    scene.line.send_report(m.Tokens(2, [9], b"x"))
-    assert sorted(scene.line.readers) == [2, 3, 4], "the next suspect's turn"
+    assert not refused(1)
+    assert scene.on_trial() == {2: 1, 3: 1}, "their trials go on"
 
 
-async def test_a_death_outside_a_step_keeps_the_suspects() -> None:
+async def test_a_task_alone_in_a_fatal_step_is_guilty_at_the_second_death_only() -> None:
+    scene = Scene()
+    assert await scene.die(1) == [1, 2, 3, 4]
+    assert await scene.die(1) == [2, 3, 4]
+
+
+async def test_tasks_of_a_shared_step_are_never_refused() -> None:
+    scene = Scene()
+    for _ in range(5):
+        scene.now += 1.0
+        assert await scene.die(1, 2) == [1, 2, 3, 4]
+    assert scene.errors() == {}
+
+
+async def test_a_trial_grows_with_each_death_after_a_passed_one() -> None:
+    scene = Scene()
+    for tokens in (1, 4, 16, 64, 256, 256):
+        await scene.die(1, 2)
+        assert scene.on_trial() == {1: tokens, 2: tokens}
+        await scene.die()
+        assert scene.on_trial() == {1: tokens, 2: tokens}, "it has not begun"
+        for number in (1, 2):
+            scene.line.send_report(m.Tokens(number, [9] * tokens, b"x"))
+
+
+async def test_a_task_that_is_sampled_at_two_deaths_is_refused() -> None:
+    scene = Scene()
+    assert await scene.die(1, kind=ActivityKind.SAMPLE) == [1, 2, 3, 4]
+    assert await scene.die(1, kind=ActivityKind.SAMPLE) == [2, 3, 4]
+    assert scene.errors() == {1: "WorkerCrashed"}
+
+
+@pytest.mark.parametrize("kind", [ActivityKind.STEP, ActivityKind.SAMPLE, ActivityKind.PROMPT])
+async def test_a_kill_from_outside_blames_nobody(kind: ActivityKind) -> None:
+    scene = Scene()
+    for _ in range(20):
+        scene.now += 2.0
+        died = await scene.die(1, kind=kind, number=SIGKILL, made_progress=True)
+        assert died == [1, 2, 3, 4]
+        assert scene.on_trial() == {}
+    assert scene.errors() == {}
+
+
+async def test_a_death_from_outside_keeps_the_trials() -> None:
     scene = Scene()
     await scene.die(1, 2)
-    assert await scene.die() == [1, 3, 4]
+    assert await scene.die(1, number=SIGKILL) == [1, 2, 3, 4]
+    assert scene.on_trial() == {1: 1, 2: 1}
     assert scene.errors() == {}
 
 
@@ -119,6 +184,37 @@ async def test_a_cancelled_suspect_is_skipped() -> None:
     scene = Scene()
     scene.turns[0].report(m.Failed(1, {"name": "Cancelled", "message": "by the client"}))
     assert await scene.die(1, 2) == [2, 3, 4]
+    assert scene.on_trial() == {2: 1}
+    scene.line.readers[2].report(m.Failed(2, {"name": "Cancelled", "message": "by the client"}))
+    assert not scene.recovery.has_suspects
+
+
+# OOM kills.
+
+
+async def test_oom_kills_in_steps_shrink_the_model_and_then_refuse_the_tasks_of_the_step() -> None:
+    scene = Scene()
+    killed = partial(scene.die, 1, 2, number=SIGKILL, was_oom_killed=True)
+    assert await killed() == [1, 2, 3, 4] and scene.recovery.shrinks == 0
+    assert await killed() == [1, 2, 3, 4] and scene.recovery.shrinks == 1
+    assert await killed() == [3, 4]
+    assert scene.errors() == {1: "MissingMemory", 2: "MissingMemory"}
+    scene.now += SHRINK_S + 1
+    assert scene.recovery.shrinks == 0
+    assert scene.recovery.quarantine.refusal_of_task("m", spec(1)) is None
+
+
+async def test_an_oom_kill_while_a_task_is_sampled_refuses_that_task() -> None:
+    scene = Scene()
+    kind = ActivityKind.SAMPLE
+    assert await scene.die(1, kind=kind, number=SIGKILL, was_oom_killed=True) == [2, 3, 4]
+    assert scene.errors() == {1: "MissingMemory"}
+
+
+async def test_an_oom_kill_of_an_idle_worker_shrinks_the_model() -> None:
+    scene = Scene()
+    assert await scene.die(number=SIGKILL, was_oom_killed=True) == [1, 2, 3, 4]
+    assert scene.recovery.shrinks == 1
 
 
 async def test_a_continued_task_includes_the_tokens_already_sent() -> None:
@@ -153,14 +249,40 @@ async def test_open_credit_and_token_requests_stay_open() -> None:
     )
 
 
-async def test_tasks_fail_after_too_many_deaths() -> None:
+async def test_restarts_are_delayed_after_deaths_without_a_token() -> None:
     scene = Scene()
-    for _ in range(DEATHS_MAX):
-        scene.now += 0.1
-        assert await scene.die() == [1, 2, 3, 4]
-    scene.now += 0.1
-    await scene.die()
-    assert set(scene.errors()) == {1, 2, 3, 4}
+    delays = []
+    for _ in range(8):
+        await scene.die(number=SIGKILL)
+        delays.append(scene.recovery.restarts.delay_s("m"))
+    assert delays == [0.0, 0.25, 0.5, 1.0, 2.0, 4.0, BACKOFF_S_MAX, BACKOFF_S_MAX]
+    scene.now += 3.0
+    assert scene.recovery.restarts.delay_s("m") == 1.0, "counted from the death"
+    await scene.die(number=SIGKILL, made_progress=True)
+    assert scene.recovery.restarts.delay_s("m") == 0.0
+
+
+async def test_restarts_end_after_a_time_without_a_token() -> None:
+    scene = Scene()
+    begun = scene.now
+    while scene.now <= begun + STALLED_S_MAX:
+        assert await scene.die(number=SIGKILL) == [1, 2, 3, 4]
+        scene.recovery.restarts.delay_s("m")
+        scene.now += 1.0
+    await scene.die(number=SIGKILL)
+    with pytest.raises(WorkerCrashed, match="without a token"):
+        scene.recovery.restarts.delay_s("m")
+    scene.now += BACKOFF_S_MAX
+    assert scene.recovery.restarts.delay_s("m") == 0.0, "a later request loads the model again"
+
+
+async def test_restarts_of_a_worker_that_is_not_needed_never_end() -> None:
+    restarts = Scene().recovery.restarts
+    clock = iter(range(0, 10_000, 100))
+    restarts._seconds = lambda: float(next(clock))
+    for _ in range(5):
+        restarts.note_death(made_progress=False, needed=False)
+        assert restarts.delay_s("m") == 0.0
 
 
 async def test_tasks_of_a_model_that_does_not_load_fail_with_the_cause() -> None:
@@ -170,35 +292,39 @@ async def test_tasks_of_a_model_that_does_not_load_fail_with_the_cause() -> None
     assert set(scene.errors().values()) == {"LoadFailed"}
 
 
-async def test_after_a_death_during_the_load_another_worker_starts() -> None:
-    scene = Scene()
-    failures = [LoadFailed("it ended", data={"cause": "died"})] * 2
+@pytest.mark.parametrize(
+    ("evidence", "errors"),
+    [
+        (Death(activity=IDLE, loaded=False, code=-SIGABRT), ["died", "crashed", "died"]),
+        (Death(activity=IDLE, loaded=False, code=1), ["died", "crashed", "died"]),
+        (Death(activity=IDLE, loaded=False, code=-SIGKILL), ["died"] * 5),
+    ],
+)
+async def test_a_model_is_to_blame_at_the_second_fault_during_its_load(
+    evidence: Death, errors: list[str]
+) -> None:
+    recovery = Scene().recovery
+    assert [recovery.load_error(evidence, "x").data["cause"] for _ in errors] == errors
+    recovery.note_loaded()
+    assert recovery.load_error(evidence, "x").data["cause"] == "died"
 
-    async def ready() -> FakeWorkerClient:
-        if failures:
-            raise failures.pop()
-        return await scene.ready()
 
-    scene.recovery._ready = ready
-    assert await scene.die() == [1, 2, 3, 4]
-    assert scene.errors() == {}
+async def test_an_oom_kill_during_a_load_is_missing_memory() -> None:
+    death = Death(activity=IDLE, loaded=False, code=-SIGKILL, was_oom_killed=True)
+    assert isinstance(Scene().recovery.load_error(death, "x"), OutOfMemory)
 
 
-async def test_moved_tasks_do_not_count_as_deaths_and_keep_the_trial() -> None:
+async def test_moved_tasks_are_not_deaths_and_keep_their_trials() -> None:
     scene = Scene()
     await scene.die(1, 2)
-    trial = scene.recovery._trial
-    assert trial == 1
-    for _ in range(2 * DEATHS_MAX):
-        line = scene.line
-        readers = {n: r for n, r in line.readers.items() if n != trial}
-        for number in readers:
-            del line.readers[number]
+    for _ in range(10):
+        readers, scene.line.readers = scene.line.readers, {}
         scene.recovery.move_tasks(readers)
         await scene.recovery.resume_tasks()
+        assert sorted(scene.line.readers) == [1, 2, 3, 4]
     assert scene.errors() == {}
-    assert scene.recovery._trial == trial
-    assert scene.recovery.recovered > 2 * DEATHS_MAX
+    assert scene.on_trial() == {1: 1, 2: 1}
+    assert scene.recovery.recovered > 10
 
 
 async def test_tasks_that_wait_for_a_worker_can_be_released() -> None:
@@ -208,18 +334,6 @@ async def test_tasks_that_wait_for_a_worker_can_be_released() -> None:
     assert scene.recovery.release_tasks() == readers
     await scene.recovery.resume_tasks()
     assert scene.line.readers == {}
-
-
-async def test_the_quarantine_is_bounded() -> None:
-    quarantine = Quarantine(lambda: 0.0)
-    for number in range(QUARANTINE_INPUTS_MAX + 5):
-        quarantine.add_input(str(number).encode())
-    assert b"4" not in quarantine
-    assert b"5" in quarantine
-
-
-async def instantly(seconds: float) -> None:
-    """Return at once."""
 
 
 class FailingTurn(Turn):
@@ -256,7 +370,16 @@ class Listener(WorkerListener):
     def kv_file_changed(self, report: m.KvFileWritten | m.KvFileLost) -> None:
         return None
 
-    def tasks_orphaned(self, readers: Mapping[int, TaskReader], act: Activity) -> None:
+    def add_evidence(self, death: Death) -> Death:
+        return death
+
+    def worker_died(self, death: Death, *, needed: bool) -> None:
+        return None
+
+    def load_error(self, death: Death, status: str) -> LoadFailed:
+        return LoadFailed(status)
+
+    def tasks_orphaned(self, readers: Mapping[int, TaskReader], death: Death) -> None:
         fail_readers(readers, WorkerCrashed("the process ended"))
 
 
@@ -324,7 +447,7 @@ async def test_tasks_fail_if_their_recovery_raises_and_the_daemon_continues(tmp_
         scene = Scene()
         scene.failure = RuntimeError("a bug")
         model.recovery._ready = scene.ready
-        model.recovery.add_orphans(dict(scene.line.readers), Activity(ActivityKind.IDLE, (), 0.0))
+        model.recovery.add_orphans(dict(scene.line.readers), Death(activity=IDLE))
         registry.start_soon(model.recovery.resume_tasks)
         for turn in scene.turns:
             await turn.ended.wait()

@@ -82,6 +82,15 @@ def test_a_model_is_loaded_in_the_shape_that_was_estimated_last(daemon: Daemon) 
     daemon.send(m.Quit())
 
 
+def test_a_worker_that_tests_itself_computes_a_token_before_it_is_loaded(daemon: Daemon) -> None:
+    fails = msgspec.structs.replace(SPEC, options={"fail_at_step": 1})
+    daemon.send(m.LoadModel(fails, {}, self_test=True), m.Proceed())
+    assert isinstance(daemon.report(), m.MemoryEstimate)
+    assert daemon.report() == m.Progress(1.0)
+    failed = daemon.report()
+    assert isinstance(failed, m.ModelNotLoaded) and "step 1 failed" in failed.error["message"]
+
+
 def test_a_cancelled_load_ends_even_behind_other_commands(daemon: Daemon) -> None:
     daemon.send(m.LoadModel(SPEC, {}), m.Quit())
     failed = daemon.report()
