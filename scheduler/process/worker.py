@@ -134,7 +134,7 @@ def _load_model(link: SocketLink, commands: _EarlyCommands, command: m.LoadModel
 
 
 def compute_token(model: Model) -> None:
-    """Compute one token, as a test of the model without a task. It is no test of an encoder.
+    """Compute one token, as a test of the model without a task; an encoder is not tested.
 
     :raises InferdError: the model cannot compute it.
     """

@@ -1,4 +1,4 @@
-"""Which inputs the quarantine refuses to whom, and for how long."""
+"""The quarantine: inputs that are refused to their owners, and for how long."""
 
 from __future__ import annotations
 
