@@ -66,7 +66,7 @@ async def test_branches_may_have_ids_which_are_free_and_different() -> None:
     for taken in (["c", "trunk"], ["c", "asleep"], ["a", "c"]):
         with pytest.raises(SessionBusy):
             harness.manager.fork_session(HERE, trunk, 2, taken)
-    for wrong in (["c"], ["c", "c"], ["c", ""], ["c", "x" * 129]):
+    for wrong in (["c"], ["c", "c"], ["c", "d", "d"], ["c", ""], ["c", "x" * 129]):
         with pytest.raises(InvalidArgument):
             harness.manager.fork_session(HERE, trunk, 2, wrong)
     assert len(harness.manager.live) == 3
