@@ -11,7 +11,7 @@ import anyio.to_thread
 import msgspec
 from anyio.lowlevel import checkpoint
 
-from ...backends.errors import InvalidArgument, TooLarge
+from ...backends.errors import InvalidArgument, InvalidEncoding, TooLarge
 from ...backends.params import nearest
 from ...ipc.messages import TENSOR_BYTES_MAX, TENSOR_TYPES, Tensor
 from ...scheduler import PRIORITIES, Priority
@@ -19,6 +19,8 @@ from ...sessions import TurnOptions
 
 TIMEOUT_S_MAX = 30 * 86_400.0
 TEXT_PART_BYTES = 1 << 20
+INVALID_BYTES_MAX = 1 << 18
+"""Bytes of a chat's text that are not UTF-8 and are replaced."""
 TIMEOUT_S_MIN = 0.001
 """The least remaining timeout after a wait, as 0 means none."""
 
@@ -113,13 +115,20 @@ def _read_descriptor(fd: int) -> bytes:
 
 
 async def decode_text(data: bytes) -> str:
-    """Return *data* as text. It is decoded in parts: invalid bytes take 10 ns each."""
+    """Return *data* as text, with a replacement for each invalid byte, which takes 10 ns and has
+    three bytes: the data is decoded in parts.
+
+    :raises InvalidEncoding: too many bytes are invalid.
+    """
     decode = getincrementaldecoder("utf-8")("replace").decode
     parts = []
     for start in range(0, len(data), TEXT_PART_BYTES):
         parts.append(decode(data[start : start + TEXT_PART_BYTES]))
         await checkpoint()
-    return "".join(parts) + decode(b"", final=True)
+    text = "".join(parts) + decode(b"", final=True)
+    if text.count("\ufffd") > INVALID_BYTES_MAX:
+        raise InvalidEncoding("the text is not UTF-8", hint="send UTF-8")
+    return text
 
 
 def metadata_text(value: str | bytes) -> bytes:

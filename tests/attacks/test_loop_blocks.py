@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from inferd.backends.errors import InferdError
-from inferd.backends.params import PARAMETERS
+from inferd.backends.params import BY_NAME, PARAMETERS
 from inferd.ipc import messages as w
 from inferd.ipc.payloads import _write_memfd
 from inferd.wire.frames import FRAME_BYTES_MAX
@@ -46,7 +46,8 @@ def _count_s() -> float:
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[MeteredDaemon]:
-    with MeteredDaemon("[daemon]\nsocket-mode = '0666'\n") as running:
+    wide = '[models.wide]\nbackend = "echo"\nctx-size = 2097152\n'
+    with MeteredDaemon("[daemon]\nsocket-mode = '0666'\n" + wide) as running:
         os.chmod(running.directory, 0o711)
         yield running
 
@@ -219,6 +220,8 @@ VALUES: dict[str, list[Any]] = {
     "arguments": [{f"a{i}": nested(8, 50) for i in range(64)}, misspelt(15_000), "{}" * 30_000],
     "scales": [misspelt(15_000), ["a"] * 31_000, [["a", 1]] * 12_000],
 }
+WITH_RULES = ("stop", "stop-patterns", "stop-tokens", "grammar", "dry-sequence-breakers")
+"""Parameters with further checks than the last one of their kind."""
 SPELLINGS = 8
 
 
@@ -231,7 +234,8 @@ def spellings(name: str) -> list[str]:
 def test_no_parameter_blocks_the_loop(
     daemon: MeteredDaemon, attacker: RawClient, handles: dict[str, Any], call: str
 ) -> None:
-    for parameter in PARAMETERS:
+    kinds = {parameter.kind: parameter for parameter in PARAMETERS}
+    for parameter in (*kinds.values(), *(BY_NAME[name] for name in WITH_RULES)):
         more = [PATTERNS[:8], PATTERNS[8:]] if parameter.name == "stop-patterns" else []
         for number, value in enumerate(VALUES[parameter.kind] + more):
             for names in ([parameter.name], spellings(parameter.name)):
@@ -265,3 +269,32 @@ def refuse(client: RawClient, call: str, fds: list[int] | None = None, /, **para
         client.call(call, fds or (), **params)
     except InferdError as exc:
         assert len(exc.message) < 20_000
+
+
+@pytest.fixture
+def wide(attacker: RawClient) -> dict[str, int]:
+    """A graph and a context of a model that holds the longest prompts."""
+    graph = attacker.call("load_by_name", name="wide")["graph"]
+    return {
+        "graph": graph,
+        "context": attacker.call("init_execution_context", graph=graph)["context"],
+    }
+
+
+def test_no_long_text_blocks_the_loop(
+    daemon: MeteredDaemon, attacker: RawClient, wide: dict[str, int]
+) -> None:
+    graph, context = wide["graph"], wide["context"]
+    assert len(attacker.call("tokenize", graph=graph, text="a" * SPACE)["tokens"]) == SPACE
+    check_block(daemon, attacker, "tokenize")
+    tokens = [97] * w.DETOKENIZE_TOKENS_MAX
+    assert len(attacker.call("detokenize", graph=graph, tokens=tokens)["text"]) == len(tokens)
+    check_block(daemon, attacker, "detokenize")
+    for data in (b"a" * w.TENSOR_BYTES_MAX, b"\xff" * w.TENSOR_BYTES_MAX):
+        for call in ("set_input", "run_inference"):
+            fd = _write_memfd(data)
+            try:
+                refuse(attacker, call, [fd], context=context, index=0, tensor={"fd": 0})
+            finally:
+                os.close(fd)
+            check_block(daemon, attacker, f"{call} {data[:1]!r}")
