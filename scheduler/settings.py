@@ -43,3 +43,7 @@ class EngineSettings:
     """KV states serve every owner."""
     fetch_timeout_s: float = 5.0
     """A task waits this long for its state from disk, then it is computed again."""
+    careful_s: float = 0.0
+    """After a fault of the previous worker, the next one computes a token by itself first, and for
+    this time it does not tokenize beside a step: another fault then has one possible cause.
+    """

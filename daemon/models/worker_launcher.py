@@ -88,11 +88,10 @@ class WorkerLauncher:
         worker = Worker(
             spec,
             events,
-            settings=engine_settings(config),
+            settings=engine_settings(config) | {"careful_s": model.recovery.careful_s},
             kv_dir=self._kv_dir,
             hang_s=config.worker_hang_timeout_s,
             known_estimates=self.estimates.estimates_of(without_adapters(spec), signature),
-            self_test=model.recovery.has_suspects,
         )
         events.worker = worker
         self._events[worker] = events

@@ -235,7 +235,7 @@ class ProcessClient:
         if death is None or death.phase is not Phase.PROMPT or number not in death.activity.ids:
             return None
         match death.verdict:
-            case Verdict.REFUSE_INPUT:
+            case Verdict.REFUSE_INPUT if not death.activity.beside_text:
                 self.quarantine.add_text(*text)
                 return quarantine_error(self.spec.name)
             case Verdict.REFUSE_TASK_FOR_MEMORY:

@@ -16,7 +16,7 @@ import structlog
 from ...backends.errors import InferdError, LoadFailed, OutOfMemory, WorkerCrashed
 from ...scheduler import messages as m
 from ...sessions.worker_client import TaskClient, TaskReader, WorkerClient
-from .deaths import Death, Phase, Verdict
+from .deaths import Cause, Death, Phase, Verdict
 from .quarantine import Quarantine, quarantine_error
 
 BACKOFF_S = 0.25
@@ -28,6 +28,7 @@ LOAD_FAULTS_MAX = 2
 STEP_OOM_KILLS_MAX = 3
 SHRINK_S = 600.0
 """The time after its last OOM kill for which a model keeps its smaller shape when it is loaded."""
+CAREFUL_S = 60.0
 TRIAL_GROWTH, TRIAL_TOKENS_MAX = 4, 256
 """Each death makes the next trial longer: an input may crash the worker at times only."""
 
@@ -156,14 +157,17 @@ class Recovery:
         self._load_faults = 0
         self._step_oom_kills = self._shrinks = 0
         self._oom_killed_at = 0.0
+        self._fault_at = -CAREFUL_S
 
     def __len__(self) -> int:
         return len(self._orphans)
 
     @property
-    def has_suspects(self) -> bool:
-        """Whether a task is on trial: the next worker then tests the model first."""
-        return any(suspect.on_trial for suspect in self._suspects.values())
+    def careful_s(self) -> float:
+        """The `EngineSettings.careful_s` of the next worker."""
+        recent = self._seconds() < self._fault_at + CAREFUL_S
+        suspects = any(suspect.on_trial for suspect in self._suspects.values())
+        return CAREFUL_S if recent or suspects else 0.0
 
     @property
     def shrinks(self) -> int:
@@ -177,6 +181,8 @@ class Recovery:
         """Note the death of a worker, which tasks or callers may have *needed*."""
         self.restarts.note_death(made_progress=death.made_progress, needed=needed)
         verdict = death.verdict
+        if death.loaded and death.cause in (Cause.FAULT, Cause.HANG):
+            self._fault_at = self._seconds()
         if verdict in (Verdict.SHRINK, Verdict.SHRINK_LATER):
             self._expire_oom_kills()
             self._oom_killed_at = self._seconds()
@@ -231,7 +237,8 @@ class Recovery:
                 for number in involved:
                     suspect = self._suspects.setdefault(number, Suspect())
                     suspect.note_death()
-                    if len(ids) == 1 and suspect.deaths >= SUSPECT_DEATHS_MAX:
+                    alone = len(ids) == 1 and not death.activity.beside_text
+                    if alone and suspect.deaths >= SUSPECT_DEATHS_MAX:
                         self._convict(tasks.pop(number), while_sampling=phase is Phase.SAMPLE)
             case Verdict.REFUSE_TASK_FOR_MEMORY:
                 self._refuse_for_memory(tasks, involved)

@@ -49,7 +49,7 @@ class Worker:
     """One process with one model. Lives on the daemon's event loop; `run` owns the process.
 
     Tasks and queries go through its `client`. *known_estimates* are earlier memory estimates of the
-    same files. With *self_test* the model computes a token before it counts as loaded.
+    same files.
     """
 
     def __init__(
@@ -61,7 +61,6 @@ class Worker:
         kv_dir: str = "",
         hang_s: float = HANG_S,
         known_estimates: Sequence[m.MemoryEstimate] = (),
-        self_test: bool = False,
     ):
         self.known_estimates = list(known_estimates)
         self.pid = 0
@@ -76,7 +75,6 @@ class Worker:
         self._settings, self._kv_dir, self._hang_s = settings or {}, kv_dir, hang_s
         self._listener = listener
         self._has_embedding_context = False
-        self._self_test = self_test
         self._sent_garbage = self._was_killed_as_hung = False
         self._log: WorkerLog | None = None
         self._record = create_record()
@@ -186,7 +184,6 @@ class Worker:
                 self._kv_dir,
                 self.known_estimates,
                 levels,
-                self._self_test,
             )
             send_load(ours, load)
             await self._link.exchange(ours)

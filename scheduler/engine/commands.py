@@ -34,7 +34,13 @@ class CommandHandler:
     def __init__(self, model: Model, tasks: TaskTable, steps: Steps, metrics: EngineMetrics):
         self._model, self._tasks, self._steps = model, tasks, steps
         self._kv, self._reporter = tasks.kv, tasks.reporter
-        self.tokenizing = TokenizeQueue(model, metrics.recorder, tasks.clock, tasks.busy_classes)
+        self.tokenizing = TokenizeQueue(
+            model,
+            metrics.recorder,
+            tasks.clock,
+            tasks.busy_classes,
+            alone_s=tasks.settings.careful_s,
+        )
 
     def handle_command(self, command: m.Command) -> None:
         """Do what *command* requests."""

@@ -61,7 +61,7 @@ class _Work:
 class TokenizeQueue:
     """Answers requests for texts; owned by the engine. *busy_classes* returns the owners of the
     tasks that compute, with their highest class. Time counts, and not CPU time: rendering waits for
-    another process.
+    another process. In the first *alone_s* seconds the thread is not used.
 
     `tasks_expected` counts the tokenized prompts whose tasks follow at once.
     """
@@ -73,9 +73,10 @@ class TokenizeQueue:
         clock: EngineClock,
         busy_classes: Callable[[], Mapping[int, int]],
         seconds: Callable[[], float] = time.monotonic,
+        alone_s: float = 0.0,
     ):
         self._model, self._recorder, self._clock = model, recorder, clock
-        self._seconds = seconds
+        self._seconds, self._alone_until = seconds, seconds() + alone_s
         self._busy_classes = busy_classes
         self.tasks_expected = 0
         self.thread = TextThread(model.tokenize)
@@ -110,6 +111,7 @@ class TokenizeQueue:
         if requester is not None:
             self._in_thread = work = self._long.remove_first(requester)
             assert work.text is not None
+            self._recorder.record_text_thread(busy=True)
             self.thread.begin_text(work.text)
 
     def _answer_short(self) -> Iterator[m.Report]:
@@ -138,6 +140,7 @@ class TokenizeQueue:
     def _answer_long(self) -> Iterator[m.Report]:
         result = self.thread.take_result()
         if result is not None:
+            self._recorder.record_text_thread(busy=False)
             work, self._in_thread = self._in_thread, None
             assert work is not None
             self._long.count_work(work.requester.owner, result.seconds)
@@ -200,7 +203,7 @@ class TokenizeQueue:
                 f" tokens holds at most {self._bytes_max}",
                 data={"prompt_bytes": len(text), "prompt_bytes_max": self._bytes_max},
             )
-        if len(text) <= LONG_BYTES:
+        if len(text) <= LONG_BYTES or self._seconds() < self._alone_until:
             return self._model.tokenize(text, special=special, bos=bos)
         tokens = yield LongText(text, special, bos)
         assert tokens is not None

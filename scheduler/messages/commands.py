@@ -27,8 +27,7 @@ class LoadModel(Message):
     """Load a model: the first command, sent once. Answered with `MemoryEstimate`; nothing is
     allocated before `Proceed`. A descriptor is sent beside the frame. *settings* are fields of
     `EngineSettings`. KV states are written below *kv_dir* (empty: to memory only). *known* are
-    earlier estimates of the same file: these are not reported again. With *self_test* the model
-    computes a token by itself before it is reported as loaded.
+    earlier estimates of the same file: these are not reported again.
     """
 
     spec: ModelSpec
@@ -36,7 +35,6 @@ class LoadModel(Message):
     kv_dir: str = ""
     known: list[MemoryEstimate] = []
     logging: Logging = Logging()
-    self_test: bool = False
 
 
 class EstimateMemory(Message):

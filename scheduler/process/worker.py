@@ -123,7 +123,7 @@ def _load_model(link: SocketLink, commands: _EarlyCommands, command: m.LoadModel
 
     try:
         model = load_model(_agree_on_shape(link, commands, spec, command.known), progress)
-        if command.self_test:
+        if command.settings.get("careful_s"):
             compute_token(model)
     except InferdError as exc:
         link.send_reports([m.ModelNotLoaded(exc.to_wire())])

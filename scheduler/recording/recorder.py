@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 _HEAD = struct.Struct("=dII")
-_IDS_MAX = 510
+_IDS_MAX = 509
 ACTIVITY_BYTES = 4096
+_TEXT_THREAD = ACTIVITY_BYTES - 1
+"""The place of the byte that is set while the text thread works."""
 RECORD_BYTES = 2 * ACTIVITY_BYTES
 """The second page holds the counters; see `engine_counters`."""
 
@@ -35,11 +37,14 @@ class ActivityKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The activity that began at *at* (seconds of CLOCK_MONOTONIC, which all processes share)."""
+    """The activity that began at *at* (seconds of CLOCK_MONOTONIC, which all processes share).
+    *beside_text*: a thread tokenizes a text meanwhile, so that a crash has two possible causes.
+    """
 
     kind: ActivityKind
     ids: tuple[int, ...]
     at: float
+    beside_text: bool = False
 
 
 def create_record() -> int:
@@ -67,4 +72,8 @@ class Recorder:
         """Return the latest activity."""
         at, kind, count = _HEAD.unpack_from(self._page, 0)
         ids = struct.unpack_from(f"={min(count, _IDS_MAX)}Q", self._page, _HEAD.size)
-        return Activity(ActivityKind(kind), ids, at)
+        return Activity(ActivityKind(kind), ids, at, bool(self._page[_TEXT_THREAD]))
+
+    def record_text_thread(self, *, busy: bool) -> None:
+        """Record whether the text thread works."""
+        self._page[_TEXT_THREAD] = busy

@@ -113,6 +113,21 @@ def test_a_text_that_kills_while_it_is_tokenized_is_refused_at_once() -> None:
         assert bob.streamed_text == STORY * 10
 
 
+def test_a_long_text_that_kills_in_a_thread_is_found_and_no_task_of_the_step_is_refused() -> None:
+    with (
+        daemon_for_all(crashing("tokenize", **{"ctx-size": 100_000})) as daemon,
+        client_of(daemon, ADA) as ada,
+        client_of(daemon, BOB) as bob,
+    ):
+        mine, beside = ada.context("m"), bob.context("m")
+        stream = bob.begin_stream(beside, STORY * 10)
+        assert crash(ada, mine, "long " * 5000 + "die now").data["cause"] == "input"
+        assert daemon.log.count("worker.died") == 2, "once in the thread, and once more alone"
+        bob.wait_result(stream)
+        assert bob.streamed_text == STORY * 10
+        assert "task.quarantined" not in daemon.log
+
+
 def test_the_third_crash_within_an_hour_excludes_its_owner_and_nobody_else() -> None:
     with (
         daemon_for_all(crashing("step")) as daemon,

@@ -24,7 +24,7 @@ VALUES = {name: float(n) for n, name in enumerate((*COUNTERS, *GAUGES), start=1)
 def test_counters_are_read_from_the_shared_record_and_the_activity_stays() -> None:
     record = create_record()
     engine, daemon, acts = EngineCounters(record), EngineCounters(record), Recorder(record)
-    acts.record_activity(ActivityKind.STEP, range(510))
+    acts.record_activity(ActivityKind.STEP, range(509))
     assert set(daemon.read_counters()) == {0.0}
     engine.count_step(3, 3, 0.004, decodes=True)
     engine.write_counters(1.0, 0, VALUES)
@@ -37,7 +37,7 @@ def test_counters_are_read_from_the_shared_record_and_the_activity_stays() -> No
     assert (found["decode_s"].sum, sum(found["decode_s"].counts)) == (0.004, 1)
     assert found["decode_s"].counts[found["decode_s"].bounds.index(0.005)] == 1
     assert sum(found["mixed_s"].counts) == sum(found["prefill_s"].counts) == 0
-    assert acts.read_activity().ids == tuple(range(510))
+    assert acts.read_activity().ids == tuple(range(509))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from inferd.daemon.workers.deaths import Death
 from inferd.daemon.workers.quarantine import QUARANTINE_S
 from inferd.daemon.workers.recovery import (
     BACKOFF_S_MAX,
+    CAREFUL_S,
     SHRINK_S,
     STALLED_S_MAX,
     Recovery,
@@ -75,10 +76,12 @@ class Scene:
         *step: int,
         kind: ActivityKind = ActivityKind.STEP,
         number: int = SIGABRT,
+        beside_text: bool = False,
         **fields: bool,
     ) -> list[int]:
         """Kill the worker in a step with these tasks; return the tasks of the next worker."""
-        act = Activity(kind if step else ActivityKind.IDLE, step, self.now)
+        kind = kind if step else ActivityKind.IDLE
+        act = Activity(kind, step, self.now, beside_text)
         death = Death(activity=act, code=-number, **fields)
         readers, self.line.readers = self.line.readers, {}
         self.recovery.note_death(death, needed=bool(readers))
@@ -105,10 +108,11 @@ async def test_all_tasks_continue_at_once_and_suspects_are_computed_alone() -> N
 
     assert await scene.die(2, 3) == [1, 2, 3, 4]
     assert scene.on_trial() == {2: 1, 3: 1}
-    assert scene.recovery.has_suspects
+    assert scene.recovery.careful_s
     scene.line.send_report(m.Tokens(2, [9], b"x"))
     scene.line.send_report(m.Tokens(3, [9], b"x"))
-    assert not scene.recovery.has_suspects
+    scene.now += CAREFUL_S
+    assert not scene.recovery.careful_s
     assert await scene.die() == [1, 2, 3, 4], "a death outside a step makes no suspects"
     assert scene.on_trial() == {}
     assert scene.errors() == {}
@@ -154,6 +158,15 @@ async def test_a_trial_grows_with_each_death_after_a_passed_one() -> None:
             scene.line.send_report(m.Tokens(number, [9] * tokens, b"x"))
 
 
+async def test_a_death_while_a_thread_tokenized_convicts_nobody() -> None:
+    scene = Scene()
+    for kind in (ActivityKind.STEP, ActivityKind.SAMPLE):
+        for _ in range(3):
+            assert await scene.die(1, kind=kind, beside_text=True) == [1, 2, 3, 4]
+            assert scene.recovery.careful_s, "the next worker has no such thread"
+    assert await scene.die(1) == [2, 3, 4]
+
+
 async def test_a_task_that_is_sampled_at_two_deaths_is_refused() -> None:
     scene = Scene()
     assert await scene.die(1, kind=ActivityKind.SAMPLE) == [1, 2, 3, 4]
@@ -186,7 +199,8 @@ async def test_a_cancelled_suspect_is_skipped() -> None:
     assert await scene.die(1, 2) == [2, 3, 4]
     assert scene.on_trial() == {2: 1}
     scene.line.readers[2].report(m.Failed(2, {"name": "Cancelled", "message": "by the client"}))
-    assert not scene.recovery.has_suspects
+    scene.now += CAREFUL_S
+    assert not scene.recovery.careful_s
 
 
 # OOM kills.

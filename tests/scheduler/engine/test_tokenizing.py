@@ -8,7 +8,7 @@ from inferd.backends import ModelSpec
 from inferd.backends.echo.model import EchoModel
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.task_table import EngineClock
-from inferd.scheduler.engine.tokenizing import TokenizeQueue, appended_text
+from inferd.scheduler.engine.tokenizing import LONG_BYTES, TokenizeQueue, appended_text
 from inferd.scheduler.recording.recorder import Recorder
 
 
@@ -57,3 +57,31 @@ def test_a_text_that_memory_cannot_hold_is_refused_and_ends_no_process() -> None
         assert isinstance(report, m.Refused)
         assert report.error["name"] == "MissingMemory" and "memory" in report.error["message"]
     assert three == m.CommandResult(3, m.pack_tokens(list(b"hi")))
+
+
+def test_the_record_shows_that_the_thread_tokenizes_a_text() -> None:
+    model, recorder = (
+        EchoModel(ModelSpec(name="echo", backend="echo", ctx_size=1 << 16)),
+        Recorder(),
+    )
+    queue = TokenizeQueue(model, recorder, EngineClock(lambda: 0.0), dict)
+    queue.add_request(m.Tokenize(1, b"x" * (LONG_BYTES + 1), special=False, bos=False))
+    reports = [*queue.answer_requests(), *queue.answer_requests()]
+    assert queue.thread.busy == recorder.read_activity().beside_text
+    while not reports:
+        reports += queue.answer_requests()
+    assert not recorder.read_activity().beside_text
+
+
+def test_a_careful_engine_does_not_use_the_thread() -> None:
+    model = EchoModel(ModelSpec(name="echo", backend="echo", ctx_size=1 << 16))
+    now = 0.0
+    queue = TokenizeQueue(
+        model, Recorder(), EngineClock(lambda: 0.0), dict, lambda: now, alone_s=9.0
+    )
+    text = m.Tokenize(1, b"x" * (LONG_BYTES + 1), special=False, bos=False)
+    queue.add_request(text)
+    assert len(list(queue.answer_requests())) == 1 and not queue.thread.busy
+    now = 9.0
+    queue.add_request(text)
+    assert list(queue.answer_requests()) == [] and queue.thread.busy

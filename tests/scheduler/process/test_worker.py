@@ -84,7 +84,7 @@ def test_a_model_is_loaded_in_the_shape_that_was_estimated_last(daemon: Daemon) 
 
 def test_a_worker_that_tests_itself_computes_a_token_before_it_is_loaded(daemon: Daemon) -> None:
     fails = msgspec.structs.replace(SPEC, options={"fail_at_step": 1})
-    daemon.send(m.LoadModel(fails, {}, self_test=True), m.Proceed())
+    daemon.send(m.LoadModel(fails, {"careful_s": 1.0}), m.Proceed())
     assert isinstance(daemon.report(), m.MemoryEstimate)
     assert daemon.report() == m.Progress(1.0)
     failed = daemon.report()
