@@ -26,6 +26,7 @@ from .core import Daemon
 from .logs.setup import logs
 from .metrics.http_listener import MetricsServer
 from .models.worker_launcher import LoadListener
+from .printable import escape_controls
 from .residency.machine import MachineMemory
 from .residency.pressure import Pace
 from .service.notifier import ServiceNotifier, overdue_models
@@ -58,7 +59,7 @@ def serve(
         listener = given or _bind_socket(config)
     except InferdError as exc:
         state.close()
-        sys.stderr.write(f"inferd: {exc.message}\n  {exc.hint}\n")
+        sys.stderr.write(escape_controls(f"inferd: {exc.message}\n  {exc.hint}\n"))
         return 1
     try:
         daemon = partial(
@@ -193,7 +194,7 @@ async def _stop(daemon: Daemon) -> None:
     log.info("daemon.stopping", shutdown_grace_s=daemon.config.shutdown_grace_s)
     await daemon.drain(daemon.config.shutdown_grace_s)
     error = ShuttingDown("the daemon is shutting down")
-    for connection in tuple(daemon.server.connections):
+    for connection in tuple(daemon.server.places.holders):
         connection.send([Kind.GOODBYE, error.to_wire()])
     daemon.sessions.detach_all()
     await daemon.registry.close()

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..printable import escape_controls
+
 if TYPE_CHECKING:
     from ...backends.params import Parameter
     from .one_shot import OneShotClient
@@ -40,7 +42,7 @@ def sessions(ctx: typer.Context, incomplete: str) -> Offers:
     return _query(
         ctx,
         lambda client: [
-            (s["session_id"], f"{s['model']}, {s['state']}")
+            (s["session_id"], escape_controls(f"{s['model']}, {s['state']}"))
             for s in client.sessions(dormant=True)
             if _ONE_WORD.fullmatch(s["session_id"] or "")
         ],

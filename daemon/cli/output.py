@@ -12,16 +12,30 @@ from typing import Any, TextIO
 import msgspec
 import typer
 
+from ..printable import escape_controls
+
 Fraction = Callable[[float], None]
 Report = Callable[[str, float, float | None], None]
 Columns = Mapping[str, str | Callable[[dict[str, Any]], object]]
 
-_CONTROLS = {c: None for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\t\n"}
+_NOT_ON_TERMINALS = {c: None for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\t\n"}
 
 
 def write(text: str, end: str = "\n") -> None:
-    """Write to standard output and flush it."""
-    sys.stdout.write(text + end)
+    """Write a message, a row or JSON to standard output, with control characters escaped: also to
+    a pipe, since its reader may be another program's terminal. Flush it.
+    """
+    write_unchanged(escape_controls(text) + end)
+
+
+def write_answer(text: str, end: str = "\n") -> None:
+    """Write a model's text: to a terminal without control characters, else unchanged."""
+    write_unchanged((text.translate(_NOT_ON_TERMINALS) if sys.stdout.isatty() else text) + end)
+
+
+def write_unchanged(text: str) -> None:
+    """Write text whose colors are the only control characters, and flush it."""
+    sys.stdout.write(text)
     sys.stdout.flush()
 
 
@@ -48,21 +62,21 @@ def write_result(as_json: bool, document: Any, text: str) -> None:
 
 def fail(message: str, hint: str = "") -> None:
     """Print an error and its hint on standard error."""
-    terminal = sys.stderr.isatty()
     prefix = typer.style("inferd:", fg="red", bold=True) if has_colors(sys.stderr) else "inferd:"
-    note(f"{prefix} {printable(message, terminal)}")
+    _write_error(f"{prefix} ")
+    note(message)
     if hint:
-        note(f"  {printable(hint, terminal)}")
+        note(f"  {hint}")
 
 
 def note(text: str) -> None:
     """Print a line on standard error that does not belong to the result."""
-    _write_error(f"{text}\n")
+    _write_error(f"{escape_controls(text)}\n")
 
 
 def write_dimmed(text: str) -> None:
-    """Write text that does not belong to the result to standard error, dimmed, and flush it."""
-    shown = printable(text, sys.stderr.isatty())
+    """Write a model's text that does not belong to its answer to standard error, dimmed."""
+    shown = text.translate(_NOT_ON_TERMINALS) if sys.stderr.isatty() else text
     _write_error(typer.style(shown, dim=True) if shown and has_colors(sys.stderr) else shown)
 
 
@@ -76,23 +90,20 @@ def has_colors(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR")
 
 
-def printable(text: str, terminal: bool) -> str:
-    """Return *text*, without control characters if it goes to a terminal."""
-    return text.translate(_CONTROLS) if terminal else text
-
-
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Write aligned columns, and "-" for None.
 
     Line breaks in cells are replaced, so that each row is one line.
     """
-    texts = [
-        [" ".join(str("-" if c is None else c).splitlines()) for c in r] for r in (heads, *rows)
-    ]
+    texts = [[_cell_text("-" if c is None else c) for c in r] for r in (heads, *rows)]
     widths = [max(len(row[column]) for row in texts) for column in range(len(heads))]
     for row in texts:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        write(printable("   ".join(cells).rstrip(), sys.stdout.isatty()))
+        write("   ".join(cells).rstrip())
+
+
+def _cell_text(value: object) -> str:
+    return escape_controls(" ".join(str(value).split("\n"))).replace("\t", " ")
 
 
 def table_of(columns: Columns, entries: Iterable[dict[str, Any]]) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from ..config.settings import Config
+from ..printable import escape_controls
 from .checks.units import UNIT, Units
 from .time_limits import ProbeFailed
 
@@ -42,7 +43,6 @@ LIBRARY_EVENTS = frozenset(("llama.output", "worker.output"))
 """Events of the library and of crashing processes, whose texts do not come from users."""
 _FRAME = re.compile(r'  File ".*", line \d+, in \S+')
 _RAISED = re.compile(r"[\w.]*(?:Error|Exception|Group|Exit|Interrupt)\b")
-_CONTROLS = dict.fromkeys((*range(0x20), *range(0x7F, 0xA0)), " ")
 
 
 class Journal(msgspec.Struct, frozen=True):
@@ -124,12 +124,12 @@ def reported_fields(event: Mapping[str, Any]) -> str:
         fields["text"] = _bounded(event.get("text"))
     if "exception" in event:
         fields["exception"] = list(_raised(str(event["exception"])))[-ITEMS_MAX:]
-    return msgspec.json.encode(fields).decode()
+    return escape_controls(msgspec.json.encode(fields).decode())
 
 
 def _bounded(value: Any) -> Any:
     if isinstance(value, str):
-        return value[:CHARACTERS_MAX].translate(_CONTROLS)
+        return value[:CHARACTERS_MAX]
     if isinstance(value, list):
         return [_bounded(item) for item in value[:ITEMS_MAX] if not isinstance(item, list | dict)]
     return None if isinstance(value, dict) else value
@@ -140,7 +140,7 @@ def _raised(traceback: str) -> Iterator[str]:
     for line in traceback.splitlines():
         found = _FRAME.fullmatch(line) or _RAISED.match(line)
         if found:
-            yield found[0].strip()[:CHARACTERS_MAX].translate(_CONTROLS)
+            yield found[0].strip()[:CHARACTERS_MAX]
 
 
 def _file_lines(path: Path) -> Iterator[bytes]:

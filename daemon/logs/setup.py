@@ -23,6 +23,7 @@ from ...backends.library_log import LEVELS, SYSLOG_PRIORITIES
 from ...scheduler import messages as m
 from ..config.forms import LOGGERS
 from ..config.settings import Config
+from ..printable import escape_controls
 from .destinations import LogFile, StandardError
 
 DEFAULT_LOGGER = "daemon"
@@ -33,7 +34,6 @@ LIBRARY_CHARACTERS_MAX = 2000
 JOURNAL_BYTES_MAX = 47_000
 """The most bytes of an event for the journal, which splits lines above `LineMax=` (48 KiB)."""
 _FIRST_FIELDS = ("timestamp", "level", "logger", "event")
-_CONTROLS = {c: None for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\t\n"}
 _STDERR = 2
 
 
@@ -227,10 +227,8 @@ def _console(terminal: bool) -> Processor:
 
 
 def _for_terminal(event: EventDict) -> EventDict:
-    """Return an event for the console, without control characters, which clients could send to
-    control the terminal.
-    """
-    return {k: v.translate(_CONTROLS) if isinstance(v, str) else v for k, v in event.items()}
+    """Return an event for the console, whose texts users could have chosen."""
+    return {k: escape_controls(v) if isinstance(v, str) else v for k, v in event.items()}
 
 
 def _loss_event(event: EventDict, count: int) -> EventDict:

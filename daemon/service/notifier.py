@@ -22,6 +22,7 @@ import anyio
 import structlog
 
 from ..components import Components
+from ..printable import escape_controls
 
 STATUS_BYTES_MAX = 1000
 """systemd drops a message of more than 4096 bytes."""
@@ -72,7 +73,7 @@ def status_line(head: str, loading: Mapping[str, float]) -> str:
         named.append(f"and {len(loading) - LOADING_NAMED_MAX} more")
     state, semicolon, rest = head.partition("; ")
     line = f"{state}; loading: {', '.join(named)}{semicolon}{rest}" if named else head
-    data = " ".join(line.split()).encode()
+    data = escape_controls(" ".join(line.split())).encode()
     if len(data) <= STATUS_BYTES_MAX:
         return data.decode()
     return data[: STATUS_BYTES_MAX - 3].decode(errors="ignore") + "…"

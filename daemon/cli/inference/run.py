@@ -21,7 +21,7 @@ from ..options import (
     SystemPrompt,
     read_pairs,
 )
-from ..output import note, printable, write, write_dimmed, write_json_line
+from ..output import note, write, write_answer, write_dimmed, write_json_line
 
 if TYPE_CHECKING:
     from ....ipc.client import Session
@@ -110,7 +110,7 @@ def print_answer(
     session: Session, text: str, *, as_json: bool, stats: bool, timeout: float
 ) -> None:
     """Stream the answer to *text*; an early exit, also by Ctrl-C, cancels the turn."""
-    terminal, last = sys.stdout.isatty(), ""
+    last = ""
     with session.stream(text, timeout=timeout) as stream:
         try:
             for piece in stream:
@@ -120,7 +120,7 @@ def print_answer(
                     write_json_line(line | ({"reasoning": reasoning} if reasoning else {}))
                 else:
                     write_dimmed(reasoning)
-                    write(printable(piece, terminal), end="")
+                    write_answer(piece, end="")
                 last = piece or last
         finally:
             if not as_json and not last.endswith("\n"):

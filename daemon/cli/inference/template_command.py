@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 
 from ..client import client_of
 from ..options import JsonOutput, ModelName, SocketPath, SystemPrompt, read_pairs
-from ..output import note, printable, write, write_json
+from ..output import note, write_answer, write_json
 
 FILE_BYTES_MAX = 4 << 20
 
@@ -56,7 +55,7 @@ def template(
     if as_json:
         write_json({"text": str(text), "tokens": text.tokens})
         return
-    write(printable(text, sys.stdout.isatty()))
+    write_answer(text)
     note(f"{text.tokens} tokens")
 
 

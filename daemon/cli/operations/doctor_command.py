@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...printable import escape_controls
 from ..options import EXIT_REFUSED, ConfigFile, JsonOutput, SocketPath
-from ..output import has_colors, note, printable, write, write_json
+from ..output import has_colors, note, write, write_json, write_unchanged
 
 if TYPE_CHECKING:
     from ...doctor.finding import Finding
@@ -63,10 +64,10 @@ def _show(findings: list[Finding]) -> None:
     from ...doctor.report import text_of
 
     for finding in findings:
-        text = printable(text_of([finding]), sys.stdout.isatty())
+        text = escape_controls(text_of([finding]))
         if has_colors(sys.stdout):
             status = finding.status
             text = typer.style(status, fg=STATUS_COLORS[status]) + text.removeprefix(status)
-        write(text)
+        write_unchanged(f"{text}\n")
     count = {status: sum(f.status == status for f in findings) for status in STATUS_COLORS}
     write(f"{count['ok']} ok, {count['warn']} warnings, {count['fail']} failed")

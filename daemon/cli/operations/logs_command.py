@@ -12,9 +12,10 @@ import msgspec
 import typer
 
 from ....backends.errors import ConnectionLost, NotFound
+from ...printable import escape_controls
 from ..client import client_of
 from ..options import JsonOutput, SocketPath
-from ..output import has_colors, printable, table, write, write_json
+from ..output import has_colors, table, write_json, write_unchanged
 from .log_lines import following_lines, journal_lines, last_lines, open_log
 
 LINES = 100
@@ -57,12 +58,12 @@ def logs(
     It is read from the file that the setting `log-file` names, or else from systemd's journal. With
     --json each event is a line of JSON.
     """
-    terminal, colors = sys.stdout.isatty(), has_colors(sys.stdout)
+    colors = has_colors(sys.stdout)
     matches = _filter(level)
     for line in _lines(socket, lines, level, matches, follow=follow):
         if matches(line):
-            text = line.decode("utf-8", "replace") if as_json else format_line(line, colors=colors)
-            write(text if colors and not as_json else printable(text, terminal))
+            text = as_text(line) if as_json else format_line(line, colors=colors)
+            write_unchanged(f"{text}\n")
 
 
 def _lines(
@@ -123,11 +124,16 @@ def _event(line: bytes) -> dict[str, Any] | None:
     return event if isinstance(event, dict) else None
 
 
+def as_text(line: bytes) -> str:
+    """Return a line of the log as it is, except for control characters."""
+    return escape_controls(line.decode("utf-8", "replace"))
+
+
 def format_line(line: bytes, *, colors: bool) -> str:
     """Return a line of the log as text for a terminal."""
     event = _event(line)
     if event is None:
-        return printable(line.decode("utf-8", "replace"), colors)
+        return as_text(line)
     level = _text(event.get("level", ""))
     head = (
         _text(event.get("timestamp", "")),
@@ -135,10 +141,10 @@ def format_line(line: bytes, *, colors: bool) -> str:
         f"{'[' + _text(event.get('logger', '')) + ']':<11}",
         _styled(_text(event.get("event", "")), colors, bold=True),
     )
-    fields = [f"{k}={_text(v)}" for k, v in event.items() if k not in HEAD_KEYS]
+    fields = [f"{_text(k)}={_text(v)}" for k, v in event.items() if k not in HEAD_KEYS]
     text = " ".join([*head, *fields])
-    exception = str(event.get("exception", ""))
-    return f"{text}\n{printable(exception, colors)}" if exception else text
+    exception = escape_controls(str(event.get("exception", "")))
+    return f"{text}\n{exception}" if exception else text
 
 
 def _styled(text: str, colors: bool, **style: Any) -> str:
@@ -149,11 +155,7 @@ def _text(value: Any) -> str:
     """Return a value as it is, or as JSON where it would be ambiguous."""
     if isinstance(value, str) and value.isprintable() and value and " " not in value:
         return value
-    return msgspec.json.encode(value).decode().translate(_DELETE)
-
-
-_DELETE = dict.fromkeys((0x7F, *range(0x80, 0xA0)))
-"""Control characters that JSON does not escape."""
+    return escape_controls(msgspec.json.encode(value).decode())
 
 
 def log_level(

@@ -229,7 +229,7 @@ async def test_names_of_other_users_sessions_are_shown_as_plain_text() -> None:
     async with app.run_test(size=(120, 24)) as pilot:
         tasks, sessions = [task(session_id=wild)], [session(session_id=wild)]
         app.show_frame(frame_of(None, sample(tasks=tasks, sessions=sessions)))
-        await until(pilot, lambda: shown(app).count("[red][2J[/nope] x y") == 2)
+        await until(pilot, lambda: shown(app).count("[red]\\u001b[2J[/nope] x y") == 2)
 
 
 @pytest.mark.asyncio

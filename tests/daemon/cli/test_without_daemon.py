@@ -17,7 +17,7 @@ from inferd.backends import errors
 from inferd.backends.params import BY_NAME, PARAMETERS
 from inferd.daemon.cli.app import exit_code
 from inferd.daemon.cli.options import read_pairs
-from inferd.daemon.cli.output import printable, time_text
+from inferd.daemon.cli.output import time_text
 from inferd.daemon.config.sources import ConfigError
 from inferd.daemon.residency.sizes import size_text
 from tests.daemon.command_line import document, inferd
@@ -242,12 +242,6 @@ def test_sizes(size: int, text: str) -> None:
 )
 def test_times(seconds: float, text: str) -> None:
     assert time_text(seconds) == text
-
-
-def test_control_characters_of_a_model_do_not_reach_the_terminal() -> None:
-    text = "a\x1b]0;title\x07\tb\r\x9bc\n"
-    assert printable(text, terminal=True) == "a]0;title\tbc\n"
-    assert printable(text, terminal=False) == text
 
 
 # pull and rm.

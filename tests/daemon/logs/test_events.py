@@ -152,7 +152,7 @@ def test_a_refused_connection_cannot_control_a_terminal() -> None:
             while True:
                 client.read_message()
         until(lambda: "connection.refused" in daemon.log)
-        assert "\x1b" not in daemon.log and "[2J]0;mine it" in daemon.log
+        assert "\x1b" not in daemon.log and "u001b[2J" in daemon.log
         assert "[ipc]" in daemon.log
 
 

@@ -235,9 +235,9 @@ def test_no_event_controls_the_terminal_that_shows_it() -> None:
         "software": "\x1b[2J\x9b",
     }
     line = msgspec.json.encode(event)
-    assert format_line(line, colors=False) == 't info    [ipc]       e software="\\u001b[2J"'
-    assert format_line(b"no event \x1b[2J", colors=True) == "no event [2J"
+    assert format_line(line, colors=False) == 't info    [ipc]       e software="\\u001b[2J\\u009b"'
+    assert format_line(b"no event \x1b[2J", colors=True) == "no event \\u001b[2J"
     colored = format_line(line, colors=True)
     assert "\x1b[32m" in colored and "\x1b[2J" not in colored
     with_exception = msgspec.json.encode({**event, "exception": "Traceback\n\x1b[2Jx"})
-    assert format_line(with_exception, colors=True).endswith("Traceback\n[2Jx")
+    assert format_line(with_exception, colors=True).endswith("Traceback\n\\u001b[2Jx")

@@ -18,8 +18,8 @@ from textual.widgets import DataTable, Footer, Static
 
 from .....backends.errors import InferdError, PermissionDenied
 from .....ipc.client import AsyncClient
+from ....printable import escape_controls
 from ...options import EXIT_INTERRUPTED
-from ...output import printable
 from .source import client_for, take_sample
 from .view import MODELS, SESSIONS, TASKS, Frame, Panel, Row, Sample, frame_of
 
@@ -90,7 +90,7 @@ class Table(DataTable[Text]):
         self.border_title = f"{self.panel.title} ({len(rows)})"
 
     def _cell(self, head: str, text: str) -> Text:
-        shown = printable(text, terminal=True).replace("\n", " ")
+        shown = escape_controls(text).replace("\n", " ")
         style = STATES.get(shown.split(" ")[0], "") if head == "STATE" else ""
         return Text(shown, style, justify="right" if head in self.panel.numbers else "left")
 
@@ -110,7 +110,7 @@ class TextDialog(ModalScreen[str]):
 
     def compose(self) -> ComposeResult:
         """Show the text."""
-        yield Static(Text(self._text))
+        yield Static(Text(escape_controls(self._text)))
 
     def on_key(self, event: Key) -> None:
         """Close with the key."""
@@ -203,7 +203,7 @@ class Top(App[None]):
     def show_frame(self, frame: Frame) -> None:
         """Show a frame."""
         self.frame = frame
-        self._header.update(Text("\n".join(frame.header)))
+        self._header.update(Text(escape_controls("\n".join(frame.header))))
         for panel, rows in frame.tables():
             self._tables[panel.title].show_rows(rows)
         if self._lost:
@@ -212,7 +212,7 @@ class Top(App[None]):
 
     def show_message(self, text: str, *, error: bool = False) -> None:
         """Show a message in the line below the tables."""
-        line = Text(printable(text, terminal=True), "bold red" if error else "", no_wrap=True)
+        line = Text(escape_controls(text), "bold red" if error else "", no_wrap=True)
         self._line.update(line)
 
     def action_cancel_task(self) -> None:
@@ -234,9 +234,7 @@ class Top(App[None]):
             if key in ("y", "f"):
                 self._run_action(name, partial(_unload, force=key == "f"))
 
-        page = TextDialog(
-            UNLOAD_QUESTION.format(printable(name, terminal=True)), ("y", "f", "n", "escape")
-        )
+        page = TextDialog(UNLOAD_QUESTION.format(name), ("y", "f", "n", "escape"))
         self.push_screen(page, answer)
 
     def action_explain(self) -> None:

@@ -1,0 +1,19 @@
+"""Text that is safe to print: users choose names, ids and messages, and operators read them."""
+
+from __future__ import annotations
+
+import re
+
+_CONTROLS = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and line feed, DEL, C1
+    r"\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # bidirectional and line separators
+    r"\ud800-\udfff]"  # bytes of file names that are not UTF-8; no terminal can show them
+)
+
+
+def escape_controls(text: str) -> str:
+    """Return *text* with its control characters as escapes, such as `\\u001b`.
+
+    The escapes are those of JSON, so a JSON document keeps its meaning.
+    """
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
