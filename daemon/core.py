@@ -43,6 +43,7 @@ from ..wire.nesting import NESTING_MAX
 from .access.rights import Access
 from .components import Components
 from .config.settings import Config
+from .logs.repeats import RepeatLimit
 from .logs.setup import logs
 from .metrics.daemon_counters import DaemonCounters
 from .models.lease import DormantLease, Lease
@@ -132,6 +133,7 @@ class Daemon:
         self.pending_restart: list[str] = []
         """Settings that were changed in the file and take effect after a restart."""
         self.calls: CallTable = {}
+        self._refusals = RepeatLimit()
         self._handles = 0
         self._unflushed: set[ServerConnection] = set()
 
@@ -199,15 +201,18 @@ class Daemon:
             ipc_log.debug("call.done", call=request.call, seconds=seconds)
         return result
 
-    def admit_connection(self, connection: ServerConnection) -> None:
-        """Check that a connection's user can be identified and has access.
+    def admit_connection(self, connection: ServerConnection) -> bool:
+        """Check that a connection's user can be identified and has access; return whether the user
+        may take the places for operators.
 
         :raises PermissionDenied: the user cannot be identified, or has no access.
+        :raises QuotaExceeded: the user has as many connections as their access rule allows.
         """
         self.users.check(connection.peer.uid)
         self.access.add_connection(connection)
         if logs.is_logged("ipc", "debug"):
             ipc_log.debug("connection.opened", **_peer(connection))
+        return self.access.may_take_reserved_place(connection)
 
     def connection_ended(self, connection: ServerConnection) -> None:
         """Close a connection's sessions, graphs and leases."""
@@ -221,14 +226,18 @@ class Daemon:
         self.access.remove_connection(connection)
 
     def connection_refused(self, connection: ServerConnection, error: InferdError) -> None:
-        """Count and log a connection that was refused."""
+        """Count a connection that was refused, and log it unless its user has many of them."""
         self.counters.call_refused("connect", error)
+        omitted = self._refusals.count_event(connection.uid, time.monotonic())
+        if omitted is None:
+            return
         ipc_log.warning(
             "connection.refused",
             **_peer(connection),
             software=connection.software,
             error=error.name,
             cause=error.message,
+            **({"omitted": omitted} if omitted else {}),
         )
 
     def accept_failed(self, error: OSError) -> None:

@@ -7,7 +7,7 @@
 
 from .admission.bounds import AdmissionBounds
 from .admission.ledger import Ledger
-from .admission.quotas import Quota, check_priority
+from .admission.quotas import Quota, check_connections, check_priority
 from .journal.entries import StoredSession
 from .journal.journal import Journal
 from .session.core import SessionSettings
@@ -35,5 +35,6 @@ __all__ = (
     "TaskReader",
     "Turn",
     "TurnOptions",
+    "check_connections",
     "check_priority",
 )

@@ -46,6 +46,13 @@ class FrameReader:
         """Bytes of the incomplete frame."""
         return len(self._buffer)
 
+    @property
+    def announced(self) -> int:
+        """Size of the incomplete frame, of its header until that is complete; 0 without one."""
+        if len(self._buffer) < _LENGTH.size:
+            return _LENGTH.size if self._buffer else 0
+        return int(_LENGTH.unpack_from(self._buffer)[0]) + _LENGTH.size
+
     def read_frames(self, data: bytes) -> Iterator[bytes]:
         """Add *data*, the stream's next bytes, and yield the frames that are now complete.
 

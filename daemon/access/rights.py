@@ -12,9 +12,9 @@ from typing import Any
 from ...backends.errors import PermissionDenied
 from ...ipc.server.server_connection import Request, ServerConnection
 from ...scheduler import PRIORITIES
-from ...sessions import Quota, check_priority
+from ...sessions import Quota, check_connections, check_priority
 from ..config.access_settings import Right, Rule
-from .rules import MEANINGS, Rights, rights_of
+from .rules import MEANINGS, ROOT, Rights, rights_of
 
 _USE = (
     *("load", "load_by_name", "load_by_name_with_config"),
@@ -69,8 +69,10 @@ class Access:
         """Add a connection and determine its rights.
 
         :raises PermissionDenied: the user has no rights.
+        :raises QuotaExceeded: the user has as many connections as the user's rule allows.
         """
         rights = self._rights_by_rules(connection)
+        check_connections(rights.quota, len(self._open.get(connection.peer.uid, ())))
         self._open.setdefault(connection.peer.uid, {})[connection] = rights
         if not rights.allowed:
             raise PermissionDenied(f"user {connection.peer.uid} may do nothing here")
@@ -81,6 +83,11 @@ class Access:
         connections.pop(connection, None)
         if not connections:
             self._open.pop(connection.peer.uid, None)
+
+    def may_take_reserved_place(self, connection: ServerConnection) -> bool:
+        """Return whether the user is root, the daemon's own user, or may manage models."""
+        allowed = self.rights_of_connection(connection).allowed
+        return connection.peer.uid in (ROOT, self._own) or Right.MANAGE in allowed
 
     def set_rules(self, rules: Sequence[Rule]) -> None:
         """Replace the rules, also for the open connections."""

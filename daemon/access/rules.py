@@ -55,6 +55,7 @@ def _apply_rule(base: Rights, rule: Rule) -> Rights:
         highest = PRIORITIES[rule.priority_max]
     quota = Quota(
         rule=rule.name,
+        connections_max=rule.connections_max,
         sessions_max=rule.sessions_max,
         tasks_waiting_max=rule.tasks_waiting_max,
         tokens_per_minute=rule.tokens_per_minute,

@@ -142,7 +142,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
             "instance": daemon.instance,
             "draining": daemon.draining,
             "socket_activated": daemon.socket_activated,
-            "connections": len(daemon.server.connections),
+            "connections": len(daemon.server.places.holders),
             "sessions": len(daemon.sessions.live),
             "sessions_max": daemon.config.sessions_max,
             "sessions_dormant": len(daemon.sessions.dormant),

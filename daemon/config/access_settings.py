@@ -135,6 +135,9 @@ class Rule:
     )
     allow: frozenset[Right] | None = setting(None, "rights of these users", form=RIGHTS)
     priority_max: Priority | None = setting(None, "highest priority of their turns")
+    connections_max: int | None = setting(
+        None, "maximum number of open connections of each user", 1, 100_000
+    )
     sessions_max: int | None = setting(
         None, "maximum number of open sessions of each user", 1, 100_000
     )

@@ -272,7 +272,7 @@ def _daemon(daemon: Daemon) -> Read:
     yield "build_info", {(__version__, str(LLAMA_BUILD_NUMBER), LLAMA_COMMIT): 1}
     yield "draining", _one(daemon.draining)
     yield "component_up", {(p["component"],): p["up"] for p in daemon.components.describe()}
-    yield "connections", _one(len(daemon.server.connections))
+    yield "connections", _one(len(daemon.server.places.holders))
     yield "connections_max", _one(config.connections_max)
     yield "cores", _one(config.cores)
     free = memory["free_bytes"]

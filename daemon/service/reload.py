@@ -106,7 +106,7 @@ def _apply(daemon: Daemon, config: Config) -> list[str]:
     bounds.prompt_tokens_max = config.prompt_tokens_waiting_max
     bounds.prompt_tokens_owner_max = config.prompt_tokens_waiting_user_max
     daemon.access.set_rules(config.access)
-    daemon.server.connections_max = config.connections_max
+    daemon.server.places.connections_max = config.connections_max
     daemon.sessions.set_limits(
         sessions_max=config.sessions_max,
         idle_timeout_s=config.idle_timeout_ms / 1000,

@@ -7,6 +7,7 @@ one event loop. Its reader task owns a `ServerConnection`; any task on the loop 
 from __future__ import annotations
 
 import socket
+import time
 from typing import Any, Protocol
 
 import anyio
@@ -18,10 +19,15 @@ from ...wire.frames import FrameReader
 from ..messages import CREDIT_MAX, Kind, ServerHello
 from ..peer import peer_of
 from .decoding import decode_integer, decode_request, open_frame, pack_reply, read_hello
-from .server_connection import Request, ServerConnection
+from .incomplete_frames import IncompleteFrames
+from .places import Places
+from .server_connection import OUTBOXES_BYTES_MAX, Request, ServerConnection
+from .shares import SharedLimit
 
 HELLO_TIMEOUT_S = 10.0
 ACCEPT_PAUSE_S = 0.1
+ACCEPTS_AT_ONCE = 16
+"""Connections accepted before other events are handled."""
 
 
 class Handler(Protocol):
@@ -36,8 +42,8 @@ class Handler(Protocol):
         :raises InferdError: the error to send as the answer.
         """
 
-    def admit_connection(self, connection: ServerConnection) -> None:
-        """Check that a new connection may be served.
+    def admit_connection(self, connection: ServerConnection) -> bool:
+        """Check that a new connection may be served; return whether its user is an operator.
 
         :raises InferdError: the error to send before the connection is closed.
         """
@@ -59,9 +65,10 @@ class Server:
     """Serves connections on a listening socket."""
 
     def __init__(self, handler: Handler, *, connections_max: int = 256, requests_max: int = 256):
-        self.connections: set[ServerConnection] = set()
+        self.places = Places[ServerConnection](connections_max)
         self._handler = handler
-        self.connections_max = connections_max
+        self._incomplete = IncompleteFrames()
+        self._outboxes = SharedLimit(OUTBOXES_BYTES_MAX)
         self._requests_max = requests_max
         self._accepting = anyio.CancelScope()
         self._accepted = 0
@@ -87,25 +94,26 @@ class Server:
         while True:
             await anyio.wait_readable(listener)
             try:
-                sock, _ = listener.accept()
+                for _ in range(ACCEPTS_AT_ONCE):
+                    sock, _ = listener.accept()
+                    sock.setblocking(False)
+                    group.start_soon(self._serve_one, sock)
             except BlockingIOError:
                 continue
             except OSError as exc:  # no descriptors are left: wait until some are closed
                 self._handler.accept_failed(exc)
                 await anyio.sleep(ACCEPT_PAUSE_S)
-                continue
-            sock.setblocking(False)
-            group.start_soon(self._serve_one, sock)
 
     async def _serve_one(self, sock: socket.socket) -> None:
-        connection = ServerConnection(sock, peer_of(sock), self._requests_max)
+        connection = ServerConnection(sock, peer_of(sock), self._requests_max, self._outboxes)
         self._accepted += 1
         connection.number = self._accepted
-        self.connections.add(connection)
         try:
             connection.send([Kind.HELLO, self._handler.server_hello()])
-            self._handler.admit_connection(connection)
-            self._check_connections_max()
+            connection.is_operator = self._handler.admit_connection(connection)
+            closed = self.places.take_place(connection)
+            if closed is not None:
+                closed.end(self.places.closed_for_another(closed))
             async with anyio.create_task_group() as group:
                 await self._read(connection, group)
                 group.cancel_scope.cancel()
@@ -114,7 +122,8 @@ class Server:
         except ExceptionGroup as group_exc:
             self._send_goodbye(connection, self._refusal(group_exc))
         finally:
-            self.connections.discard(connection)
+            self.places.release_place(connection)
+            self._incomplete.end_frame(connection)
             self._handler.connection_ended(connection)
             connection.close()
 
@@ -130,14 +139,6 @@ class Server:
         assert isinstance(first, InferdError)
         return first
 
-    def _check_connections_max(self) -> None:
-        if len(self.connections) > self.connections_max:
-            raise Busy(
-                f"{self.connections_max} connections are open: no more are accepted",
-                hint="share connections, or raise connections_max",
-                data={"connections_max": self.connections_max, "retry_after_s": 1.0},
-            )
-
     def _send_goodbye(self, connection: ServerConnection, error: InferdError) -> None:
         connection.send([Kind.GOODBYE, error.to_wire()])
         self._handler.connection_refused(connection, error)
@@ -147,13 +148,19 @@ class Server:
 
         def handle_data(data: bytes) -> None:
             nonlocal greeted
+            continued = frames.announced
             for frame in frames.read_frames(data):
+                if continued:
+                    self._incomplete.end_frame(connection)
+                    continued = 0
                 if greeted:
                     self._handle_frame(connection, frame, group)
                 else:
                     read_hello(connection, frame)
                     greeted = True
                     hello_scope.deadline = float("inf")
+            if frames.announced:
+                self._incomplete.begin_frame(connection, frames.announced)
 
         with anyio.move_on_after(HELLO_TIMEOUT_S) as hello_scope:
             await connection.receive(handle_data)
@@ -225,6 +232,7 @@ class Server:
             self._refuse_request(request, error)
         finally:
             connection.requests.pop(request.number, None)
+            connection.active_at_s = time.monotonic()
             request.close()
 
     def _refuse_request(self, request: Request, error: InferdError) -> None:

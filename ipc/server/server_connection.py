@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -15,11 +16,14 @@ from ...backends.errors import InvalidArgument, ProtocolError
 from ...wire.frames import READ_BYTES, pack_frame
 from ..messages import Kind
 from ..peer import Peer
+from .shares import SharedLimit
 
 DESCRIPTORS_MAX = 16
 OUTBOX_PAUSE_BYTES = 1 << 20
 """Above this amount of data that a client has not read, the daemon stops reading from it."""
 OUTBOX_BYTES_MAX = 64 << 20
+OUTBOXES_BYTES_MAX = 128 << 20
+"""Unread data of all connections. A user has at most as much as is free: half of it."""
 _EVENT = int(Kind.EVENT)
 """A plain integer: msgspec's look-up of an enum's value takes a third of encoding an event."""
 _TRUNCATED = int(socket.MSG_CTRUNC)  # an enum's `&` takes as long as the read
@@ -51,8 +55,10 @@ class Request:
 class ServerConnection:
     """A client's connection, owned by the daemon's asyncio loop."""
 
-    def __init__(self, sock: socket.socket, peer: Peer, requests_max: int):
-        self.peer = peer
+    def __init__(self, sock: socket.socket, peer: Peer, requests_max: int, outboxes: SharedLimit):
+        self.peer, self.uid = peer, peer.uid
+        self.is_operator = False
+        """Whether the user may take the places that are reserved for operators."""
         self.number = 0
         """Its number in the order in which the daemon accepted connections."""
         self.requests: dict[int, Request] = {}
@@ -61,14 +67,23 @@ class ServerConnection:
         self.requests_max = requests_max
         self._sock = sock
         self._unsent = bytearray()
+        self._outboxes, self._counted = outboxes, 0
+        """The bytes that all outboxes share, and those counted for this one."""
         self._open = True
         self._loop = asyncio.get_running_loop()
+        self.active_at_s = time.monotonic()
+        """The time of the connection's begin, or of its last request's end."""
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._handle_data: Callable[[bytes], None] = lambda _: None
-        self._writing = self._paused = False
+        self._writing = self._paused = self._held = False
 
     def __repr__(self) -> str:
         return f"<ServerConnection of uid {self.peer.uid} [{len(self.requests)} requests]>"
+
+    @property
+    def idle_since_s(self) -> float | None:
+        """The time of the last request's end; None while a request is in flight."""
+        return None if self.requests else self.active_at_s
 
     def send(self, message: Any, *, flush: bool = True) -> None:
         """Send a message; buffer the rest where the socket is full."""
@@ -85,13 +100,14 @@ class ServerConnection:
     def flush(self) -> None:
         """Send as much as the socket accepts now, and the rest once it is writable.
 
-        A client that leaves more than `OUTBOX_BYTES_MAX` unread is disconnected.
+        A client that leaves more than `OUTBOX_BYTES_MAX` unread, or more than its user's part of
+        `OUTBOXES_BYTES_MAX`, is disconnected.
         """
         try:
             while self._unsent and self._open:
                 del self._unsent[: self._sock.send(self._unsent)]
         except BlockingIOError:
-            if len(self._unsent) > OUTBOX_BYTES_MAX:
+            if not self._count_unsent():
                 self.cut()
             elif not self._writing:
                 self._loop.add_writer(self._sock, self.flush)
@@ -101,14 +117,40 @@ class ServerConnection:
         else:
             self._resume()
 
+    def _count_unsent(self) -> bool:
+        """Count the unsent bytes; return whether they are within the bounds."""
+        size = len(self._unsent)
+        more = size - self._counted
+        if size > OUTBOX_BYTES_MAX or (more > 0 and not self._outboxes.fits(self.uid, more)):
+            return False
+        self._outboxes.take(self.uid, more)
+        self._counted = size
+        return True
+
     def _resume(self) -> None:
         """Stop waiting for a writable socket, and resume reading if that was paused."""
         if self._writing:
             self._loop.remove_writer(self._sock)
             self._writing = False
+            self._outboxes.take(self.uid, -self._counted)
+            self._counted = 0
         if self._paused:
-            self._loop.add_reader(self._sock, self._readable)
             self._paused = False
+            self._add_reader()
+
+    def _add_reader(self) -> None:
+        if not (self._paused or self._held or self._ended.done()):
+            self._loop.add_reader(self._sock, self._readable)
+
+    def hold_reading(self) -> None:
+        """Read nothing until `release_reading`."""
+        self._held = True
+        self._loop.remove_reader(self._sock)
+
+    def release_reading(self) -> None:
+        """Read again."""
+        self._held = False
+        self._add_reader()
 
     def cut(self) -> None:
         """Stop writing and reading; the reader task then ends and cleans up."""
@@ -116,13 +158,14 @@ class ServerConnection:
             self._open = False
             self._unsent.clear()
             self._resume()
-            self._end()
+            self.end()
             try:
                 self._sock.shutdown(socket.SHUT_RDWR)
             except OSError:
                 return  # the other end is already closed
 
-    def _end(self, error: Exception | None = None) -> None:
+    def end(self, error: Exception | None = None) -> None:
+        """End the reader task, which sends *error* as a goodbye."""
         if self._ended.done():
             return
         if error is None:
@@ -160,9 +203,9 @@ class ServerConnection:
             if data:
                 self._handle_data(data)
             elif data is not None:
-                self._end()
+                self.end()
         except Exception as exc:  # must end the reader task, not only this callback
-            self._end(exc)
+            self.end(exc)
 
     def _read(self) -> bytes | None:
         """Read once; return None if nothing has arrived, and no bytes at the end."""

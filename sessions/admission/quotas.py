@@ -24,6 +24,7 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     """One user's bounds, None where there is none; *rule* is the access rule that sets them."""
 
     rule: str = ""
+    connections_max: int | None = None
     sessions_max: int | None = None
     tasks_waiting_max: int | None = None
     tokens_per_minute: int | None = None
@@ -35,6 +36,24 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NO_QUOTA = Quota()
+
+
+def check_connections(quota: Quota, connections: int) -> None:
+    """Check that a user with *connections* may open another one.
+
+    :raises QuotaExceeded: they may not.
+    """
+    if quota.connections_max is not None and connections >= quota.connections_max:
+        raise QuotaExceeded(
+            f"you have {connections} connections open; the limit is {quota.connections_max}",
+            hint="share connections, or close those that are not needed",
+            data={
+                "bound": quota.bound("connections-max"),
+                "connections": connections,
+                "connections_max": quota.connections_max,
+                "retry_after_s": 1.0,
+            },
+        )
 
 
 def check_priority(quota: Quota, priority: Priority) -> None:

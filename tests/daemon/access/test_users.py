@@ -79,8 +79,9 @@ class OnlyItsOwn:
             protocol=PROTOCOL_VERSION, software="x", instance=1, limits=Limits(*range(7))
         )
 
-    def admit_connection(self, connection: ServerConnection) -> None:
+    def admit_connection(self, connection: ServerConnection) -> bool:
         self.users.check(connection.peer.uid)
+        return False
 
     async def run_call(self, request: Request) -> Any:
         raise AssertionError("a refused connection has no calls")

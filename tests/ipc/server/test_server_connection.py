@@ -14,7 +14,12 @@ from anyio.lowlevel import checkpoint
 from inferd.backends.errors import ProtocolError
 from inferd.ipc.peer import peer_of
 from inferd.ipc.server import server_connection
-from inferd.ipc.server.server_connection import OUTBOX_PAUSE_BYTES, ServerConnection
+from inferd.ipc.server.server_connection import (
+    OUTBOX_PAUSE_BYTES,
+    OUTBOXES_BYTES_MAX,
+    ServerConnection,
+)
+from inferd.ipc.server.shares import SharedLimit
 
 pytestmark = pytest.mark.asyncio
 MUCH = b"x" * (2 * OUTBOX_PAUSE_BYTES)
@@ -38,18 +43,24 @@ class Reader:
 
 
 @asynccontextmanager
-async def pair() -> AsyncIterator[tuple[ServerConnection, socket.socket]]:
+async def pair(
+    outboxes: SharedLimit | None = None,
+) -> AsyncIterator[tuple[ServerConnection, socket.socket]]:
     ours, client = socket.socketpair()
     ours.setblocking(False)
-    connection = ServerConnection(ours, peer_of(ours), requests_max=8)
+    connection = ServerConnection(
+        ours, peer_of(ours), 8, outboxes or SharedLimit(OUTBOXES_BYTES_MAX)
+    )
     with client, anyio.fail_after(10):
         yield connection, client
         connection.close()
 
 
 @asynccontextmanager
-async def reading() -> AsyncIterator[tuple[ServerConnection, socket.socket, Reader]]:
-    async with pair() as (connection, client), anyio.create_task_group() as group:
+async def reading(
+    outboxes: SharedLimit | None = None,
+) -> AsyncIterator[tuple[ServerConnection, socket.socket, Reader]]:
+    async with pair(outboxes) as (connection, client), anyio.create_task_group() as group:
         reader = Reader(connection)
         group.start_soon(reader.read_until_end)
         await settle()
@@ -128,3 +139,53 @@ async def test_cancelled_reading_leaves_no_callback_behind() -> None:
         loop = asyncio.get_running_loop()
         assert not loop.remove_reader(connection._sock)
         assert not loop.remove_writer(connection._sock)
+
+
+async def test_a_user_past_their_part_of_all_outboxes_is_disconnected() -> None:
+    outboxes = SharedLimit(3 * OUTBOX_PAUSE_BYTES)
+    async with (
+        reading(outboxes) as (one, _, first),
+        reading(outboxes) as (two, _, second),
+    ):
+        one.send(b"x" * OUTBOX_PAUSE_BYTES)
+        assert 0 < outboxes.total <= OUTBOX_PAUSE_BYTES + 100
+        two.send(MUCH)
+        await second.ended.wait()
+        assert not first.ended.is_set()
+    assert outboxes.total == 0
+
+
+async def test_read_data_no_longer_counts() -> None:
+    outboxes = SharedLimit(OUTBOXES_BYTES_MAX)
+    async with reading(outboxes) as (connection, client, _):
+        connection.send(MUCH)
+        assert outboxes.held_by(connection.uid) > OUTBOX_PAUSE_BYTES
+        unread = len(MUCH)
+        while unread > 0:
+            unread -= len(await asyncio.to_thread(client.recv, 1 << 20))
+        await settle()
+        assert outboxes.total == 0
+
+
+async def test_a_held_connection_is_not_read_from_until_it_is_released() -> None:
+    async with reading() as (connection, client, reader):
+        connection.hold_reading()
+        client.send(b"hello")
+        await settle()
+        assert not reader.received
+
+        connection.release_reading()
+        await reader.data_received.wait()
+
+
+async def test_a_held_connection_stays_held_when_its_outbox_is_read() -> None:
+    async with reading() as (connection, client, reader):
+        connection.send(MUCH)
+        client.send(b"hello")
+        await settle()
+        connection.hold_reading()
+        unread = len(MUCH)
+        while unread > 0:
+            unread -= len(await asyncio.to_thread(client.recv, 1 << 20))
+        await settle()
+        assert not reader.received

@@ -1,0 +1,90 @@
+"""Bounds on frames that have begun to arrive: their bytes per user and in all, and their time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from ...backends.errors import ProtocolError
+from .shares import SharedLimit
+
+INCOMPLETE_BYTES_MAX = 64 << 20
+"""Bytes of all incomplete frames. A user has at most as many as are free: half of them."""
+FRAME_S_MAX = 30.0
+"""Time for one frame to arrive. The largest takes milliseconds on this machine."""
+
+
+class Sender(Protocol):
+    """The part of a connection that these bounds use."""
+
+    @property
+    def uid(self) -> int:
+        """The user."""
+
+    def hold_reading(self) -> None:
+        """Read nothing until `release_reading`."""
+
+    def release_reading(self) -> None:
+        """Read again."""
+
+    def end(self, error: Exception) -> None:
+        """End the connection with an error."""
+
+
+class IncompleteFrames:
+    """The incomplete frames, one per connection at most. Lives on the daemon's event loop.
+
+    A frame counts with its announced size from its first bytes on. A connection whose frame does
+    not fit waits, with what has arrived, until frames of its user, or of others, have ended.
+    """
+
+    def __init__(self, bytes_max: int = INCOMPLETE_BYTES_MAX, seconds_max: float = FRAME_S_MAX):
+        self.shares = SharedLimit(bytes_max)
+        self._seconds_max = seconds_max
+        self._sizes: dict[Sender, int] = {}
+        self._timers: dict[Sender, asyncio.TimerHandle] = {}
+        """Of each connection whose frame is being read."""
+        self._waiting: dict[Sender, None] = {}
+        """Connections that are not read from, in the order in which they began to wait."""
+
+    def begin_frame(self, sender: Sender, size: int) -> None:
+        """Count a frame of *size* bytes that has not arrived completely, unless it is counted."""
+        if self._sizes.get(sender) == size:
+            return
+        self.end_frame(sender)
+        self._sizes[sender] = size
+        if self.shares.fits(sender.uid, size):
+            self._read_frame(sender)
+        else:
+            self._waiting[sender] = None
+            sender.hold_reading()
+
+    def _read_frame(self, sender: Sender) -> None:
+        self.shares.take(sender.uid, self._sizes[sender])
+        self._timers[sender] = asyncio.get_running_loop().call_later(
+            self._seconds_max, self._end_late, sender
+        )
+
+    def _end_late(self, sender: Sender) -> None:
+        sender.end(
+            ProtocolError(
+                f"a frame has not arrived completely within {self._seconds_max:g} s",
+                hint="send a frame at once, and read replies meanwhile",
+            )
+        )
+
+    def end_frame(self, sender: Sender) -> None:
+        """Forget the frame of a connection: it is complete, or the connection has ended."""
+        size = self._sizes.pop(sender, 0)
+        if not size:
+            return
+        if sender in self._waiting:
+            del self._waiting[sender]
+            return
+        self._timers.pop(sender).cancel()
+        self.shares.take(sender.uid, -size)
+        for waiting in tuple(self._waiting):
+            if self.shares.fits(waiting.uid, self._sizes[waiting]):
+                del self._waiting[waiting]
+                self._read_frame(waiting)
+                waiting.release_reading()
