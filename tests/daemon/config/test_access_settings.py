@@ -89,6 +89,7 @@ def test_every_declared_key_is_accepted(tmp_path: Path) -> None:
         "groups": "[1]",
         "allow": "[]",
         "priority-max": '"low"',
+        "connections-max": "1",
         "sessions-max": "1",
         "tasks-waiting-max": "1",
         "tokens-per-minute": "1",
