@@ -76,7 +76,7 @@ class OnlyItsOwn:
 
     def server_hello(self) -> ServerHello:
         return ServerHello(
-            protocol=PROTOCOL_VERSION, software="x", instance=1, limits=Limits(*range(7))
+            protocol=PROTOCOL_VERSION, software="x", instance=1, limits=Limits(*range(8))
         )
 
     def admit_connection(self, connection: ServerConnection) -> bool:
