@@ -48,7 +48,8 @@ class SizedReplies:
     async def run_call(self, request: Request) -> Any:
         return w.OutputResult(data=bytes(request.params.size_max))
 
-    def admit_connection(self, connection: ServerConnection) -> None: ...
+    def admit_connection(self, connection: ServerConnection) -> bool:
+        return False
 
     def connection_ended(self, connection: ServerConnection) -> None: ...
 
