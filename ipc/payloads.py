@@ -6,7 +6,7 @@ import fcntl
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio.to_thread
 import msgspec
@@ -18,7 +18,6 @@ from .messages import TENSOR_BYTES_MAX, Tensor
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-Priority: TypeAlias = Literal["low", "normal", "high", "urgent"]
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[Message]
 Config: TypeAlias = Mapping[str, Any] | str | bytes

@@ -3,7 +3,7 @@
 It knows nothing of sessions, sockets and user names.
 """
 
-from .priority import PRIORITIES, Priority
+from .priority import PRIORITIES, PRIORITY_MAX, Priority
 from .settings import EngineSettings
 
-__all__ = ("PRIORITIES", "EngineSettings", "Priority")
+__all__ = ("PRIORITIES", "PRIORITY_MAX", "EngineSettings", "Priority")

@@ -31,3 +31,5 @@ class Requester(NamedTuple):
 
 
 PRIORITIES = {priority.label: priority for priority in Priority}
+"""By name, the lowest first."""
+PRIORITY_MAX = max(Priority)

@@ -12,7 +12,7 @@ from .kv.origin import Origin, scoped
 from .messages import Adjust, ResumePoint, TaskSpec, TurnStats, unpack_tokens
 from .output.stopping import Ending, StopReason, TurnConditions
 from .output.text import TextAssembler
-from .priority import Priority
+from .priority import PRIORITY_MAX
 
 RESUMED_AHEAD = 1 << 48
 """Subtracted from a resumed task's number, so that it precedes all that have not started."""
@@ -219,7 +219,7 @@ class Task:
         age = self.age
         if self.state is not TaskState.RUNNING:
             age += clock - self.clock_waiting
-        return max(self.boost, min(Priority.URGENT, self.spec.priority + age // ageing_tokens))
+        return max(self.boost, min(PRIORITY_MAX, self.spec.priority + age // ageing_tokens))
 
     def stats(self, reason: StopReason, detail: str, now: float) -> TurnStats:
         """Return the statistics of the turn, ended at *now*."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from ...scheduler import PRIORITIES, Priority
+from ...scheduler import PRIORITIES, PRIORITY_MAX
 from ...sessions import Quota
 from ..config.access_settings import MEMBER_PRIORITY_MAX, MEMBER_RIGHTS, Right, Rule
 
@@ -27,7 +27,7 @@ class Rights(msgspec.Struct, frozen=True):
     quota: Quota
 
 
-OPERATOR = Rights(frozenset(Right), Quota(priority_max=Priority.URGENT))
+OPERATOR = Rights(frozenset(Right), Quota(priority_max=PRIORITY_MAX))
 """The rights of root and of the daemon's own user."""
 MEMBER = Rights(MEMBER_RIGHTS, Quota(priority_max=PRIORITIES[MEMBER_PRIORITY_MAX]))
 """The rights of all other users that can connect."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import msgspec
 import typer
 
+from ...ipc.priorities import Priority
 from . import completion
 
 EXIT_REFUSED = 1
@@ -18,15 +18,6 @@ EXIT_NO_DAEMON = 3
 EXIT_BUSY = 4
 EXIT_INTERRUPTED = 130
 EXIT_READER_CLOSED = 141
-
-
-class PriorityName(StrEnum):
-    """The priority classes of the queue."""
-
-    LOW = "low"
-    NORMAL = "normal"
-    HIGH = "high"
-    URGENT = "urgent"
 
 
 def _want_json(ctx: typer.Context, value: bool) -> bool:
@@ -74,9 +65,9 @@ SystemPrompt = Annotated[
     str | None, typer.Option("--system", metavar="TEXT", help="The system prompt.")
 ]
 PriorityOption = Annotated[
-    PriorityName,
+    Priority,
     typer.Option(
-        "--priority", metavar="|".join(PriorityName), help="The priority class in the queue."
+        "--priority", metavar="|".join(get_args(Priority)), help="The priority class in the queue."
     ),
 ]
 ModelOptions = Annotated[

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from ...backends.params import nearest
-from ...ipc.payloads import Priority
+from ...ipc.priorities import Priority
 from .declaration import (
     ErrorList,
     Form,

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import anyio
 
 from ...backends.errors import InferdError, Timeout
-from ...scheduler import Priority
+from ...scheduler import PRIORITY_MAX, Priority
 from ..workers.worker import Worker
 
 AGEING_S_MIN = 10.0
@@ -81,7 +81,7 @@ class ResidencyRequest:
     def effective_priority(self, now: float, residency_s: float) -> Priority:
         """Return the priority class, raised with the wait."""
         rises = int(max(0.0, now - self.since) / max(residency_s, AGEING_S_MIN))
-        return Priority(min(Priority.URGENT, self.priority + rises))
+        return Priority(min(PRIORITY_MAX, self.priority + rises))
 
     def order_key(self, now: float, residency_s: float) -> tuple[int, int]:
         """Return the sort key among requests, first served first: (aged class, arrival)."""

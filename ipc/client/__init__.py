@@ -15,7 +15,8 @@ from ..messages import (
     Tensor,
 )
 from ..paths import client_socket_path, daemon_socket_path
-from ..payloads import Priority, Prompt, TensorLike
+from ..payloads import Prompt, TensorLike
+from ..priorities import Priority
 from .client import AsyncClient
 from .embeddings import Embeddings
 from .sessions.pull import AsyncPull

@@ -11,7 +11,8 @@ import anyio.to_thread
 from ...backends.errors import InvalidArgument
 from .. import messages as w
 from ..handles import Graph
-from ..payloads import Config, Priority, Prompt, json_text
+from ..payloads import Config, Prompt, json_text
+from ..priorities import Priority
 from .caller import as_event
 from .connection.inflight import InFlightT
 from .embeddings import AsyncEmbedding

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from .. import messages as w
-from ..payloads import Message, Priority
+from ..payloads import Message
+from ..priorities import Priority
 from .streams.texts import Rendered
 from .wasi_calls import AsyncWasiCalls
 

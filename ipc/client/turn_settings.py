@@ -10,7 +10,8 @@ from inspect import Parameter
 from typing import Any, TypedDict, TypeVar
 
 from .. import messages as w
-from ..payloads import Priority, Prompt, traceparent_of, turn_input
+from ..payloads import Prompt, traceparent_of, turn_input
+from ..priorities import Priority
 
 QueueCallback = Callable[[w.QueueEvent], None]
 F = TypeVar("F", bound=Callable[..., object])

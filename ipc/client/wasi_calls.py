@@ -8,7 +8,8 @@ from typing import Any, Unpack
 
 from .. import messages as w
 from ..handles import Context, Graph
-from ..payloads import Config, Payload, Priority, TensorLike, json_text, traceparent_of
+from ..payloads import Config, Payload, TensorLike, json_text, traceparent_of
+from ..priorities import Priority
 from .caller import AsyncCaller, as_event
 from .streams.texts import Reply, reply_of
 from .turn_settings import SchedulingKeywords, TurnSettings, takes, wire_seconds

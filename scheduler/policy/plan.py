@@ -15,7 +15,7 @@ import msgspec
 
 from ...backends import Chunk
 from ..kv.slots import Slot
-from ..priority import Priority
+from ..priority import PRIORITY_MAX, Priority
 from ..settings import EngineSettings
 from ..task import Task
 from .cost import StepCost, StepLoad
@@ -141,7 +141,7 @@ def plan_slots(
             victim = _victim(task, stayed, order, settings, now)
             if victim is None:  # of the tasks behind it, only a higher own class can preempt
                 settled = [order.effective(r) for r in stayed if not r.shift_pending]
-                floor = min(settled, default=Priority.URGENT)
+                floor = min(settled, default=PRIORITY_MAX)
                 continue
             park.append(victim)
         start.append(task)
@@ -249,7 +249,7 @@ def _step_s(
     their slots at most `step_s_max` after its first token, if they take at most `burst_s`.
     """
     highest = max(map(order.effective, decoding), default=-1)
-    if effective == 0:
+    if effective == Priority.LOW:
         return LOW_STEP * settings.step_s_target
     if highest > effective:
         return settings.step_s_target

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
-from ..priority import Priority, Requester
+from ..priority import PRIORITY_MAX, Requester
 from .plan import OwnerClock
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class TextOrder(Generic[T]):
         first = self._lines[requester][0]
         aged = requester.priority + (self._work_us - first.work_us) // round(1e6 * AGEING_S)
         served = self._owners.served[requester.owner]
-        return -min(Priority.URGENT, aged), served, first.arrival
+        return -min(PRIORITY_MAX, aged), served, first.arrival
 
     def first_request(self, requester: Requester) -> T:
         """Return the first request of a line, which stays there."""

@@ -11,7 +11,7 @@ from collections import OrderedDict
 import msgspec
 
 from ...backends.errors import PermissionDenied, QuotaExceeded
-from ...scheduler import Priority
+from ...scheduler import PRIORITY_MAX, Priority
 
 RULES = "access."
 """Prefix of the names of bounds that access rules set."""
@@ -28,7 +28,7 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     sessions_max: int | None = None
     tasks_waiting_max: int | None = None
     tokens_per_minute: int | None = None
-    priority_max: Priority = Priority.URGENT
+    priority_max: Priority = PRIORITY_MAX
 
     def bound(self, key: str) -> str:
         """Return the setting's name of a bound."""

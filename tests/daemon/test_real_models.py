@@ -13,7 +13,7 @@ import pytest
 
 import inferd
 from inferd.backends.errors import InvalidArgument
-from inferd.ipc.payloads import Priority
+from inferd.ipc.priorities import Priority
 from inferd.testing import RunningDaemon
 from tests.models import gemma3, smollm2
 from tests.raw import RawClient

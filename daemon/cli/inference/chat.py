@@ -18,7 +18,6 @@ from ..options import (
     JsonOutput,
     ModelName,
     ModelOptions,
-    PriorityName,
     PriorityOption,
     SocketPath,
     SystemPrompt,
@@ -43,7 +42,7 @@ _COMMAND = re.compile(r"/[a-z]+")
 def chat(
     model: ModelName,
     system: SystemPrompt = None,
-    priority: PriorityOption = PriorityName.NORMAL,
+    priority: PriorityOption = "normal",
     temp: Temperature = None,
     n_predict: TokensMax = None,
     option: ModelOptions = None,
@@ -61,7 +60,7 @@ def chat(
     options = turn_options(option, temp, n_predict)
     with session_of(
         socket, model, show_bar=not as_json, system=system, session_id=session,
-        priority=priority.value, options=options,
+        priority=priority, options=options,
     ) as opened:  # fmt: skip
         conversation = Conversation(opened, system, as_json, stats)
         if terminal:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..client import RETRIES, client_of
-from ..options import JsonOutput, ModelName, PriorityName, PriorityOption, SocketPath
+from ..options import JsonOutput, ModelName, PriorityOption, SocketPath
 from ..output import fraction_bar, write, write_json
 from .run import read_input
 
@@ -46,7 +46,7 @@ def embed(
             metavar="N", help="-1: none, 0: maximum 32760, 1: taxicab, 2: euclidean, P: p-norm."
         ),
     ] = 2,
-    priority: PriorityOption = PriorityName.NORMAL,
+    priority: PriorityOption = "normal",
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.001, help="Timeout for all texts.")
     ] = 600.0,
@@ -67,7 +67,7 @@ def embed(
             texts,
             pooling="" if pooling is None else pooling.value,
             normalize=normalize,
-            priority=priority.value,
+            priority=priority,
             timeout=timeout,
             on_progress=report,
         )

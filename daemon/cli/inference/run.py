@@ -15,7 +15,6 @@ from ..options import (
     JsonOutput,
     ModelName,
     ModelOptions,
-    PriorityName,
     PriorityOption,
     SocketPath,
     SystemPrompt,
@@ -54,7 +53,7 @@ def run(
     ] = None,
     system: SystemPrompt = None,
     raw: Raw = False,
-    priority: PriorityOption = PriorityName.NORMAL,
+    priority: PriorityOption = "normal",
     temp: Temperature = None,
     n_predict: TokensMax = None,
     option: ModelOptions = None,
@@ -74,7 +73,7 @@ def run(
     options = turn_options(option, temp, n_predict)
     with session_of(
         socket, model, show_bar=not as_json, system=system, session_id=session, raw=raw,
-        priority=priority.value, options=options,
+        priority=priority, options=options,
     ) as conversation:  # fmt: skip
         print_answer(conversation, text, as_json=as_json, stats=stats, timeout=timeout)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ....scheduler import PRIORITIES
 from ...residency.sizes import size_text
 from ..one_shot import OneShotClient
 from ..options import JsonOutput, SocketPath
@@ -11,7 +12,6 @@ from ..output import table, time_text, write, write_json
 from .metric_sums import MetricSums
 
 Section = tuple[tuple[str, ...], list[tuple[object, ...]]]
-CLASSES = ("urgent", "high", "normal", "low")
 TIERS = ("slot", "memory", "disk")
 
 
@@ -58,7 +58,8 @@ def _tasks(sums: MetricSums) -> Section:
     states = ("running", "waiting", "parked")
     columns = [sums.by(f"num_requests_{state}", "priority") for state in states]
     heads = ("CLASS", *(state.upper() for state in states))
-    return heads, [(c, *(_count(column.get(c, 0)) for column in columns)) for c in CLASSES]
+    classes = reversed(PRIORITIES)
+    return heads, [(c, *(_count(column.get(c, 0)) for column in columns)) for c in classes]
 
 
 def _hits(sums: MetricSums) -> Section:

@@ -21,7 +21,8 @@ from ....backends.errors import (
     ShuttingDown,
 )
 from ...handles import Context, Graph
-from ...payloads import Config, Priority, json_text
+from ...payloads import Config, json_text
+from ...priorities import Priority
 from ..caller import CLOSE_S_MAX
 from ..connection.connection import ClientConnection
 from ..failures import is_loss

@@ -9,7 +9,8 @@ from typing import Any, Self, Unpack
 from ....backends.errors import InferdError, InvalidArgument
 from ... import messages as w
 from ...handles import Context, Graph
-from ...payloads import Priority, Prompt, TensorLike
+from ...payloads import Prompt, TensorLike
+from ...priorities import Priority
 from ..caller import as_event
 from ..failures import is_loss, with_progress
 from ..operations import AsyncOperations

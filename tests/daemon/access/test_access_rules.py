@@ -9,9 +9,8 @@ import pytest
 
 from inferd.daemon.access.rights import NEEDS, Access, right_for
 from inferd.daemon.access.rules import MEANINGS, MEMBER, OPERATOR, rights_of
-from inferd.daemon.cli.options import PriorityName
 from inferd.daemon.config.access_settings import Right, Rule
-from inferd.ipc import payloads
+from inferd.ipc import priorities
 from inferd.ipc.messages import CALLS, QueueParams, SessionsParams
 from inferd.scheduler import PRIORITIES, Priority
 from inferd.sessions import Quota
@@ -169,5 +168,4 @@ def test_a_quota_goes_by_the_connection_opened_last_of_those_that_are_open() -> 
 
 
 def test_the_classes_are_the_schedulers() -> None:
-    assert get_args(payloads.Priority) == tuple(p.label for p in sorted(Priority))
-    assert tuple(PriorityName) == get_args(payloads.Priority), "of the command line"
+    assert get_args(priorities.Priority) == tuple(p.label for p in sorted(Priority))

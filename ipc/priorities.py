@@ -1,0 +1,7 @@
+"""The names of the priority classes, the lowest first; `scheduler.priority` has their order."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+Priority: TypeAlias = Literal["low", "normal", "high", "urgent"]
