@@ -27,7 +27,7 @@ from prometheus_client.utils import floatToGoString
 from ... import __version__
 from ...backends.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...scheduler import PRIORITIES
-from ...scheduler.recording.engine_counters import COUNTERS, Histogram, StepKind, histograms_of
+from ...scheduler.recording.engine_metrics import COUNTERS, Histogram, StepKind, histograms_of
 from ...sessions.table import ACTIVE, SessionState
 from ..models.model import ManagedModel, ModelState
 from ..models.swap import HIDDEN_UID

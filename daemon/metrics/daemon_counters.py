@@ -16,7 +16,7 @@ from ...backends.errors import (
     SessionBusy,
     ShuttingDown,
 )
-from ...scheduler.recording.engine_counters import Histogram
+from ...scheduler.recording.engine_metrics import Histogram
 from ...sessions import ModelSource, Turn
 from ..models.lease import Lease
 from ..models.model import ManagedModel

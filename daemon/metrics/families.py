@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from ...scheduler.recording.engine_counters import POWERS_OF_TWO, STEP_S
+from ...scheduler.recording.engine_metrics import POWERS_OF_TWO, STEP_S
 from ...sessions.admission.forecast import RATIOS
 
 PREFIX = "inferd_"

@@ -20,7 +20,7 @@ from ...backends import ModelInfo, ModelSpec
 from ...backends.errors import InferdError, LoadFailed, error_from_wire, load_cancelled
 from ...scheduler import messages as m
 from ...scheduler.process.build import EXIT_OTHER_BUILD
-from ...scheduler.recording.engine_counters import EngineCounters
+from ...scheduler.recording.engine_metrics import EngineCounters
 from ...scheduler.recording.recorder import ActivityKind, Recorder, create_record
 from .cores import LOADING
 from .deaths import Death

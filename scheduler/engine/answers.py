@@ -15,14 +15,14 @@ from ..policy.cost import StepCost, StepLoad
 from ..policy.slow_sampling import SlowSampling
 from ..recording.recorder import ActivityKind
 from ..task import Task, TaskState
-from .metrics import EngineMetrics
+from .metrics_publisher import MetricsPublisher
 from .task_table import TaskTable
 
 
 class Answers:
     """The answers of the running tasks. Owned by the engine."""
 
-    def __init__(self, model: Model, tasks: TaskTable, metrics: EngineMetrics, cost: StepCost):
+    def __init__(self, model: Model, tasks: TaskTable, metrics: MetricsPublisher, cost: StepCost):
         self.slow = SlowSampling()
         self._model, self._tasks, self._recorder = model, tasks, metrics.recorder
         self._cost = cost

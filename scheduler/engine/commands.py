@@ -20,7 +20,7 @@ from ..embeddings.inputs import check_text
 from ..output.sampling import needs_preparation
 from ..priority import Requester
 from ..task import Task
-from .metrics import EngineMetrics
+from .metrics_publisher import MetricsPublisher
 from .steps import Steps
 from .task_table import TaskTable
 from .tokenizing import TokenizeQueue
@@ -31,7 +31,7 @@ ADAPTER_RETRY_S = 5.0
 class CommandHandler:
     """Handles one command at a time; answers are sent as reports. Owned by the engine."""
 
-    def __init__(self, model: Model, tasks: TaskTable, steps: Steps, metrics: EngineMetrics):
+    def __init__(self, model: Model, tasks: TaskTable, steps: Steps, metrics: MetricsPublisher):
         self._model, self._tasks, self._steps = model, tasks, steps
         self._kv, self._reporter = tasks.kv, tasks.reporter
         self.tokenizing = TokenizeQueue(

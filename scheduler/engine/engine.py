@@ -19,7 +19,7 @@ from ..policy.cost import StepCost
 from ..recording.recorder import ActivityKind
 from ..settings import EngineSettings
 from .commands import CommandHandler
-from .metrics import EngineMetrics
+from .metrics_publisher import MetricsPublisher
 from .steps import Steps
 from .task_table import EngineClock, TaskTable
 
@@ -43,7 +43,7 @@ class Engine:
         self.clock = EngineClock(seconds)
         self.kv = KvManager(model, settings, cost.recompute_s, files)
         self.slots, self.store = self.kv.slots, self.kv.store
-        self.metrics = EngineMetrics(self.kv, self.clock, record, settings.step_s_target)
+        self.metrics = MetricsPublisher(self.kv, self.clock, record, settings.step_s_target)
         self.tasks = TaskTable(model, settings, self.clock, self.kv)
         self.reporter = self.tasks.reporter
         self._steps = Steps(model, self.tasks, cost, self.metrics)

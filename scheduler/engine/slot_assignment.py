@@ -10,14 +10,14 @@ from ...backends.errors import KvFull
 from ..policy.plan import ScheduledTokens, plan_slots, reader_lags
 from ..task import Task, TaskState
 from .answers import Answers
-from .metrics import EngineMetrics
+from .metrics_publisher import MetricsPublisher
 from .task_table import TaskTable
 
 
 class SlotAssignment:
     """Starts and parks tasks as `plan_slots` decides. Owned by the engine."""
 
-    def __init__(self, model: Model, tasks: TaskTable, metrics: EngineMetrics, answers: Answers):
+    def __init__(self, model: Model, tasks: TaskTable, metrics: MetricsPublisher, answers: Answers):
         self._model, self._tasks, self._answers = model, tasks, answers
         self._clock, self._reporter, self._slots = tasks.clock, tasks.reporter, tasks.slots
         self._kv = tasks.kv

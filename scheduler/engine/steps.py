@@ -13,7 +13,7 @@ from ..policy.plan import ScheduledTokens, next_trial, plan_tokens, plan_trial
 from ..recording.recorder import ActivityKind
 from ..task import Task
 from .answers import Answers
-from .metrics import EngineMetrics
+from .metrics_publisher import MetricsPublisher
 from .slot_assignment import SlotAssignment
 from .task_table import TaskTable
 
@@ -21,7 +21,7 @@ from .task_table import TaskTable
 class Steps:
     """Decides what the model computes next and runs it. Owned by the engine."""
 
-    def __init__(self, model: Model, tasks: TaskTable, cost: StepCost, metrics: EngineMetrics):
+    def __init__(self, model: Model, tasks: TaskTable, cost: StepCost, metrics: MetricsPublisher):
         self.answers = Answers(model, tasks, metrics, cost)
         self.assignment = SlotAssignment(model, tasks, metrics, self.answers)
         self._model, self._tasks, self._cost, self._metrics = model, tasks, cost, metrics

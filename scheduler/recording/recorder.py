@@ -19,7 +19,7 @@ ACTIVITY_BYTES = 4096
 _TEXT_THREAD = ACTIVITY_BYTES - 1
 """The place of the byte that is set while the text thread works."""
 RECORD_BYTES = 2 * ACTIVITY_BYTES
-"""The second page holds the counters; see `engine_counters`."""
+"""The second page holds the metrics; see `engine_metrics`."""
 
 
 class ActivityKind(IntEnum):

@@ -17,7 +17,7 @@ from ...scheduler.policy.wait_estimate import (
     TurnEstimator,
     expected_starts,
 )
-from ...scheduler.recording.engine_counters import Histogram
+from ...scheduler.recording.engine_metrics import Histogram
 from ..table import SessionState
 from .bounds import AdmissionBounds, Ticket, WaitingCounts
 

@@ -8,7 +8,7 @@ import pytest
 
 from inferd.scheduler.kv.files import KvFiles
 from inferd.scheduler.priority import Priority
-from inferd.scheduler.recording.engine_counters import (
+from inferd.scheduler.recording.engine_metrics import (
     COUNTERS,
     WRITTEN_S,
     EngineCounters,

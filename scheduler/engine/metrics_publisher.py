@@ -1,14 +1,14 @@
-"""The counters of an engine, and the copy of them that it publishes to the daemon."""
+"""Publication of an engine's metrics to the daemon; `recording.engine_metrics` declares them."""
 
 from __future__ import annotations
 
 from ..kv.manager import KvManager
-from ..recording.engine_counters import COUNTED, EngineCounters
+from ..recording.engine_metrics import COUNTED, EngineCounters
 from ..recording.recorder import Recorder
 from .task_table import EngineClock
 
 
-class EngineMetrics:
+class MetricsPublisher:
     """Owned by the engine. The daemon reads `page` and `recorder`, in the memory behind the
     descriptor *record*. *target_s* is the time that a step with decoding tasks should not exceed.
     """
@@ -24,11 +24,12 @@ class EngineMetrics:
         changes = self._kv.search.changes
         due_s = self.page.due_in(self._clock.now, changes)
         if at_once or (due_s is not None and due_s <= 0):
-            self.page.write_counters(self._clock.now, changes, self.counts | self._gauges())
+            self.page.write_counters(self._clock.now, changes, self.counts | self._read_parts())
             return None
         return due_s
 
-    def _gauges(self) -> dict[str, int]:
+    def _read_parts(self) -> dict[str, int]:
+        """Return the counters and gauges that other parts of the engine keep."""
         slots, store = self._kv.slots, self._kv.store
         return {
             **{f"reused_{tier}": tokens for tier, tokens in self._kv.task_states.reused.items()},

@@ -1,7 +1,8 @@
-"""The counters of an engine, in memory that the daemon reads without a request to the worker.
+"""The declaration of an engine's metrics, and the memory in which the daemon reads them.
 
-A reader must not wait for a worker that computes a step or is stopped. The engine therefore writes
-the record's second page at intervals and before it rests. It outlives the process.
+A reader must not wait for a worker that computes a step or is stopped. The engine's
+`MetricsPublisher` therefore writes the record's second page at intervals and before it rests. The
+page outlives the process.
 """
 
 from __future__ import annotations
@@ -35,12 +36,14 @@ COUNTED = (
     *("batch_tokens", "generated", "prompt", "cached", "prefix_queries"),
     *("parks", "shifts", "kv_full"),
 )
-"""Values that the engine counts itself."""
+"""Counters that the engine itself counts, in `MetricsPublisher.counts`."""
 COUNTERS = (
     *COUNTED,
     *("reused_slot", "reused_memory", "reused_disk", "restores", "fetches", "over_target"),
 )
-"""Values that only grow, in the order of the page."""
+"""Values that only grow, in the order of the page. Other parts of the engine own the last ones:
+`MetricsPublisher` reads them when it publishes.
+"""
 GAUGES = ("kv_bytes", "kv_entries", "slot_tokens")
 HISTOGRAMS = {f"{kind}_s": STEP_S for kind in StepKind} | {
     "tokens_per_step": POWERS_OF_TWO,

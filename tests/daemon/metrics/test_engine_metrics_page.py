@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from inferd.scheduler.recording.engine_counters import (
+from inferd.scheduler.recording.engine_metrics import (
     COUNTERS,
     GAUGES,
     POWERS_OF_TWO,
