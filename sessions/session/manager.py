@@ -9,7 +9,6 @@ import anyio
 
 from ...backends.errors import InvalidArgument, SessionBusy
 from ..admission.ledger import Ledger
-from ..journal.deletion import Delete, SessionDeletion, nothing
 from ..journal.entries import StoredSession
 from ..journal.journal import Journal
 from ..journal.recording import Recording
@@ -17,6 +16,7 @@ from ..table import SessionCall, step
 from ..turns.turn_options import Parameters
 from ..worker_client import ModelSource
 from .core import SessionSettings
+from .deletion import Delete, SessionDeletion, nothing
 from .dormant import DormantLimits, DormantSessions
 from .live import LiveSessions
 from .session import Session
@@ -214,7 +214,7 @@ class SessionManager:
         try:
             await self.deletion.delete_now(session)
         except BaseException:
-            self._changed.set()  # `expire_idle` does the rest
+            self._changed.set()  # wakes `expire_idle`, whose `drain` tries once more
             raise
 
     def discard_session(self, session: Session) -> None:

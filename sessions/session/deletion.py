@@ -8,7 +8,7 @@ from contextlib import suppress
 import structlog
 
 from ...backends.errors import BackendError, WorkerCrashed
-from ..session.session import Session
+from .session import Session
 
 log = structlog.get_logger(logger_name="sessions")
 
@@ -30,7 +30,7 @@ class SessionDeletion:
     def __init__(self, delete_files: Delete = nothing, delete_rows: Delete = nothing) -> None:
         self.delete_files, self._delete_rows = delete_files, delete_rows
         self.pending: dict[Session, None] = {}
-        """Ended sessions that `drain` has to delete."""
+        """Ended sessions that are not deleted yet, in order."""
 
     def under_way(self, owner: int, session_id: str) -> bool:
         """Return whether a session with this id is still being deleted."""
@@ -41,9 +41,10 @@ class SessionDeletion:
         self.pending[session] = None
 
     async def delete_now(self, session: Session) -> None:
-        """Delete an ended session; if the caller is cancelled, the next `drain` does it.
+        """Delete an ended session. If that fails or the caller is cancelled, the session stays
+        pending: the next `drain` tries once more.
 
-        :raises BackendError: a file cannot be deleted; the next `drain` tries again.
+        :raises BackendError: a row or a file cannot be deleted.
         """
         self.delete_later(session)
         await self.delete_states(session)
@@ -71,7 +72,9 @@ class SessionDeletion:
         await self.delete_files(owner, f"id:{session_id}")
 
     async def drain(self) -> None:
-        """Delete all pending sessions; log a failure."""
+        """Delete all pending sessions. A session whose deletion fails is logged and no longer
+        pending: what is left of it stays on disk, and its id can be opened again.
+        """
         for session in list(self.pending):
             try:
                 await self.delete_now(session)
