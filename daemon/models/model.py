@@ -286,7 +286,7 @@ class ManagedModel:
 
     @property
     def busy(self) -> bool:
-        """Whether a client holds a lease or needs the model, or a task exists."""
+        """Whether the model is wanted, is leased, or has tasks."""
         return bool(self.leases or self.has_tasks or self.residency.is_wanted)
 
     @property

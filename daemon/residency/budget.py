@@ -2,7 +2,7 @@
 
 Lives on the daemon's event loop and never waits. It decides on a load when the worker's estimate
 arrives. A load that waits for evictions is decided on again whenever a worker has exited. Loads are
-served in the order of their models' requests. A model is evicted once its residency may end.
+served in the order of their models' requests. A model is evicted once `Residency.may_be_evicted`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ import structlog
 from ...backends import MemoryNeed
 from ...scheduler.messages import EstimateMemory, MemoryEstimate, Proceed
 from ..workers.worker import Worker
+from .eviction import EvictionCandidate, choose_victims
 from .fit import (
     DeviceShortage,
-    EvictionCandidate,
-    choose_victims,
     device_refusal,
     find_device_shortage,
     growth_refusal,
@@ -152,7 +151,7 @@ class MemoryBudget:
             if not load.is_waiting:
                 load.is_waiting = True
                 log.info("model.waiting", model=model.name, bytes=need)
-            if victims and not any(victim.busy or victim.just_used for victim in victims):
+            if victims and not any(victim.is_engaged or victim.just_used for victim in victims):
                 self._evict(victims, for_model=model.name)
         elif (shape := smaller_shape(load.report.shape, load.floor, shortage)) is not None:
             load.is_waiting = False
@@ -213,10 +212,11 @@ class MemoryBudget:
         wanted, request = load.model.residency.is_wanted, load.model.residency.first_request(now)
         found = []
         for model, need in self._evictable():
-            busy, may_end = model.residency.is_engaged, model.residency.may_end(request, now)
-            if wanted or (may_end and not model.busy):
-                just_used = not (busy or may_end)
-                found.append(_candidate(model, bytes_on(need, device), now, busy, just_used))
+            engaged = model.residency.is_engaged
+            evictable_now = model.residency.may_be_evicted(request, now)
+            if wanted or (evictable_now and not model.busy):
+                just_used = not (engaged or evictable_now)
+                found.append(_candidate(model, bytes_on(need, device), now, engaged, just_used))
         return found
 
     def _idle_models(self) -> list[EvictionCandidate]:
@@ -225,7 +225,7 @@ class MemoryBudget:
         return [
             _candidate(model, need.total, now)
             for model, need in self._evictable()
-            if model.residency.may_end(None, now) and not model.has_tasks
+            if model.residency.may_be_evicted(None, now) and not model.has_tasks
         ]
 
     def _evictable(self) -> Iterator[tuple[ResidentModel, MemoryNeed]]:
@@ -269,7 +269,7 @@ class MemoryBudget:
 
 
 def _candidate(
-    model: ResidentModel, size: int, now: float, busy: bool = False, just_used: bool = False
+    model: ResidentModel, size: int, now: float, engaged: bool = False, just_used: bool = False
 ) -> EvictionCandidate:
     idle_s, loaded_at = max(0.0, now - model.used_at), model.residency.loaded_at
-    return EvictionCandidate(model.name, size, model.load_s, idle_s, busy, just_used, loaded_at)
+    return EvictionCandidate(model.name, size, model.load_s, idle_s, engaged, just_used, loaded_at)

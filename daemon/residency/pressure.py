@@ -18,7 +18,7 @@ import anyio
 import structlog
 
 from ...backends.errors import InferdError
-from .fit import EvictionCandidate
+from .eviction import EvictionCandidate
 from .machine import MachineMemory
 from .sizes import headroom_bytes
 

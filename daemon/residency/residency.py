@@ -1,6 +1,14 @@
 """Residencies of models in memory, with the requests that wait for them or are admitted.
 
-The decisions need neither a loop nor a clock; `gate` carries them out.
+The decisions need neither a loop nor a clock; `gate` carries them out. Four words describe how far
+a model is needed; each includes the previous one:
+
+- A model *is in use* if an admitted request has a reader.
+- It *is engaged* if it is in use, or if requests wait and none was served since it was loaded. An
+  engaged model is not evicted yet.
+- It *is wanted* if it is in use or if requests wait.
+- It is *busy* if it is wanted, is leased, or has tasks, with readers or without. A busy model is
+  not unloaded for being idle, but may be evicted if it is not engaged.
 """
 
 from __future__ import annotations
@@ -153,7 +161,7 @@ class Residency:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether any request needs the model."""
+        """Whether the model is in use, or a request waits for it."""
         return bool(self.waiting) or self.is_in_use
 
     @property
@@ -163,7 +171,7 @@ class Residency:
 
     @property
     def is_engaged(self) -> bool:
-        """Whether the model is in use, or has not served the request that it was loaded for."""
+        """Whether the model is in use, or requests wait and none was served since it was loaded."""
         return self.is_in_use or (bool(self.waiting) and not self.has_served)
 
     def first_request(self, now: float) -> ResidencyRequest | None:
@@ -242,7 +250,7 @@ class Residency:
         """Return the time from which requests later than *blocked* are not admitted."""
         return max(self.loaded_at, blocked.since) + self.residency_s
 
-    def may_end(self, blocked: ResidencyRequest | None, now: float) -> bool:
+    def may_be_evicted(self, blocked: ResidencyRequest | None, now: float) -> bool:
         """Return whether the model may be evicted for *blocked*; call `admit_waiting` before."""
         if self.is_engaged:
             return False
@@ -272,7 +280,7 @@ class ResidentModel(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a client holds a lease or needs the model, or a task exists."""
+        """Whether the model is wanted, is leased, or has tasks."""
 
     @property
     def has_tasks(self) -> bool:

@@ -1,4 +1,4 @@
-"""Decisions on memory without processes: evictions, smaller shapes, free memory."""
+"""Decisions on memory without processes: smaller shapes, free memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ import pytest
 from inferd.backends import MemoryNeed, ModelSpec, Shape, estimate_memory
 from inferd.backends.errors import InferdError, InvalidArgument, LoadFailed, OutOfMemory, Timeout
 from inferd.daemon.models.known_loads import FailedLoads
-from inferd.daemon.residency.fit import (
-    EvictionCandidate,
-    choose_victims,
-    memory_refusal,
-    smaller_shape,
-)
+from inferd.daemon.residency.fit import memory_refusal, smaller_shape
 from inferd.daemon.residency.machine import (
     MachineMemory,
     OomKills,
@@ -28,43 +23,6 @@ from inferd.daemon.residency.sizes import headroom_bytes
 from tests.sparse_gguf import TOKEN_BYTES, write_sparse
 
 GIB = 1 << 30
-
-
-def idle(name: str, need: int, load_s: float = 1.0, idle_s: float = 10.0) -> EvictionCandidate:
-    return EvictionCandidate(name, need, load_s, idle_s)
-
-
-# Evictions.
-
-
-def names(found: list[EvictionCandidate] | None) -> list[str] | None:
-    return found if found is None else [i.name for i in found]
-
-
-def test_the_least_valuable_model_is_evicted_first() -> None:
-    quick, slow = idle("quick", 5, load_s=0.1), idle("slow", 5, load_s=9)
-    assert names(choose_victims([slow, quick], 5)) == ["quick"]
-    lately, long_ago = idle("lately", 5, idle_s=1), idle("long-ago", 5, idle_s=1000)
-    assert names(choose_victims([lately, long_ago], 3)) == ["long-ago"]
-
-
-def test_no_more_models_are_evicted_than_needed() -> None:
-    small, large = idle("small", 2, load_s=0.1), idle("large", 10)
-    assert names(choose_victims([small, large], 8)) == ["large"]
-    assert names(choose_victims([small, large], 12)) == ["small", "large"]
-    assert names(choose_victims([small, large], 0)) == []
-
-
-def test_no_model_is_evicted_for_one_that_does_not_fit_anyway() -> None:
-    assert choose_victims([idle("a", 5), idle("b", 5)], 11) is None
-    assert choose_victims([], 1) is None
-
-
-def test_a_model_that_was_never_idle_is_valuable() -> None:
-    assert idle("a", 1, idle_s=0.0).value > idle("b", 1, idle_s=0.1).value
-
-
-# Shapes.
 
 
 def test_slots_shrink_first_then_the_context_then_the_batch() -> None:

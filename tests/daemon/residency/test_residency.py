@@ -53,7 +53,7 @@ class Machine:
                 assert isinstance(request, Job)
                 request.served_at = self.now
                 self.served[-1] += 1
-            if other is None or not residency.may_end(other, self.now):
+            if other is None or not residency.may_be_evicted(other, self.now):
                 return
         if other is not None:
             assert isinstance(other, Job)
@@ -275,29 +275,29 @@ def test_the_first_request_of_a_load_is_admitted_even_before_a_more_urgent_rival
     residency = residency_of()
     mine = ResidencyRequest(Priority.LOW, 0.0)
     residency.waiting.append(mine)
-    assert not residency.may_end(ResidencyRequest(Priority.URGENT, 1.0), 5.0)
+    assert not residency.may_be_evicted(ResidencyRequest(Priority.URGENT, 1.0), 5.0)
     assert residency.admit_waiting(ResidencyRequest(Priority.URGENT, 1.0), 5.0) == [mine]
 
 
-def test_a_residency_may_end_once_all_requests_have_ended_or_are_absent() -> None:
+def test_a_model_may_be_evicted_once_all_requests_have_ended_or_are_absent() -> None:
     away = False
     inside, other = (
         ResidencyRequest(Priority.NORMAL, 0.0, lambda: away),
         ResidencyRequest(Priority.NORMAL, 0.0),
     )
     residency = residency_of(inside)
-    assert not residency.may_end(other, 99.0)
+    assert not residency.may_be_evicted(other, 99.0)
     away = True
-    assert residency.may_end(other, 99.0)
+    assert residency.may_be_evicted(other, 99.0)
     away = False
     residency.end_request(inside, 3.0)
-    assert not residency.may_end(other, 3.0 + JUST_USED_S / 2)
-    assert residency.may_end(other, 3.0 + JUST_USED_S)
-    assert residency.may_end(None, 3.0)
+    assert not residency.may_be_evicted(other, 3.0 + JUST_USED_S / 2)
+    assert residency.may_be_evicted(other, 3.0 + JUST_USED_S)
+    assert residency.may_be_evicted(None, 3.0)
 
 
 def test_a_residency_of_zero_seconds_does_not_linger() -> None:
     inside = ResidencyRequest(Priority.NORMAL, 0.0)
     residency = residency_of(inside, residency_s=0.0)
     residency.end_request(inside, 3.0)
-    assert residency.may_end(ResidencyRequest(Priority.NORMAL, 0.0), 3.0)
+    assert residency.may_be_evicted(ResidencyRequest(Priority.NORMAL, 0.0), 3.0)
