@@ -217,7 +217,7 @@ class ModelNotFound(InferdError):
 
 
 class Timeout(InferdError):
-    """A queue or total timeout has passed."""
+    """A queue or total timeout has passed, or sampling one token took too long."""
 
     number = 200
     hint_default = "raise the timeout or the priority"

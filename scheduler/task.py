@@ -63,7 +63,7 @@ class Task:
     sampler: Sampler | None = None
     preparing: bool = False
     """It takes no slot yet: its sampler is made in the order of the requests for texts."""
-    sampling_s: float | None = None
+    sampling_s: float = 0.0
     """CPU time in which its last token was sampled."""
     clock_waiting: int = 0
     """The engine's token clock when this task last began to wait: it ages by the tokens since."""

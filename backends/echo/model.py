@@ -67,6 +67,8 @@ class EchoModel(EchoContext):
     def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
         """Return the tokens of *text*; see `EchoVocabulary.tokenize`."""
         self.faults.abort_on_text("tokenize", text)
+        if self.options.tokenize_ms > 0:
+            time.sleep(self.options.tokenize_ms * len(text) / 1e6)
         return self._vocabulary.tokenize(text, special=special, bos=bos)
 
     def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN_RENDERING) -> str:

@@ -1,6 +1,7 @@
 """The echo model's options (its size, its kind of memory, its faults), and the faults.
 
-`step_ms` and `load_ms` slow the model down. Sampling takes `sample_ms` of CPU time in slots with
+`step_ms` and `load_ms` slow the model down. Tokenizing takes `tokenize_ms` for each 1000 bytes.
+Sampling takes `sample_ms` of CPU time in slots with
 the text `slow_on` (empty: in all). Faults are `crash_at_step` (the process aborts), `fail_at_step`
 (the step fails) and `abort_on` (the process aborts in the step that decodes this
 text; or, as `abort_in` requests, when it samples by a grammar with this text, or tokenizes the
@@ -37,6 +38,7 @@ class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     step_ms: Milliseconds = 0.0
     load_ms: Milliseconds = 0.0
+    tokenize_ms: Milliseconds = 0.0
     sample_ms: Milliseconds = 0.0
     slow_on: str = ""
     crash_at_step: Number = -1

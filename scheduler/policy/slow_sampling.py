@@ -54,17 +54,18 @@ class SlowSampling:
         return max(SLOW_S, SLOW_AT * self.predicted_s)
 
     def _is_slow(self, task: Task) -> bool:
-        """Return whether a token of *task* is slow, or may be: the first one of a grammar."""
-        if task.sampling_s is None:
-            return task.spec.sampling.has_grammar
         return task.sampling_s > self._usual_s
 
     def skipping(self, tasks: Collection[Task], order: Order, now: float) -> frozenset[Task]:
         """Return those of *tasks*, which have work, that skip the next step: slow ones whose owner
-        has used its share, beside tasks of the same class or a higher one.
+        has used its share, beside tasks of the same class or a higher one. A grammar may be slow at
+        any token, also in the owner's next turn.
         """
         late = [
-            t for t in tasks if self._is_slow(t) and not self._share.may_work(t.spec.owner, now)
+            t
+            for t in tasks
+            if (self._is_slow(t) or t.spec.sampling.has_grammar)
+            and not self._share.may_work(t.spec.owner, now)
         ]
         if not late:
             return frozenset()
