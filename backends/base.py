@@ -97,6 +97,16 @@ class Sampler(Protocol):
         """Free the sampler's memory."""
 
 
+class StillRendering(Exception):
+    """A rendering takes longer than its caller waits. *finish* waits for the text; it is called
+    once, in any thread.
+    """
+
+    def __init__(self, finish: Callable[[], str]):
+        super().__init__()
+        self.finish = finish
+
+
 class Model(Protocol):
     """A loaded model with its context. One thread only; callers validate all input first."""
 
@@ -122,9 +132,15 @@ class Model(Protocol):
     def is_eog(self, token: int) -> bool:
         """Return whether *token* ends a generation."""
 
-    def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN_RENDERING) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        rendering: Rendering = PLAIN_RENDERING,
+        wait_s: float | None = None,
+    ) -> str:
         """Return the prompt that the chat template makes of *messages* and *rendering*.
 
+        :raises StillRendering: it takes longer than *wait_s*.
         :raises UnsupportedOperation: the model has no chat template.
         :raises InvalidArgument: the template refuses the messages.
         :raises TooLarge: the rendering is past a limit on time, memory or output.

@@ -60,14 +60,19 @@ class LlamaModel:
         self.remove_adapter = adapters.remove
         self.set_adapters = adapters.choose
 
-    def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN_RENDERING) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        rendering: Rendering = PLAIN_RENDERING,
+        wait_s: float | None = None,
+    ) -> str:
         """Return the prompt that the chat template makes of *messages*; see `Model.render`."""
         if self._template is None:
             raise UnsupportedOperation(
                 f"the model {self.info.description!r} has no chat template",
                 hint="send the prompt as raw text, or set chat-template in the configuration",
             )
-        return self._template.render(messages, rendering)
+        return self._template.render(messages, rendering, wait_s)
 
     def prepare_rendering(self) -> None:
         """Start the process that renders the chat template, if the model has one."""

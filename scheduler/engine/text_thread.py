@@ -1,4 +1,4 @@
-"""The thread that tokenizes long texts beside the engine's steps, one at a time."""
+"""The threads that work on texts beside the engine's steps, each on one at a time."""
 
 from __future__ import annotations
 
@@ -6,58 +6,52 @@ import contextlib
 import os
 import queue
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 NICE = 10
-"""The thread's niceness: beside a busy thread of llama.cpp on its core it gets a tenth of it."""
+"""The niceness of a thread that computes: beside a busy thread of llama.cpp on its core it gets a
+tenth of it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class LongText:
-    """A text to tokenize; see `Model.tokenize`."""
+class CallResult:
+    """The result of a call, or the error; *seconds* is the time that it took."""
 
-    text: bytes
-    special: bool
-    bos: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Tokenized:
-    """The tokens of a long text, or the error; *seconds* is the CPU time that it took."""
-
-    outcome: list[int] | Exception
+    outcome: Any
     seconds: float
 
 
 class TextThread:
-    """Calls *tokenize*, which releases the GIL and changes nothing, for one text after another.
+    """Makes calls, which release the GIL and change nothing, one after another. *seconds* measures
+    their time.
 
-    Its methods belong to the engine's thread. The thread starts with the first text.
+    Its methods belong to the engine's thread. The thread starts with the first call.
     """
 
-    def __init__(self, tokenize: Callable[..., list[int]]):
+    def __init__(self, seconds: Callable[[], float], nice: int = 0):
         self.busy = False
-        """A text was begun whose result was not taken."""
-        self._tokenize = tokenize
-        self._texts: queue.SimpleQueue[LongText | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[Tokenized] = queue.SimpleQueue()
+        """A call was begun whose result was not taken."""
+        self._seconds, self._nice = seconds, nice
+        self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[CallResult] = queue.SimpleQueue()
         self._event = -1
         self._thread: threading.Thread | None = None
 
-    def begin_text(self, text: LongText) -> None:
-        """Tokenize a text; the previous one's result was taken."""
+    def begin_call(self, call: Callable[[], Any]) -> None:
+        """Make a call; the previous one's result was taken."""
         assert not self.busy
         self.busy = True
         self.fileno()
-        self._texts.put(text)
+        self._calls.put(call)
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="texts", daemon=True)
             self._thread.start()
 
-    def take_result(self) -> Tokenized | None:
-        """Return the result of the text, once it is there."""
+    def take_result(self) -> CallResult | None:
+        """Return the result of the call, once it is there."""
         if not self.busy:
             return None
         with contextlib.suppress(BlockingIOError):
@@ -76,22 +70,22 @@ class TextThread:
         return self._event
 
     def close(self) -> None:
-        """End the thread after its text: it uses the model, which is freed next."""
+        """End the thread after its call: it uses the model, which is freed next."""
         if self._thread is not None:
-            self._texts.put(None)
+            self._calls.put(None)
             self._thread.join()
         if self._event >= 0:
             os.close(self._event)
 
     def _work(self) -> None:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-        while (text := self._texts.get()) is not None:
-            started = time.thread_time()
-            outcome: list[int] | Exception
+        if self._nice:
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
+        while (call := self._calls.get()) is not None:
+            started = self._seconds()
             try:
-                outcome = self._tokenize(text.text, special=text.special, bos=text.bos)
+                outcome = call()
             except Exception as exc:  # the engine's thread raises it
                 outcome = exc
-            self._results.put(Tokenized(outcome, time.thread_time() - started))
+            self._results.put(CallResult(outcome, self._seconds() - started))
             os.eventfd_write(self._event, 1)

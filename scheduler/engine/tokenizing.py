@@ -1,7 +1,7 @@
 """Requests for texts, answered between the engine's steps in bounded time and in a fair order.
 
 They tokenize and detokenize texts, render chats, and make the samplers of tasks whose parameters
-contain texts. Long texts are tokenized in a thread.
+contain texts. Long texts are tokenized in a thread, and long renderings are awaited in another one.
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from ...backends import InferdError, Model
+from ...backends.base import StillRendering
 from ...backends.errors import OutOfMemory, PromptTooLong
 from .. import messages as m
 from ..policy.text_order import TextOrder
@@ -18,17 +21,19 @@ from ..policy.thread_share import ThreadShare
 from ..priority import Requester
 from ..recording.recorder import ActivityKind, Recorder
 from .task_table import EngineClock
-from .text_thread import LongText, TextThread
+from .text_thread import NICE, TextThread
 
 TOKENIZE_S = 0.02
 """Time for texts per step: 1 M characters take 0.3–0.6 s, which no stream should wait for."""
 LONG_BYTES = 16 << 10
 """A longer text is tokenized in the thread. It stays whole, so that its tokens do not change."""
+RENDER_S = 0.01
+"""A rendering that takes longer is awaited in a thread."""
 PIECES = 4096
 """Tokens that are detokenized at a time: 0.3 ms, or 4 ms for the first time."""
 
-Parts = Generator[LongText | None, list[int] | None, object]
-"""The work on a request. It yields a text for the thread, whose tokens it gets, or None where other
+Parts = Generator["_Call | None", Any, object]
+"""The work on a request. It yields a call for a thread, whose result it gets, or None where other
 requests may precede the rest.
 """
 
@@ -53,9 +58,52 @@ class _Work:
     requester: Requester
     parts: Parts
     request: m.TextRequest | None = None
-    text: LongText | None = None
-    """The text for the thread that comes next."""
+    call: _Call | None = None
+    """The call that comes next in a thread."""
     done: bool = False
+
+
+class _Lane:
+    """Work that waits for a thread, and the work that is in it. A *recorder* records when the
+    thread uses the model, as that may end the process.
+    """
+
+    def __init__(self, thread: TextThread, recorder: Recorder | None = None):
+        self.thread, self._recorder = thread, recorder
+        self.waiting: TextOrder[_Work] = TextOrder()
+        self._in_thread: _Work | None = None
+
+    def begin_next(self) -> None:
+        """Make the next call if the thread is idle."""
+        requester = None if self.thread.busy else self.waiting.next_requester()
+        if requester is not None:
+            self._in_thread = work = self.waiting.remove_first(requester)
+            assert work.call is not None
+            self._record(busy=True)
+            self.thread.begin_call(work.call.function)
+
+    def take_result(self) -> tuple[_Work, Any] | None:
+        """Return the work whose call has ended, and the call's outcome."""
+        result = self.thread.take_result()
+        if result is None:
+            return None
+        self._record(busy=False)
+        work, self._in_thread = self._in_thread, None
+        assert work is not None
+        self.waiting.count_work(work.requester.owner, result.seconds)
+        return work, result.outcome
+
+    def _record(self, *, busy: bool) -> None:
+        if self._recorder is not None:
+            self._recorder.record_text_thread(busy=busy)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A function for the thread of a lane."""
+
+    lane: _Lane
+    function: Callable[[], Any]
 
 
 class TokenizeQueue:
@@ -79,17 +127,25 @@ class TokenizeQueue:
         self._seconds, self._alone_until = seconds, seconds() + alone_s
         self._busy_classes = busy_classes
         self.tasks_expected = 0
-        self.thread = TextThread(model.tokenize)
-        self._in_thread: _Work | None = None
         self._short: TextOrder[_Work] = TextOrder()
-        self._long: TextOrder[_Work] = TextOrder()
-        """Work that waits for the thread."""
+        self._tokenizing = _Lane(TextThread(time.thread_time, NICE), recorder)
+        self._rendering = _Lane(TextThread(time.monotonic))
+        self._lanes = self._tokenizing, self._rendering
         self._share = ThreadShare()
         self._bytes_max = model.info.ctx_size * model.info.token_bytes_max
 
     def __len__(self) -> int:
         """Return the number of requests that the engine's thread works on."""
         return len(self._short)
+
+    @property
+    def threads(self) -> tuple[TextThread, ...]:
+        """The threads, whose results wake the engine."""
+        return tuple(lane.thread for lane in self._lanes)
+
+    def close(self) -> None:
+        """End the thread that uses the model, which is freed next."""
+        self._tokenizing.thread.close()
 
     def add_request(self, request: m.TextRequest) -> None:
         """Queue a request."""
@@ -104,15 +160,13 @@ class TokenizeQueue:
         """Answer requests until the time of one step is used up. Beside tasks of other owners whose
         class is not lower, the work for an owner is limited to a share of the thread.
         """
-        yield from self._answer_long()
+        for lane in self._lanes:
+            if (ended := lane.take_result()) is not None:
+                yield from self._continue(*ended)
         if self._short:
             yield from self._answer_short()
-        requester = None if self.thread.busy else self._long.next_requester()
-        if requester is not None:
-            self._in_thread = work = self._long.remove_first(requester)
-            assert work.text is not None
-            self._recorder.record_text_thread(busy=True)
-            self.thread.begin_text(work.text)
+        for lane in self._lanes:
+            lane.begin_next()
 
     def _answer_short(self) -> Iterator[m.Report]:
         end, now, busy = self._seconds() + TOKENIZE_S, self._clock.now, self._busy_classes()
@@ -129,7 +183,7 @@ class TokenizeQueue:
             work, started = self._short.first_request(requester), self._seconds()
             yield from self._continue(work)
             seconds = self._seconds() - started
-            if work.done or work.text is not None:
+            if work.done or work.call is not None:
                 self._short.remove_first(requester)
             self._short.count_work(requester.owner, seconds)
             if competes(requester):
@@ -137,27 +191,16 @@ class TokenizeQueue:
             if self._seconds() >= end:
                 return
 
-    def _answer_long(self) -> Iterator[m.Report]:
-        result = self.thread.take_result()
-        if result is not None:
-            self._recorder.record_text_thread(busy=False)
-            work, self._in_thread = self._in_thread, None
-            assert work is not None
-            self._long.count_work(work.requester.owner, result.seconds)
-            yield from self._continue(work, result.outcome)
-
-    def _continue(
-        self, work: _Work, outcome: list[int] | Exception | None = None
-    ) -> Iterator[m.Report]:
-        """Continue *work* with the *outcome* of its text; yield the answer once it is done."""
-        request, parts, work.text = work.request, work.parts, None
+    def _continue(self, work: _Work, outcome: Any = None) -> Iterator[m.Report]:
+        """Continue *work* with the *outcome* of its call; yield the answer once it is done."""
+        request, parts, work.call = work.request, work.parts, None
         if request is not None:
             self._recorder.record_activity(ActivityKind.PROMPT, [request.id])
         try:
             if isinstance(outcome, Exception):
-                work.text = parts.throw(outcome)
+                work.call = parts.throw(outcome)
             else:
-                work.text = parts.send(outcome)
+                work.call = parts.send(outcome)
         except StopIteration as ended:
             work.done = True
             if request is not None:
@@ -169,8 +212,8 @@ class TokenizeQueue:
             work.done = True
             yield m.Refused(request.id, _error_of(exc).to_wire())
         else:
-            if work.text is not None:
-                self._long.add_request(work.requester, work)
+            if work.call is not None:
+                work.call.lane.waiting.add_request(work.requester, work)
 
     def _answer(self, request: m.TextRequest) -> Parts:
         if isinstance(request, m.Tokenize):
@@ -178,7 +221,7 @@ class TokenizeQueue:
             return m.pack_tokens(tokens)
         if isinstance(request, m.Detokenize):
             return (yield from self._detokenize(m.unpack_tokens(request.tokens)))
-        text = self._model.render(request.messages, request.rendering)
+        text = yield from self._render(request)
         appended = appended_text(text, request.history, request.answer)
         if appended is not None:
             tokens = yield from self._tokenize(appended.encode(), True, False)
@@ -186,7 +229,14 @@ class TokenizeQueue:
             tokens = yield from self._tokenize(text.encode(), True, True)
         return text, m.pack_tokens(tokens), appended is not None
 
-    def _detokenize(self, tokens: list[int]) -> Generator[None, list[int] | None, bytes]:
+    def _render(self, request: m.ChatPrompt) -> Generator[_Call, Any, str]:
+        try:
+            return self._model.render(request.messages, request.rendering, RENDER_S)
+        except StillRendering as exc:
+            text: str = yield _Call(self._rendering, exc.finish)
+            return text
+
+    def _detokenize(self, tokens: list[int]) -> Generator[None, Any, bytes]:
         pieces = []
         for begin in range(0, len(tokens), PIECES):
             if begin:
@@ -194,9 +244,7 @@ class TokenizeQueue:
             pieces.append(b"".join(map(self._model.piece, tokens[begin : begin + PIECES])))
         return b"".join(pieces)
 
-    def _tokenize(
-        self, text: bytes, special: bool, bos: bool
-    ) -> Generator[LongText | None, list[int] | None, list[int]]:
+    def _tokenize(self, text: bytes, special: bool, bos: bool) -> Generator[_Call, Any, list[int]]:
         if len(text) > self._bytes_max:
             raise PromptTooLong(
                 f"the prompt has {len(text)} bytes; a context of {self._model.info.ctx_size}"
@@ -205,8 +253,8 @@ class TokenizeQueue:
             )
         if len(text) <= LONG_BYTES or self._seconds() < self._alone_until:
             return self._model.tokenize(text, special=special, bos=bos)
-        tokens = yield LongText(text, special, bos)
-        assert tokens is not None
+        tokenize = partial(self._model.tokenize, text, special=special, bos=bos)
+        tokens: list[int] = yield _Call(self._tokenizing, tokenize)
         return tokens
 
 

@@ -218,7 +218,8 @@ def _run_engine(link: SocketLink, engine: Engine, commands: list[m.Command]) -> 
     """Run the engine until `Quit`, *commands* first; wait only if there is nothing to compute."""
     gc.collect()
     gc.freeze()  # otherwise collections between steps took up to 5 ms for the objects so far
-    link.wake_on(engine.tokenizing.thread.fileno())
+    for thread in engine.tokenizing.threads:
+        link.wake_on(thread.fileno())
     if engine.kv.disk is not None:
         link.wake_on(engine.kv.disk.fileno())
     link.send_reports(engine.begin_iteration(commands))
@@ -230,7 +231,7 @@ def _run_engine(link: SocketLink, engine: Engine, commands: list[m.Command]) -> 
         engine.end_iteration()
     engine.metrics.publish(at_once=True)
     link.send_reports(engine.kv.close())
-    engine.tokenizing.thread.close()
+    engine.tokenizing.close()
 
 
 if __name__ == "__main__":

@@ -5,14 +5,21 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
 
-from inferd.backends.errors import InvalidArgument, LoadFailed, TooLarge
-from inferd.backends.llama.text.renderer import CPU_S_MAX, Renderer
+from inferd.backends.errors import InvalidArgument, LoadFailed, Timeout, TooLarge
+from inferd.backends.llama.text import renderer as renderer_module
+from inferd.backends.llama.text.exchange import CPU_S_MAX
+from inferd.backends.llama.text.renderer import Renderer
 from inferd.backends.llama.text.template import ChatTemplate, configured_source
 from inferd.backends.model_spec import ModelSpec
+from inferd.testing import RunningDaemon
+from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
+from tests.raw import RawClient
+from tests.tiny_gguf import write_tiny
 
 USER = [{"role": "user", "content": "Hi"}]
 LOOPS = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
@@ -21,7 +28,7 @@ LISTS = (
     "{{ ([a] * 4000) == ([b] * 4000) }}"
 )
 """A single comparison of 16 · 10⁹ pairs, in which the interpreter handles no signal."""
-NESTED = "{% set n = namespace(x=[]) %}{% for i in range(99999) %}{% set n.x = [n.x] %}{% endfor %}"
+NESTED = "{% set n = namespace(x=[]) %}{% for i in range(9999) %}{% set n.x = [n.x] %}{% endfor %}"
 DOUBLED = (
     "{% set n = namespace(x=[0]) %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}"
 )
@@ -40,6 +47,12 @@ BOMBS = {
 }
 
 
+@pytest.fixture
+def normal_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave slow renderings their priority, so that they reach the limit on CPU time soon."""
+    monkeypatch.setattr(renderer_module, "SLOW_S", 60.0)
+
+
 @contextmanager
 def template(source: str) -> Iterator[ChatTemplate]:
     with closing(ChatTemplate(source, bos="<s>", eos="</s>", strip_bos=True)) as chat_template:
@@ -47,6 +60,7 @@ def template(source: str) -> Iterator[ChatTemplate]:
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("normal_priority")
 @pytest.mark.parametrize(("source", "limit"), BOMBS.values(), ids=BOMBS)
 def test_a_bomb_gives_an_error_that_names_the_limit(source: str, limit: str) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -79,7 +93,7 @@ def test_a_template_s_own_error_is_short_and_typed(source: str) -> None:
 
 @pytest.mark.process
 def test_a_bomb_in_the_configuration_fails_the_load() -> None:
-    with pytest.raises(LoadFailed, match="more than 1 s of CPU time"):
+    with pytest.raises(LoadFailed, match=f"more than {CPU_S_MAX} s of CPU time"):
         configured_source(ModelSpec(name="t", chat_template=CONSTANT))
 
 
@@ -114,8 +128,60 @@ def test_a_process_that_somebody_killed_is_replaced() -> None:
 
 
 @pytest.mark.process
+def test_a_slow_rendering_gets_a_low_priority_and_its_process_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with template("{{ messages[0].content }}") as plain:
+        plain.render(USER)
+        [first] = psutil.Process().children()
+        monkeypatch.setattr(renderer_module, "SLOW_S", 0.0)
+        while first.is_running():
+            assert plain.render(USER) == "Hi"
+        [second] = psutil.Process().children()
+        assert second.nice() == psutil.Process().nice()
+
+
+@pytest.mark.process
 def test_the_process_ends_with_its_template() -> None:
     with template("{{ messages[0].content }}") as plain:
         plain.render(USER)
         [child] = psutil.Process().children()
     assert not child.is_running()
+
+
+SHARED = "{% if messages[0].loops %}" + LOOPS + "{% endif %}{{ messages[0].content }}"
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[RunningDaemon]:
+    """Run a daemon whose template computes for hours for some messages."""
+    model = f"file = '{write_tiny('llama', tmp_path)}'\nchat-template = '{SHARED}'"
+    with daemon_for_all(f"[models.shared]\n{model}\n[defaults]\nslots = 4\nctx-size = 512\n") as d:
+        yield d
+
+
+def apply_template(client: RawClient, **keys: object) -> int:
+    """Request a rendering; return the request's id."""
+    graph = client.call("load_by_name", name="shared")["graph"]
+    messages = [{"role": "user", "content": "Hi", **keys}]
+    return client.start_request("apply_template", graph=graph, messages=messages)
+
+
+def test_a_victim_s_tokens_arrive_while_a_template_computes(shared: RunningDaemon) -> None:
+    with client_of(shared, ADA) as ada, client_of(shared, BOB) as bob:
+        context = bob.context("shared", '{"n-predict": 100, "ignore-eos": true}')
+        bob.set_input(context, b"Once upon a time")
+        bob.compute_single(context)
+
+        bomb = apply_template(ada, loops=True)
+        for _ in range(20):
+            bob.compute_single(context)
+
+        ada.socket.settimeout(0)
+        with pytest.raises(BlockingIOError):  # no reply yet
+            ada.read_message()
+        ada.socket.settimeout(20)
+        with pytest.raises((TooLarge, Timeout)) as caught:  # it has a low priority
+            ada.wait_result(bomb)
+        assert list(caught.value.data) in (["cpu_s_max"], ["wait_s_max"])
+        assert bob.wait_result(apply_template(bob))["text"] == b"Hi"

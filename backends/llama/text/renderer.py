@@ -1,4 +1,4 @@
-"""The process that renders a model's chat template, and the limits of each rendering.
+"""The renderings of a model's chat template, in a process of its own.
 
 The worker's own threads and memory are out of the template's reach: a rendering that exceeds a
 limit ends its process, and another one takes its place. SmolLM2's template takes 0.07 ms for nine
@@ -8,149 +8,62 @@ which 0.7 ms. The process has 15 MB of its own; it starts in 80 ms, beside the w
 
 from __future__ import annotations
 
-import enum
-import os
-import select
-import signal
-import socket
-import subprocess
-import sys
+import threading
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from ...base import StillRendering
 from ...errors import BackendError, Timeout, TooLarge
+from .exchange import LIMITS, Limit, Reply
+from .sandbox_process import WAIT_S_MAX, SandboxEnded, SandboxProcess
 
-CHARACTERS_MAX = 1 << 24
-MEMORY_BYTES_MAX = 256 << 20
-"""Memory of the process beside the interpreter: its values, the output, and all in between."""
-CPU_S_MAX = 1
-"""CPU time of one rendering."""
-WAIT_S_MAX = 5
-"""Time of one rendering, on a busy machine or at low priority."""
 SLOW_S = 0.05
 """After this time, a rendering goes on at low priority. Its process is then replaced, as only root
 may raise a priority."""
-SLOW_NICE = 10
 _ATTEMPTS = 2
-_PREFIX_BYTES = 4
-
-
-class Limit(enum.StrEnum):
-    """A limit of one rendering. The process reports all except that on CPU time, which ends it."""
-
-    CPU_S = "cpu_s"
-    MEMORY_BYTES = "memory_bytes"
-    CHARACTERS = "characters"
-
-
-_LIMITS = {
-    Limit.CPU_S: (CPU_S_MAX, "s of CPU time"),
-    Limit.MEMORY_BYTES: (MEMORY_BYTES_MAX, "bytes of memory"),
-    Limit.CHARACTERS: (CHARACTERS_MAX, "characters"),
-}
-
-
-class Reply(msgspec.Struct, omit_defaults=True):
-    """The reply of the process: the text, the limit that was exceeded, or the template's error."""
-
-    text: str = ""
-    limit: Limit | None = None
-    refusal: str = ""
 
 
 class TemplateRefusal(Exception):
     """The template's own error, in words."""
 
 
-class _Ended(Exception):
-    """The process has ended without a reply."""
+class _Unfinished(Exception):
+    """No reply has arrived in time. *sent*: the request was sent."""
+
+    def __init__(self, sent: bool):
+        super().__init__()
+        self.sent = sent
 
 
-def send_frame(sock: socket.socket, body: bytes) -> None:
-    """Send a frame: a length of 4 bytes, and *body*."""
-    sock.sendall(len(body).to_bytes(_PREFIX_BYTES, "little") + body)
+@dataclass(eq=False, slots=True)
+class _Rendering:
+    """The rendering of packed *values*; its *outcome* is a text or an error."""
 
-
-def receive_frame(sock: socket.socket) -> bytes:
-    """Return the next frame's body, or nothing if the other side has closed."""
-    size = int.from_bytes(_receive(sock, _PREFIX_BYTES), "little")
-    return _receive(sock, size)
-
-
-def _receive(sock: socket.socket, size: int) -> bytes:
-    data = bytearray(size)
-    view, filled = memoryview(data), 0
-    while filled < size:
-        count = sock.recv_into(view[filled:])
-        if not count:
-            return b""
-        filled += count
-    return bytes(data)
-
-
-class _Sandbox:
-    """A process of `sandbox.py`, which compiles *source* as soon as it has started."""
-
-    def __init__(self, source: bytes):
-        self._socket, theirs = socket.socketpair()
-        self.compiled = False
-        """Whether the reply to the source was read."""
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "inferd.backends.llama.text.sandbox"],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        self._socket.settimeout(WAIT_S_MAX)
-        self.send(source)
-
-    def send(self, request: bytes) -> None:
-        """Send a request."""
-        send_frame(self._socket, request)
-
-    def waits_longer(self, seconds: float) -> bool:
-        """Return whether no reply arrives within *seconds*."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return not poll.poll(1000 * seconds)
-
-    def lower_priority(self) -> None:
-        """Compute only while little else does."""
-        with suppress(PermissionError):  # systemd's unit forbids it
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, SLOW_NICE)
-
-    def receive_reply(self) -> Reply:
-        """Return the next reply; raise `_Ended` if the process has ended."""
-        body = receive_frame(self._socket)
-        if body:
-            return msgspec.msgpack.decode(body, type=Reply)
-        if self.end() == -signal.SIGPROF:
-            return Reply(limit=Limit.CPU_S)
-        raise _Ended
-
-    def end(self) -> int:
-        """End the process; return its exit status, its own if it had ended."""
-        self._socket.close()
-        self._process.kill()
-        return self._process.wait()
+    values: bytes
+    sent: bool = False
+    outcome: str | Exception | None = None
 
 
 class Renderer:
-    """Renders the template *source*. One thread at a time may use it."""
+    """Renders the template *source*. Several threads may use it; one text is rendered at a time."""
 
     def __init__(self, source: str):
         self._source = source.encode()
-        self._sandbox: _Sandbox | None = None
+        self._sandbox: SandboxProcess | None = None
+        self._lock = threading.Lock()
+        self._begun: _Rendering | None = None
+        """The rendering whose request was sent, and whose reply nobody waits for yet."""
         self._defect: Exception | None = None
         """Why the template does not compile: it never will."""
 
     def start_process(self) -> None:
         """Start the process now, so that the first request need not wait for it."""
         with suppress(OSError):  # the first request tries again
-            self._sandbox = _Sandbox(self._source)
+            self._sandbox = SandboxProcess(self._source)
 
     def close(self) -> None:
         """End the process; the next request starts another one."""
@@ -164,26 +77,60 @@ class Renderer:
         :raises TemplateRefusal: it cannot be compiled.
         :raises InferdError: as `render` describes.
         """
-        self._request(None)
+        self._request(None, None)
 
-    def render(self, values: dict[str, Any]) -> str:
+    def render(self, values: dict[str, Any], wait_s: float | None = None) -> str:
         """Return the text that the template makes of *values*.
 
+        :raises StillRendering: it takes longer than *wait_s*, or another text is being rendered.
         :raises TemplateRefusal: it cannot be compiled, or refuses the values.
         :raises TooLarge: the text, the memory or the CPU time is past its limit.
         :raises Timeout: the machine is too busy.
         :raises BackendError: no process can run.
         """
-        return self._request(msgspec.msgpack.encode(values))
+        rendering = _Rendering(msgspec.msgpack.encode(values))
+        if wait_s is None:
+            return self._finish(rendering)
+        if self._lock.acquire(blocking=False):
+            try:
+                if self._begun is None:
+                    return self._request(rendering.values, wait_s)
+            except _Unfinished as exc:
+                rendering.sent = exc.sent
+                self._begun = rendering if exc.sent else None
+            finally:
+                self._lock.release()
+        raise StillRendering(partial(self._finish, rendering))
 
-    def _request(self, values: bytes | None) -> str:
+    def _finish(self, rendering: _Rendering) -> str:
+        """Wait for the text of a rendering, and before for the reply to another one."""
+        with self._lock:
+            if self._begun not in (None, rendering):
+                self._receive_text(self._begun)
+            if rendering.outcome is None:
+                self._receive_text(rendering)
+        if isinstance(rendering.outcome, Exception):
+            raise rendering.outcome
+        assert rendering.outcome is not None
+        return rendering.outcome
+
+    def _receive_text(self, rendering: _Rendering) -> None:
+        self._begun = None
+        try:
+            rendering.outcome = self._request(rendering.values, None, sent=rendering.sent)
+        except Exception as exc:  # raised where the rendering is finished
+            rendering.outcome = exc
+
+    def _request(self, values: bytes | None, wait_s: float | None, *, sent: bool = False) -> str:
         """Return the reply to a request; if something killed the process meanwhile, retry once."""
         if self._defect is not None:
             raise self._defect
         cause: Exception | None = None
         for _ in range(_ATTEMPTS):
             try:
-                return self._exchange(values)
+                if not sent:
+                    self._send(values, wait_s)
+                return self._receive(wait_s) if values is not None else ""
             except TimeoutError:
                 self._replace()
                 raise Timeout(
@@ -191,19 +138,22 @@ class Renderer:
                     hint="the machine is busy: try again later",
                     data={"wait_s_max": WAIT_S_MAX},
                 ) from None
-            except (_Ended, OSError, msgspec.DecodeError) as exc:
+            except (SandboxEnded, OSError, msgspec.DecodeError) as exc:
                 self.close()
-                cause = exc
+                cause, sent = exc, False
         raise BackendError(
             f"no process can render chat templates: {cause or 'it was killed'}",
             hint="try again later; if inferd was upgraded meanwhile, restart the daemon",
         )
 
-    def _exchange(self, values: bytes | None) -> str:
+    def _send(self, values: bytes | None, wait_s: float | None) -> None:
+        """Send a request, once the template is compiled."""
         if self._sandbox is None:
-            self._sandbox = _Sandbox(self._source)
+            self._sandbox = SandboxProcess(self._source)
         sandbox = self._sandbox
         if not sandbox.compiled:
+            if wait_s is not None and sandbox.waits_longer(wait_s):
+                raise _Unfinished(sent=False)
             try:
                 _text_of(sandbox.receive_reply())
             except (TemplateRefusal, TooLarge) as exc:
@@ -211,9 +161,15 @@ class Renderer:
                 self.close()
                 raise
             sandbox.compiled = True
-        if values is None:
-            return ""
-        sandbox.send(values)
+        if values is not None:
+            sandbox.send(values)
+
+    def _receive(self, wait_s: float | None) -> str:
+        sandbox = self._sandbox
+        if sandbox is None:  # closed meanwhile
+            raise SandboxEnded
+        if wait_s is not None and sandbox.waits_longer(wait_s):
+            raise _Unfinished(sent=True)
         slow = sandbox.waits_longer(SLOW_S)
         if slow:
             sandbox.lower_priority()
@@ -231,7 +187,7 @@ class Renderer:
 def _text_of(reply: Reply) -> str:
     """Return the text of a reply, or raise its error."""
     if reply.limit is not None:
-        most, unit = _LIMITS[reply.limit]
+        most, unit = LIMITS[reply.limit]
         raise TooLarge(
             f"the chat template needs more than {most} {unit}",
             hint="send fewer or shorter messages, or raw text; or give the model another template",

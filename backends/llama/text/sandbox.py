@@ -2,7 +2,7 @@
 
 A template is Jinja code from the model's file. Its environment is that of transformers
 (`utils/chat_template_utils.py`), the target of templates. A single call of a filter can allocate
-gigabytes or compute for hours, so the kernel enforces the limits of `renderer.py`.
+gigabytes or compute for hours, so the kernel enforces the limits of `exchange.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import jinja2
 import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from .renderer import (
+from .exchange import (
     CHARACTERS_MAX,
     CPU_S_MAX,
     MEMORY_BYTES_MAX,

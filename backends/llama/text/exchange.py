@@ -1,0 +1,63 @@
+"""The exchange between a worker and the process that renders its chat template.
+
+Requests are the template's source, then the values of one rendering after another.
+"""
+
+from __future__ import annotations
+
+import enum
+import socket
+
+import msgspec
+
+CHARACTERS_MAX = 1 << 24
+MEMORY_BYTES_MAX = 256 << 20
+"""Memory of the process beside the interpreter: its values, the output, and all in between."""
+CPU_S_MAX = 0.5
+"""CPU time of one rendering: that of 100 000 short messages."""
+_PREFIX_BYTES = 4
+
+
+class Limit(enum.StrEnum):
+    """A limit of one rendering. The process reports all except that on CPU time, which ends it."""
+
+    CPU_S = "cpu_s"
+    MEMORY_BYTES = "memory_bytes"
+    CHARACTERS = "characters"
+
+
+LIMITS = {
+    Limit.CPU_S: (CPU_S_MAX, "s of CPU time"),
+    Limit.MEMORY_BYTES: (MEMORY_BYTES_MAX, "bytes of memory"),
+    Limit.CHARACTERS: (CHARACTERS_MAX, "characters"),
+}
+
+
+class Reply(msgspec.Struct, omit_defaults=True):
+    """The reply of the process: the text, the limit that was exceeded, or the template's error."""
+
+    text: str = ""
+    limit: Limit | None = None
+    refusal: str = ""
+
+
+def send_frame(sock: socket.socket, body: bytes) -> None:
+    """Send a frame: a length of 4 bytes, and *body*."""
+    sock.sendall(len(body).to_bytes(_PREFIX_BYTES, "little") + body)
+
+
+def receive_frame(sock: socket.socket) -> bytes:
+    """Return the next frame's body, or nothing if the other side has closed."""
+    size = int.from_bytes(_receive(sock, _PREFIX_BYTES), "little")
+    return _receive(sock, size)
+
+
+def _receive(sock: socket.socket, size: int) -> bytes:
+    data = bytearray(size)
+    view, filled = memoryview(data), 0
+    while filled < size:
+        count = sock.recv_into(view[filled:])
+        if not count:
+            return b""
+        filled += count
+    return bytes(data)
