@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -47,10 +47,20 @@ BOMBS = {
 }
 
 
+Processes = Callable[[], list[psutil.Process]]
+
+
 @pytest.fixture
 def normal_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave slow renderings their priority, so that they reach the limit on CPU time soon."""
     monkeypatch.setattr(renderer_module, "SLOW_S", 60.0)
+
+
+@pytest.fixture
+def processes() -> Processes:
+    """Return a function that returns the child processes that the test has started."""
+    before = set(psutil.Process().children())
+    return lambda: [p for p in psutil.Process().children() if p not in before]
 
 
 @contextmanager
@@ -119,33 +129,33 @@ def test_a_template_that_never_compiles_is_tried_once() -> None:
 
 
 @pytest.mark.process
-def test_a_process_that_somebody_killed_is_replaced() -> None:
+def test_a_process_that_somebody_killed_is_replaced(processes: Processes) -> None:
     with template("{{ messages[0].content }}") as plain:
         assert plain.render(USER) == "Hi"
-        [child] = psutil.Process().children()
+        [child] = processes()
         child.kill()
         assert plain.render(USER) == "Hi"
 
 
 @pytest.mark.process
 def test_a_slow_rendering_gets_a_low_priority_and_its_process_is_replaced(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, processes: Processes
 ) -> None:
     with template("{{ messages[0].content }}") as plain:
         plain.render(USER)
-        [first] = psutil.Process().children()
+        [first] = processes()
         monkeypatch.setattr(renderer_module, "SLOW_S", 0.0)
         while first.is_running():
             assert plain.render(USER) == "Hi"
-        [second] = psutil.Process().children()
+        [second] = processes()
         assert second.nice() == psutil.Process().nice()
 
 
 @pytest.mark.process
-def test_the_process_ends_with_its_template() -> None:
+def test_the_process_ends_with_its_template(processes: Processes) -> None:
     with template("{{ messages[0].content }}") as plain:
         plain.render(USER)
-        [child] = psutil.Process().children()
+        [child] = processes()
     assert not child.is_running()
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import select
+import threading
+from collections.abc import Sequence
+
 import pytest
 
-from inferd.backends import ModelSpec
+from inferd.backends import ModelSpec, Rendering
+from inferd.backends.base import PLAIN_RENDERING, Message, StillRendering
 from inferd.backends.echo.model import EchoModel
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.task_table import EngineClock
@@ -67,7 +72,7 @@ def test_the_record_shows_that_the_thread_tokenizes_a_text() -> None:
     queue = TokenizeQueue(model, recorder, EngineClock(lambda: 0.0), dict)
     queue.add_request(m.Tokenize(1, b"x" * (LONG_BYTES + 1), special=False, bos=False))
     reports = [*queue.answer_requests(), *queue.answer_requests()]
-    assert queue.thread.busy == recorder.read_activity().beside_text
+    assert queue.threads[0].busy == recorder.read_activity().beside_text
     while not reports:
         reports += queue.answer_requests()
     assert not recorder.read_activity().beside_text
@@ -81,7 +86,49 @@ def test_a_careful_engine_does_not_use_the_thread() -> None:
     )
     text = m.Tokenize(1, b"x" * (LONG_BYTES + 1), special=False, bos=False)
     queue.add_request(text)
-    assert len(list(queue.answer_requests())) == 1 and not queue.thread.busy
+    assert len(list(queue.answer_requests())) == 1 and not queue.threads[0].busy
     now = 9.0
     queue.add_request(text)
-    assert list(queue.answer_requests()) == [] and queue.thread.busy
+    assert list(queue.answer_requests()) == [] and queue.threads[0].busy
+
+
+class SlowTemplate(EchoModel):
+    """A model whose chats that begin with `slow` are rendered once `release` is set."""
+
+    release = threading.Event()
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        rendering: Rendering = PLAIN_RENDERING,
+        wait_s: float | None = None,
+    ) -> str:
+        text = super().render(messages, rendering)
+        if not text.startswith("slow"):
+            return text
+
+        def finish() -> str:
+            assert self.release.wait(10)
+            return text
+
+        raise StillRendering(finish)
+
+
+def test_a_long_rendering_delays_no_other_request() -> None:
+    model = SlowTemplate(ModelSpec(name="echo", backend="echo", slots=1, ctx_size=64))
+    queue = TokenizeQueue(model, Recorder(), EngineClock(lambda: 0.0), dict)
+    for number, text in (1, "slow"), (2, "fast"):
+        queue.add_request(m.ChatPrompt(number, [{"role": "user", "content": text}], ""))
+
+    assert [report.id for report in answers(queue)] == [2]
+    assert not queue and answers(queue) == []
+
+    model.release.set()
+    select.select([*queue.threads], [], [], 10)
+    assert [report.id for report in answers(queue)] == [1]
+
+
+def answers(queue: TokenizeQueue) -> list[m.CommandResult]:
+    reports = list(queue.answer_requests())
+    assert all(isinstance(report, m.CommandResult) for report in reports)
+    return [report for report in reports if isinstance(report, m.CommandResult)]
