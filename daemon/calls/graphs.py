@@ -19,9 +19,12 @@ from ...backends.params import Options, parse_json_options
 from ...ipc import messages as w
 from ...ipc.server.server_connection import Request
 from ...scheduler.priority import Priority
+from ...sessions.admission.kept_bytes import memory_bytes
 from ..core import Daemon, Graph
 from ..models.lease import Lease
+from ..models.registry import DescriptorFile
 from ..models.similarity import not_chosen
+from ..residency.model_files import identity_of
 from ..residency.residency import ResidencyRequest
 from .arguments import metadata_text, number_of
 
@@ -45,9 +48,10 @@ async def load(daemon: Daemon, request: Request) -> w.GraphResult:
     options = parse_json_options(metadata_text(p.builders[1])) if len(p.builders) > 1 else Options()
     _apply_target(number_of(p.target, w.TARGETS, "target"), options)
     if p.fd >= 0:
-        lease = daemon.registry.lease_descriptor(
-            f"descriptor-{daemon.new_handle():x}", _duplicate(p.fd), request.uid
-        )
+        file = _duplicate(p.fd)
+        name = f"descriptor-{daemon.new_handle():x}"
+        quota = daemon.access.quota_of(request.uid)
+        lease = daemon.registry.lease_descriptor(name, file, request.uid, quota)
     else:
         lease = daemon.registry.lease(_builder_name(p.builders), request.uid)
     return await _open_graph(daemon, request, lease, options)
@@ -83,7 +87,7 @@ def _builder_name(builders: list[bytes]) -> str:
         raise InvalidArgument("the builder is not a model name") from None
 
 
-def _duplicate(fd: int) -> int:
+def _duplicate(fd: int) -> DescriptorFile:
     """Return a duplicate of *fd* if its file cannot be changed through it."""
     status, flags = os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL)
     if not stat.S_ISREG(status.st_mode):
@@ -93,7 +97,7 @@ def _duplicate(fd: int) -> int:
             "the descriptor can be written to",
             hint="open the file read-only, or seal the memfd (F_SEAL_WRITE, F_SEAL_SHRINK)",
         )
-    return os.dup(fd)
+    return DescriptorFile(os.dup(fd), identity_of(status))
 
 
 def _sealed(fd: int) -> bool:
@@ -121,8 +125,11 @@ async def _open_graph(
             raise InvalidArgument(
                 f"{GRAPHS_MAX} graphs are loaded on this connection", hint="unload some"
             )
+        size = memory_bytes(options.values, options.ignored)
+        daemon.ledger.kept_bytes.check_growth(request.uid, size)
         lease.model.note_requested(options.values)
-        gate_request = ResidencyRequest(Priority.NORMAL, daemon.registry.seconds())
+        now = daemon.registry.seconds()
+        gate_request = ResidencyRequest(Priority.NORMAL, now, owner=request.uid)
         on_progress = partial(_send_progress, request) if request.params.progress else None
         async with daemon.registry.gate.admit(lease.model, gate_request, on_progress):
             worker = await lease.ready()
@@ -140,6 +147,7 @@ async def _open_graph(
     graph.options = info.sampling | configured | own
     graph.options["ctx-size"] = min(requested.get("ctx-size") or info.ctx_size, info.ctx_size)
     daemon.graphs[graph.handle] = graph
+    daemon.ledger.kept_bytes.add_holder(graph, request.uid, graph.kept_bytes)
     return w.GraphResult(
         graph=graph.handle,
         model=lease.name,
@@ -188,7 +196,7 @@ async def unload(daemon: Daemon, request: Request) -> w.Empty:
     the model before returning if nothing uses it.
     """
     graph = daemon.graph(request)
-    del daemon.graphs[graph.handle]
+    daemon.remove_graph(graph)
     for session in daemon.sessions.live:
         if session.model is graph.lease:
             session.unload()
@@ -209,9 +217,7 @@ async def deinit_backend(daemon: Daemon, request: Request) -> w.Empty:
     """Close the connection's sessions and graphs."""
     for session in daemon.sessions.live.sessions_of(request.connection):
         await daemon.sessions.close_session(session)
-    for graph in [g for g in daemon.graphs.values() if g.connection is request.connection]:
-        del daemon.graphs[graph.handle]
-        graph.lease.close()
+    daemon.close_graphs(request.connection)
     return w.Empty()
 
 

@@ -75,7 +75,8 @@ def _gate_request(
     """Return a call's request to the gate; None: the call fails in any case."""
     now, p = daemon.registry.seconds(), request.params
     if request.call in MODEL_QUERIES:
-        return daemon.graph(request).lease.model, ResidencyRequest(Priority.NORMAL, now), None
+        gate_request = ResidencyRequest(Priority.NORMAL, now, owner=request.uid)
+        return daemon.graph(request).lease.model, gate_request, None
     session = None
     if request.call == EMBED:  # its texts have no session, and wait as one task
         lease, default = daemon.graph(request).lease, Priority.NORMAL
@@ -96,6 +97,7 @@ def _gate_request(
     gate_request = ResidencyRequest(
         priority,
         now,
+        owner=request.uid,
         subject=session,
         is_turn=ticket is not None and session is not None,
         queue_timeout_s=seconds_of(getattr(p, "queue_timeout_s", 0.0)),

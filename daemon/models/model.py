@@ -81,6 +81,8 @@ class ManagedModel:
         self.worker: Worker | None = None
         self.error: InferdError | None = None
         self.fd = -1
+        self.file_identity: tuple[int, ...] = ()
+        """Identifies the file behind `fd`."""
         self.pinned = False
         """A pinned model neither expires nor is evicted."""
         self.load_s = 0.0

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import anyio.abc
 import structlog
 
-from ...backends.errors import Busy
+from ...backends.errors import Busy, QuotaExceeded
 from ...scheduler import messages as m
 from ...scheduler.kv.origin import scoped
+from ...sessions.admission.quotas import NO_QUOTA, Quota, check_descriptor_models
 from ...sessions.turns.sentence_checks import no_judge
 from ...sessions.worker_client import TaskReader
 from ..components import Components
@@ -32,6 +34,13 @@ from .worker_launcher import WorkerLauncher
 log = structlog.get_logger()
 KV_DIR = "kv"
 """The folder of KV files below the state directory."""
+
+
+class DescriptorFile(NamedTuple):
+    """A descriptor that the registry owns, and the identity of its file."""
+
+    fd: int
+    identity: tuple[int, ...]
 
 
 class Registry:
@@ -96,12 +105,27 @@ class Registry:
         self.catalog.check_open()
         return Lease(self.catalog.get(name, uid))
 
-    def lease_descriptor(self, name: str, fd: int, uid: int) -> Lease:
-        """Return a lease on the file behind *fd*, a model that only *uid* sees. The registry closes
-        the descriptor when the model is unloaded.
+    def lease_descriptor(
+        self, name: str, file: DescriptorFile, uid: int, quota: Quota = NO_QUOTA
+    ) -> Lease:
+        """Return a lease on the file behind a descriptor, a model that only *uid* sees. The user's
+        leases on one file share its model. The registry closes the descriptor when the model is
+        unloaded.
+
+        :raises QuotaExceeded: the user has too many models from descriptors.
         """
+        own = [m for m in self.catalog.known() if m.uid == uid and m.fd >= 0 and m.leases]
+        model = next((m for m in own if m.file_identity == file.identity), None)
+        if model is not None:
+            os.close(file.fd)
+            return Lease(model)
+        try:
+            check_descriptor_models(quota, len(own), self.config.descriptor_models_user_max)
+        except QuotaExceeded:
+            os.close(file.fd)
+            raise
         model = self.catalog.add_model(name, ModelConfig(), uid)
-        model.fd = fd
+        model.fd, model.file_identity = file.fd, file.identity
         return Lease(model)
 
     def note_use_ended(self, model: ManagedModel) -> None:

@@ -12,9 +12,11 @@ import msgspec
 import structlog
 
 from ...backends.errors import Cancelled, InferdError, ModelNotFound
+from ...scheduler import Priority
 from ...scheduler import messages as m
 from ...sessions.worker_client import TaskReader
 from ..residency.budget import MemoryBudget
+from ..residency.load_queue import LoadQueue
 from ..residency.machine import OomKills
 from ..residency.model_files import Signature, files_in_use, signature_of
 from ..workers.cores import Cores
@@ -65,6 +67,7 @@ class WorkerLauncher:
         self.cores = Cores(config.cores, catalog.all_workers)
         self.estimates = EstimateCache()
         self.oom_kills = OomKills()
+        self.load_queue = LoadQueue()
         self._catalog, self._group, self._seconds = catalog, group, registry.seconds
         self._kv_dir = kv_dir if config.kv_disk_bytes else ""
         self._events: dict[Worker, WorkerEvents] = {}
@@ -132,9 +135,12 @@ class WorkerLauncher:
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._note_loaded, model, worker, started)
+                await self._wait_for_place(model, worker)
                 await worker.run()
         except Exception:  # any failure ends this worker alone
             log.exception("worker.failed", model=model.name, pid=worker.pid)
+        finally:
+            self.load_queue.leave(worker)
         model = self._events.pop(worker).model
         if model.worker is worker:
             model.worker = None
@@ -145,8 +151,18 @@ class WorkerLauncher:
         self.registry.gate.note_worker_exited(model)
         self.registry.note_use_ended(model)
 
+    async def _wait_for_place(self, model: ManagedModel, worker: Worker) -> None:
+        """Wait for a place among the loads, unless the load is waiting for memory."""
+        if worker.unloading or self.budget.load_waits(worker):
+            return
+        request = model.residency.first_request(self._seconds())
+        priority = Priority.NORMAL if request is None else request.priority
+        owner = None if request is None else request.owner
+        await self.load_queue.wait_for_place(worker, priority, owner)
+
     async def _note_loaded(self, model: ManagedModel, worker: Worker, started: float) -> None:
         await worker.loaded.wait()
+        self.load_queue.leave(worker)
         self._notify_loads_changed()
         took = round(self._seconds() - started, 3)
         error = worker.error
@@ -162,7 +178,8 @@ class WorkerLauncher:
             self._failures.forget_load(model.name)
             log.info("model.loaded", model=model.name, pid=worker.pid, seconds=took)
         else:
-            if worker.pid:  # without a process the file is not to blame
+            # Without a process the file is not to blame; no other load has a descriptor's name.
+            if worker.pid and worker.spec.fd < 0:
                 self._failures.note_load(model.name, *conditions_of(model, worker.spec), error)
             log.error("model.failed", model=model.name, cause=error.message, seconds=took)
         for listener in self.listeners:
@@ -184,6 +201,10 @@ class WorkerEvents(WorkerListener):
         self.worker: Worker
         """Set by the launcher before the worker runs."""
         self._launcher, self._signature = launcher, signature
+
+    def quit_ordered(self) -> None:
+        """End the wait of a load that has not begun."""
+        self._launcher.load_queue.end_wait(self.worker)
 
     def reports_handled(self) -> None:
         """Write the output that a frame of reports has caused to the clients."""
@@ -213,6 +234,8 @@ class WorkerEvents(WorkerListener):
             estimate = msgspec.structs.replace(estimate, need=need)
         estimate = with_adapters(estimate, self.worker.spec)
         self._launcher.budget.decide_load(self.model, self.worker, estimate)
+        if self._launcher.budget.load_waits(self.worker):
+            self._launcher.load_queue.leave(self.worker)
         self._launcher.registry.gate.advance()
 
     async def reserve_embedding_memory(self) -> None:

@@ -101,6 +101,10 @@ class MemoryBudget:
         """Whether a load waits for evictions."""
         return self._loads.has_waiting
 
+    def load_waits(self, worker: Worker) -> bool:
+        """Return whether a worker's load waits for evictions."""
+        return self._loads.is_waiting(worker)
+
     def next_request(self, now: float) -> tuple[ResidencyRequest | None, set[str]]:
         """Return the next request to get memory, and the names of the models to evict for it."""
         for load in self._loads.in_order(now):

@@ -60,4 +60,9 @@ def _status(file: Path) -> tuple[int, ...]:
         s = os.stat(file)
     except OSError as exc:
         return (exc.errno or -1,)
+    return identity_of(s)
+
+
+def identity_of(s: os.stat_result) -> tuple[int, ...]:
+    """Return a value that identifies an unchanged file."""
     return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns

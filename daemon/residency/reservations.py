@@ -154,6 +154,11 @@ class PendingLoads:
         if load is not None:
             load.is_waiting = False
 
+    def is_waiting(self, worker: Worker) -> bool:
+        """Return whether the load of *worker* waits for memory."""
+        load = self._by_worker.get(worker)
+        return load is not None and load.is_waiting
+
     def mark_outdated(self) -> None:
         """Note that a worker has exited: estimates on devices no longer hold."""
         for load in self._by_worker.values():

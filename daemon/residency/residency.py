@@ -58,8 +58,8 @@ class ResidencyRequest:
     """A client's need for a model, from its request until it has finished.
 
     *is_absent* returns whether the model's output has no reader at present; such a request does not
-    keep the model in memory. *subject*, such as a session, identifies the request for
-    `ResidencyGate.refuse_requests`; *is_turn*: it is for a turn of that session.
+    keep the model in memory. *owner* is the client's user. *subject*, such as a session, identifies
+    the request for `ResidencyGate.refuse_requests`; *is_turn*: it is for a turn of that session.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class ResidencyRequest:
         since: float,
         is_absent: Callable[[], bool] = lambda: False,
         *,
+        owner: int | None = None,
         subject: Any = None,
         is_turn: bool = False,
         queue_timeout_s: float = 0.0,
@@ -75,7 +76,8 @@ class ResidencyRequest:
         listener: WaitListener | None = None,
     ) -> None:
         self.priority, self.since, self.is_absent = priority, since, is_absent
-        self.subject, self.is_turn, self.listener = subject, is_turn, listener
+        self.owner, self.subject = owner, subject
+        self.is_turn, self.listener = is_turn, listener
         self.queue_timeout_s, self.timeout_s = queue_timeout_s, timeout_s
         self.number = next(_numbers)
         self.continues_program = False

@@ -31,6 +31,9 @@ class WorkerListener(Protocol):
     def reports_handled(self) -> None:
         """Write all output that a frame of reports has caused to the clients, at once."""
 
+    def quit_ordered(self) -> None:
+        """Note that the process was ordered to quit, perhaps before it was started."""
+
     def work_changed(self) -> None:
         """Assign the cores again: a task was added or has ended, or the model is loaded."""
 

@@ -160,6 +160,7 @@ class Worker:
         """Order the process to free its model and exit; a load under way is aborted."""
         self.client.quitting = True
         self.client.send_command(m.Quit())
+        self._listener.quit_ordered()
 
     def refuse_load(self, error: InferdError) -> None:
         """Refuse the load with *error*."""
@@ -174,6 +175,8 @@ class Worker:
         clear_contextvars()  # it serves more than the request that caused the load
         process, ours = None, None
         try:
+            if self.unloading:
+                return  # the load was cancelled before it began
             ours, theirs = socket.socketpair()
             with theirs:
                 process, levels = await self._start_process(theirs)

@@ -1,4 +1,4 @@
-"""Quotas of one user: sessions, waiting tasks, tokens a minute, highest priority.
+"""Quotas of one user: sessions and their bytes, models, waiting tasks, tokens, highest priority.
 
 These are decisions without a loop or a clock; `Ledger` and `LiveSessions` use them.
 """
@@ -26,6 +26,8 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     rule: str = ""
     connections_max: int | None = None
     sessions_max: int | None = None
+    session_bytes_max: int | None = None
+    descriptor_models_max: int | None = None
     tasks_waiting_max: int | None = None
     tokens_per_minute: int | None = None
     priority_max: Priority = PRIORITY_MAX
@@ -67,6 +69,23 @@ def check_priority(quota: Quota, priority: Priority) -> None:
             f"you may not have turns of the class {priority.label}",
             hint=f"use {highest}, which is the highest for you, or a lower one",
             data={"priority_max": highest},
+        )
+
+
+def check_descriptor_models(quota: Quota, count: int, limit: int) -> None:
+    """Check that a user may load another model from a descriptor, besides *count* ones. *limit*
+    holds where the access rules set none.
+
+    :raises QuotaExceeded: with the number of models and the bound.
+    """
+    bound = "descriptor-models-user-max"
+    if quota.descriptor_models_max is not None:
+        bound, limit = quota.bound("descriptor-models-max"), quota.descriptor_models_max
+    if count >= limit:
+        raise QuotaExceeded(
+            f"you have loaded {count} models from descriptors; the limit is {limit}",
+            hint="unload one first, or load models of the models directory by their names",
+            data={"bound": bound, "models": count, "models_max": limit},
         )
 
 

@@ -23,7 +23,7 @@ from inferd.daemon.models.persisted import (
     SwappedName,
     version_checksum,
 )
-from inferd.daemon.models.registry import Registry
+from inferd.daemon.models.registry import DescriptorFile, Registry
 from inferd.testing import RunningDaemon, running_daemon
 
 CONFIG = """
@@ -207,7 +207,9 @@ async def test_settings_of_a_descriptors_model_are_not_stored(tmp_path: Path) ->
     config = load_config({"state_dir": tmp_path, "models_dir": tmp_path}, {})
     async with create_task_group() as group:
         registry = Registry(config, group, lambda: None)
-        lease = registry.lease_descriptor("d", os.open(os.devnull, os.O_RDONLY), 0)
+        lease = registry.lease_descriptor(
+            "d", DescriptorFile(os.open(os.devnull, os.O_RDONLY), ()), 0
+        )
         registry.pin_model("d", 0, pinned=True)
         assert not (tmp_path / SETTINGS_FILE).exists()
         registry.pin_model("echo", 0, pinned=True)

@@ -366,6 +366,8 @@ class Listener(WorkerListener):
     def reports_handled(self) -> None:
         self.frames += 1
 
+    def quit_ordered(self) -> None: ...
+
     def work_changed(self) -> None:
         return None
 

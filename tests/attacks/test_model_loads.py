@@ -1,0 +1,97 @@
+"""A user who loads many models: from descriptors, and by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from inferd.backends.errors import QuotaExceeded
+from inferd.testing import RunningDaemon
+from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
+from tests.echo import echo_model
+from tests.raw import RawClient
+from tests.tiny_gguf import write_tiny
+
+
+@contextmanager
+def two_users(config: str) -> Iterator[tuple[RunningDaemon, RawClient, RawClient]]:
+    with (
+        daemon_for_all(config) as daemon,
+        client_of(daemon, ADA) as ada,
+        client_of(daemon, BOB) as bob,
+    ):
+        yield daemon, ada, bob
+
+
+def load_descriptor(client: RawClient, path: Path) -> dict[str, object]:
+    with open(path, "rb") as file:
+        found: dict[str, object] = client.call("load", [file.fileno()], fd=0)
+        return found
+
+
+def workers(daemon: RunningDaemon) -> int:
+    return len(psutil.Process(daemon.pid).children())
+
+
+def test_models_from_descriptors_have_a_bound_for_each_user(tmp_path: Path) -> None:
+    one = write_tiny("llama", tmp_path)
+    other = one.with_name("other.gguf")
+    other.write_bytes(one.read_bytes())
+    with two_users("descriptor-models-user-max = 1\n") as (daemon, ada, bob):
+        graph = load_descriptor(ada, one)["graph"]
+        with pytest.raises(QuotaExceeded) as caught:
+            load_descriptor(ada, other)
+        bound = {"bound": "descriptor-models-user-max", "models": 1, "models_max": 1}
+        assert caught.value.data == bound and caught.value.hint
+        assert workers(daemon) == 1, "the refused load has started none"
+        load_descriptor(bob, other)
+        ada.call("unload", graph=graph)
+        load_descriptor(ada, other)
+
+
+def test_a_file_that_a_user_loads_again_shares_its_worker(tmp_path: Path) -> None:
+    path = write_tiny("llama", tmp_path)
+    with two_users("descriptor-models-user-max = 1\n") as (daemon, ada, bob):
+        loaded = [load_descriptor(ada, path) for _ in range(5)]
+        assert len({graph["model"] for graph in loaded}) == 1
+        assert len({graph["graph"] for graph in loaded}) == 5
+        assert workers(daemon) == 1
+        load_descriptor(bob, path)
+        assert workers(daemon) == 2, "users do not share one"
+        for graph in loaded[1:]:
+            ada.call("unload", graph=graph["graph"])
+        ada.call("init_execution_context", graph=loaded[0]["graph"])
+
+
+def test_an_access_rule_forbids_models_from_descriptors(tmp_path: Path) -> None:
+    path = write_tiny("llama", tmp_path)
+    rules = f"[access.r]\nusers = [{ADA}]\ndescriptor-models-max = 0\n"
+    with two_users(rules) as (_, ada, _), pytest.raises(QuotaExceeded) as caught:
+        load_descriptor(ada, path)
+    assert caught.value.data["bound"] == "access.r.descriptor-models-max"
+
+
+def test_loads_of_one_user_are_started_a_few_at_a_time_and_leave_another_user_a_place() -> None:
+    models = "".join(echo_model(f"m{number}", load_ms=60_000) for number in range(10))
+    with two_users(models + echo_model("victim")) as (daemon, ada, bob):
+        numbers = [ada.start_request("load_by_name", name=f"m{n}") for n in range(10)]
+        ada.call("models")
+        bob.context("victim")
+        assert workers(daemon) == 3, "two of hers, and his"
+        for number in numbers:
+            assert ada.call("cancel", request=number) == {"cancelled": True}
+
+
+def test_a_load_that_is_cancelled_while_it_waits_starts_no_process() -> None:
+    models = "".join(echo_model(f"m{number}", load_ms=60_000) for number in range(3))
+    with two_users(models) as (daemon, ada, bob):
+        numbers = [ada.start_request("load_by_name", name=f"m{n}") for n in range(3)]
+        ada.call("models")
+        ada.call("cancel", request=numbers[2])
+        states = {m["name"]: (m["state"], m["pid"]) for m in bob.call("models")["models"]}
+        assert states["m2"][1] == 0
+        assert workers(daemon) <= 2
