@@ -41,8 +41,17 @@ class KvFileEntry(NamedTuple):
     seconds: float
 
 
+class _OwnerFiles:
+    """The files of one user, in the order of their eviction."""
+
+    def __init__(self) -> None:
+        self.bytes = self.count = 0
+        self.values = GreedyDual[KvFilePlace]()
+
+
 class KvIndex:
-    """The files below *directory*, at most *bytes_max* and *files_max* of them.
+    """The files below *directory*, at most *bytes_max* and *files_max* of them. Past these bounds,
+    the user who has most loses the least valuable files.
 
     *file_evicted* is called with each file that is removed to free space or with its session.
     *note_state* is called with the reason why a file could not be written or deleted, and with None
@@ -59,17 +68,21 @@ class KvIndex:
         file_evicted: Callable[[KvFilePlace], None] = lambda _: None,
         note_state: Callable[[str | None], None] = lambda _: None,
     ):
-        self.bytes = 0
         self._file_evicted, self._note_state = file_evicted, note_state
         self._directory = directory
         self._bytes_max, self._files_max = bytes_max, files_max
         self._entries: dict[KvFilePlace, KvFileEntry] = {}
-        self._values = GreedyDual[KvFilePlace]()
+        self._by_owner: dict[int, _OwnerFiles] = {}
         self._doomed: dict[Path, KvFileEntry] = {}
         self._wake = anyio.Event()
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def bytes(self) -> int:
+        """The size of all files."""
+        return sum(files.bytes for files in self._by_owner.values())
 
     async def load(self) -> None:
         """Read the files of earlier daemons, and delete damaged files and those past the bounds.
@@ -136,19 +149,31 @@ class KvIndex:
     def _insert(self, place: KvFilePlace, entry: KvFileEntry) -> None:
         self._remove(place)
         self._entries[place] = entry
-        self._values.record_use(place, entry.size, entry.seconds)
-        self.bytes += entry.size
+        files = self._by_owner.setdefault(entry.owner, _OwnerFiles())
+        files.values.record_use(place, entry.size, entry.seconds)
+        files.count += 1
+        files.bytes += entry.size
 
     def _remove(self, place: KvFilePlace) -> KvFileEntry | None:
         entry = self._entries.pop(place, None)
         if entry is not None:
-            self._values.remove(place)
-            self.bytes -= entry.size
+            files = self._by_owner[entry.owner]
+            files.values.remove(place)
+            files.count -= 1
+            files.bytes -= entry.size
+            if not files.count:
+                del self._by_owner[entry.owner]
         return entry
 
     def _evict(self) -> None:
-        while self.bytes > self._bytes_max or len(self) > self._files_max:
-            self._doom(self._values.evict_least())
+        """Evict files past the bounds, of the user who has most."""
+        while self.bytes > self._bytes_max:
+            self._evict_least(max(self._by_owner.values(), key=lambda files: files.bytes))
+        while len(self) > self._files_max:
+            self._evict_least(max(self._by_owner.values(), key=lambda files: files.count))
+
+    def _evict_least(self, files: _OwnerFiles) -> None:
+        self._doom(files.values.evict_least())
 
     def _doom(self, place: KvFilePlace) -> None:
         entry = self._remove(place)

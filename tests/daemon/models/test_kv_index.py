@@ -193,6 +193,23 @@ async def test_a_file_larger_than_the_limit_is_the_only_one_evicted(store: Store
     assert store.names() == {small.key.name}
 
 
+@pytest.mark.asyncio
+async def test_the_user_who_has_most_loses_files_first(store: Store) -> None:
+    his = [store.write(n, owner=2, seconds=0.001) for n in range(2)]
+    hers = [store.write(n, owner=1, seconds=1e6) for n in range(10, 15)]
+    index = KvIndex(store.directory, bytes_max=4 * his[0].size)
+    for file in (*his, *hers):
+        report(index, file)
+    await settle(index)
+
+    assert store.names() == {file.key.name for file in (*his, *hers[-2:])}
+
+    few = KvIndex(store.directory, LARGE, files_max=3)
+    for file in (*his, *hers):
+        report(few, file)
+    assert {place.name for place in few._entries} >= {his[1].key.name}
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 50), st.floats(0, 9)), max_size=60))
 def test_the_bounds_hold_for_any_reports(reports: list[tuple[int, int, float]]) -> None:
