@@ -38,6 +38,7 @@ from ..sessions import (
     SessionManager,
     StoredSession,
 )
+from ..sessions.admission.kept_bytes import memory_bytes
 from ..wire.frames import FRAME_BYTES_MAX, REPLY_BYTES_MAX
 from ..wire.nesting import NESTING_MAX
 from .access.rights import Access
@@ -75,6 +76,11 @@ class Graph:
         self.not_applied: dict[str, Any] = {}
         self.ignored: list[str] = []
 
+    @property
+    def kept_bytes(self) -> int:
+        """The memory that it takes."""
+        return memory_bytes(self.options, self.origins, self.not_applied, self.ignored)
+
 
 class Daemon:
     """The owner of all state on the event loop: registry, sessions, graphs, connections."""
@@ -107,6 +113,8 @@ class Daemon:
                 config.tasks_waiting_user_max,
                 config.prompt_tokens_waiting_max,
                 config.prompt_tokens_waiting_user_max,
+                config.sessions_user_max,
+                config.session_bytes_user_max,
             )
         )
         self.ledger.turn_listeners.append(self.counters)
@@ -220,9 +228,7 @@ class Daemon:
         if logs.is_logged("ipc", "debug"):
             ipc_log.debug("connection.closed", **_peer(connection))
         self.sessions.close_connection(connection)
-        for graph in [g for g in self.graphs.values() if g.connection is connection]:
-            del self.graphs[graph.handle]
-            graph.lease.close()
+        self.close_graphs(connection)
         self.access.remove_connection(connection)
 
     def connection_refused(self, connection: ServerConnection, error: InferdError) -> None:
@@ -281,6 +287,17 @@ class Daemon:
                 hint="load it: handles are valid until unload or the end of their connection",
             )
         return graph
+
+    def remove_graph(self, graph: Graph) -> None:
+        """Remove a graph, whose lease the caller closes."""
+        del self.graphs[graph.handle]
+        self.ledger.kept_bytes.remove_holder(graph)
+
+    def close_graphs(self, connection: ServerConnection) -> None:
+        """Close the graphs of a connection, and their leases."""
+        for graph in [g for g in self.graphs.values() if g.connection is connection]:
+            self.remove_graph(graph)
+            graph.lease.close()
 
     def all_sessions(self) -> list[Session]:
         """Return the open sessions, including those of one turn."""

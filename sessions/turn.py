@@ -14,13 +14,15 @@ from ..backends.errors import ContextFull, EndOfSequence, InferdError, error_fro
 from ..scheduler import messages as m
 from ..scheduler.output.stopping import cuts_text
 from ..scheduler.output.stopping.ending import CONTEXT_FULL
+from .admission.kept_bytes import TOKEN_BYTES
 from .journal.entries import Replay
 from .table import SessionCall
 from .turns.sentence_checks import Comparisons, Judge, no_judge
 from .worker_client import ModelSource, TaskClient
 
 PROBABILITIES_MAX = 20_000
-"""Tokens with logprobs that a turn without a stream keeps: 2 MB."""
+"""Tokens with logprobs that a turn without a stream keeps."""
+LOGPROB_BYTES = 200
 
 TokensSink = Callable[[m.Tokens], None]
 PositionSink = Callable[[m.Position], None]
@@ -237,6 +239,15 @@ class Turn:
         if self._shifted is not None:
             return list(self._shifted)
         return m.unpack_tokens(self.spec.tokens) + self.tokens
+
+    @property
+    def kept_bytes(self) -> int:
+        """The memory that it takes, without its options."""
+        numbers = len(self.tokens) + len(self._shifted or ()) + len(self.surprisals)
+        vectors = b"" if self.embedding is None else self.embedding.vectors
+        texts = len(self.spec.tokens) + len(self.text) + len(self.tail) + len(vectors)
+        logprobs = LOGPROB_BYTES * min(self._logprobs_count, PROBABILITIES_MAX)
+        return TOKEN_BYTES * numbers + texts + sum(map(len, self._pieces)) + logprobs
 
     @property
     def generates(self) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 from ...backends.params import nearest
 from ...ipc.priorities import Priority
 from .declaration import (
+    BYTES_MAX,
     ErrorList,
     Form,
     Schema,
@@ -140,6 +141,12 @@ class Rule:
     )
     sessions_max: int | None = setting(
         None, "maximum number of open sessions of each user", 1, 100_000
+    )
+    session_bytes_max: int | None = setting(
+        None, "maximum memory of the sessions and graphs of each user, in bytes", 1, BYTES_MAX
+    )
+    descriptor_models_max: int | None = setting(
+        None, "maximum number of models of each user that are loaded from descriptors", 0, 1000
     )
     tasks_waiting_max: int | None = setting(
         None, "maximum number of waiting tasks of each user", 1, 1_000_000

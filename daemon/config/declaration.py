@@ -21,6 +21,8 @@ TEXT: Schema = {"type": "string", "minLength": 1}
 REQUIRED: Any = MISSING
 """The default of a setting without one, or of one whose default depends on the machine."""
 REPR_CHARACTERS_MAX = 50
+BYTES_MAX = 10**15
+"""The largest size that a setting may have."""
 
 
 class Applies(StrEnum):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ..metrics.listen_address import LOOPBACK, Address
 from ..traces.target import Target
 from .access_settings import Rule
-from .declaration import REQUIRED, Applies, setting, settings_of
+from .declaration import BYTES_MAX, REQUIRED, Applies, setting, settings_of
 from .forms import (
     ADDRESS,
     GROUP,
@@ -23,7 +23,6 @@ from .forms import (
 )
 from .model_settings import ModelConfig
 
-BYTES_MAX = 10**15
 MONTH_S = 30 * 86_400
 METRICS_PORT = 4633
 """Outside 9100 to 9999, which are allocated to exporters, and outside the ephemeral ports."""
@@ -46,7 +45,8 @@ class Config:
     models_dir: Path = setting(REQUIRED, "directory of model files, into which `inferd pull` downloads", form=PATH, default_doc="`$XDG_DATA_HOME/inferd/models`")
     state_dir: Path = setting(REQUIRED, "directory of state that outlives the daemon", form=PATH, default_doc="`$XDG_STATE_HOME/inferd`")
     cores: int = setting(REQUIRED, "CPU cores that all models share; 0: all usable cores", 0, 4096, default_doc="0")
-    sessions_max: int = setting(100, "maximum number of open sessions", 1, 100_000, AT_ONCE)
+    sessions_max: int = setting(200, "maximum number of open sessions", 1, 100_000, AT_ONCE)
+    sessions_user_max: int = setting(100, "maximum number of open sessions of one user", 1, 100_000, AT_ONCE)
     idle_timeout_ms: int = setting(300_000, "idle time after which a session is closed", 1, MONTH_S * 1000, AT_ONCE)
     keep_alive_s: float = setting(300.0, "idle time after which a model is unloaded; -1: never, 0: at once", -1, MONTH_S, AT_ONCE)
     memory_bytes: int = setting(0, "memory budget of all models together; 0: the machine's free memory", 0, BYTES_MAX)
@@ -57,9 +57,11 @@ class Config:
     tasks_waiting_user_max: int = setting(256, "maximum number of waiting tasks of one user", 1, 1_000_000, AT_ONCE)
     prompt_tokens_waiting_max: int = setting(4_000_000, "maximum number of prompt tokens of all waiting tasks, over all models", 1, 1_000_000_000, AT_ONCE)
     prompt_tokens_waiting_user_max: int = setting(2_000_000, "maximum number of prompt tokens of the waiting tasks of one user", 1, 1_000_000_000, AT_ONCE)
+    session_bytes_user_max: int = setting(128 << 20, "maximum memory of the sessions, open and dormant, and graphs of one user, in bytes", 1, BYTES_MAX, AT_ONCE)
+    descriptor_models_user_max: int = setting(8, "maximum number of models of one user that are loaded from descriptors", 0, 1000, AT_ONCE)
     dormant_sessions_max: int = setting(1000, "maximum number of dormant sessions", 0, 1_000_000, AT_ONCE)
     dormant_days_max: float = setting(7.0, "days after which a dormant session is deleted", 0, 3650, AT_ONCE)
-    dormant_bytes_max: int = setting(256 << 20, "maximum size of the histories of all dormant sessions", 0, BYTES_MAX, AT_ONCE)
+    dormant_bytes_max: int = setting(256 << 20, "maximum memory of all dormant sessions, in bytes", 0, BYTES_MAX, AT_ONCE)
     kv_disk_bytes: int = setting(8 << 30, "maximum size of KV states on disk, of all models and users; 0: none are written", 0, BYTES_MAX)
     kv_ram_bytes: int = setting(REQUIRED, "maximum size of saved KV states in a model's memory; 0: an eighth of the machine's memory, at most 4 GiB", 0, BYTES_MAX, NEXT_LOAD, default_doc="0")
     kv_share: Literal["user", "all"] = setting("user", "reuse of KV states: within one `user`, or across `all` users")

@@ -157,7 +157,7 @@ _SESSIONS = (
     gauge("sessions", "Open sessions by state.", ("state",)),
     gauge("sessions_max", "Maximum number of open sessions."),
     gauge("sessions_dormant", "Dormant sessions."),
-    gauge("sessions_dormant_bytes", "Compressed size of the histories of dormant sessions."),
+    gauge("sessions_dormant_bytes", "Memory of dormant sessions in the daemon."),
     counter("sessions_expired", "Sessions closed because they were idle for too long."),
     counter("sessions_refused", "Sessions refused because too many were open."),
     counter("session_forks", "Sessions created as branches of another."),

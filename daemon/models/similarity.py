@@ -12,6 +12,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import anyio
@@ -119,7 +120,8 @@ class EmbeddingComparer:
         self, lease: Lease, fingerprint: str, comparison: Comparison
     ) -> _Embedding:
         """Return the embedding of the reference text; embeddings are stored for each user."""
-        key = comparison.owner, _pooling(lease.model), comparison.text
+        digest = sha256(comparison.text.encode()).digest()  # the text may be long
+        key = comparison.owner, _pooling(lease.model), digest
         found = self._references.pop((fingerprint, *key), None)
         if found is None:
             found = await self._embedding(lease, comparison, comparison.text)

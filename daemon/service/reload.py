@@ -105,6 +105,8 @@ def _apply(daemon: Daemon, config: Config) -> list[str]:
     bounds.tasks_owner_max = config.tasks_waiting_user_max
     bounds.prompt_tokens_max = config.prompt_tokens_waiting_max
     bounds.prompt_tokens_owner_max = config.prompt_tokens_waiting_user_max
+    bounds.sessions_owner_max = config.sessions_user_max
+    bounds.session_bytes_owner_max = config.session_bytes_user_max
     daemon.access.set_rules(config.access)
     daemon.server.places.connections_max = config.connections_max
     daemon.sessions.set_limits(

@@ -43,6 +43,13 @@ class Refusal(NamedTuple):
     why: str
 
 
+class Bound(NamedTuple):
+    """A user's bound, and the setting that sets it."""
+
+    name: str
+    limit: int
+
+
 @dataclass(slots=True)
 class WaitingCounts:
     """Waiting turns and their prompt tokens, by owner. Owned by the ledger."""
@@ -66,7 +73,23 @@ class AdmissionBounds:
     tasks_owner_max: int
     prompt_tokens_max: int = 1 << 20
     prompt_tokens_owner_max: int = 1 << 19
+    sessions_owner_max: int = 100
+    session_bytes_owner_max: int = 128 << 20
     quota_of: Callable[[int], Quota] = lambda _: NO_QUOTA
+
+    def sessions_bound(self, owner: int) -> Bound:
+        """Return the bound on the number of a user's open sessions."""
+        quota = self.quota_of(owner)
+        if quota.sessions_max is not None:
+            return Bound(quota.bound("sessions-max"), quota.sessions_max)
+        return Bound("sessions-user-max", self.sessions_owner_max)
+
+    def session_bytes_bound(self, owner: int) -> Bound:
+        """Return the bound on the bytes of a user's sessions and graphs."""
+        quota = self.quota_of(owner)
+        if quota.session_bytes_max is not None:
+            return Bound(quota.bound("session-bytes-max"), quota.session_bytes_max)
+        return Bound("session-bytes-user-max", self.session_bytes_owner_max)
 
     def refusal(self, ticket: Ticket, waiting: WaitingCounts) -> Refusal | None:
         """Return why a turn is refused while *waiting* turns wait; None: it is admitted."""

@@ -14,6 +14,7 @@ from ..table import ACTIVE, SessionState
 from ..turn import TurnListener
 from .bounds import AdmissionBounds, Refusal, Ticket, WaitingCounts
 from .forecast import ForecastAccuracy, ModelForecasts
+from .kept_bytes import KeptBytes
 from .quotas import RULES, Spending, check_priority
 
 TURN_S_DEFAULT = 5.0
@@ -25,7 +26,8 @@ leased at the next step, which the estimate does not include.
 
 
 class Ledger:
-    """The tickets of all waiting and running turns, and the source of task ids.
+    """The tickets of all waiting and running turns, the source of task ids, and the bytes that
+    sessions keep.
 
     Owned by the daemon's event loop.
     """
@@ -36,6 +38,7 @@ class Ledger:
         self.refused = 0
         self.accuracy = ForecastAccuracy()
         self.spending = Spending()
+        self.kept_bytes = KeptBytes(bounds)
         self.turn_listeners: list[TurnListener] = []
         self.waiting = WaitingCounts()
         self._tickets: dict[Ticket, None] = {}

@@ -12,6 +12,7 @@ from ...backends import Rendering
 from ...backends.base import PLAIN_RENDERING
 from ...backends.errors import InvalidArgument
 from ...scheduler.messages import pack_tokens, unpack_tokens
+from ..admission.kept_bytes import TOKEN_BYTES, memory_bytes
 from ..journal.entries import HistoryEntry, Replay, StoredSession, TurnPiece, decode_history, encode
 from ..turn import Turn
 from ..worker_client import TextClient
@@ -19,6 +20,8 @@ from .reasoning import opens_reasoning
 
 MARKS_MAX = 1000
 """Turns that can be rewound; older ones stay in the history."""
+MARK_BYTES = 112
+"""Memory of a `Mark` with its numbers."""
 EXCERPT_CHARACTERS = 24
 
 
@@ -86,6 +89,13 @@ class History:
             rendering=self.rendering,
             unfinished=unfinished,
         )
+
+    @property
+    def kept_bytes(self) -> int:
+        """The memory that it takes."""
+        others = (self._rendered, self.rendering.tools, self.rendering.arguments)
+        own = memory_bytes(self.messages, *others)
+        return own + TOKEN_BYTES * len(self.prompt) + MARK_BYTES * len(self.marks)
 
     @classmethod
     def from_entry(cls, entry: HistoryEntry) -> History:

@@ -21,6 +21,11 @@ class Vocabulary:
         self.saved_text: bytes | None = None
         self._retokenized_text: bytes | None = None
 
+    @property
+    def kept_bytes(self) -> int:
+        """The memory that its texts take."""
+        return len(self.saved_text or b"") + len(self._retokenized_text or b"")
+
     def rolled_back(self, before: Vocabulary) -> Vocabulary:
         """Return the vocabulary *before*, with the text of a history retokenized since."""
         if self.hash != before.hash:

@@ -47,6 +47,14 @@ class HistoryState:
             return encode(self.before.entry(self.interrupted.unfinished))
         return self._packed or encode(self.now.entry())
 
+    @property
+    def kept_bytes(self) -> int:
+        """The memory that it takes."""
+        total = len(self._packed or b"") + self.now.kept_bytes
+        if self.before is not self.now:
+            total += self.before.kept_bytes
+        return total if self.interrupted is None else total + self.interrupted.kept_bytes
+
     def pack(self, turn: Turn | None, unfinished: TurnPiece | None) -> None:
         """Pack the history with *turn*, or with the output of an *unfinished* turn."""
         if unfinished is not None:
@@ -60,6 +68,7 @@ class HistoryState:
         """Keep only the packed history."""
         self._tokens = len(self.now.prompt)
         self.now = self.before = History()
+        self.interrupted = None  # the packed history has it
 
     def activate(self) -> None:
         """Unpack the history."""

@@ -18,6 +18,7 @@ from ...backends.errors import InvalidArgument
 from ...scheduler import PRIORITIES, Priority
 from ...scheduler.messages import pack_tokens, unpack_floats, unpack_tokens
 from ...scheduler.output.stopping import cuts_text
+from ..admission.kept_bytes import TOKEN_BYTES, memory_bytes
 
 
 class _WithPriority(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +113,13 @@ class Replay:
         """The context shifts: tokens kept, then dropped."""
         self.stopped_by_text = cuts_text(self._whole.end)
         """The answer's text was cut, while its tokens are complete."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """The memory that it takes."""
+        numbers = TOKEN_BYTES * (len(self.tokens) + len(self.surprisals))
+        options = memory_bytes(self.begin.options)
+        return numbers + len(self._whole.tokens) + len(self.text) + options
 
     @property
     def unfinished(self) -> TurnPiece | None:

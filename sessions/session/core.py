@@ -8,6 +8,7 @@ from typing import Any
 
 from ...scheduler.priority import Priority, Requester
 from ..admission.bounds import Ticket
+from ..admission.kept_bytes import SESSION_BYTES, memory_bytes
 from ..admission.ledger import Ledger
 from ..history.history import History
 from ..history.retokenize import Vocabulary
@@ -90,6 +91,14 @@ class Conversation:
         dormant_tokens = self.history_state.dormant_tokens
         return len(self.tokens()) if dormant_tokens is None else dormant_tokens
 
+    @property
+    def kept_bytes(self) -> int:
+        """The memory that it takes."""
+        last = self.last
+        total = self.history_state.kept_bytes + self.vocabulary.kept_bytes + len(last.piece)
+        total += memory_bytes(last.begin.options)
+        return total if last.turn is None else total + last.turn.kept_bytes
+
     def tokens(self) -> list[int]:
         """Return the prompt and the output tokens that were sent to the reader."""
         return self.prompt if self.last.turn is None else self.last.turn.history()
@@ -144,6 +153,32 @@ class SessionCore:
         """The last turn on the present history."""
         return self.conversation.last.turn
 
+    @property
+    def kept_bytes(self) -> int:
+        """The memory that the session takes in the daemon."""
+        settings = self.settings
+        options = settings.parameters.kept_bytes + memory_bytes(settings.adapters, settings.lora)
+        return SESSION_BYTES + options + self.conversation.kept_bytes
+
+    def check_growth(self, more: int) -> None:
+        """Check that the session may keep *more* bytes.
+
+        :raises QuotaExceeded: its owner's bound is reached.
+        """
+        self.ledger.kept_bytes.check_growth(self.owner, more)
+
+    def count_kept_bytes(self) -> None:
+        """Count the session's present size to its owner."""
+        self.ledger.kept_bytes.set_bytes(self, self.kept_bytes)
+
+    def accept_input(self, history: History) -> None:
+        """Accept a history with new input.
+
+        :raises QuotaExceeded: its owner's sessions would become too large.
+        """
+        self.check_growth(history.kept_bytes - self.conversation.history_state.kept_bytes)
+        self.accept_history(SessionCall.SET_INPUT, history)
+
     def move_state(self, call: SessionCall) -> None:
         """Do one step of the state table, or raise the error that refuses it."""
         self.conversation.state = step(self.state, call)
@@ -156,6 +191,7 @@ class SessionCore:
         self.move_state(call)
         self.conversation.history_state.replace_history(history)
         self.conversation.last = LastTurn()
+        self.count_kept_bytes()
         self.recording.history_changed()
 
     async def wait_recorded(self) -> None:

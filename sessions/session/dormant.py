@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..admission.kept_bytes import KeptBytes
 from .session import Session
 
 DAY_S = 86_400.0
@@ -21,14 +22,23 @@ class DormantLimits:
 
 
 class DormantSessions:
-    """Owned by the manager; iteration starts with the longest dormant session."""
+    """Owned by the manager; iteration starts with the longest dormant session. A user's dormant
+    sessions may have the bytes that *kept_bytes* leaves for them.
+    """
 
-    def __init__(self, limits: DormantLimits) -> None:
+    def __init__(self, limits: DormantLimits, kept_bytes: KeptBytes) -> None:
         self.limits = limits
-        self.bytes = 0
+        self._kept_bytes = kept_bytes
+        self._bytes_by_owner: Counter[int] = Counter()
+        self._count_by_owner: Counter[int] = Counter()
         self._sessions: OrderedDict[tuple[int, str], Session] = OrderedDict()
         self._sizes: dict[Session, int] = {}
         """Bytes of the packed histories: an active session no longer has one."""
+
+    @property
+    def bytes(self) -> int:
+        """The memory of all dormant sessions."""
+        return self._bytes_by_owner.total()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -44,23 +54,43 @@ class DormantSessions:
         """Add a session that has become dormant."""
         assert session.session_id is not None, "only a session with an id can be found again"
         self._sessions[session.owner, session.session_id] = session
-        self._sizes[session] = len(session.packed)
-        self.bytes += self._sizes[session]
+        self._sizes[session] = session.kept_bytes
+        self._bytes_by_owner[session.owner] += self._sizes[session]
+        self._count_by_owner[session.owner] += 1
 
     def remove_session(self, session: Session) -> None:
         """Remove a session."""
         assert session.session_id is not None
         del self._sessions[session.owner, session.session_id]
-        self.bytes -= self._sizes.pop(session)
+        owner = session.owner
+        self._bytes_by_owner[owner] -= self._sizes.pop(session)
+        self._count_by_owner[owner] -= 1
+        if not self._count_by_owner[owner]:
+            del self._bytes_by_owner[owner], self._count_by_owner[owner]
 
     def take_excess(self, now: float) -> Session | None:
-        """Remove and return the longest dormant session, if a bound is exceeded."""
-        oldest = next(iter(self._sessions.values()), None)
-        too_many = len(self) > self.limits.sessions_max or self.bytes > self.limits.bytes_max
-        if oldest is None or not (too_many or self.expires_in_s(now) <= 0):
+        """Remove and return a session, if a bound is exceeded: the longest dormant one of the user
+        who exceeds a bound or, if all users do together, of the user who has most.
+        """
+        owner = self._owner_in_excess()
+        if owner is None and self.expires_in_s(now) > 0:
             return None
-        self.remove_session(oldest)
-        return oldest
+        excess = next(s for s in self._sessions.values() if owner in (None, s.owner))
+        self.remove_session(excess)
+        return excess
+
+    def _owner_in_excess(self) -> int | None:
+        """Return the user who loses a session, if a bound on bytes or numbers is exceeded."""
+        for owner, size in self._bytes_by_owner.items():
+            if size > self._kept_bytes.left_for_dormant(owner):
+                return owner
+        for total, total_max, by_owner in (
+            (len(self), self.limits.sessions_max, self._count_by_owner),
+            (self.bytes, self.limits.bytes_max, self._bytes_by_owner),
+        ):
+            if total > total_max:
+                return max(by_owner, key=by_owner.__getitem__)
+        return None
 
     def expires_in_s(self, now: float) -> float:
         """Return the seconds until the longest dormant session is too old, or infinity."""

@@ -7,12 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...backends import Rendering
+from ...backends.errors import TooLarge
+from ..admission.kept_bytes import memory_bytes
 from ..history.history import History
 from ..table import SessionCall, SessionState, step
 from ..turns.turn_options import NO_OPTIONS
 from ..worker_client import WorkerClient
 from .core import SessionCore
 from .model_link import ModelLink
+
+MESSAGES_BYTES_MAX = 8 << 20
+"""Memory of one history's messages: each turn sends all of them to the worker, for the template."""
 
 
 class SessionInput:
@@ -44,7 +49,7 @@ class SessionInput:
             )
             history = self._core.conversation.current_history()
             history.append_tokens(tokens) if append else history.replace_tokens(tokens)
-            self._core.accept_history(SessionCall.SET_INPUT, history)
+            self._core.accept_input(history)
         await self._core.wait_recorded()
         return len(tokens)
 
@@ -57,9 +62,26 @@ class SessionInput:
         rendering = self._core.settings.parameters.rendering(options)
         async with self._link.exclusive():
             step(self._core.state, SessionCall.SET_INPUT)
+            self._check_messages(messages)
             history = await self._link.query(lambda c: self._with_messages(c, messages, rendering))
-            self._core.accept_history(SessionCall.SET_INPUT, history)
+            self._core.accept_input(history)
         await self._core.wait_recorded()
+
+    def _check_messages(self, messages: Sequence[dict[str, Any]]) -> None:
+        """Check the size of a history with *messages*, before the template renders them.
+
+        :raises TooLarge: the history's messages would exceed `MESSAGES_BYTES_MAX`.
+        :raises QuotaExceeded: the owner's sessions would become too large.
+        """
+        more, before = memory_bytes(messages), memory_bytes(self._core.conversation.messages)
+        if before + more > MESSAGES_BYTES_MAX:
+            raise TooLarge(
+                f"the history's messages have {before} bytes, {more} more were to be added; the"
+                f" limit is {MESSAGES_BYTES_MAX}",
+                hint="reset or rewind the context, or use shorter messages",
+                data={"bytes": before, "more": more, "messages_bytes_max": MESSAGES_BYTES_MAX},
+            )
+        self._core.check_growth(more)
 
     async def _with_messages(
         self, client: WorkerClient, messages: Sequence[dict[str, Any]], rendering: Rendering
@@ -105,5 +127,6 @@ class SessionInput:
             if replaced and core.turn is None and core.state is SessionState.READY:
                 before.vocabulary = core.conversation.vocabulary.rolled_back(before.vocabulary)
                 core.conversation = before
+                core.count_kept_bytes()
                 core.recording.history_changed()
             raise

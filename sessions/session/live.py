@@ -67,10 +67,12 @@ class LiveSessions:
         """Add a session of *connection*, which uses it now."""
         session.used_at = self._ledger.seconds()
         self._sessions[session.handle] = (connection, session)
+        self._ledger.kept_bytes.add_holder(session, session.owner, session.kept_bytes)
 
     def remove_session(self, session: Session, *, expired: bool = False) -> None:
         """Remove a session; the handle of an *expired* one is remembered for its connection."""
         holder, _ = self._sessions.pop(session.handle)
+        self._ledger.kept_bytes.remove_holder(session)
         if expired:
             self._expired[session.handle] = holder
             while len(self._expired) > EXPIRED_REMEMBERED_MAX:
@@ -86,16 +88,19 @@ class LiveSessions:
         :raises QuotaExceeded: the user's own bound is reached.
         :raises Busy: the bound of all sessions is reached.
         """
-        quota, own = self._ledger.bounds.quota_of(owner), [s for s in self if s.owner == owner]
-        if quota.sessions_max is not None and len(own) + wanted > quota.sessions_max:
+        bound, own = (
+            self._ledger.bounds.sessions_bound(owner),
+            [s for s in self if s.owner == owner],
+        )
+        if len(own) + wanted > bound.limit:
             self.refused += wanted
             raise QuotaExceeded(
-                f"you have {len(own)} sessions open; the limit is {quota.sessions_max}",
+                f"you have {len(own)} sessions open; the limit is {bound.limit}",
                 hint="close sessions that are done, or let idle ones expire",
                 data={
-                    "bound": quota.bound("sessions-max"),
+                    "bound": bound.name,
                     "sessions": len(own),
-                    "sessions_max": quota.sessions_max,
+                    "sessions_max": bound.limit,
                     "retry_after_s": self._next_expiry_s(own),
                 },
             )

@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 
 from ...backends.errors import InvalidArgument, SessionBusy
+from ..admission.kept_bytes import SESSION_BYTES, memory_bytes
 from ..admission.ledger import Ledger
 from ..journal.entries import StoredSession
 from ..journal.journal import Journal
@@ -47,7 +48,7 @@ class SessionManager:
     ):
         self.ledger = ledger
         self.live = LiveSessions(ledger, sessions_max, idle_timeout_s)
-        self.dormant = DormantSessions(dormant_limits or DormantLimits())
+        self.dormant = DormantSessions(dormant_limits or DormantLimits(), ledger.kept_bytes)
         self.deletion = SessionDeletion(
             delete_files, nothing if journal is None else journal.erase_session
         )
@@ -56,6 +57,7 @@ class SessionManager:
         self._journal = journal
         self._new_handle = new_handle
         self._changed = anyio.Event()
+        ledger.kept_bytes.listener = self
 
     # Opening.
 
@@ -73,12 +75,14 @@ class SessionManager:
         session is written to disk only with *persist*.
 
         :raises Busy: the cap is reached.
+        :raises QuotaExceeded: one of the user's own bounds is reached.
         :raises SessionBusy: the id is in use on another connection.
         """
         found = self._find_session(connection, owner, session_id, model)
         if found is not None:
             return found, True
         self.live.check_cap(owner)
+        self.ledger.kept_bytes.check_growth(owner, SESSION_BYTES + memory_bytes(defaults))
         settings = SessionSettings(Parameters(defaults), persist=persist)
         session = Session(self._new_handle(), owner, model, self.ledger, settings, session_id)
         self._open_recording(session)
@@ -152,6 +156,7 @@ class SessionManager:
         self._check_ids(session.owner, count, session_ids)
         step(session.state, SessionCall.FORK)
         self.live.check_cap(session.owner, count)
+        session.check_growth(count * session.kept_bytes)
         ids: Sequence[str | None] = session_ids or [None] * count
         self.forked += count
         branches = [session.branch(self._new_handle(), session_id) for session_id in ids]
@@ -263,6 +268,10 @@ class SessionManager:
         for session in self.live:
             if session.can_be_dormant:
                 self.detach_session(session)
+
+    def kept_bytes_grew(self) -> None:
+        """Delete dormant sessions of users who keep too much."""
+        self._delete_excess()
 
     def _delete_excess(self) -> None:
         """Delete dormant sessions past the bounds, the longest dormant first."""

@@ -8,6 +8,7 @@ from typing import Any
 from ...backends.errors import Cancelled, InvalidArgument
 from ...backends.params import Options, read_options
 from ...scheduler.priority import PRIORITIES
+from ..admission.kept_bytes import TOKEN_BYTES, memory_bytes
 from ..admission.ledger import Ledger
 from ..history.retokenize import Vocabulary
 from ..history.state import HistoryState
@@ -92,13 +93,16 @@ class Session(SessionCore):
         """Set parameters of the session; they apply from the next token on.
 
         :raises InvalidArgument: a key is unknown, or a value out of its range.
+        :raises QuotaExceeded: its owner's sessions would become too large.
         """
         self.apply_options(read_options(values, strict=True))
 
     def apply_options(self, options: Options) -> None:
         """Set parameters that were read; note those that do not apply."""
         parameters, turn = self.settings.parameters, self.turn
+        self.check_growth(memory_bytes(options.values, options.ignored))
         parameters.apply(options)
+        self.count_kept_bytes()
         if turn is not None and self.active:
             turn.adjust(parameters.fill(turn.spec))
         self.recording.facts_changed()
@@ -149,6 +153,7 @@ class Session(SessionCore):
         """Become active again under a new handle, on a new lease of the same model.
 
         :raises InvalidArgument: the session has another model, or its model has another vocabulary.
+        :raises QuotaExceeded: its owner's open sessions would become too large.
         """
         if model.name != self.model.name:
             raise InvalidArgument(
@@ -168,6 +173,7 @@ class Session(SessionCore):
                     "fingerprint_now": client.info.fingerprint,
                 },
             )
+        self.check_growth(self.kept_bytes + TOKEN_BYTES * self.conversation.size)
         self.move_state(SessionCall.ATTACH)
         self.handle, self.model = handle, model
         self.conversation.history_state.activate()

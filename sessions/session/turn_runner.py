@@ -8,6 +8,7 @@ import msgspec
 
 from ...backends.errors import Cancelled, InferdError, UnsupportedOperation
 from ...scheduler import messages as m
+from ..admission.kept_bytes import memory_bytes
 from ..journal.entries import Replay, TurnPiece
 from ..table import SessionCall, SessionState, step
 from ..turn import PositionSink, TokensSink, Turn
@@ -111,7 +112,11 @@ class TurnRunner:
         :raises Busy: too many tasks wait.
         """
         core, ledger, conversation = self._core, self._core.ledger, self._core.conversation
-        spec = task_of(core, client, call, ledger.new_task_id(), ledger.seconds())
+        core.check_growth(memory_bytes(call.options))
+        try:
+            spec = task_of(core, client, call, ledger.new_task_id(), ledger.seconds())
+        finally:
+            core.count_kept_bytes()  # the session keeps the options, even of a refused turn
         core.settings.adapters = spec.adapters
         core.settings.lora = scales_by_name(client.adapters, spec.adapters)
         if spec.embed is not None and not call.embeds:
@@ -119,6 +124,7 @@ class TurnRunner:
                 "the context makes embeddings; this call generates text",
                 hint="use compute and get_output, or set the parameter embedding to false",
             )
+        core.check_growth(len(spec.tokens))
         ticket = ticket_of(core, spec, client.info.slots, quota_checked=call.quota_checked)
         ledger.admit_turn(ticket)
         core.ticket = ticket
@@ -129,6 +135,7 @@ class TurnRunner:
         core.turns_begun += 1
         core.turn_at = ledger.seconds()
         conversation.last = LastTurn(turn, begin_of(core, call, spec))
+        core.count_kept_bytes()
         if conversation.history_state.interrupted is not None:
             conversation.history_state.interrupted = None
             core.recording.history_changed()  # the history now includes the interrupted turn
@@ -152,6 +159,7 @@ class TurnRunner:
             return
         core.used_at = core.rested_at = core.ledger.seconds()
         core.recording.turn_ended()
+        core.count_kept_bytes()
         turn = core.turn
         if turn is None:
             return

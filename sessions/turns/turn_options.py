@@ -22,6 +22,7 @@ from ...backends.params import (
 )
 from ...scheduler.messages import TaskSpec
 from ...scheduler.priority import Priority
+from ..admission.kept_bytes import memory_bytes
 
 NO_SAMPLING = SamplingParams()
 """Placeholder in a spec until `Parameters.fill`."""
@@ -73,6 +74,12 @@ class Parameters:
         self._turn: dict[str, Any] = {}
         self._read: tuple[Mapping[str, Any], dict[str, Any]] = (NO_OPTIONS, {})
         """The options that were read last, and their values: a turn needs them several times."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """The memory that they take."""
+        notes = (self.ignored, self.not_applied, self.adjusted)
+        return memory_bytes(self.defaults, self.origins, self.options, self._turn, *notes)
 
     def copy(self) -> Parameters:
         """Return the same parameters, for another session."""

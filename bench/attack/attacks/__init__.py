@@ -4,10 +4,25 @@ from __future__ import annotations
 
 from bench.attack.attack import Attack
 
-from . import connections, templates, texts, validation, worker_deaths
+from . import (
+    connections,
+    kept_bytes,
+    model_loads,
+    templates,
+    texts,
+    validation,
+    worker_deaths,
+)
 
+_MODULES = (
+    connections,
+    kept_bytes,
+    model_loads,
+    templates,
+    texts,
+    validation,
+    worker_deaths,
+)
 ATTACKS: dict[str, Attack] = {
-    attack.name: attack
-    for module in (connections, templates, texts, validation, worker_deaths)
-    for attack in module.ATTACKS
+    attack.name: attack for module in _MODULES for attack in module.ATTACKS
 }

@@ -1,0 +1,102 @@
+"""Memory that sessions and graphs keep in the daemon between calls: its size, and users' bounds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from sys import getsizeof
+from typing import Any, Protocol
+
+from ...backends.errors import QuotaExceeded
+from .bounds import AdmissionBounds
+
+TOKEN_BYTES = 36
+"""Memory of a token id in a list: the number, and the reference to it."""
+SESSION_BYTES = 8192
+"""Memory of a session without a history and options."""
+_CONTAINERS = (dict, list, tuple)
+
+
+def memory_bytes(*values: Any) -> int:
+    """Return the memory of values made of maps, lists, texts and numbers. A map or list that occurs
+    several times counts once.
+
+    The encoded size would be wrong by a factor of 60: an empty list is one byte in a frame.
+    """
+    total, seen, waiting = 0, set[int](), list[Any]([values])
+    while waiting:
+        container = waiting.pop()
+        if id(container) in seen:
+            continue
+        seen.add(id(container))
+        parts = [*container, *container.values()] if isinstance(container, dict) else container
+        total += sum(map(getsizeof, parts))
+        waiting += [part for part in parts if isinstance(part, _CONTAINERS)]
+    return total
+
+
+class KeptBytesListener(Protocol):
+    """The owner of the dormant sessions, which are deleted where a user keeps too much."""
+
+    def kept_bytes_grew(self) -> None:
+        """Note that a user's open sessions or graphs have become larger."""
+
+
+class KeptBytes:
+    """The bytes of open sessions and graphs, by user. Owned by the daemon's event loop.
+
+    A *holder* is a session or a graph. Dormant sessions share the bound: what the open ones leave
+    of it is `left_for_dormant`.
+    """
+
+    def __init__(self, bounds: AdmissionBounds):
+        self._bounds = bounds
+        self._holders: dict[Hashable, tuple[int, int]] = {}
+        """Owner and bytes."""
+        self._by_owner: Counter[int] = Counter()
+        self.listener: KeptBytesListener | None = None
+
+    def open_bytes(self, owner: int) -> int:
+        """Return the bytes of a user's open sessions and graphs."""
+        return self._by_owner[owner]
+
+    def left_for_dormant(self, owner: int) -> int:
+        """Return the bytes that a user's dormant sessions may have."""
+        return self._bounds.session_bytes_bound(owner).limit - self._by_owner[owner]
+
+    def check_growth(self, owner: int, more: int) -> None:
+        """Check that a user's open sessions and graphs may become larger by *more* bytes.
+
+        :raises QuotaExceeded: with the bytes and the bound.
+        """
+        bound, kept = self._bounds.session_bytes_bound(owner), self._by_owner[owner]
+        if more > 0 and kept + more > bound.limit:
+            raise QuotaExceeded(
+                f"your open sessions and graphs have {kept} bytes, {more} more were to be added;"
+                f" the limit is {bound.limit}",
+                hint="close sessions and unload graphs that are done, or use shorter inputs and"
+                " options",
+                data={"bound": bound.name, "bytes": kept, "more": more, "bytes_max": bound.limit},
+            )
+
+    def add_holder(self, holder: Hashable, owner: int, size: int) -> None:
+        """Count a session or graph that was opened."""
+        self._holders[holder] = owner, 0
+        self.set_bytes(holder, size)
+
+    def set_bytes(self, holder: Hashable, size: int) -> None:
+        """Count the present size of a session or graph, unless it is not open."""
+        if holder not in self._holders:
+            return
+        owner, before = self._holders[holder]
+        self._holders[holder] = owner, size
+        self._by_owner[owner] += size - before
+        if size > before and self.listener is not None:
+            self.listener.kept_bytes_grew()
+
+    def remove_holder(self, holder: Hashable) -> None:
+        """Stop counting a session or graph."""
+        owner, size = self._holders.pop(holder, (0, 0))
+        self._by_owner[owner] -= size
+        if not self._by_owner[owner]:
+            del self._by_owner[owner]
