@@ -127,16 +127,6 @@ def test_parameters_of_graphs_count_until_they_are_unloaded(daemon: RunningDaemo
         ada.call("load_by_name_with_config", name="m", config=config)
 
 
-def test_ignored_keys_of_metadata_count(daemon: RunningDaemon) -> None:
-    with two_users(daemon) as (ada, _):
-        context, accepted = ada.context("m"), 0
-        with pytest.raises(QuotaExceeded):
-            while accepted < 100:
-                keys = ", ".join(f'"{accepted}-{n}-{LONG[:500]}": 1' for n in range(100))
-                ada.set_input(context, f"{{{keys}}}".encode(), index=1)
-                accepted += 1
-
-
 def test_branches_count(daemon: RunningDaemon) -> None:
     with two_users(daemon) as (ada, _):
         context = ada.context("m")

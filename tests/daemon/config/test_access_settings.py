@@ -91,6 +91,8 @@ def test_every_declared_key_is_accepted(tmp_path: Path) -> None:
         "priority-max": '"low"',
         "connections-max": "1",
         "sessions-max": "1",
+        "session-bytes-max": "1",
+        "descriptor-models-max": "0",
         "tasks-waiting-max": "1",
         "tokens-per-minute": "1",
     }
