@@ -19,6 +19,7 @@ from ...wire.frames import FrameReader
 from ..messages import CREDIT_MAX, Kind, ServerHello
 from ..peer import peer_of
 from .decoding import decode_integer, decode_request, open_frame, pack_reply, read_hello
+from .fair_starts import FairStarts
 from .incomplete_frames import IncompleteFrames
 from .places import Places
 from .server_connection import OUTBOXES_BYTES_MAX, Request, ServerConnection
@@ -72,6 +73,7 @@ class Server:
         self._requests_max = requests_max
         self._accepting = anyio.CancelScope()
         self._accepted = 0
+        self._starts = FairStarts()
 
     async def serve(
         self,
@@ -219,6 +221,7 @@ class Server:
         connection = request.connection
         try:
             with request.scope:
+                await self._starts.wait_turn(request.uid)
                 reply = pack_reply(request, await self._handler.run_call(request))
                 connection.requests.pop(request.number, None)
                 connection.send_frame(reply)

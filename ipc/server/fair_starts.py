@@ -1,0 +1,52 @@
+"""The order in which requests start: users in turn, a few requests in each loop iteration."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+STARTS_MAX = 4
+"""Requests that start in one iteration of the loop. A cheap call takes 0.3 ms; a client may send
+256 of them at once, which others would wait for.
+"""
+
+
+class FairStarts:
+    """Lets requests start. Owned by the daemon's event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, deque[asyncio.Future[None]]] = {}
+        """By user; the first user is next."""
+        self._started = 0
+        """Requests that started in this iteration of the loop."""
+        self._is_scheduled = False
+
+    async def wait_turn(self, uid: int) -> None:
+        """Wait until a request of *uid* may start, which mostly is at once."""
+        self._schedule()
+        if not self._waiting and self._started < STARTS_MAX:
+            self._started += 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(uid, deque()).append(turn)
+        await turn
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._start_some)
+
+    def _start_some(self) -> None:
+        """Begin an iteration: start requests of the waiting users in turn."""
+        self._is_scheduled, self._started = False, 0
+        while self._waiting and self._started < STARTS_MAX:
+            uid = next(iter(self._waiting))
+            turns = self._waiting.pop(uid)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[uid] = turns  # last in the order
+            if not turn.done():  # its request was not cancelled
+                turn.set_result(None)
+                self._started += 1
+        if self._waiting:
+            self._schedule()

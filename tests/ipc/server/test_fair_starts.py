@@ -1,0 +1,69 @@
+"""Requests of all users start in turn, a few in each iteration of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+
+from inferd.ipc.server.fair_starts import STARTS_MAX, FairStarts
+
+pytestmark = pytest.mark.asyncio
+ADA, BOB, EVE = 1, 2, 3
+
+
+class Starts:
+    """Requests that wait for their turn, and the users whose requests have started, in order."""
+
+    def __init__(self) -> None:
+        self.order: list[int] = []
+        self._starts = FairStarts()
+
+    async def request(self, uid: int) -> None:
+        await self._starts.wait_turn(uid)
+        self.order.append(uid)
+
+    def add(self, uid: int, count: int = 1) -> list[asyncio.Task[None]]:
+        return [asyncio.ensure_future(self.request(uid)) for _ in range(count)]
+
+
+async def test_a_request_alone_starts_at_once() -> None:
+    starts = Starts()
+    await starts.request(ADA)
+    assert starts.order == [ADA]
+
+
+async def test_a_request_starts_before_those_that_another_user_sent_earlier() -> None:
+    starts = Starts()
+    flood = starts.add(ADA, 256)
+    await asyncio.sleep(0)
+    [bob, eve] = [*starts.add(BOB), *starts.add(EVE)]
+    await asyncio.gather(bob, eve)
+    assert len(starts.order) <= 4 * STARTS_MAX
+    await asyncio.gather(*flood)
+    assert starts.order.count(ADA) == 256 and len(starts.order) == 258
+
+
+async def test_an_iteration_starts_a_bounded_number_of_requests() -> None:
+    starts = Starts()
+    flood = starts.add(ADA, 10 * STARTS_MAX)
+    counts = [0]
+    while counts[-1] < len(flood):
+        await asyncio.sleep(0)
+        counts.append(len(starts.order))
+    # A turn is given in one iteration and used in the next.
+    assert max(b - a for a, b in pairwise(counts)) <= 2 * STARTS_MAX
+
+
+async def test_cancelled_requests_take_no_turn() -> None:
+    starts = Starts()
+    flood = starts.add(ADA, 100 * STARTS_MAX)
+    await asyncio.sleep(0)
+    for task in flood[STARTS_MAX:]:
+        task.cancel()
+    [bob] = starts.add(BOB)
+    await bob
+    await asyncio.gather(*flood, return_exceptions=True)
+    assert starts.order == [ADA] * STARTS_MAX + [BOB]
+    await starts.request(ADA)
