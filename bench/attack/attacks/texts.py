@@ -73,8 +73,8 @@ ATTACKS = (
     ),
     Attack(
         "stop-texts",
-        "20 000 stop texts",
-        _stream_with(stop=[f"{i:06d}" for i in range(20_000)]),
+        "10 000 stop texts",
+        _stream_with(stop=[f"{i:06d}" for i in range(10_000)]),
         streams=1,
     ),
 )

@@ -1,4 +1,4 @@
-"""The new part of a rendered chat, and texts that memory cannot hold."""
+"""Requests for texts: the new part of a chat, long texts, samplers, and too little memory."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from inferd.backends import ModelSpec, Rendering
+from inferd.backends import ModelSpec, Rendering, Sampler, SamplingParams
 from inferd.backends.base import PLAIN_RENDERING, Message, StillRendering
 from inferd.backends.echo.model import EchoModel
+from inferd.backends.errors import InvalidArgument
 from inferd.scheduler import messages as m
+from inferd.scheduler.engine.engine import Engine
 from inferd.scheduler.engine.task_table import EngineClock
-from inferd.scheduler.engine.tokenizing import LONG_BYTES, TokenizeQueue, appended_text
+from inferd.scheduler.engine.tokenizing import LONG_BYTES, PIECES, TokenizeQueue, appended_text
+from inferd.scheduler.priority import Requester
 from inferd.scheduler.recording.recorder import Recorder
+from tests.scheduler.doubles import Bench
 
 
 @pytest.mark.parametrize(
@@ -132,3 +136,135 @@ def answers(queue: TokenizeQueue) -> list[m.CommandResult]:
     reports = list(queue.answer_requests())
     assert all(isinstance(report, m.CommandResult) for report in reports)
     return [report for report in reports if isinstance(report, m.CommandResult)]
+
+    assert list(queue.answer_requests()) == [] and queue.thread.busy
+
+
+class Guarded(EchoModel):
+    """A model that tokenizes long texts only once `gate` is open, and counts samplers."""
+
+    def __init__(self, slots: int = 2) -> None:
+        super().__init__(
+            ModelSpec(name="echo", backend="echo", slots=slots, ctx_size=1 << 16, batch_size=64)
+        )
+        self.gate = threading.Event()
+        self.samplers = 0
+
+    def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
+        if len(text) > LONG_BYTES:
+            assert self.gate.wait(10)
+            if text.startswith(b"bad"):
+                raise InvalidArgument("not a text")
+        return super().tokenize(text, special=special, bos=bos)
+
+    def sampler(
+        self, params: SamplingParams, prompt: Sequence[int], answer: Sequence[int] = ()
+    ) -> Sampler:
+        self.samplers += 1
+        if params.grammar == "bad":
+            raise InvalidArgument("not a grammar")
+        return super().sampler(params, prompt, answer)
+
+
+def bench_of(model: Guarded) -> Bench:
+    bench = Bench()
+    bench.model, bench.engine = model, Engine(model, seconds=lambda: bench.now)
+    return bench
+
+
+def wait_for_thread(bench: Bench) -> None:
+    """Wait until the thread has a result, as the worker's link does."""
+    assert select.select([bench.engine.tokenizing.threads[0].fileno()], [], [], 10)[0]
+
+
+def test_steps_go_on_while_a_long_text_is_tokenized() -> None:
+    model = Guarded()
+    bench, text = bench_of(model), b"x" * 40_000
+    bench.iterate(m.Tokenize(7, text, special=False, bos=False, requester=Requester(2)))
+    bench.run(bench.submit(1, "hello"), m.Tokenize(8, b"short", special=False, bos=False))
+    assert bench.text(1) == b"hello"
+    assert bench.engine.wait_s_max() is None, "the thread wakes the engine"
+    model.gate.set()
+    wait_for_thread(bench)
+    assert bench.iterate() == [m.CommandResult(7, m.pack_tokens(list(text)))]
+    bench.engine.tokenizing.close()
+
+
+def test_long_texts_of_two_users_alternate_and_errors_reach_their_senders() -> None:
+    model = Guarded()
+    model.gate.set()
+    bench = bench_of(model)
+    bench.iterate(
+        *(m.Tokenize(i, b"a" * 20_000, False, False, requester=Requester(1)) for i in range(4)),
+        m.Tokenize(10, b"bad" * 10_000, False, False, requester=Requester(2)),
+        m.ChatPrompt(11, [{"role": "user", "content": "b" * 20_000}], "", requester=Requester(2)),
+    )
+    answered: list[int] = []
+    while len(answered) < 6:
+        wait_for_thread(bench)
+        for report in bench.iterate():
+            assert isinstance(report, m.CommandResult | m.Refused)
+            assert isinstance(report, m.Refused) == (report.id == 10)
+            answered.append(report.id)
+    assert answered.index(10) <= 2 and answered.index(11) <= 4
+    bench.engine.tokenizing.close()
+
+
+def test_another_users_text_overtakes_the_rest_of_a_long_detokenization() -> None:
+    bench = bench_of(Guarded())
+    tokens = m.pack_tokens([65] * (3 * PIECES + 1))
+    reports = bench.iterate(
+        m.Detokenize(1, tokens, Requester(1)),
+        m.Tokenize(2, b"hi", special=False, bos=False, requester=Requester(2)),
+    )
+    assert [r.id for r in reports if isinstance(r, m.CommandResult)] == [2, 1]
+    assert reports[1] == m.CommandResult(1, b"A" * (3 * PIECES + 1))
+
+
+GRAMMAR = SamplingParams(grammar="root ::= [a-z]+")
+
+
+def hold_back_texts(bench: Bench, owner: int) -> None:
+    """Let an owner's texts use up their share, beside a task of owner 1 that computes."""
+    bench.iterate(bench.submit(1, "hello" * 20))
+    bench.engine.tokenizing._share.charge_owner(owner, 1.0, bench.now)
+
+
+def test_a_sampler_with_a_grammar_is_made_once_and_in_the_share_of_its_owner() -> None:
+    model = Guarded(slots=4)
+    bench = bench_of(model)
+    hold_back_texts(bench, owner=2)
+    bench.iterate(bench.submit(2, "other", owner=2, sampling=GRAMMAR))
+    for _ in range(5):
+        bench.iterate()
+    assert model.samplers == 1 and 2 not in bench.order
+    bench.now += 10
+    bench.run()
+    assert bench.text(2) == b"other" and model.samplers == 2
+
+
+def test_a_task_that_waits_for_its_sampler_can_be_cancelled_and_refused() -> None:
+    model = Guarded(slots=4)
+    bench = bench_of(model)
+    hold_back_texts(bench, owner=2)
+    bad = SamplingParams(grammar="bad")
+    bench.iterate(
+        bench.submit(2, owner=2, sampling=GRAMMAR), bench.submit(3, owner=2, sampling=bad)
+    )
+    bench.iterate(m.Cancel(2))
+    assert bench.error(2) == "Cancelled" and bench.end(3) is None
+    bench.now += 10
+    bench.run()
+    assert bench.error(3) == "InvalidArgument" and model.samplers == 2
+
+
+def test_parameters_that_change_twice_are_applied_in_order() -> None:
+    model = Guarded(slots=4)
+    bench = bench_of(model)
+    bench.iterate(bench.submit(2, "abcdefgh", owner=2, pull=True))
+    hold_back_texts(bench, owner=2)
+    bench.iterate(m.Adjust(2, GRAMMAR, 5, (), ()), m.Adjust(2, SamplingParams(), 3, (), ()))
+    bench.now += 10
+    for _ in range(8):
+        bench.run(m.PullToken(2))
+    assert bench.text(2) == b"abc"
