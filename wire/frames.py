@@ -53,6 +53,10 @@ class FrameReader:
             return _LENGTH.size if self._buffer else 0
         return int(_LENGTH.unpack_from(self._buffer)[0]) + _LENGTH.size
 
+    def clear(self) -> None:
+        """Free the incomplete frame: a reader may live in a reference cycle until a collection."""
+        self._buffer = bytearray()
+
     def read_frames(self, data: bytes) -> Iterator[bytes]:
         """Add *data*, the stream's next bytes, and yield the frames that are now complete.
 

@@ -164,8 +164,11 @@ class Server:
             if frames.announced:
                 self._incomplete.begin_frame(connection, frames.announced)
 
-        with anyio.move_on_after(HELLO_TIMEOUT_S) as hello_scope:
-            await connection.receive(handle_data)
+        try:
+            with anyio.move_on_after(HELLO_TIMEOUT_S) as hello_scope:
+                await connection.receive(handle_data)
+        finally:
+            frames.clear()
         if hello_scope.cancelled_caught:
             raise ProtocolError(f"no hello within {HELLO_TIMEOUT_S:g} s")
 
