@@ -11,7 +11,6 @@ from . import (
     templates,
     texts,
     validation,
-    worker_deaths,
 )
 
 _MODULES = (
@@ -21,7 +20,6 @@ _MODULES = (
     templates,
     texts,
     validation,
-    worker_deaths,
 )
 ATTACKS: dict[str, Attack] = {
     attack.name: attack for module in _MODULES for attack in module.ATTACKS
