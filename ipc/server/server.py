@@ -28,7 +28,9 @@ from .shares import SharedLimit
 HELLO_TIMEOUT_S = 10.0
 ACCEPT_PAUSE_S = 0.1
 ACCEPTS_AT_ONCE = 16
-"""Connections accepted before other events are handled."""
+"""Connections served before other events are handled."""
+CLOSED_AT_ONCE = 16
+"""Connections that their clients have closed already, accepted for each one that is served."""
 
 
 class Handler(Protocol):
@@ -97,9 +99,9 @@ class Server:
             await anyio.wait_readable(listener)
             try:
                 for _ in range(ACCEPTS_AT_ONCE):
-                    sock, _ = listener.accept()
-                    sock.setblocking(False)
-                    group.start_soon(self._serve_one, sock)
+                    sock = accept_open(listener)
+                    if sock is not None:
+                        group.start_soon(self._serve_one, sock)
             except BlockingIOError:
                 continue
             except OSError as exc:  # no descriptors are left: wait until some are closed
@@ -244,3 +246,22 @@ class Server:
     def _refuse_request(self, request: Request, error: InferdError) -> None:
         request.connection.requests.pop(request.number, None)
         request.connection.send([Kind.ERROR, request.number, error.to_wire()])
+
+
+def accept_open(listener: socket.socket) -> socket.socket | None:
+    """Accept a connection; close those that their clients have closed already. A client that
+    connects and closes in a loop would otherwise fill the backlog faster than it is emptied.
+    """
+    for _ in range(CLOSED_AT_ONCE):
+        sock, _ = listener.accept()
+        sock.setblocking(False)
+        try:
+            is_open = bool(sock.recv(1, socket.MSG_PEEK))
+        except BlockingIOError:
+            is_open = True
+        except OSError:
+            is_open = False
+        if is_open:
+            return sock
+        sock.close()
+    return None
