@@ -10,6 +10,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -234,7 +235,9 @@ def constants(module: types.ModuleType) -> dict[str, float]:
     return {
         name: value
         for name, value in vars(module).items()
-        if re.fullmatch(r"[A-Z][A-Z_]+", name) and isinstance(value, int | float)
+        if re.fullmatch(r"[A-Z][A-Z_]+", name)
+        and isinstance(value, int | float)
+        and not isinstance(value, Enum)
     }
 
 
