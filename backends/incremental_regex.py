@@ -47,9 +47,12 @@ SELF_TEST: tuple[tuple[str, str, tuple[int, int] | None], ...] = (
 )
 """Patterns with each accepted construct, a text, and the position of the match."""
 _REFUSED = ("a$", "a\\b", "(?=a)a", "(?<!b)a", "(a)\\1", "a++", "(?>a)", "a*", "(a")
-_ACCEPT = _NO_TEST = -1
+_ACCEPT = -1
+"""The number of the state at the end of a match."""
+_NO_TEST = -1
+"""In place of a test's number: the state consumes no character."""
 _BEGIN, _LINE, _INSIDE = 0, 1, 2
-"""The text before a position: empty, the end of a line, another character."""
+"""The text before a position: empty, the end of a line, another character. They index `begin`."""
 _NEVER: dict[str, str] = {
     "AT_END": "$",
     "AT_END_STRING": "\\Z",
@@ -79,8 +82,9 @@ def byte_size(text: str) -> int:
 class Pattern:
     """A regular expression as an automaton; with *whole* it matches only from the text's beginning.
 
-    A state consumes a character that passes its test: its number in `tests` is in `passed`. `after`
-    has the states that follow it, after the end of a line and after other characters.
+    States and tests are numbered. A state consumes a character if the number of the state's test
+    (`test_of`) is among the tests that the character passes (`passed`). `after` has, by state, the
+    states that follow once it has consumed a newline, and once it has consumed another character.
 
     :raises InvalidArgument: *text* is not a pattern, is too large, matches the empty text, or
         depends on text that follows.
@@ -89,26 +93,30 @@ class Pattern:
 
     def __init__(self, text: str, *, whole: bool = False):
         self.text, self.whole = text, whole
-        self.tests: list[int] = []
-        """By state; `_NO_TEST`: it consumes no character."""
-        self._tests: dict[Any, int] = {}
-        self._passes: list[Test] = []
+        self.test_of: list[int] = []
+        """By state, the number of its test, or `_NO_TEST`."""
+        self._test_numbers: dict[Any, int] = {}
+        """By part of the pattern, the number of its test."""
+        self._tests: list[Test] = []
+        """By number, the test."""
         self.passed = lru_cache(_PASSED_MAX)(self._tests_passed)
         self._edges: list[tuple[int, ...]] = []
         self._lines: dict[int, bool] = {}
-        """States that pass only at the text's beginning, or, if true, at any line's."""
-        self.weight = self.steps = 0
-        """States that one character takes it through if all are active; steps of the compiler."""
+        """States that are passed only at the beginning of the text, or, if true, of any line."""
+        self.weight = 0
+        """States that one character takes it through if all are active."""
+        self.steps = 0
+        """Steps of the compiler."""
         self._depth = 0
         first = self._sequence(*_parsed(text), _ACCEPT)
         self.begin = [self._closure(first, before) for before in (_BEGIN, _LINE, _INSIDE)]
         """The states in which a match begins, by the text before it."""
         if any(_ACCEPT in states for states in self.begin):
             raise _refused(text, "it matches the empty text, and so everywhere")
-        self.after = [self._following(state) for state in range(len(self.tests))]
+        self.after = [self._following(state) for state in range(len(self.test_of))]
 
     def _following(self, state: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        if self.tests[state] == _NO_TEST:
+        if self.test_of[state] == _NO_TEST:
             return (), ()
         [following] = self._edges[state]
         return self._closure(following, _LINE), self._closure(following, _INSIDE)
@@ -121,7 +129,7 @@ class Pattern:
 
     def _tests_passed(self, character: str) -> frozenset[int]:
         """Return the numbers of the tests that *character* passes."""
-        return frozenset(number for number, test in enumerate(self._passes) if test(character))
+        return frozenset(number for number, test in enumerate(self._tests) if test(character))
 
     def _closure(self, state: int, before: int) -> tuple[int, ...]:
         """Return the consuming states, and the end, that are reached without a character."""
@@ -131,24 +139,28 @@ class Pattern:
             if state in seen:
                 continue
             seen.add(state)
-            if state == _ACCEPT or self.tests[state] != _NO_TEST:
+            if state == _ACCEPT or self.test_of[state] != _NO_TEST:
                 found.append(state)
-            elif state not in self._lines or before < _LINE + self._lines[state]:
+            elif state not in self._lines or self._passes_line(state, before):
                 todo += self._edges[state]
         if before == _INSIDE:
             self.weight += len(seen)
             if self.weight > WEIGHT_MAX:
-                raise _refused(self.text, f"a character takes it through over {WEIGHT_MAX} states")
+                why = f"one character takes it through over {WEIGHT_MAX} states"
+                raise _refused(self.text, f"{why}: use fewer repeats and alternatives")
         return tuple(found)
+
+    def _passes_line(self, state: int, before: int) -> bool:
+        return before == _BEGIN or (before == _LINE and self._lines[state])
 
     # Compilation, from the end to the beginning.
 
     def _state(self, test: int, *following: int) -> int:
-        if len(self.tests) >= STATES_MAX:
+        if len(self.test_of) >= STATES_MAX:
             raise _refused(self.text, f"it has more than {STATES_MAX} states")
-        self.tests.append(test)
+        self.test_of.append(test)
         self._edges.append(following)
-        return len(self.tests) - 1
+        return len(self.test_of) - 1
 
     def _sequence(self, items: Iterable[Any], flags: int, then: int) -> int:
         """Compile *items*, followed by the state *then*; return their first state."""
@@ -183,15 +195,15 @@ class Pattern:
     def _test(self, op: str, value: Any, flags: int) -> int:
         """Return the number of the test for this part of the pattern, which repeats share."""
         key = (op, id(value) if isinstance(value, list) else value, flags)
-        if key not in self._tests:
+        if key not in self._test_numbers:
             test = _test(op, value, flags)
             if test is None:
                 name = value.name if op == "AT" else op
                 why = f"{_NEVER.get(name, name)} cannot be decided while text grows"
                 raise _refused(self.text, why)
-            self._tests[key] = len(self._passes)
-            self._passes.append(test)
-        return self._tests[key]
+            self._test_numbers[key] = len(self._tests)
+            self._tests.append(test)
+        return self._test_numbers[key]
 
     def _repeat(self, low: int, high: int, items: Any, flags: int, then: int) -> int:
         if high is _parser.MAXREPEAT:
@@ -291,24 +303,24 @@ class Matcher:
         Text after a match is not read, so the matcher must not be fed again.
         """
         pattern = self._pattern
-        tests, follow = pattern.tests, pattern.after
+        test_of, follow = pattern.test_of, pattern.after
         for character in text:
             end = at + byte_size(character)
             passed, inside = pattern.passed(character), character != "\n"
             after: dict[int, int] = {}
             for state, start in self._threads.items():
-                if tests[state] in passed:
+                if test_of[state] in passed:
                     for following in follow[state][inside]:
                         if start < after.get(following, end):
                             after[following] = start
             for state in self._begin:
-                if tests[state] in passed:
+                if test_of[state] in passed:
                     for following in follow[state][inside]:
                         after.setdefault(following, at)
             if _ACCEPT in after:
                 return after[_ACCEPT], end
             self._threads, at = after, end
-            self._begin = () if pattern.whole else pattern.begin[_LINE + inside]
+            self._begin = () if pattern.whole else pattern.begin[_INSIDE if inside else _LINE]
         return None
 
 

@@ -115,7 +115,8 @@ def _check_weight(
         steps += compiled.steps
         if weight > WEIGHT_MAX:
             return a.errors.append(
-                f"{name}: a character takes them through {weight} states; {WEIGHT_MAX} at most"
+                f"{name}: one character takes them through {weight} states; {WEIGHT_MAX} at most:"
+                " use fewer patterns, repeats and alternatives"
             )
         if steps > STEPS_MAX:
             return a.errors.append(f"{name}: together they repeat too much")

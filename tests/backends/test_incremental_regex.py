@@ -169,7 +169,7 @@ def test_a_pattern_that_takes_other_engines_exponential_time_has_few_active_stat
     matcher = Matcher(pattern)
     assert matcher.feed("a" * 5000, 0) is None
     assert matcher.pending == 0
-    assert len(matcher._threads) <= len(pattern.tests) < 30
+    assert len(matcher._threads) <= len(pattern.test_of) < 30
 
 
 CHANGED_PARSERS = {
