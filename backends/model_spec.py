@@ -29,7 +29,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     ctx_size: int = 0
     batch_size: int = 512
     n_gpu_layers: int = 0
-    """Layers on devices other than the CPU; -1: all."""
+    """Layers on devices other than the CPU; -1: all, which the daemon reduces to as many as fit."""
     main_gpu: int = -1
     """The only device that holds them; -1: all devices share them."""
     tensor_split: tuple[float, ...] = ()

@@ -1,6 +1,7 @@
 """The echo model's adapters, `upper` and `lower`, which change the case of its output.
 
-A file that contains one of these words is an adapter.
+A file is an adapter if its text is one of these words; NULs, spaces and newlines around it do not
+count.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The compute threads of a context, which spin during a step and sleep between steps.
+"""The compute threads of a context, which sleep between steps.
 
 They are llama.cpp's own (`ggml_threadpool`), created through the CPU backend's registry as its
-programs do. OpenMP's threads, llama.cpp's default, spin on after a step as long as they would wait
-within one. The daemon and its clients then find no free core, while the worker waits until they
-have the step's tokens. If llama.cpp was built with OpenMP, it computes on OpenMP's threads, and
-those here are never started.
+programs do. llama.cpp's default, OpenMP's threads, keep polling for a while after a step. Meanwhile
+the daemon and its clients find no free core, and the worker waits for them. The threads here sleep
+as soon as a step has ended (`poll` is 0). If llama.cpp was built with OpenMP, it computes on
+OpenMP's threads, and those here are never started.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ComputeThreads:
             return
         params = _Params()
         _defaults(ctypes.byref(params), self._count)
-        params.poll = 0
+        params.poll = 0  # sleep at once when a step has ended, without polling for the next
         new = _cpu_function(b"ggml_threadpool_new", _pointer, ctypes.POINTER(_Params))
         pool = int(new(ctypes.byref(params)))
         self._pools.append((self._count, pool))

@@ -16,7 +16,9 @@ TOOLS_BYTES_MAX = 256 << 10
 ARGUMENTS_MAX = 64
 ARGUMENTS_BYTES_MAX = 64 << 10
 DEPTH_MAX = 12
-"""Of a value: a reply of `parameters` has it at depth 4 of a frame, which may nest 16 deep."""
+"""Levels that one value may nest. The reply to `parameters` has it at depth 4 of a frame, which may
+nest 16 deep.
+"""
 
 _ARGUMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _RESERVED = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}

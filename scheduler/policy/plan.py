@@ -1,7 +1,8 @@
 """Plans of slots and batches: pure functions of the engine's state, without model or clock.
 
 `plan_slots` decides which tasks get, keep and lose a slot. Once the engine has done that,
-`groups.plan_adapters` decides which tasks share the next batch, and `plan_tokens` plans its tokens.
+`adapter_quantum.plan_adapters` decides which tasks share the next batch, and `plan_tokens` plans
+its tokens.
 """
 
 from __future__ import annotations

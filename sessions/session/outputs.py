@@ -88,7 +88,7 @@ class SessionOutputs:
             counters["stop_reason"] = DETACHED
         build_number, commit = conversation.vocabulary.build
         recomputed = conversation.history_state.now.recomputed
-        now = conversation.vocabulary.fingerprint
+        current_fingerprint = conversation.vocabulary.fingerprint
         return {
             "input_tokens": len(conversation.prompt),
             "output_tokens": counters.pop("output_tokens"),
@@ -100,7 +100,7 @@ class SessionOutputs:
             "seed": parameters.seed,
             "lora": {} if turn is None else core.settings.lora,
             "model": core.model.name,
-            "fingerprint": now if turn is None else turn.client.info.fingerprint,
+            "fingerprint": current_fingerprint if turn is None else turn.client.info.fingerprint,
             "session_id": core.session_id,
             "durable": core.recording.durable,
             "not_applied": parameters.not_applied,

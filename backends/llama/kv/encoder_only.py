@@ -9,8 +9,8 @@ from ...errors import UnsupportedOperation
 from .context import LlamaContext
 
 
-class NoContext(LlamaContext):
-    """The first context of a model that has no KV state: its slots stay empty."""
+class EncoderContext(LlamaContext):
+    """Stands in for the generating context of a model without KV state: its slots stay empty."""
 
     def __init__(self, slots: int, ctx_size: int, batch_size: int, fingerprint: str):
         self.pointer = None

@@ -18,7 +18,7 @@ from ...model_spec import LoadProgress, ModelSpec
 from ...params import read_options
 from ..kv.context import LlamaContext
 from ..kv.embedding_context import LlamaEmbedder, embed_info, open_embedding_context
-from ..kv.encoder_only import NoContext
+from ..kv.encoder_only import EncoderContext
 from ..llama_log import LogRing, capture
 from ..lora import LlamaAdapters
 from ..model import LlamaModel
@@ -72,7 +72,7 @@ def load_llama(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
             context = LlamaContext(pointer, model, vocab_size=vocab.size, fingerprint=fingerprint)
         else:
             lib.llama_free(pointer)
-            context = NoContext(spec.slots, embedding.tokens_max, spec.batch_size, fingerprint)
+            context = EncoderContext(spec.slots, embedding.tokens_max, spec.batch_size, fingerprint)
         undo.callback(context.close)
 
         def embedder() -> LlamaEmbedder:
@@ -152,7 +152,7 @@ def _model_info(
         n_gpu_layers=layers_of(spec, model),
         sampling=_recommended_sampling(model),
         embedding=embedding,
-        generates=not isinstance(context, NoContext),
+        generates=not isinstance(context, EncoderContext),
         llama_build_number=LLAMA_BUILD_NUMBER,
         llama_commit=LLAMA_COMMIT,
     )

@@ -75,4 +75,3 @@ class TurnConditions:
             return None
         mean = self.surprisal.add_surprisal(nats)
         return None if mean is None else Ending(MeanSurprisal.reason, mean)
-        return None
