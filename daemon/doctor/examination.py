@@ -17,9 +17,15 @@ import msgspec
 from ... import __version__
 from ...ipc.paths import client_socket_path
 from ..config.settings import Config
-from .checks import configuration, connection_check, engine_packages, folders, gpu
-from .checks import machine_limits as machine
-from .checks import units as service
+from .checks import (
+    configuration,
+    connection_check,
+    engine_packages,
+    folders,
+    gpu,
+    machine_limits,
+    units,
+)
 from .checks.accounts import READ, own_account
 from .finding import Finding, ok, warn
 from .time_limits import PROBE_S_MAX, Probe, ProbeFailed
@@ -38,12 +44,12 @@ class Facts:
     engine: engine_packages.EngineReport | None = None
     cpu_flags: frozenset[str] | None = None
     gpus: gpu.Gpus | None = None
-    units: service.Units | None = None
+    units: units.Units | None = None
     settings: configuration.Settings | None = None
     models: folders.Models | None = None
     state: folders.State | None = None
     connection: connection_check.Connection | None = None
-    machine: machine.Machine | None = None
+    machine: machine_limits.Machine | None = None
 
     @property
     def config(self) -> Config | None:
@@ -83,9 +89,7 @@ def examine(
     """Run all probes and checks. It takes as long as the slowest probes; each has a time limit."""
     examination = Examination(_socket(socket, environ))
     facts, wait_for = examination.facts, examination.wait_for
-    facts.units = wait_for(
-        "service", Probe(partial(service.find_units, examination.socket, environ))
-    )
+    facts.units = wait_for("service", Probe(partial(units.find_units, examination.socket, environ)))
     settings = partial(
         configuration.read_settings_facts, config, _daemon_environment(facts.units, environ)
     )
@@ -104,11 +108,11 @@ def _socket(named: Path | None, environ: Mapping[str, str]) -> Path:
     # Without permission to search the folder, `Path.exists` would raise.
     if named is None and not environ.get("INFERD_SOCKET") and not os.path.exists(found):
         with contextlib.suppress(ProbeFailed):
-            return Probe(service.machine_socket).wait_result() or found
+            return Probe(units.machine_socket).wait_result() or found
     return found.absolute()
 
 
-def _daemon_environment(units: service.Units | None, environ: Mapping[str, str]) -> dict[str, str]:
+def _daemon_environment(units: units.Units | None, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the daemon's environment; for a service, settings come from its units alone."""
     if units is None:
         return dict(environ)
@@ -136,7 +140,7 @@ def _probe_concurrently(examination: Examination) -> None:
     facts.gpus, facts.cpu_flags = wait_for("gpu", gpus), wait_for("cpu", cpu_flags)
     facts.connection = wait_for("socket", connection)
     pid = facts.stats.get("pid", 0)
-    facts.machine = wait_for("memory", Probe(partial(machine.inspect_machine, pid)))
+    facts.machine = wait_for("memory", Probe(partial(machine_limits.inspect_machine, pid)))
 
 
 def _probe_engine(models: folders.Models | None) -> engine_packages.EngineReport:
@@ -162,13 +166,13 @@ def check_all(facts: Facts) -> list[Finding]:
         ("models", folders.check_models, (facts.models,)),
         ("models", folders.check_files, (engine and engine.files,)),
         ("state", folders.check_state, (facts.state,)),
-        ("service", partial(service.check_units, facts.units), ()),
+        ("service", partial(units.check_units, facts.units), ()),
         ("socket", connection_check.check_socket, (facts.connection,)),
         ("daemon", connection_check.check_daemon, (facts.connection,)),
-        ("memory", machine.check_memory, (facts.machine, facts.models, config, loaded)),
-        ("limits", machine.check_limits, (facts.machine, config)),
-        ("cores", machine.check_cores, (facts.machine, config)),
-        ("users", machine.check_users, (facts.machine,)),
+        ("memory", machine_limits.check_memory, (facts.machine, facts.models, config, loaded)),
+        ("limits", machine_limits.check_limits, (facts.machine, config)),
+        ("cores", machine_limits.check_cores, (facts.machine, config)),
+        ("users", machine_limits.check_users, (facts.machine,)),
     )
     return [
         finding

@@ -107,7 +107,7 @@ def check_memory(
         )
     if smallest is not None and smallest[1] > machine.free_bytes:
         yield fail(
-            f"{free} are free for models, and the smallest, {smallest[0]}, has"
+            f"{free} are free for models, but the smallest model file, {smallest[0]}, has"
             f" {size_text(smallest[1])}",
             "end other programs, or get a smaller model: `inferd pull smollm2`",
         )
@@ -123,8 +123,9 @@ def check_limits(machine: Machine, config: Config | None) -> Iterator[Finding]:
     needed = (config.connections_max if config is not None else 0) + OTHER_FILES
     if machine.files_max and machine.files_max < needed:
         yield fail(
-            f"{machine.files_max} files may be open at once, but connections-max needs {needed}",
-            "raise it (`ulimit -n`, LimitNOFILE= in the unit), or lower connections-max",
+            f"{machine.files_max} files may be open at once, but {needed} are needed for"
+            " connections-max and the daemon's own files",
+            "raise the limit (`ulimit -n`, LimitNOFILE= in the unit), or lower connections-max",
         )
     if machine.stalled_percent is None:
         yield warn(

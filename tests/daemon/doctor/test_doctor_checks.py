@@ -345,7 +345,7 @@ def test_the_state_is_private_and_has_disk_space(tmp_path: Path) -> None:
     [
         ({}, {}, "ok", "are free for models"),
         ({"swapped_bytes": GIB, "total_bytes": 9 * GIB}, {}, "ok", "limit of its cgroup; 1.07 GB"),
-        ({"free_bytes": GIB // 2}, {}, "fail", "the smallest, tiny, has 1.07 GB"),
+        ({"free_bytes": GIB // 2}, {}, "fail", "the smallest model file, tiny, has 1.07 GB"),
         ({"stalled_percent": 42.0}, {}, "warn", "42 % of the last minute"),
         ({}, {"memory-bytes": 17 * GIB}, "warn", "lower it"),
     ],
