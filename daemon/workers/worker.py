@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import anyio
-import anyio.abc
 import msgspec
 import structlog
 from structlog.contextvars import clear_contextvars
@@ -27,6 +26,7 @@ from .deaths import Death
 from .hang_detector import HangDetector
 from .process_client import ProcessClient
 from .quarantine import Quarantine
+from .spawner import SpawnedProcess
 from .tasks import WorkerListener
 from .worker_link import WorkerLink, send_load
 from .worker_log import WorkerLog
@@ -206,7 +206,7 @@ class Worker:
             with anyio.CancelScope(shield=True):
                 await self._wait_for_exit(process)
 
-    async def _start_process(self, theirs: socket.socket) -> tuple[anyio.abc.Process, m.Logging]:
+    async def _start_process(self, theirs: socket.socket) -> tuple[SpawnedProcess, m.Logging]:
         self._log = WorkerLog(lambda: {"model": self.spec.name, "pid": self.pid})
         process = await spawn_worker(theirs, self._record, self._log.writer)
         self._log.close_writer()
@@ -272,7 +272,7 @@ class Worker:
             made_progress=self.client.tasks.made_progress,
         )
 
-    async def _wait_for_exit(self, process: anyio.abc.Process | None) -> None:
+    async def _wait_for_exit(self, process: SpawnedProcess | None) -> None:
         """Wait until the process has exited, or kill it, and settle its tasks and queries."""
         code = None if process is None else await wait_for_exit(process)
         if self._log is not None:

@@ -6,18 +6,20 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 import anyio
-import anyio.abc
 
 from ...backends.errors import LoadFailed
 from ...scheduler.process.build import build_id
+from .spawner import SpawnedProcess, start_spawner
 
 QUIT_S = 5.0
 """The time after which a process with a closed socket is killed if it still runs."""
+KILLED_S = 10.0
+"""The time after which a killed process is no longer waited for."""
 BUILD_ID = build_id()
 """The build that this daemon runs: an upgrade may replace the files meanwhile."""
 SPINS, SPIN_COUNT = "GOMP_SPINCOUNT", 10_000
@@ -28,28 +30,30 @@ _CPUCLOCK_SCHED = 2
 """The low bits of the id of a process's CPU clock, as in `clock_getcpuclockid` of glibc."""
 
 
-async def spawn_worker(sock: socket.socket, record: int, stderr: int) -> anyio.abc.Process:
+async def spawn_worker(sock: socket.socket, record: int, stderr: int) -> SpawnedProcess:
     """Start a worker process with its end of the socket pair, *sock*, and the shared *record*, to
     which it writes its activity.
     """
-    arguments = [BUILD_ID, str(sock.fileno()), str(os.getpid()), str(record)]
-    return await anyio.open_process(
-        [sys.executable, "-P", "-m", "inferd.scheduler.process.worker", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=stderr,
-        pass_fds=(sock.fileno(), record),
-        env=_environment(),
-    )
+    return await start_spawner().spawn(_command, _environment(), (sock.fileno(), record), stderr)
 
 
-async def wait_for_exit(process: anyio.abc.Process) -> int:
-    """Wait for a process to exit, and kill it after `QUIT_S`; return its exit code."""
+def _command(descriptors: Sequence[int]) -> list[str]:
+    sock, record = map(str, descriptors)
+    arguments = [BUILD_ID, sock, str(os.getpid()), record]
+    return [sys.executable, "-P", "-m", "inferd.scheduler.process.worker", *arguments]
+
+
+async def wait_for_exit(process: SpawnedProcess) -> int | None:
+    """Wait for a process to exit, and kill it after `QUIT_S`; return its exit code, or None if it
+    still exists after `KILLED_S`: a system call on a file that a client passed keeps it.
+    """
     with anyio.move_on_after(QUIT_S):
         return await process.wait()
     with contextlib.suppress(ProcessLookupError):
         process.kill()
-    return await process.wait()
+    with anyio.move_on_after(KILLED_S):
+        return await process.wait()
+    return None
 
 
 def describe_exit(code: int | None) -> str:
