@@ -17,6 +17,7 @@ import structlog
 
 from ..backends.errors import InferdError, ShuttingDown
 from ..ipc.messages import Kind
+from ..ipc.server.blocking_thread import allow_interrupts
 from ..ipc.server.listener import InheritedListener, UnixListener, inherited_listener
 from .calls import ALL_CALLS
 from .components import Components
@@ -26,6 +27,7 @@ from .core import Daemon
 from .logs.setup import logs
 from .metrics.http_listener import MetricsServer
 from .models.worker_launcher import LoadListener
+from .open_files import raise_open_files_limit
 from .printable import escape_controls
 from .residency.machine import MachineMemory
 from .residency.pressure import Pace
@@ -33,6 +35,7 @@ from .service.notifier import ServiceNotifier, overdue_models
 from .service.reload import ConfigReloader
 from .state_directory import StateDirectory
 from .traces.tracing import Traces
+from .workers.spawner import start_spawner
 
 log = structlog.get_logger()
 _HARD_STOP = 1
@@ -62,6 +65,9 @@ def serve(
         sys.stderr.write(escape_controls(f"inferd: {exc.message}\n  {exc.hint}\n"))
         return 1
     try:
+        raise_open_files_limit()
+        allow_interrupts()
+        start_spawner()
         daemon = partial(
             Daemon, config, instance=instance, components=components, machine=machine, pace=pace
         )

@@ -51,6 +51,7 @@ from .models.lease import DormantLease, Lease
 from .models.registry import Registry
 from .models.similarity import EmbeddingComparer
 from .models.swap import Swaps
+from .open_files import descriptors_max
 from .residency.machine import MachineMemory
 from .residency.pressure import MemoryWatch, Pace
 from .users import Users
@@ -135,6 +136,7 @@ class Daemon:
         self.server = Server(
             self, connections_max=config.connections_max, requests_max=REQUESTS_MAX
         )
+        self.limit_descriptors(config)
         self.users = Users()
         self.access = Access(config.access)
         self.ledger.bounds.quota_of = self.access.quota_of
@@ -144,6 +146,12 @@ class Daemon:
         self._refusals = RepeatLimit()
         self._handles = 0
         self._unflushed: set[ServerConnection] = set()
+
+    def limit_descriptors(self, config: Config) -> None:
+        """Apply the limits of the descriptors that clients pass."""
+        descriptors = self.server.descriptors
+        descriptors.user_max = config.descriptors_user_max
+        descriptors.total_max = descriptors_max(config.connections_max)
 
     def _memory_watch(self, machine: MachineMemory, pace: Pace | None) -> MemoryWatch:
         budget = self.registry.budget

@@ -7,13 +7,13 @@ import stat
 from codecs import getincrementaldecoder
 from typing import Any
 
-import anyio.to_thread
 import msgspec
 from anyio.lowlevel import checkpoint
 
 from ...backends.errors import InvalidArgument, InvalidEncoding, TooLarge
 from ...backends.params import nearest
 from ...ipc.messages import TENSOR_BYTES_MAX, TENSOR_TYPES, Tensor
+from ...ipc.server.server_connection import Request
 from ...scheduler import PRIORITIES, Priority
 from ...sessions import TurnOptions
 
@@ -88,15 +88,17 @@ def tensor_type(tensor: Tensor) -> int:
     return number_of(tensor.type, TENSOR_TYPES, "tensor type")
 
 
-async def tensor_bytes(tensor: Tensor) -> bytes:
-    """Return a tensor's bytes, from its descriptor if it has one.
+async def tensor_bytes(request: Request, tensor: Tensor) -> bytes:
+    """Return a tensor's bytes, from its descriptor if it has one; close the descriptor then.
 
     :raises TooLarge: they exceed the limit.
     """
     tensor_type(tensor)
     if tensor.fd < 0:
         return tensor.data
-    return await anyio.to_thread.run_sync(_read_descriptor, tensor.fd)
+    data = await request.connection.user.run(_read_descriptor, tensor.fd)
+    request.close_descriptors((tensor.fd,))
+    return data
 
 
 def _read_descriptor(fd: int) -> bytes:

@@ -66,7 +66,7 @@ async def init_execution_context_with_session_id(
 async def set_input(daemon: Daemon, request: Request) -> w.Empty:
     """Set the prompt, or parameters at index 1."""
     session, p = daemon.session(request), request.params
-    data = await tensor_bytes(p.tensor)
+    data = await tensor_bytes(request, p.tensor)
     if p.index == METADATA_INDEX:
         set_metadata(session, data)
         await session.wait_recorded()
@@ -120,7 +120,7 @@ async def compute(daemon: Daemon, request: Request) -> w.ComputeResult:
     session, p = daemon.session(request), request.params
     prompt = None
     for name, tensor in p.inputs or ():
-        data = await tensor_bytes(tensor)
+        data = await tensor_bytes(request, tensor)
         if name in METADATA_NAMES:
             set_metadata(session, data)
         else:
@@ -171,7 +171,7 @@ async def run_inference(daemon: Daemon, request: Request) -> w.TurnResult:
     """Compute one chat turn and keep its history, as apuslabs/wasi_nn_backend does."""
     daemon.check_open()
     session, p = daemon.session(request), request.params
-    data = (await tensor_bytes(p.tensor)).rstrip(b"\0")
+    data = (await tensor_bytes(request, p.tensor)).rstrip(b"\0")
     options = parse_json_options(metadata_text(p.config))
     turn_settings = turn_options(p, TurnOptions(options=options.values, special=False))
     with session.input.rolled_back_if_refused():

@@ -22,7 +22,7 @@ from ...scheduler.priority import Priority
 from ...sessions.admission.kept_bytes import memory_bytes
 from ..core import Daemon, Graph
 from ..models.lease import Lease
-from ..models.registry import DescriptorFile
+from ..models.model import PassedFile
 from ..models.similarity import not_chosen
 from ..residency.model_files import identity_of
 from ..residency.residency import ResidencyRequest
@@ -48,7 +48,7 @@ async def load(daemon: Daemon, request: Request) -> w.GraphResult:
     options = parse_json_options(metadata_text(p.builders[1])) if len(p.builders) > 1 else Options()
     _apply_target(number_of(p.target, w.TARGETS, "target"), options)
     if p.fd >= 0:
-        file = _duplicate(p.fd)
+        file = await _take_file(request, p.fd)
         name = f"descriptor-{daemon.new_handle():x}"
         quota = daemon.access.quota_of(request.uid)
         lease = daemon.registry.lease_descriptor(name, file, request.uid, quota)
@@ -87,8 +87,16 @@ def _builder_name(builders: list[bytes]) -> str:
         raise InvalidArgument("the builder is not a model name") from None
 
 
-def _duplicate(fd: int) -> DescriptorFile:
-    """Return a duplicate of *fd* if its file cannot be changed through it."""
+async def _take_file(request: Request, fd: int) -> PassedFile:
+    """Return the file that was passed with a request, for the model to keep."""
+    user = request.connection.user
+    status = await user.run(_check_file, fd)
+    request.take_descriptor(fd)
+    return PassedFile(fd, status.st_size, identity_of(status), partial(user.close, (fd,)))
+
+
+def _check_file(fd: int) -> os.stat_result:
+    """Return the status of the file behind *fd*, which must not be open for writing."""
     status, flags = os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL)
     if not stat.S_ISREG(status.st_mode):
         raise InvalidArgument("the descriptor is not a regular file", hint="pass a GGUF file")
@@ -97,7 +105,7 @@ def _duplicate(fd: int) -> DescriptorFile:
             "the descriptor can be written to",
             hint="open the file read-only, or seal the memfd (F_SEAL_WRITE, F_SEAL_SHRINK)",
         )
-    return DescriptorFile(os.dup(fd), identity_of(status))
+    return status
 
 
 def _sealed(fd: int) -> bool:

@@ -53,6 +53,7 @@ class Config:
     residency_s: float = setting(20.0, "time for which a model keeps admitting requests while others wait for its memory; 0: none", 0, 86_400)
     load_retry_s: float = setting(10.0, "time for which a failed load is not retried, if the file has not changed", 0, 3600)
     connections_max: int = setting(256, "maximum number of open connections", 1, 100_000, AT_ONCE)
+    descriptors_user_max: int = setting(256, "maximum number of open descriptors that one user has passed", 16, 100_000, AT_ONCE)
     tasks_waiting_max: int = setting(512, "maximum number of waiting tasks, over all models", 1, 1_000_000, AT_ONCE)
     tasks_waiting_user_max: int = setting(256, "maximum number of waiting tasks of one user", 1, 1_000_000, AT_ONCE)
     prompt_tokens_waiting_max: int = setting(4_000_000, "maximum number of prompt tokens of all waiting tasks, over all models", 1, 1_000_000_000, AT_ONCE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -190,9 +189,9 @@ class ModelCatalog:
 
     def close_descriptor(self, model: ManagedModel) -> None:
         """Close and remove a model that came by a descriptor and has no leases."""
-        if model.fd >= 0 and not model.leases:
-            os.close(model.fd)
-            model.fd = -1
+        if model.passed_file is not None and not model.leases:
+            model.passed_file.close()
+            model.passed_file = None
             self._models.pop(model.name, None)
 
     def persist_settings(self, model: ManagedModel) -> None:

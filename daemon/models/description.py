@@ -15,13 +15,14 @@ from .specs import adapter_bytes
 def describe_model(model: ManagedModel, budget: MemoryBudget) -> dict[str, Any]:
     """Return the description of a model, whose memory is reserved in *budget*."""
     worker, file, loaded = model.worker, model.config.file, model.loaded
+    passed = model.passed_file
     need = budget.reservations.of_worker(worker)
     return {
         "name": model.name,
         "state": model.state.value,
         "backend": model.config.backend,
         "file": str(file) if file is not None else "",
-        "size_bytes": size_bytes(file, model.fd),
+        "size_bytes": size_bytes(file) if passed is None else passed.size_bytes,
         "leases": len(model.leases),
         "tasks": (len(worker.client.tasks) if worker is not None else 0) + len(model.evicted_turns),
         "pid": worker.pid if worker is not None else 0,

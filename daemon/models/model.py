@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from enum import StrEnum
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import anyio
 
@@ -28,6 +28,16 @@ REQUESTABLE = ("ctx-size", "n-gpu-layers", "main-gpu", "tensor-split")
 SLOTS_DEFAULT = 4
 SentenceComparer = Callable[["ManagedModel", Comparison, Callable[[Similarity], None]], None]
 """Compares a sentence of a model's output, and passes the result to the function."""
+
+
+class PassedFile(NamedTuple):
+    """A model's file that a client has passed; an operation on its descriptor may block."""
+
+    fd: int
+    size_bytes: int
+    identity: tuple[int, ...]
+    """Equal for descriptors of one unchanged file."""
+    close: Callable[[], None]
 
 
 class ModelState(StrEnum):
@@ -80,9 +90,7 @@ class ManagedModel:
         self.leases: set[object] = set()
         self.worker: Worker | None = None
         self.error: InferdError | None = None
-        self.fd = -1
-        self.file_identity: tuple[int, ...] = ()
-        """Identifies the file behind `fd`."""
+        self.passed_file: PassedFile | None = None
         self.pinned = False
         """A pinned model neither expires nor is evicted."""
         self.load_s = 0.0
@@ -233,7 +241,7 @@ class ManagedModel:
         """Seconds without use until the model is unloaded; negative: it stays until evicted."""
         if self.pinned:
             return -1.0
-        if self.fd >= 0:
+        if self.passed_file is not None:
             return 0.0
         if self._keep_alive_s is not None:
             return self._keep_alive_s

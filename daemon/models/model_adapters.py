@@ -52,7 +52,7 @@ async def add_adapter(
 
 def _check_new(model: ManagedModel, name: str) -> None:
     check_model_name(name)
-    if model.fd >= 0:
+    if model.passed_file is not None:
         raise UnsupportedOperation(
             "a model loaded from a descriptor takes no adapters",
             hint="put the model into the models directory, or configure it",

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -28,19 +27,12 @@ from ..workers.worker import Worker
 from .catalog import ModelCatalog
 from .kv_index import KvFilePlace, KvIndex
 from .lease import Lease
-from .model import ManagedModel, SentenceComparer
+from .model import ManagedModel, PassedFile, SentenceComparer
 from .worker_launcher import WorkerLauncher
 
 log = structlog.get_logger()
 KV_DIR = "kv"
 """The folder of KV files below the state directory."""
-
-
-class DescriptorFile(NamedTuple):
-    """A descriptor that the registry owns, and the identity of its file."""
-
-    fd: int
-    identity: tuple[int, ...]
 
 
 class Registry:
@@ -106,26 +98,29 @@ class Registry:
         return Lease(self.catalog.get(name, uid))
 
     def lease_descriptor(
-        self, name: str, file: DescriptorFile, uid: int, quota: Quota = NO_QUOTA
+        self, name: str, file: PassedFile, uid: int, quota: Quota = NO_QUOTA
     ) -> Lease:
-        """Return a lease on the file behind a descriptor, a model that only *uid* sees. The user's
-        leases on one file share its model. The registry closes the descriptor when the model is
-        unloaded.
+        """Return a lease on *file*, a model that only *uid* sees. The user's leases on one file
+        share its model. The registry closes the file when the model is unloaded.
 
         :raises QuotaExceeded: the user has too many models from descriptors.
         """
-        own = [m for m in self.catalog.known() if m.uid == uid and m.fd >= 0 and m.leases]
-        model = next((m for m in own if m.file_identity == file.identity), None)
+        own = {
+            m.passed_file.identity: m
+            for m in self.catalog.known()
+            if m.uid == uid and m.passed_file is not None and m.leases
+        }
+        model = own.get(file.identity)
         if model is not None:
-            os.close(file.fd)
+            file.close()
             return Lease(model)
         try:
             check_descriptor_models(quota, len(own), self.config.descriptor_models_user_max)
         except QuotaExceeded:
-            os.close(file.fd)
+            file.close()
             raise
         model = self.catalog.add_model(name, ModelConfig(), uid)
-        model.fd, model.file_identity = file.fd, file.identity
+        model.passed_file = file
         return Lease(model)
 
     def note_use_ended(self, model: ManagedModel) -> None:

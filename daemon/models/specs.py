@@ -31,7 +31,7 @@ def spec_of(model: ManagedModel, config: Config) -> ModelSpec:
         name=model.name,
         backend=model.config.backend,
         path=str(model.config.file or ""),
-        fd=model.fd,
+        fd=-1 if model.passed_file is None else model.passed_file.fd,
         slots=model.slots_configured,
         ctx_size=ctx_size,
         batch_size=options.get("batch-size", 512),

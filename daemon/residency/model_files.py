@@ -40,11 +40,9 @@ def files_in_use(file: Path | None) -> list[Path]:
     return parts_of(file) if file is not None else []
 
 
-def size_bytes(file: Path | None, fd: int) -> int:
-    """Return the bytes of a model's files, or of the descriptor *fd* if there is one."""
+def size_bytes(file: Path | None) -> int:
+    """Return the bytes of a model's files."""
     try:
-        if fd >= 0:
-            return os.fstat(fd).st_size
         return sum(part.stat().st_size for part in files_in_use(file))
     except OSError:
         return 0

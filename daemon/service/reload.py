@@ -109,6 +109,7 @@ def _apply(daemon: Daemon, config: Config) -> list[str]:
     bounds.session_bytes_owner_max = config.session_bytes_user_max
     daemon.access.set_rules(config.access)
     daemon.server.places.connections_max = config.connections_max
+    daemon.limit_descriptors(config)
     daemon.sessions.set_limits(
         sessions_max=config.sessions_max,
         idle_timeout_s=config.idle_timeout_ms / 1000,

@@ -88,9 +88,10 @@ def decode_request(
     except UNREADABLE as exc:
         raise InvalidArgument(f"the params do not match the call: {exc}") from None
     request = Request(connection, number, call, params)
-    for part in _parts_with_descriptors(params):
-        part.fd = connection.claim_descriptor()
-        request.descriptors.append(part.fd)
+    parts = _parts_with_descriptors(params)
+    request.descriptors += connection.claim_descriptors(len(parts))
+    for part, descriptor in zip(parts, request.descriptors, strict=True):
+        part.fd = descriptor
     return request
 
 

@@ -18,6 +18,7 @@ from ...backends.errors import BackendError, Busy, Cancelled, InferdError, Proto
 from ...wire.frames import FrameReader
 from ..messages import CREDIT_MAX, Kind, ServerHello
 from ..peer import peer_of
+from .client_descriptors import ClientDescriptors
 from .decoding import decode_integer, decode_request, open_frame, pack_reply, read_hello
 from .fair_starts import FairStarts
 from .incomplete_frames import IncompleteFrames
@@ -31,6 +32,9 @@ ACCEPTS_AT_ONCE = 16
 """Connections served before other events are handled."""
 CLOSED_AT_ONCE = 16
 """Connections that their clients have closed already, accepted for each one that is served."""
+SOCKETS_CLOSING_MAX = 128
+"""Closed connections that may still hold a descriptor each while more are accepted."""
+CLOSING_PAUSE_S = 0.01
 
 
 class Handler(Protocol):
@@ -72,6 +76,7 @@ class Server:
         self._handler = handler
         self._incomplete = IncompleteFrames()
         self._outboxes = SharedLimit(OUTBOXES_BYTES_MAX)
+        self.descriptors = ClientDescriptors()
         self._requests_max = requests_max
         self._accepting = anyio.CancelScope()
         self._accepted = 0
@@ -97,6 +102,9 @@ class Server:
     async def _accept(self, listener: socket.socket, group: anyio.abc.TaskGroup) -> None:
         while True:
             await anyio.wait_readable(listener)
+            if self.descriptors.sockets_closing > SOCKETS_CLOSING_MAX:
+                await anyio.sleep(CLOSING_PAUSE_S)
+                continue
             try:
                 for _ in range(ACCEPTS_AT_ONCE):
                     sock = accept_open(listener)
@@ -109,7 +117,9 @@ class Server:
                 await anyio.sleep(ACCEPT_PAUSE_S)
 
     async def _serve_one(self, sock: socket.socket) -> None:
-        connection = ServerConnection(sock, peer_of(sock), self._requests_max, self._outboxes)
+        peer = peer_of(sock)
+        user = self.descriptors.of_user(peer.uid)
+        connection = ServerConnection(sock, peer, self._requests_max, user, self._outboxes)
         self._accepted += 1
         connection.number = self._accepted
         try:
@@ -209,14 +219,10 @@ class Server:
             connection.drop_descriptors()  # their frame was not read: no request can claim them
             connection.send([Kind.ERROR, number, exc.to_wire()])
             return
-        if len(connection.requests) >= connection.requests_max:
-            self._refuse_request(
-                request,
-                Busy(
-                    f"{connection.requests_max} requests are in flight on this connection",
-                    data={"requests_max": connection.requests_max, "retry_after_s": 0.1},
-                ),
-            )
+        try:
+            connection.check_capacity(request)
+        except Busy as exc:
+            self._refuse_request(request, exc)
             request.close()
             return
         connection.requests[number] = request

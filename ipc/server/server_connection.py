@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
 
-from ...backends.errors import InvalidArgument, ProtocolError
+from ...backends.errors import Busy, InvalidArgument, ProtocolError
 from ...wire.frames import READ_BYTES, pack_frame
 from ..messages import Kind
 from ..peer import Peer
+from .client_descriptors import MESSAGE_DESCRIPTORS_MAX, UserDescriptors
 from .shares import SharedLimit
 
 DESCRIPTORS_MAX = 16
+"""Descriptors of a connection that no call has claimed."""
+CALLS_DESCRIPTORS_MAX = 64
+"""Descriptors of a connection's calls that have not ended."""
 OUTBOX_PAUSE_BYTES = 1 << 20
 """Above this amount of data that a client has not read, the daemon stops reading from it."""
 OUTBOX_BYTES_MAX = 64 << 20
@@ -26,7 +29,7 @@ OUTBOXES_BYTES_MAX = 128 << 20
 """Unread data of all connections. A user has at most as much as is free: half of it."""
 _EVENT = int(Kind.EVENT)
 """A plain integer: msgspec's look-up of an enum's value takes a third of encoding an event."""
-_TRUNCATED = int(socket.MSG_CTRUNC)  # an enum's `&` takes as long as the read
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
 
 
 class Request:
@@ -37,15 +40,24 @@ class Request:
         self.uid = connection.peer.uid
         self.scope = anyio.CancelScope()
         self.descriptors: list[int] = []
-        """Descriptors passed with the frame. They are closed with the request: a call duplicates
-        those that it keeps.
+        """Descriptors passed with the frame. They are closed with the request, except those that
+        the call takes.
         """
         self.on_credit: Callable[[int], None] = lambda _: None
 
     def close(self) -> None:
         """Close the descriptors that came with the request."""
-        while self.descriptors:
-            os.close(self.descriptors.pop())
+        self.close_descriptors(tuple(self.descriptors))
+
+    def close_descriptors(self, descriptors: Sequence[int]) -> None:
+        """Close some of the request's descriptors, which the call no longer needs."""
+        for descriptor in descriptors:
+            self.descriptors.remove(descriptor)
+        self.connection.user.close(descriptors)
+
+    def take_descriptor(self, descriptor: int) -> None:
+        """Keep a descriptor open after the request; the caller closes it."""
+        self.descriptors.remove(descriptor)
 
     def emit(self, event: Any, *, flush: bool = True) -> None:
         """Send an event before the reply; without *flush*, the next flush sends it."""
@@ -53,10 +65,19 @@ class Request:
 
 
 class ServerConnection:
-    """A client's connection, owned by the daemon's asyncio loop."""
+    """A client's connection, owned by the daemon's asyncio loop. *user* has the descriptors of all
+    connections of its user.
+    """
 
-    def __init__(self, sock: socket.socket, peer: Peer, requests_max: int, outboxes: SharedLimit):
-        self.peer, self.uid = peer, peer.uid
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: Peer,
+        requests_max: int,
+        user: UserDescriptors,
+        outboxes: SharedLimit,
+    ):
+        self.peer, self.uid, self.user = peer, peer.uid, user
         self.is_operator = False
         """Whether the user may take the places that are reserved for operators."""
         self.number = 0
@@ -209,33 +230,64 @@ class ServerConnection:
 
     def _read(self) -> bytes | None:
         """Read once; return None if nothing has arrived, and no bytes at the end."""
+        self.user.check_read()
         try:
-            data, descriptors, flags, _ = socket.recv_fds(self._sock, READ_BYTES, DESCRIPTORS_MAX)
+            # With room for all: the kernel would close the others here, which can block the loop.
+            data, descriptors, _, _ = socket.recv_fds(
+                self._sock, READ_BYTES, MESSAGE_DESCRIPTORS_MAX, _CLOSE_ON_EXEC
+            )
         except BlockingIOError:
             return None
         except OSError:
             return b""
-        self.descriptors.extend(descriptors)
-        if len(self.descriptors) > DESCRIPTORS_MAX or flags & _TRUNCATED:
+        if descriptors:
+            self.user.note_received(len(descriptors))
+            self.descriptors.extend(descriptors)
+        if len(self.descriptors) > DESCRIPTORS_MAX:
             raise ProtocolError(f"more than {DESCRIPTORS_MAX} descriptors that no call claims")
         return data
 
-    def claim_descriptor(self) -> int:
-        """Return the first unclaimed descriptor."""
-        if not self.descriptors:
-            raise InvalidArgument(
-                "the call refers to a descriptor, but none was passed",
-                hint="send it with the frame, by SCM_RIGHTS",
+    def check_capacity(self, request: Request) -> None:
+        """Check that the connection may have another request under way.
+
+        :raises Busy: it has too many, or the requests of the connection, of its user or of all
+            users have too many descriptors.
+        """
+        if len(self.requests) >= self.requests_max:
+            raise Busy(
+                f"{self.requests_max} requests are in flight on this connection",
+                data={"requests_max": self.requests_max, "retry_after_s": 0.1},
             )
-        return self.descriptors.popleft()
+        if not request.descriptors:
+            return
+        kept = sum(len(other.descriptors) for other in self.requests.values())
+        if kept + len(request.descriptors) > CALLS_DESCRIPTORS_MAX:
+            raise Busy(
+                f"the calls in flight on this connection have {kept} descriptors",
+                hint="wait for their answers",
+                data={"calls_descriptors_max": CALLS_DESCRIPTORS_MAX, "retry_after_s": 0.1},
+            )
+        self.user.check_call()
+
+    def claim_descriptors(self, count: int) -> list[int]:
+        """Return the first *count* unclaimed descriptors.
+
+        :raises InvalidArgument: there are fewer.
+        """
+        if len(self.descriptors) < count:
+            raise InvalidArgument(
+                f"the call refers to {count} descriptors, but {len(self.descriptors)} were passed",
+                hint="send them with the frame, by SCM_RIGHTS",
+            )
+        return [self.descriptors.popleft() for _ in range(count)]
 
     def close(self) -> None:
-        """Close the socket and the unclaimed descriptors."""
+        """Close the socket and the unclaimed descriptors, neither of them on the loop."""
         self.cut()
-        self._sock.close()
         self.drop_descriptors()
+        self.user.close_socket(self._sock)
 
     def drop_descriptors(self) -> None:
         """Close the unclaimed descriptors."""
-        while self.descriptors:
-            os.close(self.descriptors.popleft())
+        self.user.close(tuple(self.descriptors))
+        self.descriptors.clear()

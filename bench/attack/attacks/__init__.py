@@ -6,6 +6,7 @@ from bench.attack.attack import Attack
 
 from . import (
     connections,
+    descriptors,
     kept_bytes,
     model_loads,
     templates,
@@ -15,6 +16,7 @@ from . import (
 
 _MODULES = (
     connections,
+    descriptors,
     kept_bytes,
     model_loads,
     templates,

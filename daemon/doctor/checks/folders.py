@@ -62,7 +62,7 @@ def inspect_models(config: Config, account: Account) -> Models:
         exists=exists,
         denied_at=denied_at,
         files=files,
-        sizes={name: size_bytes(file, -1) for name, file in files.items()},
+        sizes={name: size_bytes(file) for name, file in files.items()},
         missing=missing,
         unreadable={part: place for part, place in denials.items() if place},
     )

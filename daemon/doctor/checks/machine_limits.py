@@ -75,7 +75,9 @@ def _stalled(proc: Path) -> float | None:
 
 
 def _files_max(proc: Path, pid: int) -> int:
-    """Return the limit of open files of the daemon, or of this process if that is unknown."""
+    """Return the hard limit of open files of the daemon, or of this process if that is unknown: the
+    daemon raises its limit to it.
+    """
     for process in (str(pid), "self"):
         try:
             # The pid of a process in another container may belong to another process here.
@@ -83,7 +85,7 @@ def _files_max(proc: Path, pid: int) -> int:
             text = (proc / process / "limits").read_text() if is_inferd else ""
         except OSError:
             continue
-        if found := re.search(r"^Max open files\s+(\d+)", text, re.MULTILINE):
+        if found := re.search(r"^Max open files\s+\d+\s+(\d+)", text, re.MULTILINE):
             return int(found[1])
     return 0
 

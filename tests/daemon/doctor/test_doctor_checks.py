@@ -392,7 +392,7 @@ def test_this_machine_and_the_daemons_own_limit_are_read(tmp_path: Path) -> None
     (tmp_path / "7" / "limits").write_text("Max open files            512      4096     files\n")
     (tmp_path / "7" / "cmdline").write_text("python3\0-m\0inferd\0serve")
     bare = machine.inspect_machine(7, tmp_path, tmp_path)
-    assert (bare.memory_bytes, bare.files_max) == (4000 * 1024, 512)
+    assert (bare.memory_bytes, bare.files_max) == (4000 * 1024, 4096)
     assert bare.stalled_percent is None and bare.has_distinct_users
     (tmp_path / "7" / "cmdline").write_text("bash")
     assert machine.inspect_machine(7, tmp_path, tmp_path).files_max == 0, "not the daemon"

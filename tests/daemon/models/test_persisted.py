@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from inferd import Client
 from inferd.backends.errors import LoadFailed
 from inferd.daemon.config.model_settings import ModelConfig
 from inferd.daemon.config.sources import load_config
+from inferd.daemon.models.model import PassedFile
 from inferd.daemon.models.persisted import (
     PERSISTED_NAMES_MAX,
     SETTINGS_FILE,
@@ -23,7 +23,7 @@ from inferd.daemon.models.persisted import (
     SwappedName,
     version_checksum,
 )
-from inferd.daemon.models.registry import DescriptorFile, Registry
+from inferd.daemon.models.registry import Registry
 from inferd.testing import RunningDaemon, running_daemon
 
 CONFIG = """
@@ -207,9 +207,7 @@ async def test_settings_of_a_descriptors_model_are_not_stored(tmp_path: Path) ->
     config = load_config({"state_dir": tmp_path, "models_dir": tmp_path}, {})
     async with create_task_group() as group:
         registry = Registry(config, group, lambda: None)
-        lease = registry.lease_descriptor(
-            "d", DescriptorFile(os.open(os.devnull, os.O_RDONLY), ()), 0
-        )
+        lease = registry.lease_descriptor("d", PassedFile(-1, 0, (), lambda: None), 0)
         registry.pin_model("d", 0, pinned=True)
         assert not (tmp_path / SETTINGS_FILE).exists()
         registry.pin_model("echo", 0, pinned=True)

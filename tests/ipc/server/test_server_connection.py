@@ -14,6 +14,7 @@ from anyio.lowlevel import checkpoint
 from inferd.backends.errors import ProtocolError
 from inferd.ipc.peer import peer_of
 from inferd.ipc.server import server_connection
+from inferd.ipc.server.client_descriptors import ClientDescriptors
 from inferd.ipc.server.server_connection import (
     OUTBOX_PAUSE_BYTES,
     OUTBOXES_BYTES_MAX,
@@ -48,8 +49,9 @@ async def pair(
 ) -> AsyncIterator[tuple[ServerConnection, socket.socket]]:
     ours, client = socket.socketpair()
     ours.setblocking(False)
+    user = ClientDescriptors().of_user(0)
     connection = ServerConnection(
-        ours, peer_of(ours), 8, outboxes or SharedLimit(OUTBOXES_BYTES_MAX)
+        ours, peer_of(ours), 8, user, outboxes or SharedLimit(OUTBOXES_BYTES_MAX)
     )
     with client, anyio.fail_after(10):
         yield connection, client

@@ -1,0 +1,30 @@
+"""The daemon's limit of open files, and the part of it that clients' descriptors may use."""
+
+from __future__ import annotations
+
+import resource
+from contextlib import suppress
+
+LIMIT_MAX = 1 << 20
+FILES_RESERVED = 256
+"""Files for workers (six each while they start), the journal, the log and the listeners."""
+DESCRIPTORS_MIN = 64
+
+
+def raise_open_files_limit() -> None:
+    """Raise this process's limit of open files as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = LIMIT_MAX if hard == resource.RLIM_INFINITY else min(hard, LIMIT_MAX)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        with suppress(OSError):  # a sandbox may forbid it
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def descriptors_max(connections_max: int) -> int:
+    """Return how many descriptors of clients the daemon may hold besides *connections_max*
+    connections and its own files.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        limit = LIMIT_MAX
+    return max(DESCRIPTORS_MIN, limit - connections_max - FILES_RESERVED)

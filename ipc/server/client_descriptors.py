@@ -1,0 +1,187 @@
+"""Descriptors that clients pass: their numbers by user, and the threads that operate on them.
+
+An operation on such a descriptor takes as long as its sender wants: the last close of a TCP socket
+with SO_LINGER, or the read or close of a file whose FUSE server does not answer. None runs on the
+event loop. A user's operations run in a thread of that user. A second one closes the user's
+connections, as unread messages hold descriptors, too, which the kernel then closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+import anyio
+
+from ...backends.errors import Busy, Timeout
+from .blocking_thread import BlockingThread
+
+MESSAGE_DESCRIPTORS_MAX = 253
+"""SCM_MAX_FD. A receiver with room for fewer has the kernel close the others on its thread."""
+OPERATION_S_MAX = 30.0
+"""The time that a call waits for an operation on its descriptor."""
+INTERRUPT_S = 0.01
+"""Interval at which closes are interrupted: a program can make sockets that linger for years."""
+USERS_MAX = 256
+"""Users with threads of their own; any more share the same two."""
+_SHARED = -1
+ResultT = TypeVar("ResultT")
+
+
+class UserDescriptors:
+    """The descriptors that one user's programs have passed, until they are closed."""
+
+    def __init__(self, everybody: ClientDescriptors, name: str):
+        self.count = 0
+        self.sockets_closing = 0
+        self._everybody = everybody
+        self._lock = threading.Lock()
+        self._operations = BlockingThread(f"descriptors-{name}")
+        self._sockets = BlockingThread(f"sockets-{name}")
+
+    async def run(self, operation: Callable[..., ResultT], *arguments: Any) -> ResultT:
+        """Run an operation on a descriptor, and return its result.
+
+        :raises Timeout: it takes longer than `OPERATION_S_MAX`.
+        """
+        future: Future[ResultT] = Future()
+        self._operations.submit(partial(_fulfil, future, operation, arguments))
+        try:
+            with anyio.fail_after(OPERATION_S_MAX):
+                return await asyncio.wrap_future(future)
+        except TimeoutError:
+            raise Timeout(
+                f"the descriptor could not be read within {OPERATION_S_MAX:g} s",
+                hint="pass a memfd, or a file on a file system that answers",
+                data={"seconds": OPERATION_S_MAX},
+            ) from None
+
+    def note_received(self, count: int) -> None:
+        """Count descriptors that have arrived."""
+        with self._lock:
+            self.count += count
+
+    def check_call(self) -> None:
+        """Check that a call may keep the descriptors that came with it.
+
+        :raises Busy: the user, or all users together, have passed too many.
+        """
+        self._check(0)
+
+    def check_read(self) -> None:
+        """Check that another message may be read. Calls that hold too many descriptors are refused
+        before; more remain only if they cannot be closed.
+
+        :raises Busy: too many of the user's descriptors are open.
+        """
+        if self.count:
+            self._check(MESSAGE_DESCRIPTORS_MAX)
+
+    def _check(self, reserve: int) -> None:
+        limits = self._everybody
+        if self.count > limits.user_max + reserve:
+            raise Busy(
+                f"programs of your user have passed {self.count} descriptors that are still open",
+                hint="wait for the answers to calls with descriptors, or raise"
+                " descriptors-user-max",
+                data={"descriptors_user_max": limits.user_max, "retry_after_s": 1.0},
+            )
+        if limits.count > limits.total_max + reserve:
+            raise Busy(
+                f"all programs together have passed {limits.count} descriptors that are still open",
+                hint="try again later, or raise the daemon's limit of open files (LimitNOFILE=)",
+                data={"descriptors_max": limits.total_max, "retry_after_s": 1.0},
+            )
+
+    def close(self, descriptors: Sequence[int]) -> None:
+        """Close descriptors that were counted, after the operations on them."""
+        if descriptors:
+            self._operations.submit(partial(self._close, descriptors), can_interrupt=True)
+            self._everybody.interrupt_soon()
+
+    def close_socket(self, sock: socket.socket) -> None:
+        """Close a connection's socket."""
+        with self._lock:
+            self.sockets_closing += 1
+        self._sockets.submit(partial(self._close_socket, sock), can_interrupt=True)
+        self._everybody.interrupt_soon()
+
+    def interrupt_closes(self) -> bool:
+        """Interrupt the closes under way; return whether there are any."""
+        return self._operations.interrupt() | self._sockets.interrupt()
+
+    def _close(self, descriptors: Sequence[int]) -> None:
+        for descriptor in descriptors:
+            with suppress(OSError):  # it is closed all the same
+                os.close(descriptor)
+            with self._lock:
+                self.count -= 1
+
+    def _close_socket(self, sock: socket.socket) -> None:
+        with suppress(OSError):
+            sock.close()
+        with self._lock:
+            self.sockets_closing -= 1
+
+
+def _fulfil(
+    future: Future[ResultT], operation: Callable[..., ResultT], arguments: Sequence[Any]
+) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = operation(*arguments)
+    except Exception as exc:  # it belongs to the call that waits
+        future.set_exception(exc)
+    else:
+        future.set_result(result)
+
+
+class ClientDescriptors:
+    """The passed descriptors of all users: *user_max* each, *total_max* together. Lives on the
+    event loop.
+    """
+
+    def __init__(self, user_max: int = 256, total_max: int = 1 << 20):
+        self.user_max, self.total_max = user_max, total_max
+        self._users: WeakValueDictionary[int, UserDescriptors] = WeakValueDictionary()
+        self._interrupts = False
+
+    def of_user(self, uid: int) -> UserDescriptors:
+        """Return a user's descriptors."""
+        if uid not in self._users and len(self._users) >= USERS_MAX:
+            uid = _SHARED
+        user = self._users.get(uid)
+        if user is None:
+            user = self._users[uid] = UserDescriptors(self, str(uid))
+        return user
+
+    @property
+    def count(self) -> int:
+        """The descriptors that are not closed yet."""
+        return sum(user.count for user in list(self._users.values()))
+
+    @property
+    def sockets_closing(self) -> int:
+        """The connections whose sockets are not closed yet."""
+        return sum(user.sockets_closing for user in list(self._users.values()))
+
+    def interrupt_soon(self) -> None:
+        """Interrupt closes that take long, until all are done."""
+        if not self._interrupts:
+            self._interrupts = True
+            asyncio.get_running_loop().call_later(INTERRUPT_S, self._interrupt)
+
+    def _interrupt(self) -> None:
+        self._interrupts = False
+        closing = [user.interrupt_closes() for user in list(self._users.values())]
+        if any(closing):
+            self.interrupt_soon()
