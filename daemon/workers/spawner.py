@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import signal
 import socket
 import subprocess
 import threading
@@ -90,9 +91,12 @@ class Spawner:
     def _run(self, number: int, started: threading.Event) -> None:
         """Start the requested processes until the process ends.
 
-        The garbage collector never runs here, as it could close sockets of other threads by their
-        numbers: nothing between two requests allocates an object that would start it.
+        The thread blocks all signals: Python's handler would write to the event loop's descriptor,
+        which this thread does not have. The garbage collector never runs here, as it could close
+        sockets of other threads by their numbers: nothing between two requests allocates an object
+        that would start it.
         """
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         _leave_descriptors(number)
         requests = socket.socket(fileno=os.dup(number))
         started.set()

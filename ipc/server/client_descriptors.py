@@ -24,13 +24,15 @@ import anyio
 from ...backends.errors import Busy, Timeout
 from .blocking_thread import BlockingThread
 
-MESSAGE_DESCRIPTORS_MAX = 253
-"""SCM_MAX_FD. A receiver with room for fewer has the kernel close the others on its thread."""
+SCM_MAX_FD = 253
+"""The kernel's bound of a message. It closes those for which a receiver has no room, on the
+receiver's thread.
+"""
 OPERATION_S_MAX = 30.0
 """The time that a call waits for an operation on its descriptor."""
 INTERRUPT_S = 0.01
 """Interval at which closes are interrupted: a program can make sockets that linger for years."""
-USERS_MAX = 256
+USERS_WITH_THREADS = 256
 """Users with threads of their own; any more share the same two."""
 _SHARED = -1
 ResultT = TypeVar("ResultT")
@@ -83,7 +85,7 @@ class UserDescriptors:
         :raises Busy: too many of the user's descriptors are open.
         """
         if self.count:
-            self._check(MESSAGE_DESCRIPTORS_MAX)
+            self._check(SCM_MAX_FD)
 
     def _check(self, reserve: int) -> None:
         limits = self._everybody
@@ -157,7 +159,7 @@ class ClientDescriptors:
 
     def of_user(self, uid: int) -> UserDescriptors:
         """Return a user's descriptors."""
-        if uid not in self._users and len(self._users) >= USERS_MAX:
+        if uid not in self._users and len(self._users) >= USERS_WITH_THREADS:
             uid = _SHARED
         user = self._users.get(uid)
         if user is None:

@@ -32,7 +32,7 @@ ACCEPTS_AT_ONCE = 16
 """Connections served before other events are handled."""
 CLOSED_AT_ONCE = 16
 """Connections that their clients have closed already, accepted for each one that is served."""
-SOCKETS_CLOSING_MAX = 128
+CLOSING_BACKLOG = 128
 """Closed connections that may still hold a descriptor each while more are accepted."""
 CLOSING_PAUSE_S = 0.01
 
@@ -102,7 +102,7 @@ class Server:
     async def _accept(self, listener: socket.socket, group: anyio.abc.TaskGroup) -> None:
         while True:
             await anyio.wait_readable(listener)
-            if self.descriptors.sockets_closing > SOCKETS_CLOSING_MAX:
+            if self.descriptors.sockets_closing > CLOSING_BACKLOG:
                 await anyio.sleep(CLOSING_PAUSE_S)
                 continue
             try:
@@ -269,5 +269,5 @@ def accept_open(listener: socket.socket) -> socket.socket | None:
             is_open = False
         if is_open:
             return sock
-        sock.close()
+        sock.close()  # nothing is unread, so no descriptor that could block is closed with it
     return None

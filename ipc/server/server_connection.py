@@ -15,7 +15,7 @@ from ...backends.errors import Busy, InvalidArgument, ProtocolError
 from ...wire.frames import READ_BYTES, pack_frame
 from ..messages import Kind
 from ..peer import Peer
-from .client_descriptors import MESSAGE_DESCRIPTORS_MAX, UserDescriptors
+from .client_descriptors import SCM_MAX_FD, UserDescriptors
 from .shares import SharedLimit
 
 DESCRIPTORS_MAX = 16
@@ -234,7 +234,7 @@ class ServerConnection:
         try:
             # With room for all: the kernel would close the others here, which can block the loop.
             data, descriptors, _, _ = socket.recv_fds(
-                self._sock, READ_BYTES, MESSAGE_DESCRIPTORS_MAX, _CLOSE_ON_EXEC
+                self._sock, READ_BYTES, SCM_MAX_FD, _CLOSE_ON_EXEC
             )
         except BlockingIOError:
             return None

@@ -13,8 +13,8 @@ import pytest
 from inferd.backends.errors import Busy, InvalidArgument, Timeout
 from inferd.ipc.server import client_descriptors
 from inferd.ipc.server.client_descriptors import (
-    MESSAGE_DESCRIPTORS_MAX,
-    USERS_MAX,
+    SCM_MAX_FD,
+    USERS_WITH_THREADS,
     ClientDescriptors,
 )
 
@@ -107,7 +107,7 @@ async def test_calls_are_refused_from_the_users_limit_on_and_messages_later() ->
     assert refused.value.data["descriptors_user_max"] == 10
     user.check_read()
     other.check_call()
-    user.note_received(MESSAGE_DESCRIPTORS_MAX)
+    user.note_received(SCM_MAX_FD)
     with pytest.raises(Busy):
         user.check_read()
     other.check_read()
@@ -125,6 +125,6 @@ async def test_calls_are_refused_from_the_limit_of_all_users_on() -> None:
 
 async def test_users_beyond_the_bound_share_their_threads() -> None:
     everybody = ClientDescriptors()
-    users = [everybody.of_user(uid) for uid in range(USERS_MAX)]
-    assert everybody.of_user(USERS_MAX) is everybody.of_user(USERS_MAX + 1)
+    users = [everybody.of_user(uid) for uid in range(USERS_WITH_THREADS)]
+    assert everybody.of_user(USERS_WITH_THREADS) is everybody.of_user(USERS_WITH_THREADS + 1)
     assert everybody.of_user(0) is users[0]
