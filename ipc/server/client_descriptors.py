@@ -33,7 +33,7 @@ OPERATION_S_MAX = 30.0
 INTERRUPT_S = 0.01
 """Interval at which closes are interrupted: a program can make sockets that linger for years."""
 USERS_WITH_THREADS = 256
-"""Users with threads of their own; any more share the same two."""
+"""Users with threads of their own; further users share two."""
 _SHARED = -1
 ResultT = TypeVar("ResultT")
 
