@@ -10,7 +10,7 @@ HEAD = """\
 # Settings
 
 `make docs` generates this page from the code. A setting is a key under `[daemon]` in the file, a
-variable such as `INFERD_SESSIONS_MAX` in the environment, or `inferd serve --set sessions-max=400`.
+variable such as `INFERD_SESSIONS_MAX` in the environment, or `inferd serve --set sessions-max=200`.
 The flag overrides the environment, and the environment overrides the file. The machine's service
 sets `socket`, `models-dir` and `state-dir` in its environment, so its file cannot change them.
 
