@@ -15,6 +15,8 @@ TOOLS_MAX = 128
 TOOLS_BYTES_MAX = 256 << 10
 ARGUMENTS_MAX = 64
 ARGUMENTS_BYTES_MAX = 64 << 10
+CONTAINERS_MAX = 8000
+"""Opening brackets of a value's JSON: counting its memory takes up to 3 us for each."""
 DEPTH_MAX = 12
 """Levels that one value may nest. The reply to `parameters` has it at depth 4 of a frame, which may
 nest 16 deep.
@@ -76,6 +78,8 @@ def _as_json(value: Any, bytes_max: int) -> Any:
         text = value.encode() if isinstance(value, str) else msgspec.json.encode(value)
         if len(text) > bytes_max:
             raise ValueError(f"{len(text)} bytes of JSON; {bytes_max} at most")
+        if (count := text.count(b"[") + text.count(b"{")) > CONTAINERS_MAX:
+            raise ValueError(f"{count} opening brackets; {CONTAINERS_MAX} at most")
         decoded = decode_json(text)
     except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError, RecursionError):
         raise ValueError(f"{shorten(value)} is not JSON") from None

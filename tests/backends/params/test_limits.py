@@ -17,6 +17,7 @@ from inferd.backends.params import (
     parse_json_options,
     read_options,
 )
+from inferd.backends.params.chat_options import CONTAINERS_MAX
 from inferd.backends.params.json_texts import (
     JSON_BYTES_MAX,
     JSON_ITEMS_MAX,
@@ -111,7 +112,9 @@ def test_a_too_large_json_text_of_options_keeps_its_error() -> None:
     with pytest.raises(TooLarge):
         parse_json_options(" " * (JSON_BYTES_MAX + 1))
     with pytest.raises(TooLarge):
-        read_options({"tools": "[" + "{}," * JSON_ITEMS_MAX + "{}]"})
+        read_options({"tools": "[" + "1," * JSON_ITEMS_MAX + "1]"})
+    with pytest.raises(InvalidArgument, match=f"brackets; {CONTAINERS_MAX} at most"):
+        read_options({"tools": "[" + "{}," * CONTAINERS_MAX + "{}]"})
     with pytest.raises(InvalidEncoding):
         parse_json_options("[" * 1000)
 
