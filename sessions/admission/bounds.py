@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
@@ -73,7 +74,8 @@ class AdmissionBounds:
     tasks_owner_max: int
     prompt_tokens_max: int = 1 << 20
     prompt_tokens_owner_max: int = 1 << 19
-    sessions_owner_max: int = 100
+    sessions_owner_max: int = 0
+    """0: as many as all users together."""
     session_bytes_owner_max: int = 128 << 20
     quota_of: Callable[[int], Quota] = lambda _: NO_QUOTA
 
@@ -82,7 +84,7 @@ class AdmissionBounds:
         quota = self.quota_of(owner)
         if quota.sessions_max is not None:
             return Bound(quota.bound("sessions-max"), quota.sessions_max)
-        return Bound("sessions-user-max", self.sessions_owner_max)
+        return Bound("sessions-user-max", self.sessions_owner_max or sys.maxsize)
 
     def session_bytes_bound(self, owner: int) -> Bound:
         """Return the bound on the bytes of a user's sessions and graphs."""

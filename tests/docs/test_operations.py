@@ -84,7 +84,7 @@ def test_the_commands_of_the_page_lead_from_an_empty_machine_and_back(machine: M
 
     examined, *_, shown = do(machine, "Diagnosis")
     assert " ok, " in examined and (machine.home / "inferd-report.txt").is_file()
-    assert "sessions-max = 200  # default" in shown
+    assert "sessions-max = 100  # default" in shown
 
     say(machine, "before the upgrade")
     pid = machine.service.pid if machine.service else 0

@@ -44,7 +44,7 @@ def test_without_any_source_the_defaults_apply(tmp_path: Path) -> None:
     assert config.models_dir == tmp_path / ".local/share/inferd/models"
     assert config.state_dir == tmp_path / ".local/state/inferd"
     assert config.cores >= 1
-    assert (config.sessions_max, config.idle_timeout_ms) == (200, 300_000)
+    assert (config.sessions_max, config.idle_timeout_ms) == (100, 300_000)
     assert config.models == {} and config.defaults == {}
 
 
@@ -86,7 +86,7 @@ def test_the_file_is_found(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_empty_environment_variable_is_unset() -> None:
-    assert load_config({}, {"INFERD_SESSIONS_MAX": ""}).sessions_max == 200
+    assert load_config({}, {"INFERD_SESSIONS_MAX": ""}).sessions_max == 100
 
 
 def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
