@@ -21,6 +21,8 @@ from .table import BY_NAME, BY_SPELLING, SAMPLERS, TENSOR_SPLIT_MAX, Kind, Level
 
 KEY_CHARACTERS_MAX = 100
 """A longer key is not a misspelling: messages shorten it and suggest no other."""
+BIASES_MAX = 5000
+"""Pairs of `logit-bias`: each takes 3 us until its turn is submitted."""
 KEYS_MAX = 256
 """Keys of one object and its sections."""
 ERRORS_MAX = 16
@@ -244,7 +246,8 @@ def _read_biases(_: Parameter, value: Any) -> list[list[Any]]:
     pairs = [[_bias_key(k), v] for k, v in value.items()] if isinstance(value, dict) else value
     if not isinstance(pairs, list):
         raise ValueError(f"{shorten(value)} is neither a list of pairs nor a map")
-    _check_length(pairs)
+    if len(pairs) > BIASES_MAX:
+        raise ValueError(f"{len(pairs)} items; {BIASES_MAX} at most")
     return [_bias(pair) for pair in pairs]
 
 
