@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from contextlib import suppress
 
 import anyio
 import psutil
 
-from bench.daemon import configuration, options
+from bench.daemon import options
 from bench.machine import MODEL
 from inferd import AsyncClient, InferdError
 from inferd.testing import RunningDaemon, running_daemon
@@ -28,11 +29,11 @@ STORY = "Once upon a time there was a king who had three sons. " * 3
 class Readers:
     """The readers of one daemon; `whole` counts their turns."""
 
-    def __init__(self, daemon: RunningDaemon, model: str, seconds: float):
+    def __init__(self, daemon: RunningDaemon, seconds: float, *, is_echo: bool):
         self.whole = [0] * (STREAMS + PULLS)
         self.errors: list[str] = []
         self.kills = 0
-        self._daemon, self._model = daemon, model
+        self._daemon, self._is_echo = daemon, is_echo
         self._ends_at_s = time.monotonic() + seconds
 
     async def run(self) -> None:
@@ -61,11 +62,11 @@ class Readers:
     async def _read_turn(self, client: AsyncClient, number: int) -> bool:
         """Read a turn; return whether it was whole."""
         text = f"{number} {STORY}"
-        async with client.session(self._model, raw=True) as session:
+        async with client.session("killed", raw=True) as session:
             await session.set_options(options(TOKENS))
             turn = session.stream(text) if number < STREAMS else session.pull(text)
             pieces = [piece async for piece in turn]
-            if self._model == "killed":
+            if self._is_echo:
                 return "".join(pieces) == text[:TOKENS]
             return bool(session.metadata["output_tokens"] == TOKENS)
 
@@ -77,16 +78,16 @@ def main() -> None:
     parser.add_argument("--echo", action="store_true", help="the echo model, which loads at once")
     arguments = parser.parse_args()
     echo = f"[models.killed]\n{ECHO}[models.killed.echo]\nstep_ms = 20\n"
-    config = echo if arguments.echo else configuration(STREAMS + PULLS, 512)
+    real = f'[models.killed]\nfile = "{MODEL}"\nslots = {STREAMS + PULLS}\nctx-size = 512\n'
+    config = echo if arguments.echo else real
     with running_daemon(config) as daemon:
-        model = "killed" if arguments.echo else MODEL.stem
-        readers = Readers(daemon, model, arguments.seconds)
+        readers = Readers(daemon, arguments.seconds, is_echo=arguments.echo)
         anyio.run(readers.run)
         deaths, refused = daemon.log.count("worker.died"), daemon.log.count("task.quarantined")
     print(
         f"{readers.kills} kills, {deaths} of loaded workers: {sum(readers.whole)} turns whole, at"
         f" least {min(readers.whole)} of each reader; {refused} tasks quarantined, errors:"
-        f" {', '.join(readers.errors) or 'none'}"
+        f" {dict(Counter(readers.errors)) or 'none'}"
     )
 
 
