@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from inferd import Client
-from inferd.backends.errors import WorkerCrashed
+from inferd.backends.errors import LoadFailed
 from inferd.daemon.config.sources import load_config
 from inferd.daemon.doctor import report_log as doctor_log
 from inferd.daemon.doctor.checks.units import Units
@@ -218,7 +218,7 @@ def test_a_report_has_the_errors_of_a_log_without_its_texts(tmp_path: Path) -> N
             session.chat(SECRET)
         with (
             client.session("bad", session_id=f"{DIARY}-2") as session,
-            pytest.raises(WorkerCrashed),
+            pytest.raises(LoadFailed),
         ):
             session.chat(SECRET)
         assert SECRET in log.read_text(), "there is something to leave out"
