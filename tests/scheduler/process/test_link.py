@@ -13,7 +13,7 @@ import pytest
 
 from inferd.scheduler import messages as m
 from inferd.scheduler.process.link import SocketLink
-from inferd.wire.frames import FrameReader, pack_frame
+from inferd.wire.frames import ANY_LENGTH, FrameReader, pack_frame
 
 SELECT_MAX = 1024
 """`select` rejects descriptors from this number on (FD_SETSIZE)."""
@@ -63,7 +63,7 @@ def test_a_link_drains_on_a_high_descriptor_number(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     daemon, worker = pair
-    link, frames = SocketLink(worker), FrameReader()
+    link, frames = SocketLink(worker), FrameReader(ANY_LENGTH)
     daemon.settimeout(20)
     link.send_reports([MUCH])
     link.drain(0.01)  # without a reader it returns after the timeout
