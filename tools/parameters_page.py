@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from inferd.backends.params.ignored_keys import IGNORED_KEYS
+from inferd.backends.params.parameter_table import PARAMETERS, Parameter
 from inferd.backends.params.parameters_schema import columns
-from inferd.backends.params.table import PARAMETERS, Parameter
 
 __all__ = ("page",)
 
@@ -19,8 +19,8 @@ def page() -> str:
 _INTRODUCTION = """\
 # Parameters
 
-`make docs` writes this page from the table in `backends/params/table.py`, and the same parameters
-as a JSON schema: [parameters.schema.json](parameters.schema.json).
+`make docs` writes this page from the table in `backends/params/parameter_table.py`, and the same
+parameters as a JSON schema: [parameters.schema.json](parameters.schema.json).
 
 Parameters are set in the configuration (`[defaults]`, `[models.NAME]`), in JSON (`set_input` at
 index 1, `config`, `builders[1]`) and in `options`. `_` and `-` are equivalent. The second column

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from .json_texts import decode_json, nests_deeper
-from .table import Parameter
+from .parameter_table import Parameter
 
 TOOLS_MAX = 128
 TOOLS_BYTES_MAX = 256 << 10

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from .table import PARAMETERS, SAMPLERS, Kind, Parameter
+from .parameter_table import PARAMETERS, SAMPLERS, Kind, Parameter
 
 _TEXT_OR_LIST = ["string", "array"]
 _TYPES: dict[Kind, tuple[str, dict[str, Any]]] = {

@@ -16,8 +16,16 @@ from .adapter_scales import check_distinct, read_scales
 from .chat_options import read_arguments, read_choice, read_tools
 from .ignored_keys import IGNORED_KEYS
 from .json_texts import JSON_BYTES_MAX, decode_json
+from .parameter_table import (
+    BY_NAME,
+    BY_SPELLING,
+    SAMPLERS,
+    TENSOR_SPLIT_MAX,
+    Kind,
+    Level,
+    Parameter,
+)
 from .stop_forms import FORMS, read_token, read_triggers
-from .table import BY_NAME, BY_SPELLING, SAMPLERS, TENSOR_SPLIT_MAX, Kind, Level, Parameter
 
 KEY_CHARACTERS_MAX = 100
 """A longer key is not a misspelling: messages shorten it and suggest no other."""

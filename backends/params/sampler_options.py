@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidArgument
+from .parameter_table import BY_NAME, DRY_BREAKERS, SAMPLERS_DEFAULT
 from .stop_options import STOPPING_RULES, Adjustment, Rule, fields_of
-from .table import BY_NAME, DRY_BREAKERS, SAMPLERS_DEFAULT
 
 _BREAKERS_MAX, _BREAKER_CHARACTERS_MAX = 8, 40
 """Creating a sampler with one takes 12 ms with 262k tokens (Gemma); the engine waits meanwhile."""

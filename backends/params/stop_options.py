@@ -10,7 +10,7 @@ import msgspec
 
 from ..errors import InvalidArgument
 from ..incremental_regex import STEPS_MAX, WEIGHT_MAX, Pattern
-from .table import BY_NAME
+from .parameter_table import BY_NAME
 
 COMPLETE = ("json", "fence", "sentence")
 PATTERNS_MAX = 8
