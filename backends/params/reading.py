@@ -29,7 +29,7 @@ from .stop_forms import FORMS, read_token, read_triggers
 
 KEY_CHARACTERS_MAX = 100
 """A longer key is not a misspelling: messages shorten it and suggest no other."""
-BIASES_MAX = 5000
+BIASES_MAX = 2500
 """Pairs of `logit-bias`: each takes 3 us until its turn is submitted."""
 KEYS_MAX = 256
 """Keys of one object and its sections."""

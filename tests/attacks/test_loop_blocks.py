@@ -203,8 +203,8 @@ VALUES: dict[str, list[Any]] = {
     "texts": [texts(10_000), texts(31_000), ["a" * 1000] * 1000],
     "samplers": ["k" * SPACE, ["penalties"] * 10_000, ["penaltiez"] * 31_000, "penaltiez," * 90],
     "biases": [
-        [[i, 1.0] for i in range(5000)],
-        {f"{i}": 1 for i in range(5000)},
+        [[i, 1.0] for i in range(2500)],
+        {f"{i}": 1 for i in range(2500)},
         [[]] * 31_000,
     ],
     "shares": ["1," * (SPACE // 2), [1] * SPACE],

@@ -211,8 +211,8 @@ def test_a_session_is_deleted_by_the_date_at_the_start() -> None:
 # Modules that read the date.
 
 DATES = {
-    "backends/llama/text/template.py": "a chat template may say today's date",
-    "daemon/app.py": "a number that no daemon had before, where none can be kept",
+    "backends/llama/text/sandbox.py": "a chat template may say today's date",
+    "daemon/state_directory.py": "a number that no daemon had before, where none can be kept",
     "daemon/models/persisted.py": "the name of a damaged file",
     "daemon/traces/export.py": "the dates of spans, beside those of other programs",
     "sessions/journal/entries.py": "the date at the start",

@@ -124,7 +124,7 @@ def test_tools_are_a_list_or_its_json_text() -> None:
     ("tools", "why"),
     [
         ({}, "not a list"),
-        ("[", "is not JSON"),
+        ("[", "is not valid JSON"),
         ([1], "Expected `object`"),
         ([{"type": "function"}], "field `function`"),
         ([{"function": {"name": "f"}}], "field `type`"),

@@ -150,6 +150,6 @@ def test_nothing_that_a_client_legitimately_sends_is_near_the_bounds() -> None:
             },
         },
     }
-    options = {"tools": [tool] * 128, "stop": ["\n\n"] * 100, "logit-bias": [[1, 1.0]] * 5000}
+    options = {"tools": [tool] * 128, "stop": ["\n\n"] * 100, "logit-bias": [[1, 1.0]] * 2500}
     values = read_options(msgspec.msgpack.decode(msgspec.msgpack.encode(options))).values
     assert parse_json_options(json.dumps(options)).values == values

@@ -146,7 +146,7 @@ def test_a_line_break_in_a_session_s_name_starts_no_line() -> None:
     ):
         for command in (("top", "--once", "-n", "0.1"), ("sessions",)):
             text = inferd(*command, socket=daemon.socket).stdout
-            assert "mine MODEL  STATE forged" in text
+            assert r"mine MODEL  STATE\u2028forged" in text
 
 
 @pytest.mark.parametrize("interval", ["0", "-1", "1e9"])
