@@ -72,7 +72,7 @@ def load_model(spec: ModelSpec, progress: LoadProgress) -> Model:
         model.
     :raises InvalidArgument: an option of *spec* is wrong.
     :raises LoadFailed: the file is missing, unreadable, damaged or of an unknown kind.
-    :raises OutOfMemory: there is no memory for the context.
+    :raises OutOfMemory: the context does not fit in memory.
     :raises Cancelled: *progress* returned False.
     """
     model: Model = _import_from(_LOADERS, spec)(spec, progress)

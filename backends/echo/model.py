@@ -81,7 +81,7 @@ class EchoModel(EchoContext):
         return str(messages[-1]["content"]) if messages else ""
 
     def prepare_rendering(self) -> None:
-        """Do nothing: there is no template."""
+        """Do nothing: the echo model has no template."""
 
     def sampler(
         self, params: SamplingParams, prompt: Sequence[int], answer: Sequence[int] = ()

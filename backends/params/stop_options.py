@@ -138,13 +138,13 @@ def _check_triggers(a: Adjustment) -> None:
     tokens = sum(kind == "token" for kind, _ in triggers)
     a.limit("grammar-triggers", tokens, TOKENS_MAX, "tokens")
     if a.value_of("grammar-lazy") and not triggers:
-        a.errors.append("grammar-lazy: there are no grammar-triggers to start the grammar")
+        a.errors.append("grammar-lazy: grammar-triggers are missing, which start the grammar")
     if triggers and a.values.get("grammar-lazy") is False:
         reason = "grammar-lazy is false: the grammar applies from the beginning"
         a.adjust("grammar-triggers", reason, [])
     for name in ("grammar-triggers", "stop-grammar"):
         if a.value_of(name) and not a.has_grammar:
-            a.reasons[name] = "there is no grammar"
+            a.reasons[name] = "it needs a grammar"
 
 
 STOPPING_RULES: tuple[Rule, ...] = (_check_patterns, _check_stops, _check_triggers)

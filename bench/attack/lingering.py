@@ -1,4 +1,4 @@
-"""TCP sockets whose last close blocks: SO_LINGER, and data that nobody reads."""
+"""TCP sockets whose last close blocks: SO_LINGER and unread data."""
 
 from __future__ import annotations
 

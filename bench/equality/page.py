@@ -101,7 +101,7 @@ def _differences(comparison: Comparison) -> Iterator[str]:
     yield ""
     different = [row for row in comparison.rows if not row.same]
     if not different:
-        yield "There are no differences."
+        yield "No differences were found."
         yield ""
         return
     reproduced = sum(row.evidence is not None and row.evidence.is_reproduced for row in different)

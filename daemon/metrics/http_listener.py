@@ -146,8 +146,8 @@ class MetricsServer:
 
 
 def _listening_socket(address: Address) -> socket.socket:
-    """Return a socket that listens at *address*. A Unix socket is its owner's alone, and replaces
-    one that nobody listens on.
+    """Return a socket that listens at *address*. Only its owner may connect to a Unix
+    socket; it replaces one whose process has exited.
 
     :raises OSError: the address cannot be bound.
     """
@@ -169,7 +169,7 @@ def _listening_socket(address: Address) -> socket.socket:
 
 
 def _is_stale(path: Path) -> bool:
-    """Return whether nobody listens on the Unix socket at *path*."""
+    """Return whether the Unix socket at *path* refuses connections: its process has exited."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         return probe.connect_ex(str(path)) == errno.ECONNREFUSED

@@ -44,7 +44,7 @@ class PersistedSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def version_checksum(version: int) -> int:
-    """Return the checksum by which a newer version is told from a damaged one."""
+    """Return the checksum that distinguishes a newer version from a damaged one."""
     return zlib.crc32(f"inferd models {version}".encode())
 
 

@@ -50,7 +50,7 @@ class LocalFile:
         try:
             path = self.path.resolve(strict=True)
         except (OSError, RuntimeError):
-            raise NotFound(f"there is no file {self.path}", hint="check the path") from None
+            raise NotFound(f"the file {self.path} does not exist", hint="check the path") from None
         if not path.is_file():
             raise InvalidArgument(f"{self.path} is not a file", hint="name a GGUF file")
         part.stage = "copying"

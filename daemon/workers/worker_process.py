@@ -19,7 +19,7 @@ from .spawner import SpawnedProcess, start_spawner
 QUIT_S = 5.0
 """The time after which a process with a closed socket is killed if it still runs."""
 KILLED_S = 10.0
-"""The time after which a killed process is no longer waited for."""
+"""Maximum wait for a killed process to exit."""
 BUILD_ID = build_id()
 """The build that this daemon runs: an upgrade may replace the files meanwhile."""
 SPINS, SPIN_COUNT = "GOMP_SPINCOUNT", 10_000

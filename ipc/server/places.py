@@ -61,7 +61,7 @@ class Places(Generic[H]):
     def take_place(self, newcomer: H) -> H | None:
         """Give a connection a place; return the connection to close for it, if there is one.
 
-        :raises Busy: there is no place, and no other user's connection may be closed.
+        :raises Busy: all places are taken, and no connection may be closed for this one.
         """
         closed = None
         if not self._is_free_for(newcomer):

@@ -43,7 +43,7 @@ def _time_bounds(task: Task, settings: EngineSettings) -> Iterator[tuple[float, 
         yield task.arrived_at + spec.queue_timeout_s, "queue", text
     if task.unread_since is not None:
         seconds = settings.reader_timeout_s
-        yield task.unread_since + seconds, "reader", f"nobody has read the stream for {seconds:g} s"
+        yield task.unread_since + seconds, "reader", f"the stream was not read for {seconds:g} s"
     if task.conditions is None or started is None:
         return
     # Bounds on its own time: since its first slot, parked or not.

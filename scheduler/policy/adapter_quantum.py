@@ -13,7 +13,7 @@ from ..task import Task
 from .plan import Order
 
 ADAPTER_SETS_MAX = 256
-"""Adapter sets whose last quantum is remembered: there are no more slots."""
+"""Adapter sets whose last quantum is remembered: as many as a model has slots at most."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class Renderer:
         self._sandbox: SandboxProcess | None = None
         self._lock = threading.Lock()
         self._begun: _Rendering | None = None
-        """The rendering whose request was sent, and whose reply nobody waits for yet."""
+        """The rendering that was sent to the process and is not awaited yet."""
         self._defect: Exception | None = None
         """Why the template does not compile: it never will."""
 

@@ -84,4 +84,4 @@ def embed(
 def _lines() -> list[str]:
     if not sys.stdin.isatty() and (lines := read_input().splitlines()):
         return lines
-    raise typer.BadParameter("there is no TEXT")
+    raise typer.BadParameter("TEXT is missing")

@@ -82,7 +82,7 @@ def _prompt(prompt: str | None) -> str:
     if prompt is not None and prompt != "-":
         return prompt
     if prompt is None and sys.stdin.isatty():
-        raise typer.BadParameter("there is no PROMPT; for a conversation: `inferd chat MODEL`")
+        raise typer.BadParameter("PROMPT is missing; for a conversation: `inferd chat MODEL`")
     return read_input()
 
 

@@ -42,7 +42,7 @@ def template(
     conversation += _list_in(messages)
     conversation += [{"role": "user", "content": prompt}] if prompt is not None else []
     if not conversation:
-        raise typer.BadParameter("there is no PROMPT and no --messages")
+        raise typer.BadParameter("PROMPT or --messages is missing")
     with client_of(socket) as client:
         graph = client.load_by_name(model)
         text = client.apply_template(

@@ -78,7 +78,7 @@ def rm(
     files = files_of(name, directory)
     if not files:
         raise ModelNotFound(
-            f"there is no file {directory / name}.gguf",
+            f"the file {directory / name}.gguf does not exist",
             hint="only files in the models directory are removed; `inferd models` shows all",
         )
     size = sum(path.lstat().st_size for path in files)

@@ -132,7 +132,7 @@ def unpin(name: ModelName, socket: SocketPath = None, as_json: JsonOutput = Fals
     """End the exemption of a model from eviction."""
     with client_of(socket) as client:
         client.unpin(name)
-    write_result(as_json, {"unpinned": name}, f"{name} is no longer pinned")
+    write_result(as_json, {"unpinned": name}, f"unpinned {name}")
 
 
 def add_adapter(
@@ -167,4 +167,4 @@ def rm_adapter(
     """Remove an adapter from a model."""
     with client_of(socket) as client:
         client.remove_adapter(model, adapter, force=force)
-    write_result(as_json, {"removed": adapter}, f"{model} no longer has the adapter {adapter}")
+    write_result(as_json, {"removed": adapter}, f"removed the adapter {adapter} from {model}")

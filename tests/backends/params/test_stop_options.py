@@ -120,7 +120,7 @@ def test_an_invalid_form_is_refused_with_its_key(document: dict[str, Any], says:
         ({"stop-patterns": ["a{900}", "b{900}"]}, f"through 1802 states; {WEIGHT_MAX} at most"),
         ({"stop-complete": ["poem"]}, "'poem'; there are json, fence, sentence"),
         ({"stop-tokens": [1] * (TOKENS_MAX + 1)}, f"{TOKENS_MAX} at most"),
-        ({"grammar-lazy": True, "grammar": "root ::= [a]"}, "no grammar-triggers"),
+        ({"grammar-lazy": True, "grammar": "root ::= [a]"}, "grammar-triggers are missing"),
         ({"grammar-triggers": [["pattern", "a$"]]}, "cannot be decided"),
         ({"grammar-triggers": [["word", "a" * 600]]}, "600 characters"),
         ({"grammar-triggers": [["word", "a"]] * (TRIGGERS_MAX + 1)}, f"{TRIGGERS_MAX} at most"),

@@ -7,6 +7,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -438,7 +439,10 @@ def test_descriptors_of_refused_calls_are_closed(daemon: RunningDaemon) -> None:
             with pytest.raises(UnsupportedOperation):
                 client.call("no_such_call", [file.fileno()], fd=0)
 
-        assert descriptors_of(daemon) == before
+        ends_at_s = time.monotonic() + 10  # connections of the tests before may still close
+        while descriptors_of(daemon) > before and time.monotonic() < ends_at_s:
+            time.sleep(0.01)
+        assert descriptors_of(daemon) <= before
 
 
 def test_a_refused_calls_descriptor_never_serves_the_next_call(daemon: RunningDaemon) -> None:
