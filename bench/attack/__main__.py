@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import statistics
 import sys
@@ -34,37 +35,75 @@ SECONDS = 8.0
 BEFORE_S = 1.5
 """Time from the attacker's start to the begin of the measurement."""
 ROUNDS = 3
-SLOTS, CTX_SIZE = 4, 8192
+SLOTS, CTX_SIZE = 8, 16384
+"""More slots than all attacks together have streams: the victim never waits for one."""
 SETTINGS = {"socket-mode": "0666"}
+BUSY = """
+import sys, time
+while True:
+    end = time.thread_time() + 0.005 * float(sys.argv[1])
+    begin = time.monotonic()
+    while time.thread_time() < end: pass
+    time.sleep(max(begin + 0.005 - time.monotonic(), 0))
+"""
+"""A program that keeps a share of one core busy."""
 
 
 @asynccontextmanager
-async def program(name: str, socket: str, seconds: float) -> AsyncIterator[None]:
+async def program(name: str, socket: str, seconds: float) -> AsyncIterator[psutil.Process]:
     """Run a program as the attacking user."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.attack.program", name, socket, MODEL.stem, str(seconds)),
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
-        yield
+        yield psutil.Process(process.pid)
     finally:
         if process.returncode is None:
             process.kill()
         await process.wait()
 
 
-async def measure(name: str, seconds: float) -> VictimFigures:
-    """Start a daemon and the program *name*, and measure a victim beside it."""
+async def measure(name: str, seconds: float, busy: float = 0.0) -> VictimFigures:
+    """Start a daemon and the program *name*, and measure a victim beside it.
+
+    In addition, *busy* cores are kept busy, as the attacker's own process keeps them.
+    """
     with tempfile.TemporaryDirectory(prefix="inferd-attack-") as folder:
         os.chmod(folder, 0o711)
         text = daemon.configuration(SLOTS, CTX_SIZE, SETTINGS)
         async with daemon.running(text, Path(folder)) as ours:
             await _load_model(str(ours.socket))
-            async with program(name, str(ours.socket), BEFORE_S + seconds + 5):
+            async with (
+                program(name, str(ours.socket), BEFORE_S + seconds + 5) as process,
+                keeping_busy(busy),
+            ):
                 await asyncio.sleep(BEFORE_S)
                 memory = asyncio.create_task(_largest_rss_mb(ours.process, seconds))
+                before_s = _cpu_s(process)
                 figures = await _measure_as_victim(str(ours.socket), seconds)
-                return replace(figures, daemon_mb=await memory)
+                used = (_cpu_s(process) - before_s) / seconds
+                return replace(figures, daemon_mb=await memory, program_cores=used)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    return sum(process.cpu_times()[:4])
+
+
+@asynccontextmanager
+async def keeping_busy(cores: float) -> AsyncIterator[None]:
+    """Keep that many cores busy, each with a process that sleeps for the rest of its time."""
+    count = math.ceil(cores)
+    processes = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", BUSY, str(cores / count))
+        for _ in range(count)
+    ]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            await process.wait()
 
 
 async def _largest_rss_mb(process: psutil.Process, seconds: float) -> float:
@@ -95,25 +134,39 @@ def median_of(measured: Sequence[VictimFigures]) -> VictimFigures:
         call_p99_ms=statistics.median(f.call_p99_ms for f in measured),
         call_worst_ms=statistics.median(f.call_worst_ms for f in measured),
         daemon_mb=max(f.daemon_mb for f in measured),
+        program_cores=statistics.median(f.program_cores for f in measured),
         errors=tuple(sorted({error for f in measured for error in f.errors})),
     )
 
 
 async def run(arguments: argparse.Namespace, console: Console) -> list[Measurement]:
-    """Measure the chosen attacks, each in rounds that alternate with the ordinary program."""
+    """Measure the chosen attacks, each in rounds that alternate with the ordinary program.
+
+    The attacker's own process takes CPU time from the model, which no daemon can prevent: so the
+    victim is also measured beside the ordinary program and a process that uses as much.
+    """
     chosen = [ATTACKS[name] for name in arguments.attack if name != ALL]
     if ALL in arguments.attack:
         streams = sum(attack.streams for attack in ATTACKS.values())
         chosen.append(Attack(ALL, "All attacks at once", lambda _: None, streams))
     measurements = []
     for attack in chosen:
+        ordinary = f"{ORDINARY}:{attack.streams}"
         beside: list[VictimFigures] = []
+        busy: list[VictimFigures] = []
         attacked: list[VictimFigures] = []
         for _ in range(arguments.rounds):
-            beside.append(await measure(f"{ORDINARY}:{attack.streams}", arguments.seconds))
-            attacked.append(await measure(attack.name, arguments.seconds))
+            beside.append(await measure(ordinary, arguments.seconds))
+            attacked.append(figures := await measure(attack.name, arguments.seconds))
+            more = max(figures.program_cores - beside[-1].program_cores, 0.0)
+            busy.append(await measure(ordinary, arguments.seconds, more))
         measurement = Measurement(
-            attack.name, attack.title, attack.streams, median_of(beside), median_of(attacked)
+            attack.name,
+            attack.title,
+            attack.streams,
+            median_of(beside),
+            median_of(busy),
+            median_of(attacked),
         )
         print_measurement(measurement, attack.pace_least, console)
         measurements.append(measurement)

@@ -14,6 +14,8 @@ from tools.build_engine import ROOT
 from .victim import VictimFigures
 
 RESULTS = ROOT / "bench" / "results" / "attacks.json"
+RESULTS_BEFORE = RESULTS.with_name("attacks_before.json")
+"""The results of the version before the bounds were built, with the same attacks."""
 PAGE = ROOT / "docs" / "security.md"
 BEGIN = "<!-- written by `make attack` -->"
 END = "<!-- end -->"
@@ -22,18 +24,27 @@ CALL_P99_MS_MAX = 50.0
 
 @dataclass(frozen=True)
 class Measurement:
-    """A victim's figures beside an ordinary program and beside an attack."""
+    """A victim's figures beside other programs."""
 
     name: str
     title: str
     streams: int
     ordinary: VictimFigures
+    """Beside an ordinary program."""
+    busy: VictimFigures
+    """Beside an ordinary program and a process that uses as much CPU time as the attacker's."""
     attacked: VictimFigures
+    """Beside the attack."""
 
     @property
     def pace(self) -> float:
-        """The victim's pace under attack, as a ratio to its pace beside the ordinary program."""
-        return self.attacked.tokens_per_s / max(self.ordinary.tokens_per_s, 1e-9)
+        """The victim's pace under attack, as a ratio to that beside an equally busy program."""
+        return ratio_of(self.attacked.tokens_per_s, self.busy.tokens_per_s)
+
+
+def ratio_of(attacked: float, beside: float) -> float:
+    """Return the ratio of two paces."""
+    return attacked / max(beside, 1e-9)
 
 
 def print_measurement(measured: Measurement, pace_least: float, console: Console) -> None:
@@ -41,8 +52,10 @@ def print_measurement(measured: Measurement, pace_least: float, console: Console
     after = measured.attacked
     met = measured.pace >= pace_least and after.call_p99_ms < CALL_P99_MS_MAX and not after.errors
     console.print(
-        f"{measured.name:20} {measured.ordinary.tokens_per_s:6.1f} → {after.tokens_per_s:6.1f} "
-        f"tokens/s = {measured.pace:.2f}  gap {after.gap_worst_s:.2f} s  "
+        f"{measured.name:20} {measured.ordinary.tokens_per_s:6.1f}, as busy "
+        f"{measured.busy.tokens_per_s:6.1f} → {after.tokens_per_s:6.1f} tokens/s = "
+        f"{ratio_of(after.tokens_per_s, measured.ordinary.tokens_per_s):.2f}, {measured.pace:.2f} "
+        f"({after.program_cores:.2f} cores)  gap {after.gap_worst_s:.2f} s  "
         f"calls p99 {after.call_p99_ms:.1f} ms, worst {after.call_worst_ms:.0f} ms  "
         f"daemon {after.daemon_mb:.0f} MB"
         f"{'' if met else '  NOT MET'} {' '.join(after.errors)}",
@@ -71,18 +84,26 @@ def write_page() -> None:
 
 def table() -> str:
     """Return the kept measurements as a Markdown table."""
-    kept = json.loads(RESULTS.read_text())
+    kept = json.loads(RESULTS.read_text())["attacks"]
+    kept_before = json.loads(RESULTS_BEFORE.read_text())["attacks"]
     lines = [
-        "| attack | streams | beside ordinary | attacked | ratio | gap | calls | MB |",
-        "|---|---|---|---|---|---|---|---|",
+        "| attack | streams | before | cores | ordinary | busy | attacked | ratios | gap | calls | MB |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for fields in kept["attacks"].values():
-        ordinary, attacked = fields["ordinary"], fields["attacked"]
-        ratio = attacked["tokens_per_s"] / max(ordinary["tokens_per_s"], 1e-9)
+    for name, fields in kept.items():
+        ordinary, busy, attacked = (
+            VictimFigures(**fields[beside]) for beside in ("ordinary", "busy", "attacked")
+        )
+        pace = attacked.tokens_per_s
+        before = VictimFigures(**kept_before[name]["attacked"])
         lines.append(
-            f"| {fields['title']} | {fields['streams']} | {ordinary['tokens_per_s']:.1f} "
-            f"| {attacked['tokens_per_s']:.1f} | {ratio:.2f} | {attacked['gap_worst_s']:.2f} s "
-            f"| {attacked['call_p99_ms']:.1f} ms "
-            f"| {attacked['daemon_mb']:.0f} MB |"
+            f"| {fields['title']} | {fields['streams']} "
+            f"| {before.tokens_per_s:.1f}, {before.call_p99_ms:.0f} ms, {before.daemon_mb:.0f} MB "
+            f"| {attacked.program_cores:.2f} "
+            f"| {ordinary.tokens_per_s:.1f} | {busy.tokens_per_s:.1f} | {pace:.1f} "
+            f"| {ratio_of(pace, ordinary.tokens_per_s):.2f}, "
+            f"{ratio_of(pace, busy.tokens_per_s):.2f} | {attacked.gap_worst_s:.2f} s "
+            f"| {attacked.call_p99_ms:.1f} ms "
+            f"| {attacked.daemon_mb:.0f} MB |"
         )
     return "\n".join(lines) + "\n"

@@ -31,6 +31,8 @@ class VictimFigures:
     """Names of the errors that the victim got; none is expected."""
     daemon_mb: float = 0.0
     """The daemon's largest resident memory meanwhile, without its workers."""
+    program_cores: float = 0.0
+    """Cores that the process of the other program used itself."""
 
 
 class Victim:
