@@ -17,7 +17,7 @@ from ..scheduler.output.stopping.ending import CONTEXT_FULL
 from .admission.kept_bytes import TOKEN_BYTES
 from .journal.entries import Replay
 from .table import SessionCall
-from .turns.sentence_checks import Comparisons, Judge, no_judge
+from .turns.sentence_comparison import Comparisons, Judge, no_judge
 from .worker_client import ModelSource, TaskClient
 
 PROBABILITIES_MAX = 20_000

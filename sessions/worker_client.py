@@ -10,7 +10,7 @@ from ..backends.base import PLAIN_RENDERING
 from ..backends.errors import WorkerCrashed
 from ..scheduler.messages import AdapterReport, Command, Report, TaskSpec
 from ..scheduler.priority import Requester
-from .turns.sentence_checks import Comparison, Similarity
+from .turns.sentence_comparison import Comparison, Similarity
 
 P = TypeVar("P")
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from ...backends.errors import SessionExpired
 from ...sessions import WorkerClient
-from ...sessions.turns.sentence_checks import Comparison, Similarity, no_judge
+from ...sessions.turns.sentence_comparison import Comparison, Similarity, no_judge
 from ...sessions.worker_client import retry_query
 from ..workers.process_client import ProcessClient
 from .model import ManagedModel

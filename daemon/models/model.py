@@ -11,7 +11,7 @@ import anyio
 
 from ...backends.errors import InferdError, WorkerCrashed
 from ...scheduler.priority import Priority
-from ...sessions.turns.sentence_checks import Comparison, Similarity
+from ...sessions.turns.sentence_comparison import Comparison, Similarity
 from ...sessions.worker_client import TaskReader
 from ..config.model_settings import ModelConfig
 from ..config.settings import Config

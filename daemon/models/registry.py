@@ -15,7 +15,7 @@ from ...backends.errors import Busy, QuotaExceeded
 from ...scheduler import messages as m
 from ...scheduler.kv.origin import scoped
 from ...sessions.admission.quotas import NO_QUOTA, Quota, check_descriptor_models
-from ...sessions.turns.sentence_checks import no_judge
+from ...sessions.turns.sentence_comparison import no_judge
 from ...sessions.worker_client import TaskReader
 from ..components import Components
 from ..config.model_settings import ModelConfig

@@ -15,7 +15,7 @@ from inferd.scheduler.engine.tokenizing import appended_text
 from inferd.scheduler.priority import Requester
 from inferd.sessions import AdmissionBounds, DormantLimits, Ledger, SessionManager
 from inferd.sessions.turn import Turn
-from inferd.sessions.turns.sentence_checks import Comparison, Judge, Similarity, no_judge
+from inferd.sessions.turns.sentence_comparison import Comparison, Judge, Similarity, no_judge
 from inferd.sessions.worker_client import Predecessor, TaskReader
 from tests.scheduler.doubles import Bench
 

@@ -10,7 +10,7 @@ import pytest
 
 from inferd.scheduler.priority import Priority
 from inferd.sessions import Session, TurnOptions
-from inferd.sessions.turns.sentence_checks import Comparison, Similarity
+from inferd.sessions.turns.sentence_comparison import Comparison, Similarity
 from tests.sessions.doubles import Harness
 from tests.sessions.journal.test_journal import Kept, named, reopened, resumed
 from tests.sessions.session.test_sessions import HERE, opened

@@ -16,7 +16,7 @@ from inferd.scheduler.output.stopping.sentences import SENTENCE_CHARACTERS_MAX, 
 from inferd.scheduler.output.text import TextAssembler
 from inferd.scheduler.settings import EngineSettings
 from inferd.sessions.turn import Turn
-from inferd.sessions.turns.sentence_checks import Comparison, Judge, Similarity
+from inferd.sessions.turns.sentence_comparison import Comparison, Judge, Similarity
 from tests.scheduler.doubles import Bench
 from tests.sessions.doubles import InProcessClient, dying
 
