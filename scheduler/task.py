@@ -45,11 +45,11 @@ class Task:
     ctx_size: int = 0
     """Bound on the tokens of prompt and output."""
     conditions: TurnConditions | None = None
-    """The conditions that may end it, beside its stop texts and bounds."""
-    checking_since: float | None = None
-    """Since when it waits for the verdict on its last sentence."""
+    """The conditions that may end it, besides its stop texts and bounds."""
+    comparing_since: float | None = None
+    """The time since which it waits for the comparison of its last sentence."""
     ending: Ending | None = None
-    """The ending that its last token caused, while the sentence before it is judged."""
+    """The ending that its last token caused, while the sentence before it is compared."""
     scope: int = 0
     session: str = ""
     """With `scope`, bounds which tasks its KV state may serve; see `Origin`."""
@@ -190,13 +190,13 @@ class Task:
 
     @property
     def unread_since(self) -> float | None:
-        """The time since which it reports nothing: its reader is away, or a sentence is judged."""
-        return self.checking_since if self.reader_away_since is None else self.reader_away_since
+        """The time since which it reports nothing: its reader is away or a sentence is compared."""
+        return self.comparing_since if self.reader_away_since is None else self.reader_away_since
 
     @property
     def wants_token(self) -> bool:
         """Whether the reader takes another token now."""
-        return self.checking_since is None and (
+        return self.comparing_since is None and (
             self.tokens_requested > 0 if self.spec.pull else self.credit != 0
         )
 
@@ -205,9 +205,9 @@ class Task:
         """Whether the next step may contain tokens of this task.
 
         A sampled token of a pull task is decoded ahead of the next request. A push task without
-        credit stands still, as does a task whose last sentence is being judged.
+        credit stands still, as does a task whose last sentence is being compared.
         """
-        may = self.wants_token or (self.spec.pull and self.checking_since is None)
+        may = self.wants_token or (self.spec.pull and self.comparing_since is None)
         return self.pending > 0 and may
 
     def yields(self, clock: int) -> bool:

@@ -17,7 +17,7 @@ from ..scheduler.output.stopping.ending import CONTEXT_FULL
 from .admission.kept_bytes import TOKEN_BYTES
 from .journal.entries import Replay
 from .table import SessionCall
-from .turns.sentence_comparison import Comparisons, Judge, no_judge
+from .turns.sentence_comparison import Comparer, Comparisons, compare_nothing
 from .worker_client import ModelSource, TaskClient
 
 PROBABILITIES_MAX = 20_000
@@ -35,7 +35,7 @@ class Turn:
     `tokens` and `text` are the output sent to the reader. `stats` is set when it has finished,
     `error` when it has failed. `shifts` are its context shifts (tokens kept, then dropped).
     *on_call* moves the session's state, *on_tokens* forwards a stream, *on_position* changes of the
-    position in the queue before the first token. *judge* compares sentences with the text of
+    position in the queue before the first token. *comparer* compares sentences with the text of
     `stop-similarity`.
     """
 
@@ -46,10 +46,10 @@ class Turn:
         on_call: Event,
         on_tokens: TokensSink | None = None,
         on_position: PositionSink | None = None,
-        judge: Judge = no_judge,
+        comparer: Comparer = compare_nothing,
     ):
         self.spec = spec
-        self.comparisons = Comparisons(judge)
+        self.comparisons = Comparisons(comparer)
         self.tokens: list[int] = []
         self.shifts: list[tuple[int, int]] = []
         self.logprobs: list[m.TokenLogprob] = []
@@ -192,7 +192,7 @@ class Turn:
                     self._pieces.append(text)
                     self._changed.set()
             case m.SentenceEnded():
-                self.comparisons.compare_sentence(self.spec, report, self._send_verdict)
+                self.comparisons.compare_sentence(self.spec, report, self._send_comparison)
             case m.StateChanged(_, state):
                 if state != "waiting":
                     if self.started_at is None:
@@ -217,10 +217,10 @@ class Turn:
                 self.error = error_from_wire(error)
                 self._end(SessionCall.FAIL)
 
-    def _send_verdict(self, verdict: m.Verdict) -> None:
-        """Send the verdict to the present worker; a new worker requests it again."""
+    def _send_comparison(self, compared: m.SentenceCompared) -> None:
+        """Send a comparison to the present worker; a new worker requests it again."""
         if not self.ended.is_set():
-            self.client.send_command(verdict)
+            self.client.send_command(compared)
 
     def _keep_logprobs(self, found: list[m.TokenLogprob]) -> None:
         """Keep logprobs, except of a stream, which sends them token by token."""

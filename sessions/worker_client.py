@@ -51,8 +51,8 @@ class TaskClient(Protocol):
         """Queue a task, which reports to *reader*."""
 
     def send_command(self, command: Command) -> None:
-        """Send a command for a task: `Cancel`, `Credit`, `PullToken`, `Adjust` or `Verdict`. After
-        `Cancel`, the task reports `Failed` with the error `Cancelled`.
+        """Send a command for a task: `Cancel`, `Credit`, `PullToken`, `Adjust` or
+        `SentenceCompared`. After `Cancel`, the task reports `Failed` with the error `Cancelled`.
         """
 
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from ...backends.errors import SessionExpired
 from ...sessions import WorkerClient
-from ...sessions.turns.sentence_comparison import Comparison, Similarity, no_judge
+from ...sessions.turns.sentence_comparison import Comparison, Similarity, compare_nothing
 from ...sessions.worker_client import retry_query
 from ..workers.process_client import ProcessClient
 from .model import ManagedModel
@@ -93,4 +93,4 @@ class DormantLease:
 
     def compare(self, comparison: Comparison, report: Callable[[Similarity], None]) -> None:
         """Skip the comparison: a dormant session has no output."""
-        no_judge(comparison, report)
+        compare_nothing(comparison, report)

@@ -15,7 +15,7 @@ from ...backends.errors import Busy, QuotaExceeded
 from ...scheduler import messages as m
 from ...scheduler.kv.origin import scoped
 from ...sessions.admission.quotas import NO_QUOTA, Quota, check_descriptor_models
-from ...sessions.turns.sentence_comparison import no_judge
+from ...sessions.turns.sentence_comparison import compare_nothing
 from ...sessions.worker_client import TaskReader
 from ..components import Components
 from ..config.model_settings import ModelConfig
@@ -52,7 +52,7 @@ class Registry:
     ):
         components = components or Components()
         self.seconds = seconds
-        self.compare_sentence: SentenceComparer = lambda _, *comparison: no_judge(*comparison)
+        self.compare_sentence: SentenceComparer = lambda _, *request: compare_nothing(*request)
         self._group = group
         self.catalog = ModelCatalog(config, components, partial(ManagedModel, self))
         self.persist_settings: Callable[[ManagedModel], None] = self.catalog.persist_settings

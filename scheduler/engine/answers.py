@@ -87,28 +87,28 @@ class Answers:
             task.reader_away_since = self._clock.now
 
     def _continue_task(self, task: Task, ending: Ending | None) -> None:
-        """Have a completed sentence judged (`stop-similarity`), or else end a task that has met an
-        *ending*. While it waits for the verdict, the task computes nothing that would have to be
-        undone, and gives up its slot like a task whose reader is away.
+        """Have a completed sentence compared (`stop-similarity`), or else end a task that has met
+        an *ending*. While it waits for the comparison, the task computes nothing that would have to
+        be undone, and gives up its slot like a task whose reader is away.
         """
         sentence = task.text.pending_sentence
         if sentence is not None:
-            task.checking_since, task.ending = self._clock.now, ending
+            task.comparing_since, task.ending = self._clock.now, ending
             self._reporter.send(m.SentenceEnded(task.spec.id, sentence.end, sentence.text))
         elif ending is not None:
             self._tasks.finish_task(task, ending)
         elif task.state is TaskState.WAITING and len(task.tokens) >= task.ctx_size:
             self.shift_context(task)  # the previous worker was about to
 
-    def apply_verdict(self, task: Task, verdict: m.Verdict) -> None:
-        """Continue or end a task whose last sentence was judged."""
+    def apply_comparison(self, task: Task, compared: m.SentenceCompared) -> None:
+        """Continue or end a task whose last sentence was compared."""
         sentence = task.text.pending_sentence
-        if task.checking_since is None or sentence is None or sentence.end != verdict.end:
-            return  # a repeated request gets two verdicts
-        ending, task.ending, task.checking_since = task.ending, None, None
-        if verdict.detail:
+        if task.comparing_since is None or sentence is None or sentence.end != compared.end:
+            return  # a repeated request gets two answers
+        ending, task.ending, task.comparing_since = task.ending, None, None
+        if compared.detail:
             task.text.stop_at_sentence()
-            self._continue_task(task, Ending(Sentences.reason, verdict.detail))
+            self._continue_task(task, Ending(Sentences.reason, compared.detail))
         else:
             self._continue_task(task, task.text.continue_text().ending or ending)
 

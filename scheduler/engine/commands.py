@@ -84,8 +84,8 @@ class CommandHandler:
             case m.PullToken():
                 task.tokens_requested += 1
                 task.reader_away_since = None
-            case m.Verdict():
-                self._steps.answers.apply_verdict(task, command)
+            case m.SentenceCompared():
+                self._steps.answers.apply_comparison(task, command)
             case m.Adjust():
                 self._queue_work(task, lambda: self._steps.answers.adjust_task(task, command))
             case m.Cancel():

@@ -19,7 +19,7 @@ def deadlines(task: Task, settings: EngineSettings, *, others_wait: bool) -> Ite
 
 def expired_bound(task: Task, settings: EngineSettings, now: float) -> InferdError | Ending | None:
     """Return the error or the ending of a time bound that *task* has reached. The bounds on its own
-    time end it only once its last sentence is judged.
+    time end it only once its last sentence was compared.
     """
     for moment, bound, text in _time_bounds(task, settings):
         if now >= moment:
@@ -27,7 +27,7 @@ def expired_bound(task: Task, settings: EngineSettings, now: float) -> InferdErr
                 return ReaderTimeout(text)
             if bound in ("total", "queue"):
                 return Timeout(text, data={"timeout": bound})
-            if task.checking_since is None:
+            if task.comparing_since is None:
                 return Ending(TIME, text)
     return None
 

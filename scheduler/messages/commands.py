@@ -73,8 +73,8 @@ class PullToken(TaskMessage):
     """Request the next token of a pull task."""
 
 
-class Verdict(TaskMessage):
-    """The judgement of the sentence that ends before the byte *end*; a *detail* ends the task."""
+class SentenceCompared(TaskMessage):
+    """The comparison of the sentence that ends before the byte *end*; a *detail* ends the task."""
 
     end: int
     detail: str = ""
@@ -203,7 +203,7 @@ Command = (
     | Park
     | Credit
     | PullToken
-    | Verdict
+    | SentenceCompared
     | Adjust
     | Tokenize
     | Detokenize

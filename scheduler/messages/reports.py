@@ -100,7 +100,9 @@ class Tokens(TaskMessage):
 
 
 class SentenceEnded(TaskMessage):
-    """A sentence, up to the byte *end*, that awaits its `Verdict`; a resumed task may repeat it."""
+    """A sentence, up to the byte *end*, whose task waits for `SentenceCompared`. A resumed task may
+    send it again.
+    """
 
     end: int
     text: str

@@ -91,7 +91,7 @@ def resume_text(model: Model, task: Task) -> Ending | None:
     """Restore the text of a turn resumed from another worker up to where its reader is.
 
     Return an ending that it met and that was not reported. If its last sentence is still to be
-    judged, the ending counts only after that.
+    compared, the ending counts only after that.
     """
     before = task.spec.resume_point
     if before is None or not before.output_tokens:

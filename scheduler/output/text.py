@@ -62,7 +62,7 @@ class TextAssembler:
 
     @property
     def pending_sentence(self) -> Sentence | None:
-        """The sentence to be judged; text behind it is not checked before."""
+        """The sentence to be compared; text behind it is not checked before."""
         return None if self._sentences is None or self._stopped else self._sentences.pending
 
     def stop_at_sentence(self) -> None:

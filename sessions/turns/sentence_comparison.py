@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from ...scheduler.messages import SentenceEnded, TaskSpec, Verdict
+from ...scheduler.messages import SentenceCompared, SentenceEnded, TaskSpec
 from ...scheduler.priority import Priority
 
 PARAMETER = "stop-similarity"
@@ -28,34 +28,38 @@ class Similarity(NamedTuple):
     why: str = ""
 
 
-Judge = Callable[[Comparison, Callable[[Similarity], None]], None]
-"""Compares two texts and reports the result soon, also after a failure."""
+Comparer = Callable[[Comparison, Callable[[Similarity], None]], None]
+"""Compares two texts. It reports the result or the failure in bounded time."""
 
 
-def no_judge(_: Comparison, report: Callable[[Similarity], None]) -> None:
-    """Compare nothing."""
+def compare_nothing(_: Comparison, report: Callable[[Similarity], None]) -> None:
+    """Report that sentences are not compared."""
     report(Similarity(None, "there is no comparison of sentences here"))
 
 
 class Comparisons:
-    """The comparisons of one turn by *judge*; a sentence that is similar enough ends it."""
+    """The comparisons of one turn by *comparer*; a sentence that is similar enough ends it."""
 
-    def __init__(self, judge: Judge = no_judge):
-        self._judge = judge
+    def __init__(self, comparer: Comparer = compare_nothing):
+        self._comparer = comparer
         self._requested = self._missed = 0
         self._why = ""
 
     def compare_sentence(
-        self, spec: TaskSpec, sentence: SentenceEnded, answer: Callable[[Verdict], None]
+        self, spec: TaskSpec, sentence: SentenceEnded, answer: Callable[[SentenceCompared], None]
     ) -> None:
-        """Compare a sentence of the task; *answer* gets the verdict."""
+        """Compare a sentence of the task; *answer* gets the result."""
         text = spec.stopping.stop_similarity
         comparison = Comparison(spec.owner, spec.priority, sentence.text, text)
         self._requested += 1
-        self._judge(comparison, partial(self._conclude, spec, sentence.end, answer))
+        self._comparer(comparison, partial(self._conclude, spec, sentence.end, answer))
 
     def _conclude(
-        self, spec: TaskSpec, end: int, answer: Callable[[Verdict], None], found: Similarity
+        self,
+        spec: TaskSpec,
+        end: int,
+        answer: Callable[[SentenceCompared], None],
+        found: Similarity,
     ) -> None:
         detail, cosine = "", found.cosine
         if cosine is None:
@@ -63,7 +67,7 @@ class Comparisons:
             self._why = found.why
         elif cosine >= spec.stopping.stop_similarity_threshold:
             detail = f"{cosine:.3f}"
-        answer(Verdict(spec.id, end, detail))
+        answer(SentenceCompared(spec.id, end, detail))
 
     @property
     def missed(self) -> dict[str, str]:

@@ -242,21 +242,21 @@ def test_a_schema_that_cannot_be_kept_is_refused_with_its_path(client: inferd.Cl
             session.chat("x", options={"json-schema": schema, "grammar": "root ::= [a]"})
 
 
-@pytest.mark.parametrize("judge", ["smollm2", "gemma3"])
+@pytest.mark.parametrize("comparer", ["smollm2", "gemma3"])
 def test_a_turn_ends_with_the_sentence_that_means_the_given_text(
-    client: inferd.Client, judge: str
+    client: inferd.Client, comparer: str
 ) -> None:
     """A sentence of a greedy answer is found again by the same model's embeddings and another's."""
     options = {"temp": 0, "n-predict": 90, "cache-prompt": False}
     prompt = "Write four short sentences about the sea."
-    graph = client.load_by_name(judge)
+    graph = client.load_by_name(comparer)
     with client.session("smollm2", options=options) as session:
         whole = str(session.chat(prompt))
-    with client.session(f"by_{judge}", options=options) as session:
+    with client.session(f"by_{comparer}", options=options) as session:
         assert str(session.chat(prompt)) == whole
         sentences = re.findall(r"\S.*?[.!?](?=\s)", whole, re.DOTALL)
         assert len(sentences) > 1
-        given, first, second = client.embed(judge, [sentences[1], *sentences[:2]])
+        given, first, second = client.embed(comparer, [sentences[1], *sentences[:2]])
         far, near = (sum(map(operator.mul, given, said)) for said in (first, second))
         assert far < near - 0.01
         session.reset()

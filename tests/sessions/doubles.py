@@ -15,7 +15,12 @@ from inferd.scheduler.engine.tokenizing import appended_text
 from inferd.scheduler.priority import Requester
 from inferd.sessions import AdmissionBounds, DormantLimits, Ledger, SessionManager
 from inferd.sessions.turn import Turn
-from inferd.sessions.turns.sentence_comparison import Comparison, Judge, Similarity, no_judge
+from inferd.sessions.turns.sentence_comparison import (
+    Comparer,
+    Comparison,
+    Similarity,
+    compare_nothing,
+)
 from inferd.sessions.worker_client import Predecessor, TaskReader
 from tests.scheduler.doubles import Bench
 
@@ -134,14 +139,14 @@ def dying(
 
 
 class Source:
-    """A lease on the echo model. `judge` compares sentences."""
+    """A lease on the echo model. `comparer` compares sentences."""
 
     held = False
 
     def __init__(self, port: InProcessClient, name: str = "echo"):
         self.name, self.port = name, port
         self.loaded: InProcessClient | None = port
-        self.judge: Judge = no_judge
+        self.comparer: Comparer = compare_nothing
 
     def predecessor(self, vocabulary: str) -> Predecessor | None:
         return None
@@ -153,7 +158,7 @@ class Source:
         return self.port
 
     def compare(self, comparison: Comparison, report: Callable[[Similarity], None]) -> None:
-        self.judge(comparison, report)
+        self.comparer(comparison, report)
 
 
 class Harness:

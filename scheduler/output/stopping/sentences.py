@@ -1,4 +1,4 @@
-"""Ends of sentences, and an answer's text that waits there until the sentence is judged."""
+"""Ends of sentences, and an answer's text that waits there until the sentence was compared."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class Sentence(NamedTuple):
 
 class Sentences:
     """Passes an answer's text up to the end of a sentence. Later text waits until the sentence is
-    judged, however the tokens split it: it is not released, and no other condition checks it.
+    compared, however the tokens split it: it is not released, and no other condition checks it.
     """
 
     reason = StopReason("similarity", cuts_text=True)
 
     def __init__(self) -> None:
         self.pending: Sentence | None = None
-        """The sentence to be judged."""
+        """The sentence to be compared."""
         self._ends = SentenceEnds()
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self._found: deque[Sentence] = deque()
@@ -68,7 +68,7 @@ class Sentences:
 
     def add_piece(self, piece: bytes) -> bytes:
         """Add the bytes of one token; return those that pass."""
-        assert self.pending is None, "the pending sentence must be judged first"
+        assert self.pending is None, "the pending sentence must be compared first"
         self._waiting += piece
         self._find_sentences(self._decoder.decode(piece))
         return self._pass()
@@ -79,7 +79,9 @@ class Sentences:
         return self._pass()
 
     def resume(self, sent: bytes, shown: int) -> bytes:
-        """Restore an answer whose sentences before byte *shown* were judged; return what passes."""
+        """Restore an answer whose sentences before byte *shown* were compared. Return the bytes
+        that pass.
+        """
         self._waiting = sent
         self._find_sentences(self._decoder.decode(sent))
         while self._found and self._found[0].end < shown:

@@ -24,10 +24,10 @@ from tests.raw import RawClient
 CONFIG = """
 [defaults]
 ctx-size = 4096
-similarity-model = "judge"
+similarity-model = "comparer"
 similarity-wait-ms = 60000
 """
-CONFIG += echo_model("said") + echo_model("judge")
+CONFIG += echo_model("said") + echo_model("comparer")
 CONFIG += echo_model("lonely", similarity_model="")
 CONFIG += echo_model("itself", similarity_model="itself")
 CONFIG += echo_model("astray", similarity_model="nobody")
@@ -70,7 +70,7 @@ def end(metadata: dict[str, Any]) -> tuple[str, str]:
 
 def test_streamed_pulled_and_whole_text_end_with_the_same_sentence(daemon: RunningDaemon) -> None:
     with RawClient(daemon.socket) as raw, Client(daemon.socket) as client:
-        judge = client.load_by_name("judge")
+        comparer = client.load_by_name("comparer")
         expected = " ".join(SENTENCES[:2])
         with client.session("said", raw=True, options=similar()) as session:
             stream = session.stream(TEXT)
@@ -86,7 +86,7 @@ def test_streamed_pulled_and_whole_text_end_with_the_same_sentence(daemon: Runni
         assert raw.output(context) == expected.encode()
         assert pulled(raw, context) == expected.encode()
         assert raw.metadata(context)["stop_reason"] == "similarity"
-        client.unload(judge)
+        client.unload(comparer)
 
 
 def pulled(raw: RawClient, context: int) -> bytes:
@@ -100,8 +100,8 @@ def pulled(raw: RawClient, context: int) -> bytes:
 
 def test_the_cosine_of_the_embeddings_counts(client: Client) -> None:
     """The given text is none of the sentences: the first that is close enough ends the turn."""
-    judge = client.load_by_name("judge")
-    found = cosines(client, "judge", "A text of its own.")
+    comparer = client.load_by_name("comparer")
+    found = cosines(client, "comparer", "A text of its own.")
     thresholds = [t for t in (min(found), sum(found) / 4, max(found)) if 0.001 < t <= 1]
     assert thresholds
     for threshold in (t - 1e-6 for t in thresholds):
@@ -110,10 +110,10 @@ def test_the_cosine_of_the_embeddings_counts(client: Client) -> None:
             reply = session.chat(TEXT, options=similar("A text of its own.", threshold))
             assert str(reply) == " ".join(SENTENCES[: first + 1])
             assert end(reply.metadata) == ("similarity", f"{found[first]:.3f}")
-    client.unload(judge)
+    client.unload(comparer)
 
 
-def test_a_model_can_judge_its_own_sentences(client: Client) -> None:
+def test_a_model_can_compare_its_own_sentences(client: Client) -> None:
     with client.session("itself", raw=True, options=similar()) as session:
         assert str(session.chat(TEXT)) == " ".join(SENTENCES[:2])
 
@@ -131,21 +131,21 @@ def test_the_form_of_wasi_nn_backend_acts(client: Client) -> None:
     [
         ("lonely", "the configuration names no similarity-model"),
         ("astray", "there is no model 'nobody'"),
-        ("said", "the model 'judge' is not loaded"),
+        ("said", "the model 'comparer' is not loaded"),
     ],
 )
 def test_a_turn_without_a_comparison_continues_and_has_the_reason(
     client: Client, model: str, why: str
 ) -> None:
-    judge = client.load_by_name("judge")
-    client.unload(judge)
+    comparer = client.load_by_name("comparer")
+    client.unload(comparer)
     with client.session(model, raw=True, options=similar()) as session:
         reply = session.chat(TEXT)
     assert (str(reply), end(reply.metadata)[0]) == (TEXT, "eos")
     assert reply.metadata["adjusted"] == {
         "stop-similarity": f"4 of 4 sentences were not compared: {why}"
     }
-    [found] = [m for m in client.models() if m["name"] == "judge"]
+    [found] = [m for m in client.models() if m["name"] == "comparer"]
     assert found["state"] == "cold", "it was loaded for that"
 
 
@@ -184,7 +184,7 @@ def test_an_input_that_kills_the_comparing_worker_does_not_end_the_turn(client: 
 
 
 @pytest.mark.parametrize("killed", [("patient",), ("steady",), ("patient", "steady")])
-def test_a_turn_whose_worker_dies_while_a_sentence_is_judged_ends_with_the_same(
+def test_a_turn_whose_worker_dies_while_a_sentence_is_compared_ends_with_the_same(
     client: Client, killed: Sequence[str]
 ) -> None:
     steady = client.load_by_name("steady")
@@ -213,18 +213,18 @@ def end_workers(client: Client, names: Sequence[str]) -> None:
 
 
 def test_nothing_is_left_behind(client: Client) -> None:
-    judge = client.load_by_name("judge")
+    comparer = client.load_by_name("comparer")
     with client.session("said", raw=True, options=similar()) as session:
         assert end(session.chat(TEXT).metadata) == ("similarity", "1.000")
-    until(lambda: client.show("judge")["leases"] == 1)
-    client.unload(judge)
-    assert client.show("judge")["state"] == "cold", "nobody else holds it"
+    until(lambda: client.show("comparer")["leases"] == 1)
+    client.unload(comparer)
+    assert client.show("comparer")["state"] == "cold", "nobody else holds it"
     assert client.sessions() == []
     assert client.queue() == []
     assert all(model["tasks"] == 0 for model in client.models())
 
 
-def test_a_turn_parked_by_hand_while_its_sentence_is_judged_says_what_it_would_have_said() -> None:
+def test_a_turn_parked_by_hand_while_a_sentence_is_compared_says_what_it_would_have_said() -> None:
     head = "[daemon]\nreader-lag-ms = 60000\nquantum-tokens = 100000\n"
     single = '[models.single]\nbackend = "echo"\nslots = 1\nsimilarity-model = "steady"\n'
     with (
@@ -254,16 +254,16 @@ def test_a_turn_parked_by_hand_while_its_sentence_is_judged_says_what_it_would_h
 
 def test_a_text_is_compared_by_the_model_that_has_the_name_now() -> None:
     """Also where that took the name over while the text was to be embedded."""
-    own = {"similarity-model": "judge", "similarity-wait-ms": 60_000, "ctx-size": 4096}
-    judges = "".join(echo_model(n, variant=v, step_ms=10) for n, v in JUDGES.items())
+    own = {"similarity-model": "comparer", "similarity-wait-ms": 60_000, "ctx-size": 4096}
+    comparers = "".join(echo_model(n, variant=v, step_ms=10) for n, v in COMPARERS.items())
     with (
-        running_daemon(judges + echo_model("said", **own)) as daemon,
+        running_daemon(comparers + echo_model("said", **own)) as daemon,
         RawClient(daemon.socket) as raw,
         RawClient(daemon.socket) as operator,
     ):
         turn = {"context": raw.context("said"), "prompt": TEXT, "raw": True, "options": similar()}
-        running = raw.begin_stream(raw.context("judge"), "x" * 500)
-        swap = operator.start_request("swap", name="judge", to="other", mode="drain")
+        running = raw.begin_stream(raw.context("comparer"), "x" * 500)
+        swap = operator.start_request("swap", name="comparer", to="other", mode="drain")
         until(lambda: "model.draining" in daemon.log)
         compared = raw.start_request("chat", **turn)
         first = len(SENTENCES[0])
@@ -271,11 +271,11 @@ def test_a_text_is_compared_by_the_model_that_has_the_name_now() -> None:
         raw.call("cancel", request=running)
         operator.wait_result(swap)
         assert end(raw.wait_result(compared)["metadata"]) == ("similarity", "1.000")
-        operator.call("swap", name="judge", to="again")
+        operator.call("swap", name="comparer", to="again")
         assert end(raw.call("chat", **turn)["metadata"]) == ("similarity", "1.000")
 
 
-JUDGES = {"judge": "a", "other": "b", "again": "a"}
+COMPARERS = {"comparer": "a", "other": "b", "again": "a"}
 """Models by their variant: the last one is the first one."""
 
 

@@ -236,11 +236,11 @@ def test_sentences_that_are_compared_are_in_no_request(
 ) -> None:
     """Not in the request that loaded the model either, in whose context its worker reports."""
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
-    judged = {"similarity-model": "judge", "similarity-wait-ms": 60_000, "ctx-size": 1024}
-    models = echo_model("judge", ctx_size=1024) + echo_model("said", **judged)
+    comparing = {"similarity-model": "comparer", "similarity-wait-ms": 60_000, "ctx-size": 1024}
+    models = echo_model("comparer", ctx_size=1024) + echo_model("said", **comparing)
     compared = {"stop-similarity": "nothing of it", "stop-similarity-threshold": 1.0}
     with running_daemon(config(collector.address, models)) as daemon, Client(daemon.socket) as c:
-        c.load_by_name("judge")
+        c.load_by_name("comparer")
         with c.session("said", raw=True, options=compared) as session:
             c.unload_model("said", force=True)
             for names in (["load", "queue", "prefill", "decode"], ["queue", "prefill", "decode"]):

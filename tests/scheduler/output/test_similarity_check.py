@@ -1,4 +1,4 @@
-"""A task that is parked, resumed or gets credit while its sentence is judged."""
+"""A task that is parked, resumed or gets credit while its sentence is compared."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def requested(bench: Bench) -> list[m.SentenceEnded]:
 
 
 def begun(settings: EngineSettings = PATIENT, **fields: object) -> Bench:
-    """Return a bench with one slot, whose task 1 waits for its first verdict."""
+    """Return a bench with one slot, whose task 1 waits for its first comparison."""
     bench = Bench(slots=1, settings=settings)
     bench.run(bench.submit(1, TEXT, stopping=SIMILAR, **fields))
     if fields.get("pull"):
@@ -34,24 +34,24 @@ def begun(settings: EngineSettings = PATIENT, **fields: object) -> Bench:
 
 
 def finished(bench: Bench, similar: str, *, pull: bool) -> None:
-    """Answer all requests for verdicts until both tasks have ended."""
+    """Answer all requests for comparisons until both tasks have ended."""
     for _ in range(100):
         if bench.end(1) is not None and bench.end(2) is not None:
             return
         last = requested(bench)[-1]
         assert ENDS[last.text] == last.end
-        verdict = m.Verdict(1, last.end, "0.900" if last.text == similar else "")
-        bench.run(verdict, *([m.PullToken(1)] if pull else []))
+        compared = m.SentenceCompared(1, last.end, "0.900" if last.text == similar else "")
+        bench.run(compared, *([m.PullToken(1)] if pull else []))
     raise AssertionError(f"it never ended: {bench.reports}")
 
 
-DEEDS = ("park", "verdict", "stale", "other")
+DEEDS = ("park", "comparison", "stale", "other")
 ORDERS = [order for order in permutations(DEEDS) if order.index("other") < order.index("park")]
 
 
 @pytest.mark.parametrize("pull", [False, True])
 @pytest.mark.parametrize("similar", ["", "One.", "Two!", "Three."])
-def test_parking_around_a_verdict_does_not_change_the_answer(similar: str, pull: bool) -> None:
+def test_parking_around_a_comparison_does_not_change_the_answer(similar: str, pull: bool) -> None:
     """In each order of the events, each in its own iteration or with the previous one."""
     whole = TEXT[: ENDS[similar]] if similar else TEXT
     for order, together in product(ORDERS, product((False, True), repeat=len(DEEDS) - 1)):
@@ -59,8 +59,8 @@ def test_parking_around_a_verdict_does_not_change_the_answer(similar: str, pull:
         commands: dict[str, m.Command] = {
             "other": bench.submit(2, OTHER),
             "park": m.Park(7, 1),
-            "verdict": m.Verdict(1, 4, "0.900" if similar == "One." else ""),
-            "stale": m.Verdict(1, 3, "0.900"),
+            "comparison": m.SentenceCompared(1, 4, "0.900" if similar == "One." else ""),
+            "stale": m.SentenceCompared(1, 3, "0.900"),
         }
         batch: list[m.Command] = []
         for deed, joined in zip(order, (False, *together), strict=True):
@@ -73,13 +73,13 @@ def test_parking_around_a_verdict_does_not_change_the_answer(similar: str, pull:
 
         assert bench.text(1).decode() == whole, (order, together)
         assert bench.stats(1).stop_reason == ("similarity" if similar else "eos")
-        judged = [s for s in ENDS if not similar or ENDS[s] <= ENDS[similar]]
-        assert [s.text for s in requested(bench)] == judged, "each sentence once"
+        compared = [s for s in ENDS if not similar or ENDS[s] <= ENDS[similar]]
+        assert [s.text for s in requested(bench)] == compared, "each sentence once"
         assert bytes(bench.tokens(1)).startswith(whole.encode()), "no token twice"
         assert bench.text(2).decode() == OTHER
 
 
-def test_a_parked_task_takes_no_slot_before_its_verdict() -> None:
+def test_a_parked_task_takes_no_slot_before_its_comparison() -> None:
     bench = begun()
     bench.iterate(bench.submit(2, OTHER))
     [answer] = [r for r in bench.iterate(m.Park(7, 1)) if isinstance(r, m.CommandResult)]
@@ -89,7 +89,7 @@ def test_a_parked_task_takes_no_slot_before_its_verdict() -> None:
     steps = bench.engine.metrics.steps
     bench.run(m.Credit(1, 5), m.Park(8, 1))
     assert bench.engine.metrics.steps == steps and bench.text(1) == b"One."
-    bench.run(m.Verdict(1, 4))
+    bench.run(m.SentenceCompared(1, 4))
     assert [s.text for s in requested(bench)] == ["One.", "Two!"]
 
 
@@ -97,7 +97,7 @@ def test_a_task_that_ends_while_parked_leaves_nothing_behind() -> None:
     bench = begun()
     bench.iterate(bench.submit(2, OTHER))
     bench.iterate(m.Park(7, 1))
-    bench.iterate(m.Verdict(1, 4, "0.900"))
+    bench.iterate(m.SentenceCompared(1, 4, "0.900"))
     assert (bench.text(1), bench.stats(1).stop_reason) == (b"One.", "similarity")
     bench.run()
     bench.engine.tasks.check_integrity()
@@ -114,6 +114,6 @@ def test_credit_during_a_check_does_not_keep_the_slot(pull: bool) -> None:
     bench.now += 0.1
     bench.run()
     assert bench.text(2).decode() == OTHER
-    bench.run(m.Verdict(1, 4))
+    bench.run(m.SentenceCompared(1, 4))
     assert bench.text(1).decode() == ("One. T" if pull else "One. Two!")
     assert bench.stats(2).parks == 0

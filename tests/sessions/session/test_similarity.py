@@ -1,4 +1,4 @@
-"""A session's turn that waits for the judgement of a sentence: left, killed, resumed, branched."""
+"""A session's turn that waits for the comparison of a sentence: left, killed, resumed, branched."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def unanswered(*_: object) -> None:
 
 
 async def waiting(harness: Harness, session: Session, **options: Any) -> None:
-    """Begin a turn that waits for the judgement of its first sentence."""
-    harness.source.judge = unanswered
+    """Begin a turn that waits for the comparison of its first sentence."""
+    harness.source.comparer = unanswered
     session.set_options({"stop-similarity": "a text"})
     await session.input.set_input(TEXT)
     turn = await session.runner.start_turn(TurnOptions(options=options))
@@ -41,11 +41,11 @@ async def waiting(harness: Harness, session: Session, **options: Any) -> None:
 async def test_a_turn_says_for_whom_and_with_what_a_sentence_is_compared() -> None:
     harness, asked = Harness(), []
 
-    def judge(comparison: Comparison, report: Callable[[Similarity], None]) -> None:
+    def comparer(comparison: Comparison, report: Callable[[Similarity], None]) -> None:
         asked.append(comparison)
         report(Similarity(0.9 if comparison.sentence == "Two." else 0.1))
 
-    harness.source.judge = judge
+    harness.source.comparer = comparer
     session = opened(harness)
     session.set_options({"stop-similarity": "a text"})
     session.settings.priority = Priority.URGENT
@@ -63,7 +63,7 @@ async def test_a_turn_says_for_whom_and_with_what_a_sentence_is_compared() -> No
 
 async def test_the_metadata_say_why_sentences_were_not_compared() -> None:
     harness = Harness()
-    harness.source.judge = lambda _, report: report(Similarity(None, "nobody is there"))
+    harness.source.comparer = lambda _, report: report(Similarity(None, "nobody is there"))
     session = opened(harness)
     session.set_options({"stop-similarity": "a text"})
     await session.input.set_input(TEXT)
@@ -87,7 +87,7 @@ async def test_a_turn_that_waited_continues_as_if_it_had_not(
         await session.wait_recorded()
         async with harness.killed(tmp_path / "b") as other:
             at = other if killed else harness
-            at.source.judge = finding(cosine)
+            at.source.comparer = finding(cosine)
             if not killed:
                 harness.manager.close_connection(HERE)
                 harness.port.run()
@@ -98,14 +98,14 @@ async def test_a_turn_that_waited_continues_as_if_it_had_not(
 
 
 @pytest.mark.parametrize(("cosine", "rest"), [(0.9, b""), (0.1, b" ")])
-async def test_a_turn_whose_last_token_is_there_waits_for_the_judgement_all_the_same(
+async def test_a_turn_whose_last_token_is_there_waits_for_the_comparison_all_the_same(
     tmp_path: Path, cosine: float, rest: bytes
 ) -> None:
     async with Kept(tmp_path).running() as harness:
         await waiting(harness, named(harness), **{"n-predict": len(SENT)})
         harness.manager.close_connection(HERE)
         harness.port.run()
-        harness.source.judge = finding(cosine)
+        harness.source.comparer = finding(cosine)
         session = await reopened(harness)
         assert await resumed(harness, session, SENT, b"One.") == rest
         assert session.outputs.metadata()["stop_reason"] == ("length" if rest else "similarity")
@@ -113,7 +113,7 @@ async def test_a_turn_whose_last_token_is_there_waits_for_the_judgement_all_the_
 
 async def test_a_chat_continues_after_the_text_that_was_sent() -> None:
     harness = Harness()
-    harness.source.judge = finding(0.9)
+    harness.source.comparer = finding(0.9)
     session = opened(harness)
     session.set_options({"stop-similarity": "a text"})
     await session.input.add_messages([{"role": "user", "content": TEXT.decode()}])
@@ -130,7 +130,7 @@ async def test_a_chat_continues_after_the_text_that_was_sent() -> None:
 
 async def test_a_branch_has_the_condition_too() -> None:
     harness = Harness()
-    harness.source.judge = finding(0.9)
+    harness.source.comparer = finding(0.9)
     trunk = opened(harness)
     trunk.set_options({"stop-similarity": "a text"})
     await trunk.input.set_input(TEXT)
@@ -141,10 +141,10 @@ async def test_a_branch_has_the_condition_too() -> None:
     assert branch.outputs.read_output(0) == b"One."
 
 
-async def test_a_judgement_that_comes_after_the_end_changes_nothing() -> None:
+async def test_a_comparison_that_comes_after_the_end_changes_nothing() -> None:
     harness, sent = Harness(), []
     session = opened(harness)
-    harness.source.judge = lambda _, report: sent.append(report)
+    harness.source.comparer = lambda _, report: sent.append(report)
     session.set_options({"stop-similarity": "a text"})
     await session.input.set_input(TEXT)
     await session.runner.start_turn(TurnOptions())

@@ -1,4 +1,4 @@
-"""A turn that ends with a judged sentence: the end of its text, and no text behind it before."""
+"""A turn that ends with a compared sentence: the end of its text, and no text behind it before."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from inferd.scheduler.output.stopping.sentences import SENTENCE_CHARACTERS_MAX, 
 from inferd.scheduler.output.text import TextAssembler
 from inferd.scheduler.settings import EngineSettings
 from inferd.sessions.turn import Turn
-from inferd.sessions.turns.sentence_comparison import Comparison, Judge, Similarity
+from inferd.sessions.turns.sentence_comparison import Comparer, Comparison, Similarity
 from tests.scheduler.doubles import Bench
 from tests.sessions.doubles import InProcessClient, dying
 
@@ -47,9 +47,9 @@ def assembler_of(stopping: StoppingParams, stop: Sequence[str] = ()) -> TextAsse
 class Reader:
     """Reads from an assembler; *ends* is how many sentences pass before one is similar."""
 
-    def __init__(self, assembler: TextAssembler, ends: int, judged: Sequence[str] = ()):
+    def __init__(self, assembler: TextAssembler, ends: int, compared: Sequence[str] = ()):
         self.assembler, self.ends = assembler, ends
-        self.checked = list(judged)
+        self.checked = list(compared)
         self.places: list[int] = []
         self.text, self.reason, self.detail = b"", "", ""
 
@@ -57,11 +57,11 @@ class Reader:
         """Add the piece of a token; return whether more may come."""
         released = self.assembler.add_piece(piece)
         self.text += released.text
-        return self.judged(released.ending)
+        return self.compared(released.ending)
 
-    def judged(self, ending: Ending | None) -> bool:
+    def compared(self, ending: Ending | None) -> bool:
         while ending is None and (question := self.assembler.pending_sentence) is not None:
-            assert len(self.text) <= question.end, "text behind a judged sentence was released"
+            assert len(self.text) <= question.end, "text behind a compared sentence was released"
             self.checked.append(question.text)
             self.places.append(question.end)
             if len(self.checked) > self.ends:
@@ -110,8 +110,8 @@ def test_a_turn_ends_with_the_same_sentence_however_its_text_is_split(
 def test_a_resumed_turn_ends_at_the_same_sentence(
     stopping: StoppingParams, text: bytes, sizes: list[int], taken: int, ends: int
 ) -> None:
-    """After a worker's death, a sentence that may have been judged is judged again, with the same
-    verdict.
+    """After a worker's death, a sentence that may have been compared is compared again, with the
+    same result.
     """
     pieces = cut(text, sizes)
     expected = Reader(assembler_of(stopping), ends).read(pieces)
@@ -127,28 +127,28 @@ def test_a_resumed_turn_ends_at_the_same_sentence(
     question = after.assembler.pending_sentence
     known = sum(question is None or place < question.end for place in before.places)
     after.checked = before.checked[:known]
-    assert after.judged(found.ending)
+    assert after.compared(found.ending)
     assert after.read(pieces[taken:]) == expected
 
 
 @given(st.text('ab.!?。 "\nü', max_size=60))
 def test_a_sentence_is_the_text_between_two_ends(text: str) -> None:
-    sentences, judged = Sentences(), []
+    sentences, compared = Sentences(), []
     passed = sentences.add_piece(text.encode())
     while sentences.pending is not None:
         assert sentences.pending.end == len(passed)
-        judged.append(sentences.pending.text)
+        compared.append(sentences.pending.text)
         passed += sentences.pass_sentence()
     assert passed + sentences.rest() == text.encode()
     rest = text
-    for sentence in judged:
+    for sentence in compared:
         assert sentence == sentence.strip() and any(c.isalnum() for c in sentence)
         assert rest.lstrip().startswith(sentence)
         rest = rest.lstrip()[len(sentence) :]
 
 
 @pytest.mark.parametrize(
-    ("text", "judged"),
+    ("text", "compared"),
     [
         ("Hi! It is 3.5 m, no more. (Really.) And", ["Hi!", "It is 3.5 m, no more.", "(Really.)"]),
         ("これです。「はい。」と", ["これです。", "「はい。」"]),
@@ -157,10 +157,10 @@ def test_a_sentence_is_the_text_between_two_ends(text: str) -> None:
         ("\n\n a?\n", ["a?"]),
     ],
 )
-def test_sentence_boundaries(text: str, judged: list[str]) -> None:
+def test_sentence_boundaries(text: str, compared: list[str]) -> None:
     reader = Reader(assembler_of(SIMILAR), 99)
     reader.read([text.encode()])
-    assert reader.checked == judged
+    assert reader.checked == compared
 
 
 @pytest.mark.parametrize("over", [-1, 0, 1])
@@ -186,19 +186,19 @@ def test_another_end_within_the_sentence_is_met_before_it() -> None:
 # Turns.
 
 
-def judging(*similar: str) -> Judge:
+def comparing(*similar: str) -> Comparer:
     """Return a comparison that finds only these sentences similar."""
 
-    def judge(comparison: Comparison, report: object) -> None:
+    def comparer(comparison: Comparison, report: object) -> None:
         assert comparison.text == "anything" and callable(report)
         report(Similarity(1.0 if comparison.sentence in similar else 0.1))
 
-    return judge
+    return comparer
 
 
-def turn_of(port: InProcessClient, text: str, judge: Judge, **fields: object) -> Turn:
+def turn_of(port: InProcessClient, text: str, comparer: Comparer, **fields: object) -> Turn:
     fields.setdefault("stopping", SIMILAR)
-    return Turn(port, port.bench.spec(1, text, **fields), lambda _: None, judge=judge)
+    return Turn(port, port.bench.spec(1, text, **fields), lambda _: None, comparer=comparer)
 
 
 def outcome(turn: Turn) -> tuple[bytes, str, str]:
@@ -209,7 +209,7 @@ def outcome(turn: Turn) -> tuple[bytes, str, str]:
 @pytest.mark.parametrize("pull", [False, True])
 def test_a_turn_ends_with_a_similar_sentence_and_reports_the_similarity(pull: bool) -> None:
     port = InProcessClient(Bench())
-    turn = turn_of(port, "One. Two! Three. Four", judging("Two!"), pull=pull)
+    turn = turn_of(port, "One. Two! Three. Four", comparing("Two!"), pull=pull)
     turn.submit()
     for _ in range(40):
         port.run()
@@ -225,7 +225,7 @@ def test_the_threshold_is_inclusive() -> None:
     for threshold, reason in ((0.1, "similarity"), (0.11, "eos")):
         port = InProcessClient(Bench())
         stopping = StoppingParams(stop_similarity="anything", stop_similarity_threshold=threshold)
-        turn = turn_of(port, "One. Two", judging(), stopping=stopping)
+        turn = turn_of(port, "One. Two", comparing(), stopping=stopping)
         turn.submit()
         port.run()
         assert outcome(turn)[1] == reason
@@ -244,38 +244,38 @@ def test_a_turn_whose_sentences_cannot_be_compared_continues_and_reports_why() -
 
 
 def waiting(bench: Bench, text: str = "One. Two", **fields: object) -> m.SentenceEnded:
-    """Run a task until it waits for a verdict; return its request."""
+    """Run a task until it waits for a comparison; return its request."""
     fields.setdefault("stopping", SIMILAR)
     bench.run(bench.submit(1, text, **fields))
     if fields.get("pull"):
         bench.run(*[m.PullToken(1)] * len("ne. "))
-    [judged] = [r for r in bench.reports[1] if isinstance(r, m.SentenceEnded)]
-    return judged
+    [compared] = [r for r in bench.reports[1] if isinstance(r, m.SentenceEnded)]
+    return compared
 
 
 @pytest.mark.parametrize("pull", [False, True])
-def test_a_task_that_waits_for_a_verdict_computes_and_reports_nothing(pull: bool) -> None:
+def test_a_task_that_waits_for_a_comparison_computes_and_reports_nothing(pull: bool) -> None:
     bench = Bench()
-    judged = waiting(bench, pull=pull)
-    assert (judged.end, judged.text) == (4, "One.")
+    compared = waiting(bench, pull=pull)
+    assert (compared.end, compared.text) == (4, "One.")
     steps = bench.engine.metrics.steps
     bench.run(m.PullToken(1), m.PullToken(1))
     assert bench.engine.metrics.steps == steps
     assert (bench.text(1), bytes(bench.tokens(1))) == (b"One.", b"One. ")
-    bench.run(m.Verdict(1, 4))
+    bench.run(m.SentenceCompared(1, 4))
     assert bench.text(1) == (b"One. Tw" if pull else b"One. Two")
 
 
-def test_an_unexpected_verdict_changes_nothing() -> None:
+def test_an_unexpected_comparison_changes_nothing() -> None:
     bench = Bench()
     waiting(bench)
-    bench.run(m.Verdict(1, 3, "0.900"), m.Verdict(2, 4, "0.900"))
+    bench.run(m.SentenceCompared(1, 3, "0.900"), m.SentenceCompared(2, 4, "0.900"))
     assert bench.end(1) is None
-    bench.run(m.Verdict(1, 4), m.Verdict(1, 4, "0.900"))
+    bench.run(m.SentenceCompared(1, 4), m.SentenceCompared(1, 4, "0.900"))
     assert (bench.text(1), bench.stats(1).stop_reason) == (b"One. Two", "eos")
 
 
-def test_a_task_that_waits_for_a_verdict_yields_its_slot() -> None:
+def test_a_task_that_waits_for_a_comparison_yields_its_slot() -> None:
     bench = Bench(slots=1, settings=EngineSettings(reader_lag_s=0.2))
     waiting(bench)
     bench.iterate(bench.submit(2, "second"))
@@ -283,12 +283,12 @@ def test_a_task_that_waits_for_a_verdict_yields_its_slot() -> None:
     bench.now += 0.2
     bench.run()
     assert bench.text(2) == b"second"
-    bench.run(m.Verdict(1, 4))
+    bench.run(m.SentenceCompared(1, 4))
     assert bench.text(1) == b"One. Two"
     assert bench.stats(1).parks == 1
 
 
-def test_a_turn_without_a_verdict_times_out() -> None:
+def test_a_turn_without_a_comparison_times_out() -> None:
     bench = Bench(settings=EngineSettings(reader_timeout_s=300))
     waiting(bench)
     bench.now += 300
@@ -315,29 +315,29 @@ def test_another_ending_by_the_same_token_counts_if_the_sentence_does_not(
         bench = Bench()
         waiting(bench, "One. Two", **fields)
         assert bench.end(1) is None
-        bench.run(m.Verdict(1, 4, detail))
+        bench.run(m.SentenceCompared(1, 4, detail))
         assert bench.stats(1).stop_reason == expected
         kept = b"One. " if reason in ("length", "context_full") and not detail else b"One."
         assert bench.text(1) == kept
 
 
-def test_a_bound_on_time_waits_for_the_verdict() -> None:
+def test_a_bound_on_time_waits_for_the_comparison() -> None:
     bench = Bench()
     waiting(bench, stopping=StoppingParams(stop_similarity="x", timeout_base_ms=100))
     bench.now += 1
     bench.iterate()
     assert bench.end(1) is None
-    bench.iterate(m.Verdict(1, 4))
+    bench.iterate(m.SentenceCompared(1, 4))
     bench.run()
     assert (bench.text(1), bench.stats(1).stop_reason) == (b"One. ", "time")
 
 
-def test_a_turn_that_waits_for_a_verdict_can_be_cancelled() -> None:
+def test_a_turn_that_waits_for_a_comparison_can_be_cancelled() -> None:
     bench = Bench()
     waiting(bench)
     bench.run(m.Cancel(1))
     assert bench.error(1) == "Cancelled"
-    bench.run(m.Verdict(1, 4, "0.900"))
+    bench.run(m.SentenceCompared(1, 4, "0.900"))
 
 
 # Another worker.
@@ -356,19 +356,19 @@ def test_a_turn_that_waits_for_a_verdict_can_be_cancelled() -> None:
 def test_a_turn_whose_worker_dies_ends_with_the_same_sentence(
     text: str, similar: list[str], deaths: list[int], shift: bool, late: bool
 ) -> None:
-    """*late*: a verdict arrives after the worker that requested it has exited."""
+    """*late*: a comparison arrives after the worker that requested it has exited."""
     fields: dict[str, object] = {"ctx_shift": shift, "n_keep": -1, "n_predict": 60}
 
     def worker() -> InProcessClient:
         return InProcessClient(Bench(ctx_size=48 if shift else 256, slots=1, options=EchoOptions()))
 
     def run(deaths: Sequence[int]) -> tuple[bytes, list[int], str, str]:
-        port, judge, owed = worker(), judging(*similar), []
+        port, comparer, owed = worker(), comparing(*similar), []
 
-        def judge_late(comparison: Comparison, report: object) -> None:
+        def compare_late(comparison: Comparison, report: object) -> None:
             owed.append((comparison, report))
 
-        turn = turn_of(port, text, judge_late if late and deaths else judge, **fields)
+        turn = turn_of(port, text, compare_late if late and deaths else comparer, **fields)
         turn.submit()
         port = dying(turn, port, deaths, worker)
         while True:
@@ -376,7 +376,7 @@ def test_a_turn_whose_worker_dies_ends_with_the_same_sentence(
             if not owed:
                 break
             comparison, report = owed.pop(0)
-            judge(comparison, report)  # type: ignore[arg-type]
+            comparer(comparison, report)  # type: ignore[arg-type]
         return (outcome(turn)[0], turn.tokens, *outcome(turn)[1:])
 
     assert run(deaths) == run(())
