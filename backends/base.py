@@ -33,7 +33,7 @@ class Rendering(msgspec.Struct, frozen=True, kw_only=True):
 PLAIN_RENDERING = Rendering()
 
 
-Memory = Literal["plain", "window", "recurrent"]
+KvKind = Literal["plain", "window", "recurrent"]
 """How much of a KV state can be reused. *plain*: any prefix. *window* (sliding attention): the
 state has only the last tokens, so a prefix can be reused only while all tokens of its window are
 there. *recurrent* (and hybrids): only the whole state after its last token.
@@ -55,7 +55,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int
     token_bytes_max: int
     has_chat_template: bool
-    memory: Memory = "plain"
+    kv_kind: KvKind = "plain"
     can_shift: bool = False
     """Whether `Model.shift` works."""
     n_gpu_layers: int = 0

@@ -112,7 +112,7 @@ class EchoContext:
     def reuse(self, slot: int, moves: Sequence[Move]) -> None:
         """Keep the runs of tokens that *moves* name; see `Model.reuse`."""
         if not self.info.can_shift:
-            raise UnsupportedOperation(f"a {self.info.memory} memory cannot be shifted")
+            raise UnsupportedOperation(f"a {self.info.kv_kind} memory cannot be shifted")
         sequence = self.slots[slot]
         if not length_moved(len(sequence.tokens), moves):
             self.trim(slot, 0)

@@ -145,7 +145,7 @@ def _echo_info(spec: ModelSpec, options: EchoOptions) -> ModelInfo:
         parameters=0,
         token_bytes_max=1,
         has_chat_template=True,
-        memory=options.memory,
+        kv_kind=options.memory,
         can_shift=options.memory == "plain",
         n_gpu_layers=layers_on_devices(spec, options.layers, options.device_bytes),
         embedding=EmbedInfo(

@@ -23,7 +23,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from ..base import Memory
+from ..base import KvKind
 from ..errors import BackendError
 from .vocabulary import EchoVocabulary
 
@@ -48,7 +48,7 @@ class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     surprising: str = ""
     variant: str = ""
     vocabulary: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
-    memory: Memory = "plain"
+    memory: KvKind = "plain"
     window: Annotated[int, msgspec.Meta(ge=1, le=10**9)] = 8
     kv_cells: Number = -1
     weight_bytes: Bytes = 0

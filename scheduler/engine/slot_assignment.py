@@ -95,7 +95,7 @@ class SlotAssignment:
         """Plan where a prompt's state is saved on a model that can only use whole states: where it
         diverges from another prompt, one token before its end, and at regular distances.
         """
-        if self._model.info.memory == "plain" or task.started_at is not None:
+        if self._model.info.kv_kind == "plain" or task.started_at is not None:
             return
         settings = self._tasks.settings
         size, every = task.prompt_size, settings.checkpoint_tokens
@@ -138,7 +138,7 @@ class SlotAssignment:
         self._counts["kv_full"] += 1
         for part in batch:  # the backend reports no change; what the slot holds counts
             part.task.computed = self._model.trim(part.task.slot, part.task.computed)
-        if self._kv.idle.evict_all():
+        if self._kv.idle.save_and_clear_all():
             return
         tasks = self._slots.tasks
         last = max(tasks, key=self._tasks.order().key)

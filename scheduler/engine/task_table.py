@@ -42,7 +42,7 @@ class TaskTable:
         self.embeddings = EmbeddingQueue(model, settings)
         self.queue: list[Task] = []
         self.owners = OwnerClock()
-        self.leaders = Leaders(kv.search, model.info.memory, settings.shared_prefix_tokens_min)
+        self.leaders = Leaders(kv.search, model.info.kv_kind, settings.shared_prefix_tokens_min)
         self._ctx_size = model.info.ctx_size
         self._estimator = TurnEstimator()
         self._by_id: dict[int, Task] = {}

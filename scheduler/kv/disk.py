@@ -10,25 +10,25 @@ import time
 from array import array
 from collections.abc import Iterator
 
-from ...backends.base import Memory
+from ...backends.base import KvKind
 from .. import messages as m
 from ..task import Task
 from .file_format import KvFile, KvKey
 from .files import KV_FILES_MAX, FileFailed, FileRead, FilesDeleted, FileWritten, KvFiles
 from .origin import Origin
-from .store import KvStore, SavedState, usable
+from .store import KvStore, SavedState, covered_tokens
 
 
 class DiskTier:
     """The files of one model, beside the *store* of its states in memory."""
 
-    def __init__(self, files: KvFiles, store: KvStore, memory: Memory):
+    def __init__(self, files: KvFiles, store: KvStore, kv_kind: KvKind):
         self.session_deletions = 0
         """Completed calls of `delete_session_files`, in the order of the calls."""
         self.failures = 0
         self.cause = ""
         """The cause of the last failed write or read."""
-        self._files, self._store, self._memory = files, store, memory
+        self._files, self._store, self._kv_kind = files, store, kv_kind
         self._index: dict[str, tuple[KvFile, array[int]]] = {}
         self._writing: dict[str, KvKey] = {}
         self._fetches: dict[str, list[Task]] = {}
@@ -65,13 +65,13 @@ class DiskTier:
     def find_file(
         self, origin: Origin, tokens: array[int], more_than: int
     ) -> tuple[KvFile | None, int]:
-        """Return the file that saves most of *tokens*, and how many; more than *more_than*."""
+        """Return the file that covers most of *tokens*, and how many; more than *more_than*."""
         best, most = None, more_than
         for file, have in self._index.values():
             if not _origin(file.key).serves(origin):
                 continue
-            if saved := usable(have, tokens, self._memory, most):
-                best, most = file, saved
+            if covered := covered_tokens(have, tokens, self._kv_kind, most):
+                best, most = file, covered
         return best, most if best is not None else 0
 
     def fetch_state(self, task: Task, file: KvFile) -> None:

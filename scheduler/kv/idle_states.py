@@ -64,8 +64,8 @@ class IdleStates:
             self.save_slot(slot)
             slot.saved = True
 
-    def evict_all(self) -> bool:
-        """Save the KV of all idle slots and clear them; return whether there was any."""
+    def save_and_clear_all(self) -> bool:
+        """Save the KV of all idle slots and clear these slots; return whether any had KV."""
         filled = [s for s in self._slots.idle if s.tokens]
         for slot in filled:
             self.save_slot(slot)

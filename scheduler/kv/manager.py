@@ -47,10 +47,10 @@ class KvManager:
         recompute_s: Callable[[int], float],
         files: KvFiles | None,
     ):
-        memory = model.info.memory
-        self.store = KvStore(settings.kv_ram_bytes, memory)
+        kv_kind = model.info.kv_kind
+        self.store = KvStore(settings.kv_ram_bytes, kv_kind)
         self.slots = SlotTable(model)
-        self.disk = DiskTier(files, self.store, memory) if files is not None else None
+        self.disk = DiskTier(files, self.store, kv_kind) if files is not None else None
         self.idle = IdleStates(model, self.slots, self.store, recompute_s)
         self.search = StateSearch(model, self.slots, self.store)
         self.task_states = TaskStates(
@@ -90,7 +90,9 @@ class KvManager:
         return self._find_on_disk(origin, tokens)
 
     def delete_session_states(self, command: m.DeleteSessionStates) -> Iterator[m.CommandResult]:
-        """Delete a session's states; if it may have files, `poll` sends the answer later."""
+        """Delete a session's states. Yield the answer, unless the session may have files: then
+        `poll` yields it once they are deleted.
+        """
         scope, session = scoped(command.owner, command.session, shared=self._settings.kv_shared)
         for slot in self.idle.slots_of(scope, session):
             self.slots.clear_slot(slot)
@@ -107,7 +109,9 @@ class KvManager:
             self.disk.forget_file(name)
 
     def set_low_memory(self, command: m.SetLowMemory) -> m.CommandResult:
-        """Start or stop holding only the states of parked tasks in memory."""
+        """Start or end low-memory mode, in which only pinned states stay in memory. Return the
+        bytes of the others.
+        """
         self.store.low_memory = command.on
         droppable = self.store.unpinned if command.on else []
         return m.CommandResult(command.id, sum(len(entry.state) for entry in droppable))
@@ -131,7 +135,7 @@ class KvManager:
                 task.fetching = False
 
     def _fetch(self, task: Task, disk: DiskTier) -> None:
-        """Have the state of a new task read from disk, if that saves enough computation."""
+        """Have the state of a new task read from disk, if it covers enough more tokens."""
         tokens = array("i", task.tokens)
         cached = self.search.find_source(task.origin, tokens).keep
         file, keep = disk.find_file(task.origin, tokens, cached)

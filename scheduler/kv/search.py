@@ -1,4 +1,4 @@
-"""The search for the state in a slot or in memory that saves a task the most computation."""
+"""The search for the state in a slot or in memory that covers most of a task's tokens."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ...backends import Model
 from ..prefix import common_prefix
 from .origin import Origin
 from .slots import Slot, SlotTable
-from .store import KvStore, SavedState, usable
+from .store import KvStore, SavedState, covered_tokens
 
 COPY_TOKENS_MIN = 16
-"""A running task's state is copied if that saves this many tokens more than another source."""
+"""A running task's state is copied if it covers this many tokens more than another source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,32 +42,32 @@ class StateSearch:
 
     def __init__(self, model: Model, slots: SlotTable, store: KvStore):
         self._model, self._slots, self._store = model, slots, store
-        self._memory = model.info.memory
+        self._kv_kind = model.info.kv_kind
 
     def find_source(self, origin: Origin, tokens: array[int]) -> KvSource:
         """Return the source of most of *tokens*; among equals a slot, which need not be copied."""
         best = KvSource()
         for slot in self._slots.idle:
             if slot.origin.serves(origin):
-                keep = usable(slot.tokens, tokens, "plain", best.keep)
+                keep = covered_tokens(slot.tokens, tokens, "plain", best.keep)
                 if keep == len(slot.tokens) or keep >= self._model.trim_min(slot.index):
                     best = KvSource(keep, slot=slot) if keep else best
         saved, keep = self._store.find_state(origin, tokens, best.keep)
         if saved is not None:
             best = KvSource(keep, saved=saved)
-        if self._memory == "plain":
+        if self._kv_kind == "plain":
             best = self._find_running(origin, tokens, best)
         return best
 
     def _find_running(self, origin: Origin, tokens: array[int], best: KvSource) -> KvSource:
-        """Return a running task's slot if it saves enough more than *best* to copy it."""
+        """Return a running task's slot if it covers enough more than *best* to copy it."""
         for task in self._slots.tasks:
             at = best.keep + COPY_TOKENS_MIN
             if min(task.computed, len(tokens) - 1) <= at or task.tokens[at] != tokens[at]:
                 continue
             if task.origin.serves(origin) and not task.shift_pending:
                 done = array("i", task.tokens[: task.computed])
-                keep = usable(done, tokens, "plain", at)
+                keep = covered_tokens(done, tokens, "plain", at)
                 best = KvSource(keep, slot=self._slots.slots[task.slot]) if keep else best
         return best
 

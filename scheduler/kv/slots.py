@@ -27,7 +27,7 @@ class Slot:
 class SlotTable:
     """The slots and the tasks in them. Owned by the engine.
 
-    Leased slots stay adjacent: the sequences of a batch must ascend without gaps, or llama.cpp
+    Occupied slots stay adjacent: the sequences of a batch must ascend without gaps, or llama.cpp
     splits the batch (measured: 66 → 92 ms with 16 sequences).
     """
 
@@ -81,7 +81,7 @@ class SlotTable:
             self.clear_slot(slot)
 
     def clear_slot(self, slot: Slot) -> None:
-        """Forget the KV of an idle slot."""
+        """Drop the KV of an idle slot."""
         self.changes += 1
         self._model.trim(slot.index, 0)
         slot.tokens = array("i")

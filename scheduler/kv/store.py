@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ...backends.base import Memory
+from ...backends.base import KvKind
 from ..prefix import common_prefix
 from .greedy_dual import GreedyDual
 from .origin import Origin
@@ -31,17 +31,17 @@ class SavedState:
     """It was read from disk, and no task has used it since."""
 
 
-def usable(have: array[int], tokens: array[int], memory: Memory, more_than: int = 0) -> int:
-    """Return how many of *tokens* a state of *have* saves; 0 if that is not more than *more_than*.
+def covered_tokens(have: array[int], tokens: array[int], kv_kind: KvKind, more_than: int = 0) -> int:
+    """Return how many of *tokens* need not be computed, given a state of *have*; 0 if that is not
+    more than *more_than*.
 
-    A task always decodes its last token, for the logits. Any prefix of a plain model's state can be
-    used. With other kinds of memory a state cannot be cut at an earlier token, and serves only as a
-    whole.
+    A task always decodes its last token, for the logits. Any prefix of a plain state can be used. A
+    state of another kind cannot be cut at an earlier token, and serves only as a whole.
     """
     size, most = len(have), len(tokens) - 1
     if more_than >= min(size, most):
         return 0
-    if memory != "plain":
+    if kv_kind != "plain":
         return size if size <= most and have == tokens[:size] else 0
     if have[more_than] != tokens[more_than]:
         return 0
@@ -58,7 +58,7 @@ class KvStore:
 
     ENTRIES_MAX = 4096
 
-    def __init__(self, bytes_max: int, memory: Memory):
+    def __init__(self, bytes_max: int, kv_kind: KvKind):
         self.bytes_max = bytes_max
         self.bytes = 0
         self.evicted: list[SavedState] = []
@@ -66,7 +66,7 @@ class KvStore:
         """Number of additions and removals."""
         self.low_memory = False
         """Memory is low: only pinned states stay."""
-        self._memory = memory
+        self._kv_kind = kv_kind
         self._entries: list[SavedState] = []
         self._values = GreedyDual[SavedState]()
 
@@ -79,22 +79,22 @@ class KvStore:
     def find_state(
         self, origin: Origin, tokens: array[int], more_than: int = 0
     ) -> tuple[SavedState | None, int]:
-        """Return the entry that saves most of *tokens*, and how many; more than *more_than*."""
+        """Return the entry that covers most of *tokens*, and how many; more than *more_than*."""
         best, most = None, more_than
         for entry in self._entries:
             if entry.origin.serves(origin):
-                saved = usable(entry.tokens, tokens, self._memory, most)
-                if saved:
-                    best, most = entry, saved
+                covered = covered_tokens(entry.tokens, tokens, self._kv_kind, most)
+                if covered:
+                    best, most = entry, covered
         return best, most if best is not None else 0
 
     def covers(self, origin: Origin, tokens: Sequence[int]) -> bool:
-        """Return whether an entry holds as much as a state of *tokens* could save."""
+        """Return whether an entry covers all that a state of *tokens* would cover."""
         wanted, size = array("i", tokens), len(tokens)
         for entry in self._entries:
             same = entry.origin.approximate == origin.approximate and entry.origin.serves(origin)
             fits = len(entry.tokens) == size or (
-                self._memory == "plain" and len(entry.tokens) > size
+                self._kv_kind == "plain" and len(entry.tokens) > size
             )
             if same and fits and entry.tokens[:size] == wanted:
                 return True
@@ -112,14 +112,15 @@ class KvStore:
         """Add a state. Return None if it does not fit beside pinned ones; it is then in `evicted`,
         unless *pin* is set.
 
-        On a plain model it replaces earlier states of the same session that it begins with.
+        A plain state replaces the states of the same origin that cover only a prefix of its tokens,
+        unless they are pinned or were used twice.
         """
         entry = SavedState(origin, array("i", tokens), state, seconds, pins=int(pin))
         if not self._free_space(len(state)):
             if not pin:
                 self.evicted.append(entry)
             return None
-        if self._memory == "plain":
+        if self._kv_kind == "plain":
             self._supersede(entry)
         self._entries.append(entry)
         self.changes += 1

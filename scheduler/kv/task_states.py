@@ -1,7 +1,4 @@
-"""KV states of tasks: loaded when a task gets a slot, saved when it is parked.
-
-Every move of a state saves it and restores it into a sequence.
-"""
+"""KV states of tasks: restored when a task gets a slot, saved when it is parked."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ class TaskStates:
         """States that were loaded into a slot."""
         self._model, self._slots, self._store = model, slots, store
         self._idle, self._search = idle, search
-        self._memory = model.info.memory
+        self._kv_kind = model.info.kv_kind
         self._recompute_s = recompute_s
         self._parked: dict[int, tuple[SavedState | None, object]] = {}
 
@@ -103,13 +100,13 @@ class TaskStates:
 
     def _take_over(self, slot: Slot, keep: int) -> array[int]:
         """Reuse idle KV. Save it first if the task drops a part of it, or cannot restore it."""
-        if len(slot.tokens) - keep >= SAVE_TOKENS_MIN or self._memory != "plain":
+        if len(slot.tokens) - keep >= SAVE_TOKENS_MIN or self._kv_kind != "plain":
             self._idle.save_slot(slot)
         return slot.tokens
 
     def _reuse(self, task: Task, target: Slot, have: array[int], keep: int) -> int:
         """Move equal runs behind the common prefix down; return how many tokens *task* then has."""
-        if self._memory != "plain" or not self._model.info.can_shift:
+        if self._kv_kind != "plain" or not self._model.info.can_shift:
             return 0
         runs = equal_runs(have, array("i", task.tokens), keep, task.spec.cache_reuse)
         if not runs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from ...backends.base import Memory
+from ...backends.base import KvKind
 from ..kv.search import StateSearch
 from ..prefix import common_prefix
 from ..task import Task
@@ -24,8 +24,8 @@ def prefix_hash_of(task: Task, shared_prefix_tokens_min: int) -> int:
 class Leaders:
     """Finds the leader of each waiting task; owned by the engine."""
 
-    def __init__(self, search: StateSearch, memory: Memory, shared_prefix_tokens_min: int):
-        self._search, self._memory = search, memory
+    def __init__(self, search: StateSearch, kv_kind: KvKind, shared_prefix_tokens_min: int):
+        self._search, self._kv_kind = search, kv_kind
         self._shared_tokens_min = shared_prefix_tokens_min
         self._cached: dict[int, tuple[int, int]] = {}
         """By task, `changes` of the search and the number of cached tokens as of then."""
@@ -66,7 +66,7 @@ class Leaders:
 
     def _cached_tokens(self, task: Task, other: Task) -> int:
         """Return how many tokens *task* could reuse if it did not wait for *other*."""
-        copied = other.computed if self._memory == "plain" else 0
+        copied = other.computed if self._kv_kind == "plain" else 0
         changes = self._search.changes
         known = self._cached.get(task.spec.id)
         if known is None or known[0] != changes:

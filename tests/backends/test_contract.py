@@ -253,7 +253,7 @@ def test_the_length_counts_the_decoded_tokens_that_were_kept(
 
 
 def test_any_part_of_a_plain_memory_can_be_kept(model: Model, prompt: list[int]) -> None:
-    assert model.info.memory == "plain"
+    assert model.info.kv_kind == "plain"
     assert model.trim_min(0) == 0
     prefill(model, 0, prompt)
     assert model.trim_min(0) <= 1

@@ -16,7 +16,7 @@ import numpy as np
 from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
-from ...base import Memory
+from ...base import KvKind
 from ...batch import Chunk, Move, check_chunks, length_moved
 from ...errors import BackendError, KvFull, UnsupportedOperation
 from ..threads import ComputeThreads
@@ -122,8 +122,8 @@ class LlamaContext:
             self._threads.close()
 
     @property
-    def kind(self) -> Memory:
-        """The kind of the model's memory."""
+    def kv_kind(self) -> KvKind:
+        """The kind of the KV states."""
         if self._whole_only:
             return "recurrent"
         return "window" if self._window > 0 else "plain"
@@ -228,7 +228,7 @@ class LlamaContext:
         """
         if not self.can_shift:
             raise UnsupportedOperation(
-                f"a {self.kind} memory cannot be shifted", hint="turn ctx-shift and reuse off"
+                f"a {self.kv_kind} memory cannot be shifted", hint="turn ctx-shift and reuse off"
             )
         length = length_moved(self.length(slot), moves)
         if not length:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from inferd.backends import Chunk, Model, ModelSpec
-from inferd.backends.base import Memory
+from inferd.backends.base import KvKind
 from inferd.backends.echo.model import EchoModel
 from inferd.backends.echo.options import EchoOptions
 from inferd.backends.errors import BackendError, InvalidArgument, KvFull, UnsupportedOperation
@@ -19,7 +19,7 @@ from tests.tiny_gguf import WINDOW
 BATCH_SIZE = 16
 
 
-def echo_of(memory: Memory = "plain", window: int = 8, kv_cells: int = -1) -> EchoModel:
+def echo_of(memory: KvKind = "plain", window: int = 8, kv_cells: int = -1) -> EchoModel:
     spec = ModelSpec(name="echo", slots=4, ctx_size=1024, batch_size=BATCH_SIZE)
     return EchoModel(spec, EchoOptions(memory=memory, window=window, kv_cells=kv_cells))
 
@@ -47,13 +47,13 @@ def test_echo_trims_like_the_model_that_it_stands_for(
     tiny: LlamaModel, kind: str, length: int, less: int
 ) -> None:
     """Windows computed at once are left out: both models have one, of different sizes."""
-    double = echo_of(tiny.info.memory, window=WINDOW)
+    double = echo_of(tiny.info.kv_kind, window=WINDOW)
     keep = max(0, length - less)
     if kind.startswith("gemma3"):
         assert answers(double, length, keep)[4:] == answers(tiny, length, keep)[4:]
     else:
         assert answers(double, length, keep) == answers(tiny, length, keep)
-    assert double.info.memory == tiny.info.memory
+    assert double.info.kv_kind == tiny.info.kv_kind
     assert double.info.can_shift == tiny.info.can_shift or kind == "gemma3-full"
 
 
@@ -77,7 +77,7 @@ def test_a_step_on_missing_cells_is_a_bug() -> None:
 
 
 @pytest.mark.parametrize("memory", ["window", "recurrent"])
-def test_a_memory_that_cannot_shift_refuses_to(memory: Memory) -> None:
+def test_a_memory_that_cannot_shift_refuses_to(memory: KvKind) -> None:
     model = echo_of(memory)
     prefill(model, 0, [65] * 20)
     with pytest.raises(UnsupportedOperation):

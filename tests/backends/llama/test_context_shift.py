@@ -196,7 +196,7 @@ def test_a_shift_needs_the_cells_in_the_window_of_the_moved_tokens(
     """A saved state has only the window, without the tokens kept at the start."""
     prefill(model, 0, TOKENS)
     assert model.restore(1, model.save(0))
-    if model.info.memory == "plain":
+    if model.info.kv_kind == "plain":
         model.shift(1, KEEP, len(TOKENS) - KEEP - 30)
         assert model.length(1) == KEEP + 30
     else:
@@ -213,7 +213,7 @@ def test_reuse_equals_the_loop_of_llama_server(
 ) -> None:
     """The calls of `server-context.cpp`: for each run, remove the gap, then move the run down."""
     moves = [(0, 0, 30), (50, 30, 40), (90, 70, 10), (200, 80, 60)]
-    full = model.info.memory == "window"
+    full = model.info.kv_kind == "window"
     bare = Bare(write_tiny("gemma3" if full else "llama", tmp_path), full=full)
     bare.decode(0, TOKENS)
     for begin, to, count in moves[1:]:

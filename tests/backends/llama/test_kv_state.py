@@ -171,4 +171,4 @@ def test_the_facts_of_each_kind(tiny: LlamaModel, kind: str) -> None:
         "mamba": ("recurrent", False),
         "lfm2": ("recurrent", False),
     }
-    assert (tiny.info.memory, tiny.info.can_shift) == facts[kind]
+    assert (tiny.info.kv_kind, tiny.info.can_shift) == facts[kind]

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 )
 
 from inferd.backends import EmbedSpec
-from inferd.backends.base import Memory
+from inferd.backends.base import KvKind
 from inferd.backends.echo.embedding import echo_vectors
 from inferd.backends.echo.options import EchoOptions
 from inferd.backends.embedder import Pool
@@ -66,7 +66,7 @@ class EngineMachine(RuleBasedStateMachine):
     doubled or wrong tokens and states show in the text, or at once.
     """
 
-    memory: Memory = "plain"
+    memory: KvKind = "plain"
 
     def __init__(self) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from inferd.backends.base import Memory
+from inferd.backends.base import KvKind
 from inferd.backends.echo.options import EchoOptions
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
@@ -20,7 +20,7 @@ from tests.scheduler.doubles import Bench
 
 PREFIX = "the beginning that all of these prompts have in common, and it is long: "
 SHARE = EngineSettings(shared_prefix_tokens_min=16)
-MEMORIES: tuple[Memory, ...] = ("plain", "window", "recurrent")
+MEMORIES: tuple[KvKind, ...] = ("plain", "window", "recurrent")
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def ask(bench: Bench, command: m.Command) -> object:
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-def test_many_sessions_over_few_slots_compute_each_token_once(memory: Memory) -> None:
+def test_many_sessions_over_few_slots_compute_each_token_once(memory: KvKind) -> None:
     bench = Bench(slots=2, options=EchoOptions(memory=memory))
     texts = [f"session number {i} says something of its own" for i in range(10)]
     for i, text in enumerate(texts):
@@ -127,7 +127,7 @@ def test_the_state_with_the_least_cost_per_byte_is_evicted_first() -> None:
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-def test_a_repeated_prompt_computes_only_its_last_token(memory: Memory) -> None:
+def test_a_repeated_prompt_computes_only_its_last_token(memory: KvKind) -> None:
     bench = Bench(slots=2, options=EchoOptions(memory=memory))
     bench.run(bench.submit(1, PREFIX))
 
@@ -170,7 +170,7 @@ def test_an_unknown_adapter_is_refused() -> None:
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-def test_sessions_that_share_a_prefix_compute_it_once(memory: Memory) -> None:
+def test_sessions_that_share_a_prefix_compute_it_once(memory: KvKind) -> None:
     bench = Bench(slots=8, settings=SHARE, options=EchoOptions(memory=memory), batch_size=32)
     tails = [f"{i} is the tail" for i in range(8)]
 
@@ -184,7 +184,7 @@ def test_sessions_that_share_a_prefix_compute_it_once(memory: Memory) -> None:
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-def test_followers_start_together(memory: Memory) -> None:
+def test_followers_start_together(memory: KvKind) -> None:
     bench = Bench(slots=8, settings=SHARE, options=EchoOptions(memory=memory), batch_size=32)
     bench.iterate(*(bench.submit(i, f"{PREFIX}{i} is the tail") for i in range(8)))
     occupied = [len(bench.engine.slots.tasks)]
@@ -233,7 +233,7 @@ def test_a_leader_is_only_parked_for_tasks_ahead_of_its_followers() -> None:
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-def test_the_state_of_a_cancelled_leader_serves_its_followers(memory: Memory) -> None:
+def test_the_state_of_a_cancelled_leader_serves_its_followers(memory: KvKind) -> None:
     bench = Bench(slots=2, settings=SHARE, options=EchoOptions(memory=memory), batch_size=16)
     bench.iterate(bench.submit(1, PREFIX + "one"), bench.submit(2, PREFIX + "two"))
     bench.iterate()
@@ -267,7 +267,7 @@ def test_prompts_with_a_short_common_prefix_run_in_parallel() -> None:
 
 
 @pytest.mark.parametrize("memory", ["window", "recurrent"])
-def test_a_checkpoint_where_prompts_diverge_serves_the_next_one(memory: Memory) -> None:
+def test_a_checkpoint_where_prompts_diverge_serves_the_next_one(memory: KvKind) -> None:
     bench = Bench(slots=1, settings=SHARE, options=EchoOptions(memory=memory))
     for number, tail in ((1, "first"), (2, "second"), (3, "third")):
         bench.run(bench.submit(number, PREFIX + tail))
@@ -280,7 +280,7 @@ def test_a_checkpoint_where_prompts_diverge_serves_the_next_one(memory: Memory) 
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-def test_branches_of_a_state_compute_the_shared_part_once(memory: Memory) -> None:
+def test_branches_of_a_state_compute_the_shared_part_once(memory: KvKind) -> None:
     bench = Bench(slots=4, options=EchoOptions(memory=memory))
     bench.run(bench.submit(1, PREFIX, session="trunk"))
     before = history(bench, 1, PREFIX)
@@ -399,7 +399,7 @@ def test_equal_runs_are_reused_by_shifting_and_marked() -> None:
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-def test_a_full_cache_parks_the_last_task_in_the_order_and_fails_none(memory: Memory) -> None:
+def test_a_full_cache_parks_the_last_task_in_the_order_and_fails_none(memory: KvKind) -> None:
     bench = Bench(slots=4, options=EchoOptions(memory=memory, kv_cells=150))
     texts = [f"{i} " + "text that goes on for a while" for i in range(4)]
 

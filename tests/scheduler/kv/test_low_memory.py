@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from inferd.backends.base import Memory
+from inferd.backends.base import KvKind
 from inferd.backends.echo.options import EchoOptions
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
@@ -106,7 +106,7 @@ def test_states_wait_in_memory_while_the_disk_is_busy(
     assert bench.engine.statistics()["kv_disk_files"] == len(TEXTS) - 1
 
 
-def rows_with(memory: Memory, *commands: m.Command) -> int:
+def rows_with(memory: KvKind, *commands: m.Command) -> int:
     """Return the tokens of two turns over one slot; *commands* are sent while one is parked."""
     bench = Bench(
         slots=1, options=EchoOptions(memory=memory), settings=EngineSettings(quantum_tokens=4)
@@ -126,7 +126,7 @@ def rows_with(memory: Memory, *commands: m.Command) -> int:
 
 
 @pytest.mark.parametrize("memory", ["plain", "window", "recurrent"])
-def test_parked_turns_keep_their_states_and_end_as_without_pressure(memory: Memory) -> None:
+def test_parked_turns_keep_their_states_and_end_as_without_pressure(memory: KvKind) -> None:
     assert rows_with(memory, m.SetLowMemory(1, True)) == rows_with(memory)
 
 
