@@ -1,7 +1,8 @@
 """The `Model` protocol, with the facts, messages and samplers that it exchanges with callers.
 
-One thread, the engine's, calls a model. Sequences are in numbered slots, 0 … slots - 1; the model
-keeps the KV state of each slot and, after a step, the logits of its last decode.
+The engine's thread calls a model; only `tokenize` and the *finish* of `StillRendering` must be safe
+in other threads at the same time. Sequences are in numbered slots, 0 … slots - 1; the model keeps
+the KV state of each slot and, after a step, the logits of its last decode.
 """
 
 from __future__ import annotations
@@ -108,7 +109,9 @@ class StillRendering(Exception):
 
 
 class Model(Protocol):
-    """A loaded model with its context. One thread only; callers validate all input first."""
+    """A loaded model with its context; see the module's docstring for threads. Callers validate all
+    input first.
+    """
 
     @property
     def info(self) -> ModelInfo:

@@ -1,4 +1,4 @@
-"""Check that the kernel can tell a connection's user from all others.
+"""The uids by which the kernel can distinguish a connection's user from all others.
 
 In a user namespace (a container, `PrivateUsers=`) all users without a mapping share one number, the
 overflow uid, 65534. With it, any user could resume any user's session.

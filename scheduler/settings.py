@@ -23,26 +23,26 @@ class EngineSettings:
     step_s_target: float = 0.15
     """Duration of a step in which prompts are computed beside decoding tasks."""
     step_s_max: float = 0.5
-    """Longest step while no task decodes, or only tasks that give way. It bounds how long arrivals
-    wait until they are noticed.
+    """Longest step of prompts while no task decodes, or only tasks of lower classes. It bounds how
+    long arrivals wait until they are noticed.
     """
     burst_s: float = 3.0
-    """Streams that have just started wait at most this long for prompts of the same burst: in small
-    chunks beside the streams the prompts would take longer.
+    """Streams that have just started wait at most this long for prompts of the same burst. Chunks
+    small enough for the streams would take longer in total.
     """
     prompt_tokens_min: int = 16
     """Prompts advance by this many tokens a step, however long that takes."""
     shared_prefix_tokens_min: int = 64
     """A task does not wait for a shared prefix that is shorter."""
     checkpoint_tokens: int = 2048
-    """Distance of saved states on models that can only use whole states."""
+    """Distance between the saved states of a prompt on models that can only use whole states."""
     shifts_max: int = 8
-    """Context shifts of one turn."""
+    """Maximum number of context shifts in one turn."""
     kv_ram_bytes: int = 2 << 30
     kv_shared: bool = False
     """KV states serve every owner."""
     fetch_timeout_s: float = 5.0
-    """A task waits this long for its state from disk, then it is computed again."""
+    """A task waits this long for its state from disk; then its tokens are computed again."""
     careful_s: float = 0.0
     """After a fault of the previous worker, the next one computes a token by itself first, and for
     this time it does not tokenize beside a step: another fault then has one possible cause.

@@ -26,20 +26,20 @@ async def show(daemon: Daemon, request: Request) -> w.ModelsResult:
 
 
 async def unload_model(daemon: Daemon, request: Request) -> w.Empty:
-    """Unload a model for an operator."""
+    """Unload a model at an operator's request."""
     p: w.NamesParams = request.params
     await daemon.registry.unload_by_name(p.name, request.uid, force=p.force)
     return w.Empty()
 
 
 async def pin(daemon: Daemon, request: Request) -> w.Empty:
-    """Pin a model for an operator, or unpin it (the call `unpin`)."""
+    """Pin a model, or unpin it (the call `unpin`)."""
     daemon.registry.pin_model(request.params.name, request.uid, pinned=request.call == "pin")
     return w.Empty()
 
 
 async def swap(daemon: Daemon, request: Request) -> w.SwapResult:
-    """Swap the model of a name; return once new turns begin on the new one."""
+    """Replace the model that a name stands for; return once new turns begin on the new model."""
     daemon.check_open()
     p: w.SwapParams = request.params
     catalog = daemon.registry.catalog

@@ -47,7 +47,7 @@ class Config:
     cores: int = setting(REQUIRED, "CPU cores that all models share; 0: all usable cores", 0, 4096, default_doc="0")
     sessions_max: int = setting(100, "maximum number of open sessions", 1, 100_000, AT_ONCE)
     sessions_user_max: int = setting(0, "maximum number of open sessions of one user; `0`: as many as `sessions-max`", 0, 100_000, AT_ONCE)
-    idle_timeout_ms: int = setting(300_000, "idle time after which a session is closed", 1, MONTH_S * 1000, AT_ONCE)
+    idle_timeout_ms: int = setting(300_000, "idle time after which a session is closed or, with an id, made dormant", 1, MONTH_S * 1000, AT_ONCE)
     keep_alive_s: float = setting(300.0, "idle time after which a model is unloaded; -1: never, 0: at once", -1, MONTH_S, AT_ONCE)
     memory_bytes: int = setting(0, "memory budget of all models together; 0: the machine's free memory", 0, BYTES_MAX)
     residency_s: float = setting(20.0, "time for which a model keeps admitting requests while others wait for its memory; 0: none", 0, 86_400)

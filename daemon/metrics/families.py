@@ -158,7 +158,10 @@ _SESSIONS = (
     gauge("sessions_max", "Maximum number of open sessions."),
     gauge("sessions_dormant", "Dormant sessions."),
     gauge("sessions_dormant_bytes", "Memory of dormant sessions in the daemon."),
-    counter("sessions_expired", "Sessions closed because they were idle for too long."),
+    counter(
+        "sessions_expired",
+        "Sessions that were idle for too long: closed or, with an id, made dormant.",
+    ),
     counter("sessions_refused", "Sessions refused because too many were open."),
     counter("session_forks", "Sessions created as branches of another."),
     gauge("journal_lag_seconds", "Age of the oldest change not yet in the journal; 0 if none."),
@@ -174,7 +177,11 @@ _DAEMON = (
     gauge("connections", "Open connections."),
     gauge("connections_max", "Maximum number of open connections."),
     gauge("cores", "CPU cores that the models share."),
-    gauge("memory_free_bytes", "Memory left for more models; negative if the models use too much."),
+    gauge(
+        "memory_free_bytes",
+        "The machine's free memory, less the headroom and, without `memory-bytes`, less the memory"
+        " reserved for models; negative if memory is short.",
+    ),
     gauge("memory_low", "1 while memory is low."),
     counter("memory_low_events", "Times that memory became low."),
 )

@@ -74,8 +74,8 @@ class MemoryBudget:
         others = [idle for idle in self._idle_models() if idle.name != model.name]
         victims = choose_victims(others, extra - free)
         if victims is None:
-            whole = free + sum(idle.need for idle in others)
-            raise growth_refusal(model.name, extra, whole, " for embeddings")
+            obtainable = free + sum(idle.need for idle in others)
+            raise growth_refusal(model.name, extra, obtainable, " for embeddings")
         self._evict(victims, for_model=model.name)
         return self.reservations.unloading_workers()
 
@@ -126,7 +126,9 @@ class MemoryBudget:
                 self._decide(load)
 
     def evict_idle(self) -> EvictionCandidate | None:
-        """Evict the idle model of least value; None: no model may be evicted."""
+        """Evict the first idle model in the order of eviction and return it; None: no model may be
+        evicted. Pinned models and models with tasks stay; a lease alone does not protect a model.
+        """
         victims = choose_victims(self._idle_models(), 1)
         if not victims:
             return None
@@ -142,10 +144,10 @@ class MemoryBudget:
                 return
         model, now, need = load.model, self._seconds(), load.report.need.total
         free, ahead = self.reservations.free_bytes(), self._bytes_ahead(load, now)
-        whole, shortage = self._whole_bytes(load, now), self._shortage(load, now)
+        obtainable, shortage = self._obtainable_bytes(load, now), self._shortage(load, now)
         victims = self._victims(load, now)
-        fits = shortage is None and need <= whole
-        if fits and need <= free and need <= whole - ahead:
+        fits = shortage is None and need <= obtainable
+        if fits and need <= free and need <= obtainable - ahead:
             # No `await` up to here since the free bytes were read: else two loads get them.
             self._grant(load)
         elif not model.load_waiters:
@@ -161,7 +163,7 @@ class MemoryBudget:
             load.is_waiting = False
             load.worker.client.send_command(EstimateMemory(shape))
         else:
-            self._refuse(load, shortage, whole)
+            self._refuse(load, shortage, obtainable)
 
     def _shortage(self, load: PendingLoad, now: float) -> DeviceShortage | None:
         """Return a device that lacks memory for a load and the loads ahead of it, if any."""
@@ -183,8 +185,11 @@ class MemoryBudget:
         missing = load.report.need.total - (free - self._bytes_ahead(load, now))
         return choose_victims(self._candidates(load, now), missing)
 
-    def _whole_bytes(self, load: PendingLoad, now: float) -> int:
-        """Return the bytes that a load could have if all its candidates were evicted."""
+    def _obtainable_bytes(self, load: PendingLoad, now: float) -> int:
+        """Return the bytes of the host that a load can have at most: those that are free, those of
+        unloading workers, those of all models that may be evicted for it, and those of models that
+        are still being loaded.
+        """
         held = sum(candidate.need for candidate in self._candidates(load, now))
         free = self.reservations.free_bytes() + self.reservations.unloading_bytes()
         return free + held + self._loading_bytes(load)
@@ -224,7 +229,9 @@ class MemoryBudget:
         return found
 
     def _idle_models(self) -> list[EvictionCandidate]:
-        """Return the models without tasks; leased ones are loaded again when needed."""
+        """Return the models that may be evicted at once and have no tasks. The model of a lease is
+        loaded again when it is needed.
+        """
         now = self._seconds()
         return [
             _candidate(model, need.total, now)

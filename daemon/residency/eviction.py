@@ -1,4 +1,8 @@
-"""The order in which models are evicted, and the choice of those to evict. Pure functions."""
+"""The order in which models are evicted, and the choice of those to evict. Pure functions.
+
+Models that are not engaged come first, by load time divided by idle time, the least first; their
+sizes do not count. Engaged models follow, the longest loaded first.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +30,20 @@ class EvictionCandidate:
 
     @property
     def value(self) -> float:
-        """The value of its memory: the time of a load divided by the idle time."""
+        """The value of keeping it loaded: the time of a load divided by the idle time."""
         return self.load_s / max(self.idle_s, IDLE_S_MIN)
 
     @property
     def order_key(self) -> tuple[bool, float, str]:
-        """The order of eviction: models that are not engaged, by value; then engaged ones, the
-        longest loaded first.
-        """
+        """The sort key for eviction; see the module's docstring."""
         return self.is_engaged, self.loaded_at if self.is_engaged else self.value, self.name
 
 
 def choose_victims(
     candidates: Iterable[EvictionCandidate], missing: int
 ) -> list[EvictionCandidate] | None:
-    """Return the models to evict so that *missing* bytes become free: least value first,
-    engaged ones last. None: all together are not enough.
+    """Return the models to evict so that *missing* bytes become free, in the order of eviction;
+    None: all together are not enough.
     """
     chosen: list[EvictionCandidate] = []
     for candidate in sorted(candidates, key=lambda c: c.order_key):

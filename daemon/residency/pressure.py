@@ -1,9 +1,9 @@
 """Memory pressure while models run: the memory to free, and its order.
 
-First the KV states in the workers' memory are dropped (written to disk if they may be), then idle
-models are evicted, least valuable first, one at a time. Busy and pinned models stay. `Pressure`
-decides from readings alone; `MemoryWatch` reads, acts and counts. It wakes on the kernel's stall
-alarms (PSI), and every few seconds to read the free memory.
+First the KV states in the workers' memory are dropped (written to disk if they may be). Then models
+are evicted one at a time, as `MemoryBudget.evict_idle` chooses them. `Pressure` decides from
+readings alone; `MemoryWatch` reads, acts and counts. It wakes on the kernel's stall alarms (PSI),
+and every few seconds to read the free memory.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ PROGRESS_INTERVAL_S = 1.0
 START_S_MAX = 600.0
 """The time after which a start requests no more time; then the unit's limit applies."""
 END_S_MAX = 30.0
-"""The time of a shutdown beside the turns' grace: answers, the journal, unloading."""
+"""The time of a shutdown besides the turns' grace: answers, the journal, unloading."""
 
 log = structlog.get_logger()
 

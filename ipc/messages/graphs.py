@@ -68,7 +68,7 @@ class GraphParams(Map):
 
 
 class UnloadParams(GraphParams):
-    """`unload`: end the lease; with `keep` the model stays as long as any idle one."""
+    """`unload`: end the lease; with `keep` the model stays loaded for its `keep-alive`."""
 
     keep: bool = False
 

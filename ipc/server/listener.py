@@ -39,8 +39,8 @@ def inherited_listener(environment: MutableMapping[str, str]) -> InheritedListen
 
     Removes systemd's variables from *environment*, so that child processes do not inherit them.
 
-    :raises InvalidArgument: it is not a listening Unix stream socket, or of several sockets not
-        exactly one is named for inferd.
+    :raises InvalidArgument: the socket is not a listening Unix stream socket; or systemd passed
+        several sockets, and the number of those named for inferd is not one.
     """
     pid = environment.pop("LISTEN_PID", "")
     count, names = environment.pop("LISTEN_FDS", ""), environment.pop("LISTEN_FDNAMES", "")

@@ -116,9 +116,10 @@ def plan_slots(
     """Decide which tasks are parked and which get a slot, the first in order first.
 
     A task preempts a running one at once if its own class is above the other's effective class, or
-    if the other was not read for `reader_lag_s`. Between equals it does so only at the end of a
-    quantum, if its owner was not served more. *find_leader* returns the running task that computes
-    a prefix of a task, which then takes no slot until the prefix is computed.
+    if the other was not read for `reader_lag_s`. Otherwise it preempts one whose quantum has ended,
+    if its effective class is higher, or equal and its owner was not served more. *find_leader*
+    returns the running task that computes a prefix of a task, which then takes no slot until the
+    prefix is computed.
     """
     waiting = sorted((t for t in queue if t.has_work or t.wants_token), key=order.key)
     running = [s.task for s in slots if s.task is not None]

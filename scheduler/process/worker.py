@@ -1,6 +1,7 @@
-"""A worker process: one model, one engine, one thread.
+"""A worker process: one model, and one engine, whose thread owns both.
 
-`python -m inferd.scheduler.process.worker BUILD_ID SOCKET_FD PARENT_PID RECORD_FD` starts it.
+`python -m inferd.scheduler.process.worker BUILD_ID SOCKET_FD PARENT_PID RECORD_FD` starts it. Other
+threads work on long texts, wait for chat templates, and read and write KV files.
 
 It belongs to the daemon: it ignores Ctrl-C and SIGTERM, dies with its parent, and is the first
 process that the kernel kills if memory runs out.

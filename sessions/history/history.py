@@ -59,7 +59,7 @@ class History:
         self.shifted = False
         """A context shift has dropped ids: no other session can share the KV state."""
         self.rendering = PLAIN_RENDERING
-        """The template's last arguments beside the messages."""
+        """The template's last arguments other than the messages."""
         self.recomputed = NOTHING
         """The part of the history that the last messages have made obsolete."""
         self._rendered: str | None = None

@@ -55,9 +55,9 @@ class Journal:
         self._recordings: dict[SessionKey, Recording] = {}
         self._changed: dict[Recording, None] = {}
         self._noted_at: float | None = None
-        """When the oldest pending change was noted."""
+        """The time at which the oldest pending change was noted."""
         self._writing_at: float | None = None
-        """The same of the changes that are being written."""
+        """The time at which the oldest change that is being written was noted."""
         self._erasing: dict[SessionKey, None] = {}
         self._present: set[SessionKey] = set()
         """Sessions that are in the file, or may be."""

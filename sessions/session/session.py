@@ -56,7 +56,7 @@ class Session(SessionCore):
 
     @property
     def facts(self) -> SessionFacts:
-        """The values that the journal stores beside the history."""
+        """The values that the journal stores besides the history."""
         conversation, parameters = self.conversation, self.settings.parameters
         dormant_tokens = conversation.history_state.dormant_tokens
         return SessionFacts(

@@ -12,7 +12,7 @@ import msgspec
 
 CHARACTERS_MAX = 1 << 24
 MEMORY_BYTES_MAX = 256 << 20
-"""Memory of the process beside the interpreter: its values, the output, and all in between."""
+"""Memory of the process besides the interpreter: its values, the output, and all in between."""
 CPU_S_MAX = 0.5
 """CPU time of one rendering: that of 100 000 short messages."""
 _PREFIX_BYTES = 4

@@ -33,7 +33,9 @@ def template(
             help="A variable of the template, such as enable_thinking=false; repeatable.",
         ),
     ] = None,
-    answer: Annotated[bool, typer.Option(help="End with the start of an answer.")] = True,
+    answer: Annotated[
+        bool, typer.Option(help="Whether the prompt ends with the beginning of an answer.")
+    ] = True,
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:

@@ -30,7 +30,7 @@ def serve(
         typer.Option(metavar="ADDRESS", help="Where metrics are served: a port, a path, or off."),
     ] = None,
     cores: Annotated[
-        str | None, typer.Option(metavar="N", help="Threads of each worker; 0: all cores.")
+        str | None, typer.Option(metavar="N", help="CPU cores that all models share; 0: all.")
     ] = None,
     log_level: Annotated[
         str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")

@@ -20,7 +20,8 @@ from .loop_thread import LoopThread
 class Stream(TurnSoFar, Iterator[str], AbstractContextManager["Stream"]):
     """The pieces of a turn's text, as in `AsyncStream`; one thread at a time may read them.
 
-    Leaving the loop early cancels the turn at once.
+    A turn that is not read to its end is cancelled when the `with` block ends or the object is
+    deleted.
     """
 
     def __init__(self, thread: LoopThread, stream: AsyncStream):

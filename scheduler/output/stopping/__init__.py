@@ -1,7 +1,8 @@
-"""Conditions that end a turn beside the end mark, the stop texts and the bounds (docs/stopping.md).
+"""Conditions that end a turn, other than end mark, stop texts and bounds (docs/stopping.md).
 
-They depend only on the turn's tokens: a turn that continues in another worker replays its tokens.
-Time limits are in `scheduler.engine.deadlines`.
+They depend on the turn's tokens, except for `t-max-predict-ms`, whose time `TurnConditions.line_ms`
+holds and `scheduler.engine.deadlines` checks. A turn that continues in another worker replays its
+tokens.
 """
 
 from .ending import Ending, Stop, StopReason, cuts_text
