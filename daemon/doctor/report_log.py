@@ -29,7 +29,7 @@ READ_BYTES_MAX = 4 << 20
 CHARACTERS_MAX = 2000
 """Maximum length of one text in an event."""
 ITEMS_MAX = 20
-JOURNAL_S_MAX = 4.0
+SYSTEMD_JOURNAL_S_MAX = 4.0
 REPORTED_LEVELS = ("warning", "error", "critical")
 FIELDS = (
     "timestamp", "level", "logger", "event", "model", "models", "pid", "component", "error",
@@ -45,7 +45,7 @@ _FRAME = re.compile(r'  File ".*", line \d+, in \S+')
 _RAISED = re.compile(r"[\w.]*(?:Error|Exception|Group|Exit|Interrupt)\b")
 
 
-class Journal(msgspec.Struct, frozen=True):
+class SystemdJournal(msgspec.Struct, frozen=True):
     """A log in the systemd journal, of a unit or of a process without a unit."""
 
     unit: str = ""
@@ -65,7 +65,7 @@ class LogEnd(msgspec.Struct, frozen=True):
 
 def log_place(
     stats: Mapping[str, Any], config: Config | None, units: Units | None
-) -> Path | Journal | None:
+) -> Path | SystemdJournal | None:
     """Return the place of the log, or None if it is not kept.
 
     A running daemon reports it; otherwise it follows from the configuration and the units.
@@ -74,17 +74,17 @@ def log_place(
         if log.get("file"):
             return Path(log["file"])
         journal = log.get("journal")
-        return journal and Journal(journal["unit"] or "", journal["user"], stats["pid"])
+        return journal and SystemdJournal(journal["unit"] or "", journal["user"], stats["pid"])
     if config is not None and config.log_file is not None:
         return config.log_file
-    return None if units is None else Journal(UNIT, units.user)
+    return None if units is None else SystemdJournal(UNIT, units.user)
 
 
 def read_log_end(stats: Mapping[str, Any], config: Config | None, units: Units | None) -> LogEnd:
     """Return the end of the log of the daemon with *stats*, or of a daemon with *config*.
 
     :raises OSError: the log does not exist, or the caller may not read it.
-    :raises ProbeFailed: the log is not a file, or the journal cannot be read.
+    :raises ProbeFailed: the log is not a file, or the systemd journal cannot be read.
     """
     place = log_place(stats, config, units)
     if place is None:
@@ -92,7 +92,7 @@ def read_log_end(stats: Mapping[str, Any], config: Config | None, units: Units |
     if isinstance(place, Path):
         return last_events(str(place), _file_lines(place))
     subject = place.unit or f"process {place.pid}"
-    return last_events(f"the journal of {subject}", _journal_lines(place))
+    return last_events(f"the journal of {subject}", _systemd_journal_lines(place))
 
 
 def last_events(place: str, lines: Iterable[bytes]) -> LogEnd:
@@ -160,16 +160,18 @@ def _file_lines(path: Path) -> Iterator[bytes]:
     yield from filter(None, reversed(lines))
 
 
-def _journal_lines(journal: Journal) -> Iterator[bytes]:
+def _systemd_journal_lines(journal: SystemdJournal) -> Iterator[bytes]:
     if shutil.which("journalctl") is None:
         raise ProbeFailed("it is in the systemd journal, but journalctl is not installed")
     command = ["journalctl", "--quiet", "--no-pager", "--output=cat", "--priority=warning"]
     command += [f"--lines={LOG_LINES_MAX}", *(["--user"] if journal.user else [])]
     command.append(f"--unit={journal.unit}" if journal.unit else f"_PID={journal.pid}")
     try:
-        done = subprocess.run(command, capture_output=True, timeout=JOURNAL_S_MAX, check=False)
+        done = subprocess.run(
+            command, capture_output=True, timeout=SYSTEMD_JOURNAL_S_MAX, check=False
+        )
     except subprocess.TimeoutExpired:
-        raise ProbeFailed(f"journalctl gave no answer within {JOURNAL_S_MAX:g} s") from None
+        raise ProbeFailed(f"journalctl gave no answer within {SYSTEMD_JOURNAL_S_MAX:g} s") from None
     if done.returncode:
         errors = done.stderr.decode(errors="replace").strip().splitlines()
         raise ProbeFailed(f"journalctl: {errors[-1] if errors else f'status {done.returncode}'}")

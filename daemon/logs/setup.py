@@ -1,7 +1,8 @@
 """The daemon's log: events with fields, filtered by a level per logger, written to a file, to
 systemd's journal, or to standard error.
 
-A process has one. The daemon's event loop owns it; before the loop runs, the thread that starts it.
+A process has one log, `logs`. The daemon's event loop owns it; before the loop runs, the thread
+that starts the daemon does.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ WORKER_LOGGERS = ("scheduler", "backends", "llama")
 """The loggers of a worker process's events."""
 LIBRARY_CHARACTERS_MAX = 2000
 """The most characters of a Python library's log text."""
-JOURNAL_BYTES_MAX = 47_000
-"""The most bytes of an event for the journal, which splits lines above `LineMax=` (48 KiB)."""
+SYSTEMD_JOURNAL_BYTES_MAX = 47_000
+"""Maximum of bytes of an event: systemd's journal splits lines above `LineMax=` (48 KiB)."""
 _FIRST_FIELDS = ("timestamp", "level", "logger", "event")
 _STDERR = 2
 
@@ -43,8 +44,8 @@ class Logs:
     def __init__(self) -> None:
         self.texts = False
         """Prompts and answers are logged, too."""
-        self.in_journal = False
-        """Standard error goes to the journal."""
+        self.to_systemd_journal = False
+        """Whether standard error goes to systemd's journal."""
         self._note_file: Callable[[str | None], None] = lambda _: None
         self._levels = dict.fromkeys(LOGGERS, "info")
         self._thresholds = dict.fromkeys(LOGGERS, LEVELS["info"])
@@ -64,8 +65,8 @@ class Logs:
         """
         self._note_file = note_file
         self._stderr, self._terminal = StandardError(_STDERR), os.isatty(_STDERR)
-        self.in_journal = is_journal(os.environ, _STDERR)
-        by_default = "json" if self.in_journal else "console"
+        self.to_systemd_journal = is_systemd_journal(os.environ, _STDERR)
+        by_default = "json" if self.to_systemd_journal else "console"
         console = (config.log_format if config.log_format != "auto" else by_default) == "console"
         self._console = _console(self._terminal) if console else None
         self.apply_config(config)
@@ -136,7 +137,7 @@ class Logs:
         """Return the destinations, the levels and whether texts are logged, for `stats`."""
         return {
             "file": None if self._file is None else str(self._file.path),
-            "journal": journal_of(_own_cgroup()) if self.in_journal else None,
+            "journal": systemd_journal_of(_own_cgroup()) if self.to_systemd_journal else None,
             "levels": self.levels,
             "texts": self.texts,
         }
@@ -165,19 +166,17 @@ class Logs:
         """Return an event as a line for standard error."""
         if self._console is not None:
             return _bytes(self._console(None, "", _for_terminal(event)))
-        if self.in_journal:
+        if self.to_systemd_journal:
             return _bytes(
-                f"<{SYSLOG_PRIORITIES.get(event['level'], 3)}>{self._journal_line(event)}"
+                f"<{SYSLOG_PRIORITIES.get(event['level'], 3)}>{self._systemd_journal_line(event)}"
             )
         return _bytes(self._json(None, "", event))
 
-    def _journal_line(self, event: EventDict) -> str:
-        """Return an event as JSON of at most `JOURNAL_BYTES_MAX`, which the journal does not split;
-        longer texts are cut.
-        """
+    def _systemd_journal_line(self, event: EventDict) -> str:
+        """Return an event as JSON of at most `SYSTEMD_JOURNAL_BYTES_MAX`; longer texts are cut."""
         line = str(self._json(None, "", event))
-        characters = JOURNAL_BYTES_MAX
-        while len(line) > JOURNAL_BYTES_MAX and characters:  # ASCII: one byte per character
+        characters = SYSTEMD_JOURNAL_BYTES_MAX
+        while len(line) > SYSTEMD_JOURNAL_BYTES_MAX and characters:  # ASCII: one byte per character
             characters //= 2
             cut = {k: v[:characters] if isinstance(v, str) else v for k, v in event.items()}
             line = str(self._json(None, "", cut))
@@ -241,8 +240,8 @@ def _bytes(line: Any) -> bytes:
     return f"{line}\n".encode(errors="backslashreplace")
 
 
-def is_journal(environ: Mapping[str, str], descriptor: int) -> bool:
-    """Return whether a descriptor goes to the journal: systemd names its device and inode."""
+def is_systemd_journal(environ: Mapping[str, str], descriptor: int) -> bool:
+    """Return whether a descriptor goes to systemd's journal: systemd names its device and inode."""
     try:
         status = os.fstat(descriptor)
     except OSError:
@@ -256,7 +255,7 @@ def _own_cgroup() -> str:
     return ""
 
 
-def journal_of(cgroup: str) -> dict[str, Any]:
+def systemd_journal_of(cgroup: str) -> dict[str, Any]:
     """Return the unit whose journal is written, by /proc/self/cgroup, and whether it is a user's
     unit; the unit is None outside a service.
     """

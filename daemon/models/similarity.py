@@ -85,7 +85,7 @@ class EmbeddingComparer:
     async def _compare(
         self, name: str, wait_s: float, comparison: Comparison, report: Report
     ) -> None:
-        clear_current_request()  # the context is that of the request that had the worker loaded
+        clear_current_request()  # the task inherited that of the request that loaded the worker
         found = Similarity(None, f"{name!r} did not answer within {wait_s:g} s")
         try:
             with anyio.move_on_after(wait_s):

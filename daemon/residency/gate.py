@@ -67,7 +67,8 @@ class ResidencyGate(Generic[ModelT]):
         request: ResidencyRequest,
         on_progress: Callable[[float], None] | None = None,
     ) -> AsyncIterator[None]:
-        """Wait until *model* is loaded and *request* is admitted; it stays loaded in the context.
+        """Wait until *model* is loaded and *request* is admitted. The model stays loaded in the
+        `with` block.
 
         :raises LoadFailed: the model cannot be loaded.
         :raises Timeout: one of the request's timeouts has passed.

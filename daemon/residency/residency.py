@@ -105,7 +105,7 @@ class ResidencyRequest:
 
     @contextmanager
     def limit_wait(self) -> Iterator[None]:
-        """Limit the wait in this context by the request's timeouts.
+        """Limit the wait in the `with` block by the request's timeouts.
 
         :raises InferdError: the request was refused.
         :raises Timeout: a timeout has passed.

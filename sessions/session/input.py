@@ -115,8 +115,8 @@ class SessionInput:
 
     @contextlib.contextmanager
     def rolled_back_if_refused(self) -> Iterator[None]:
-        """Roll back input given inside the context, if no turn begins on it there: a client that
-        retries gives it again.
+        """Roll back input that is given in the `with` block, if the block ends with an error before
+        a turn has begun on it: a client that retries gives the input again.
         """
         core = self._core
         history, before = core.conversation.history_state.now, core.conversation.copy()

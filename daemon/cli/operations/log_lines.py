@@ -66,7 +66,7 @@ def _open_if_present(path: Path) -> FileIO | None:
     return None
 
 
-def journal_lines(
+def systemd_journal_lines(
     journal: dict[str, Any], pid: int, count: int, level: str, *, follow: bool
 ) -> Iterator[bytes]:
     """Yield the journal's lines of the daemon's unit, or of process *pid* if it has no unit.

@@ -16,7 +16,7 @@ from ...printable import escape_controls
 from ..client import client_of
 from ..options import JsonOutput, SocketPath
 from ..output import has_colors, table, write_json, write_unchanged
-from .log_lines import following_lines, journal_lines, last_lines, open_log
+from .log_lines import following_lines, last_lines, open_log, systemd_journal_lines
 
 LINES = 100
 LINES_MAX = 1_000_000
@@ -89,7 +89,8 @@ def _lines(
             if follow:
                 yield from following_lines(path, file)
     elif stats["log"]["journal"] is not None:
-        yield from journal_lines(stats["log"]["journal"], stats["pid"], count, level, follow=follow)
+        journal = stats["log"]["journal"]
+        yield from systemd_journal_lines(journal, stats["pid"], count, level, follow=follow)
     else:
         raise NotFound(
             f"the daemon (pid {stats['pid']}) writes its log to standard error, which is not kept",

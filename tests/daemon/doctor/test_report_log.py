@@ -21,8 +21,8 @@ from inferd.daemon.doctor.report_log import (
     LOG_BYTES_MAX,
     LOG_LINES_MAX,
     READ_BYTES_MAX,
-    Journal,
     LogEnd,
+    SystemdJournal,
     last_events,
     log_place,
     read_log_end,
@@ -63,15 +63,15 @@ def test_the_place_of_the_log_comes_from_the_daemon_or_the_configuration() -> No
     printed: dict[str, Any] = {"pid": 7, "log": {"file": "/var/log/printed", "journal": None}}
     assert log_place(printed, config, UNITS) == Path("/var/log/printed")
     printed["log"] = {"file": None, "journal": {"unit": "inferd.service", "user": True}}
-    assert log_place(printed, config, None) == Journal("inferd.service", user=True, pid=7)
+    assert log_place(printed, config, None) == SystemdJournal("inferd.service", user=True, pid=7)
     printed["log"]["journal"]["unit"] = None
-    assert log_place(printed, config, None) == Journal("", user=True, pid=7)
+    assert log_place(printed, config, None) == SystemdJournal("", user=True, pid=7)
     printed["log"]["journal"] = None
     assert log_place(printed, config, UNITS) is None, (
         "the running daemon reports that its log is not kept"
     )
     assert log_place({}, config, UNITS) == Path("/var/log/of/config")
-    assert log_place({}, load_config({}, {}), UNITS) == Journal("inferd.service", user=True)
+    assert log_place({}, load_config({}, {}), UNITS) == SystemdJournal("inferd.service", user=True)
     assert log_place({}, None, None) is None
 
 
@@ -99,7 +99,7 @@ def test_the_warnings_of_the_unit_are_read_from_the_journal(
 def test_a_journal_that_cannot_be_read_is_reported(
     script: str, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_log, "JOURNAL_S_MAX", 0.2)
+    monkeypatch.setattr(doctor_log, "SYSTEMD_JOURNAL_S_MAX", 0.2)
     journalctl(tmp_path, monkeypatch, script)
     with pytest.raises(ProbeFailed, match=cause):
         Probe(lambda: read_log_end({}, None, UNITS)).wait_result()

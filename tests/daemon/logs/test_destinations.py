@@ -16,7 +16,7 @@ import pytest
 
 from inferd import Client
 from inferd.daemon.logs.destinations import LogFile, StandardError
-from inferd.daemon.logs.setup import _console, is_journal, journal_of
+from inferd.daemon.logs.setup import _console, is_systemd_journal, systemd_journal_of
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd, inferd_process, on_terminal
 from tests.daemon.log_events import until
@@ -285,11 +285,11 @@ def test_a_variable_that_names_another_stream_makes_no_journal() -> None:
 def test_the_unit_of_the_journal_is_read_from_the_cgroup() -> None:
     system = "0::/system.slice/inferd.service\n"
     user = "0::/user.slice/user-7.slice/user@7.service/app.slice/inferd.service\n"
-    assert journal_of(system) == {"unit": "inferd.service", "user": False}
-    assert journal_of(user) == {"unit": "inferd.service", "user": True}
+    assert systemd_journal_of(system) == {"unit": "inferd.service", "user": False}
+    assert systemd_journal_of(user) == {"unit": "inferd.service", "user": True}
     for other in ("0::/\n", "", "0::/user.slice/session-1.scope\n"):
-        assert journal_of(other) == {"unit": None, "user": False}
-    assert not is_journal({"JOURNAL_STREAM": "1:2"}, -1)
+        assert systemd_journal_of(other) == {"unit": None, "user": False}
+    assert not is_systemd_journal({"JOURNAL_STREAM": "1:2"}, -1)
 
 
 # A terminal.
