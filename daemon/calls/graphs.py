@@ -23,7 +23,7 @@ from ...sessions.admission.kept_bytes import memory_bytes
 from ..core import Daemon, Graph
 from ..models.lease import Lease
 from ..models.model import PassedFile
-from ..models.similarity import not_chosen
+from ..models.similarity import overridden_requests
 from ..residency.model_files import identity_of
 from ..residency.residency import ResidencyRequest
 from .arguments import metadata_text, number_of
@@ -147,7 +147,7 @@ async def _open_graph(
     graph = Graph(daemon.new_handle(), request.connection, lease)
     info, requested, configured = worker.info, options.level("model"), lease.model.options()
     not_applied = _not_applied(requested, info, lease.model.fitted, worker.spec)
-    graph.not_applied = not_applied | not_chosen(requested, configured)
+    graph.not_applied = not_applied | overridden_requests(requested, configured)
     graph.ignored = options.ignored
     own = options.level("context", "request")
     origins = dict.fromkeys(info.sampling, "file") | dict.fromkeys(configured, "model")

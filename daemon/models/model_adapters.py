@@ -111,7 +111,7 @@ async def _load_adapter(budget: MemoryBudget, worker: Worker, spec: AdapterSpec)
         with anyio.CancelScope(shield=True):  # else the worker may have it unlisted
             report = await worker.client.add_adapter(spec)
     except InferdError:
-        budget.reservations.resize(worker, -size)
+        budget.reservations.add_bytes(worker, -size)
         raise
     finally:
         budget.reservations.note_loaded(worker)
@@ -152,6 +152,6 @@ async def _unload_adapter(budget: MemoryBudget, worker: Worker, name: str, *, fo
         if report.info not in others:  # else another adapter has the same file
             with anyio.CancelScope(shield=True):
                 await client.remove_adapter(report.info.id, force=force)
-        budget.reservations.resize(worker, -adapter_bytes(Path(report.spec.path)))
+        budget.reservations.add_bytes(worker, -adapter_bytes(Path(report.spec.path)))
         budget.reservations.note_loaded(worker)
     client.adapters.pop(name, None)

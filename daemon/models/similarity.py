@@ -163,9 +163,11 @@ def _pooling(model: ManagedModel) -> str:
     return "" if pooling == "none" else str(pooling)
 
 
-def not_chosen(requested: Mapping[str, Any], configured: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values in force of parameters that only the configuration sets, if other values
-    were requested.
+def overridden_requests(
+    requested: Mapping[str, Any], configured: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the parameters that only the configuration sets, if other values were requested, with
+    the values in force.
     """
     force = {
         name: configured.get(name, BY_NAME[name].default)

@@ -80,7 +80,7 @@ class MemoryBudget:
         return self.reservations.unloading_workers()
 
     def reserve_more(self, worker: Worker, size: int) -> None:
-        """Reserve *size* more bytes for a loaded worker; `reservations.note_loaded` follows.
+        """Reserve *size* more bytes for a loaded worker; see `Reservations.add_bytes`.
 
         :raises OutOfMemory: too few bytes are free.
         """
@@ -88,7 +88,7 @@ class MemoryBudget:
         if size > free:
             raise growth_refusal(worker.spec.name, size, free)
         # No `await` up to here since the free bytes were read: else two workers get them.
-        self.reservations.resize(worker, size)
+        self.reservations.add_bytes(worker, size)
 
     def note_exited(self, worker: Worker) -> None:
         """Release all memory of a worker that has exited."""

@@ -17,17 +17,17 @@ from .residency import ResidentModel
 
 @dataclass(slots=True)
 class _Reservation:
-    """Memory of one worker."""
+    """The memory reserved for one worker."""
 
     need: MemoryNeed
-    unseen: int | None = None
-    """Its bytes that the machine counts as free, since weights are pages of a file; None while it
-    loads.
+    not_yet_resident: int | None = None
+    """Its bytes that the machine still counts as free, because weights are pages of a file; None
+    while the worker loads.
     """
 
 
 class Reservations:
-    """Memory by worker. *limit* bytes are for all models together; 0: the machine's.
+    """The reserved memory by worker. *limit* bytes are for all models together; 0: the machine's.
 
     Owned by the daemon's event loop; no method waits.
     """
@@ -48,15 +48,17 @@ class Reservations:
         """Note that a worker has allocated its memory."""
         reservation = self._by_worker.get(worker)
         if reservation is not None:
-            reservation.unseen = self._unseen_bytes(worker, reservation)
+            reservation.not_yet_resident = self._bytes_not_yet_resident(worker, reservation)
 
-    def resize(self, worker: Worker, size: int) -> None:
-        """Reserve *size* more bytes for a loaded worker, or fewer; `note_loaded` follows."""
+    def add_bytes(self, worker: Worker, size: int) -> None:
+        """Reserve *size* more bytes for a loaded worker, or fewer if *size* is negative. Call
+        `note_loaded` once the worker has allocated or freed them.
+        """
         reservation = self._by_worker.get(worker)
         if reservation is not None:  # else it has exited
             weights = max(0, reservation.need.weights + size)
             reservation.need = msgspec.structs.replace(reservation.need, weights=weights)
-            reservation.unseen = None
+            reservation.not_yet_resident = None
 
     def add_embedding(self, worker: Worker) -> None:
         """Reserve the memory of a loaded worker's embedding context."""
@@ -64,8 +66,8 @@ class Reservations:
         if reservation is not None:
             extra = reservation.need.embedding
             reservation.need = reservation.need.with_embedding()
-            if reservation.unseen is not None:
-                reservation.unseen += extra
+            if reservation.not_yet_resident is not None:
+                reservation.not_yet_resident += extra
 
     def of_worker(self, worker: Worker | None) -> MemoryNeed | None:
         """Return the reservation of a worker; None: it has none."""
@@ -76,13 +78,15 @@ class Reservations:
         """Return the bytes that are neither used nor reserved."""
         if self._limit:
             return self._limit - sum(r.need.total for r in self._by_worker.values())
-        unseen = sum(self._unseen_bytes(worker, r) for worker, r in self._by_worker.items())
-        return self._machine.free_bytes() - unseen
+        reservations = self._by_worker.items()
+        return self._machine.free_bytes() - sum(
+            self._bytes_not_yet_resident(worker, r) for worker, r in reservations
+        )
 
     def machine_free_bytes(self) -> int:
         """Return the machine's free bytes; negative when memory is short.
 
-        With a configured limit, memory that models have not touched yet counts as free.
+        With a configured limit, memory that is reserved but not yet used counts as free.
         """
         return self._machine.free_bytes() if self._limit else self.free_bytes()
 
@@ -100,13 +104,13 @@ class Reservations:
         """
         reserved: Counter[str] = Counter()
         for reservation in self._by_worker.values():
-            if reservation.unseen is None:
+            if reservation.not_yet_resident is None:
                 reserved.update(reservation.need.devices)
         return reserved
 
-    def _unseen_bytes(self, worker: Worker, reservation: _Reservation) -> int:
-        if reservation.unseen is not None:
-            return reservation.unseen
+    def _bytes_not_yet_resident(self, worker: Worker, reservation: _Reservation) -> int:
+        if reservation.not_yet_resident is not None:
+            return reservation.not_yet_resident
         return max(0, reservation.need.total - self._machine.anonymous_bytes(worker.pid))
 
 

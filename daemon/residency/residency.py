@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import anyio
 
@@ -33,12 +33,22 @@ JUST_USED_S = 0.2
 follows (`compute` after `set_input`).
 """
 
-Rank = tuple[int, bool, int, bool, float]
-"""The order of models, see `Residency.rank`: aged class, whether the first request is within its
-delay, number of waiting requests, whether no program continues, arrival.
-"""
-
 _numbers = count()
+
+
+class Rank(NamedTuple):
+    """The sort key among models; the least is loaded first. See `Residency.rank`."""
+
+    negated_class: int = 0
+    """The effective class of the first request, negated."""
+    may_be_overtaken: bool = True
+    """Whether the first request has waited for less than `residency_s`."""
+    negated_waiting: int = 0
+    """The number of waiting requests, negated."""
+    no_program_continues: bool = True
+    number: float = math.inf
+    """The number of the first request, or that of the latest one that continues a program, negated.
+    """
 
 
 class WaitListener(Protocol):
@@ -193,14 +203,17 @@ class Residency:
         """
         first = self._first((*self.waiting, *self.admitted), now)
         if first is None:
-            return 0, True, 0, True, float("inf")
-        effective, arrival = first.order_key(now, self.residency_s)
+            return Rank()
+        negated_class, number = first.order_key(now, self.residency_s)
         if now >= first.since + self.residency_s:
-            return effective, False, 0, True, arrival
+            return Rank(negated_class, may_be_overtaken=False, number=number)
+        waiting = -len(self.waiting)
         latest = max((r.number for r in self.waiting if r.continues_program), default=None)
         if latest is None:
-            return effective, True, -len(self.waiting), True, arrival
-        return effective, True, -len(self.waiting), False, -latest
+            return Rank(negated_class, negated_waiting=waiting, number=number)
+        return Rank(
+            negated_class, negated_waiting=waiting, no_program_continues=False, number=-latest
+        )
 
     def queue_request(self, request: ResidencyRequest, residencies: Iterable[Residency]) -> None:
         """Add a request that waits. *residencies* are all models': the request continues a program
