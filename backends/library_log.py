@@ -1,7 +1,7 @@
 """Log lines of the library under a backend, with their levels and a bound on their rate.
 
-llama.cpp has one log per process, so there is one here, `library_log`. Its lines are dropped until
-`write_line` is set, as a worker process does.
+llama.cpp has one log per process, and so has this module: `library_log`. It drops lines until a
+worker process sets `write_line`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from prometheus_client.utils import floatToGoString
 from ... import __version__
 from ...backends.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...scheduler import PRIORITIES
-from ...scheduler.recording.engine_metrics import COUNTERS, Histogram, StepKind, histograms_of
+from ...scheduler.recording.engine_metrics import PAGE_COUNTERS, Histogram, StepKind, histograms_of
 from ...sessions.table import ACTIVE, SessionState
 from ..models.model import ManagedModel, ModelState
 from ..models.swap import HIDDEN_UID
@@ -169,7 +169,7 @@ def _counters(daemon: Daemon) -> Read:
     yield from daemon.counters.histograms.items()
 
 
-ENGINE_COUNTERS = {
+COUNTER_OF_FAMILY = {
     "generation_tokens": "generated",
     "prompt_tokens_cached": "cached",
     "prefix_cache_queries": "prefix_queries",
@@ -186,8 +186,8 @@ TIERS = ("slot", "memory", "disk")
 
 def _engines(daemon: Daemon) -> Read:
     engines = daemon.counters.engines
-    counts = {name: dict(zip(COUNTERS, cells, strict=False)) for name, cells in engines.items()}
-    for family, key in ENGINE_COUNTERS.items():
+    counts = {n: dict(zip(PAGE_COUNTERS, cells, strict=False)) for n, cells in engines.items()}
+    for family, key in COUNTER_OF_FAMILY.items():
         yield family, {(name,): found[key] for name, found in counts.items()}
     prompts: Samples = {
         (name,): found["prompt"] + found["cached"] for name, found in counts.items()
@@ -217,7 +217,7 @@ def _loaded(daemon: Daemon) -> Read:
         if worker is None:
             continue
         name, info = daemon.counters.name_of(model), worker.info
-        gauges = worker.engine_counters.read_gauges()
+        gauges = worker.metrics_page.read_gauges()
         slots[(name,)] += info.slots
         cells[(name,)] += info.slots * info.ctx_size
         used[(name,)] += int(gauges["slot_tokens"])

@@ -39,11 +39,11 @@ BOUNDS = {"sessions_max": "sessions-max", "connections_max": "connections-max"}
 """Settings by the key that a `Busy` error has in its data, unless it names a `bound` itself."""
 REASONS = {ShuttingDown: "draining", QuotaExceeded: "quota", OutOfMemory: "memory"}
 REJECTION_REASONS = (*QUEUE_BOUNDS, *BOUNDS.values(), *REASONS.values(), "other")
-COUNTED = (
+DAEMON_COUNTERS = (
     *("request_success", "request_failures", "admission_rejections", "call_errors"),
     *("model_load_failures", "model_unloads", "worker_restarts"),
 )
-OBSERVED = (
+DAEMON_HISTOGRAMS = (
     *("request_queue_time_seconds", "time_to_first_token_seconds"),
     *("request_time_per_output_token_seconds", "e2e_request_latency_seconds"),
     *("model_load_seconds", "model_swap_seconds"),
@@ -78,8 +78,8 @@ class DaemonCounters(LoadListener):
     """Event counters and histograms, owned by the daemon's event loop."""
 
     def __init__(self) -> None:
-        self.histograms: dict[str, dict[tuple[str, ...], Histogram]] = {n: {} for n in OBSERVED}
-        self.counts: dict[str, Counter[tuple[str, ...]]] = {n: Counter() for n in COUNTED}
+        self.histograms: dict[str, dict[tuple[str, ...], Histogram]] = {n: {} for n in DAEMON_HISTOGRAMS}
+        self.counts: dict[str, Counter[tuple[str, ...]]] = {n: Counter() for n in DAEMON_COUNTERS}
         self.engines: dict[str, tuple[float, ...]] = {}
         """The engine counters of each model, summed over all its workers so far."""
         self._seen: dict[Worker, tuple[float, ...]] = {}
@@ -163,7 +163,7 @@ class DaemonCounters(LoadListener):
 
     def add_engine_counters(self, model: ManagedModel, worker: Worker) -> None:
         """Add the growth of a worker's engine counters since the last call to its model's sums."""
-        name, now = self.name_of(model), worker.engine_counters.read_counters()
+        name, now = self.name_of(model), worker.metrics_page.read_counters()
         before = self._seen.get(worker, (0.0,) * len(now))
         so_far: Sequence[float] = self.engines.get(name, (0.0,) * len(now))
         self.engines[name] = tuple(map(add, so_far, map(sub, now, before)))

@@ -9,17 +9,19 @@ from collections.abc import Callable
 from ...scheduler.recording.recorder import ActivityKind, Recorder
 
 CHECKS = 4
-"""Checks of a worker with work within the time that it may be silent."""
+"""Number of checks within the time for which a worker with work may make no progress."""
 BUSY_SHARE = 0.05
-"""The least share of one core's time that a computation uses, on a machine that others use too."""
+"""The least share of one core's time that a computation gets beside other programs."""
 KILLED_S = 10.0
 """The time that a killed process may take to exit and pass its work on."""
 
 
 class HangDetector:
-    """Calls *kill* once *is_awaited* returns True and the worker was silent for *hang_s*. Lives on
-    the daemon's event loop. No timer runs while the worker has no work. *cpu_s* returns the CPU
-    time that the worker has used: one that hangs without using any is stopped or waits for a file.
+    """Calls *kill* if a worker with work (*is_awaited* returns True) has made no progress for
+    *hang_s*. Lives on the daemon's event loop. No timer runs while the worker has no work.
+
+    *cpu_s* returns the CPU time that the worker has used. A hung worker that uses none is stopped
+    or waits for a file.
     """
 
     def __init__(
@@ -35,7 +37,7 @@ class HangDetector:
         self._is_awaited, self._kill = is_awaited, kill
         self._seconds, self._cpu_s = seconds, cpu_s
         self.used_cpu = False
-        """Whether it used CPU time before the last check."""
+        """Whether the worker used CPU time between the last two checks."""
         self._cpu_before_s = 0.0
         self._sent_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -75,7 +77,7 @@ class HangDetector:
             self._arm()
 
     def _silent_s(self) -> float:
-        """Return for how long its activity has not changed, or a command was not read."""
+        """Return the seconds for which its activity has not changed or a command was not read."""
         act, now = self._recorder.read_activity(), self._seconds()
         if act.kind is ActivityKind.IDLE:
             return now - self._sent_at if act.at < self._sent_at else 0.0

@@ -19,7 +19,7 @@ from ...backends import ModelInfo, ModelSpec
 from ...backends.errors import InferdError, LoadFailed, error_from_wire, load_cancelled
 from ...scheduler import messages as m
 from ...scheduler.process.build import EXIT_OTHER_BUILD
-from ...scheduler.recording.engine_metrics import EngineCounters
+from ...scheduler.recording.engine_metrics import MetricsPage
 from ...scheduler.recording.recorder import ActivityKind, Recorder, create_record
 from .cores import LOADING
 from .deaths import Death
@@ -79,8 +79,8 @@ class Worker:
         self._log: WorkerLog | None = None
         self._record = create_record()
         self._recorder = Recorder(self._record)
-        self.engine_counters = EngineCounters(self._record)
-        """The engine's counters, as of now or as of its exit."""
+        self.metrics_page = MetricsPage(self._record)
+        """The engine's counters and gauges, as of now or as of its exit."""
         self._hang_detector = HangDetector(
             self._recorder,
             hang_s,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..kv.manager import KvManager
-from ..recording.engine_metrics import COUNTED, EngineCounters
+from ..recording.engine_metrics import ENGINE_COUNTS, MetricsPage
 from ..recording.recorder import Recorder
 from .task_table import EngineClock
 
@@ -14,9 +14,9 @@ class MetricsPublisher:
     """
 
     def __init__(self, kv: KvManager, clock: EngineClock, record: int, target_s: float):
-        self.page, self.recorder = EngineCounters(record, target_s), Recorder(record)
+        self.page, self.recorder = MetricsPage(record, target_s), Recorder(record)
         self.steps = 0
-        self.counts = dict.fromkeys((*COUNTED, "embedded"), 0)
+        self.counts = dict.fromkeys((*ENGINE_COUNTS, "embedded"), 0)
         self._kv, self._clock = kv, clock
 
     def publish(self, *, at_once: bool = False) -> float | None:
@@ -24,7 +24,7 @@ class MetricsPublisher:
         changes = self._kv.search.changes
         due_s = self.page.due_in(self._clock.now, changes)
         if at_once or (due_s is not None and due_s <= 0):
-            self.page.write_counters(self._clock.now, changes, self.counts | self._read_parts())
+            self.page.write_page(self._clock.now, changes, self.counts | self._read_parts())
             return None
         return due_s
 

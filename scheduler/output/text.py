@@ -77,9 +77,8 @@ class TextAssembler:
         return released._replace(text=b"")
 
     def resume(self, sent: bytes, shown: int) -> Released:
-        """Continue after *sent*, the text of the tokens so far; *shown* bytes of it were released.
-
-        Return the ending again, if the turn had met it and only that was not sent.
+        """Continue a turn after *sent*, the text of its tokens so far, of which *shown* bytes were
+        released. Return the ending, if the turn has met one that was not reported.
         """
         self._held = b""
         if self._sentences is not None:
@@ -124,10 +123,10 @@ class TextAssembler:
         return held
 
     def _find(self, data: bytes) -> Stop | None:
-        """Return the stop text that ends the output, and where in *data* it ends.
+        """Return the stop text in *data* that ends the output, if there is one.
 
-        The stop text that is complete first counts, then the longest one, so that the split into
-        tokens does not matter.
+        Of several it is the one that is complete first, and of these the longest. So the result
+        does not depend on the split into tokens.
         """
         hits = [
             (at + len(stop), at, at + len(stop) if keep else at, name)

@@ -1,8 +1,8 @@
 """The declaration of an engine's metrics, and the memory in which the daemon reads them.
 
 A reader must not wait for a worker that computes a step or is stopped. The engine's
-`MetricsPublisher` therefore writes the record's second page at intervals and before it rests. The
-page outlives the process.
+`MetricsPublisher` therefore writes the metrics page at intervals and before it rests. The page
+outlives the process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from enum import StrEnum
 from .recorder import ACTIVITY_BYTES, RECORD_BYTES
 
 WRITTEN_S = 0.25
-"""The greatest age of the counters while steps are computed."""
+"""The greatest age of the page while steps are computed."""
 
 
 class StepKind(StrEnum):
@@ -32,28 +32,28 @@ STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.
 POWERS_OF_TWO = tuple(float(1 << n) for n in range(12))
 _LAST = len(POWERS_OF_TWO)
 
-COUNTED = (
+ENGINE_COUNTS = (
     *("batch_tokens", "generated", "prompt", "cached", "prefix_queries"),
     *("parks", "shifts", "kv_full"),
 )
 """Counters that the engine itself counts, in `MetricsPublisher.counts`."""
-COUNTERS = (
-    *COUNTED,
+PAGE_COUNTERS = (
+    *ENGINE_COUNTS,
     *("reused_slot", "reused_memory", "reused_disk", "restores", "fetches", "over_target"),
 )
 """Values that only grow, in the order of the page. Other parts of the engine own the last ones:
 `MetricsPublisher` reads them when it publishes.
 """
-GAUGES = ("kv_bytes", "kv_entries", "slot_tokens")
-HISTOGRAMS = {f"{kind}_s": STEP_S for kind in StepKind} | {
+PAGE_GAUGES = ("kv_bytes", "kv_entries", "slot_tokens")
+PAGE_HISTOGRAMS = {f"{kind}_s": STEP_S for kind in StepKind} | {
     "tokens_per_step": POWERS_OF_TWO,
     "sequences_per_step": POWERS_OF_TWO,
 }
 """Upper bounds of their buckets; one more bucket has the rest."""
 
-_CELLS = len(COUNTERS) + sum(len(bounds) + 2 for bounds in HISTOGRAMS.values())
+_CELLS = len(PAGE_COUNTERS) + sum(len(bounds) + 2 for bounds in PAGE_HISTOGRAMS.values())
 # Native and therefore aligned: one store writes a cell, so that no reader sees half of it.
-_PAGE = struct.Struct(f"{_CELLS + len(GAUGES)}d")
+_PAGE = struct.Struct(f"{_CELLS + len(PAGE_GAUGES)}d")
 assert ACTIVITY_BYTES + _PAGE.size <= RECORD_BYTES
 
 
@@ -73,8 +73,10 @@ class Histogram:
         self.sum += value
 
 
-class EngineCounters:
-    """Written by the engine, read by the daemon; private without a descriptor, as in tests."""
+class MetricsPage:
+    """The second page of a worker's record: its counters, histograms and gauges. The engine writes
+    it, the daemon reads it. Without a descriptor, as in tests, its memory is private.
+    """
 
     def __init__(self, fd: int = -1, target_s: float = math.inf):
         self.target_s = target_s
@@ -83,7 +85,7 @@ class EngineCounters:
         """Steps with decoding tasks that took longer."""
         self._page = mmap.mmap(fd, RECORD_BYTES)
         self.due_at = -math.inf
-        """When they are to be written again, provided that something has changed."""
+        """The time at which a changed page is to be written again."""
         self._changed, self._changes = True, 0
         self._decode, self._mixed, self._prefill = (Histogram(STEP_S) for _ in StepKind)
         self._tokens, self._sequences = Histogram(POWERS_OF_TWO), Histogram(POWERS_OF_TWO)
@@ -111,14 +113,14 @@ class EngineCounters:
             return None
         return self.due_at - now
 
-    def write_counters(self, now: float, changes: int, values: Mapping[str, float]) -> None:
-        """Write the counters and gauges in *values*, and the steps."""
+    def write_page(self, now: float, changes: int, values: Mapping[str, float]) -> None:
+        """Write the counters and gauges in *values*, and the histograms of the steps."""
         self.due_at, self._changed, self._changes = now + WRITTEN_S, False, changes
-        cells = [values[name] for name in COUNTERS]
+        cells = [values[name] for name in PAGE_COUNTERS]
         steps = (self._decode, self._mixed, self._prefill, self._tokens, self._sequences)
         for histogram in steps:
             cells += (*histogram.counts, histogram.sum)
-        cells += [values[name] for name in GAUGES]
+        cells += [values[name] for name in PAGE_GAUGES]
         _PAGE.pack_into(self._page, ACTIVITY_BYTES, *cells)
 
     def read_counters(self) -> tuple[float, ...]:
@@ -128,14 +130,14 @@ class EngineCounters:
     def read_gauges(self) -> dict[str, float]:
         """Return the gauges."""
         return dict(
-            zip(GAUGES, _PAGE.unpack_from(self._page, ACTIVITY_BYTES)[_CELLS:], strict=True)
+            zip(PAGE_GAUGES, _PAGE.unpack_from(self._page, ACTIVITY_BYTES)[_CELLS:], strict=True)
         )
 
 
 def histograms_of(cells: Sequence[float]) -> dict[str, Histogram]:
     """Return the histograms in the result of `read_counters`, or in a sum of several."""
-    found, start = {}, len(COUNTERS)
-    for name, bounds in HISTOGRAMS.items():
+    found, start = {}, len(PAGE_COUNTERS)
+    for name, bounds in PAGE_HISTOGRAMS.items():
         end = start + len(bounds) + 1
         histogram = found[name] = Histogram(bounds)
         histogram.counts, histogram.sum = list(cells[start:end]), cells[end]

@@ -19,7 +19,7 @@ ACTIVITY_BYTES = 4096
 _TEXT_THREAD = ACTIVITY_BYTES - 1
 """The place of the byte that is set while the text thread works."""
 RECORD_BYTES = 2 * ACTIVITY_BYTES
-"""The second page holds the metrics; see `engine_metrics`."""
+"""The first page holds the activity, the second one the metrics (`engine_metrics.MetricsPage`)."""
 
 
 class ActivityKind(IntEnum):
@@ -55,7 +55,9 @@ def create_record() -> int:
 
 
 class Recorder:
-    """Written by the worker (2 µs a step), read by the daemon; private without a descriptor."""
+    """The first page of a worker's record: its activity. The worker writes it (2 µs a step), the
+    daemon reads it. Without a descriptor its memory is private.
+    """
 
     def __init__(self, fd: int = -1):
         self._page = mmap.mmap(fd, ACTIVITY_BYTES)

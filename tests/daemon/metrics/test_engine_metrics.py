@@ -9,9 +9,9 @@ import pytest
 from inferd.scheduler.kv.files import KvFiles
 from inferd.scheduler.priority import Priority
 from inferd.scheduler.recording.engine_metrics import (
-    COUNTERS,
+    PAGE_COUNTERS,
     WRITTEN_S,
-    EngineCounters,
+    MetricsPage,
     histograms_of,
 )
 from inferd.scheduler.settings import EngineSettings
@@ -25,9 +25,9 @@ TOKENS = len(TEXT) + 2
 
 def counted(bench: Bench) -> dict[str, float]:
     """Return the counters as the daemon reads them."""
-    figures: EngineCounters = bench.engine.metrics.page
+    figures: MetricsPage = bench.engine.metrics.page
     bench.engine.metrics.publish(at_once=True)
-    return dict(zip(COUNTERS, figures.read_counters(), strict=False))
+    return dict(zip(PAGE_COUNTERS, figures.read_counters(), strict=False))
 
 
 def test_tokens_steps_and_parks_are_those_of_the_turns() -> None:

@@ -7,32 +7,32 @@ import os
 import pytest
 
 from inferd.scheduler.recording.engine_metrics import (
-    COUNTERS,
-    GAUGES,
+    PAGE_COUNTERS,
+    PAGE_GAUGES,
     POWERS_OF_TWO,
     WRITTEN_S,
-    EngineCounters,
     Histogram,
+    MetricsPage,
     StepKind,
     histograms_of,
 )
 from inferd.scheduler.recording.recorder import ActivityKind, Recorder, create_record
 
-VALUES = {name: float(n) for n, name in enumerate((*COUNTERS, *GAUGES), start=1)}
+VALUES = {name: float(n) for n, name in enumerate((*PAGE_COUNTERS, *PAGE_GAUGES), start=1)}
 
 
 def test_counters_are_read_from_the_shared_record_and_the_activity_stays() -> None:
     record = create_record()
-    engine, daemon, acts = EngineCounters(record), EngineCounters(record), Recorder(record)
+    engine, daemon, acts = MetricsPage(record), MetricsPage(record), Recorder(record)
     acts.record_activity(ActivityKind.STEP, range(509))
     assert set(daemon.read_counters()) == {0.0}
     engine.count_step(3, 3, 0.004, decodes=True)
-    engine.write_counters(1.0, 0, VALUES)
+    engine.write_page(1.0, 0, VALUES)
     os.close(record)
-    assert dict(zip(COUNTERS, daemon.read_counters(), strict=False)) == {
-        n: VALUES[n] for n in COUNTERS
+    assert dict(zip(PAGE_COUNTERS, daemon.read_counters(), strict=False)) == {
+        n: VALUES[n] for n in PAGE_COUNTERS
     }
-    assert daemon.read_gauges() == {name: VALUES[name] for name in GAUGES}
+    assert daemon.read_gauges() == {name: VALUES[name] for name in PAGE_GAUGES}
     found = histograms_of(daemon.read_counters())
     assert (found["decode_s"].sum, sum(found["decode_s"].counts)) == (0.004, 1)
     assert found["decode_s"].counts[found["decode_s"].bounds.index(0.005)] == 1
@@ -53,10 +53,10 @@ def test_counters_are_read_from_the_shared_record_and_the_activity_stays() -> No
 def test_a_step_is_of_one_kind_and_prompts_alone_may_take_longer(
     counts: list[int], kind: StepKind
 ) -> None:
-    figures = EngineCounters(target_s=0.15)
+    figures = MetricsPage(target_s=0.15)
     for seconds in (0.1, 0.2):
         figures.count_step(sum(counts), len(counts), seconds, decodes=1 in counts)
-    figures.write_counters(0.0, 0, VALUES)
+    figures.write_page(0.0, 0, VALUES)
     found = histograms_of(figures.read_counters())
     counted = {k: sum(found[f"{k}_s"].counts) for k in StepKind}
     assert counted == {k: 2 * (k is kind) for k in StepKind}
@@ -67,17 +67,17 @@ def test_a_step_is_of_one_kind_and_prompts_alone_may_take_longer(
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 1023, 1024, 1025, 2048, 2049, 1 << 20])
 def test_powers_of_two_are_buckets_like_any(rows: int) -> None:
-    figures, wanted = EngineCounters(), Histogram(POWERS_OF_TWO)
+    figures, wanted = MetricsPage(), Histogram(POWERS_OF_TWO)
     figures.count_step(rows, 1, 0.1, decodes=False)
-    figures.write_counters(0.0, 0, VALUES)
+    figures.write_page(0.0, 0, VALUES)
     wanted.observe(rows)
     assert histograms_of(figures.read_counters())["tokens_per_step"].counts == wanted.counts
 
 
 def test_counters_are_due_only_after_a_step_or_a_change() -> None:
-    figures = EngineCounters()
+    figures = MetricsPage()
     assert figures.due_in(5.0, 0) == float("-inf")
-    figures.write_counters(5.0, 0, VALUES)
+    figures.write_page(5.0, 0, VALUES)
     assert figures.due_in(5.0, 0) is None and figures.due_in(9.0, 0) is None
     assert figures.due_in(5.01, 1) == pytest.approx(WRITTEN_S - 0.01)
     figures.count_step(1, 1, 0.1, decodes=True)
