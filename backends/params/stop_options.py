@@ -12,7 +12,7 @@ from ..errors import InvalidArgument
 from ..incremental_regex import STEPS_MAX, WEIGHT_MAX, Pattern
 from .parameter_table import BY_NAME
 
-COMPLETE = ("json", "fence", "sentence")
+COMPLETE_KINDS = ("json", "fence", "sentence")
 PATTERNS_MAX = 8
 TRIGGERS_MAX = 16
 TOKENS_MAX = 256
@@ -123,9 +123,10 @@ def _check_weight(
 
 
 def _check_stops(a: Adjustment) -> None:
-    unknown = [name for name in a.value_of("stop-complete") if name not in COMPLETE]
+    unknown = [name for name in a.value_of("stop-complete") if name not in COMPLETE_KINDS]
     if unknown:
-        a.errors.append(f"stop-complete: {unknown[0][:40]!r}; there are {', '.join(COMPLETE)}")
+        kinds = ", ".join(COMPLETE_KINDS)
+        a.errors.append(f"stop-complete: {unknown[0][:40]!r}; there are {kinds}")
     a.limit("stop-tokens", len(a.value_of("stop-tokens")), TOKENS_MAX, "tokens")
     text = a.value_of("stop-similarity")
     a.limit("stop-similarity", len(text), SIMILARITY_CHARACTERS_MAX, "characters")

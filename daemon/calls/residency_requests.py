@@ -16,7 +16,7 @@ from ..core import Daemon
 from ..models.lease import Lease
 from ..models.model import ManagedModel
 from ..residency.residency import ResidencyRequest
-from ..traces.current_request import OPERATIONS, TOKEN_CALL, note_model_request
+from ..traces.current_request import TOKEN_CALL, note_model_request
 from .arguments import TIMEOUT_S_MIN, priority_of, seconds_of
 
 Call = Callable[[Daemon, Request], Awaitable[Any]]
@@ -24,7 +24,12 @@ Call = Callable[[Daemon, Request], Awaitable[Any]]
 MODEL_QUERIES = {"apply_template", "detokenize", "tokenize"}
 INPUT = "set_input"
 EMBED = "embed"
-NEED_MODEL = OPERATIONS.keys() | MODEL_QUERIES | {INPUT}
+TURN_CALLS = {
+    *("answers", "chat", "compute", TOKEN_CALL, EMBED, "prompt_compute", "resume"),
+    *("run_inference", "stream"),
+}
+NEED_MODEL = TURN_CALLS | MODEL_QUERIES | {INPUT}
+"""The calls that wait until their model is loaded and admits them."""
 
 
 def admitted(name: str, call: Call) -> Call:

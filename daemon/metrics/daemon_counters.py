@@ -78,7 +78,9 @@ class DaemonCounters(LoadListener):
     """Event counters and histograms, owned by the daemon's event loop."""
 
     def __init__(self) -> None:
-        self.histograms: dict[str, dict[tuple[str, ...], Histogram]] = {n: {} for n in DAEMON_HISTOGRAMS}
+        self.histograms: dict[str, dict[tuple[str, ...], Histogram]] = {
+            name: {} for name in DAEMON_HISTOGRAMS
+        }
         self.counts: dict[str, Counter[tuple[str, ...]]] = {n: Counter() for n in DAEMON_COUNTERS}
         self.engines: dict[str, tuple[float, ...]] = {}
         """The engine counters of each model, summed over all its workers so far."""

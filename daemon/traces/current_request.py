@@ -23,7 +23,9 @@ OPERATIONS = {
     "run_inference": CHAT,
     "stream": CHAT,
 }
-"""The calls that start turns, with the operation that holds until a turn has started."""
+"""The calls that start turns, with the operation that holds until a turn has started.
+`calls.residency_requests` names the calls that wait for their model; a test compares both.
+"""
 
 
 class TracedRequest:

@@ -155,7 +155,7 @@ class PatternCondition:
         return Stop(end, max(begin, end - WITHHELD_BYTES_MAX), self.reason, self._name)
 
 
-COMPLETE: dict[str, Callable[[], TextCondition]] = {
+COMPLETE_CONDITIONS: dict[str, Callable[[], TextCondition]] = {
     "json": JsonCondition,
     "fence": FenceCondition,
     "sentence": SentenceCondition,

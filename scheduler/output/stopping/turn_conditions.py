@@ -9,7 +9,7 @@ from ....backends.incremental_regex import byte_size
 from ....backends.params import StoppingParams
 from .ending import Ending, Stop, TextCondition
 from .sentences import Sentences
-from .text_conditions import COMPLETE, IndentCondition, PatternCondition
+from .text_conditions import COMPLETE_CONDITIONS, IndentCondition, PatternCondition
 from .token_conditions import MeanSurprisal, Repetition
 
 _NOTHING = StoppingParams()
@@ -46,7 +46,7 @@ class TurnConditions:
 
     def __init__(self, params: StoppingParams):
         conditions: list[TextCondition] = [PatternCondition(p) for p in params.stop_patterns]
-        conditions += [COMPLETE[name]() for name in params.stop_complete]
+        conditions += [COMPLETE_CONDITIONS[name]() for name in params.stop_complete]
         if params.n_indent:
             conditions.append(IndentCondition(params.n_indent))
         self.text = TextConditions(conditions) if conditions else None

@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from inferd.backends.params import StoppingParams
 from inferd.backends.params import stop_options as params
 from inferd.scheduler.output.stopping import TurnConditions
-from inferd.scheduler.output.stopping.text_conditions import COMPLETE, WITHHELD_BYTES_MAX
+from inferd.scheduler.output.stopping.text_conditions import (
+    COMPLETE_CONDITIONS,
+    WITHHELD_BYTES_MAX,
+)
 from inferd.scheduler.output.text import TextAssembler
 
 SIZES = st.lists(st.integers(0, 4), max_size=30)
@@ -23,7 +26,7 @@ CONDITIONS = st.builds(
         st.sampled_from(["END", r"\s*END", "b.*d", r"[.!?]\n", "ü+a", r"(?s)\{.*\}", "a|ab"]),
         max_size=3,
     ).map(tuple),
-    stop_complete=st.lists(st.sampled_from(sorted(COMPLETE)), unique=True).map(tuple),
+    stop_complete=st.lists(st.sampled_from(sorted(COMPLETE_CONDITIONS)), unique=True).map(tuple),
     n_indent=st.integers(0, 3),
 )
 
@@ -147,7 +150,7 @@ def test_a_pattern_withholds_and_cuts_a_bounded_amount_of_text() -> None:
 
 
 def test_the_accepted_names_are_the_existing_conditions() -> None:
-    assert set(params.COMPLETE) == set(COMPLETE)
+    assert set(params.COMPLETE_KINDS) == set(COMPLETE_CONDITIONS)
 
 
 JSON = st.recursive(
