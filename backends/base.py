@@ -35,7 +35,7 @@ PLAIN_RENDERING = Rendering()
 
 
 KvKind = Literal["plain", "window", "recurrent"]
-"""How much of a KV state can be reused. *plain*: any prefix. *window* (sliding attention): the
+"""The part of a KV state that can be reused. *plain*: any prefix. *window* (sliding attention): the
 state has only the last tokens, so a prefix can be reused only while all tokens of its window are
 there. *recurrent* (and hybrids): only the whole state after its last token.
 """
@@ -66,7 +66,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     generates: bool = True
     """False for an encoder, which only makes embeddings."""
     embedding: EmbedInfo | None = None
-    """How the model makes embeddings; None: it makes none."""
+    """The embeddings that the model makes; None: it makes none."""
     llama_build_number: int = 0
     llama_commit: str = ""
 

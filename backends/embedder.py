@@ -23,13 +23,15 @@ EMBED_BATCH_TOKENS = 64
 EMBED_SLOTS = 16
 """Texts in parallel."""
 EMBEDDING_BYTES_MAX = 2 << 20
-"""Of one text, as float32: 455 tokens of 1152 numbers without pooling. As JSON it fits a frame."""
+"""The largest embedding of one text, as float32: 455 tokens of 1152 numbers without pooling. As
+JSON it fits a frame.
+"""
 NORMALIZE_MAX = 32
 _INT16_RANGE = 32760.0
 
 
 class EmbedSpec(msgspec.Struct, frozen=True):
-    """How to embed a text. *pooling* is one of `POOLINGS`, or empty for the model's own.
+    """Options of an embedding. *pooling* is one of `POOLINGS`, or empty for the model's own.
 
     *normalize*: -1 none, 0 the largest number becomes 32760, 1 taxicab, 2 euclidean, p > 2 p-norm.
     """
@@ -39,7 +41,7 @@ class EmbedSpec(msgspec.Struct, frozen=True):
 
 
 class EmbedInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model makes embeddings."""
+    """The embeddings that a model makes."""
 
     size: int
     """Numbers of a vector."""

@@ -294,7 +294,7 @@ class Matcher:
 
     @property
     def pending(self) -> int | None:
-        """Where the text that may still become a match begins; None if there is none."""
+        """The beginning of the text that may still become a match; None if there is none."""
         return min(self._threads.values(), default=None)
 
     def feed(self, text: str, at: int) -> tuple[int, int] | None:

@@ -63,7 +63,7 @@ JOURNAL_FILE = "sessions.db"
 """The journal, in the state directory."""
 NEWER_JOURNAL = "start the newer version again, or move the file away"
 _RECORDING_S_MAX = 5.0
-"""How long a drain waits for the journal, and thus for the answers of turns that have ended."""
+"""The longest wait of a drain for the journal, and so for the answers of turns that have ended."""
 
 
 class Graph:

@@ -19,7 +19,7 @@ RESUMED_AHEAD = 1 << 48
 
 
 class TaskState(StrEnum):
-    """Where a task is: in the queue, in a slot, or saved and back in the queue."""
+    """The place of a task: in the queue, in a slot, or saved and back in the queue."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -52,7 +52,7 @@ class Task:
     """The ending that its last token caused, while the sentence before it is compared."""
     scope: int = 0
     session: str = ""
-    """With `scope`, bounds which tasks its KV state may serve; see `Origin`."""
+    """With `scope`, it bounds the tasks that its KV state may serve; see `Origin`."""
     state: TaskState = TaskState.WAITING
     slot: int = -1
     computed: int = 0
@@ -97,12 +97,12 @@ class Task:
     reported_position: int = 0
     slot_since: float = 0.0
     first_logits_at: float | None = None
-    """When it had its first logits in this slot."""
+    """The time of its first logits in this slot."""
     quantum: int = 0
     cached: int = 0
     parks: int = 0
     reader_away_since: float | None = None
-    """When its reader stopped taking tokens."""
+    """The time at which its reader stopped taking tokens."""
     last_logits_at: float = 0.0
     started_at: float | None = None
     prompt_done_at: float | None = None

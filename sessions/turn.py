@@ -79,10 +79,10 @@ class Turn:
         self.queued_at = time.monotonic()
         """Monotonic seconds, as all times of a turn."""
         self.started_at: float | None = None
-        """When it got its first slot."""
+        """The time at which it got its first slot."""
         self.first_token_at: float | None = None
         self._unread_at: float | None = None
-        """When the last credit was used up."""
+        """The time at which the last credit was used up."""
         self._requested = 1 if spec.pull else 0
         self._changed = anyio.Event()
 

@@ -26,7 +26,7 @@ Bias = tuple[int | str, float | bool]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How the tokens of a turn are sampled. `temp` 0 is greedy; `seed` is never -1 here."""
+    """The sampling of a turn's tokens. `temp` 0 is greedy; `seed` is never -1 here."""
 
     seed: int = 0
     samplers: tuple[str, ...] = SAMPLERS_DEFAULT

@@ -174,7 +174,7 @@ class ModelCatalog:
 
     @property
     def recovered(self) -> int:
-        """How often a turn continued in another worker after a death or a swap."""
+        """The number of times that a turn continued in another worker after a death or a swap."""
         return self._recovered + sum(m.recovery.recovered for m in self._models.values())
 
     def add_model(self, name: str, config: ModelConfig, uid: int) -> ManagedModel:

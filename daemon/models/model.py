@@ -291,7 +291,7 @@ class ManagedModel:
 
     @property
     def shrinks(self) -> int:
-        """How many times the next load is to choose a smaller shape; see `Recovery`."""
+        """The number of times that the next load is to choose a smaller shape; see `Recovery`."""
         return self.recovery.shrinks
 
     @property

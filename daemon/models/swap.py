@@ -38,7 +38,7 @@ MIGRATION_PASSES = 2
 begin a turn there. After the pass no session has that client.
 """
 RECOVERY_POLL_S = 0.1
-"""How often a swap checks whether the turns of a dead worker have another one."""
+"""The interval at which a swap checks whether the turns of a dead worker have another one."""
 
 log = structlog.get_logger()
 

@@ -17,7 +17,7 @@ from ...scheduler import Priority
 LOADS_MAX = 3
 """Loads with a place."""
 LOADS_USER_MAX = 2
-"""Those of one user: a place is left for another user, even if a file is read slowly."""
+"""Loads of one user with a place: one is left for another user, even if a file is read slowly."""
 
 
 class QueuedLoad(NamedTuple):

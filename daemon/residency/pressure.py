@@ -60,7 +60,7 @@ class Pace:
     settle_s: float = 2.0
     """Between an act and the next one, so that the first can take effect."""
     calm_s: float = 30.0
-    """How long memory must suffice before KV states are kept again."""
+    """The time for which memory must suffice before KV states are kept again."""
 
 
 class MemoryAct(StrEnum):

@@ -127,7 +127,7 @@ class PendingLoad:
         self.first_shape = report.shape
         self.floor = smallest_shape(model, report.shape)
         self.shrinks = model.shrinks
-        """How many times it is to shrink, as the kernel has killed workers in larger shapes."""
+        """The number of times that it is to shrink: the kernel killed workers in larger shapes."""
         self.report = report
         """The last estimate, for the shape that is decided on."""
         self.is_waiting = False

@@ -303,7 +303,7 @@ class ResidentModel(Protocol):
 
     @property
     def shrinks(self) -> int:
-        """How many times the next load is to choose a smaller shape."""
+        """The number of times that the next load is to choose a smaller shape."""
 
     def options(self) -> dict[str, Any]:
         """Return the configured parameters."""

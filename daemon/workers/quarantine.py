@@ -31,7 +31,7 @@ class _Owner:
 
     def __init__(self) -> None:
         self.inputs: OrderedDict[bytes, float] = OrderedDict()
-        """When the quarantine of each ends, by its hash."""
+        """The time at which the quarantine of each input ends, by its hash."""
         self.verdicts: deque[float] = deque(maxlen=VERDICTS_MAX)
         self.banned_until = 0.0
 

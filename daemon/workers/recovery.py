@@ -99,7 +99,7 @@ class Restarts:
         self._deaths = 0
         self._died_at = 0.0
         self._stalled_since: float | None = None
-        """When the first worker died that was needed, since the last token."""
+        """The time of the first death of a needed worker since the last token."""
 
     def note_death(self, *, made_progress: bool, needed: bool) -> None:
         """Note the death of a worker; tasks or callers may have *needed* it."""
@@ -171,7 +171,7 @@ class Recovery:
 
     @property
     def shrinks(self) -> int:
-        """How many times the next load is to choose a smaller shape."""
+        """The number of times that the next load is to choose a smaller shape."""
         self._expire_oom_kills()
         return self._shrinks
 

@@ -122,7 +122,7 @@ class Worker:
 
     @property
     def silent_s(self) -> float:
-        """How long the current step or prompt has taken; 0 while the process is idle."""
+        """The seconds that the current step or prompt has taken; 0 while the process is idle."""
         act = self._recorder.read_activity()
         return 0.0 if act.kind is ActivityKind.IDLE else max(0.0, time.monotonic() - act.at)
 

@@ -51,7 +51,7 @@ def takes(keywords: type) -> Callable[[F], F]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnSettings:
-    """How one turn is computed, scheduled, bounded and traced: the keywords of its call.
+    """The computation, scheduling, bounds and tracing of one turn: the keywords of its call.
 
     *default_timeout_s* is the client's timeout.
     """

@@ -43,7 +43,7 @@ class IncompleteFrames:
         self._seconds_max = seconds_max
         self._sizes: dict[Sender, int] = {}
         self._timers: dict[Sender, asyncio.TimerHandle] = {}
-        """Of each connection whose frame is being read."""
+        """The timer of each connection whose frame is being read."""
         self._waiting: dict[Sender, None] = {}
         """Connections that are not read from, in the order in which they began to wait."""
 

@@ -52,7 +52,8 @@ class Engine:
         self.tokenizing = self._commands.tokenizing
         self.quit = False
         self._tasks_expected_at: float | None = None
-        """When the first prompt since the last step was tokenized whose task follows."""
+        """The time at which the first prompt since the last step was tokenized whose task follows.
+        """
 
     def begin_iteration(self, commands: Iterable[m.Command]) -> list[m.Report]:
         """Do everything that precedes the step; return the reports, which need not wait for it."""

@@ -31,7 +31,9 @@ class SavedState:
     """It was read from disk, and no task has used it since."""
 
 
-def covered_tokens(have: array[int], tokens: array[int], kv_kind: KvKind, more_than: int = 0) -> int:
+def covered_tokens(
+    have: array[int], tokens: array[int], kv_kind: KvKind, more_than: int = 0
+) -> int:
     """Return how many of *tokens* need not be computed, given a state of *have*; 0 if that is not
     more than *more_than*.
 
@@ -135,7 +137,7 @@ class KvStore:
         self._values.record_use(entry, len(entry.state), entry.seconds)
 
     def unpin(self, entry: SavedState, *, spent: bool = False) -> None:
-        """Unpin an entry; drop a *spent* one that served no other task."""
+        """Unpin an entry; drop it if it is *spent* and served no other task."""
         entry.pins -= 1
         if spent and not entry.hits and not entry.pins:
             self.remove(entry)

@@ -28,7 +28,7 @@ class Ticket:
     """The turn's output so far; only its length is used."""
     state: SessionState = SessionState.WAITING
     started_at: float = 0.0
-    """When it got its slot."""
+    """The time at which it got its slot."""
     quota_checked: bool = False
     """The token quota was checked already, for the first turn of the same call."""
     resumed_tokens: int = 0

@@ -123,7 +123,7 @@ class JournalFile:
 
         :raises NewerJournal: a newer version wrote it.
         :raises OSError: it cannot be created or read.
-        :raises sqlite3.Error: the same.
+        :raises sqlite3.Error: it cannot be created or read.
         """
         sessions: list[StoredSession] = []
         try:

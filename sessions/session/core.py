@@ -35,7 +35,7 @@ class SessionSettings:
     adapters: tuple[str, ...] = ()
     """The keys of the last turn's adapters, by which its KV state is found."""
     lora: dict[str, float] = field(default_factory=dict)
-    """The same for users: scales by names."""
+    """The scales of the last turn's adapters by their names, as users see them."""
 
     def copy(self) -> SessionSettings:
         """Return the same settings, for another session."""
@@ -124,7 +124,7 @@ class SessionCore:
     """The ledger's ticket of the turn that is under way."""
     used_at: float = field(init=False, default=0.0)
     rested_at: float | None = field(init=False, default=None)
-    """When its last turn ended; None: not in this daemon."""
+    """The time at which its last turn ended; None: not in this daemon."""
     turn_at: float = field(init=False, default=0.0)
     turns_begun: int = field(init=False, default=0)
 

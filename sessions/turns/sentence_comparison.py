@@ -71,7 +71,7 @@ class Comparisons:
 
     @property
     def missed(self) -> dict[str, str]:
-        """Why the condition was not checked for some sentences, by the parameter's name."""
+        """The reason why some sentences were not compared, by the parameter's name."""
         if not self._missed:
             return {}
         count = f"{self._missed} of {self._requested} sentences"

@@ -50,7 +50,7 @@ class LlamaSampler:
         self._biases = np.array(list(biases.values()), dtype=np.float32)
         top, window = input_bounds(self._setup)
         self._top = top if window + len(biases) <= CANDIDATES_MAX // 2 else 0
-        """How many top tokens the chain keeps at first; 0: all."""
+        """The number of top tokens that the chain keeps at first; 0: all."""
         self._recent = deque(prompt[-window:] if window else (), maxlen=window)
         """Tokens whose logits the penalties may change."""
         self.grammar: Grammar | None = None

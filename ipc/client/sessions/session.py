@@ -85,7 +85,7 @@ class AsyncSession(SessionProperties):
         self.client, self._settings = client, settings
         self._attachment = attachment or Attachment(client, settings)
         self._trunk = trunk
-        """The session from which this one was forked, which has the lease on the model."""
+        """The session that this branch was forked from; it has the lease on the model."""
         self._branches: set[AsyncSession] = set()
         appends = trunk is not None and trunk.turns.appends
         self.turns = TurnsUnderWay(client, self._attachment, appends=appends)

@@ -18,7 +18,7 @@ from .turns_under_way import TurnsUnderWay
 
 
 class RecoveryStep(Enum):
-    """How a turn continues over another connection."""
+    """The continuation of a turn over another connection."""
 
     REPEAT = auto()
     """The daemon received nothing of the turn: request it again."""

@@ -36,7 +36,7 @@ class LoopThread:
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a fork of the one that made the thread."""
+        """Whether this process is a fork of the process that made the thread."""
         return os.getpid() != self._pid
 
     def run_call(
