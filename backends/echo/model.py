@@ -47,7 +47,7 @@ class EchoSampler:
 
 
 class EchoModel(EchoContext):
-    """The echo model; see the module's docstring. Owned by one thread."""
+    """The echo model; see the module's docstring, and `Model` for its threads."""
 
     def __init__(self, spec: ModelSpec, options: EchoOptions | None = None):
         self.options = options or msgspec.convert(spec.options, EchoOptions)

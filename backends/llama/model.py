@@ -24,7 +24,7 @@ from .text.vocab import Vocab
 
 
 class LlamaModel:
-    """A loaded GGUF model with its context; see `Model`. Owned by one thread."""
+    """A loaded GGUF model with its context; see `Model`, also for its threads."""
 
     def __init__(
         self,
