@@ -86,8 +86,21 @@ def table() -> str:
     """Return the kept measurements as a Markdown table."""
     kept = json.loads(RESULTS.read_text())["attacks"]
     kept_before = json.loads(RESULTS_BEFORE.read_text())["attacks"]
+    titles = [
+        "attack",
+        "streams",
+        "before",
+        "cores",
+        "ordinary",
+        "busy",
+        "attacked",
+        "ratios",
+        "gap",
+        "calls",
+        "MB",
+    ]
     lines = [
-        "| attack | streams | before | cores | ordinary | busy | attacked | ratios | gap | calls | MB |",
+        f"| {' | '.join(titles)} |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, fields in kept.items():
