@@ -20,6 +20,10 @@ PAGE = ROOT / "docs" / "security.md"
 BEGIN = "<!-- written by `make attack` -->"
 END = "<!-- end -->"
 CALL_P99_MS_MAX = 50.0
+COLUMNS = (
+    *("attack", "streams", "before", "cores", "ordinary", "busy", "attacked", "ratios", "gap"),
+    *("calls", "MB"),
+)
 
 
 @dataclass(frozen=True)
@@ -86,23 +90,7 @@ def table() -> str:
     """Return the kept measurements as a Markdown table."""
     kept = json.loads(RESULTS.read_text())["attacks"]
     kept_before = json.loads(RESULTS_BEFORE.read_text())["attacks"]
-    titles = [
-        "attack",
-        "streams",
-        "before",
-        "cores",
-        "ordinary",
-        "busy",
-        "attacked",
-        "ratios",
-        "gap",
-        "calls",
-        "MB",
-    ]
-    lines = [
-        f"| {' | '.join(titles)} |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     for name, fields in kept.items():
         ordinary, busy, attacked = (
             VictimFigures(**fields[beside]) for beside in ("ordinary", "busy", "attacked")

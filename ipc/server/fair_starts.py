@@ -1,9 +1,14 @@
-"""The order in which requests start: users in turn, a few requests in each loop iteration."""
+"""The order in which requests start: users in turn, a few requests in each loop iteration.
+
+Requests of a user whose share of the loop's time is taken wait.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+
+from .loop_time import LoopTime
 
 STARTS_MAX = 4
 """Requests that start in one iteration of the loop. A cheap call takes 0.3 ms; a client may send
@@ -14,17 +19,23 @@ STARTS_MAX = 4
 class FairStarts:
     """Lets requests start. Owned by the daemon's event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop_time: LoopTime) -> None:
+        self._loop_time = loop_time
         self._waiting: dict[int, deque[asyncio.Future[None]]] = {}
         """By user; the first user is next."""
         self._started = 0
         """Requests that started in this iteration of the loop."""
         self._is_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
 
     async def wait_turn(self, uid: int) -> None:
         """Wait until a request of *uid* may start, which mostly is at once."""
         self._schedule()
-        if not self._waiting and self._started < STARTS_MAX:
+        if (
+            uid not in self._waiting
+            and self._started < STARTS_MAX
+            and not self._loop_time.pause_s(uid)
+        ):
             self._started += 1
             return
         turn = asyncio.get_running_loop().create_future()
@@ -39,14 +50,24 @@ class FairStarts:
     def _start_some(self) -> None:
         """Begin an iteration: start requests of the waiting users in turn."""
         self._is_scheduled, self._started = False, 0
-        while self._waiting and self._started < STARTS_MAX:
-            uid = next(iter(self._waiting))
+        ready = deque(uid for uid in self._waiting if not self._loop_time.pause_s(uid))
+        while ready and self._started < STARTS_MAX:
+            uid = ready.popleft()
             turns = self._waiting.pop(uid)
             turn = turns.popleft()
             if turns:
                 self._waiting[uid] = turns  # last in the order
+                ready.append(uid)
             if not turn.done():  # its request was not cancelled
                 turn.set_result(None)
                 self._started += 1
-        if self._waiting:
+        if ready:
             self._schedule()
+        elif self._waiting:
+            self._schedule_at_end_of_pauses()
+
+    def _schedule_at_end_of_pauses(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        pause_s = min(map(self._loop_time.pause_s, self._waiting))
+        self._timer = asyncio.get_running_loop().call_later(pause_s, self._schedule)

@@ -6,6 +6,7 @@ import asyncio
 from typing import Protocol
 
 from ...backends.errors import ProtocolError
+from .server_connection import Pause
 from .shares import SharedLimit
 
 INCOMPLETE_BYTES_MAX = 64 << 20
@@ -21,11 +22,11 @@ class Sender(Protocol):
     def uid(self) -> int:
         """The user."""
 
-    def hold_reading(self) -> None:
-        """Read nothing until `release_reading`."""
+    def pause_reading(self, reason: Pause) -> None:
+        """Read nothing until reading is resumed for this *reason*."""
 
-    def release_reading(self) -> None:
-        """Read again."""
+    def resume_reading(self, reason: Pause) -> None:
+        """Read again unless there are other reasons to pause."""
 
     def end(self, error: Exception) -> None:
         """End the connection with an error."""
@@ -57,7 +58,7 @@ class IncompleteFrames:
             self._read_frame(sender)
         else:
             self._waiting[sender] = None
-            sender.hold_reading()
+            sender.pause_reading(Pause.FRAME)
 
     def _read_frame(self, sender: Sender) -> None:
         self.shares.take(sender.uid, self._sizes[sender])
@@ -87,4 +88,4 @@ class IncompleteFrames:
             if self.shares.fits(waiting.uid, self._sizes[waiting]):
                 del self._waiting[waiting]
                 self._read_frame(waiting)
-                waiting.release_reading()
+                waiting.resume_reading(Pause.FRAME)

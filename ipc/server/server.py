@@ -22,6 +22,7 @@ from .client_descriptors import ClientDescriptors
 from .decoding import decode_integer, decode_request, open_frame, pack_reply, read_hello
 from .fair_starts import FairStarts
 from .incomplete_frames import IncompleteFrames
+from .loop_time import LoopTime
 from .places import Places
 from .server_connection import OUTBOXES_BYTES_MAX, Request, ServerConnection
 from .shares import SharedLimit
@@ -80,7 +81,8 @@ class Server:
         self._requests_max = requests_max
         self._accepting = anyio.CancelScope()
         self._accepted = 0
-        self._starts = FairStarts()
+        self._loop_time = LoopTime()
+        self._starts = FairStarts(self._loop_time)
 
     async def serve(
         self,
@@ -119,7 +121,9 @@ class Server:
     async def _serve_one(self, sock: socket.socket) -> None:
         peer = peer_of(sock)
         user = self.descriptors.of_user(peer.uid)
-        connection = ServerConnection(sock, peer, self._requests_max, user, self._outboxes)
+        connection = ServerConnection(
+            sock, peer, self._requests_max, user, self._outboxes, self._loop_time
+        )
         self._accepted += 1
         connection.number = self._accepted
         try:
@@ -230,10 +234,11 @@ class Server:
 
     async def _run_request(self, request: Request) -> None:
         connection = request.connection
+        self._loop_time.add_requests(request.uid, 1)
         try:
             with request.scope:
                 await self._starts.wait_turn(request.uid)
-                reply = pack_reply(request, await self._handler.run_call(request))
+                reply = await self._loop_time.run_counted(request.uid, self._answer(request))
                 connection.requests.pop(request.number, None)
                 connection.send_frame(reply)
             if request.scope.cancelled_caught:
@@ -247,7 +252,12 @@ class Server:
         finally:
             connection.requests.pop(request.number, None)
             connection.active_at_s = time.monotonic()
+            self._loop_time.add_requests(request.uid, -1)
             request.close()
+
+    async def _answer(self, request: Request) -> bytes:
+        """Run the call of a request and return its reply as a frame."""
+        return pack_reply(request, await self._handler.run_call(request))
 
     def _refuse_request(self, request: Request, error: InferdError) -> None:
         request.connection.requests.pop(request.number, None)

@@ -7,6 +7,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from enum import Enum, auto
 from typing import Any
 
 import anyio
@@ -16,6 +17,7 @@ from ...wire.frames import READ_BYTES, pack_frame
 from ..messages import Kind
 from ..peer import Peer
 from .client_descriptors import SCM_MAX_FD, UserDescriptors
+from .loop_time import LoopTime
 from .shares import SharedLimit
 
 DESCRIPTORS_MAX = 16
@@ -30,6 +32,17 @@ OUTBOXES_BYTES_MAX = 128 << 20
 _EVENT = int(Kind.EVENT)
 """A plain integer: msgspec's look-up of an enum's value takes a third of encoding an event."""
 _CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
+
+
+class Pause(Enum):
+    """A reason to read nothing from a connection."""
+
+    OUTBOX = auto()
+    """The client leaves too much unread."""
+    FRAME = auto()
+    """Its incomplete frame does not fit into the user's share."""
+    LOOP_TIME = auto()
+    """Its user's share of the loop's time is taken."""
 
 
 class Request:
@@ -76,6 +89,7 @@ class ServerConnection:
         requests_max: int,
         user: UserDescriptors,
         outboxes: SharedLimit,
+        loop_time: LoopTime,
     ):
         self.peer, self.uid, self.user = peer, peer.uid, user
         self.is_operator = False
@@ -90,13 +104,16 @@ class ServerConnection:
         self._unsent = bytearray()
         self._outboxes, self._counted = outboxes, 0
         """The bytes that all outboxes share, and those counted for this one."""
+        self._loop_time = loop_time
         self._open = True
         self._loop = asyncio.get_running_loop()
         self.active_at_s = time.monotonic()
         """The time of the connection's begin, or of its last request's end."""
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._handle_data: Callable[[bytes], None] = lambda _: None
-        self._writing = self._paused = self._held = False
+        self._writing = False
+        self._pauses: set[Pause] = set()
+        """Why nothing is read now."""
 
     def __repr__(self) -> str:
         return f"<ServerConnection of uid {self.peer.uid} [{len(self.requests)} requests]>"
@@ -155,23 +172,19 @@ class ServerConnection:
             self._writing = False
             self._outboxes.take(self.uid, -self._counted)
             self._counted = 0
-        if self._paused:
-            self._paused = False
-            self._add_reader()
+        self.resume_reading(Pause.OUTBOX)
 
-    def _add_reader(self) -> None:
-        if not (self._paused or self._held or self._ended.done()):
-            self._loop.add_reader(self._sock, self._readable)
-
-    def hold_reading(self) -> None:
-        """Read nothing until `release_reading`."""
-        self._held = True
+    def pause_reading(self, reason: Pause) -> None:
+        """Read nothing until reading is resumed for this *reason*, and for all others."""
+        self._pauses.add(reason)
         self._loop.remove_reader(self._sock)
 
-    def release_reading(self) -> None:
-        """Read again."""
-        self._held = False
-        self._add_reader()
+    def resume_reading(self, reason: Pause) -> None:
+        """Read again unless there are other reasons to pause."""
+        if reason in self._pauses:
+            self._pauses.remove(reason)
+            if not self._pauses and not self._ended.done():
+                self._loop.add_reader(self._sock, self._readable)
 
     def cut(self) -> None:
         """Stop writing and reading; the reader task then ends and cleans up."""
@@ -197,7 +210,8 @@ class ServerConnection:
     async def receive(self, handle_data: Callable[[bytes], None]) -> None:
         """Call *handle_data* with data as it arrives, until the connection ends.
 
-        Reading pauses while the client leaves too much unread. One callback serves all reads:
+        Reading pauses while the client leaves too much unread, and while its user's share of the
+        loop's time is taken. One callback serves all reads:
         `anyio.wait_readable` enters and leaves the selector for every read (330 against 65 us, on
         a core that idles between reads).
 
@@ -210,15 +224,19 @@ class ServerConnection:
             await self._ended
         finally:
             self._loop.remove_reader(self._sock)
-            self._paused = False
+            self._pauses.clear()
 
     def _readable(self) -> None:
         if self._ended.done():
             return
         if len(self._unsent) > OUTBOX_PAUSE_BYTES:
-            self._loop.remove_reader(self._sock)
-            self._paused = True
+            self.pause_reading(Pause.OUTBOX)
             return
+        if pause_s := self._loop_time.pause_s(self.uid):
+            self.pause_reading(Pause.LOOP_TIME)
+            self._loop.call_later(pause_s, self.resume_reading, Pause.LOOP_TIME)
+            return
+        begin_s = time.thread_time()
         try:
             data = self._read()
             if data:
@@ -227,6 +245,8 @@ class ServerConnection:
                 self.end()
         except Exception as exc:  # must end the reader task, not only this callback
             self.end(exc)
+        finally:
+            self._loop_time.take(self.uid, time.thread_time() - begin_s)
 
     def _read(self) -> bytes | None:
         """Read once; return None if nothing has arrived, and no bytes at the end."""

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from inferd.ipc.server.fair_starts import STARTS_MAX, FairStarts
+from inferd.ipc.server.loop_time import LoopTime
 
 pytestmark = pytest.mark.asyncio
 ADA, BOB, EVE = 1, 2, 3
@@ -18,7 +19,7 @@ class Starts:
 
     def __init__(self) -> None:
         self.order: list[int] = []
-        self._starts = FairStarts()
+        self._starts = FairStarts(LoopTime())
 
     async def request(self, uid: int) -> None:
         await self._starts.wait_turn(uid)

@@ -7,6 +7,7 @@ import pytest
 
 from inferd.backends.errors import ProtocolError
 from inferd.ipc.server.incomplete_frames import IncompleteFrames
+from inferd.ipc.server.server_connection import Pause
 
 pytestmark = pytest.mark.asyncio
 ADA, BOB = 1, 2
@@ -21,10 +22,10 @@ class Sender:
         self.error: Exception | None = None
         self.ended = anyio.Event()
 
-    def hold_reading(self) -> None:
+    def pause_reading(self, reason: Pause) -> None:
         self.held = True
 
-    def release_reading(self) -> None:
+    def resume_reading(self, reason: Pause) -> None:
         self.held = False
 
     def end(self, error: Exception) -> None:

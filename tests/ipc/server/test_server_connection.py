@@ -15,9 +15,11 @@ from inferd.backends.errors import ProtocolError
 from inferd.ipc.peer import peer_of
 from inferd.ipc.server import server_connection
 from inferd.ipc.server.client_descriptors import ClientDescriptors
+from inferd.ipc.server.loop_time import LoopTime
 from inferd.ipc.server.server_connection import (
     OUTBOX_PAUSE_BYTES,
     OUTBOXES_BYTES_MAX,
+    Pause,
     ServerConnection,
 )
 from inferd.ipc.server.shares import SharedLimit
@@ -50,9 +52,8 @@ async def pair(
     ours, client = socket.socketpair()
     ours.setblocking(False)
     user = ClientDescriptors().of_user(0)
-    connection = ServerConnection(
-        ours, peer_of(ours), 8, user, outboxes or SharedLimit(OUTBOXES_BYTES_MAX)
-    )
+    shared = outboxes or SharedLimit(OUTBOXES_BYTES_MAX)
+    connection = ServerConnection(ours, peer_of(ours), 8, user, shared, LoopTime())
     with client, anyio.fail_after(10):
         yield connection, client
         connection.close()
@@ -169,23 +170,23 @@ async def test_read_data_no_longer_counts() -> None:
         assert outboxes.total == 0
 
 
-async def test_a_held_connection_is_not_read_from_until_it_is_released() -> None:
+async def test_a_paused_connection_is_not_read_from_until_it_is_resumed() -> None:
     async with reading() as (connection, client, reader):
-        connection.hold_reading()
+        connection.pause_reading(Pause.FRAME)
         client.send(b"hello")
         await settle()
         assert not reader.received
 
-        connection.release_reading()
+        connection.resume_reading(Pause.FRAME)
         await reader.data_received.wait()
 
 
-async def test_a_held_connection_stays_held_when_its_outbox_is_read() -> None:
+async def test_a_paused_connection_stays_paused_when_its_outbox_is_read() -> None:
     async with reading() as (connection, client, reader):
         connection.send(MUCH)
         client.send(b"hello")
         await settle()
-        connection.hold_reading()
+        connection.pause_reading(Pause.FRAME)
         unread = len(MUCH)
         while unread > 0:
             unread -= len(await asyncio.to_thread(client.recv, 1 << 20))

@@ -1,0 +1,80 @@
+"""The event loop's time that requests take by user, and the pauses that bound it.
+
+The loop and the models share the machine's cores: a user who keeps the loop busy slows the turns of
+all others. While requests of other users are in flight, a user's requests may therefore take a
+tenth of a core; more of them wait.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Generator
+from types import coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+LOOP_SHARE = 0.1
+"""Part of a core that a user's requests may take."""
+BURST_S = 0.05
+"""Time that may be taken at once by a user who took none before."""
+LONGEST_PAUSE_S = 2.0
+"""A user waits no longer than this for time that was taken while no other user had requests."""
+REMEMBERED_USERS = 1000
+"""Beyond so many users, those are forgotten who have repaid what they took."""
+BEGIN_S, LONG_STEP_S = 0.005, 0.001
+"""A request's first milliseconds count, then only long steps: the others pass the output of a turn
+on, which must not delay other requests of the user.
+"""
+
+
+class LoopTime:
+    """Counts the time of each user, and the requests in flight. Owned by the daemon's loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._repaid_at_s: dict[int, float] = {}
+        """By user, when the time that was taken corresponds to the user's share."""
+        self._in_flight: Counter[int] = Counter()
+
+    def add_requests(self, uid: int, count: int) -> None:
+        """Count requests of *uid* that began, or with a negative *count* ended."""
+        self._in_flight[uid] += count
+        if not self._in_flight[uid]:
+            del self._in_flight[uid]
+
+    def take(self, uid: int, seconds: float) -> None:
+        """Count time that a request of *uid* took."""
+        now_s = self._clock()
+        repaid_at_s = max(self._repaid_at_s.get(uid, 0.0), now_s - BURST_S / LOOP_SHARE)
+        self._repaid_at_s[uid] = min(repaid_at_s + seconds / LOOP_SHARE, now_s + LONGEST_PAUSE_S)
+        if len(self._repaid_at_s) > REMEMBERED_USERS:
+            self._repaid_at_s = {u: at_s for u, at_s in self._repaid_at_s.items() if at_s > now_s}
+
+    def pause_s(self, uid: int) -> float:
+        """Return how long requests of *uid* have to wait; 0 while no other user has requests."""
+        if len(self._in_flight) <= (uid in self._in_flight):
+            return 0.0
+        return max(0.0, self._repaid_at_s.get(uid, 0.0) - self._clock())
+
+    @coroutine
+    def run_counted(self, uid: int, steps: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
+        """Await *steps*, and count the time that they take of *uid*."""
+        resume, value, counted_s = steps.send, None, 0.0
+        while True:
+            begin_s = time.thread_time()
+            try:
+                awaited = resume(value)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            finally:
+                seconds = time.thread_time() - begin_s
+                if seconds >= LONG_STEP_S or counted_s < BEGIN_S:
+                    counted_s += seconds
+                    self.take(uid, seconds)
+            try:
+                value = yield awaited
+                resume = steps.send
+            except BaseException as exc:  # a cancellation, too, belongs to the steps
+                resume, value = steps.throw, exc

@@ -1,0 +1,58 @@
+"""The requests of one user do not keep the daemon busy while another user's turn runs."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from inferd.backends.errors import InferdError
+from inferd.testing import RunningDaemon
+from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
+from tests.raw import RawClient
+
+MEASURED_S = 1.0
+CORES_MAX = 0.3
+"""The bound is a tenth of a core and 50 ms; without it, the daemon uses a whole core."""
+
+COSTLY = "[" + "1," * 40_000 + "1]"
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with daemon_for_all() as running:
+        yield running
+
+
+def many_calls(client: RawClient) -> None:
+    """Send cheap calls as fast as the daemon answers them."""
+    for number in [client.start_request("stats") for _ in range(200)]:
+        client.wait_result(number)
+
+
+def costly_calls(client: RawClient) -> None:
+    """Send calls that take long to check."""
+    with contextlib.suppress(InferdError):
+        client.call("init_backend", config=COSTLY)
+
+
+@pytest.mark.parametrize("attack", [many_calls, costly_calls])
+def test_requests_take_a_small_part_of_a_core_beside_a_turn(
+    daemon: RunningDaemon, attack: Callable[[RawClient], None]
+) -> None:
+    process = psutil.Process(daemon.pid)
+    with client_of(daemon, ADA) as ada, client_of(daemon, BOB) as bob:
+        bob.start_request("stream", context=bob.context(), prompt="hello", credit=1)
+        began_s, before_s = time.monotonic(), _cpu_s(process)
+        while time.monotonic() < began_s + MEASURED_S:
+            attack(ada)
+        used_s = _cpu_s(process) - before_s
+        assert used_s / (time.monotonic() - began_s) < CORES_MAX
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
