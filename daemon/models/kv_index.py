@@ -20,7 +20,7 @@ import structlog
 from ...backends.errors import BackendError
 from ...scheduler.kv.file_format import scan_folder
 from ...scheduler.kv.files import KV_FILES_MAX
-from ...scheduler.kv.greedy_dual import GreedyDual
+from ...scheduler.kv.eviction_order import GreedyDual
 
 log = structlog.get_logger()
 

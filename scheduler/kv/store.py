@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ...backends.base import KvKind
 from ..prefix import common_prefix
-from .greedy_dual import GreedyDual
+from .eviction_order import GreedyDual
 from .origin import Origin
 
 

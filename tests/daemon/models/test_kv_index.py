@@ -16,7 +16,7 @@ from inferd.backends.errors import BackendError
 from inferd.daemon.models.kv_index import KvFilePlace, KvIndex
 from inferd.scheduler.kv.file_format import KvFile, KvKey
 from inferd.scheduler.kv.files import FileWritten, KvFiles
-from inferd.scheduler.kv.greedy_dual import GreedyDual
+from inferd.scheduler.kv.eviction_order import GreedyDual
 from inferd.scheduler.messages import pack_tokens
 
 LARGE = 1 << 30
