@@ -18,9 +18,9 @@ import anyio.to_thread
 import structlog
 
 from ...backends.errors import BackendError
+from ...scheduler.kv.eviction_order import EvictionOrder
 from ...scheduler.kv.file_format import scan_folder
 from ...scheduler.kv.files import KV_FILES_MAX
-from ...scheduler.kv.eviction_order import GreedyDual
 
 log = structlog.get_logger()
 
@@ -46,7 +46,7 @@ class _OwnerFiles:
 
     def __init__(self) -> None:
         self.bytes = self.count = 0
-        self.values = GreedyDual[KvFilePlace]()
+        self.values = EvictionOrder[KvFilePlace]()
 
 
 class KvIndex:

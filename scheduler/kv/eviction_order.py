@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 
-class GreedyDual(Generic[K]):
+class EvictionOrder(Generic[K]):
     """The values of cached states, by their keys.
 
     A state's value is the floor plus the seconds to compute it again per byte. The floor rises to

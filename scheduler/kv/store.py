@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ...backends.base import KvKind
 from ..prefix import common_prefix
-from .eviction_order import GreedyDual
+from .eviction_order import EvictionOrder
 from .origin import Origin
 
 
@@ -54,7 +54,7 @@ def covered_tokens(
 class KvStore:
     """The entries in memory: at most *bytes_max* of states, and `ENTRIES_MAX` of them.
 
-    The least valuable are evicted first, by `GreedyDual`; pinned ones stay. Evicted states wait in
+    `EvictionOrder` decides which are evicted first; pinned ones stay. Evicted states wait in
     `evicted` for the disk tier.
     """
 
@@ -70,7 +70,7 @@ class KvStore:
         """Memory is low: only pinned states stay."""
         self._kv_kind = kv_kind
         self._entries: list[SavedState] = []
-        self._values = GreedyDual[SavedState]()
+        self._values = EvictionOrder[SavedState]()
 
     def __iter__(self) -> Iterator[SavedState]:
         return iter(self._entries)

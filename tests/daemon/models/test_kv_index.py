@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from inferd.backends.errors import BackendError
 from inferd.daemon.models.kv_index import KvFilePlace, KvIndex
+from inferd.scheduler.kv.eviction_order import EvictionOrder
 from inferd.scheduler.kv.file_format import KvFile, KvKey
 from inferd.scheduler.kv.files import FileWritten, KvFiles
-from inferd.scheduler.kv.eviction_order import GreedyDual
 from inferd.scheduler.messages import pack_tokens
 
 LARGE = 1 << 30
@@ -87,7 +87,7 @@ def paths(index: KvIndex) -> set[str]:
 
 
 def test_the_file_cheapest_to_compute_again_per_byte_is_evicted_first() -> None:
-    values = GreedyDual[KvFilePlace]()
+    values = EvictionOrder[KvFilePlace]()
     for name, size, seconds in (("a", 100, 5.0), ("b", 1000, 5.0), ("c", 100, 1.0)):
         values.record_use(KvFilePlace("model", name), size, seconds)
 
@@ -95,7 +95,7 @@ def test_the_file_cheapest_to_compute_again_per_byte_is_evicted_first() -> None:
 
 
 def test_of_equal_files_the_least_recently_used_is_evicted_first() -> None:
-    values = GreedyDual[KvFilePlace]()
+    values = EvictionOrder[KvFilePlace]()
     for name in ("a", "b", "c", "a"):
         values.record_use(KvFilePlace("model", name), 10, 1.0)
 
@@ -103,7 +103,7 @@ def test_of_equal_files_the_least_recently_used_is_evicted_first() -> None:
 
 
 def test_even_an_expensive_file_is_evicted_when_it_is_unused() -> None:
-    values = GreedyDual[KvFilePlace]()
+    values = EvictionOrder[KvFilePlace]()
     values.record_use(KvFilePlace("model", "dear"), 1, 5.0)
     taken = []
     for number in range(20):
@@ -126,7 +126,7 @@ def test_even_an_expensive_file_is_evicted_when_it_is_unused() -> None:
 )
 def test_it_is_the_published_algorithm(steps: list[tuple[str, int, int, int]]) -> None:
     """Compared with the paper's, written without a heap."""
-    values, floor = GreedyDual[KvFilePlace](), 0.0
+    values, floor = EvictionOrder[KvFilePlace](), 0.0
     plain: dict[KvFilePlace, tuple[float, int]] = {}
     for clock, (step, number, size, seconds) in enumerate(steps):
         place = KvFilePlace("model", str(number))
@@ -143,7 +143,7 @@ def test_it_is_the_published_algorithm(steps: list[tuple[str, int, int, int]]) -
 
 
 def test_endless_use_does_not_fill_the_memory() -> None:
-    values = GreedyDual[KvFilePlace]()
+    values = EvictionOrder[KvFilePlace]()
     for number in range(10_000):
         values.record_use(KvFilePlace("model", str(number % 10)), 1, 1.0)
 
