@@ -25,7 +25,7 @@ from .parameter_table import (
     Level,
     Parameter,
 )
-from .stop_forms import FORMS, read_token, read_triggers
+from .other_spellings import FORMS, read_token, read_triggers
 
 KEY_CHARACTERS_MAX = 100
 """A longer key is not a misspelling: messages shorten it and suggest no other."""
