@@ -24,8 +24,8 @@ from ..workers.deaths import Death
 from ..workers.tasks import WorkerListener
 from ..workers.worker import Worker
 from .catalog import ModelCatalog
-from .known_loads import EstimateCache, FailedLoads
 from .kv_index import KvIndex
+from .load_cache import EstimateCache, FailedLoads
 from .model import ManagedModel, ModelHost
 from .specs import conditions_of, engine_settings, spec_of, with_adapters, without_adapters
 

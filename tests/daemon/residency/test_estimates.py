@@ -15,7 +15,7 @@ import pytest
 
 from inferd.backends import Device, MemoryNeed, ModelSpec, Shape
 from inferd.daemon.config.sources import load_config
-from inferd.daemon.models.known_loads import ESTIMATED_MODELS_MAX, SHAPES_MAX, EstimateCache
+from inferd.daemon.models.load_cache import ESTIMATED_MODELS_MAX, SHAPES_MAX, EstimateCache
 from inferd.daemon.models.registry import Registry
 from inferd.daemon.residency.model_files import signature_of
 from inferd.scheduler import messages as m

@@ -10,7 +10,7 @@ import pytest
 
 from inferd.backends import MemoryNeed, ModelSpec, Shape, estimate_memory
 from inferd.backends.errors import InferdError, InvalidArgument, LoadFailed, OutOfMemory, Timeout
-from inferd.daemon.models.known_loads import FailedLoads
+from inferd.daemon.models.load_cache import FailedLoads
 from inferd.daemon.residency.fit import memory_refusal, smaller_shape
 from inferd.daemon.residency.machine import (
     MachineMemory,

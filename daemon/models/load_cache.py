@@ -1,6 +1,6 @@
-"""Estimates and failures of earlier loads, valid while the model's files are unchanged.
+"""Memory estimates and failures of earlier loads, valid while the model's files are unchanged.
 
-Both live on the daemon's event loop.
+No file holds them. Both caches live on the daemon's event loop.
 """
 
 from __future__ import annotations
