@@ -1,4 +1,4 @@
-"""Grammar triggers, and conversion of wasi_nn_backend's stop conditions to parameters."""
+"""Values as other systems spell them: llama-server's triggers, wasi_nn_backend's conditions."""
 
 from __future__ import annotations
 

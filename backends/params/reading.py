@@ -16,6 +16,7 @@ from .adapter_scales import check_distinct, read_scales
 from .chat_options import read_arguments, read_choice, read_tools
 from .ignored_keys import IGNORED_KEYS
 from .json_texts import JSON_BYTES_MAX, decode_json
+from .other_spellings import FORMS, read_token, read_triggers
 from .parameter_table import (
     BY_NAME,
     BY_SPELLING,
@@ -25,7 +26,6 @@ from .parameter_table import (
     Level,
     Parameter,
 )
-from .other_spellings import FORMS, read_token, read_triggers
 
 KEY_CHARACTERS_MAX = 100
 """A longer key is not a misspelling: messages shorten it and suggest no other."""
