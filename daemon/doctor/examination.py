@@ -19,7 +19,7 @@ from ...ipc.paths import client_socket_path
 from ..config.settings import Config
 from .checks import (
     configuration,
-    connection_check,
+    connection,
     engine_packages,
     folders,
     gpu,
@@ -48,7 +48,7 @@ class Facts:
     settings: configuration.Settings | None = None
     models: folders.Models | None = None
     state: folders.State | None = None
-    connection: connection_check.Connection | None = None
+    connection: connection.Connection | None = None
     machine: machine_limits.Machine | None = None
 
     @property
@@ -123,9 +123,9 @@ def _daemon_environment(units: units.Units | None, environ: Mapping[str, str]) -
 def _probe_concurrently(examination: Examination) -> None:
     facts, config, wait_for = examination.facts, examination.facts.config, examination.wait_for
     account = (facts.units and facts.units.account) or own_account()
-    connection = Probe(
-        partial(connection_check.probe_daemon, examination.socket),
-        connection_check.CONNECTION_S_MAX,
+    daemon = Probe(
+        partial(connection.probe_daemon, examination.socket),
+        connection.CONNECTION_S_MAX,
     )
     gpus, installed = Probe(gpu.find_gpus), Probe(engine_packages.find_packages)
     cpu_flags = Probe(engine_packages.cpu_flags)
@@ -138,7 +138,7 @@ def _probe_concurrently(examination: Examination) -> None:
         seconds = engine_packages.ENGINE_S_MAX + PROBE_S_MAX
         facts.engine = wait_for("engine", Probe(partial(_probe_engine, facts.models), seconds))
     facts.gpus, facts.cpu_flags = wait_for("gpu", gpus), wait_for("cpu", cpu_flags)
-    facts.connection = wait_for("socket", connection)
+    facts.connection = wait_for("socket", daemon)
     pid = facts.stats.get("pid", 0)
     facts.machine = wait_for("memory", Probe(partial(machine_limits.inspect_machine, pid)))
 
@@ -167,8 +167,8 @@ def check_all(facts: Facts) -> list[Finding]:
         ("models", folders.check_files, (engine and engine.files,)),
         ("state", folders.check_state, (facts.state,)),
         ("service", partial(units.check_units, facts.units), ()),
-        ("socket", connection_check.check_socket, (facts.connection,)),
-        ("daemon", connection_check.check_daemon, (facts.connection,)),
+        ("socket", connection.check_socket, (facts.connection,)),
+        ("daemon", connection.check_daemon, (facts.connection,)),
         ("memory", machine_limits.check_memory, (facts.machine, facts.models, config, loaded)),
         ("limits", machine_limits.check_limits, (facts.machine, config)),
         ("cores", machine_limits.check_cores, (facts.machine, config)),

@@ -18,7 +18,7 @@ from inferd.backends.memory_need import Device
 from inferd.daemon.config.settings import Config
 from inferd.daemon.config.sources import load_config
 from inferd.daemon.doctor.checks import configuration as settings
-from inferd.daemon.doctor.checks import connection_check as reach
+from inferd.daemon.doctor.checks import connection as reach
 from inferd.daemon.doctor.checks import engine_packages as engine
 from inferd.daemon.doctor.checks import folders as places
 from inferd.daemon.doctor.checks import gpu, units
