@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from ..config.model_settings import ModelConfig
 from ..config.settings import Config
 from ..residency.budget import MemoryBudget
 from ..residency.gate import ResidencyGate
+from ..residency.idle_unloader import IdleUnloader
 from ..residency.machine import MachineMemory
 from ..workers.worker import Worker
 from .catalog import ModelCatalog
@@ -190,36 +191,6 @@ class Registry:
         async with anyio.create_task_group() as group:
             for model in self.catalog.known():
                 group.start_soon(model.unload)
-
-
-class IdleUnloader:
-    """Unloads models that were idle for their `keep_alive_s`. Lives on the daemon's event loop."""
-
-    def __init__(self, models: Callable[[], Iterable[ManagedModel]], seconds: Callable[[], float]):
-        self._models, self._seconds = models, seconds
-        self._changed = anyio.Event()
-
-    def note_change(self) -> None:
-        """Note that a model's use or settings have changed."""
-        self._changed.set()
-
-    async def run(self) -> None:
-        """Unload idle models forever, without polling."""
-        while True:
-            now = self._seconds()
-            wait_s = float("inf")
-            for model in self._models():
-                worker, keep_alive_s = model.worker, model.keep_alive_s
-                if worker is None or model.busy or keep_alive_s < 0:
-                    continue
-                left_s = model.used_at + keep_alive_s - now
-                if left_s > 0:
-                    wait_s = min(wait_s, left_s)
-                elif not worker.unloading:
-                    worker.quit()
-            self._changed = anyio.Event()
-            with anyio.move_on_after(wait_s):
-                await self._changed.wait()
 
 
 async def _guarded(work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
