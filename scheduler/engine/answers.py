@@ -8,7 +8,7 @@ from ...backends import Model, Sampler, SamplingParams
 from ...backends.errors import BackendError, InferdError
 from .. import messages as m
 from ..output.logprobs import token_logprobs
-from ..output.sampling import resume_text, sample_token, sampler_for
+from ..output.sampling import needs_preparation, resume_text, sample_token, sampler_for
 from ..output.stopping.ending import CONTEXT_FULL, LENGTH, Ending
 from ..output.stopping.sentences import Sentences
 from ..policy.cost import StepCost, StepLoad
@@ -67,7 +67,12 @@ class Answers:
 
     def _sample_and_report(self, task: Task) -> None:
         last = len(task.tokens) + 1 >= task.ctx_size and not self._may_shift(task)
-        sampled = sample_token(self._model, task, self._clock.now, last=last)
+        try:
+            sampled = sample_token(self._model, task, self._clock.now, last=last)
+        except InferdError as exc:
+            self._reporter.log_step_failed([task], exc)
+            self._tasks.fail_task(task, exc)
+            return
         self._counts["generated"] += 1
         task.trial_tokens = max(0, task.trial_tokens - 1)
         if task.first_token_at is None:
@@ -116,18 +121,28 @@ class Answers:
 
     def prepare_sampler(self, task: Task) -> None:
         """Make the sampler of a waiting task, or fail the task if its parameters allow none."""
-        try:
-            task.sampler = self.make_sampler(task, task.spec.sampling)
+        if self._replace_sampler(task, task.spec.sampling):
             task.preparing = False
-        except InferdError as exc:
-            self._tasks.fail_task(task, exc)
 
     def make_sampler(self, task: Task, sampling: SamplingParams) -> Sampler:
         """Return a sampler that has seen the tokens of *task*. llama.cpp may abort meanwhile."""
         self._recorder.record_activity(ActivityKind.SAMPLE, [task.spec.id])
-        sampler = sampler_for(self._model, task, sampling)
-        self._recorder.record_activity(ActivityKind.OTHER)
-        return sampler
+        try:
+            return sampler_for(self._model, task, sampling)
+        finally:
+            self._recorder.record_activity(ActivityKind.OTHER)
+
+    def _replace_sampler(self, task: Task, sampling: SamplingParams) -> bool:
+        """Make another sampler for *task*; fail the task if *sampling* allows none."""
+        try:
+            sampler = self.make_sampler(task, sampling)
+        except InferdError as exc:
+            self._tasks.fail_task(task, exc)
+            return False
+        if task.sampler is not None:
+            task.sampler.close()
+        task.sampler = sampler
+        return True
 
     def resume_task(self, task: Task) -> None:
         """Restore the text of a task resumed from another worker; end it if it must end."""
@@ -136,16 +151,14 @@ class Answers:
         self._recorder.record_activity(ActivityKind.OTHER)
 
     def adjust_task(self, task: Task, command: m.Adjust) -> None:
-        """Apply new parameters from the next token on."""
-        if task.sampler is not None and command.sampling != task.spec.sampling:
-            try:
-                sampler = self.make_sampler(task, command.sampling)
-            except InferdError as exc:
-                self._tasks.fail_task(task, exc)
-                return
-            task.sampler.close()
-            task.sampler = sampler
-        task.adjust(command)
+        """Apply new parameters from the next token on. A sampler that may be refused is made now:
+        once the task has a slot, a refusal would end the engine.
+        """
+        sampling = command.sampling
+        changed = sampling != task.spec.sampling and task.spec.embed is None
+        needed = changed and (task.sampler is not None or needs_preparation(sampling))
+        if not needed or self._replace_sampler(task, sampling):
+            task.adjust(command)
 
     # Context shift.
 
