@@ -146,6 +146,10 @@ class Steps:
         self._age_others(batch, candidates)
 
     def _plan_tokens(self) -> list[ScheduledTokens]:
+        for task in self._slots.tasks:
+            full = len(task.tokens) >= task.ctx_size
+            if full and task.has_work and task.pending == 1:
+                self.answers.shift_context(task)
         order, settings = self._tasks.order(), self._tasks.settings
         trial = next_trial(self._slots.tasks, order, tried=self._tried)
         self._tried = trial is not None
@@ -155,16 +159,10 @@ class Steps:
         adapters = plan_adapters(tasks, order, settings, self._quantum)
         if adapters != self.adapters:
             self.use_adapters(adapters)
-        for task in self._slots.tasks:
-            full = len(task.tokens) >= task.ctx_size
-            if full and task.has_work and task.pending == 1:
-                self.answers.shift_context(task)
         size = self._model.info.batch_size
         if trial is not None:
-            return plan_trial(trial, settings, size, self._cost) if trial.slot >= 0 else []
-        return plan_tokens(
-            self._slots.slots, order, settings, size, self._cost, adapters, self._skipping
-        )
+            return plan_trial(trial, settings, size, self._cost)
+        return plan_tokens(tasks, order, settings, size, self._cost, adapters)
 
     def _count_tokens(self, part: ScheduledTokens) -> None:
         task, counts = part.task, self._metrics.counts

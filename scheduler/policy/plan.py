@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -122,8 +122,8 @@ def plan_slots(
     prefix is computed.
     """
     waiting = sorted((t for t in queue if t.has_work or t.wants_token), key=order.key)
-    running = [s.task for s in slots if s.task is not None]
-    free = len(slots) - len(running)
+    staying = [s.task for s in slots if s.task is not None]
+    free = len(slots) - len(staying)
     park: list[Task] = []
     start: list[Task] = []
     follow: list[tuple[Task, Task]] = []
@@ -131,7 +131,7 @@ def plan_slots(
     for task in waiting:
         if floor is not None and task.spec.priority <= floor:
             continue
-        leader = find_leader(task, [t for t in (*running, *start) if t not in park])
+        leader = find_leader(task, staying + start)
         if leader is not None:
             follow.append((task, leader))
             order.lift_leader(leader, order.effective(task))
@@ -139,12 +139,12 @@ def plan_slots(
         if free:
             free -= 1
         else:
-            stayed = [r for r in running if r not in park]
-            victim = _victim(task, stayed, order, settings, now)
+            victim = _victim(task, staying, order, settings, now)
             if victim is None:  # of the tasks behind it, only a higher own class can preempt
-                settled = [order.effective(r) for r in stayed if not r.shift_pending]
+                settled = [order.effective(t) for t in staying if not t.shift_pending]
                 floor = min(settled, default=PRIORITY_MAX)
                 continue
+            staying.remove(victim)
             park.append(victim)
         start.append(task)
     return SlotPlan(tuple(park), tuple(start), tuple(follow))
@@ -198,24 +198,20 @@ def plan_trial(
 
 
 def plan_tokens(
-    slots: Sequence[Slot],
+    running: Sequence[Task],
     order: Order,
     settings: EngineSettings,
     batch_size: int,
     cost: StepCost,
     adapters: tuple[str, ...] = (),
-    skipping: Collection[Task] = (),
 ) -> list[ScheduledTokens]:
-    """Return the next batch, in ascending slots, of tasks with these *adapters*, except those
-    *skipping* it.
+    """Return the next batch of the *running* tasks, in their order, that have these *adapters*.
 
     Every decoding task gets one token. Prompts share the rest of the step's time (`_step_s`), in
     the order of the queue. They get at least half as much time as the decoding tokens take, even if
     the step then exceeds its target. Prompts of a lower class wait for those of a higher one.
     """
-    tasks = [s.task for s in slots if s.task is not None and s.task.has_work]
-    tasks = [t for t in tasks if t.spec.adapters == adapters and t not in skipping]
-    tasks = [t for t in tasks if not t.trial_tokens]
+    tasks = [t for t in running if t.has_work and t.spec.adapters == adapters]
     prompts = [t for t in tasks if t.prefilling]
     if not prompts:
         return [ScheduledTokens(t, 1) for t in tasks]

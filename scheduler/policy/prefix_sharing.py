@@ -10,7 +10,8 @@ from ..kv.search import StateSearch
 from ..prefix import common_prefix
 from ..task import Task
 
-PAIRS_MAX = 100_000
+OTHERS_MAX = 256
+"""Tasks with which the prefix of one task is remembered: as many as a model has slots at most."""
 
 
 def prefix_hash_of(task: Task, shared_prefix_tokens_min: int) -> int:
@@ -29,7 +30,8 @@ class Leaders:
         self._shared_tokens_min = shared_prefix_tokens_min
         self._cached: dict[int, tuple[int, int]] = {}
         """By task, `changes` of the search and the number of cached tokens as of then."""
-        self._shared: dict[tuple[int, int], int] = {}
+        self._shared: dict[int, dict[int, int]] = {}
+        """By task, the length of its common prefix with each other task."""
 
     def find_leader(self, task: Task, running: Sequence[Task]) -> Task | None:
         """Return the *running* task that *task* should wait for, if any, and have the leader's
@@ -56,13 +58,13 @@ class Leaders:
         return best
 
     def _common(self, task: Task, other: Task) -> int:
-        pair = (task.spec.id, other.spec.id)
-        if pair not in self._shared:
-            if len(self._shared) >= PAIRS_MAX:
-                self._shared.clear()
+        shared, number = self._shared.setdefault(task.spec.id, {}), other.spec.id
+        if number not in shared:
+            if len(shared) >= OTHERS_MAX:
+                shared.clear()
             most = min(len(task.tokens) - 1, other.prompt_size)
-            self._shared[pair] = min(common_prefix(task.tokens, other.tokens), most)
-        return self._shared[pair]
+            shared[number] = min(common_prefix(task.tokens, other.tokens), most)
+        return shared[number]
 
     def _cached_tokens(self, task: Task, other: Task) -> int:
         """Return how many tokens *task* could reuse if it did not wait for *other*."""
@@ -77,4 +79,4 @@ class Leaders:
     def forget_task(self, task: Task) -> None:
         """Forget a task that has ended."""
         self._cached.pop(task.spec.id, None)
-        self._shared = {p: n for p, n in self._shared.items() if task.spec.id not in p}
+        self._shared.pop(task.spec.id, None)

@@ -9,9 +9,16 @@ from inferd.scheduler.kv.slots import Slot
 from inferd.scheduler.policy.adapter_quantum import ADAPTER_SETS_MAX, AdapterQuantum, plan_adapters
 from inferd.scheduler.policy.plan import OwnerClock, plan_tokens
 from inferd.scheduler.priority import Priority
-from inferd.scheduler.task import Task
 from tests.scheduler.doubles import Bench
-from tests.scheduler.policy.test_plan import SETTINGS, Known, decoding, order, slots_of, task
+from tests.scheduler.policy.test_plan import (
+    SETTINGS,
+    Known,
+    decoding,
+    order,
+    slots_of,
+    task,
+    tasks_of,
+)
 
 NONE, A, B = (), ("a",), ("b",)
 QUANTUM = SETTINGS.quantum_tokens
@@ -25,10 +32,6 @@ def filled() -> list[Slot]:
     return slots
 
 
-def tasks_of(slots: list[Slot]) -> list[Task]:
-    return [slot.task for slot in slots if slot.task is not None]
-
-
 def after(
     slots: list[Slot], quantum: AdapterQuantum, owners: OwnerClock | None = None
 ) -> tuple[str, ...]:
@@ -39,7 +42,7 @@ def test_a_batch_has_tokens_of_only_one_adapter_set() -> None:
     slots = filled()
 
     for slot, adapters in zip(slots, (NONE, A, B), strict=True):
-        rows = plan_tokens(slots, order(), SETTINGS, 64, Known(0.01), adapters)
+        rows = plan_tokens(tasks_of(slots), order(), SETTINGS, 64, Known(0.01), adapters)
         assert [r.task for r in rows] == [slot.task]
 
 

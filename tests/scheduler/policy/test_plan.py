@@ -11,6 +11,7 @@ from inferd.scheduler.policy.cost import StepCost, StepLoad
 from inferd.scheduler.policy.plan import (
     Order,
     OwnerClock,
+    ScheduledTokens,
     plan_slots,
     plan_tokens,
 )
@@ -67,6 +68,16 @@ class Known(StepCost):
 
 def slots_of(count: int) -> list[Slot]:
     return [Slot(i) for i in range(count)]
+
+
+def tasks_of(slots: list[Slot]) -> list[Task]:
+    return [slot.task for slot in slots if slot.task is not None]
+
+
+def batch_of(
+    slots: list[Slot], order: Order, settings: EngineSettings, size: int, cost: StepCost
+) -> list[ScheduledTokens]:
+    return plan_tokens(tasks_of(slots), order, settings, size, cost)
 
 
 def test_order_is_by_class_then_owner_share_then_arrival() -> None:
@@ -186,7 +197,7 @@ def test_tokens_ascend_by_slot_and_fit_the_batch() -> None:
     decoding(slots[1], task(2, tokens=5))
     running(slots[2], task(3, tokens=50))
 
-    rows = plan_tokens(slots, order(), SETTINGS, 64, Known(1e-6))
+    rows = batch_of(slots, order(), SETTINGS, 64, Known(1e-6))
 
     assert [(r.task.slot, r.count) for r in rows] == [(0, 50), (1, 1), (2, 13)]
 
@@ -195,7 +206,7 @@ def test_the_first_step_of_an_unknown_machine_is_small() -> None:
     slots = slots_of(1)
     running(slots[0], task(1, tokens=500))
 
-    assert [r.count for r in plan_tokens(slots, order(), SETTINGS, 512, StepCost())] == [32]
+    assert [r.count for r in batch_of(slots, order(), SETTINGS, 512, StepCost())] == [32]
 
 
 def test_prompts_get_the_time_that_decoding_leaves() -> None:
@@ -204,9 +215,9 @@ def test_prompts_get_the_time_that_decoding_leaves() -> None:
     decoding(slots[1], task(2, tokens=5))
     settings = EngineSettings(step_s_target=0.305, step_s_max=0.505)
 
-    equal = plan_tokens(slots, order(), settings, 512, Known(0.01))
+    equal = batch_of(slots, order(), settings, 512, Known(0.01))
     slots[1].task = decoding(slots[1], task(3, tokens=5, priority=Priority.LOW))
-    lower = plan_tokens(slots, order(), settings, 512, Known(0.01))
+    lower = batch_of(slots, order(), settings, 512, Known(0.01))
 
     assert [r.count for r in equal] == [29, 1]
     assert [r.count for r in lower] == [49, 1]
@@ -216,9 +227,7 @@ def test_a_prompt_alone_is_computed_in_steps_of_half_a_second() -> None:
     slots = slots_of(1)
     running(slots[0], task(1, tokens=500))
 
-    assert [r.count for r in plan_tokens(slots, order(), EngineSettings(), 512, Known(0.01))] == [
-        50
-    ]
+    assert [r.count for r in batch_of(slots, order(), EngineSettings(), 512, Known(0.01))] == [50]
 
 
 def test_prompts_advance_even_if_decoding_exceeds_the_target() -> None:
@@ -226,9 +235,9 @@ def test_prompts_advance_even_if_decoding_exceeds_the_target() -> None:
     for slot in slots[:40]:
         decoding(slot, task(slot.index))
     running(slots[40], task(40, tokens=500))
-    slow = plan_tokens(slots, order(), EngineSettings(step_s_target=0.01), 512, Known(0.01))
+    slow = batch_of(slots, order(), EngineSettings(step_s_target=0.01), 512, Known(0.01))
     half = slots[20:]
-    least = plan_tokens(half, order(), EngineSettings(step_s_target=0.01), 512, Known(0.01))
+    least = batch_of(half, order(), EngineSettings(step_s_target=0.01), 512, Known(0.01))
 
     assert slow[-1].count == 20, "half of the time of the 40 decoding tokens"
     assert least[-1].count == 16, "the least, which is more than half of 20"
@@ -240,7 +249,7 @@ def test_several_prompts_share_a_step_in_the_order_of_the_queue() -> None:
     running(slots[1], task(1, tokens=30))
     running(slots[2], task(2, tokens=500))
 
-    rows = plan_tokens(slots, order(), EngineSettings(step_s_max=0.505), 512, Known(0.01))
+    rows = batch_of(slots, order(), EngineSettings(step_s_max=0.505), 512, Known(0.01))
 
     assert [(r.task.spec.id, r.count) for r in rows] == [(1, 30), (2, 20)]
 
@@ -253,7 +262,7 @@ def test_tasks_of_one_burst_wait_for_each_other_but_not_for_later_ones() -> None
     settings = EngineSettings(step_s_target=0.205, step_s_max=0.505, burst_s=4.1)
 
     def rows(settings: EngineSettings = settings) -> list[int]:
-        return [r.count for r in plan_tokens(slots, order(), settings, 512, Known(0.01))]
+        return [r.count for r in batch_of(slots, order(), settings, 512, Known(0.01))]
 
     assert rows() == [1, 49]
     assert rows(replace(settings, burst_s=3.9)) == [1, 19], "it would take too long"
@@ -281,7 +290,7 @@ def test_prompts_of_the_lowest_class_have_shorter_steps() -> None:
     running(slots[0], task(1, tokens=500, priority=Priority.LOW))
     settings = EngineSettings(step_s_target=0.305, step_s_max=0.505)
 
-    assert [r.count for r in plan_tokens(slots, order(), settings, 512, Known(0.01))] == [20]
+    assert [r.count for r in batch_of(slots, order(), settings, 512, Known(0.01))] == [20]
 
 
 def test_the_last_tokens_of_a_prompt_are_added_and_a_few_do_not_begin_one() -> None:
@@ -290,8 +299,8 @@ def test_the_last_tokens_of_a_prompt_are_added_and_a_few_do_not_begin_one() -> N
         running(slot, task(slot.index, tokens=tokens))
     settings = EngineSettings(step_s_max=0.405)
 
-    first = plan_tokens(slots, order(), settings, 512, Known(0.01))
-    rest = plan_tokens(slots[2:], order(), EngineSettings(step_s_max=0.055), 512, Known(0.01))
+    first = batch_of(slots, order(), settings, 512, Known(0.01))
+    rest = batch_of(slots[2:], order(), EngineSettings(step_s_max=0.055), 512, Known(0.01))
 
     assert [(r.task.spec.id, r.count) for r in first] == [(0, 20), (1, 24)]
     assert [r.count for r in rest] == [16], "unless nothing else would advance"
@@ -304,7 +313,7 @@ def test_prompts_of_a_lower_class_wait_for_those_of_a_higher_one() -> None:
     running(slots[2], task(3, tokens=30, priority=Priority.URGENT))
 
     def served() -> list[int]:
-        return [r.task.spec.id for r in plan_tokens(slots, order(), SETTINGS, 512, Known(1e-6))]
+        return [r.task.spec.id for r in batch_of(slots, order(), SETTINGS, 512, Known(1e-6))]
 
     assert served() == [1, 3]
     waiting.age = 3 * SETTINGS.ageing_tokens
@@ -316,4 +325,4 @@ def test_a_chunk_ends_at_a_checkpoint() -> None:
     it = running(slots[0], task(1, tokens=40), computed=5)
     it.checkpoints = {5, 12, 30}
 
-    assert [r.count for r in plan_tokens(slots, order(), SETTINGS, 512, Known(1e-6))] == [7]
+    assert [r.count for r in batch_of(slots, order(), SETTINGS, 512, Known(1e-6))] == [7]
