@@ -1,6 +1,6 @@
 """Regular expressions on a growing text: the first match, and text that may still become a match.
 
-Patterns have Python's syntax, are parsed by its own parser and run as an automaton (Thompson 1968;
+Patterns have Python's syntax, are parsed by its parser and run as an automaton (Thompson 1968;
 the sets of states of R. Cox, "Regular Expression Matching Can Be Simple And Fast", 2007). Each
 character is read once, in time bounded by the number of states. The engines on PyPI either cannot
 report what may still match (google-re2) or take exponential time (regex).
@@ -8,8 +8,8 @@ report what may still match (google-re2) or take exponential time (regex).
 The match that ends first counts; of several, the one that begins first. Constructs that depend on
 the text that follows (`$`, `\\b`, lookahead) or need memory (backreferences) are refused.
 
-The parser is a private module of Python, `re._parser`. A self-test at import compares its trees
-with those that this module was written for; if they differ, every pattern is refused.
+The parser and the compiler of the parts that consume a character are private modules of Python. A
+self-test at import runs each construct; if a result differs, every pattern is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 from .errors import InvalidArgument, UnsupportedOperation
@@ -49,8 +49,8 @@ SELF_TEST: tuple[tuple[str, str, tuple[int, int] | None], ...] = (
 _REFUSED = ("a$", "a\\b", "(?=a)a", "(?<!b)a", "(a)\\1", "a++", "(?>a)", "a*", "(a")
 _ACCEPT = -1
 """The number of the state at the end of a match."""
-_NO_TEST = -1
-"""In place of a test's number: the state consumes no character."""
+_NO_TEST = 0
+"""In place of a test's bit: the state consumes no character."""
 _BEGIN, _LINE, _INSIDE = 0, 1, 2
 """The text before a position: empty, the end of a line, another character. They index `begin`."""
 _NEVER: dict[str, str] = {
@@ -66,12 +66,9 @@ _NEVER: dict[str, str] = {
     "ATOMIC_GROUP": "an atomic group",
     "FAILURE": "a construct that never matches",
 }
-_CATEGORIES: dict[str, Callable[[str], bool]] = {
-    "DIGIT": str.isdecimal,
-    "SPACE": str.isspace,
-    "WORD": lambda c: c.isalnum() or c == "_",
-}
-Test = Callable[[str], bool]
+_CHARACTERS = ("LITERAL", "NOT_LITERAL", "ANY", "IN")
+"""The operations that consume one character."""
+_CHARSETS = re.ASCII | re.UNICODE
 
 
 def byte_size(text: str) -> int:
@@ -82,9 +79,10 @@ def byte_size(text: str) -> int:
 class Pattern:
     """A regular expression as an automaton; with *whole* it matches only from the text's beginning.
 
-    States and tests are numbered. A state consumes a character if the number of the state's test
-    (`test_of`) is among the tests that the character passes (`passed`). `after` has, by state, the
-    states that follow once it has consumed a newline, and once it has consumed another character.
+    States are numbered, and each test is one bit. A state consumes a character if the bit of the
+    state's test (`test_of`) is among those of the tests that the character passes (`passed`).
+    `after` has, by state, the states that follow once it has consumed a newline, and once it has
+    consumed another character.
 
     :raises InvalidArgument: *text* is not a pattern, is too large, matches the empty text, or
         depends on text that follows.
@@ -94,11 +92,11 @@ class Pattern:
     def __init__(self, text: str, *, whole: bool = False):
         self.text, self.whole = text, whole
         self.test_of: list[int] = []
-        """By state, the number of its test, or `_NO_TEST`."""
-        self._test_numbers: dict[Any, int] = {}
-        """By part of the pattern, the number of its test."""
-        self._tests: list[Test] = []
-        """By number, the test."""
+        """By state, the bit of its test, or `_NO_TEST`."""
+        self._bits: dict[Any, int] = {}
+        """By part of the pattern, the bit of its test."""
+        self._tests: dict[int, Callable[[], re.Pattern[str]]] = {}
+        """By bit, the test: Python's own pattern of one character, compiled at its first use."""
         self.passed = lru_cache(_PASSED_MAX)(self._tests_passed)
         self._edges: list[tuple[int, ...]] = []
         self._lines: dict[int, bool] = {}
@@ -127,9 +125,9 @@ class Pattern:
         """Return the pattern of *text*, from a cache."""
         return Pattern(text, whole=whole)
 
-    def _tests_passed(self, character: str) -> frozenset[int]:
-        """Return the numbers of the tests that *character* passes."""
-        return frozenset(number for number, test in enumerate(self._tests) if test(character))
+    def _tests_passed(self, character: str) -> int:
+        """Return the bits of the tests that *character* passes."""
+        return sum(bit for bit, test in self._tests.items() if test().fullmatch(character))
 
     def _closure(self, state: int, before: int) -> tuple[int, ...]:
         """Return the consuming states, and the end, that are reached without a character."""
@@ -171,14 +169,16 @@ class Pattern:
         if self.steps > STEPS_MAX:
             raise _refused(self.text, "it repeats too much")
         for op, value in reversed(list(items)):
-            then = self._item(op.name, value, flags, then)
+            then = self._item(op, value, flags, then)
         self._depth -= 1
         return then
 
-    def _item(self, op: str, value: Any, flags: int, then: int) -> int:
-        match op:
+    def _item(self, op: Any, value: Any, flags: int, then: int) -> int:
+        match op.name:
             case "SUBPATTERN":
                 _, added, removed, items = value
+                if added & _CHARSETS:
+                    flags &= ~_CHARSETS
                 return self._sequence(items, (flags | added) & ~removed, then)
             case "BRANCH":
                 return self._state(_NO_TEST, *(self._sequence(i, flags, then) for i in value[1]))
@@ -192,18 +192,18 @@ class Pattern:
                 return state
         return self._state(self._test(op, value, flags), then)
 
-    def _test(self, op: str, value: Any, flags: int) -> int:
-        """Return the number of the test for this part of the pattern, which repeats share."""
+    def _test(self, op: Any, value: Any, flags: int) -> int:
+        """Return the bit of the test for this part of the pattern, which repeats share."""
         key = (op, id(value) if isinstance(value, list) else value, flags)
-        if key not in self._test_numbers:
-            test = _test(op, value, flags)
-            if test is None:
-                name = value.name if op == "AT" else op
+        if key not in self._bits:
+            if op.name not in _CHARACTERS:
+                name = value.name if op.name == "AT" else op.name
                 why = f"{_NEVER.get(name, name)} cannot be decided while text grows"
                 raise _refused(self.text, why)
-            self._test_numbers[key] = len(self._tests)
-            self._tests.append(test)
-        return self._test_numbers[key]
+            part = _parser.SubPattern(_parser.State(), [(op, value)])
+            bit = self._bits[key] = 1 << len(self._tests)
+            self._tests[bit] = cache(partial(_compiler.compile, part, flags))
+        return self._bits[key]
 
     def _repeat(self, low: int, high: int, items: Any, flags: int, then: int) -> int:
         if high is _parser.MAXREPEAT:
@@ -246,43 +246,6 @@ def _refused(text: str, why: str) -> InvalidArgument:
     )
 
 
-def _test(op: str, value: Any, flags: int) -> Test | None:
-    """Return the function that tests a character; None if *op* does not consume one."""
-    match op:
-        case "LITERAL" | "RANGE" | "CATEGORY" | "IN":
-            return _member(op, value, flags)
-        case "NOT_LITERAL":
-            return _none_of([_member("LITERAL", value, flags)])
-        case "ANY":
-            return (lambda _: True) if flags & re.DOTALL else (lambda c: c != "\n")
-    return None
-
-
-def _member(op: str, value: Any, flags: int) -> Test:
-    if op == "IN":
-        members = [_member(o.name, v, flags) for o, v in value if o.name != "NEGATE"]
-        negated = value[0][0].name == "NEGATE"
-        return _none_of(members) if negated else _one_of(members)
-    if op == "CATEGORY":
-        name = value.name.removeprefix("CATEGORY_")
-        category = _CATEGORIES[name.removeprefix("NOT_")]
-        if flags & re.ASCII:
-            whole, category = category, lambda c: c.isascii() and whole(c)
-        return _none_of([category]) if name.startswith("NOT_") else category
-    low, high = map(chr, value if op == "RANGE" else (value, value))
-    if flags & re.IGNORECASE:
-        return lambda c: any(low <= v <= high for v in (c, c.lower(), c.upper()) if len(v) == 1)
-    return lambda c: low <= c <= high
-
-
-def _one_of(tests: list[Test]) -> Test:
-    return lambda c: any(test(c) for test in tests)
-
-
-def _none_of(tests: list[Test]) -> Test:
-    return lambda c: not any(test(c) for test in tests)
-
-
 class Matcher:
     """One pattern on one text that arrives in pieces. Positions are byte offsets in the text."""
 
@@ -309,12 +272,12 @@ class Matcher:
             passed, inside = pattern.passed(character), character != "\n"
             after: dict[int, int] = {}
             for state, start in self._threads.items():
-                if test_of[state] in passed:
+                if test_of[state] & passed:
                     for following in follow[state][inside]:
                         if start < after.get(following, end):
                             after[following] = start
             for state in self._begin:
-                if test_of[state] in passed:
+                if test_of[state] & passed:
                     for following in follow[state][inside]:
                         after.setdefault(following, at)
             if _ACCEPT in after:
@@ -341,9 +304,10 @@ def _self_test() -> str:
 
 
 _parser: Any = None
+_compiler: Any = None
 _parser_failure = ""
 try:
-    _parser = importlib.import_module("re._parser")
+    _parser, _compiler = map(importlib.import_module, ("re._parser", "re._compiler"))
 except ImportError as exc:
     _parser_failure = str(exc)
 else:

@@ -129,6 +129,11 @@ def test_a_pattern_at_its_limits_is_accepted() -> None:
     assert Pattern("a" * PATTERN_CHARACTERS_MAX).weight == PATTERN_CHARACTERS_MAX + 1
 
 
+def test_what_a_pattern_caches_of_a_character_is_small() -> None:
+    pattern = Pattern("".join(f"[^{chr(0x4E00 + n)}]" for n in range(PATTERN_CHARACTERS_MAX // 4)))
+    assert sys.getsizeof(pattern.passed("a")) < 100
+
+
 def test_a_whole_pattern_matches_only_from_the_beginning() -> None:
     assert Matcher(Pattern("b", whole=True)).feed("ab", 0) is None
     assert Matcher(Pattern("ab", whole=True)).feed("ab", 0) == (0, 2)
