@@ -23,8 +23,6 @@ class DiskTier:
     """The files of one model, beside the *store* of its states in memory."""
 
     def __init__(self, files: KvFiles, store: KvStore, kv_kind: KvKind):
-        self.session_deletions = 0
-        """Completed calls of `delete_session_files`, in the order of the calls."""
         self.failures = 0
         self.cause = ""
         """The cause of the last failed write or read."""
@@ -92,7 +90,7 @@ class DiskTier:
             elif isinstance(result, FileRead):
                 yield from self._read(result)
             elif isinstance(result, FilesDeleted):
-                self.session_deletions += 1
+                yield m.CommandResult(result.request, None)
             else:
                 yield from self._failed(result)
 
@@ -161,14 +159,14 @@ class DiskTier:
         """Forget a file that was deleted to free disk space."""
         self._index.pop(name, None)
 
-    def delete_session_files(self, scope: int, session: str) -> None:
-        """Delete the files of a session; `session_deletions` counts it when that is done."""
+    def delete_session_files(self, scope: int, session: str, request: int) -> None:
+        """Delete the files of a session; `poll` answers the *request* when that is done."""
         keys = [f.key for f, _ in self._index.values()] + list(self._writing.values())
         keys_to_delete = [k for k in keys if (k.owner, k.session) == (scope, session)]
         for key in keys_to_delete:
             self._index.pop(key.name, None)
             self._writing.pop(key.name, None)
-        self._files.queue_delete(keys_to_delete)
+        self._files.queue_delete(keys_to_delete, request)
 
     def close(self) -> None:
         """End the file thread."""

@@ -22,13 +22,14 @@ import stat
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 HEADER_BYTES_MAX = 16 << 20
 """Space for four million tokens and the rest of a key."""
 _MAGIC = b"inferdKV"
-_VERSION = 1
+_VERSION = 2
 _DIGEST_BYTES = 20
 _PREFIX = struct.Struct(f"<8sII{_DIGEST_BYTES}s")
 FINGERPRINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -68,11 +69,7 @@ class KvFile(msgspec.Struct, frozen=True):
 
 class _FileHeader(msgspec.Struct, frozen=True, array_like=True):
     fingerprint: str
-    owner: int
-    tokens: bytes
-    session: str
-    private: bool
-    adapters: tuple[str, ...]
+    key: KvKey
     seconds: float
     size: int
     checksum: bytes
@@ -89,8 +86,8 @@ def scan_folder(folder: Path) -> Iterator[tuple[float, KvFile]]:
     """
     for path in _files_below(folder):
         try:
-            with _open_file(path) as fd:
-                found = os.fstat(fd).st_mtime, _read_head(fd, path)[1]
+            with _open_file(path) as file:
+                found = os.fstat(file.fileno()).st_mtime, _read_head(file, path)[1]
         except KvDamaged:
             unlink_quietly(path)
         except OSError:
@@ -99,21 +96,21 @@ def scan_folder(folder: Path) -> Iterator[tuple[float, KvFile]]:
             yield found
 
 
-def _read_head(fd: int, path: Path) -> tuple[_FileHeader, KvFile]:
-    """Read and check everything before the state; leave *fd* at the state."""
-    magic, version, size, checksum = _PREFIX.unpack(_read_exactly(fd, _PREFIX.size))
+def _read_head(file: BinaryIO, path: Path) -> tuple[_FileHeader, KvFile]:
+    """Read and check everything before the state; leave *file* at the state."""
+    magic, version, size, checksum = _PREFIX.unpack(_read_exactly(file, _PREFIX.size))
     if magic != _MAGIC or version != _VERSION:
         raise KvDamaged(f"it is of another format: {magic!r}, version {version}")
     if size > HEADER_BYTES_MAX:
         raise KvDamaged(f"its header has {size} bytes, more than {HEADER_BYTES_MAX}")
-    content = _read_exactly(fd, size)
+    content = _read_exactly(file, size)
     if _digest(content) != checksum:
         raise KvDamaged("its header's checksum is wrong")
     header = _decode(content)
     whole = _PREFIX.size + size + header.size
-    if os.fstat(fd).st_size != whole:
-        raise KvDamaged(f"it has {os.fstat(fd).st_size} bytes and should have {whole}")
-    key = KvKey(header.owner, header.tokens, header.session, header.private, header.adapters)
+    if (actual := os.fstat(file.fileno()).st_size) != whole:
+        raise KvDamaged(f"it has {actual} bytes and should have {whole}")
+    key = header.key
     if path.parts[-3:] != (header.fingerprint, str(key.owner), key.name):
         raise KvDamaged("it is another model's, another user's or another state")
     return header, KvFile(key, whole, header.seconds, path)
@@ -124,7 +121,8 @@ def _decode(content: bytes) -> _FileHeader:
         header = _decoder.decode(content)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise KvDamaged(f"its header cannot be read: {exc}") from exc
-    if not (header.size >= 0 and 0 <= header.seconds < math.inf and len(header.tokens) % 4 == 0):
+    whole_tokens = len(header.key.tokens) % 4 == 0
+    if not (header.size >= 0 and 0 <= header.seconds < math.inf and whole_tokens):
         raise KvDamaged("its header has impossible values")
     return header
 
@@ -134,8 +132,7 @@ def write_state(path: Path, fingerprint: str, key: KvKey, state: bytes, seconds:
 
     :raises KvDamaged: the key is too large for a header.
     """
-    fields = key.owner, key.tokens, key.session, key.private, key.adapters
-    header = _encoder.encode(_FileHeader(fingerprint, *fields, seconds, len(state), _digest(state)))
+    header = _encoder.encode(_FileHeader(fingerprint, key, seconds, len(state), _digest(state)))
     if len(header) > HEADER_BYTES_MAX:
         raise KvDamaged(f"its header has {len(header)} bytes, more than {HEADER_BYTES_MAX}")
     head = _PREFIX.pack(_MAGIC, _VERSION, len(header), _digest(header)) + header
@@ -150,15 +147,15 @@ def read_state(path: Path, key: KvKey) -> bytes:
 
     :raises KvDamaged: the file does not match its name or the format.
     """
-    with _open_file(path) as fd:
-        header, file = _read_head(fd, path)
-        if file.key != key:  # another key with the same hash
+    with _open_file(path) as file:
+        header, _ = _read_head(file, path)
+        if header.key != key:  # another key with the same hash
             raise KvDamaged("it is the state of other tokens")
-        state = _read_exactly(fd, header.size)
+        state = _read_exactly(file, header.size)
         if _digest(state) != header.checksum:
             raise KvDamaged("its state's checksum is wrong")
         with contextlib.suppress(OSError):
-            os.utime(fd)  # for the order of the next scan
+            os.utime(file.fileno())  # for the order of the next scan
     return state
 
 
@@ -170,7 +167,7 @@ def _digest(content: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def _open_file(path: Path) -> Iterator[int]:
+def _open_file(path: Path) -> Iterator[BinaryIO]:
     """Open a regular file of our own; follow no link, wait for no pipe."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -182,21 +179,17 @@ def _open_file(path: Path) -> Iterator[int]:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             raise KvDamaged("it is not a regular file of this user")
-        yield fd
+        with open(fd, "rb", closefd=False) as file:
+            yield file
     finally:
         os.close(fd)
 
 
-def _read_exactly(fd: int, size: int) -> bytes:
-    """Read *size* bytes; a single read returns at most 2 GiB."""
-    parts: list[bytes] = []
-    while size:
-        part = os.read(fd, size)
-        if not part:
-            raise KvDamaged("it is truncated")
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+def _read_exactly(file: BinaryIO, size: int) -> bytes:
+    content = file.read(size)
+    if len(content) < size:
+        raise KvDamaged("it is truncated")
+    return content
 
 
 def _write_file(path: Path, parts: Sequence[bytes]) -> None:
@@ -208,14 +201,8 @@ def _write_file(path: Path, parts: Sequence[bytes]) -> None:
     unlink_quietly(temporary)  # left by a process that had our process id
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        fd = os.open(temporary, flags, 0o600)
-        try:
-            for part in parts:
-                rest = memoryview(part)
-                while rest:  # a write takes at most 2 GiB, or less if the disk is full
-                    rest = rest[os.write(fd, rest) :]
-        finally:
-            os.close(fd)
+        with open(os.open(temporary, flags, 0o600), "wb") as file:
+            file.writelines(parts)
         os.replace(temporary, path)
     except (OSError, MemoryError):
         unlink_quietly(temporary)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from ...backends import Model
@@ -59,7 +58,6 @@ class KvManager:
         self.fetches = 0
         """Tasks for which a state was read from disk."""
         self._settings = settings
-        self._deletions: deque[int] = deque()
         self._writing = False
 
     # Commands.
@@ -100,8 +98,7 @@ class KvManager:
         if self.disk is None:
             yield m.CommandResult(command.id, None)
         else:
-            self.disk.delete_session_files(scope, session)
-            self._deletions.append(command.id)
+            self.disk.delete_session_files(scope, session, command.id)
 
     def forget_file(self, name: str) -> None:
         """Forget a file that the daemon has deleted to free disk space."""
@@ -123,9 +120,6 @@ class KvManager:
         if self.disk is None:
             return
         yield from self.disk.poll()
-        done, self.disk.session_deletions = self.disk.session_deletions, 0
-        for _ in range(done):
-            yield m.CommandResult(self._deletions.popleft(), None)
         for task in queue:
             if not task.looked_up:
                 task.looked_up = True
