@@ -1,8 +1,8 @@
 """The `Model` protocol, with the facts, messages and samplers that it exchanges with callers.
 
-The engine's thread calls a model; only `tokenize` and the *finish* of `StillRendering` must be safe
-in other threads at the same time. Sequences are in numbered slots, 0 … slots - 1; the model keeps
-the KV state of each slot and, after a step, the logits of its last decode.
+The engine's thread calls a model; only `tokenize` and `render` must be safe in one other thread each
+at the same time. Sequences are in numbered slots, 0 … slots - 1; the model keeps the KV state of
+each slot and, after a step, the logits of its last decode.
 """
 
 from __future__ import annotations
@@ -98,16 +98,6 @@ class Sampler(Protocol):
         """Free the sampler's memory."""
 
 
-class StillRendering(Exception):
-    """A rendering takes longer than its caller waits. *finish* waits for the text; it is called
-    once, in any thread.
-    """
-
-    def __init__(self, finish: Callable[[], str]):
-        super().__init__()
-        self.finish = finish
-
-
 class Model(Protocol):
     """A loaded model with its context; see the module's docstring for threads. Callers validate all
     input first.
@@ -135,15 +125,9 @@ class Model(Protocol):
     def is_eog(self, token: int) -> bool:
         """Return whether *token* ends a generation."""
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        rendering: Rendering = PLAIN_RENDERING,
-        wait_s: float | None = None,
-    ) -> str:
+    def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN_RENDERING) -> str:
         """Return the prompt that the chat template makes of *messages* and *rendering*.
 
-        :raises StillRendering: it takes longer than *wait_s*.
         :raises UnsupportedOperation: the model has no chat template.
         :raises InvalidArgument: the template refuses the messages.
         :raises TooLarge: the rendering is past a limit on time, memory or output.

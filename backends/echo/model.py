@@ -71,12 +71,7 @@ class EchoModel(EchoContext):
             time.sleep(self.options.tokenize_ms * len(text) / 1e6)
         return self._vocabulary.tokenize(text, special=special, bos=bos)
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        rendering: Rendering = PLAIN_RENDERING,
-        wait_s: float | None = None,
-    ) -> str:
+    def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN_RENDERING) -> str:
         """Return the last message's content, which the model echoes."""
         return str(messages[-1]["content"]) if messages else ""
 

@@ -60,19 +60,14 @@ class LlamaModel:
         self.remove_adapter = adapters.remove
         self.set_adapters = adapters.choose
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        rendering: Rendering = PLAIN_RENDERING,
-        wait_s: float | None = None,
-    ) -> str:
+    def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN_RENDERING) -> str:
         """Return the prompt that the chat template makes of *messages*; see `Model.render`."""
         if self._template is None:
             raise UnsupportedOperation(
                 f"the model {self.info.description!r} has no chat template",
                 hint="send the prompt as raw text, or set chat-template in the configuration",
             )
-        return self._template.render(messages, rendering, wait_s)
+        return self._template.render(messages, rendering)
 
     def prepare_rendering(self) -> None:
         """Start the process that renders the chat template, if the model has one."""

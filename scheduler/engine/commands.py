@@ -23,7 +23,7 @@ from ..task import Task
 from .metrics_publisher import MetricsPublisher
 from .steps import Steps
 from .task_table import TaskTable
-from .tokenizing import TokenizeQueue
+from .tokenizing import Parts, TokenizeQueue
 
 ADAPTER_RETRY_S = 5.0
 
@@ -111,11 +111,13 @@ class CommandHandler:
     def _queue_work(self, task: Task, do: Callable[[], None]) -> None:
         """Queue work for *task* among its owner's texts; it is dropped if the task ends before."""
 
-        def do_unless_ended() -> None:
+        def do_unless_ended() -> Parts:
+            yield from ()
             if self._tasks.find_task(task.spec.id) is task:
                 do()
+            return None
 
-        self.tokenizing.add_work(Requester(task.spec.owner, task.spec.priority), do_unless_ended)
+        self.tokenizing.add_work(Requester(task.spec.owner, task.spec.priority), do_unless_ended())
 
     def _park_by_hand(self, task_id: int) -> bool:
         task = self._tasks.find_task(task_id)

@@ -1,7 +1,7 @@
 """Requests for texts, answered between the engine's steps in bounded time and in a fair order.
 
 They tokenize and detokenize texts, render chats, and make the samplers of tasks whose parameters
-contain texts. Long texts are tokenized in a thread, and long renderings are awaited in another one.
+contain texts. Long texts are tokenized in a thread, and chats are rendered in another one.
 """
 
 from __future__ import annotations
@@ -13,24 +13,27 @@ from functools import partial
 from typing import Any
 
 from ...backends import InferdError, Model
-from ...backends.base import StillRendering
 from ...backends.errors import OutOfMemory, PromptTooLong
 from .. import messages as m
+from ..call_thread import CallThread
 from ..policy.text_order import TextOrder
 from ..policy.thread_share import ThreadShare
 from ..priority import Requester
 from ..recording.recorder import ActivityKind, Recorder
 from .task_table import EngineClock
-from .text_thread import NICE, TextThread
 
 TOKENIZE_S = 0.02
 """Time for texts per step: 1 M characters take 0.3–0.6 s, which no stream should wait for."""
 LONG_BYTES = 16 << 10
 """A longer text is tokenized in the thread. It stays whole, so that its tokens do not change."""
 RENDER_S = 0.01
-"""A rendering that takes longer is awaited in a thread."""
+"""The engine waits this long for a rendering, and then goes on without it. Most take 0.1 ms."""
 PIECES = 4096
 """Tokens that are detokenized at a time: 0.3 ms, or 4 ms for the first time."""
+NICE = 10
+"""The niceness of the thread that tokenizes: beside a busy thread of llama.cpp on its core it gets
+a tenth of it.
+"""
 
 Parts = Generator["_Call | None", Any, object]
 """The work on a request. It yields a call for a thread, whose result it gets, or None where other
@@ -63,34 +66,44 @@ class _Work:
     done: bool = False
 
 
-class _Lane:
+class Lane:
     """Work that waits for a thread, and the work that is in it. A *recorder* records when the
     thread uses the model, as that may end the process.
     """
 
-    def __init__(self, thread: TextThread, recorder: Recorder | None = None):
+    def __init__(self, thread: CallThread, recorder: Recorder | None = None):
         self.thread, self._recorder = thread, recorder
-        self.waiting: TextOrder[_Work] = TextOrder()
+        self._waiting: TextOrder[_Work] = TextOrder()
         self._in_thread: _Work | None = None
 
-    def begin_next(self) -> None:
-        """Make the next call if the thread is idle."""
-        requester = None if self.thread.busy else self.waiting.next_requester()
+    @property
+    def busy(self) -> bool:
+        """Whether work is in the thread, or its result was not taken."""
+        return self._in_thread is not None
+
+    def add_work(self, work: _Work) -> None:
+        """Add work with a call, which is made at once if the thread is idle."""
+        self._waiting.add_request(work.requester, work)
+        self._begin_next()
+
+    def _begin_next(self) -> None:
+        requester = None if self.busy else self._waiting.next_requester()
         if requester is not None:
-            self._in_thread = work = self.waiting.remove_first(requester)
+            self._in_thread = work = self._waiting.remove_first(requester)
             assert work.call is not None
             self._record(busy=True)
-            self.thread.begin_call(work.call.function)
+            self.thread.queue_call(work.call.function)
 
-    def take_result(self) -> tuple[_Work, Any] | None:
-        """Return the work whose call has ended, and the call's outcome."""
-        result = self.thread.take_result()
-        if result is None:
+    def take_result(self, wait_s: float = 0) -> tuple[_Work, Any] | None:
+        """Return the work whose call has ended, and the call's outcome; make the next call."""
+        work = self._in_thread
+        results = self.thread.results(wait_s) if work is not None else []
+        if work is None or not results:
             return None
+        [result], self._in_thread = results, None
         self._record(busy=False)
-        work, self._in_thread = self._in_thread, None
-        assert work is not None
-        self.waiting.count_work(work.requester.owner, result.seconds)
+        self._waiting.count_work(work.requester.owner, result.seconds)
+        self._begin_next()
         return work, result.outcome
 
     def _record(self, *, busy: bool) -> None:
@@ -100,16 +113,17 @@ class _Lane:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A function for the thread of a lane."""
+    """A function for the thread of a lane, whose result the engine awaits for *wait_s* at most."""
 
-    lane: _Lane
+    lane: Lane
     function: Callable[[], Any]
+    wait_s: float = 0.0
 
 
 class TokenizeQueue:
     """Answers requests for texts; owned by the engine. *busy_classes* returns the owners of the
     tasks that compute, with their highest class. Time counts, and not CPU time: rendering waits for
-    another process. In the first *alone_s* seconds the thread is not used.
+    another process. In the first *alone_s* seconds no text is tokenized in the thread.
 
     `tasks_expected` counts the tokenized prompts whose tasks follow at once.
     """
@@ -126,11 +140,14 @@ class TokenizeQueue:
         self._model, self._recorder, self._clock = model, recorder, clock
         self._seconds, self._alone_until = seconds, seconds() + alone_s
         self._busy_classes = busy_classes
+        self._busy: Mapping[int, int] = {}
+        """Its result at the last call."""
         self.tasks_expected = 0
         self._short: TextOrder[_Work] = TextOrder()
-        self._tokenizing = _Lane(TextThread(time.thread_time, NICE), recorder)
-        self._rendering = _Lane(TextThread(time.monotonic))
-        self._lanes = self._tokenizing, self._rendering
+        self._tokenizing = Lane(CallThread("tokenizing", time.thread_time, NICE), recorder)
+        self._rendering = Lane(CallThread("rendering"))
+        self.lanes = self._tokenizing, self._rendering
+        """The results of their threads wake the engine."""
         self._share = ThreadShare()
         self._bytes_max = model.info.ctx_size * model.info.token_bytes_max
 
@@ -138,13 +155,9 @@ class TokenizeQueue:
         """Return the number of requests that the engine's thread works on."""
         return len(self._short)
 
-    @property
-    def threads(self) -> tuple[TextThread, ...]:
-        """The threads, whose results wake the engine."""
-        return tuple(lane.thread for lane in self._lanes)
-
     def close(self) -> None:
-        """End the thread that uses the model, which is freed next."""
+        """End the threads; wait for the one that uses the model, which is freed next."""
+        self._rendering.thread.close(0)
         self._tokenizing.thread.close()
 
     def add_request(self, request: m.TextRequest) -> None:
@@ -152,44 +165,44 @@ class TokenizeQueue:
         work = _Work(request.requester, self._answer(request), request)
         self._short.add_request(request.requester, work)
 
-    def add_work(self, requester: Requester, do: Callable[[], None]) -> None:
-        """Queue a function that works for a task; it handles its own errors."""
-        self._short.add_request(requester, _Work(requester, _parts_of(do)))
+    def add_work(self, requester: Requester, parts: Parts) -> None:
+        """Queue work for a task; it handles its own errors."""
+        self._short.add_request(requester, _Work(requester, parts))
 
     def answer_requests(self) -> Iterator[m.Report]:
         """Answer requests until the time of one step is used up. Beside tasks of other owners whose
         class is not lower, the work for an owner is limited to a share of the thread.
         """
-        for lane in self._lanes:
-            if (ended := lane.take_result()) is not None:
-                yield from self._continue(*ended)
-        if self._short:
-            yield from self._answer_short()
-        for lane in self._lanes:
-            lane.begin_next()
-
-    def _answer_short(self) -> Iterator[m.Report]:
-        end, now, busy = self._seconds() + TOKENIZE_S, self._clock.now, self._busy_classes()
-
-        def competes(requester: Requester) -> bool:
-            owner, priority = requester
-            return any(o != owner and level >= priority for o, level in busy.items())
-
-        def may(requester: Requester) -> bool:
-            return not competes(requester) or self._share.may_work(requester.owner, now)
-
-        while (requester := self._short.next_requester(may)) is not None:
-            owners = len(self._short.owners)
-            work, started = self._short.first_request(requester), self._seconds()
-            yield from self._continue(work)
-            seconds = self._seconds() - started
+        ended = [result for lane in self.lanes if (result := lane.take_result()) is not None]
+        if not (ended or self._short):
+            return
+        end, self._busy = self._seconds() + TOKENIZE_S, self._busy_classes()
+        for work, outcome in ended:
+            yield from self._continue_and_charge(work, outcome)
+        while (requester := self._short.next_requester(self._may_work)) is not None:
+            work = self._short.first_request(requester)
+            yield from self._continue_and_charge(work)
             if work.done or work.call is not None:
                 self._short.remove_first(requester)
-            self._short.count_work(requester.owner, seconds)
-            if competes(requester):
-                self._share.charge_owner(requester.owner, seconds, now, owners)
             if self._seconds() >= end:
                 return
+
+    def _competes(self, requester: Requester) -> bool:
+        owner, priority = requester
+        return any(o != owner and level >= priority for o, level in self._busy.items())
+
+    def _may_work(self, requester: Requester) -> bool:
+        may = self._share.may_work(requester.owner, self._clock.now)
+        return may or not self._competes(requester)
+
+    def _continue_and_charge(self, work: _Work, outcome: Any = None) -> Iterator[m.Report]:
+        owner, started = work.requester.owner, self._seconds()
+        yield from self._continue(work, outcome)
+        seconds = self._seconds() - started
+        self._short.count_work(owner, seconds)
+        if self._competes(work.requester):
+            owners = len(self._short.owners)
+            self._share.charge_owner(owner, seconds, self._clock.now, owners)
 
     def _continue(self, work: _Work, outcome: Any = None) -> Iterator[m.Report]:
         """Continue *work* with the *outcome* of its call; yield the answer once it is done."""
@@ -213,7 +226,13 @@ class TokenizeQueue:
             yield m.Refused(request.id, _error_of(exc).to_wire())
         else:
             if work.call is not None:
-                work.call.lane.waiting.add_request(work.requester, work)
+                yield from self._make_call(work, work.call)
+
+    def _make_call(self, work: _Work, call: _Call) -> Iterator[m.Report]:
+        waits = call.wait_s > 0 and not call.lane.busy
+        call.lane.add_work(work)
+        if waits and (ended := call.lane.take_result(call.wait_s)) is not None:
+            yield from self._continue(*ended)
 
     def _answer(self, request: m.TextRequest) -> Parts:
         if isinstance(request, m.Tokenize):
@@ -221,20 +240,14 @@ class TokenizeQueue:
             return m.pack_tokens(tokens)
         if isinstance(request, m.Detokenize):
             return (yield from self._detokenize(m.unpack_tokens(request.tokens)))
-        text = yield from self._render(request)
+        render = partial(self._model.render, request.messages, request.rendering)
+        text: str = yield _Call(self._rendering, render, RENDER_S)
         appended = appended_text(text, request.history, request.answer)
         if appended is not None:
             tokens = yield from self._tokenize(appended.encode(), True, False)
         else:
             tokens = yield from self._tokenize(text.encode(), True, True)
         return text, m.pack_tokens(tokens), appended is not None
-
-    def _render(self, request: m.ChatPrompt) -> Generator[_Call, Any, str]:
-        try:
-            return self._model.render(request.messages, request.rendering, RENDER_S)
-        except StillRendering as exc:
-            text: str = yield _Call(self._rendering, exc.finish)
-            return text
 
     def _detokenize(self, tokens: list[int]) -> Generator[None, Any, bytes]:
         pieces = []
@@ -256,12 +269,6 @@ class TokenizeQueue:
         tokenize = partial(self._model.tokenize, text, special=special, bos=bos)
         tokens: list[int] = yield _Call(self._tokenizing, tokenize)
         return tokens
-
-
-def _parts_of(do: Callable[[], None]) -> Parts:
-    yield from ()
-    do()
-    return None
 
 
 def _error_of(exc: InferdError | MemoryError) -> InferdError:

@@ -17,7 +17,8 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -25,13 +26,10 @@ import msgspec
 from ...backends import (
     AdapterSpec,
     Chunk,
-    Device,
     InferdError,
     MemoryEstimator,
-    MemoryNeed,
     Model,
     ModelSpec,
-    Shape,
     estimate_memory,
     load_model,
 )
@@ -157,54 +155,32 @@ def load_adapters(model: Model, specs: Iterable[AdapterSpec]) -> list[m.AdapterR
     return reports
 
 
-class CachedEstimate:
-    """A `MemoryEstimator` that reads the file only for shapes not *known* from earlier loads, the
-    spec's own first.
-    """
-
-    def __init__(self, spec: ModelSpec, known: Sequence[m.MemoryEstimate]):
-        self._spec = spec
-        self._needs = {report.shape: report.need for report in known}
-        self._estimate: MemoryEstimator | None = None
-        self.shape = known[0].shape if known else self._read_estimate().shape
-
-    @property
-    def devices(self) -> list[Device]:
-        """The devices that layers could run on; models that use devices are not cached."""
-        return self._estimate.devices if self._estimate is not None else []
-
-    def need(self, shape: Shape) -> MemoryNeed:
-        """Return the memory that the model needs in *shape*."""
-        known = self._needs.get(shape)
-        return known if known is not None else self._read_estimate().need(shape)
-
-    def close(self) -> None:
-        """Free the estimator, if the file was read."""
-        if self._estimate is not None:
-            self._estimate.close()
-
-    def _read_estimate(self) -> MemoryEstimator:
-        if self._estimate is None:
-            self._estimate = estimate_memory(self._spec)
-        return self._estimate
-
-
 def _agree_on_shape(
     link: SocketLink, commands: _EarlyCommands, spec: ModelSpec, known: list[m.MemoryEstimate]
 ) -> ModelSpec:
-    """Report the memory that the model needs in each shape that the daemon requests, unless it is
-    *known*; return the spec with the shape to load.
+    """Report the memory that the model needs in each shape that the daemon requests; return the
+    spec with the shape to load. The file is read only for shapes that are not *known* from earlier
+    loads, the spec's own first.
 
     :raises Cancelled: the daemon cancels the load.
     """
     if commands.has_quit():
         raise load_cancelled(spec.name)
-    with contextlib.closing(CachedEstimate(spec, known)) as estimator:
-        shape, unreported = estimator.shape, not known
+    with contextlib.ExitStack() as stack:
+
+        @cache
+        def estimator() -> MemoryEstimator:
+            return stack.enter_context(contextlib.closing(estimate_memory(spec)))
+
+        estimates = {estimate.shape: estimate for estimate in known}
+        shape, unreported = known[0].shape if known else estimator().shape, not known
         while True:
             if unreported:
-                need = estimator.need(shape)
-                link.send_reports([m.MemoryEstimate(shape, need, estimator.devices)])
+                estimate = estimates.get(shape)
+                if estimate is None:
+                    need = estimator().need(shape)
+                    estimate = m.MemoryEstimate(shape, need, estimator().devices)
+                link.send_reports([estimate])
             command = commands.next_command()
             unreported = isinstance(command, m.EstimateMemory)
             match command:
@@ -220,8 +196,8 @@ def _run_engine(link: SocketLink, engine: Engine, commands: list[m.Command]) -> 
     """Run the engine until `Quit`, *commands* first; wait only if there is nothing to compute."""
     gc.collect()
     gc.freeze()  # otherwise collections between steps took up to 5 ms for the objects so far
-    for thread in engine.tokenizing.threads:
-        link.wake_on(thread.fileno())
+    for lane in engine.tokenizing.lanes:
+        link.wake_on(lane.thread.fileno())
     if engine.kv.disk is not None:
         link.wake_on(engine.kv.disk.fileno())
     link.send_reports(engine.begin_iteration(commands))

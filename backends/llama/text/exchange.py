@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import socket
+from typing import BinaryIO
 
 import msgspec
 
@@ -46,18 +47,6 @@ def send_frame(sock: socket.socket, body: bytes) -> None:
     sock.sendall(len(body).to_bytes(_PREFIX_BYTES, "little") + body)
 
 
-def receive_frame(sock: socket.socket) -> bytes:
-    """Return the next frame's body, or nothing if the other side has closed."""
-    size = int.from_bytes(_receive(sock, _PREFIX_BYTES), "little")
-    return _receive(sock, size)
-
-
-def _receive(sock: socket.socket, size: int) -> bytes:
-    data = bytearray(size)
-    view, filled = memoryview(data), 0
-    while filled < size:
-        count = sock.recv_into(view[filled:])
-        if not count:
-            return b""
-        filled += count
-    return bytes(data)
+def receive_frame(file: BinaryIO) -> bytes:
+    """Return the next frame's body: less or nothing if the other side has closed."""
+    return file.read(int.from_bytes(file.read(_PREFIX_BYTES), "little"))

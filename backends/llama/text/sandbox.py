@@ -135,8 +135,8 @@ def main() -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     _limit_memory()
     sock = socket.socket(fileno=0)
-    sandbox = _Sandbox()
-    while request := receive_frame(sock):
+    requests, sandbox = sock.makefile("rb"), _Sandbox()
+    while request := receive_frame(requests):
         send_frame(sock, _reply(sandbox.handle, request))
 
 

@@ -38,6 +38,7 @@ class SandboxProcess:
                 stderr=subprocess.DEVNULL,
             )
         self._socket.settimeout(WAIT_S_MAX)
+        self._replies = self._socket.makefile("rb")
         self.send(source)
 
     def send(self, request: bytes) -> None:
@@ -57,7 +58,7 @@ class SandboxProcess:
 
     def receive_reply(self) -> Reply:
         """Return the next reply; raise `SandboxEnded` if the process has ended."""
-        body = receive_frame(self._socket)
+        body = receive_frame(self._replies)
         if body:
             return msgspec.msgpack.decode(body, type=Reply)
         if self.end() == -signal.SIGPROF:
@@ -66,6 +67,8 @@ class SandboxProcess:
 
     def end(self) -> int:
         """End the process; return its exit status, its own if it had ended."""
-        self._socket.close()
         self._process.kill()
-        return self._process.wait()
+        status = self._process.wait()  # a thread that still reads from it has then stopped
+        self._replies.close()
+        self._socket.close()
+        return status

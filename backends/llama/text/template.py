@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from functools import partial
 
-from ...base import PLAIN_RENDERING, Message, Rendering, StillRendering
+from ...base import PLAIN_RENDERING, Message, Rendering
 from ...errors import InvalidArgument, LoadFailed, TooLarge
 from ...model_spec import ModelSpec
 from .renderer import Renderer, TemplateRefusal
@@ -15,7 +14,7 @@ SOURCE_BYTES_MAX = 1 << 20
 
 
 class ChatTemplate:
-    """The template of one model, for several threads."""
+    """The template of one model; it renders one text at a time."""
 
     def __init__(self, source: str, *, bos: str, eos: str, strip_bos: bool):
         self._renderer = Renderer(source)
@@ -23,12 +22,7 @@ class ChatTemplate:
         self._names = {"bos_token": bos, "eos_token": eos}
         self._bos_stripped = bos if strip_bos else ""
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        rendering: Rendering = PLAIN_RENDERING,
-        wait_s: float | None = None,
-    ) -> str:
+    def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN_RENDERING) -> str:
         """Return the prompt without the BOS token, which tokenizing adds; see `Model.render`."""
         values = {
             **rendering.arguments,
@@ -37,13 +31,8 @@ class ChatTemplate:
             "tools": rendering.tools or None,
             "add_generation_prompt": rendering.add_generation_prompt,
         }
-        return self._prompt_of(partial(self._renderer.render, values, wait_s))
-
-    def _prompt_of(self, render: Callable[[], str]) -> str:
         try:
-            text = render()
-        except StillRendering as exc:
-            raise StillRendering(partial(self._prompt_of, exc.finish)) from None
+            text = self._renderer.render(values)
         except TemplateRefusal as exc:
             raise InvalidArgument(
                 f"the chat template refuses the messages: {exc}",

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 import pytest
 
 from inferd.backends import ModelSpec, Rendering, load_model
-from inferd.backends.base import StillRendering
 from inferd.backends.errors import InferdError, InvalidArgument, LoadFailed
 from inferd.backends.llama.text.template import SOURCE_BYTES_MAX, ChatTemplate, configured_source
 from inferd.backends.params import read_options
@@ -81,25 +79,6 @@ def test_without_a_generation_prompt_it_ends_with_the_last_message() -> None:
 def test_arguments_do_not_replace_the_values_that_are_always_set() -> None:
     arguments = {"messages": [], "bos_token": "x", "add_generation_prompt": False}
     assert render(arguments=arguments) == render()
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_renderings_that_take_longer_are_finished_in_any_order(order: tuple[int, ...]) -> None:
-    others = set(psutil.Process().children())
-    with closing(ChatTemplate(TEMPLATE, bos="<s>", eos="</s>", strip_bos=True)) as template:
-        template.render(USER)  # compiled
-        [process] = set(psutil.Process().children()) - others
-        process.suspend()
-        begun = []
-        for text in "abc":
-            with pytest.raises(StillRendering) as caught:
-                template.render([{"role": "user", "content": text}], wait_s=0)
-            begun.append(caught.value.finish)
-        process.resume()
-        texts = {index: begun[index]() for index in order}
-        assert [texts[index] for index in range(3)] == [f"<user>{t}\n<assistant>" for t in "abc"]
-        assert template.render(USER, wait_s=10) == "<user>Hi\n<assistant>"
 
 
 # Parameters

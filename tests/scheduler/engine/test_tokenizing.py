@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import pytest
 
 from inferd.backends import ModelSpec, Rendering, Sampler, SamplingParams
-from inferd.backends.base import PLAIN_RENDERING, Message, StillRendering
+from inferd.backends.base import PLAIN_RENDERING, Message
 from inferd.backends.echo.model import EchoModel
-from inferd.backends.errors import InvalidArgument
+from inferd.backends.errors import BackendError, InvalidArgument
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
 from inferd.scheduler.engine.task_table import EngineClock
@@ -58,14 +58,15 @@ def test_a_text_that_memory_cannot_hold_is_refused_and_ends_no_process() -> None
     queue.add_request(m.Tokenize(1, b"huge", special=False, bos=False))
     queue.add_request(m.ChatPrompt(2, [{"role": "user", "content": "huge, too"}], ""))
     queue.add_request(m.Tokenize(3, b"hi", special=False, bos=False))
-    reports: list[m.Report] = []
-    while queue:
-        reports += queue.answer_requests()
-    one, two, three = reports
-    for report in (one, two):
+    reports: dict[int, m.Report] = {}
+    while len(reports) < 3:
+        for report in queue.answer_requests():
+            assert isinstance(report, m.CommandResult | m.Refused)
+            reports[report.id] = report
+    for report in (reports[1], reports[2]):
         assert isinstance(report, m.Refused)
         assert report.error["name"] == "MissingMemory" and "memory" in report.error["message"]
-    assert three == m.CommandResult(3, m.pack_tokens(list(b"hi")))
+    assert reports[3] == m.CommandResult(3, m.pack_tokens(list(b"hi")))
 
 
 def test_the_record_shows_that_the_thread_tokenizes_a_text() -> None:
@@ -76,7 +77,7 @@ def test_the_record_shows_that_the_thread_tokenizes_a_text() -> None:
     queue = TokenizeQueue(model, recorder, EngineClock(lambda: 0.0), dict)
     queue.add_request(m.Tokenize(1, b"x" * (LONG_BYTES + 1), special=False, bos=False))
     reports = [*queue.answer_requests(), *queue.answer_requests()]
-    assert queue.threads[0].busy == recorder.read_activity().beside_text
+    assert queue.lanes[0].busy == recorder.read_activity().beside_text
     while not reports:
         reports += queue.answer_requests()
     assert not recorder.read_activity().beside_text
@@ -90,54 +91,81 @@ def test_a_careful_engine_does_not_use_the_thread() -> None:
     )
     text = m.Tokenize(1, b"x" * (LONG_BYTES + 1), special=False, bos=False)
     queue.add_request(text)
-    assert len(list(queue.answer_requests())) == 1 and not queue.threads[0].busy
+    assert len(list(queue.answer_requests())) == 1 and not queue.lanes[0].busy
     now = 9.0
     queue.add_request(text)
-    assert list(queue.answer_requests()) == [] and queue.threads[0].busy
+    assert list(queue.answer_requests()) == [] and queue.lanes[0].busy
 
 
 class SlowTemplate(EchoModel):
-    """A model whose chats that begin with `slow` are rendered once `release` is set."""
+    """A model that renders chats once `release` is set. It tokenizes in a second of its `clock`."""
 
-    release = threading.Event()
+    def __init__(self) -> None:
+        super().__init__(ModelSpec(name="echo", backend="echo", slots=1, ctx_size=64))
+        self.release = threading.Event()
+        self.clock = 0.0
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        rendering: Rendering = PLAIN_RENDERING,
-        wait_s: float | None = None,
-    ) -> str:
-        text = super().render(messages, rendering)
-        if not text.startswith("slow"):
-            return text
+    def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN_RENDERING) -> str:
+        assert self.release.wait(10)
+        return super().render(messages, rendering)
 
-        def finish() -> str:
-            assert self.release.wait(10)
-            return text
+    def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
+        self.clock += 1.0
+        return super().tokenize(text, special=special, bos=bos)
 
-        raise StillRendering(finish)
+
+def chat(number: int, owner: int = 1) -> m.ChatPrompt:
+    return m.ChatPrompt(number, [{"role": "user", "content": "hi"}], "", requester=Requester(owner))
 
 
 def test_a_long_rendering_delays_no_other_request() -> None:
-    model = SlowTemplate(ModelSpec(name="echo", backend="echo", slots=1, ctx_size=64))
+    model = SlowTemplate()
     queue = TokenizeQueue(model, Recorder(), EngineClock(lambda: 0.0), dict)
-    for number, text in (1, "slow"), (2, "fast"):
-        queue.add_request(m.ChatPrompt(number, [{"role": "user", "content": text}], ""))
+    queue.add_request(chat(1))
+    queue.add_request(m.Tokenize(2, b"fast", special=False, bos=False))
 
-    assert [report.id for report in answers(queue)] == [2]
+    assert answers(queue) == [2]
     assert not queue and answers(queue) == []
 
     model.release.set()
-    select.select([*queue.threads], [], [], 10)
-    assert [report.id for report in answers(queue)] == [1]
+    wait_for_rendering(queue)
+    assert answers(queue) == [1]
 
 
-def answers(queue: TokenizeQueue) -> list[m.CommandResult]:
+def test_long_renderings_of_two_users_alternate() -> None:
+    model = SlowTemplate()
+    queue = TokenizeQueue(model, Recorder(), EngineClock(lambda: 0.0), dict)
+    for request in chat(1), chat(2), chat(3, owner=2):
+        queue.add_request(request)
+    assert answers(queue) == []
+
+    model.release.set()
+    answered: list[int] = []
+    while len(answered) < 3:
+        wait_for_rendering(queue)
+        answered += answers(queue)
+    assert answered == [1, 3, 2]
+
+
+def test_the_work_after_a_long_rendering_counts_in_the_share_of_its_owner() -> None:
+    model, clock = SlowTemplate(), EngineClock(lambda: 0.0)
+    queue = TokenizeQueue(model, Recorder(), clock, lambda: {1: 1}, lambda: model.clock)
+    queue.add_request(chat(1, owner=2))
+    assert answers(queue) == [] and queue._share.may_work(2, clock.now)
+
+    model.release.set()
+    wait_for_rendering(queue)
+    assert answers(queue) == [1] and not queue._share.may_work(2, clock.now)
+
+
+def wait_for_rendering(queue: TokenizeQueue) -> None:
+    assert select.select([queue.lanes[1].thread], [], [], 10)[0]
+
+
+def answers(queue: TokenizeQueue) -> list[int]:
     reports = list(queue.answer_requests())
     assert all(isinstance(report, m.CommandResult) for report in reports)
-    return [report for report in reports if isinstance(report, m.CommandResult)]
-
-    assert list(queue.answer_requests()) == [] and queue.thread.busy
+    return [report.id for report in reports if isinstance(report, m.CommandResult)]
 
 
 class Guarded(EchoModel):
@@ -174,7 +202,7 @@ def bench_of(model: Guarded) -> Bench:
 
 def wait_for_thread(bench: Bench) -> None:
     """Wait until the thread has a result, as the worker's link does."""
-    assert select.select([bench.engine.tokenizing.threads[0].fileno()], [], [], 10)[0]
+    assert select.select([lane.thread for lane in bench.engine.tokenizing.lanes], [], [], 10)[0]
 
 
 def test_steps_go_on_while_a_long_text_is_tokenized() -> None:
@@ -268,3 +296,30 @@ def test_parameters_that_change_twice_are_applied_in_order() -> None:
     for _ in range(8):
         bench.run(m.PullToken(2))
     assert bench.text(2) == b"abc"
+
+
+def test_a_bad_parameter_for_a_waiting_task_refuses_only_this_task() -> None:
+    model = Guarded(slots=1)
+    bench = bench_of(model)
+    bench.iterate(bench.submit(1, "first"), bench.submit(2, "second", owner=2))
+    bench.run(m.Adjust(2, SamplingParams(grammar="bad"), -1, (), ()))
+    assert bench.error(2) == "InvalidArgument" and bench.text(1) == b"first"
+
+
+class Unsampled(EchoModel):
+    """A model that fails to sample where the prompt contains `bad`."""
+
+    def sample(self, slot: int, sampler: Sampler, index: int) -> int:
+        if b"bad" in bytes(t for t in self.slots[slot].tokens if t < 256):
+            raise BackendError("nothing to sample")
+        return super().sample(slot, sampler, index)
+
+
+def test_a_failed_sample_fails_only_its_task() -> None:
+    bench = Bench()
+    bench.model = Unsampled(ModelSpec(name="echo", backend="echo", slots=2, ctx_size=256))
+    bench.engine = Engine(bench.model, seconds=lambda: bench.now)
+    bench.run(bench.submit(1, "bad"), bench.submit(2, "good"))
+    assert bench.error(1) == "RuntimeError" and bench.text(2) == b"good"
+    bench.run(bench.submit(3, "more"))
+    assert bench.text(3) == b"more"

@@ -94,9 +94,9 @@ class Gated(KvFiles):
         self.gate = threading.Event()
         super().__init__(directory, "model")
 
-    def _run_job(self, job: Any) -> Any:
+    def _run_job(self, job: Any, size: int) -> Any:
         assert self.gate.wait(30)
-        return super()._run_job(job)
+        return super()._run_job(job, size)
 
 
 @pytest.fixture

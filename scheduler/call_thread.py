@@ -1,0 +1,89 @@
+"""A thread that makes calls for its owner, and announces their results by a descriptor."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import queue
+import select
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+_STOP_RANK = -1
+
+
+@dataclass(frozen=True, slots=True)
+class CallResult:
+    """The result of a call, or its exception; *seconds* is the time that it took."""
+
+    outcome: Any
+    seconds: float
+
+
+class CallThread:
+    """Makes calls one after another, those of a lower rank first. *seconds* measures their time.
+
+    Its methods belong to the owner's thread. The thread starts with the first call; its niceness is
+    raised by *nice*.
+    """
+
+    def __init__(self, name: str, seconds: Callable[[], float] = time.monotonic, nice: int = 0):
+        self._seconds, self._nice = seconds, nice
+        self._calls: queue.PriorityQueue[tuple[int, int, Callable[[], Any] | None]]
+        self._calls = queue.PriorityQueue()
+        self._numbers = itertools.count()
+        self._results: queue.SimpleQueue[CallResult] = queue.SimpleQueue()
+        self._event = -1
+        """Counts the results that were not returned."""
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+
+    def queue_call(self, call: Callable[[], Any], rank: int = 0) -> None:
+        """Make a call, after the earlier ones of its rank."""
+        self.fileno()
+        self._calls.put((rank, next(self._numbers), call))
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def results(self, wait_s: float = 0) -> list[CallResult]:
+        """Return the results since the last call; wait up to *wait_s* for one."""
+        if wait_s:
+            poll = select.poll()
+            poll.register(self.fileno(), select.POLLIN)
+            poll.poll(1000 * wait_s)
+        try:
+            count = os.eventfd_read(self.fileno())
+        except BlockingIOError:
+            return []
+        return [self._results.get_nowait() for _ in range(count)]
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable while there are results."""
+        if self._event < 0:
+            self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        return self._event
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """End the thread after its present call, and wait for that up to *timeout_s*."""
+        if self._thread.ident is not None:
+            self._calls.put((_STOP_RANK, 0, None))
+            self._thread.join(timeout_s)
+        if self._event >= 0 and not self._thread.is_alive():  # it would still announce a result
+            os.close(self._event)
+
+    def _work(self) -> None:
+        if self._nice:
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
+        while (call := self._calls.get()[2]) is not None:
+            started = self._seconds()
+            try:
+                outcome = call()
+            except Exception as exc:  # for the owner to handle
+                outcome = exc
+            self._results.put(CallResult(outcome, self._seconds() - started))
+            del call, outcome  # they may hold much memory until the next call
+            os.eventfd_write(self._event, 1)
