@@ -23,8 +23,6 @@ from .worker_process import describe_exit
 
 ClientText = tuple[int, bytes]
 """The part of a query that a client supplied, with the client's user."""
-NOBODY = -1
-"""The user of the daemon's own queries."""
 _NO_QUERY = 0
 """The query id of a command whose answer is not awaited."""
 
@@ -192,7 +190,7 @@ class ProcessClient:
         await self.query(lambda i: m.RemoveAdapter(i, adapter_id, force))
 
     async def query(
-        self, command: Callable[[int], m.Command], text: bytes = b"", owner: int = NOBODY
+        self, command: Callable[[int], m.Command], text: bytes = b"", owner: int = m.NOBODY.owner
     ) -> Any:
         """Send the command that *command* returns for the query's id, and wait for its answer.
         *text* is the part that a client of *owner* supplied: it is quarantined if it crashes the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,13 +23,8 @@ def incomplete_utf8(data: bytes) -> int:
 
     Bytes that can never become a character count as text.
     """
-    for back in range(1, min(3, len(data)) + 1):
-        byte = data[-back]
-        if byte & 0xC0 == 0x80:
-            continue
-        need = 2 if 0xC2 <= byte < 0xE0 else 3 if byte & 0xF0 == 0xE0 else 4
-        return back if 0xC2 <= byte < 0xF5 and back < need else 0
-    return 0
+    end = data[-3:]
+    return len(end) - codecs.utf_8_decode(end, "replace")[1]
 
 
 class TextAssembler:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from ...backends import InferdError, Model
 from ...backends.errors import Cancelled
@@ -65,7 +65,7 @@ class Reporter:
             queue_ms=round(stats.queue_ms, 1),
             ttft_ms=round(stats.ttft_ms, 1),
             predicted_ms=round(stats.predicted_ms, 1),
-            **self._text("answer", task.prompt_and_answer[1]),
+            **self._text(task, "answer"),
         )
         self.send(m.Finished(task.spec.id, task.text.flush(), ending.piece, stats))
         return stats
@@ -97,7 +97,7 @@ class Reporter:
             owner=task.spec.owner,
             priority=task.spec.priority.label,
             prompt_tokens=task.prompt_size,
-            **self._text("prompt", task.prompt_and_answer[0]),
+            **self._text(task, "prompt"),
         )
 
     def log_step_failed(self, tasks: Sequence[Task], error: InferdError) -> None:
@@ -121,12 +121,13 @@ class Reporter:
         logged = {"task": task.spec.id, "request": task.spec.request, **fields}
         self._log("debug", "scheduler", event, logged)
 
-    def _text(self, name: str, tokens: Iterable[int]) -> dict[str, str]:
-        """Return a field with the beginning of the text of *tokens*, if texts are logged."""
+    def _text(self, task: Task, name: Literal["prompt", "answer"]) -> dict[str, str]:
+        """Return a field with the beginning of the task's prompt or answer, if texts are logged."""
         if not self._texts or not self._logs("debug", "scheduler"):
             return {}
+        prompt, answer = task.prompt_and_answer
         pieces, size = [], 0
-        for token in tokens:
+        for token in prompt if name == "prompt" else answer:
             pieces.append(self._model.piece(token))
             size += len(pieces[-1])
             if size >= TEXT_CHARACTERS_MAX:

@@ -35,23 +35,12 @@ DIMENSIONS_MAX = 4
 ALIGNMENT_DEFAULT = 32
 SAMPLE_BYTES, SAMPLES = 1 << 20, 64
 
-_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
-_SCALARS = {
-    0: struct.Struct("<B"),
-    1: struct.Struct("<b"),
-    2: struct.Struct("<H"),
-    3: struct.Struct("<h"),
-    4: _U32,
-    5: struct.Struct("<i"),
-    6: struct.Struct("<f"),
-    7: struct.Struct("<?"),
-    10: _U64,
-    11: struct.Struct("<q"),
-    12: struct.Struct("<d"),
-}
+_STRING, _ARRAY = 8, 9
+_SCALARS = {kind: struct.Struct("<" + code) for kind, code in enumerate("BbHhIif?__Qqd")
+            if kind not in (_STRING, _ARRAY)}  # fmt: skip
+_U32, _U64 = _SCALARS[4], _SCALARS[10]
 _block_size = c_function("ggml_blck_size", ctypes.c_int64, ctypes.c_int)
 _type_size = c_function("ggml_type_size", ctypes.c_size_t, ctypes.c_int)
-_STRING, _ARRAY = 8, 9
 _SPLIT_COUNT = "split.count"
 _TOKENS = "tokenizer.ggml.tokens"
 _VOCABULARY = (_TOKENS, "tokenizer.ggml.token_type", "tokenizer.ggml.model", "tokenizer.ggml.pre")
