@@ -1,8 +1,8 @@
 """The `Model` protocol, with the facts, messages and samplers that it exchanges with callers.
 
-The engine's thread calls a model; only `tokenize` and `render` must be safe in one other thread each
-at the same time. Sequences are in numbered slots, 0 … slots - 1; the model keeps the KV state of
-each slot and, after a step, the logits of its last decode.
+The engine's thread calls a model; only `tokenize` and `render` must be safe in other threads at the
+same time, in one each. Sequences are in numbered slots, 0 … slots - 1; the model keeps the KV state
+of each slot and, after a step, the logits of its last decode.
 """
 
 from __future__ import annotations
