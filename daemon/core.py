@@ -308,7 +308,7 @@ class Daemon:
             graph.lease.close()
 
     def all_sessions(self) -> list[Session]:
-        """Return the open sessions, including those of one turn."""
+        """Return the open sessions, including those that exist for a single turn."""
         return [*self.sessions.live, *self.one_turn_sessions]
 
     def session(self, request: Request) -> Session:

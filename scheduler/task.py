@@ -211,7 +211,7 @@ class Task:
         return self.pending > 0 and may
 
     def yields(self, clock: int) -> bool:
-        """Return whether it is behind all waiting tasks because it was parked by hand."""
+        """Return whether it was parked by hand and therefore comes after all waiting tasks."""
         return clock < self.yields_until
 
     def effective_class(self, clock: int, ageing_tokens: int) -> int:

@@ -31,7 +31,7 @@ _decode = msgspec.msgpack.Decoder(list[Any]).decode
 
 
 class OneShotClient:
-    """A connection to the daemon; one call at a time. Its methods do what those of `Client` do."""
+    """A connection to the daemon, for one call at a time. Its methods are named as in `Client`."""
 
     server: w.ServerHello
 

@@ -57,7 +57,7 @@ class LogEnd(msgspec.Struct, frozen=True):
     """The last warnings and errors, each a line of JSON, oldest first."""
 
     place: str
-    """The place of the log; empty if it is not kept."""
+    """The place of the log; empty if no log is kept."""
     lines: list[str] = []
     other: int = 0
     """Number of lines that are not events; they are left out."""

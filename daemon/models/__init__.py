@@ -1,1 +1,1 @@
-"""Models by name: loading, leases, swaps, adapters, and what is persisted of them."""
+"""Models by name: loading, leases, swaps, adapters, persisted settings."""

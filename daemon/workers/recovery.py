@@ -27,7 +27,7 @@ SUSPECT_DEATHS_MAX = 2
 LOAD_FAULTS_MAX = 2
 STEP_OOM_KILLS_MAX = 3
 SHRINK_S = 600.0
-"""The time after its last OOM kill for which a model keeps its smaller shape when it is loaded."""
+"""The time after a model's last OOM kill in which loads choose its smaller shape."""
 CAREFUL_S = 60.0
 TRIAL_GROWTH, TRIAL_TOKENS_MAX = 4, 256
 """Each death makes the next trial longer: an input may crash the worker at times only."""

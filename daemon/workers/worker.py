@@ -128,7 +128,7 @@ class Worker:
 
     @property
     def overdue(self) -> bool:
-        """Whether it is hung and should have been replaced by now; see `watchdog`."""
+        """Whether the worker is hung and should have been replaced by now; see `watchdog`."""
         return self._hang_detector.overdue
 
     @property

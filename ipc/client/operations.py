@@ -124,7 +124,7 @@ class AsyncOperations(AsyncWasiCalls):
         await self.call("unload_model", params, w.Empty, timeout)
 
     async def pin(self, name: str, *, timeout: float | None = None) -> None:
-        """Keep a model loaded, once it is, whatever else needs memory (for operators)."""
+        """Keep a model in memory once it is loaded, even if others need it (for operators)."""
         await self.call("pin", w.NameParams(name=name), w.Empty, timeout)
 
     async def unpin(self, name: str, *, timeout: float | None = None) -> None:

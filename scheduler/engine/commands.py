@@ -43,7 +43,7 @@ class CommandHandler:
         )
 
     def handle_command(self, command: m.Command) -> None:
-        """Do what *command* requests."""
+        """Carry out *command*."""
         send = self._reporter.send
         match command:
             case m.Park():

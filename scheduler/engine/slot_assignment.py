@@ -121,7 +121,7 @@ class SlotAssignment:
         return True
 
     def yield_slot(self, task: Task) -> bool:
-        """Park a task by hand, or put it behind all that wait; return False if it is alone."""
+        """Park a task by hand, or put it behind all waiting tasks; return False if none waits."""
         pressing = [t for t in self._pressing(self._ready_tasks()) if t is not task]
         if task.slot < 0:
             yields = bool(pressing)

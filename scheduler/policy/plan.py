@@ -26,7 +26,7 @@ LOW_STEP = 2 / 3
 FIRST_STEP_TOKENS = 32
 """Prompt tokens of the very first step, before the machine's speed is known."""
 CHUNK_MIN = 8
-"""A chunk of fewer tokens that does not end its prompt is not worth its own cost."""
+"""A smaller chunk is not scheduled unless it ends its prompt: its own cost is too high."""
 
 
 @dataclass(frozen=True, slots=True)

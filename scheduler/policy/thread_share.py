@@ -1,4 +1,4 @@
-"""The share of the engine's thread that one user's work outside of steps gets beside others' tasks.
+"""The share of the engine's thread for one user's work outside of steps, while others' tasks run.
 
 Pure: the time is passed in. Both texts (`engine.tokenizing`) and slow sampling use it.
 """
@@ -10,7 +10,7 @@ SHARE = 0.15
 machine, so a user who only sends texts still gets 25 of them a second.
 """
 BURST_S = 0.02
-"""Work that is done at once, before it is spread: as much as is done between two steps."""
+"""Seconds of work that are done at once; later work is spread. It is the time between two steps."""
 
 
 class ThreadShare:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 FORGET = 0.9
 """Weight of earlier turns beside a new one: the last ten turns weigh about two thirds."""
 PROMPT_S, OUTPUT_S, OUTPUT_TOKENS = 0.003, 0.05, 128.0
-"""Assumptions before the first turn has ended: those of a small model on two cores."""
+"""Assumptions before the first turn has ended; they fit a small model on two cores."""
 
 
 @dataclass(frozen=True, slots=True)

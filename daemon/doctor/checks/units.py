@@ -25,7 +25,7 @@ class Units(msgspec.Struct, frozen=True):
     """The installed service of the examined daemon."""
 
     user: bool
-    """Whether it is a user's own service, not the machine's."""
+    """Whether the units are those of a user's own service, not of the machine's."""
     directives: dict[str, list[str]]
     """The directives of the service and its drop-ins."""
     outdated: list[str]
