@@ -32,7 +32,7 @@ def _keep_socket(ctx: typer.Context, value: Path | None) -> Path | None:
 
 
 AllUsers = Annotated[
-    bool, typer.Option("--all", help="Include all users; for root and the daemon's user.")
+    bool, typer.Option("--all", help="Include all users; needs the right see-all.")
 ]
 SocketPath = Annotated[
     Path | None,
