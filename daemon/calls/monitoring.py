@@ -30,7 +30,7 @@ STATISTICS_TIMEOUT_S = 1.0
 
 
 async def sessions(daemon: Daemon, request: Request) -> w.SessionsResult:
-    """List the caller's sessions, or for an operator those of all users; dormant ones last."""
+    """List the caller's sessions, or with `all` those of all users; dormant ones come last."""
     p: w.SessionsParams = request.params
     found = [*daemon.sessions.live, *(daemon.sessions.dormant if p.dormant else ())]
     visible = [s for s in found if p.all or s.owner == request.uid]
@@ -53,8 +53,8 @@ def _describe_session(session: Session) -> dict[str, Any]:
 
 
 async def queue(daemon: Daemon, request: Request) -> w.QueueResult:
-    """List running and waiting turns by model in queue order: the caller's, or for an operator
-    those of all users. The positions are missing if a worker does not answer within a second.
+    """List running and waiting turns by model in queue order: the caller's, or with `all` those
+    of all users. The positions are missing if a worker does not answer within a second.
     """
 
     def is_visible(session: Session) -> bool:
