@@ -26,7 +26,7 @@ async def show(daemon: Daemon, request: Request) -> w.ModelsResult:
 
 
 async def unload_model(daemon: Daemon, request: Request) -> w.Empty:
-    """Unload a model at an operator's request."""
+    """Unload a model."""
     p: w.NamesParams = request.params
     await daemon.registry.unload_by_name(p.name, request.uid, force=p.force)
     return w.Empty()
@@ -51,7 +51,7 @@ async def swap(daemon: Daemon, request: Request) -> w.SwapResult:
 
 
 async def add_adapter(daemon: Daemon, request: Request) -> w.AddAdapterResult:
-    """Add an adapter to a model for an operator."""
+    """Add an adapter to a model."""
     daemon.check_open()
     p: w.AddAdapterParams = request.params
     model = daemon.registry.catalog.get(p.name, request.uid)
@@ -62,7 +62,7 @@ async def add_adapter(daemon: Daemon, request: Request) -> w.AddAdapterResult:
 
 
 async def remove_adapter(daemon: Daemon, request: Request) -> w.Empty:
-    """Remove an adapter from a model for an operator."""
+    """Remove an adapter from a model."""
     p: w.RemoveAdapterParams = request.params
     model = daemon.registry.catalog.get(p.name, request.uid)
     await model_adapters.remove_adapter(daemon.registry, model, p.adapter, force=p.force)

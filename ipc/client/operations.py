@@ -24,7 +24,7 @@ class AsyncOperations(AsyncWasiCalls):
     ) -> bool:
         """Cancel a context's turn, or a request by its id; return whether there was one.
 
-        An operator may cancel other users' turns.
+        With the rights `see-all` and `manage` it may be a turn of another user.
         """
         params = w.CancelParams(request=request, context=context)
         return (await self.call("cancel", params, w.CancelResult, timeout)).cancelled
@@ -32,7 +32,8 @@ class AsyncOperations(AsyncWasiCalls):
     async def park(self, context: int, *, timeout: float | None = None) -> bool:
         """Park a context's turn: waiting tasks get its slot, and it continues in the next free one.
 
-        Returns whether it parks. An operator may park other users' turns.
+        Returns whether it parks. With the rights `see-all` and `manage` it may be a turn of another
+        user.
         """
         params = w.ContextParams(context=context)
         return (await self.call("park", params, w.ParkResult, timeout)).parked
@@ -119,16 +120,16 @@ class AsyncOperations(AsyncWasiCalls):
     async def unload_model(
         self, name: str, *, force: bool = False, timeout: float | None = None
     ) -> None:
-        """Unload a model (for operators); with *force* even while it is in use."""
+        """Unload a model (right `manage`); with *force* even while it is in use."""
         params = w.NamesParams(name=name, force=force)
         await self.call("unload_model", params, w.Empty, timeout)
 
     async def pin(self, name: str, *, timeout: float | None = None) -> None:
-        """Keep a model in memory once it is loaded, even if others need it (for operators)."""
+        """Keep a model in memory once it is loaded, even if others need it (right `manage`)."""
         await self.call("pin", w.NameParams(name=name), w.Empty, timeout)
 
     async def unpin(self, name: str, *, timeout: float | None = None) -> None:
-        """Permit the daemon to unload a pinned model again (for operators)."""
+        """Permit the daemon to unload a pinned model again (right `manage`)."""
         await self.call("unpin", w.NameParams(name=name), w.Empty, timeout)
 
     async def swap(
@@ -139,7 +140,7 @@ class AsyncOperations(AsyncWasiCalls):
         mode: Literal["migrate", "drain"] = "migrate",
         timeout: float | None = None,
     ) -> w.SwapResult:
-        """Replace the model behind *name* by another (for operators).
+        """Replace the model behind *name* by another (right `manage`).
 
         *to* is a model's name or a file of the models directory. Sessions continue; running turns
         end on the old model. With the mode `drain`, or where memory does not hold both, the old
@@ -157,7 +158,7 @@ class AsyncOperations(AsyncWasiCalls):
         scale: float = 0.0,
         timeout: float | None = None,
     ) -> w.AddAdapterResult:
-        """Add an adapter from a *file* of the models directory to the model *name* (for operators).
+        """Add an adapter from a *file* of the models directory to the model *name* (right `manage`).
 
         Requests select it with the parameter `lora`; for all others it has the given *scale*.
         """
@@ -167,7 +168,7 @@ class AsyncOperations(AsyncWasiCalls):
     async def remove_adapter(
         self, name: str, adapter: str, *, force: bool = False, timeout: float | None = None
     ) -> None:
-        """Remove an adapter from a model (for operators); with *force* turns that use it fail."""
+        """Remove an adapter from a model (right `manage`); with *force* turns that use it fail."""
         params = w.RemoveAdapterParams(name=name, adapter=adapter, force=force)
         await self.call("remove_adapter", params, w.Empty, timeout)
 
@@ -184,7 +185,7 @@ class AsyncOperations(AsyncWasiCalls):
     async def queue(
         self, *, all_users: bool = False, timeout: float | None = None
     ) -> list[dict[str, Any]]:
-        """Return the user's waiting and running tasks, with *all_users* (for operators) all."""
+        """Return the user's waiting and running tasks, with *all_users* (right `manage`) all."""
         params = w.QueueParams(all=all_users)
         return (await self.call("queue", params, w.QueueResult, timeout)).tasks
 
@@ -195,7 +196,7 @@ class AsyncOperations(AsyncWasiCalls):
     async def log_level(
         self, levels: Mapping[str, str] | None = None, *, timeout: float | None = None
     ) -> dict[str, str]:
-        """Set the log levels of loggers (for operators) and return those of all loggers.
+        """Set the log levels of loggers (right `manage`) and return those of all loggers.
 
         They apply until the daemon reads its configuration again.
         """
