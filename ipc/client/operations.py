@@ -158,7 +158,7 @@ class AsyncOperations(AsyncWasiCalls):
         scale: float = 0.0,
         timeout: float | None = None,
     ) -> w.AddAdapterResult:
-        """Add an adapter from a *file* of the models directory to the model *name* (right `manage`).
+        """Add an adapter from a *file* in the models directory to a model (right `manage`).
 
         Requests select it with the parameter `lora`; for all others it has the given *scale*.
         """

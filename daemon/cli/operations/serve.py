@@ -27,7 +27,9 @@ def serve(
     ] = None,
     metrics: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Address of the metrics: a port, HOST:PORT, a path, or off."),
+        typer.Option(
+            metavar="ADDRESS", help="Address of the metrics: a port, HOST:PORT, a path, or off."
+        ),
     ] = None,
     cores: Annotated[
         str | None, typer.Option(metavar="N", help="CPU cores that all models share; 0: all.")
