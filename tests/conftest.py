@@ -1,10 +1,15 @@
-"""Selection of tests that start no process, for `make check`."""
+"""Selection of tests that start no process, for `make check`; bytecode for those that do."""
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
+
+# Else each of some thousand processes compiles all modules: half of the tests' time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 STARTERS = frozenset(
     ("subprocess", "multiprocessing", "running_daemon", "RunningDaemon", "inferd_process")
