@@ -8,21 +8,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from functools import cache
-from itertools import accumulate, chain, starmap
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio.lowlevel
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
-from prometheus_client.exposition import generate_latest
-from prometheus_client.process_collector import ProcessCollector
-from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from ... import __version__
 from ...backends.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
@@ -31,14 +19,13 @@ from ...scheduler.recording.engine_metrics import PAGE_COUNTERS, Histogram, Step
 from ...sessions.table import ACTIVE, SessionState
 from ..models.model import ManagedModel, ModelState
 from ..models.swap import HIDDEN_UID
-from .families import FAMILIES, PREFIX
+from .families import FAMILIES
 
 if TYPE_CHECKING:
     from ..core import Daemon
 
 SLICE_S = 0.001
 """The time after which other work of the event loop runs before the next family."""
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 T = TypeVar("T")
 Labels = tuple[str, ...]
 Samples = Mapping[Labels, float | Histogram]
@@ -46,14 +33,9 @@ Read = Iterator[tuple[str, Samples]]
 OPEN_STATES = [
     state for state in SessionState if state not in (SessionState.DORMANT, SessionState.CLOSED)
 ]
-_KINDS: dict[str, type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]] = {
-    "counter": CounterMetricFamily,
-    "gauge": GaugeMetricFamily,
-    "histogram": HistogramMetricFamily,
-}
 
 
-async def _sliced(items: Iterable[T]) -> AsyncIterator[T]:
+async def sliced(items: Iterable[T]) -> AsyncIterator[T]:
     """Yield *items*; between them other work of the event loop, such as streams, continues."""
     began = time.monotonic()
     for item in items:
@@ -63,29 +45,10 @@ async def _sliced(items: Iterable[T]) -> AsyncIterator[T]:
             began = time.monotonic()
 
 
-async def scrape(daemon: Daemon) -> bytes:
-    """Return all families as text, each read just before it is written."""
-    metrics = chain(starmap(_metric, _families(daemon)), _process.collect())
-    return b"".join([generate_latest(_One(metric)) async for metric in _sliced(metrics)])
-
-
-class _One(Collector):
-    """A registry of one family, for `generate_latest`."""
-
-    def __init__(self, metric: Metric):
-        self._metric = metric
-
-    def collect(self) -> Iterable[Metric]:
-        return [self._metric]
-
-
-_process = ProcessCollector(registry=None)
-
-
 async def metric_values(daemon: Daemon) -> dict[str, list[dict[str, Any]]]:
     """Return our families except histograms, each as a list of its labels with `value`."""
     found: dict[str, list[dict[str, Any]]] = {}
-    async for name, samples in _sliced(_families(daemon)):
+    async for name, samples in sliced(families(daemon)):
         family = FAMILIES[name]
         if family.kind != "histogram":
             found[name] = [
@@ -95,38 +58,13 @@ async def metric_values(daemon: Daemon) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def _families(daemon: Daemon) -> Read:
+def families(daemon: Daemon) -> Read:
     """Add up the engines' counters, and yield our families."""
     for model in daemon.registry.catalog.known():
         if model.worker is not None:
             daemon.counters.add_engine_counters(model, model.worker)
     for read in _READERS:
         yield from read(daemon)
-
-
-def _metric(name: str, samples: Samples) -> Metric:
-    """Return a family with its samples."""
-    family = FAMILIES[name]
-    made = _KINDS[family.kind](PREFIX + name, family.doc.replace("`", ""), labels=family.labels)
-    for labels, value in samples.items():
-        assert len(labels) == len(family.labels), f"{name}{labels}"
-        if isinstance(made, HistogramMetricFamily):
-            assert isinstance(value, Histogram)
-            made.add_metric(labels, _buckets(value), value.sum)
-        else:
-            assert not isinstance(value, Histogram)
-            made.add_metric(labels, value)
-    return made
-
-
-def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    names = _bucket_names(tuple(histogram.bounds))
-    return list(zip(names, accumulate(histogram.counts), strict=True))
-
-
-@cache
-def _bucket_names(bounds: tuple[float, ...]) -> tuple[str, ...]:
-    return (*map(floatToGoString, bounds), "+Inf")
 
 
 def _one(value: float) -> Samples:

@@ -12,15 +12,16 @@ import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from http import HTTPStatus
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 import msgspec
 import structlog
 
-from .collector import CONTENT_TYPE, scrape
 from .listen_address import Address
 
 if TYPE_CHECKING:
@@ -134,7 +135,8 @@ class MetricsServer:
             return 500, TEXT, b"see the daemon's log\n"
 
     async def _metrics(self) -> Response:
-        return 200, CONTENT_TYPE, await scrape(self._daemon)
+        exposition = await anyio.to_thread.run_sync(import_module, f"{__package__}.exposition")
+        return 200, exposition.CONTENT_TYPE, await exposition.scrape(self._daemon)
 
     async def _health(self) -> Response:
         daemon = self._daemon

@@ -100,6 +100,7 @@ def test_health_names_failing_components_and_the_shutdown() -> None:
         assert json.loads(ask(where, health)[2]) == {"status": "ok", "failing": []}
         context = client.context("s")
         client.start_request("stream", context=context, prompt="x" * 200)
+        client.events.append(client.read_message())  # a turn without a token would not be awaited
         threading.Thread(target=daemon.stop).start()
         status, answer = 200, {}
         while status == 200:
