@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import typer
 from typer.core import TyperGroup
@@ -77,14 +77,13 @@ class LazyCommands(TyperGroup):
 
 
 def _without_pydantic(get_params: Callable[[Any], Any], ctx: Any) -> Any:
-    """Return parameters that convert missing values, texts and paths without pydantic.
+    """Return parameters that use pydantic only for values that need it.
 
     Typer converts all values with pydantic, whose import takes longer than the rest of a command.
     """
     parameters = get_params(ctx)
     for parameter in parameters:
-        single = not parameter.multiple and parameter.nargs == 1
-        if single and not isinstance(parameter.process_value, partial):
+        if parameter.nargs == 1 and not isinstance(parameter.process_value, partial):
             parameter.process_value = partial(_convert, parameter, parameter.process_value)
     return parameters
 
@@ -93,6 +92,13 @@ def _convert(parameter: Any, convert: Callable[[Any, Any], Any], ctx: Any, value
     kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
     if kind in (str, Path) and isinstance(value, str):
         value = kind(value)
-    elif value is not None or parameter.required:
+    elif kind == list[str] and value is not None:
+        value = list(value)
+    elif not _is_converted(value, kind) or (value is None and parameter.required):
         return convert(ctx, value)
     return parameter.callback(ctx, parameter, value) if parameter.callback else value
+
+
+def _is_converted(value: Any, kind: Any) -> bool:
+    """Return whether *value* is missing, a choice as it stands, or a default of its *kind*."""
+    return value is None or type(value) is kind or value in get_args(kind)

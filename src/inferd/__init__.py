@@ -61,6 +61,8 @@ __all__ = (
     "WorkerCrashed",
     "__version__",
 )
+__version__ = "0.1.0"
+"""As in pyproject.toml: `importlib.metadata` would slow down each start."""
 
 if TYPE_CHECKING:
     from .backends.errors import (
@@ -116,8 +118,6 @@ if TYPE_CHECKING:
         SwapResult,
         Tensor,
     )
-
-    __version__: str
 else:  # hidden from type checkers, which would accept every misspelt name as an object
 
     def __getattr__(name: str) -> object:
@@ -132,18 +132,7 @@ def __dir__() -> list[str]:
 
 
 def _load(name: str) -> object:
-    if name == "__version__":
-        return _version()
     errors = importlib.import_module(".backends.errors", __name__)
     if hasattr(errors, name):
         return getattr(errors, name)
     return getattr(importlib.import_module(".ipc.client", __name__), name)
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("inferd")
-    except PackageNotFoundError:  # a checkout that is not installed
-        return "0+unknown"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import struct
 import subprocess
 import sys
@@ -145,6 +146,7 @@ def test_the_version_without_a_daemon_shows_the_installed_engine() -> None:
     assert first == f"inferd {__version__}, protocol 1.0"
     assert second.startswith("llama.cpp ") and second.endswith(", no daemon running)")
     assert document(inferd("--version", "--json"))["inferd"] == __version__
+    assert importlib.metadata.version("inferd") == __version__
 
 
 def test_the_version_without_an_engine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
