@@ -25,6 +25,9 @@ from .embedding import EMBEDDING_SIZE, EchoEmbedder
 from .options import ECHO_CTX_SIZE, EchoFaults, EchoOptions
 from .vocabulary import EOG, PROMPT_BEGIN, PROMPT_END, VOCAB_SIZE, EchoVocabulary
 
+_LOAD_PART_S_MAX = 0.1
+"""A load that is cancelled ends within this time."""
+
 
 class EchoSampler:
     """A sampler that reports each token as certain."""
@@ -166,9 +169,10 @@ def next_token(tokens: Sequence[int]) -> int:
 def load_echo(spec: ModelSpec, progress: LoadProgress) -> EchoModel:
     """Load the echo model in `load_ms`; see `load_model`."""
     model = EchoModel(spec)
-    parts = 10 if model.options.load_ms else 1
+    load_s = model.options.load_ms / 1000
+    parts = max(10, int(load_s / _LOAD_PART_S_MAX)) if load_s else 1
     for part in range(parts):
-        time.sleep(model.options.load_ms / parts / 1000)
+        time.sleep(load_s / parts)
         if not progress((part + 1) / parts):
             raise load_cancelled(spec.name)
     return model
