@@ -371,8 +371,10 @@ WHOLE = {"temp": 0, "n-predict": 100}
 @pytest.mark.parametrize("ending", ["stop", "kill", "leave"])
 def test_an_interrupted_answer_is_resumed_where_its_reader_is(config: str, ending: str) -> None:
     with running_daemon(config) as daemon:
-        with Client(daemon.socket) as client, client.session("m", options=WHOLE) as session:
-            whole = str(session.chat(QUESTION))
+        whole = None
+        if config == ECHO:  # a real model's logits move a little with the shape of the batch
+            with Client(daemon.socket) as client, client.session("m", options=WHOLE) as session:
+                whole = str(session.chat(QUESTION))
         with Client(daemon.socket) as client:
             session = client.session("m", session_id="diary", options=WHOLE)
             seen = ""
@@ -398,8 +400,7 @@ def test_an_interrupted_answer_is_resumed_where_its_reader_is(config: str, endin
 
             everything = client.detokenize(session.graph, tokens + stream.tokens)
             assert everything.decode() == seen + rest
-            # A real model's logits move a little with the shape of the batch.
-            assert config == REAL or seen + rest == whole
+            assert whole is None or seen + rest == whole
             assert stream.metadata["stop_reason"] == "length"
             assert stream.metadata["output_tokens"] == 100
 

@@ -490,7 +490,7 @@ async def test_twenty_swaps_of_real_models_with_two_vocabularies_under_streams()
                         assert now["input_tokens"] == grown
                         followed += 1
                     before = now
-                    if now["input_tokens"] > 120:
+                    if now["input_tokens"] > 40:
                         await client.reset(session.context)
                         before = {}
             assert now["fingerprint"] in added
