@@ -6,6 +6,10 @@ ENGINE ?= light
 GPU    ?=
 ARGS   ?=
 
+# File by file in their order: those with the most tests are not the longest, and scheduler to wire,
+# which are short, leave no core idle at the end.
+PARALLEL = -n 2 --dist loadfile --no-loadscope-reorder
+
 # With ARGS, one of the two runs of `make test` may be left without tests: pytest's status 5.
 NONE_CHOSEN = $(if $(ARGS), || [ $$? -eq 5 ])
 
@@ -26,11 +30,11 @@ demo: install ## several programs share one model: the main job, shown
 	$(PY) tools/demo.py $(ARGS)
 
 test: $(STAMP)-test models prometheus ## run all tests, those on real models too
-	$(PY) -m pytest -n 2 --dist loadfile -m 'not alone' $(ARGS)$(NONE_CHOSEN)
+	$(PY) -m pytest $(PARALLEL) -m 'not alone' $(ARGS)$(NONE_CHOSEN)
 	$(PY) -m pytest -m alone $(ARGS)$(NONE_CHOSEN)
 
 check: lint ## lint, and the tests that start no process, in 90 s
-	$(PY) -m pytest -q -n 2 --dist loadfile --no-processes $(ARGS)
+	$(PY) -m pytest -q $(PARALLEL) --no-processes $(ARGS)
 
 lint: $(STAMP)-lint ## check style, prose, types and the order of imports
 	$(PY) -m ruff check
