@@ -19,6 +19,10 @@ LEVEL_DEBUG, LEVEL_INFO, LEVEL_WARNING, LEVEL_ERROR, LEVEL_CONTINUE = 1, 2, 3, 4
 """As in ggml.h; the comments in the bindings name other numbers."""
 _PASSED_ON = {LEVEL_INFO: "debug", LEVEL_WARNING: "warning", LEVEL_ERROR: "error"}
 """Loading a model logs 150 lines of information, so these are debug lines here."""
+_EXPECTED = "but [0] was specified"
+"""The end of a warning about every embedding context of a model whose file names a pooling: each
+token's vector is requested, because each request may have its own pooling.
+"""
 
 
 class LogRing:
@@ -54,7 +58,7 @@ class LogRing:
         line = text.decode("utf-8", "replace").rstrip("\n")[:LINE_CHARACTERS_MAX]
         if line.strip(" .") and level != LEVEL_CONTINUE:
             self._lines.append((level, line))
-            if level in _PASSED_ON:
+            if level in _PASSED_ON and not line.endswith(_EXPECTED):
                 library_log.log_line(_PASSED_ON[level], line)
 
 

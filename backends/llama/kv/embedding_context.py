@@ -26,9 +26,15 @@ from ..threads import ComputeThreads
 from .context import Batch
 
 
+def _own_pooling(values: Mapping[str, object]) -> int:
+    """Return the pooling type that a file's *values* name, or llama.cpp's number for none."""
+    own = values.get(f"{values.get('general.architecture')}.pooling_type")
+    return own if isinstance(own, int) else int(lib.LLAMA_POOLING_TYPE_UNSPECIFIED)
+
+
 def embed_info(spec: ModelSpec, model: Any, first: Any, values: Mapping[str, object]) -> EmbedInfo:
     """Return how *model* makes embeddings, from its *first* context and its file's *values*."""
-    own = values.get(f"{values.get('general.architecture')}.pooling_type")
+    own = _own_pooling(values)
     whole = not (lib.llama_get_memory(first) and lib.llama_get_causal_attn(first))
     tokens_max = ctx_size_of(spec, model)
     batch_tokens_max = min(EMBED_BATCH_TOKENS, spec.batch_size)
@@ -40,21 +46,30 @@ def embed_info(spec: ModelSpec, model: Any, first: Any, values: Mapping[str, obj
         slots=EMBED_SLOTS,
         batch_tokens_max=batch_tokens_max,
         tokens_max=tokens_max,
-        pooling=POOLINGS[own] if isinstance(own, int) and 0 < own < len(POOLINGS) else "mean",
+        pooling=POOLINGS[own] if 0 < own < len(POOLINGS) else "mean",
         whole=whole,
     )
 
 
 def open_embedding_context(
-    spec: ModelSpec, options: LlamaOptions, model: Any, info: EmbedInfo, log: LogRing
+    spec: ModelSpec,
+    options: LlamaOptions,
+    model: Any,
+    info: EmbedInfo,
+    values: Mapping[str, object],
+    log: LogRing,
 ) -> Any:
-    """Return a new context on *model* for embeddings; see `open_context`."""
+    """Return a new context for embeddings on *model*, whose file has *values*; see `open_context`.
+
+    llama.cpp warns if the pooling differs from the file's, and takes none if neither is specified.
+    """
     params = context_params(spec, options, model)
     params.n_ctx, params.n_seq_max, params.kv_unified = info.tokens_max, info.slots, True
     params.n_batch = params.n_ubatch = params.n_outputs_max = info.batch_tokens_max
     params.embeddings = True
-    rank = info.pooling == "rank"
-    params.pooling_type = lib.LLAMA_POOLING_TYPE_RANK if rank else lib.LLAMA_POOLING_TYPE_NONE
+    own = _own_pooling(values)
+    none = own if own < 0 else lib.LLAMA_POOLING_TYPE_NONE
+    params.pooling_type = lib.LLAMA_POOLING_TYPE_RANK if info.pooling == "rank" else none
     return open_context(spec, params, model, log)
 
 

@@ -76,7 +76,7 @@ def load_llama(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
         undo.callback(context.close)
 
         def embedder() -> LlamaEmbedder:
-            pointer = open_embedding_context(spec, options, model, embedding, log)
+            pointer = open_embedding_context(spec, options, model, embedding, file.values, log)
             return LlamaEmbedder(pointer, model, embedding)
 
         template = _template(model, vocab, configured)

@@ -86,7 +86,9 @@ class LlamaMemoryEstimator:
         encoder = not lib.llama_get_memory(context)
         need = total_need(*self._taken(context))
         self._log.clear()
-        context = open_embedding_context(spec, self._options, self._model, info, self._log)
+        context = open_embedding_context(
+            spec, self._options, self._model, info, self._values, self._log
+        )
         shares, _, _ = self._taken(context)
         bare = [replace(share, weights=0) for share in shares]
         second = total_need(bare, 0, output_bytes(info, self._model))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from inferd.backends import Chunk, ModelSpec, estimate_memory, load_model
 from inferd.backends.embedder import EMBED_BATCH_TOKENS, EMBED_SLOTS, Embedder
 from inferd.backends.errors import BackendError, UnsupportedOperation
+from inferd.backends.library_log import library_log
 from inferd.backends.llama.llama_log import capture
 from inferd.backends.llama.loading.devices import breakdown
 from inferd.backends.llama.model import LlamaModel
@@ -317,3 +318,20 @@ def test_the_estimate_of_an_encoder_includes_its_only_context(tmp_path: Path) ->
     outputs = 4 * CTX_SIZE * (model.info.vocab_size + 64)
     held = sum(share.context + share.compute for share in shares)
     assert need.compute == pytest.approx(held + outputs, abs=30_000)
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert", "bert-rank"])
+def test_llama_cpp_does_not_warn_of_the_pooling(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model's file names no pooling, one for texts, or that of a reranking model."""
+    lines: list[str] = []
+    monkeypatch.setattr(library_log, "write_line", lambda _, line: lines.append(line))
+    spec = spec_of(write_tiny(kind, tmp_path))
+
+    with contextlib.closing(estimate_memory(spec)) as estimate:
+        estimate.need(estimate.shape)
+    with loaded(Path(spec.path)) as model:
+        model.embedder()
+
+    assert [line for line in lines if "pooling" in line] == []
