@@ -27,9 +27,9 @@ _REASONS: dict[str, str] = {
         rope-freq-scale rope-scaling-type yarn-ext-factor yarn-attn-factor yarn-beta-fast
         yarn-beta-slow yarn-orig-ctx attention-type n-chunks no-perf no-perf-sampling
         backend-sampling""",
-    "not supported: images, speech, a reranking mode, draft models": """
+    "not supported: images, speech, draft models": """
         image always-regenerate-image-embd mmproj tts model-vocoder tts-output-file
-        tts-speaker-file hf-repo-vocoder hf-file-vocoder model-url-vocoder reranking
+        tts-speaker-file hf-repo-vocoder hf-file-vocoder model-url-vocoder
         n-ctx-speculative n-max-speculative n-min-speculative n-gpu-layers-speculative
         p-split-speculative p-min-speculative lookup-cache-static lookup-cache-dynamic
         spm-infill control-vector-load control-vector-layer-start control-vector-layer-end""",
@@ -48,6 +48,8 @@ _REASONS: dict[str, str] = {
         compute-ppl cvector-outfile cvector-positive-file cvector-negative-file
         cvector-dimre-method n-pca-batch n-pca-iterations ppl-stride ppl-output-type
         runtime context-aware timeout-config semantic-stopping token-filters""",
+    "not needed: `embed` returns the scores of a reranking model": """
+        reranking""",
     "not needed: any text and any token can trigger a grammar": """
         preserved-tokens""",
     "not supported (yet): the answer is generated without it": """

@@ -290,3 +290,10 @@ def test_sampling_params_have_the_values_that_were_read() -> None:
     assert (params.seed, params.temp, params.samplers) == (9, 0.5, ("top-k", "temperature"))
     assert params.logit_bias == ((7, False),)
     assert sampling_params({}, 0).samplers == tuple(SAMPLERS)[:9]
+
+
+def test_a_reranking_mode_is_not_needed() -> None:
+    options = read_options({"reranking": True})
+    assert options.ignored == ["reranking"]
+    with pytest.raises(InvalidArgument, match="not needed: `embed` returns the scores"):
+        read_options({"reranking": True}, strict=True)
