@@ -51,6 +51,10 @@ COMPONENTS = {
         "models added to the models directory or removed from it are not noticed",
         "let the daemon's user read models-dir, or name another directory",
     ),
+    "model-files": Component(
+        "models whose configured files do not exist cannot be loaded",
+        "correct `file` in the configuration, or put the file there",
+    ),
     "memory": Component(
         "no memory is freed when memory becomes short while models run",
         "let the daemon read /proc/meminfo and its cgroup's files; restart it if they are readable",

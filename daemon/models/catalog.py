@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from ...backends.params import nearest
 from ..components import Components
 from ..config.model_settings import ModelConfig
 from ..config.settings import Config
-from ..residency.model_files import models_in
+from ..residency.model_files import missing_files, models_in
 from ..workers.process_client import ProcessClient
 from ..workers.worker import Worker
 from .model import ManagedModel, ModelState
@@ -55,8 +56,12 @@ class ModelCatalog:
         """Read the models from the configuration and the models directory again."""
         found = {ECHO: ModelConfig(backend="echo")}
         found |= self._settings.swapped_names(self.config.models_dir)
-        found |= {n: ModelConfig(file=p) for n, p in self._files().items()}
-        found |= self.config.models
+        files, models = self._files(), self.config.models
+        found |= {n: ModelConfig(file=p) for n, p in files.items()}
+        for name, config in models.items():
+            own = config.file or (files.get(name) if config.backend == "llama" else None)
+            found[name] = replace(config, file=own)
+        self._components.note("model-files", "; ".join(missing_files(models, files)) or None)
         self._configured = found
         for name, config in found.items():
             if name not in self._models:

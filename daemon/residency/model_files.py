@@ -6,11 +6,11 @@ A split model `NAME` has several files: `NAME-00001-of-00003.gguf` and so on.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from ...backends.split_gguf import PART, parts_of
-from ..config.model_settings import MODEL_NAME
+from ..config.model_settings import MODEL_NAME, ModelConfig
 
 Signature = tuple[tuple[int, ...], ...]
 """A value that changes with the files."""
@@ -33,6 +33,21 @@ def models_in(directory: Path) -> dict[str, Path]:
         if MODEL_NAME.fullmatch(name):
             found.setdefault(name, parts_of(file)[0])
     return found
+
+
+def missing_files(models: Mapping[str, ModelConfig], others: Collection[str]) -> list[str]:
+    """Return a sentence for each model or adapter in the tables *models* without its file. The
+    models directory has files for *others*.
+    """
+    files: dict[str, Path] = {}
+    lines = []
+    for name, model in models.items():
+        if model.file is not None:
+            files[name] = model.file
+        elif model.backend == "llama" and name not in others:
+            lines.append(f"[models.{name}]: `file` is missing, and so is {name}.gguf in models-dir")
+        files |= {f"{name}.adapters.{key}": a.file for key, a in model.adapters.items()}
+    return lines + [f"[models.{n}]: {f} does not exist" for n, f in files.items() if not f.exists()]
 
 
 def files_in_use(file: Path | None) -> list[Path]:

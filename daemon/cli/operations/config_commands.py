@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..options import ConfigFile, JsonOutput, SettingPairs, read_settings
-from ..output import write, write_json, write_result
+from ..output import note, write, write_json, write_result
 
 config = typer.Typer(help="Check, show and describe the configuration.", no_args_is_help=True)
 
@@ -28,16 +29,28 @@ def check(
     """Report all errors of the configuration.
 
     It checks the file, the environment and --set, as `inferd serve` would. The exit status is 2 if
-    there are errors.
+    there are errors. A missing file of a model is a warning.
     """
     from ...config.sources import configuration_file, load_config
+    from ...residency.model_files import missing_files, models_in
 
     flags = {**read_settings(settings), "config": file}
     config, path = load_config(flags), configuration_file(file, os.environ)
-    document = {"file": str(path or ""), "models": list(config.models), "errors": []}
+    others: list[str] = []
+    with suppress(OSError):
+        others += models_in(config.models_dir)
+    warnings = missing_files(config.models, others)
+    document = {
+        "file": str(path or ""),
+        "models": list(config.models),
+        "errors": [],
+        "warnings": warnings,
+    }
     write_result(
         as_json, document, f"{path or 'no file; defaults and environment only'}: no errors"
     )
+    for warning in warnings if not as_json else ():
+        note(f"warning: {warning}")
 
 
 @config.command()

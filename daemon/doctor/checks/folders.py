@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from ...config.settings import Config
-from ...residency.model_files import files_in_use, models_in, size_bytes
+from ...residency.model_files import files_in_use, missing_files, models_in, size_bytes
 from ...residency.sizes import size_text
 from ..finding import Finding, fail, ok, warn
 from .accounts import READ, SEARCH, WRITE, Account, find_denial
@@ -34,8 +34,8 @@ class Models(msgspec.Struct, frozen=True):
     files: dict[str, Path] = {}
     """Files of the folder and the configuration by name; of a split model the first part."""
     sizes: dict[str, int] = {}
-    missing: dict[str, Path] = {}
-    """Configured files of models and adapters that do not exist."""
+    missing: list[str] = []
+    """See `missing_files`."""
     unreadable: dict[str, str] = {}
     """The place that denies the daemon access, by file."""
 
@@ -51,9 +51,8 @@ def inspect_models(config: Config, account: Account) -> Models:
     folder, exists = config.models_dir, config.models_dir.is_dir()
     denied_at = find_denial(account, folder, READ | SEARCH) if exists else ""
     files = dict(models_in(folder)) if exists else {}
-    configured = _configured(config)
-    missing = {name: file for name, file in configured.items() if not file.exists()}
-    files |= {n: configured[n] for n in config.models if n in configured and n not in missing}
+    missing = missing_files(config.models, files)
+    files |= {n: m.file for n, m in config.models.items() if m.file and m.file.exists()}
     parts = [part for file in files.values() for part in files_in_use(file) if part.exists()]
     denials = {str(p): find_denial(account, p, READ) for p in parts if not denied_at}
     return Models(
@@ -66,15 +65,6 @@ def inspect_models(config: Config, account: Account) -> Models:
         missing=missing,
         unreadable={part: place for part, place in denials.items() if place},
     )
-
-
-def _configured(config: Config) -> dict[str, Path]:
-    """Return the files that the configuration names, by model or adapter."""
-    found = {name: m.file for name, m in config.models.items() if m.file is not None}
-    for name, model in config.models.items():
-        for adapter, entry in model.adapters.items():
-            found[f"{name}.adapters.{adapter}"] = entry.file
-    return found
 
 
 def check_models(models: Models) -> Iterator[Finding]:
@@ -90,10 +80,8 @@ def check_models(models: Models) -> Iterator[Finding]:
             f"{user} may not read {part}: access is denied at {denial}",
             f"let {user} read or search {denial}",
         )
-    for name, file in list(models.missing.items())[:LISTED_MAX]:
-        yield fail(
-            f"[models.{name}]: {file} does not exist", "correct `file`, or put the file there"
-        )
+    for found in models.missing[:LISTED_MAX]:
+        yield fail(found, "correct `file`, or put the file there")
     if not models.exists:
         yield warn(f"the folder {models.folder} does not exist", "`inferd pull smollm2` creates it")
     elif not models.files and not models.denied_at:

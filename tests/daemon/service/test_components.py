@@ -62,6 +62,15 @@ def test_all_components_work_in_a_daemon_without_faults() -> None:
         assert "fails" not in inferd("status", socket=daemon.socket).stdout
 
 
+def test_model_files_that_do_not_exist_until_they_do() -> None:
+    config = '[models.gone]\nfile = "gone.gguf"\n'
+    with running_daemon(config) as daemon:
+        file = daemon.directory / "gone.gguf"
+        check(daemon, "model-files", f"[models.gone]: {file} does not exist")
+        file.touch()
+        assert part(daemon, "model-files")["up"]
+
+
 def test_state_a_file_in_the_place_of_the_directory() -> None:
     with running_daemon() as daemon:
         daemon.stop()
