@@ -45,7 +45,7 @@ async def swap(daemon: Daemon, request: Request) -> w.SwapResult:
     catalog = daemon.registry.catalog
     model, config = catalog.get(p.name, request.uid), catalog.swap_target(p.to, request.uid)
     began = time.monotonic()
-    done = await daemon.swaps.swap(model, config, p.mode)
+    done = await daemon.swaps.swap(model, config, p.mode, force=p.force)
     daemon.counters.swap_ended(done.mode, time.monotonic() - began)
     return done
 

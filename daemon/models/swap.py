@@ -18,7 +18,14 @@ import anyio
 import structlog
 
 from ...backends import ModelInfo
-from ...backends.errors import Busy, Cancelled, InferdError, OutOfMemory, ShuttingDown
+from ...backends.errors import (
+    Busy,
+    Cancelled,
+    InferdError,
+    OutOfMemory,
+    ShuttingDown,
+    UnsupportedOperation,
+)
 from ...ipc.messages import SwapResult
 from ...sessions import Session, TaskReader
 from ..config.model_settings import ModelConfig
@@ -54,7 +61,12 @@ class Swaps:
         self._under_way: set[str] = set()
 
     async def swap(
-        self, model: ManagedModel, config: ModelConfig, mode: Mode = "migrate"
+        self,
+        model: ManagedModel,
+        config: ModelConfig,
+        mode: Mode = "migrate",
+        *,
+        force: bool = False,
     ) -> SwapResult:
         """Load *config* under the name of *model*; return once new turns begin on it. The name's
         adapters stay, except those whose names *config* has too. Turns of the old model end within
@@ -63,6 +75,8 @@ class Swaps:
 
         :raises Busy: another swap of this name is under way.
         :raises LoadFailed: the new model cannot be loaded; nothing has changed.
+        :raises UnsupportedOperation: the new model generates no text, as sessions need it to, and
+            *force* is not given; nothing has changed.
         """
         if model.name in self._under_way:
             raise Busy(
@@ -74,11 +88,11 @@ class Swaps:
                 config = replace(config, adapters=model.config.adapters | config.adapters)
                 if mode == "migrate" or model.state != "ready":
                     try:
-                        return await self._migrate(model, config)
+                        return await self._migrate(model, config, force=force)
                     except OutOfMemory as exc:
                         if model.state != "ready" or not self._fits_in_place(model, exc):
                             raise
-                return await self._drain(model, config)
+                return await self._drain(model, config, force=force)
         except BaseException:
             self._under_way.discard(model.name)
             raise
@@ -91,12 +105,15 @@ class Swaps:
 
     # Migration.
 
-    async def _migrate(self, model: ManagedModel, config: ModelConfig) -> SwapResult:
+    async def _migrate(
+        self, model: ManagedModel, config: ModelConfig, *, force: bool
+    ) -> SwapResult:
         registry = self._registry
         predecessor = registry.catalog.add_model(f"{model.name} (swap)", config, HIDDEN_UID)
         predecessor.pinned = predecessor.never_shrinks = True
         try:
             worker = await predecessor.ready()
+            self._check_sessions(model, config, worker.info, force=force)
             if model.worker is not None:
                 await model.worker.loaded.wait()
             if registry.catalog.closing:
@@ -147,7 +164,7 @@ class Swaps:
 
     # Drain.
 
-    async def _drain(self, model: ManagedModel, config: ModelConfig) -> SwapResult:
+    async def _drain(self, model: ManagedModel, config: ModelConfig, *, force: bool) -> SwapResult:
         """Drain the old model and load the new one in its place, or the old one if that fails."""
         worker = await model.ready()
         before, after = worker.info, worker.info
@@ -156,7 +173,7 @@ class Swaps:
         log.info("model.draining", model=model.name, tasks=len(worker.tasks))
         try:
             await self._drain_turns(model, worker, unfinished)
-            after = await self._load_in_place(model, config, unfinished)
+            after = await self._load_in_place(model, config, unfinished, force=force)
         finally:
             model.release_turns()
             self._move_turns(model, before.vocab_hash == after.vocab_hash, unfinished)
@@ -178,7 +195,12 @@ class Swaps:
             del model.predecessors[worker.info.vocab_hash]
 
     async def _load_in_place(
-        self, model: ManagedModel, config: ModelConfig, unfinished: dict[int, TaskReader]
+        self,
+        model: ManagedModel,
+        config: ModelConfig,
+        unfinished: dict[int, TaskReader],
+        *,
+        force: bool,
     ) -> ModelInfo:
         """Unload *model* and load *config*, or if that fails the old configuration. Turns that
         reach the old worker meanwhile are added to *unfinished*.
@@ -188,7 +210,9 @@ class Swaps:
             model.worker.client.successor = unfinished.update
         try:
             await model.unload()
-            return (await model.load()).info
+            info = (await model.load()).info
+            self._check_sessions(model, config, info, force=force)
+            return info
         except BaseException as exc:
             model.config = before
             with anyio.CancelScope(shield=True):
@@ -201,6 +225,26 @@ class Swaps:
             raise
 
     # Both.
+
+    def _check_sessions(
+        self, model: ManagedModel, config: ModelConfig, new: ModelInfo, *, force: bool
+    ) -> None:
+        """Raise `UnsupportedOperation` if the *new* model generates no text and sessions of *model*
+        do, unless *force* is given.
+        """
+        if new.generates or force:
+            return
+        of_model = [s for s in self._sessions if s.model.name == model.name]
+        count = sum(not s.settings.parameters.standing("embedding") for s in of_model)
+        if count:
+            name = config.file.name if config.file is not None else new.description
+            raise UnsupportedOperation(
+                f"{name!r} only makes embeddings, and open sessions of {model.name!r} generate"
+                f" text: {count}",
+                hint="swap to a model that generates text, close these sessions, or set `force`"
+                " (`--force`)",
+                data={"sessions": count},
+            )
 
     async def _end_turns(self, model: ManagedModel, tasks: WorkerTasks) -> dict[int, TaskReader]:
         """Wait until the turns of *model* have ended, first those in *tasks*. Return the readers of

@@ -138,15 +138,17 @@ class AsyncOperations(AsyncWasiCalls):
         to: str,
         *,
         mode: Literal["migrate", "drain"] = "migrate",
+        force: bool = False,
         timeout: float | None = None,
     ) -> w.SwapResult:
         """Replace the model behind *name* by another (right `manage`).
 
         *to* is a model's name or a file of the models directory. Sessions continue; running turns
         end on the old model. With the mode `drain`, or where memory does not hold both, the old
-        model is unloaded before the new one is loaded.
+        model is unloaded before the new one is loaded. With *force* this is done even if the new
+        model only makes embeddings and sessions generate text, which then fail.
         """
-        params = w.SwapParams(name=name, to=to, mode=mode)
+        params = w.SwapParams(name=name, to=to, mode=mode, force=force)
         return await self.call("swap", params, w.SwapResult, timeout)
 
     async def add_adapter(

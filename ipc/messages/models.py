@@ -26,11 +26,14 @@ class ModelsResult(Map):
 
 
 class SwapParams(Map):
-    """`swap`: the model with the name or file `to` replaces the model behind `name`."""
+    """`swap`: the model with the name or file `to` replaces the model behind `name`; with `force`
+    even if it generates no text and sessions of `name` do.
+    """
 
     name: str
     to: str
     mode: Literal["migrate", "drain"] = "migrate"
+    force: bool = False
 
 
 class SwapResult(Map):

@@ -503,3 +503,38 @@ async def test_twenty_swaps_of_real_models_with_two_vocabularies_under_streams()
             swapped.set()
         assert followed > 3
         await await_one_worker(daemon)
+
+
+@pytest.mark.parametrize("mode", ["migrate", "drain"])
+async def test_a_swap_to_an_encoder_under_chatting_sessions_needs_force(
+    mode: Mode, tmp_path: Path
+) -> None:
+    write_tiny("bert", tmp_path).rename(tmp_path / "encoder.gguf")
+    async with (
+        running_daemon(CONFIG, models_dir=tmp_path) as daemon,
+        AsyncClient(daemon.socket) as client,
+        client.session("live") as session,
+    ):
+        assert await session.chat("hello") == "hello"
+
+        with pytest.raises(UnsupportedOperation, match=r"'encoder\.gguf' only makes embeddings"):
+            await client.swap("live", "encoder", mode=mode)
+        assert await session.chat("still here") == "still here"
+
+        await client.swap("live", "encoder", mode=mode, force=True)
+        with pytest.raises(UnsupportedOperation):
+            await session.chat("no answer")
+
+
+async def test_a_swap_to_an_encoder_needs_no_force_under_sessions_that_embed(
+    tmp_path: Path,
+) -> None:
+    write_tiny("bert", tmp_path).rename(tmp_path / "encoder.gguf")
+    async with (
+        running_daemon(CONFIG, models_dir=tmp_path) as daemon,
+        AsyncClient(daemon.socket) as client,
+    ):
+        graph = await client.load_by_name("live")
+        context = await client.init_execution_context(graph)
+        await client.set_options(context, {"embedding": True})
+        await client.swap("live", "encoder")
