@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .output import fraction_bar
+from .output import fraction_bar, note
 
 if TYPE_CHECKING:
-    from ...ipc.client import Client, Session
+    from ...ipc.client import Client, Graph, Session
 
 RETRIES = 2
 SOFTWARE = "inferd cli"
@@ -32,14 +32,45 @@ def socket_of(socket: Path | None) -> Path:
 
 @contextmanager
 def session_of(
-    socket: Path | None, model: str, *, show_bar: bool, **arguments: Any
+    socket: Path | None,
+    model: str,
+    *,
+    show_bar: bool,
+    options: Mapping[str, Any] | None = None,
+    **arguments: Any,
 ) -> Iterator[Session]:
-    """Yield a session with *model*, after a progress bar for its load.
+    """Yield a session with *model*, after a progress bar for its load. Parameters of the model in
+    *options* are requested for the load; a line says which ones it does not apply.
 
     *arguments* are those of `Client.session`.
     """
+    options = options or {}
+    config = {name: value for name, value in options.items() if _is_of_model(name)}
+    arguments["options"] = {k: v for k, v in options.items() if k not in config} or None
     with ExitStack() as stack:
         client = stack.enter_context(client_of(socket, retries=RETRIES))
         with fraction_bar(f"loading {model}", show=show_bar) as report:
-            session = stack.enter_context(client.session(model, on_progress=report, **arguments))
+            session = client.session(model, config=config or None, on_progress=report, **arguments)
+            stack.enter_context(session)
+        note_not_applied(session.graph, config)
         yield session
+
+
+def _is_of_model(name: str) -> bool:
+    from ...backends.params import BY_SPELLING
+
+    parameter = BY_SPELLING.get(name.replace("_", "-"))
+    return parameter is not None and parameter.level == "model"
+
+
+def note_not_applied(graph: Graph, requested: Mapping[str, Any]) -> None:
+    """Print which *requested* parameters of the model are not applied, and the values in force."""
+    from ...backends.params import BY_SPELLING
+
+    for name, value in requested.items():
+        in_force = graph.not_applied.get(BY_SPELLING[name.replace("_", "-")].name)
+        if in_force is not None:
+            note(
+                f"{name}={value} is not applied: {graph.model} has {in_force}"
+                f" (`inferd unload {graph.model}` first, or set it in the configuration)"
+            )

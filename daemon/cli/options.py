@@ -93,18 +93,24 @@ SettingPairs = Annotated[
 
 def read_pairs(pairs: list[str] | None, flag: str = "--option") -> dict[str, Any]:
     """Return KEY=VALUE pairs as a mapping; a value that is not valid JSON is a text."""
-    values: dict[str, Any] = {}
-    for key, value in _split_pairs(pairs, flag):
-        try:
-            values[key] = msgspec.json.decode(value)
-        except msgspec.DecodeError:
-            values[key] = value
-    return values
+    return {key: _json_or_text(value) for key, value in _split_pairs(pairs, flag)}
+
+
+def _json_or_text(value: str) -> Any:
+    try:
+        return msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return value
 
 
 def read_settings(pairs: list[str] | None) -> dict[str, Any]:
-    """Return the pairs of `--set` as flags for `load_config`."""
-    return {key.replace("-", "_"): value for key, value in _split_pairs(pairs, "--set")}
+    """Return the pairs of `--set` as flags for `load_config`: KEY is a setting, `models.NAME.KEY`
+    or `defaults.KEY`.
+    """
+    return {
+        key if "." in key else key.replace("-", "_"): _json_or_text(value) if "." in key else value
+        for key, value in _split_pairs(pairs, "--set")
+    }
 
 
 def _split_pairs(pairs: list[str] | None, flag: str) -> Iterator[tuple[str, str]]:

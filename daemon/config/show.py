@@ -16,7 +16,7 @@ from .access_settings import ACCESS_KEYS, MEMBER_PRIORITY_MAX, MEMBER_RIGHTS
 from .declaration import hyphens
 from .forms import GroupName, Mode
 from .model_settings import AdapterConfig, ModelConfig
-from .settings import SETTINGS, Config
+from .settings import SETTINGS
 from .sources import Sources
 
 DEFAULT = "default"
@@ -56,8 +56,8 @@ def in_force(sources: Sources) -> InForce:
             )
             for name, setting in SETTINGS.items()
         },
-        defaults={k: Value(v, f"{path} [defaults]") for k, v in config.defaults.items()},
-        models={name: _model(name, model, config, path) for name, model in config.models.items()},
+        defaults=_parameters("defaults", config.defaults, sources),
+        models={name: _model(name, model, sources) for name, model in config.models.items()},
         access={
             name: _rule(table, f"{path} [access.{name}]")
             for name, table in sources.document.get("access", {}).items()
@@ -65,18 +65,27 @@ def in_force(sources: Sources) -> InForce:
     )
 
 
-def _model(name: str, model: ModelConfig, config: Config, path: Path | None) -> dict[str, Value]:
-    place = f"{path} [models.{name}]"
+def _parameters(table: str, values: Mapping[str, Any], sources: Sources) -> dict[str, Value]:
+    """Return the values of a *table* with their origins, flags or the file."""
+    place = f"{sources.file} [{table}]"
+    return {
+        key: Value(_plain(value), sources.origins.get(f"{table}.{key}", place))
+        for key, value in values.items()
+    }
+
+
+def _model(name: str, model: ModelConfig, sources: Sources) -> dict[str, Value]:
     own = {
         "backend": model.backend,
         "file": model.file,
         "echo": model.echo,
         "adapters": model.adapters,
     }
+    table = f"models.{name}"
     return {
-        **{key: Value(_plain(value), place) for key, value in own.items() if value},
-        **{key: Value(value, f"{path} [defaults]") for key, value in config.defaults.items()},
-        **{key: Value(value, place) for key, value in model.options.items()},
+        **_parameters(table, {key: value for key, value in own.items() if value}, sources),
+        **_parameters("defaults", sources.config.defaults, sources),
+        **_parameters(table, model.options, sources),
     }
 
 

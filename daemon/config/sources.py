@@ -20,7 +20,7 @@ import msgspec
 import platformdirs
 
 from ...backends.errors import InvalidArgument
-from ...backends.params import nearest
+from ...backends.params import BY_SPELLING, nearest
 from ...ipc.paths import daemon_socket_path
 from ..residency.machine import MachineMemory, cores_usable
 from .access_settings import read_access
@@ -58,7 +58,9 @@ class Sources(msgspec.Struct, frozen=True):
     file: Path | None
     document: dict[str, Any]
     origins: dict[str, str]
-    """Origins by name of field; a default has no origin."""
+    """Origins by name of field, or by `models.NAME.KEY` and `defaults.KEY` of a flag; a default has
+    no origin, a value of a table in the file neither.
+    """
 
 
 def load_config(
@@ -74,18 +76,21 @@ def read_sources(
     """Read flags, environment and file.
 
     *flags* holds settings by name, and the file as `config`; None means that the flag was not
-    given. Text is converted, so flags may be passed as the user typed them.
+    given. Text is converted, so flags may be passed as the user typed them. The flags
+    `models.NAME.KEY` and `defaults.KEY` replace values of the file's tables.
 
     :raises ConfigError: a key is unknown or a value invalid; the error lists all of them.
     """
-    flags = {hyphens(k): v for k, v in (flags or {}).items() if v is not None}
+    given = {k: v for k, v in (flags or {}).items() if v is not None}
+    flags = {hyphens(k): v for k, v in given.items() if "." not in k}
     environ = os.environ if environ is None else environ
     errors = ErrorList(lines=[])
     path = configuration_file(flags.pop("config", None), environ)
-    in_file = errors.at(f"{path}: ")
+    in_file = errors.at(f"{path}: " if path else "--set: ")
     document = _read_document(path, in_file) if path else {}
+    in_tables = {k: v for k, v in given.items() if "." in k}
+    origins = _set_in_tables(document, in_tables, errors)
     values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
     for key, value, place, origin in itertools.chain(
         _daemon_table(document, path, in_file),
         _variables(environ, errors),
@@ -112,6 +117,35 @@ def read_sources(
         raise ConfigError(errors.lines)
     config = replace(config, models=models, defaults=options, access=access)
     return Sources(config, path, document, origins)
+
+
+def _set_in_tables(
+    document: dict[str, Any], values: Mapping[str, Any], errors: ErrorList
+) -> dict[str, str]:
+    """Set values such as `models.NAME.KEY` in the tables of *document*, in place of any spelling
+    of the same parameter. Return their origins.
+    """
+    origins: dict[str, str] = {}
+    for path, value in values.items():
+        place, _, key = path.rpartition(".")
+        kind, _, name = place.partition(".")
+        if (kind, bool(name)) not in (("models", True), ("defaults", False)):
+            errors.add(f"--set {path}: use models.NAME.KEY or defaults.KEY")
+            continue
+        table = document.setdefault(kind, {})
+        if name and isinstance(table, dict):
+            table = table.setdefault(name, {})
+        if isinstance(table, dict):  # otherwise the file has an error
+            name = _parameter_name(key)
+            for other in [k for k in table if _parameter_name(k) == name]:
+                del table[other]
+            table[key], origins[f"{place}.{name}"] = value, f"--set {path}"
+    return origins
+
+
+def _parameter_name(key: str) -> str:
+    parameter = BY_SPELLING.get(hyphens(key))
+    return key if parameter is None else parameter.name
 
 
 def _check_loopback(config: Config, errors: ErrorList) -> None:

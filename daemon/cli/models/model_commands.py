@@ -9,7 +9,7 @@ import typer
 
 from ...residency.sizes import size_text
 from .. import completion
-from ..client import client_of
+from ..client import client_of, note_not_applied
 from ..one_shot import OneShotClient
 from ..options import Force, JsonOutput, ModelName, SocketPath
 from ..output import Columns, fraction_bar, table, write_json, write_list, write_result
@@ -79,6 +79,12 @@ def load(
             help="How long it stays loaded without use; -1: until memory is short.",
         ),
     ] = None,
+    ctx_size: Annotated[
+        int | None,
+        typer.Option(
+            metavar="TOKENS", min=1, help="Context of each session, above the default of 4096."
+        ),
+    ] = None,
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
@@ -86,13 +92,17 @@ def load(
 
     It stays loaded for its keep-alive time.
     """
-    config = {} if keep_alive is None else {"keep-alive": keep_alive}
+    given = {"keep-alive": keep_alive, "ctx-size": ctx_size}
+    config = {key: value for key, value in given.items() if value is not None}
     with client_of(socket) as client, fraction_bar(f"loading {name}", show=not as_json) as report:
         graph = client.load_by_name_with_config(name, config, on_progress=report)
     document = {key: getattr(graph, key) for key in GRAPH_KEYS}
-    less = ", less than configured because memory is short" if graph.not_applied else ""
+    fitted = graph.not_applied.keys() - config.keys()
+    less = ", less than configured because memory is short" if fitted else ""
     text = f"{name} is loaded: {graph.slots} sessions at once, {graph.ctx_size} tokens each{less}"
     write_result(as_json, document, text)
+    if not as_json:
+        note_not_applied(graph, config)
 
 
 def unload(
@@ -118,12 +128,18 @@ def swap(
     name: ModelName,
     to: To,
     mode: Mode = "migrate",
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Swap to a model that generates no text even if sessions need text."
+        ),
+    ] = False,
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
     """Replace the model behind a name: its sessions continue, and no request fails."""
     with client_of(socket) as client:
-        result = client.swap(name, to, mode=mode)
+        result = client.swap(name, to, mode=mode, force=force)
     text = f"{name} is now {to} ({result.fingerprint}, {result.mode})"
     write_result(as_json, {"swapped": name, **msgspec.structs.asdict(result)}, text)
 

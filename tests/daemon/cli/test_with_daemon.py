@@ -207,6 +207,32 @@ def test_load_ps_and_unload(socket: str) -> None:
     assert "slow" not in [m["name"] for m in models]
 
 
+def test_load_sets_the_context_size_or_says_that_it_is_not_applied(socket: str) -> None:
+    inferd("unload", "slower", "--force", socket=socket)
+    loaded = inferd("load", "slower", "--ctx-size", "8192", socket=socket)
+    assert loaded.stdout == "slower is loaded: 4 sessions at once, 8192 tokens each\n"
+    assert loaded.stderr == ""
+    again = inferd("load", "slower", "--ctx-size", "10000", socket=socket)
+    assert again.exit_code == 0 and "8192 tokens each\n" in again.stdout
+    assert again.stderr == (
+        "ctx-size=10000 is not applied: slower has 8192"
+        " (`inferd unload slower` first, or set it in the configuration)\n"
+    )
+    inferd("unload", "slower", socket=socket)
+
+
+def test_run_requests_a_context_size_or_says_that_it_is_not_applied(socket: str) -> None:
+    inferd("unload", "echo", "--force", socket=socket)
+    first = inferd("run", "echo", "x" * 4200, "-o", "ctx-size=12000", socket=socket)
+    assert (first.exit_code, first.stderr) == (0, "")
+    larger = inferd("run", "echo", "hello", "-o", "n_ctx=20000", "-o", "temp=0", socket=socket)
+    assert larger.stdout == "hello\n"
+    assert larger.stderr.startswith("n_ctx=20000 is not applied: echo has 12000 (")
+    smaller = inferd("run", "echo", "x" * 200, "-o", "ctx-size=100", socket=socket)
+    assert smaller.exit_code == 1 and "the context holds 99" in smaller.stderr
+    inferd("unload", "echo", "--force", socket=socket)
+
+
 def test_a_model_in_use_is_unloaded_by_force_only(socket: str) -> None:
     with Client(socket) as client, client.session("slow"):
         refused = inferd("unload", "slow", socket=socket)

@@ -75,6 +75,7 @@ def rich(tmp_path: Path) -> Path:
 def test_check_prints_the_path_of_a_valid_file(rich: Path) -> None:
     assert inferd("config", "check", str(rich)).stdout == f"{rich}: no errors\n"
     shown = document(inferd("config", "check", str(rich), "--json"))
+    assert shown.pop("warnings") != []
     assert shown == {"file": str(rich), "models": ["small", "v1.5"], "errors": []}
     assert inferd("config", "check").stdout.startswith("no file; defaults and environment only")
 
@@ -96,6 +97,27 @@ def test_check_prints_all_errors_at_once_and_exits_with_2(tmp_path: Path) -> Non
     assert len(document(shown)["error"]["data"]["errors"]) == 3
     missing = inferd("config", "check", str(tmp_path / "none.toml"))
     assert missing.exit_code == 2 and "cannot be read: No such file" in missing.stderr
+
+
+def test_check_warns_of_missing_files_of_models(tmp_path: Path) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text(
+        '[daemon]\nmodels-dir = "."\n[models.here]\n[models.gone]\nfile = "gone.gguf"\n'
+        '[models.gone.adapters]\ntone = "tone.gguf"\n'
+        '[models.nowhere]\n[models.e]\nbackend = "echo"\n'
+    )
+    (tmp_path / "here.gguf").touch()
+    lines = [
+        "[models.nowhere]: `file` is missing, and so is nowhere.gguf in models-dir",
+        f"[models.gone]: {tmp_path}/gone.gguf does not exist",
+        f"[models.gone.adapters.tone]: {tmp_path}/tone.gguf does not exist",
+    ]
+
+    shown = inferd("config", "check", str(path))
+
+    assert (shown.exit_code, shown.stdout) == (0, f"{path}: no errors\n")
+    assert shown.stderr.splitlines() == [f"warning: {line}" for line in lines]
+    assert document(inferd("config", "check", str(path), "--json"))["warnings"] == lines
 
 
 # show
@@ -150,6 +172,39 @@ allow = []
 priority-max = "low"
 sessions-max = 2
 """
+
+
+def test_flags_set_parameters_of_models_and_their_defaults(rich: Path) -> None:
+    pairs = (
+        "models.small.ctx-size=8192", "models.small.temperature=0.9", "models.v1.5.n-predict=7",
+        "models.new.file=new.gguf", "defaults.top_k=3",
+    )  # fmt: skip
+    flags = [part for pair in pairs for part in ("--set", pair)]
+    lines = inferd("config", "show", "--origin", "--config", str(rich), *flags).stdout.splitlines()
+
+    for line in (
+        "ctx-size = 8192  # --set models.small.ctx-size",
+        "temp = 0.9  # --set models.small.temperature",
+        "n-predict = 7  # --set models.v1.5.n-predict",
+        f'file = "{rich.parent}/new.gguf"  # --set models.new.file',
+        "top-k = 3  # --set defaults.top_k",
+    ):
+        assert line in lines
+    assert f"temp = 0  # {rich} [models.small]" not in lines
+
+
+@pytest.mark.parametrize(
+    ("pair", "error"),
+    [
+        ("models.small.ctx-sise=1", "[models.small] unknown key 'ctx-sise'; did you mean"),
+        ("models.small.ctx-size=no", "'no' is not a number"),
+        ("models.small=1", "--set models.small: use models.NAME.KEY or defaults.KEY"),
+        ("access.all.allow=use", "--set access.all.allow: use models.NAME.KEY or defaults.KEY"),
+    ],
+)
+def test_a_wrong_flag_for_a_table_is_an_error(pair: str, error: str, rich: Path) -> None:
+    result = inferd("config", "check", str(rich), "--set", pair)
+    assert result.exit_code == 2 and error in result.stderr
 
 
 def test_access_rules_are_shown_with_their_defaults(tmp_path: Path) -> None:
