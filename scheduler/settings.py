@@ -11,6 +11,12 @@ class EngineSettings:
 
     ageing_tokens: int = 20_000
     quantum_tokens: int = 256
+    passed_over_s: float = 30.0
+    """After this time in which higher classes kept it from computing, a task may get one of the
+    reserved quanta.
+    """
+    reserved_share: int = 16
+    """One quantum in this many is reserved for tasks of lower classes."""
     reader_lag_s: float = 0.2
     reader_timeout_s: float = 300.0
     pull_batch_wait_s: float = 0.005

@@ -69,6 +69,12 @@ class Task:
     """The engine's token clock when this task last began to wait: it ages by the tokens since."""
     age: int = 0
     """Tokens that the engine computed during earlier waits of this task."""
+    computed_at: float = 0.0
+    """When a step last computed a token of it; before, when it arrived."""
+    passed_over_since: float = 0.0
+    """Since when it has computed only reserved quanta, if anything."""
+    reserved_tokens: int = 0
+    """Tokens that are left of a quantum reserved for it: until then it precedes all others."""
     boost: int = 0
     """The highest effective class of the tasks that wait for a prefix that it computes."""
     follows: bool = False
@@ -118,7 +124,7 @@ class Task:
         """
         tokens = unpack_tokens(spec.tokens)
         scope, session = scoped(spec.owner, spec.session, shared=shared)
-        before = spec.resume_point or ResumePoint()
+        before, submitted_at = spec.resume_point or ResumePoint(), now
         now -= before.age_s
         conditions = TurnConditions.from_params(spec.stopping)
         texts = (conditions.text, conditions.sentences) if conditions is not None else ()
@@ -135,6 +141,8 @@ class Task:
             session=session if spec.session else "",
             credit=spec.credit,
             clock_waiting=clock,
+            computed_at=submitted_at,
+            passed_over_since=submitted_at,
             tokens_requested=(before.tokens_requested if spec.resume_point else 1)
             if spec.pull
             else 0,
@@ -210,16 +218,32 @@ class Task:
         may = self.wants_token or (self.spec.pull and self.comparing_since is None)
         return self.pending > 0 and may
 
+    def count_tokens(self, count: int, now: float) -> None:
+        """Note that the step that ended at *now* computed *count* tokens of it."""
+        self.computed_at = now
+        if self.reserved_tokens:
+            self.reserved_tokens = max(0, self.reserved_tokens - count)
+        else:
+            self.passed_over_since = now
+
+    def note_reader(self, now: float, lag_s: float) -> None:
+        """Note that its reader takes tokens; the task was not passed over while it was away."""
+        if self.unread_since is not None and now >= self.unread_since + lag_s:
+            self.passed_over_since, self.reserved_tokens = now, 0
+        self.reader_away_since = None
+
     def yields(self, clock: int) -> bool:
         """Return whether it was parked by hand and therefore comes after all waiting tasks."""
         return clock < self.yields_until
 
+    def age_at(self, clock: int) -> int:
+        """Return the tokens that the engine computed while it waited."""
+        return self.age + (0 if self.state is TaskState.RUNNING else clock - self.clock_waiting)
+
     def effective_class(self, clock: int, ageing_tokens: int) -> int:
         """Return the class with the age: waiting tasks rise by one per *ageing_tokens*."""
-        age = self.age
-        if self.state is not TaskState.RUNNING:
-            age += clock - self.clock_waiting
-        return max(self.boost, min(PRIORITY_MAX, self.spec.priority + age // ageing_tokens))
+        raised = self.spec.priority + self.age_at(clock) // ageing_tokens
+        return max(self.boost, min(PRIORITY_MAX, raised))
 
     def stats(self, reason: StopReason, detail: str, now: float) -> TurnStats:
         """Return the statistics of the turn, ended at *now*."""

@@ -80,16 +80,19 @@ class CommandHandler:
             case m.Credit(events=events):
                 if task.credit >= 0:
                     task.credit = min(task.credit + events, self._tasks.settings.credit_max)
-                    task.reader_away_since = None
+                    self._note_reader(task)
             case m.PullToken():
                 task.tokens_requested += 1
-                task.reader_away_since = None
+                self._note_reader(task)
             case m.SentenceCompared():
                 self._steps.answers.apply_comparison(task, command)
             case m.Adjust():
                 self._queue_work(task, lambda: self._steps.answers.adjust_task(task, command))
             case m.Cancel():
                 self._tasks.fail_task(task, Cancelled("the turn was cancelled"))
+
+    def _note_reader(self, task: Task) -> None:
+        task.note_reader(self._tasks.clock.now, self._tasks.settings.reader_lag_s)
 
     def _submit_task(self, spec: m.TaskSpec) -> None:
         self.tokenizing.tasks_expected = max(0, self.tokenizing.tasks_expected - 1)

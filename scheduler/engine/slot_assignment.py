@@ -56,9 +56,10 @@ class SlotAssignment:
         tasks = self._tasks
         for task in tasks:
             task.boost = 0
+        waiting = self.eligible_tasks()
+        self._reserve_quantum(waiting)
         if tasks.queue:
-            order = tasks.order()
-            waiting, find = self.eligible_tasks(), tasks.leaders.find_leader
+            order, find = tasks.order(), tasks.leaders.find_leader
             plan = plan_slots(
                 waiting, self._slots.slots, order, tasks.settings, self._clock.now, find
             )
@@ -71,6 +72,15 @@ class SlotAssignment:
             for task in plan.start[: len(plan.start) - not_parked]:
                 self._start_task(task)
         self._slots.close_gaps()
+
+    def _reserve_quantum(self, waiting: Sequence[Task]) -> None:
+        """Give the quantum that is due, if any, to a task or text of a lower class."""
+        texts, clock, reserved = self._tasks.embeddings, self._clock, self._tasks.reserved
+        if clock.tokens >= reserved.next_at:
+            busy = [*(t for t in self._slots.tasks if t.has_work), *texts.running]
+            able = [*(t for t in waiting if t.has_work or t.wants_token), *busy, *texts.waiting]
+            order = self._tasks.order()
+            reserved.give_quantum(able, busy, order, clock.tokens, clock.now)
 
     def _start_task(self, task: Task) -> None:
         now = self._clock.now

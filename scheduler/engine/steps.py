@@ -87,6 +87,7 @@ class Steps:
             self._clock.tokens += part.count
             self._metrics.counts["embedded"] += part.count
             self._tasks.owners.served[part.task.spec.owner] += part.count
+            part.task.count_tokens(part.count, self._clock.now)
         self._age_others(batch, [*self._embeddings.running, *passed_over])
         for task, embedded in done:
             self._tasks.finish_embedding(task, embedded)
@@ -169,6 +170,7 @@ class Steps:
         prompt_left = max(0, task.prompt_size - task.computed - task.dropped)
         counts["prompt"] += min(part.count, prompt_left)
         task.computed += part.count
+        task.count_tokens(part.count, self._clock.now)
         task.quantum += part.count
         task.shift_pending = False
         task.has_logits = task.pending == 0

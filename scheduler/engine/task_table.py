@@ -13,6 +13,7 @@ from ..output.stopping.ending import EMBEDDED, Ending
 from ..policy.plan import Order, OwnerClock
 from ..policy.prefix_sharing import Leaders, prefix_hash_of
 from ..policy.queue_view import QueueView
+from ..policy.reserved_quantum import ReservedQuanta
 from ..policy.wait_estimate import TurnEstimator
 from ..recording.reporter import Reporter
 from ..settings import EngineSettings
@@ -41,7 +42,7 @@ class TaskTable:
         self.reporter = Reporter(model)
         self.embeddings = EmbeddingQueue(model, settings)
         self.queue: list[Task] = []
-        self.owners = OwnerClock()
+        self.owners, self.reserved = OwnerClock(), ReservedQuanta(settings)
         self.leaders = Leaders(kv.search, model.info.kv_kind, settings.shared_prefix_tokens_min)
         self._ctx_size = model.info.ctx_size
         self._estimator = TurnEstimator()

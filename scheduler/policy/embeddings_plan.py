@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...backends import EmbedInfo
+from ..priority import PRIORITY_MAX
 from ..task import Task
 from .cost import StepCost
 from .plan import FIRST_STEP_TOKENS, Order, ScheduledTokens, SlotPlan, StepBudget
@@ -34,13 +35,15 @@ def plan_texts(
     waiting: Sequence[Task], running: Sequence[Task], order: Order, info: EmbedInfo
 ) -> SlotPlan:
     """Decide which texts get a slot: in the order of the queue, and none before a text that does
-    not fit. A text parks those of an effective class below its own class, the last of them first.
+    not fit. A text parks those of an effective class below its own class, the last of them first;
+    one with a reserved quantum parks any.
     """
     running = list(running)
     park: list[Task] = []
     start: list[Task] = []
     for task in sorted(waiting, key=order.key):
-        lower = [t for t in running if order.effective(t) < task.spec.priority]
+        own = PRIORITY_MAX + 1 if task.reserved_tokens else task.spec.priority
+        lower = [t for t in running if order.effective(t) < own and not t.reserved_tokens]
         if not _fits(task, [t for t in running if t not in lower], info):
             break
         while not _fits(task, running, info):

@@ -77,8 +77,8 @@ class OwnerClock:
 
 
 class Order:
-    """The order of tasks: (effective class, tokens served to the owner, place). Tasks that were
-    parked by hand come last.
+    """The order of tasks: (effective class, tokens served to the owner, place). A task with a
+    reserved quantum comes first, tasks that were parked by hand last.
 
     The place is that of arrival; a task that is parked after a quantum gets a new last place.
     """
@@ -93,15 +93,27 @@ class Order:
 
     def effective(self, task: Task) -> int:
         """Return the class of *task* with its age."""
+        if task.reserved_tokens:
+            return PRIORITY_MAX
         own = task.effective_class(self._clock, self._settings.ageing_tokens)
         return max(own, self._lifted.get(task.arrival, 0))
 
+    def age(self, task: Task) -> int:
+        """Return the age of *task* in tokens."""
+        return task.age_at(self._clock)
+
+    def yields(self, task: Task) -> bool:
+        """Return whether *task* was parked by hand and still gives way to all others."""
+        return task.yields(self._clock)
+
     def key(self, task: Task) -> tuple[bool, int, int, int]:
         """Return the sort key of *task*; the least goes first."""
-        return (task.yields(self._clock), *self.rank(task), task.queue_number)
+        return (self.yields(task), *self.rank(task), task.queue_number)
 
     def rank(self, task: Task) -> tuple[int, int]:
         """Return the part of `key` before the place: equals alternate by quanta."""
+        if task.reserved_tokens:
+            return -PRIORITY_MAX - 1, 0
         return -self.effective(task), self._owners.served[task.spec.owner]
 
 
@@ -115,11 +127,11 @@ def plan_slots(
 ) -> SlotPlan:
     """Decide which tasks are parked and which get a slot, the first in order first.
 
-    A task preempts a running one at once if its own class is above the other's effective class, or
-    if the other was not read for `reader_lag_s`. Otherwise it preempts one whose quantum has ended,
-    if its effective class is higher, or equal and its owner was not served more. *find_leader*
-    returns the running task that computes a prefix of a task, which then takes no slot until the
-    prefix is computed.
+    A task preempts a running one at once if its own class is above the other's effective class, if
+    it has a reserved quantum, or if the other was not read for `reader_lag_s`. Otherwise it preempts
+    one whose quantum has ended, if its effective class is higher, or equal and its owner was not
+    served more. *find_leader* returns the running task that computes a prefix of a task, which then
+    takes no slot until the prefix is computed.
     """
     waiting = sorted((t for t in queue if t.has_work or t.wants_token), key=order.key)
     staying = [s.task for s in slots if s.task is not None]
@@ -153,14 +165,14 @@ def plan_slots(
 def _victim(
     task: Task, running: Sequence[Task], order: Order, settings: EngineSettings, now: float
 ) -> Task | None:
-    running = [t for t in running if not t.shift_pending]
+    running = [t for t in running if not (t.shift_pending or t.reserved_tokens)]
     unread = [t for t in running if reader_lags(t, settings, now)]
     if unread:
         return min(unread, key=lambda t: (order.effective(t), -t.arrival))
     lowest = min(running, key=lambda t: (order.effective(t), -t.arrival), default=None)
     if lowest is None:
         return None
-    if task.spec.priority > order.effective(lowest):
+    if task.reserved_tokens or task.spec.priority > order.effective(lowest):
         return lowest
     done = [
         t

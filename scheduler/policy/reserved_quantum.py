@@ -1,0 +1,45 @@
+"""The quanta that are reserved for tasks of lower classes, so that no task waits for ever.
+
+Pure, as in `plan`: the tokens computed so far and the time are passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..settings import EngineSettings
+from ..task import Task
+from .plan import Order
+
+
+class ReservedQuanta:
+    """Gives one quantum in `reserved_share` to the longest-waiting task of a lower class, once it
+    was passed over for `passed_over_s`.
+
+    Age in tokens alone would take minutes on a slow machine. Owned by the engine.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
+        self.next_at = 0
+        """The token clock at which the next quantum is due."""
+
+    def give_quantum(
+        self, able: Iterable[Task], busy: Iterable[Task], order: Order, clock: int, now: float
+    ) -> None:
+        """Give a quantum, if one is due, to one of the *able* tasks, which could compute but are
+        below the highest class of the *busy* ones. A text to embed gets one for its whole size,
+        because it would start again otherwise.
+        """
+        if clock < self.next_at:
+            return
+        since, size = now - self._settings.passed_over_s, self._settings.quantum_tokens
+        late = [t for t in able if t.passed_over_since <= since and not t.reserved_tokens]
+        if not late:
+            return
+        highest = max(map(order.effective, busy), default=0)
+        late = [t for t in late if order.effective(t) < highest]
+        if late:
+            task = min(late, key=lambda t: (t.computed_at, t.arrival))
+            task.reserved_tokens = max(size, task.pending) if task.spec.embed else size
+            self.next_at = clock + self._settings.reserved_share * size
