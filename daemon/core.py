@@ -27,6 +27,7 @@ from ..ipc.messages import (
 )
 from ..ipc.server.server import Server
 from ..ipc.server.server_connection import Request, ServerConnection
+from ..scheduler.settings import EngineSettings
 from ..sessions import (
     DAY_S,
     AdmissionBounds,
@@ -50,6 +51,7 @@ from .metrics.daemon_counters import DaemonCounters
 from .models.lease import DormantLease, Lease
 from .models.registry import Registry
 from .models.similarity import EmbeddingComparer
+from .models.specs import engine_settings
 from .models.swap import Swaps
 from .open_files import descriptors_max
 from .residency.machine import MachineMemory
@@ -116,7 +118,8 @@ class Daemon:
                 config.prompt_tokens_waiting_user_max,
                 config.sessions_user_max,
                 config.session_bytes_user_max,
-            )
+            ),
+            settings=EngineSettings(**engine_settings(config)),
         )
         self.ledger.turn_listeners.append(self.counters)
         machine = machine or MachineMemory()

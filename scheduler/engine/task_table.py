@@ -163,8 +163,10 @@ class TaskTable:
             [*self.queue, *texts.waiting],
             len(self.slots) + len(texts.running),
             self.order(),
+            self.settings,
             self._estimator,
             self.clock.now,
+            self.reserved.next_at - self.clock.tokens,
         )
 
     def report_positions(self) -> None:

@@ -41,8 +41,8 @@ class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
     computed_tokens: int
     output_tokens: int
     waited_s: float
-    starts_in_s: float
-    """Estimated seconds until it gets a slot."""
+    starts_in_s: float | None
+    """Estimated seconds until it gets a slot; None if there is no bound."""
 
 
 class MemoryEstimate(Message):
@@ -124,11 +124,13 @@ class StateChanged(TaskMessage):
 
 
 class Position(TaskMessage):
-    """A task's place of *waiting* ones: 1 is the next to get a slot, in about *starts_in_s*."""
+    """A task's place of *waiting* ones: 1 is the next to get a slot, in about *starts_in_s*, if
+    there is a bound.
+    """
 
     position: int
     waiting: int
-    starts_in_s: float
+    starts_in_s: float | None
 
 
 class Shifted(TaskMessage):

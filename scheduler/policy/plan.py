@@ -128,10 +128,10 @@ def plan_slots(
     """Decide which tasks are parked and which get a slot, the first in order first.
 
     A task preempts a running one at once if its own class is above the other's effective class, if
-    it has a reserved quantum, or if the other was not read for `reader_lag_s`. Otherwise it preempts
-    one whose quantum has ended, if its effective class is higher, or equal and its owner was not
-    served more. *find_leader* returns the running task that computes a prefix of a task, which then
-    takes no slot until the prefix is computed.
+    it has a reserved quantum, or if the other was not read for `reader_lag_s`. Otherwise it
+    preempts one whose quantum has ended, if its effective class is higher, or equal and its owner
+    was not served more. *find_leader* returns the running task that computes a prefix of a task,
+    which then takes no slot until the prefix is computed.
     """
     waiting = sorted((t for t in queue if t.has_work or t.wants_token), key=order.key)
     staying = [s.task for s in slots if s.task is not None]
@@ -165,10 +165,11 @@ def plan_slots(
 def _victim(
     task: Task, running: Sequence[Task], order: Order, settings: EngineSettings, now: float
 ) -> Task | None:
-    running = [t for t in running if not (t.shift_pending or t.reserved_tokens)]
+    running = [t for t in running if not t.shift_pending]
     unread = [t for t in running if reader_lags(t, settings, now)]
     if unread:
         return min(unread, key=lambda t: (order.effective(t), -t.arrival))
+    running = [t for t in running if not t.reserved_tokens]
     lowest = min(running, key=lambda t: (order.effective(t), -t.arrival), default=None)
     if lowest is None:
         return None

@@ -6,13 +6,16 @@ from collections.abc import Iterator, Sequence
 
 from .. import messages as m
 from ..priority import Priority
+from ..settings import EngineSettings
 from ..task import Task
-from .plan import Order
-from .wait_estimate import RemainingWork, TurnEstimator, expected_starts
+from .plan import Order, reader_lags
+from .wait_estimate import QueuedTask, RemainingWork, StartEstimator, TurnEstimator
 
 
 class QueueView:
-    """The queue at one moment. *estimator* has learned from the turns that have ended."""
+    """The queue at one moment. *estimator* has learned from the turns that have ended;
+    *reserved_after* is as in `StartEstimator`.
+    """
 
     def __init__(
         self,
@@ -20,34 +23,85 @@ class QueueView:
         queue: Sequence[Task],
         slots: int,
         order: Order,
+        settings: EngineSettings,
         estimator: TurnEstimator,
         now: float,
+        reserved_after: int,
     ):
         self._running, self._order, self._now = running, order, now
-        self._estimator = estimator
+        self._slots, self._settings, self._estimator = slots, settings, estimator
         self._waiting = sorted(queue, key=order.key)
-        busy, waiting = map(self._remaining, running), map(self._remaining, self._waiting)
-        self._starts = expected_starts([*busy], [*waiting], slots, estimator.token_times)
+        self._reserved_after = reserved_after
+
+    def _starts(self) -> list[float | None]:
+        """Return the seconds until each waiting task gets a slot; None without a bound: it was
+        parked by hand, or waits for its reader or for KV space.
+        """
+        bounded = [t for t in self._waiting if self._may_start(t)]
+        estimator = StartEstimator(
+            [self._queued(t) for t in self._running],
+            [self._queued(t) for t in bounded],
+            self._slots,
+            self._estimator.token_times,
+            self._settings,
+            self._reserved_after,
+        )
+        starts = dict(zip(map(id, bounded), estimator.starts(), strict=True))
+        return [starts.get(id(t)) for t in self._waiting]
+
+    def _may_start(self, task: Task) -> bool:
+        """Return whether *task* gets a slot in its order."""
+        return (
+            (task.has_work or task.wants_token)
+            and not self._order.yields(task)
+            and not task.preempted_by_kv_pressure
+            and not reader_lags(task, self._settings, self._now)
+        )
+
+    def _queued(self, task: Task) -> QueuedTask:
+        age, ageing = self._order.age(task), self._settings.ageing_tokens
+        return QueuedTask(
+            self._remaining(task),
+            task.spec.priority,
+            self._order.effective(task),
+            rises_after=ageing - age % ageing,
+            served=self._order.rank(task)[1],
+            quantum=task.quantum,
+            idle_s=self._now - task.computed_at,
+            passed_over_s=self._now - task.passed_over_since,
+        )
 
     def _remaining(self, task: Task) -> RemainingWork:
         prompt = max(0, task.prompt_size - task.computed - task.dropped)
-        return self._estimator.remaining_work(prompt, task.generated, task.spec.n_predict)
+        if task.spec.embed is not None:
+            return RemainingWork(prompt, 0, 0)
+        work = self._estimator.remaining_work(prompt, task.generated, task.spec.n_predict)
+        if task.spec.ctx_shift:
+            return work
+        left = max(0, task.ctx_size - len(task.tokens))
+        return RemainingWork(
+            prompt, min(work.output_tokens, left), min(work.output_tokens_max, left)
+        )
 
     def changed_positions(self) -> Iterator[m.Position]:
         """Yield the places that have changed since the last report, of tasks that subscribed."""
-        for position, task in enumerate(self._waiting, 1):
-            if task.spec.watch and task.reported_position != position:
-                task.reported_position = position
-                starts_in_s = self._starts[position - 1]
-                yield m.Position(task.spec.id, position, len(self._waiting), starts_in_s)
+        changed = {
+            i: t
+            for i, t in enumerate(self._waiting)
+            if t.spec.watch and t.reported_position != i + 1
+        }
+        starts = self._starts() if changed else []
+        for i, task in changed.items():
+            task.reported_position = i + 1
+            yield m.Position(task.spec.id, i + 1, len(self._waiting), starts[i])
 
     def entries(self) -> list[m.QueueEntry]:
         """Return the running tasks by slot, then the waiting ones in order."""
-        starts = zip(self._waiting, self._starts, strict=True)
+        starts = zip(self._waiting, self._starts(), strict=True)
         waiting = [self._entry(t, i, s) for i, (t, s) in enumerate(starts, 1)]
         return [self._entry(t, 0, 0.0) for t in self._running] + waiting
 
-    def _entry(self, task: Task, position: int, starts_in_s: float) -> m.QueueEntry:
+    def _entry(self, task: Task, position: int, starts_in_s: float | None) -> m.QueueEntry:
         return m.QueueEntry(
             task_id=task.spec.id,
             state=task.state.value,

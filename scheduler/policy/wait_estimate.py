@@ -1,28 +1,36 @@
 """Estimated starts of waiting tasks: a pure simulation, and the token times that it uses.
 
-The simulation knows a task by its remaining tokens, and a slot by the time that a token takes while
-the other slots are busy. Tasks only wait when all slots are busy, so times measured on turns that
-shared the model hold for those that wait.
+The simulation knows a task by its class and its remaining tokens, and a slot by the time that a
+token takes while the other slots are busy. Tasks only wait when all slots are busy, so times
+measured on turns that shared the model hold for those that wait.
 """
 
 from __future__ import annotations
 
-import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..priority import Priority
+from ..settings import EngineSettings
+
 FORGET = 0.9
 """Weight of earlier turns beside a new one: the last ten turns weigh about two thirds."""
+TOKEN_S_MIN = 1e-9
+"""Avoids division by zero when the clock has not advanced."""
 PROMPT_S, OUTPUT_S, OUTPUT_TOKENS = 0.003, 0.05, 128.0
 """Assumptions before the first turn has ended; they fit a small model on two cores."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemainingWork:
-    """The rest of a task: prompt tokens to compute, output tokens to expect."""
+    """The rest of a task: prompt tokens to compute, output tokens to expect (`math.inf`: there is
+    no sign of its end), and the most output tokens that its limit allows.
+    """
 
     prompt_tokens: int
     output_tokens: float
+    output_tokens_max: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,31 +41,119 @@ class TokenTimes:
     output_s: float
 
     def seconds(self, work: RemainingWork) -> float:
-        """Return how long *work* occupies a slot."""
+        """Return how long *work* is expected to occupy a slot."""
         return work.prompt_tokens * self.prompt_s + work.output_tokens * self.output_s
 
+    def seconds_max(self, work: RemainingWork) -> float:
+        """Return how long *work* can occupy a slot."""
+        return work.prompt_tokens * self.prompt_s + work.output_tokens_max * self.output_s
 
-def expected_starts(
-    running: Sequence[RemainingWork],
-    waiting: Sequence[RemainingWork],
-    slots: int,
-    times: TokenTimes,
-) -> list[float]:
-    """Return when each of *waiting*, in order, gets a slot: seconds from now.
 
-    Each takes the slot that is free first and keeps it to its end. If more tasks are *running* than
-    there are *slots*, the later ones wait too, before the others.
+@dataclass(frozen=True, slots=True)
+class QueuedTask:
+    """A running or waiting task, as far as its class, age and past decide who gets a slot."""
+
+    work: RemainingWork
+    priority: int = Priority.NORMAL
+    effective: int = Priority.NORMAL
+    rises_after: float = math.inf
+    """Tokens after which its effective class rises, while it waits."""
+    served: int = 0
+    """Tokens computed for its owner."""
+    quantum: int = 0
+    """Tokens computed in its quantum, if it runs."""
+    idle_s: float = 0.0
+    """Time since a token of it was computed."""
+    passed_over_s: float = 0.0
+    """Time since which higher classes have kept it from computing."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    task: QueuedTask
+    end_s: float
+    end_s_max: float
+    quantum_end_s: float
+
+
+class StartEstimator:
+    """Predicts when each of the *waiting* tasks, in order, gets one of the *slots*.
+
+    If more tasks are *running* than there are slots, the later ones wait too, before the others.
+    *reserved_after* is the number of tokens until the next reserved quantum is due.
     """
-    extra = list(running[slots:])
-    free_at = [times.seconds(work) for work in running[:slots]]
-    free_at += [0.0] * (slots - len(free_at))
-    heapq.heapify(free_at)
-    starts = []
-    for work in (*extra, *waiting):
-        start = free_at[0]
-        heapq.heapreplace(free_at, start + times.seconds(work))
-        starts.append(start)
-    return starts[len(extra) :]
+
+    def __init__(
+        self,
+        running: Sequence[QueuedTask],
+        waiting: Sequence[QueuedTask],
+        slots: int,
+        times: TokenTimes,
+        settings: EngineSettings,
+        reserved_after: int = 0,
+    ):
+        self._times, self._settings = times, settings
+        self._quantum_s = settings.quantum_tokens * times.output_s
+        self._token_s = times.output_s / slots
+        self._extra, self._waiting = running[slots:], waiting
+        nobody = QueuedTask(RemainingWork(0, 0, 0), effective=Priority.LOW)
+        self._slots = [_Slot(nobody, 0.0, 0.0, 0.0) for _ in range(slots)]
+        for slot, task in zip(self._slots, running, strict=False):
+            self._occupy_slot(slot, task, -task.quantum * times.output_s, 0.0)
+        self._reserved = self._reserved_starts(reserved_after)
+
+    def starts(self) -> list[float]:
+        """Return the seconds from now until each waiting task gets a slot."""
+        for task in self._extra:
+            self._start_task(task)
+        return [self._start_task(task) for task in self._waiting]
+
+    def _start_task(self, task: QueuedTask) -> float:
+        """Give *task* the slot that it gets first; return when. It keeps the slot to its end, or to
+        the end of its quantum if another task waits.
+        """
+        slot = min(self._slots, key=lambda slot: self._free_at(slot, task))
+        start = self._free_at(slot, task)
+        reserved = self._reserved.get(id(task), math.inf)
+        if reserved < start:
+            return reserved  # for one quantum, then the slot's task continues
+        self._occupy_slot(slot, task, start, start)
+        return start
+
+    def _occupy_slot(self, slot: _Slot, task: QueuedTask, quantum_s: float, start: float) -> None:
+        """Give *slot* to *task* at *start*, which began its quantum at *quantum_s*. A preempted
+        task follows it in the slot.
+        """
+        preempts = task.priority > slot.task.effective
+        left, left_max = (slot.end_s, slot.end_s_max) if preempts else (0.0, 0.0)
+        slot.task, slot.quantum_end_s = task, quantum_s + self._quantum_s
+        slot.end_s = start + self._times.seconds(task.work) + left
+        slot.end_s_max = start + self._times.seconds_max(task.work) + left_max
+
+    def _free_at(self, slot: _Slot, task: QueuedTask) -> float:
+        """Return when *task* can have a slot: at once if its class is higher, at the end of a
+        quantum once its class is equal and its owner was not served more, or when the slot's task
+        is expected to end; if that has a higher class, others may follow it, so its limit counts.
+        """
+        if task.priority > slot.task.effective:
+            return 0.0
+        at, rises = max(0.0, slot.quantum_end_s), slot.task.effective - task.effective
+        if rises > 0:
+            tokens = task.rises_after + (rises - 1) * self._settings.ageing_tokens
+            at = max(at, tokens * self._token_s + self._quantum_s)
+        lead_s = max(0, task.served - slot.task.served) * self._times.output_s
+        return min(slot.end_s_max if rises > 0 else slot.end_s, at + lead_s)
+
+    def _reserved_starts(self, reserved_after: int) -> dict[int, float]:
+        """Return when waiting tasks of lower classes get a reserved quantum, by their `id`."""
+        highest = max(slot.task.effective for slot in self._slots)
+        lower = [t for t in self._waiting if t.effective < highest]
+        period_s = self._settings.reserved_share * self._settings.quantum_tokens * self._token_s
+        due_s, found = max(0, reserved_after) * self._token_s, {}
+        for task in sorted(lower, key=lambda t: -t.idle_s):
+            found[id(task)] = due_s = max(due_s, self._settings.passed_over_s - task.passed_over_s)
+            due_s += period_s
+        return found
 
 
 class TurnEstimator:
@@ -76,7 +172,8 @@ class TurnEstimator:
     @property
     def token_times(self) -> TokenTimes:
         """The time of a token, by the turns so far."""
-        return TokenTimes(self._prompt.value, self._output.value)
+        times = self._prompt.value, self._output.value
+        return TokenTimes(*(max(seconds, TOKEN_S_MIN) for seconds in times))
 
     def learn_rates(
         self, prompt_tokens: int, prompt_s: float, output_tokens: int, output_s: float
@@ -95,13 +192,13 @@ class TurnEstimator:
         """Return the rest of a task with *prompt_tokens* to compute and *done* output tokens, whose
         output is bounded by *limit* (-1: unbounded).
 
-        An answer that exceeds the mean is expected to continue for another quarter of it.
+        An answer that is longer than expected may reach its limit; so may the first answers.
         """
-        mean = self.mean_length.value
-        if limit < 0:
-            return RemainingWork(prompt_tokens, max(mean - done, mean / 4))
-        whole = max(min(mean, limit), self._share.value * limit)
-        return RemainingWork(prompt_tokens, min(max(whole - done, mean / 4), max(0, limit - done)))
+        whole = self.mean_length.value if self.mean_length.known else 0.0
+        bound = math.inf
+        if limit >= 0:
+            whole, bound = max(min(whole, limit), self._share.value * limit), max(0, limit - done)
+        return RemainingWork(prompt_tokens, whole - done if whole > done else bound, bound)
 
 
 class RunningRatio:
@@ -110,6 +207,11 @@ class RunningRatio:
     def __init__(self, assumed: float):
         self.value = assumed
         self._sum = self._count = 0.0
+
+    @property
+    def known(self) -> bool:
+        """Whether there was a sample."""
+        return self._count > 0
 
     def add_sample(self, sum_: float, count: float) -> None:
         """Add to both sums; a *count* of 0 changes nothing."""

@@ -27,8 +27,8 @@ class Ticket:
     output: Sized = ()
     """The turn's output so far; only its length is used."""
     state: SessionState = SessionState.WAITING
-    started_at: float = 0.0
-    """The time at which it got its slot."""
+    state_since: float = 0.0
+    """The time at which it entered its present state."""
     quota_checked: bool = False
     """The token quota was checked already, for the first turn of the same call."""
     resumed_tokens: int = 0

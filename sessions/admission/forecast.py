@@ -12,12 +12,15 @@ from copy import deepcopy
 
 from ...scheduler.messages import TurnStats
 from ...scheduler.policy.wait_estimate import (
+    QueuedTask,
     RemainingWork,
     RunningRatio,
+    StartEstimator,
     TurnEstimator,
-    expected_starts,
 )
+from ...scheduler.priority import PRIORITY_MAX
 from ...scheduler.recording.engine_metrics import Histogram
+from ...scheduler.settings import EngineSettings
 from ..table import SessionState
 from .bounds import AdmissionBounds, Ticket, WaitingCounts
 
@@ -25,8 +28,6 @@ _OWNERS_MAX = 4096
 """Owners whose computed tokens a model remembers."""
 _FORECASTS_MAX = 256
 """Models whose forecast is kept; names of models from descriptors are never used again."""
-PROMPT_S_MIN = 1e-9
-"""Avoids division by zero when the clock has not advanced."""
 RATIOS = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)
 """Upper bounds of the histogram of predicted by measured seconds."""
 OPEN_MAX = 32
@@ -39,7 +40,8 @@ class Forecast:
     the tokens computed for each owner, by which the engine orders owners fairly.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
         self._estimator = TurnEstimator()
         self._uncached = RunningRatio(1.0)
         self._computed: Counter[int] = Counter()
@@ -74,18 +76,44 @@ class Forecast:
     def slot_times(self, tickets: Sequence[Ticket], now: float) -> Iterator[tuple[float, Ticket]]:
         """Yield the seconds from *now* until each waiting turn of the model gets a slot."""
         running = [t for t in tickets if t.state is SessionState.RUNNING]
-        queue = self.slot_order(tickets)
-        starts = expected_starts(
-            [self._remaining_work(t, now) for t in running],
-            [self._remaining_work(t, now) for t in queue],
-            tickets[-1].slots,
+        queue, slots = self.slot_order(tickets, now), tickets[-1].slots
+        estimator = StartEstimator(
+            [self._queued(t, now, slots) for t in running],
+            [self._queued(t, now, slots) for t in queue],
+            slots,
             self._estimator.token_times,
+            self._settings,
         )
-        return zip(starts, queue, strict=True)
+        return zip(estimator.starts(), queue, strict=True)
 
-    def slot_order(self, tickets: Sequence[Ticket]) -> list[Ticket]:
-        """Return the waiting turns in the engine's expected order: by priority, then by the tokens
-        computed for their owner, then by arrival. The engine's aging of priorities is left out.
+    def _queued(self, ticket: Ticket, now: float, slots: int) -> QueuedTask:
+        """Return a turn as the estimate of starts sees it; its user's share is in the order."""
+        ageing, age = self._settings.ageing_tokens, self._age(ticket, now, slots)
+        state_s = now - ticket.state_since
+        waited_s = 0.0 if ticket.state is SessionState.RUNNING else state_s
+        return QueuedTask(
+            self._remaining_work(ticket, now),
+            ticket.priority,
+            self._effective(ticket, age),
+            rises_after=ageing - age % ageing,
+            quantum=int(state_s / self._estimator.token_times.output_s),
+            idle_s=waited_s,
+            passed_over_s=waited_s,
+        )
+
+    def _age(self, ticket: Ticket, now: float, slots: int) -> int:
+        """Return the tokens that the model's slots can have computed since a turn began to wait."""
+        if ticket.state is SessionState.RUNNING:
+            return 0
+        token_s = self._estimator.token_times.output_s / slots
+        return int((now - ticket.state_since) / token_s)
+
+    def _effective(self, ticket: Ticket, age: int) -> int:
+        return min(PRIORITY_MAX, ticket.priority + age // self._settings.ageing_tokens)
+
+    def slot_order(self, tickets: Sequence[Ticket], now: float) -> list[Ticket]:
+        """Return the waiting turns in the engine's expected order: by their class with its age,
+        then by the tokens computed for their owner, then by arrival.
         """
         computed = self._computed.copy()
         waiting: dict[int, dict[int, deque[Ticket]]] = {}
@@ -94,7 +122,8 @@ class Forecast:
                 # Most of it will be computed by the time that a slot is free.
                 computed[ticket.owner] += self._computed_at_end(ticket)
             else:
-                owners = waiting.setdefault(-ticket.priority, {})
+                effective = self._effective(ticket, self._age(ticket, now, tickets[-1].slots))
+                owners = waiting.setdefault(-effective, {})
                 owners.setdefault(ticket.owner, deque()).append(ticket)
         return [
             t for _, owners in sorted(waiting.items()) for t in self._fair_order(owners, computed)
@@ -127,7 +156,8 @@ class Forecast:
         """Return the expected number of tokens computed for a turn at its end."""
         output = len(ticket.output)
         rest = self._estimator.remaining_work(0, output, ticket.n_predict)
-        return round(self._prompt_to_compute(ticket) + output + rest.output_tokens)
+        rest_tokens = min(rest.output_tokens, self._estimator.mean_length.value)
+        return round(self._prompt_to_compute(ticket) + output + rest_tokens)
 
     def _remaining_work(self, ticket: Ticket, now: float) -> RemainingWork:
         """Return the rest of a turn's work; the progress of a prompt is estimated by its time."""
@@ -135,19 +165,20 @@ class Forecast:
         if output:
             prompt = 0.0
         elif ticket.state is SessionState.RUNNING:
-            prompt_s = max(self._estimator.token_times.prompt_s, PROMPT_S_MIN)
-            prompt = max(0.0, prompt - (now - ticket.started_at) / prompt_s)
+            done = (now - ticket.state_since) / self._estimator.token_times.prompt_s
+            prompt = max(0.0, prompt - done)
         return self._estimator.remaining_work(round(prompt), output, ticket.n_predict)
 
 
 class ModelForecasts:
     """Forecasts by model name. Owned by the ledger."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
         self._forecasts: OrderedDict[str, Forecast] = OrderedDict()
 
     def __getitem__(self, model: str) -> Forecast:
-        forecast = self._forecasts.setdefault(model, Forecast())
+        forecast = self._forecasts.setdefault(model, Forecast(self._settings))
         self._forecasts.move_to_end(model)
         if len(self._forecasts) > _FORECASTS_MAX:
             self._forecasts.popitem(last=False)
@@ -156,10 +187,10 @@ class ModelForecasts:
     def __len__(self) -> int:
         return len(self._forecasts)
 
-    def position(self, ticket: Ticket, tickets: Iterable[Ticket]) -> int:
+    def position(self, ticket: Ticket, tickets: Iterable[Ticket], now: float) -> int:
         """Return the position that a refused turn would have in its model's queue."""
         others = [t for t in tickets if t.model == ticket.model]
-        return self[ticket.model].slot_order([*others, ticket]).index(ticket) + 1
+        return self[ticket.model].slot_order([*others, ticket], now).index(ticket) + 1
 
     def admitted_in_s(
         self,

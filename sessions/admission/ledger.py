@@ -10,6 +10,7 @@ from ...backends.errors import Busy, QuotaExceeded
 from ...scheduler.messages import TurnStats
 from ...scheduler.policy.wait_estimate import RunningRatio
 from ...scheduler.priority import Priority, Requester
+from ...scheduler.settings import EngineSettings
 from ..table import ACTIVE, SessionState
 from ..turn import TurnListener
 from .bounds import AdmissionBounds, Refusal, Ticket, WaitingCounts
@@ -32,7 +33,12 @@ class Ledger:
     Owned by the daemon's event loop.
     """
 
-    def __init__(self, bounds: AdmissionBounds, seconds: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        bounds: AdmissionBounds,
+        seconds: Callable[[], float] = time.monotonic,
+        settings: EngineSettings = EngineSettings(),  # noqa: B008 (it is frozen)
+    ):
         self.bounds = bounds
         self.seconds = seconds
         self.refused = 0
@@ -45,7 +51,7 @@ class Ledger:
         """Turns under way, in order of arrival."""
         self._replaceable: list[Ticket] = []
         """Tickets of load waits whose model is loaded now: a turn will replace each."""
-        self._forecasts = ModelForecasts()
+        self._forecasts = ModelForecasts(settings)
         self._turn_s = RunningRatio(TURN_S_DEFAULT)
         self._ids = count(1)
 
@@ -71,6 +77,7 @@ class Ledger:
         :raises Busy: with the queue's length, the turn's position on its model, and the time until
             it would be admitted.
         """
+        ticket.state_since = self.seconds()
         check_priority(self.bounds.quota_of(ticket.owner), ticket.priority)
         if not ticket.quota_checked:
             self.check_tokens(ticket.owner)
@@ -133,7 +140,7 @@ class Ledger:
             data={
                 "bound": bound,
                 "queue_length": self.waiting.tasks.total(),
-                "position": self._forecasts.position(ticket, self._tickets),
+                "position": self._forecasts.position(ticket, self._tickets, now),
                 "retry_after_s": retry_after_s,
             },
         )
@@ -143,11 +150,11 @@ class Ledger:
         before, ticket.state = ticket.state, after
         if before is after:
             return
+        ticket.state_since = now = self.seconds()
         if before is SessionState.WAITING:
             self.waiting.count_ticket(ticket, -1)
-            ticket.started_at = self.seconds()
             self.accuracy.count_admissible(
-                ticket.started_at, lambda other: self.bounds.refusal(other, self.waiting) is None
+                now, lambda other: self.bounds.refusal(other, self.waiting) is None
             )
         if after not in ACTIVE:
             del self._tickets[ticket]

@@ -40,8 +40,10 @@ def _priority(task: dict[str, Any]) -> str:
 
 
 def _starts_in(task: dict[str, Any]) -> str | None:
-    starts_in_s = task["starts_in_s"] if _position(task) else None
-    return None if starts_in_s is None else time_text(starts_in_s)
+    if not _position(task):
+        return None
+    starts_in_s = task["starts_in_s"]
+    return "unknown" if starts_in_s is None else time_text(starts_in_s)
 
 
 LOADED_MODELS: Columns = {

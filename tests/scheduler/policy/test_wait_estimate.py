@@ -2,40 +2,102 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from inferd.scheduler.policy.wait_estimate import (
+    QueuedTask,
     RemainingWork,
+    StartEstimator,
     TokenTimes,
     TurnEstimator,
-    expected_starts,
 )
+from inferd.scheduler.priority import Priority
+from inferd.scheduler.settings import EngineSettings
 
 RATES = TokenTimes(prompt_s=0.01, output_s=0.1)
+SETTINGS = EngineSettings(quantum_tokens=200, ageing_tokens=1000)
+
+
+def rest(prompt: int, output: float, priority: Priority = Priority.NORMAL) -> QueuedTask:
+    work = RemainingWork(prompt, output, output)
+    return QueuedTask(work, priority, priority, rises_after=1000)
+
+
+def endless(priority: Priority = Priority.NORMAL, quantum: int = 0) -> QueuedTask:
+    return QueuedTask(RemainingWork(0, math.inf), priority, priority, quantum=quantum)
+
+
+def starts(
+    running: list[QueuedTask], waiting: list[QueuedTask], slots: int, reserved_after: int = 0
+) -> list[float]:
+    return StartEstimator(running, waiting, slots, RATES, SETTINGS, reserved_after).starts()
 
 
 def test_a_free_slot_is_taken_at_once() -> None:
-    assert expected_starts([RemainingWork(0, 50)], [RemainingWork(10, 10)], 2, RATES) == [0.0]
+    assert starts([rest(0, 50)], [rest(10, 10)], 2) == [0.0]
 
 
 def test_a_waiting_task_gets_the_slot_that_is_free_first() -> None:
-    running = [RemainingWork(0, 50), RemainingWork(100, 10)]  # 5 s and 2 s
+    running = [rest(0, 50), rest(100, 10)]  # 5 s and 2 s
 
-    starts = expected_starts(
-        running, [RemainingWork(100, 10), RemainingWork(0, 1), RemainingWork(0, 1)], 2, RATES
+    assert starts(running, [rest(100, 10), rest(0, 1), rest(0, 1)], 2) == pytest.approx(
+        [2.0, 4.0, 4.1]
     )
-
-    assert starts == pytest.approx([2.0, 4.0, 4.1])
 
 
 def test_running_tasks_past_the_slots_wait_before_the_others() -> None:
-    assert expected_starts(
-        [RemainingWork(0, 10), RemainingWork(0, 10)], [RemainingWork(0, 1)], 1, RATES
-    ) == [2.0]
+    assert starts([rest(0, 10), rest(0, 10)], [rest(0, 1)], 1) == [2.0]
 
 
 def test_without_waiting_tasks_there_are_no_starts() -> None:
-    assert expected_starts([], [], 4, RATES) == []
+    assert starts([], [], 4) == []
+
+
+def test_tasks_of_one_class_take_slots_at_the_ends_of_quanta() -> None:
+    waiting = [endless(), endless(), endless()]
+
+    found = starts([endless(quantum=150), endless()], waiting, 2)
+
+    assert found == pytest.approx([5.0, 20.0, 25.0])
+
+
+def test_a_higher_class_preempts_and_delays_those_behind_it() -> None:
+    urgent, normal = rest(0, 10, Priority.URGENT), rest(0, 10)
+
+    assert starts([rest(0, 50)], [urgent, normal], 1) == pytest.approx([0.0, 6.0])
+
+
+def test_a_lower_class_waits_for_the_end_of_higher_ones_or_for_a_reserved_quantum() -> None:
+    low, high = rest(0, 10, Priority.LOW), Priority.HIGH
+
+    assert starts([rest(0, 50, high)], [low], 1) == [5.0]
+    expected_to_end = QueuedTask(RemainingWork(0, 50), high, high)
+    assert starts([expected_to_end], [low], 1) == [30.0], "others of its class may follow it"
+    assert starts([endless(high)], [low], 1) == [30.0]
+    assert starts([endless(Priority.NORMAL)] * 4, [low, rest(0, 10, Priority.LOW)], 4) == [
+        30.0,
+        45.0,
+    ], "the second one by its age"
+    two = [QueuedTask(RemainingWork(0, 10), 0, 0, idle_s=idle_s) for idle_s in (5, 6)]
+    assert starts([endless(high)], two, 1) == [350.0, 30.0], "the one that waits longer is first"
+    assert starts([endless(high)], [low], 1, reserved_after=1000) == [100.0]
+
+
+def test_a_lower_class_rises_with_the_tokens_computed_meanwhile() -> None:
+    low = rest(0, 10, Priority.LOW)
+    running = [endless(Priority.NORMAL) for _ in range(100)]
+
+    found = starts(running, [low], 100, reserved_after=1 << 20)
+
+    assert found == [1000 * 0.1 / 100 + 200 * 0.1], "a class, and a quantum"
+
+
+def test_an_owner_who_was_served_more_waits_for_the_others() -> None:
+    served = QueuedTask(RemainingWork(0, 10), served=70)
+
+    assert starts([endless(quantum=200)], [served], 1) == pytest.approx([7.0])
 
 
 def test_token_times_and_lengths_are_learned_from_ended_turns() -> None:
@@ -58,15 +120,24 @@ def test_a_turn_without_output_does_not_change_the_output_time() -> None:
     assert estimator.token_times.output_s == pytest.approx(0.1)
 
 
-def test_a_limit_bounds_the_expected_length_and_a_long_answer_continues() -> None:
+def test_a_limit_bounds_the_expected_length() -> None:
     estimator = TurnEstimator()
     estimator.learn_length(40)
 
     assert estimator.remaining_work(100) == RemainingWork(100, 40)
-    assert estimator.remaining_work(0, done=30, limit=32) == RemainingWork(0, 2)
+    assert estimator.remaining_work(0, done=30, limit=32) == RemainingWork(0, 2, 2)
     assert estimator.remaining_work(0, done=30) == RemainingWork(0, 10)
-    assert estimator.remaining_work(0, done=90) == RemainingWork(0, 10)
-    assert estimator.remaining_work(0, done=90, limit=90) == RemainingWork(0, 0)
+    assert estimator.remaining_work(0, done=90, limit=100) == RemainingWork(0, 10, 10)
+    assert estimator.remaining_work(0, done=90, limit=90) == RemainingWork(0, 0, 0)
+
+
+def test_an_answer_longer_than_expected_shows_no_sign_of_its_end() -> None:
+    estimator = TurnEstimator()
+
+    assert estimator.remaining_work(0) == RemainingWork(0, math.inf), "no answer has ended yet"
+    estimator.learn_length(40)
+
+    assert estimator.remaining_work(0, done=40) == RemainingWork(0, math.inf)
 
 
 def test_answers_are_expected_to_reach_limits_that_others_reached() -> None:
