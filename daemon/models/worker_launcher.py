@@ -67,7 +67,7 @@ class WorkerLauncher:
         self.cores = Cores(config.cores, catalog.all_workers)
         self.estimates = EstimateCache()
         self.oom_kills = OomKills()
-        self.load_queue = LoadQueue()
+        self.load_queue = LoadQueue(self._serves_others, registry.seconds)
         self._catalog, self._group, self._seconds = catalog, group, registry.seconds
         self._kv_dir = kv_dir if config.kv_disk_bytes else ""
         self._events: dict[Worker, WorkerEvents] = {}
@@ -151,6 +151,9 @@ class WorkerLauncher:
         self.registry.gate.note_worker_exited(model)
         self.registry.note_use_ended(model)
 
+    def _serves_others(self, owner: int) -> bool:
+        return any(w.client.tasks.serves_others(owner) for w in self._catalog.all_workers())
+
     async def _wait_for_place(self, model: ManagedModel, worker: Worker) -> None:
         """Wait for a place among the loads, unless the load is waiting for memory."""
         if worker.unloading or self.budget.load_waits(worker):
@@ -211,8 +214,9 @@ class WorkerEvents(WorkerListener):
         self._launcher.on_frame()
 
     def work_changed(self) -> None:
-        """Assign the cores again."""
+        """Assign the cores again, and start loads that waited for turns of other users."""
         self._launcher.cores.assign_cores()
+        self._launcher.load_queue.grant_places()
 
     def load_progressed(self, fraction: float) -> None:
         """Report the progress to the callers that wait for the load."""

@@ -1,23 +1,30 @@
 """The queue of worker starts: few models are loaded at once, and users take turns.
 
 A load has a place from its worker's start until the model is loaded or waits for memory. Without
-the queue, one user's loads of many small files would take all cores.
+the queue, one user's loads of many small files would take all cores. While models compute for other
+users, a user who has just loaded models waits before the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+import asyncio
+from collections.abc import Callable, Hashable, Iterable
 from itertools import count
 from typing import NamedTuple
 
 import anyio
 
+from ...ipc.server.loop_time import TimeShares
 from ...scheduler import Priority
 
 LOADS_MAX = 3
 """Loads with a place."""
 LOADS_USER_MAX = 2
 """Loads of one user with a place: one is left for another user, even if a file is read slowly."""
+LOAD_SHARE, LOAD_BURST_S, LOAD_PAUSE_S = 0.1, 2.0, 5.0
+"""The part of the time that one user's loads take while models compute for others, the time that
+they may take at once, and the longest wait for the next load.
+"""
 
 
 class QueuedLoad(NamedTuple):
@@ -47,11 +54,18 @@ def next_load(
 
 
 class LoadQueue:
-    """Lives on the daemon's event loop. A *key* stands for a load, such as its worker."""
+    """Lives on the daemon's event loop. A *key* stands for a load, such as its worker.
 
-    def __init__(self) -> None:
+    *serves_others* returns whether models compute for other users than the given one.
+    """
+
+    def __init__(self, serves_others: Callable[[int], bool], clock: Callable[[], float]):
+        self._serves_others, self._clock = serves_others, clock
+        self._shares = TimeShares(LOAD_SHARE, LOAD_BURST_S, LOAD_PAUSE_S, clock)
+        self._timer: asyncio.TimerHandle | None = None
         self._waiting: dict[Hashable, tuple[QueuedLoad, anyio.Event]] = {}
-        self._loading: dict[Hashable, int | None] = {}
+        self._loading: dict[Hashable, tuple[int | None, float]] = {}
+        """The owners of the loads that have a place, and when each got it."""
         self._served: dict[int | None, int] = {}
         self._numbers = count()
 
@@ -59,7 +73,7 @@ class LoadQueue:
         """Wait until a load may begin; `leave` gives up its place, or its wait."""
         load, granted = QueuedLoad(priority, owner, next(self._numbers)), anyio.Event()
         self._waiting[key] = load, granted
-        self._grant_places()
+        self.grant_places()
         try:
             await granted.wait()
         except BaseException:
@@ -75,15 +89,35 @@ class LoadQueue:
     def leave(self, key: Hashable) -> None:
         """Give up a load's place, or end its wait for one."""
         self.end_wait(key)
-        if self._loading.pop(key, self) is not self:
-            self._grant_places()
+        owner, began_s = self._loading.pop(key, (None, 0.0))
+        if owner is not None:
+            self._shares.take(owner, self._clock() - began_s)
+        self.grant_places()
 
-    def _grant_places(self) -> None:
+    def grant_places(self) -> None:
+        """Grant the free places, now and when the first of the waiting users may load again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         loads = {load: key for key, (load, _) in self._waiting.items()}
-        while (chosen := next_load(loads, self._loading.values(), self._served)) is not None:
-            key = loads.pop(chosen)
+        pauses_s = {load.owner: self._pause_s(load.owner) for load in loads}
+        ready = {load: key for load, key in loads.items() if not pauses_s[load.owner]}
+        while (chosen := next_load(ready, self._owners(), self._served)) is not None:
+            key = ready.pop(chosen)
             _, granted = self._waiting.pop(key)
-            self._loading[key], self._served[chosen.owner] = chosen.owner, next(self._numbers)
+            self._served[chosen.owner] = next(self._numbers)
+            self._loading[key] = chosen.owner, self._clock()
             granted.set()
-        users = {load.owner for load in loads} | set(self._loading.values())
+        users = {load.owner for load, _ in self._waiting.values()} | set(self._owners())
         self._served = {owner: at for owner, at in self._served.items() if owner in users}
+        if waits_s := [pause_s for pause_s in pauses_s.values() if pause_s]:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(min(waits_s), self.grant_places)
+
+    def _owners(self) -> list[int | None]:
+        return [owner for owner, _ in self._loading.values()]
+
+    def _pause_s(self, owner: int | None) -> float:
+        if owner is None or not self._serves_others(owner):
+            return 0.0
+        return self._shares.pause_s(owner)

@@ -28,13 +28,40 @@ on, which must not delay other requests of the user.
 """
 
 
+class TimeShares:
+    """The part of the time that each user may take: *share* of it, *burst_s* of it at once."""
+
+    def __init__(
+        self,
+        share: float,
+        burst_s: float,
+        longest_pause_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._share, self._burst_s, self._longest_pause_s = share, burst_s, longest_pause_s
+        self._clock = clock
+        self._repaid_at_s: dict[int, float] = {}
+        """By user, when the time that was taken corresponds to the user's share."""
+
+    def take(self, uid: int, seconds: float) -> None:
+        """Count time that a user took."""
+        now_s = self._clock()
+        repaid_at_s = max(self._repaid_at_s.get(uid, 0.0), now_s - self._burst_s / self._share)
+        repaid_at_s += seconds / self._share
+        self._repaid_at_s[uid] = min(repaid_at_s, now_s + self._longest_pause_s)
+        if len(self._repaid_at_s) > REMEMBERED_USERS:
+            self._repaid_at_s = {u: at_s for u, at_s in self._repaid_at_s.items() if at_s > now_s}
+
+    def pause_s(self, uid: int) -> float:
+        """Return how long a user has to wait for more time."""
+        return max(0.0, self._repaid_at_s.get(uid, 0.0) - self._clock())
+
+
 class LoopTime:
     """Counts the time of each user, and the requests in flight. Owned by the daemon's loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self._clock = clock
-        self._repaid_at_s: dict[int, float] = {}
-        """By user, when the time that was taken corresponds to the user's share."""
+        self._shares = TimeShares(LOOP_SHARE, BURST_S, LONGEST_PAUSE_S, clock)
         self._in_flight: Counter[int] = Counter()
 
     def add_requests(self, uid: int, count: int) -> None:
@@ -45,17 +72,13 @@ class LoopTime:
 
     def take(self, uid: int, seconds: float) -> None:
         """Count time that a request of *uid* took."""
-        now_s = self._clock()
-        repaid_at_s = max(self._repaid_at_s.get(uid, 0.0), now_s - BURST_S / LOOP_SHARE)
-        self._repaid_at_s[uid] = min(repaid_at_s + seconds / LOOP_SHARE, now_s + LONGEST_PAUSE_S)
-        if len(self._repaid_at_s) > REMEMBERED_USERS:
-            self._repaid_at_s = {u: at_s for u, at_s in self._repaid_at_s.items() if at_s > now_s}
+        self._shares.take(uid, seconds)
 
     def pause_s(self, uid: int) -> float:
         """Return how long requests of *uid* have to wait; 0 while no other user has requests."""
         if len(self._in_flight) <= (uid in self._in_flight):
             return 0.0
-        return max(0.0, self._repaid_at_s.get(uid, 0.0) - self._clock())
+        return self._shares.pause_s(uid)
 
     @coroutine
     def run_counted(self, uid: int, steps: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:

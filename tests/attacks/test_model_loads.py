@@ -95,3 +95,17 @@ def test_a_load_that_is_cancelled_while_it_waits_starts_no_process() -> None:
         states = {m["name"]: (m["state"], m["pid"]) for m in bob.call("models")["models"]}
         assert states["m2"][1] == 0
         assert workers(daemon) <= 2
+
+
+def test_a_user_who_loads_model_after_model_waits_while_another_users_turn_runs() -> None:
+    models = "".join(echo_model(f"m{number}", load_ms=1200) for number in range(3))
+    with two_users(models + echo_model("victim")) as (_, ada, bob):
+        turn = bob.start_request("stream", context=bob.context("victim"), prompt="x", credit=1)
+        for number in [ada.start_request("load_by_name", name=f"m{n}") for n in range(2)]:
+            ada.wait_result(number)
+        third = ada.start_request("load_by_name", name="m2")
+        ada.call("models")
+        states = {m["name"]: (m["state"], m["pid"]) for m in ada.call("models")["models"]}
+        assert states["m2"] == ("loading", 0), "it waits for a place"
+        bob.call("cancel", request=turn)
+        ada.wait_result(third)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import anyio
 import pytest
 
 from inferd.daemon.residency.load_queue import (
+    LOAD_BURST_S,
+    LOAD_PAUSE_S,
     LOADS_MAX,
     LOADS_USER_MAX,
     LoadQueue,
@@ -38,7 +42,7 @@ def test_the_higher_class_is_first_then_the_user_served_longest_ago_then_the_ear
 
 @pytest.mark.asyncio
 async def test_loads_begin_as_places_are_given_up_and_a_cancelled_wait_takes_none() -> None:
-    queue, begun = LoadQueue(), list[str]()
+    queue, begun = LoadQueue(lambda _: False, time.monotonic), list[str]()
 
     async def begin(name: str, owner: int) -> None:
         await queue.wait_for_place(name, Priority.NORMAL, owner)
@@ -64,3 +68,57 @@ async def test_loads_begin_as_places_are_given_up_and_a_cancelled_wait_takes_non
         group.start_soon(begin, "c", CYD)
         await anyio.wait_all_tasks_blocked()
         assert begun[-1] == "c" and queue._served.keys() == {CYD}
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.asyncio
+async def test_a_user_who_has_loaded_waits_while_models_compute_for_others() -> None:
+    clock, serves_others = Clock(), True
+    queue = LoadQueue(lambda owner: serves_others and owner == ADA, clock)
+
+    async def load_for(owner: int | None, seconds: float) -> bool:
+        with anyio.move_on_after(0.01) as scope:
+            await queue.wait_for_place("key", Priority.NORMAL, owner)
+        clock.now_s += seconds
+        queue.leave("key")
+        return not scope.cancelled_caught
+
+    assert await load_for(ADA, LOAD_BURST_S)
+    assert await load_for(ADA, 0.3), "a burst is free"
+    assert not await load_for(ADA, 0.0)
+    assert await load_for(BOB, 100.0) and await load_for(BOB, 0.0), "no model computes for others"
+    assert await load_for(ADA, 100.0), "she has waited for long"
+    assert not await load_for(ADA, LOAD_PAUSE_S - 0.1), "the wait has a bound"
+    assert not await load_for(ADA, 0.2)
+    assert await load_for(ADA, 100.0)
+    serves_others = False
+    assert await load_for(ADA, 0.0)
+
+
+@pytest.mark.asyncio
+async def test_a_paused_load_begins_after_the_pause_or_when_the_turns_of_others_end() -> None:
+    clock, serves_others = Clock(), True
+    queue = LoadQueue(lambda _: serves_others, clock)
+    for ends_by_itself in (True, False):
+        await queue.wait_for_place("first", Priority.NORMAL, ADA)
+        clock.now_s += 100
+        queue.leave("first")
+        async with anyio.create_task_group() as group:
+            group.start_soon(queue.wait_for_place, "second", Priority.NORMAL, ADA)
+            await anyio.wait_all_tasks_blocked()
+            if ends_by_itself:
+                serves_others = False
+                queue.grant_places()
+            else:
+                clock.now_s += LOAD_PAUSE_S - 0.01
+                queue.grant_places()
+                clock.now_s += 0.01
+        queue.leave("second")
+        serves_others = True
+        clock.now_s += 1000

@@ -16,6 +16,7 @@ from inferd.ipc.server.loop_time import (
     LOOP_SHARE,
     REMEMBERED_USERS,
     LoopTime,
+    TimeShares,
 )
 
 ADA, BOB = 1, 2
@@ -73,12 +74,13 @@ def test_without_requests_of_others_no_request_waits(clock: Clock) -> None:
     assert loop_time.pause_s(ADA) == 0
 
 
-def test_users_who_have_repaid_are_forgotten(loop_time: LoopTime, clock: Clock) -> None:
+def test_users_who_have_repaid_are_forgotten(clock: Clock) -> None:
+    shares = TimeShares(0.1, 0.05, 2.0, clock)
     for uid in range(10, 10 + REMEMBERED_USERS):
-        loop_time.take(uid, 0.0)
+        shares.take(uid, 0.0)
     clock.now_s += 60
-    loop_time.take(ADA, 1.0)
-    assert len(loop_time._repaid_at_s) == 1
+    shares.take(ADA, 1.0)
+    assert len(shares._repaid_at_s) == 1
 
 
 @pytest.mark.asyncio
