@@ -11,6 +11,10 @@ from collections.abc import MutableMapping, Sequence
 
 from ...backends.errors import Busy, InvalidArgument
 
+BACKLOG = 4096
+"""Connections that wait to be accepted; further ones fail with EAGAIN. The usual upper limit of the
+kernel (net.core.somaxconn).
+"""
 FD_FIRST = 3
 FD_NAMES = ("inferd", "inferd.socket")
 
@@ -97,7 +101,7 @@ class UnixListener:
         self._identity: tuple[int, int] | None = None
         self._lock_fd = -1
 
-    def bind(self, backlog: int = 128) -> None:
+    def bind(self, backlog: int = BACKLOG) -> None:
         """Bind and listen; replace a socket that refuses connections, as its daemon has exited.
 
         :raises Busy: a daemon answers at the path.

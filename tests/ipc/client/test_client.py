@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -357,6 +358,29 @@ async def test_connecting_to_a_silent_daemon_fails_after_connect_timeout(
         with pytest.raises(ConnectionLost, match=r"did not answer within 0\.05 s"):
             async with AsyncClient(server.path, connect_timeout=0.05):
                 pass
+
+
+async def test_a_full_backlog_is_waited_for_until_the_timeout(tmp_path: Path) -> None:
+    path = tmp_path / "full.sock"
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
+        listener.bind(str(path))
+        listener.listen(0)
+        first.connect(str(path))
+        with pytest.raises(ConnectionLost, match=r"did not answer within 0\.2 s"):
+            async with AsyncClient(path, connect_timeout=0.2):
+                pass
+
+        async def accept_both() -> None:
+            await anyio.wait_all_tasks_blocked()
+            for _ in range(2):
+                accepted, _ = await anyio.to_thread.run_sync(listener.accept)
+                accepted.close()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(accept_both)
+            with pytest.raises(ConnectionLost, match=r"closed the connection|failed"):
+                async with AsyncClient(path):
+                    pass
 
 
 async def test_another_major_version_is_refused_readably(tmp_path: Path) -> None:

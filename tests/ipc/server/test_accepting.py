@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from inferd.ipc.server.listener import BACKLOG, UnixListener
 from inferd.ipc.server.server import CLOSED_AT_ONCE, accept_open
+from tests.daemon.systemd_tools import SYSTEMD
 
 
 @pytest.fixture
@@ -53,3 +55,19 @@ def test_other_events_are_handled_after_some_closed_connections(listener: socket
         assert accept_open(listener) is None
         with pytest.raises(BlockingIOError):
             accept_open(listener)
+
+
+def test_a_burst_of_clients_waits_to_be_accepted(tmp_path: Path) -> None:
+    listener = UnixListener(str(tmp_path / "run" / "sock"))
+    listener.bind()
+    with ExitStack() as stack:
+        stack.callback(listener.close)
+        for _ in range(1000):
+            client = stack.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            client.connect(listener.path)
+
+
+@pytest.mark.parametrize("unit", sorted(SYSTEMD.rglob("*.socket")), ids=lambda p: p.parent.name)
+def test_the_units_have_the_daemons_backlog(unit: Path) -> None:
+    assert f"\nBacklog={BACKLOG}\n" in unit.read_text()
