@@ -11,7 +11,7 @@ import anyio
 import anyio.abc
 import structlog
 
-from ...backends.errors import Busy, QuotaExceeded
+from ...backends.errors import Busy, Cancelled, QuotaExceeded
 from ...scheduler import messages as m
 from ...scheduler.kv.origin import scoped
 from ...sessions.admission.quotas import NO_QUOTA, Quota, check_descriptor_models
@@ -24,6 +24,7 @@ from ..residency.budget import MemoryBudget
 from ..residency.gate import ResidencyGate
 from ..residency.idle_unloader import IdleUnloader
 from ..residency.machine import MachineMemory
+from ..workers.recovery import fail_readers
 from ..workers.worker import Worker
 from .catalog import ModelCatalog
 from .kv_index import KvFilePlace, KvIndex
@@ -174,6 +175,16 @@ class Registry:
                 hint="wait until its clients have finished, or use --force",
                 data={"leases": len(model.leases), "retry_after_s": 5.0},
             )
+        error = Cancelled(
+            f"an operator unloaded {name!r}",
+            hint="send the next turn to load the model again: the history is kept",
+            data={"by": "operator"},
+        )
+        fail_readers(model.recovery.release_tasks(), error)
+        if model.worker is not None:
+            client = model.worker.client
+            client.successor = partial(fail_readers, error=error)  # of turns that begin meanwhile
+            fail_readers(client.withdraw_tasks(), error)
         await model.unload()
 
     def pin_model(self, name: str, uid: int, *, pinned: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import psutil
 import pytest
@@ -103,3 +104,33 @@ def test_a_load_delays_neither_new_connections_nor_other_models(daemon: RunningD
         assert client.call("chat", context=context, prompt="now", raw=True)["text"] == b"now"
         assert state(client) == "loading"
         assert waiting.model() == "heavy"
+
+
+@pytest.mark.parametrize("call", ["chat", "stream", "embed", "compute"])
+def test_turns_of_a_model_that_is_unloaded_by_force_are_cancelled_by_an_operator(
+    call: str,
+) -> None:
+    with (
+        running_daemon(echo_model("m", step_ms=100, slots=1)) as daemon,
+        RawClient(daemon.socket) as client,
+        RawClient(daemon.socket) as operator,
+    ):
+        graph = client.call("load_by_name", name="m")["graph"]
+        context = client.call("init_execution_context", graph=graph)["context"]
+        waiting = client.call("init_execution_context", graph=graph)["context"]
+        params: dict[str, Any] = {"context": context, "prompt": "abc " * 200}
+        if call == "embed":
+            params = {"graph": graph, "texts": ["abc " * 900] * 8}
+        elif call == "compute":
+            client.set_input(context, b"abc " * 200)
+            params = {"context": context}
+        numbers = [client.start_request(call, **params)]
+        numbers.append(client.start_request("chat", context=waiting, prompt="next " * 50))
+        while len(operator.call("queue")["tasks"]) < 2:
+            pass
+        operator.call("unload_model", name="m", force=True)
+        for number in numbers:
+            with pytest.raises(Cancelled, match="an operator unloaded 'm'") as caught:
+                client.wait_result(number)
+            assert caught.value.data["by"] == "operator"
+        assert client.call("chat", context=waiting, prompt="again")["text"] == b"again"
