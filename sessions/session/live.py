@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 from ...backends.errors import Busy, InvalidArgument, QuotaExceeded, SessionExpired
 from ..admission.ledger import Ledger
+from ..table import SessionState
 from .session import Session
 
 EXPIRED_REMEMBERED_MAX = 10_000
+EXPIRED_HINT = "open a new context: only the history of a session with an id is kept"
 
 
 class LiveSessions:
@@ -22,7 +24,8 @@ class LiveSessions:
         """Sessions that a bound has refused."""
         self._ledger = ledger
         self._sessions: dict[int, tuple[object, Session]] = {}
-        self._expired: OrderedDict[int, object] = OrderedDict()
+        self._expired: OrderedDict[int, tuple[object, str]] = OrderedDict()
+        """The connections of expired handles, and a hint for their clients."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -47,8 +50,11 @@ class LiveSessions:
         if session is not None and holder is connection:
             session.used_at = self._ledger.seconds()
             return session
-        if self._expired.get(handle) is connection:
-            raise SessionExpired(f"the session {handle} was idle for {self.idle_timeout_s:g} s")
+        holder, hint = self._expired.get(handle, (None, ""))
+        if holder is connection:
+            raise SessionExpired(
+                f"the session {handle} was idle for {self.idle_timeout_s:g} s", hint=hint
+            )
         raise InvalidArgument(
             f"there is no execution context {handle} on this connection",
             hint="handles end with finalize_execution_context and with their connection",
@@ -74,13 +80,15 @@ class LiveSessions:
         holder, _ = self._sessions.pop(session.handle)
         self._ledger.kept_bytes.remove_holder(session)
         if expired:
-            self._expired[session.handle] = holder
+            hint = "" if session.state is SessionState.DORMANT else EXPIRED_HINT
+            self._expired[session.handle] = holder, hint
             while len(self._expired) > EXPIRED_REMEMBERED_MAX:
                 self._expired.popitem(last=False)
 
     def forget_connection(self, connection: object) -> None:
         """Forget the expired handles of a connection that was closed."""
-        self._expired = OrderedDict((h, c) for h, c in self._expired.items() if c is not connection)
+        kept = ((h, e) for h, e in self._expired.items() if e[0] is not connection)
+        self._expired = OrderedDict(kept)
 
     def check_cap(self, owner: int, wanted: int = 1) -> None:
         """Check that *wanted* more sessions of a user exceed no bound.

@@ -77,6 +77,7 @@ class SessionManager:
         :raises Busy: the cap is reached.
         :raises QuotaExceeded: one of the user's own bounds is reached.
         :raises SessionBusy: the id is in use on another connection.
+        :raises InvalidArgument: the session with this id has another model.
         """
         found = self._find_session(connection, owner, session_id, model)
         if found is not None:
@@ -101,6 +102,7 @@ class SessionManager:
         holder, live = self.live.find_id(owner, session_id)
         if live is not None:
             if holder is connection:
+                live.check_model(model)
                 return live
             raise SessionBusy(
                 f"session {session_id!r} is open on another connection",

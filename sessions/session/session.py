@@ -149,17 +149,24 @@ class Session(SessionCore):
             client.save_session(self.owner, self.name, self.settings.adapters, prompt)
         history_state.make_dormant()
 
-    def attach(self, handle: int, model: ModelSource) -> None:
-        """Become active again under a new handle, on a new lease of the same model.
+    def check_model(self, model: ModelSource) -> None:
+        """Check that the session has this model.
 
-        :raises InvalidArgument: the session has another model, or its model has another vocabulary.
-        :raises QuotaExceeded: its owner's open sessions would become too large.
+        :raises InvalidArgument: it has another one.
         """
         if model.name != self.model.name:
             raise InvalidArgument(
                 f"session {self.session_id!r} has model {self.model.name!r}, not {model.name!r}",
                 hint="attach it with its own model, or use another session id",
             )
+
+    def attach(self, handle: int, model: ModelSource) -> None:
+        """Become active again under a new handle, on a new lease of the same model.
+
+        :raises InvalidArgument: the session has another model, or its model has another vocabulary.
+        :raises QuotaExceeded: its owner's open sessions would become too large.
+        """
+        self.check_model(model)
         client, vocabulary = model.loaded, self.conversation.vocabulary
         entry = decode_history(self.packed)
         has_text = bool(entry.messages) or vocabulary.saved_text is not None

@@ -16,7 +16,7 @@ from inferd.backends.errors import (
 )
 from inferd.sessions import Session, TurnOptions
 from inferd.sessions.table import SessionState
-from tests.sessions.doubles import Harness
+from tests.sessions.doubles import Harness, Source
 
 pytestmark = pytest.mark.asyncio
 HERE, THERE = object(), object()
@@ -281,6 +281,42 @@ async def test_the_same_id_on_one_connection_is_the_same_session_and_on_two_it_i
         opened(harness, THERE, session_id="mine")
 
 
+@pytest.mark.parametrize("dormant", [False, True])
+async def test_a_session_is_attached_only_with_its_own_model(dormant: bool) -> None:
+    harness = Harness()
+    session = opened(harness, session_id="mine")
+    if dormant:
+        harness.manager.detach_session(session)
+    other = Source(harness.port, "other")
+    with pytest.raises(InvalidArgument, match="'mine' has model 'echo', not 'other'"):
+        harness.manager.open_session(HERE, 1000, other, {}, "mine")
+    assert opened(harness, session_id="mine") is session
+
+
+@pytest.mark.parametrize("session_id", [None, "mine"])
+async def test_only_a_session_with_an_id_is_said_to_be_kept_when_it_expires(
+    session_id: str | None,
+) -> None:
+    harness = Harness()
+    session = opened(harness, session_id=session_id)
+    handle = session.handle
+    harness.manager.detach_session(session, expired=True)
+    with pytest.raises(SessionExpired) as caught:
+        harness.manager.live.get_session(HERE, handle)
+    assert ("by its session id" in caught.value.hint) is (session_id is not None)
+    assert ("open a new context" in caught.value.hint) is (session_id is None)
+
+
+async def test_an_expired_session_of_an_unloaded_graph_is_not_said_to_be_kept() -> None:
+    harness = Harness()
+    session = opened(harness, session_id="mine")
+    session.unload()
+    harness.manager.detach_session(session, expired=True)
+    with pytest.raises(SessionExpired, match="idle") as caught:
+        harness.manager.live.get_session(HERE, session.handle)
+    assert "open a new context" in caught.value.hint
+
+
 async def test_unnamed_sessions_end_with_their_connection() -> None:
     harness = Harness()
     session = opened(harness)
@@ -351,8 +387,8 @@ async def test_a_chat_after_raw_text_begins_anew() -> None:
     assert session.conversation.messages == [{"role": "user", "content": "second"}]
 
 
-async def test_a_refused_turn_leaves_a_history_of_another_vocabulary_as_it_was() -> None:
-    """Its text is known still, though it was said again for the turn."""
+async def test_a_refused_turn_leaves_the_text_of_a_history_of_another_vocabulary() -> None:
+    """The call retokenizes the history before it adds its input."""
     harness = Harness()
     session = opened(harness)
     await session.input.add_text(b"hello")
@@ -360,13 +396,13 @@ async def test_a_refused_turn_leaves_a_history_of_another_vocabulary_as_it_was()
         "another",
         b"hello, as it was said",
     )
-    before = session.conversation.tokens()
     harness.ledger.bounds.tasks_max = 0
-    with pytest.raises(Busy), session.input.rolled_back_if_refused():
-        await session.input.add_text(b"more")
-        await session.runner.start_turn(TurnOptions())
-    assert session.conversation.tokens() == before
-    assert session.conversation.vocabulary.hash == "another"
+    with pytest.raises(Busy):
+        async with session.input.rolled_back_if_refused(await session.input.add_text(b"more")):
+            await session.runner.start_turn(TurnOptions())
+    said = await harness.port.detokenize(session.conversation.tokens())
+    assert b"hello, as it was said" in said and b"more" not in said
+    assert session.conversation.vocabulary.hash == harness.port.info.vocab_hash
 
     await session.input.add_text(b"more")
     said = await harness.port.detokenize(session.conversation.tokens())
