@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from itertools import count
+from collections.abc import Awaitable, Callable, Iterator
 
 import anyio
 import msgspec
 
 from ...backends import Rendering
-from ...backends.errors import Busy, InferdError, InvalidArgument, TooLarge
+from ...backends.errors import (
+    Busy,
+    InferdError,
+    InvalidArgument,
+    PromptTooLong,
+    TooLarge,
+    WorkerCrashed,
+)
 from ...backends.params import read_options
 from ...ipc import messages as w
 from ...ipc.server.server_connection import Request
+from ...scheduler.embeddings.inputs import check_text
 from ...scheduler.messages import Embedded
 from ...scheduler.priority import Priority, Requester
 from ...sessions import Parameters, Session, SessionSettings, Turn, TurnOptions
@@ -21,6 +29,8 @@ from .chat_messages import checked_messages
 
 TEXTS_AT_ONCE_MAX = 16
 """Concurrent turns of one `embed` call; its other texts do not count as waiting tasks."""
+ERRORS_OF_TEXTS = (InvalidArgument, PromptTooLong, TooLarge, WorkerCrashed)
+"""Errors whose `data.index` is that of the text."""
 RESULT_BYTES_MAX = 6 << 20
 """Bytes of all vectors of a result, which must fit a frame."""
 
@@ -101,51 +111,72 @@ class _Embeddings:
         self._turn_options = turn_options(p, TurnOptions(embeds=True, quota_checked=True))
         self._owner = request.uid
         self._began = daemon.ledger.seconds()
+        self._sessions: list[Session] = []
+        """A session for each text."""
         self._turns: dict[int, Turn] = {}
         """The turns that have ended, by the index of their text."""
         self._bytes = 0
-        self._indexes = count()
         self._turns_under_way = 0
         self._one_ended = anyio.Event()
         self._error: Exception | None = None
 
     async def compute_all(self) -> None:
-        """Embed all texts; the first failure ends the others.
+        """Check all texts, then embed them; the first failure ends the others.
 
-        :raises InferdError: a text has failed.
+        :raises InferdError: a text has failed; see `ERRORS_OF_TEXTS`.
         """
+        daemon = self._daemon
+        for _ in self._texts:
+            settings, lease = SessionSettings(Parameters(self._parameters)), self._graph.lease
+            self._sessions.append(
+                Session(daemon.new_handle(), self._owner, lease, daemon.ledger, settings)
+            )
+        daemon.one_turn_sessions.update(self._sessions)
+        try:
+            await self._for_each_text(self._check_text)
+            await self._for_each_text(self._embed_text)
+        finally:
+            daemon.one_turn_sessions.difference_update(self._sessions)
+
+    async def _for_each_text(self, do: Callable[[int], Awaitable[None]]) -> None:
+        """Call *do* with the index of each text."""
+        indexes = iter(range(len(self._texts)))
         async with anyio.create_task_group() as group:
             for _ in range(min(TEXTS_AT_ONCE_MAX, len(self._texts))):
-                group.start_soon(self._embed_texts, group.cancel_scope)
+                group.start_soon(self._call_with_each, do, indexes, group.cancel_scope)
         if self._error is not None:
             raise self._error
 
-    async def _embed_texts(self, scope: anyio.CancelScope) -> None:
-        try:
-            while (index := next(self._indexes)) < len(self._texts):
-                self._daemon.check_open()
-                self._add_turn(index, await self._embed_text(self._texts[index]))
-        except Exception as exc:  # the caller gets the first error, not a group
-            self._error = self._error or exc
-            scope.cancel()
-
-    async def _embed_text(self, text: str) -> Turn:
-        daemon = self._daemon
-        settings = SessionSettings(Parameters(self._parameters))
-        session = Session(
-            daemon.new_handle(), self._owner, self._graph.lease, daemon.ledger, settings
-        )
-        daemon.one_turn_sessions.add(session)
-        try:
-            await session.input.set_input(text.encode())
-            turn = await self._start_turn(session)
+    async def _call_with_each(
+        self, do: Callable[[int], Awaitable[None]], indexes: Iterator[int], scope: anyio.CancelScope
+    ) -> None:
+        for index in indexes:
             try:
-                await session.runner.finish_turn(turn)
-            finally:
-                self._end_turn()
+                self._daemon.check_open()
+                await do(index)
+            except Exception as exc:  # the caller gets the first error, not a group
+                if isinstance(exc, ERRORS_OF_TEXTS):
+                    exc.data["index"] = index
+                self._error = self._error or exc
+                scope.cancel()
+                return
+
+    async def _check_text(self, index: int) -> None:
+        """Tokenize a text and check it."""
+        session, p = self._sessions[index], self._parameters
+        tokens = await session.input.set_input(self._texts[index].encode())
+        info = (await session.link.client()).info
+        check_text(tokens, p.get("pooling", ""), p.get("ctx-size", 0), info.embedding)
+
+    async def _embed_text(self, index: int) -> None:
+        session = self._sessions[index]
+        turn = await self._start_turn(session)
+        try:
+            await session.runner.finish_turn(turn)
         finally:
-            daemon.one_turn_sessions.discard(session)
-        return turn
+            self._end_turn()
+            self._daemon.one_turn_sessions.discard(session)
+        self._add_turn(index, turn)
 
     async def _start_turn(self, session: Session) -> Turn:
         """Start the turn of a text; if the queue is full, retry when another turn has ended."""

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 import anyio
 
-from ...backends.errors import InvalidArgument, ProtocolError
+from ...backends.errors import InferdError, InvalidArgument, ProtocolError
 from ...wire.frames import FRAME_BYTES_MAX
 from .. import messages as w
 from ..payloads import ENVELOPE_BYTES, Config, json_text
@@ -97,7 +97,13 @@ class AsyncEmbedding(AsyncOperations):
         for params.texts in _batches(texts, texts_max):
             remaining_s = deadline - time.monotonic()
             params.timeout_s = wire_seconds(max(remaining_s, 0.001))
-            result = await self.call("embed", params, w.EmbedResult, remaining_s)
+            try:
+                result = await self.call("embed", params, w.EmbedResult, remaining_s)
+            except InferdError as exc:
+                if "index" in exc.data:  # of the call's texts
+                    exc.data["index"] += len(by_text)
+                    exc.message = f"text {exc.data['index']}: {exc.message}"
+                raise
             by_text += [_vectors(data, result.size) for data in result.embeddings]
             tokens += result.tokens
         if len(by_text) != len(texts):

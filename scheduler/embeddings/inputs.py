@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...backends import EmbedInfo, Model
 from ...backends.embedder import EMBEDDING_BYTES_MAX, EmbedSpec, check_pooling
-from ...backends.errors import PromptTooLong, TooLarge, UnsupportedOperation
+from ...backends.errors import InvalidArgument, PromptTooLong, TooLarge, UnsupportedOperation
 from .. import messages as m
 from ..policy.cost import StepCost, StepLoad
 from ..policy.embeddings_plan import plan_text_tokens, plan_texts
@@ -15,28 +15,31 @@ from ..settings import EngineSettings
 from ..task import Task, TaskState
 
 
-def check_text(task: Task, info: EmbedInfo | None) -> None:
-    """Raise an error for a text that cannot be embedded.
+def check_text(tokens: int, pooling: str, ctx_size: int, info: EmbedInfo | None) -> None:
+    """Raise an error for a text of so many *tokens* that cannot be embedded.
 
+    :raises InvalidArgument: the text is empty.
     :raises UnsupportedOperation: the model makes no embeddings, or not by this pooling.
     :raises PromptTooLong: the text is longer than the model's embedding context.
     :raises TooLarge: without pooling, the vectors exceed the bound on an answer.
     """
-    if info is None or task.spec.embed is None:
+    if info is None:
         raise UnsupportedOperation("the model makes no embeddings", hint="use another model")
-    pooling = check_pooling(info, task.spec.embed.pooling)
-    tokens_max = min(info.tokens_max, task.spec.ctx_size or info.tokens_max)
-    if task.prompt_size > tokens_max:
+    if not tokens:
+        raise InvalidArgument("the text has no tokens", hint="leave out empty texts")
+    pooling = check_pooling(info, pooling)
+    tokens_max = min(info.tokens_max, ctx_size or info.tokens_max)
+    if tokens > tokens_max:
         which = "batch-size" if info.whole else "ctx-size"
         raise PromptTooLong(
-            f"the text has {task.prompt_size} tokens; an embedding takes {tokens_max} at most",
+            f"the text has {tokens} tokens; an embedding takes {tokens_max} at most",
             hint=f"split the text, or raise the model's {which} in the configuration",
-            data={"prompt_tokens": task.prompt_size, "ctx_size": tokens_max},
+            data={"prompt_tokens": tokens, "ctx_size": tokens_max},
         )
-    size = 4 * info.size * task.prompt_size
+    size = 4 * info.size * tokens
     if pooling == "none" and size > EMBEDDING_BYTES_MAX:
         raise TooLarge(
-            f"{task.prompt_size} vectors of {info.size} numbers have {size} bytes; the limit is"
+            f"{tokens} vectors of {info.size} numbers have {size} bytes; the limit is"
             f" {EMBEDDING_BYTES_MAX}",
             hint=f"send {EMBEDDING_BYTES_MAX // (4 * info.size)} tokens at most, or use a pooling",
             data={"bytes": size, "embedding_bytes_max": EMBEDDING_BYTES_MAX},

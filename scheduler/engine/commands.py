@@ -166,11 +166,11 @@ def check_task(task: Task, model: Model) -> None:
         `check_text`.
     :raises InvalidArgument: the prompt is empty, or it or a stop token is not in the vocabulary.
     """
-    if not task.tokens:
+    ctx_size, embed = task.ctx_size, task.spec.embed
+    if embed is not None:
+        check_text(task.prompt_size, embed.pooling, task.spec.ctx_size, model.info.embedding)
+    elif not task.tokens:
         raise InvalidArgument("the prompt has no tokens", hint="send some text")
-    ctx_size = task.ctx_size
-    if task.spec.embed is not None:
-        check_text(task, model.info.embedding)
     elif not model.info.generates:
         raise UnsupportedOperation(
             "the model makes embeddings and does not generate text",

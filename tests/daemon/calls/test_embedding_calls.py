@@ -255,6 +255,25 @@ def test_an_encoder_refuses_to_generate_and_refuses_texts_that_it_cannot_embed(
     assert "batch-size" in too_long.value.hint
 
 
+def test_all_texts_are_checked_before_the_first_is_embedded(encoders: Client) -> None:
+    before = embedded_tokens(encoders, "tiny-bert")
+    with pytest.raises(PromptTooLong) as caught:
+        encoders.embed("tiny-bert", ["some text"] * 40 + ["x" * 600])
+    assert caught.value.data["index"] == 40
+    assert embedded_tokens(encoders, "tiny-bert") == before
+
+
+@pytest.mark.parametrize("pooling", ["", "none"])
+def test_a_refused_text_is_named_by_its_index(encoders: Client, pooling: str) -> None:
+    with pytest.raises(PromptTooLong, match="text 2: the text has") as caught:
+        encoders.embed("tiny-bert", ["one", "two", "x" * 600], pooling=pooling)
+    assert caught.value.data["index"] == 2
+
+
+def embedded_tokens(client: Client, model: str) -> int:
+    return int(client.stats()["models"].get(model, {}).get("embedded", 0))
+
+
 def test_a_reranker_scores(encoders: Client) -> None:
     found = encoders.embed("tiny-bert-rank", ["one text", "another"])
     assert (found.pooling, found.size, len(found)) == ("rank", 1, 2)
