@@ -22,9 +22,9 @@ def raise_open_files_limit() -> None:
 
 def descriptors_max(connections_max: int) -> int:
     """Return how many descriptors of clients the daemon may hold besides *connections_max*
-    connections and its own files.
+    connections and its own files. A connection whose client sends no more has two.
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY:
         limit = LIMIT_MAX
-    return max(DESCRIPTORS_MIN, limit - connections_max - FILES_RESERVED)
+    return max(DESCRIPTORS_MIN, limit - 2 * connections_max - FILES_RESERVED)

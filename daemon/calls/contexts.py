@@ -22,7 +22,7 @@ from .arguments import (
     tensor_type,
     turn_options,
 )
-from .turns import turn_result
+from .turns import finish_turn, turn_result
 
 METADATA_INDEX = 1
 METADATA_NAMES = ("1", "metadata", "options", "config")
@@ -128,7 +128,7 @@ async def compute(daemon: Daemon, request: Request) -> w.ComputeResult:
             await session.input.set_input(data)
     daemon.check_open()
     turn = await session.runner.start_turn(turn_options(p, TurnOptions(embeds=True)))
-    await session.runner.finish_turn(turn)
+    await finish_turn(request, session, turn)
     if turn.stats is not None and turn.stats.stop_reason == CONTEXT_FULL.name:
         raise turn.ending()
     if prompt is None:
@@ -163,7 +163,7 @@ async def prompt_compute(daemon: Daemon, request: Request) -> w.PromptComputeRes
     with session.input.rolled_back_if_refused():
         await session.input.add_text(p.prompt.encode())
         turn = await session.runner.start_turn(options)
-    await session.runner.finish_turn(turn)
+    await finish_turn(request, session, turn)
     return w.PromptComputeResult(text=turn.text.decode(errors="replace"))
 
 
@@ -179,7 +179,7 @@ async def run_inference(daemon: Daemon, request: Request) -> w.TurnResult:
         await session.input.add_messages([message], options.values)
         splitter = session.outputs.new_splitter(options.values)
         turn = await session.runner.start_turn(turn_settings)
-    await session.runner.finish_turn(turn)
+    await finish_turn(request, session, turn)
     result = turn_result(session, splitter, bytes(turn.text))
     bounded(result.text, p.size_max)
     metadata = result.metadata

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ...backends.errors import InvalidArgument
+import anyio
+
+from ...backends.errors import Cancelled, InvalidArgument
 from ...ipc import messages as w
 from ...ipc.server.server_connection import Request
 from ...scheduler.messages import Position, Tokens
@@ -22,15 +24,15 @@ async def stream(daemon: Daemon, request: Request) -> w.TurnResult:
     """Stream a turn token by token, as fast as the reader grants credit."""
     _check_credit(request.params.credit)
     session, turn, splitter = await _start_turn(daemon, request, streams=True)
-    request.on_credit = turn.add_credit
-    await session.runner.finish_turn(turn)
+    request.pass_credit_to(turn.add_credit)
+    await finish_turn(request, session, turn)
     return turn_result(session, splitter, turn.tail)
 
 
 async def chat(daemon: Daemon, request: Request) -> w.TurnResult:
     """Compute a turn and return its whole text."""
     session, turn, splitter = await _start_turn(daemon, request, streams=False)
-    await session.runner.finish_turn(turn)
+    await finish_turn(request, session, turn)
     return turn_result(session, splitter, bytes(turn.text))
 
 
@@ -66,9 +68,24 @@ async def resume(daemon: Daemon, request: Request) -> w.TurnResult:
         _tokens_sender(daemon, request, session, splitter, len(p.tokens)),
         _position_sender(daemon, request),
     )
-    request.on_credit = turn.add_credit
-    await session.runner.finish_turn(turn)
+    request.pass_credit_to(turn.add_credit)
+    await finish_turn(request, session, turn)
     return turn_result(session, splitter, turn.tail)
+
+
+async def finish_turn(request: Request, session: Session, turn: Turn) -> None:
+    """Wait for the end of a call's turn. The error of a cancelled turn gets its metadata.
+
+    :raises InferdError: it failed.
+    """
+    try:
+        await session.runner.finish_turn(turn)
+    except Cancelled as exc:
+        data = exc.data | {"metadata": session.outputs.metadata(turn)}
+        raise Cancelled(exc.message, hint=exc.hint, data=data) from None
+    except anyio.get_cancelled_exc_class():
+        request.cancelled_data = {"metadata": session.outputs.metadata(turn)}
+        raise
 
 
 def _check_credit(credit: int) -> None:

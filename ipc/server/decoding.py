@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ...backends.errors import (
+    InferdError,
     InvalidArgument,
     ProtocolError,
     TooLarge,
@@ -115,4 +116,13 @@ def pack_reply(request: Request, result: Any) -> bytes:
             hint="ask for less: fewer answers, fewer probabilities (n-probs), or a stream",
             data={"bytes": len(frame) - 4, "reply_bytes_max": REPLY_BYTES_MAX},
         )
+    return frame
+
+
+def pack_error(number: int, error: InferdError) -> bytes:
+    """Return the error reply to a request as a frame, without `data` that a client cannot read."""
+    fields = error.to_wire()
+    frame = pack_frame([Kind.ERROR, number, fields])
+    if len(frame) - 4 > REPLY_BYTES_MAX:
+        frame = pack_frame([Kind.ERROR, number, fields | {"data": {}}])
     return frame

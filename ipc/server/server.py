@@ -7,7 +7,6 @@ one event loop. Its reader task owns a `ServerConnection`; any task on the loop 
 from __future__ import annotations
 
 import socket
-import time
 from typing import Any, Protocol
 
 import anyio
@@ -16,10 +15,10 @@ import msgspec
 
 from ...backends.errors import BackendError, Busy, Cancelled, InferdError, ProtocolError
 from ...wire.frames import FrameReader
-from ..messages import CREDIT_MAX, Kind, ServerHello
+from ..messages import Kind, ServerHello
 from ..peer import peer_of
 from .client_descriptors import ClientDescriptors
-from .decoding import decode_integer, decode_request, open_frame, pack_reply, read_hello
+from .decoding import decode_integer, decode_request, open_frame, pack_error, pack_reply, read_hello
 from .fair_starts import FairStarts
 from .incomplete_frames import IncompleteFrames
 from .loop_time import LoopTime
@@ -199,7 +198,7 @@ class Server:
         if kind == Kind.CREDIT and len(items) >= 3:
             request = connection.requests.get(decode_integer(items[1]))
             if request is not None:
-                request.on_credit(max(0, min(decode_integer(items[2]), CREDIT_MAX)))
+                request.grant_credit(decode_integer(items[2]))
         elif kind == Kind.REQUEST and len(items) >= 4:
             self._start_request(connection, frame, items, group)
         else:
@@ -242,7 +241,7 @@ class Server:
                 connection.requests.pop(request.number, None)
                 connection.send_frame(reply)
             if request.scope.cancelled_caught:
-                raise Cancelled("the request was cancelled")
+                raise Cancelled("the request was cancelled", data=request.cancelled_data)
         except InferdError as exc:
             self._refuse_request(request, exc)
         except Exception as exc:  # a bug of the daemon: only this place catches everything
@@ -250,8 +249,7 @@ class Server:
             error = BackendError(f"{request.call} failed inside the daemon: {exc!r}")
             self._refuse_request(request, error)
         finally:
-            connection.requests.pop(request.number, None)
-            connection.active_at_s = time.monotonic()
+            connection.request_ended(request)
             self._loop_time.add_requests(request.uid, -1)
             request.close()
 
@@ -261,7 +259,7 @@ class Server:
 
     def _refuse_request(self, request: Request, error: InferdError) -> None:
         request.connection.requests.pop(request.number, None)
-        request.connection.send([Kind.ERROR, request.number, error.to_wire()])
+        request.connection.send_frame(pack_error(request.number, error))
 
 
 def accept_open(listener: socket.socket) -> socket.socket | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import time
 from collections import deque
@@ -14,7 +15,7 @@ import anyio
 
 from ...backends.errors import Busy, InvalidArgument, ProtocolError
 from ...wire.frames import READ_BYTES, pack_frame
-from ..messages import Kind
+from ..messages import CREDIT_MAX, Kind
 from ..peer import Peer
 from .client_descriptors import SCM_MAX_FD, UserDescriptors
 from .loop_time import LoopTime
@@ -43,10 +44,12 @@ class Pause(Enum):
     """Its incomplete frame does not fit into the user's share."""
     LOOP_TIME = auto()
     """Its user's share of the loop's time is taken."""
+    END = auto()
+    """The client sends no more."""
 
 
 class Request:
-    """A call under way; `on_credit` is called with the credit that the client grants."""
+    """A call under way. `cancelled_data` becomes the data of its error if it is cancelled."""
 
     def __init__(self, connection: ServerConnection, number: int, call: str, params: Any):
         self.connection, self.number, self.call, self.params = connection, number, call, params
@@ -56,7 +59,24 @@ class Request:
         """Descriptors passed with the frame. They are closed with the request, except those that
         the call takes.
         """
-        self.on_credit: Callable[[int], None] = lambda _: None
+        self.cancelled_data: dict[str, Any] = {}
+        self._early_credit = 0
+        """Credit that the client has granted before the call's turn began."""
+        self._add_credit: Callable[[int], None] | None = None
+
+    def grant_credit(self, events: int) -> None:
+        """Grant credit for at most `CREDIT_MAX` more events to the turn, or to the next one."""
+        events = max(0, min(events, CREDIT_MAX))
+        if self._add_credit is None:
+            self._early_credit = min(self._early_credit + events, CREDIT_MAX)
+        else:
+            self._add_credit(events)
+
+    def pass_credit_to(self, add_credit: Callable[[int], None]) -> None:
+        """Call *add_credit* with all credit that the client has granted and will grant."""
+        self._add_credit = add_credit
+        if self._early_credit:
+            add_credit(self._early_credit)
 
     def close(self) -> None:
         """Close the descriptors that came with the request."""
@@ -114,6 +134,8 @@ class ServerConnection:
         self._writing = False
         self._pauses: set[Pause] = set()
         """Why nothing is read now."""
+        self._hangup: select.epoll | None = None
+        """Readable once the client has closed its socket; open once it has shut down sending."""
 
     def __repr__(self) -> str:
         return f"<ServerConnection of uid {self.peer.uid} [{len(self.requests)} requests]>"
@@ -173,6 +195,7 @@ class ServerConnection:
             self._outboxes.take(self.uid, -self._counted)
             self._counted = 0
         self.resume_reading(Pause.OUTBOX)
+        self._end_if_answered()
 
     def pause_reading(self, reason: Pause) -> None:
         """Read nothing until reading is resumed for this *reason*, and for all others."""
@@ -225,6 +248,9 @@ class ServerConnection:
         finally:
             self._loop.remove_reader(self._sock)
             self._pauses.clear()
+            if self._hangup is not None:
+                self._loop.remove_reader(self._hangup)
+                self._hangup.close()
 
     def _readable(self) -> None:
         if self._ended.done():
@@ -242,11 +268,33 @@ class ServerConnection:
             if data:
                 self._handle_data(data)
             elif data is not None:
-                self.end()
+                self._end_input()
         except Exception as exc:  # must end the reader task, not only this callback
             self.end(exc)
         finally:
             self._loop_time.take(self.uid, time.thread_time() - begin_s)
+
+    def _end_input(self) -> None:
+        """Read no more. The client may have closed the connection, or only its sending side: then
+        the connection ends once its requests are answered.
+        """
+        if not (self.requests or self._unsent):
+            self.end()
+            return
+        self.pause_reading(Pause.END)
+        self._hangup = select.epoll()
+        self._hangup.register(self._sock, 0)  # a hang-up is reported in any case
+        self._loop.add_reader(self._hangup, self.end)
+
+    def _end_if_answered(self) -> None:
+        if self._hangup is not None and not self.requests and not self._unsent:
+            self.end()
+
+    def request_ended(self, request: Request) -> None:
+        """Note that a request was answered, or that its connection has ended."""
+        self.requests.pop(request.number, None)
+        self.active_at_s = time.monotonic()
+        self._end_if_answered()
 
     def _read(self) -> bytes | None:
         """Read once; return None if nothing has arrived, and no bytes at the end."""

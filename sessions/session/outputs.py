@@ -71,9 +71,9 @@ class SessionOutputs:
         opened = history_state.before.opens_reasoning
         return resume_splitting(interrupted.text, received, on=on, opened=opened)
 
-    def metadata(self) -> dict[str, Any]:
-        """Return the metadata of the last turn: WasmEdge's four keys, then inferd's."""
-        core, turn = self._core, self._visible_turn()
+    def metadata(self, turn: Turn | None = None) -> dict[str, Any]:
+        """Return the metadata of *turn* or the last turn: WasmEdge's four keys, then inferd's."""
+        core, turn = self._core, turn or self._visible_turn()
         conversation, parameters = core.conversation, core.settings.parameters
         stats = turn.stats if turn is not None else None
         counters = msgspec.structs.asdict(stats or NO_STATS)

@@ -37,6 +37,7 @@ HELLO: dict[str, Any] = {
 }
 DISCONNECTED = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 METADATA = {"stop_reason": "eos", "output_tokens": 2}
+CANCELLED = {"stop_reason": "Cancelled", "output_tokens": 1}
 
 
 class Exchange:
@@ -60,7 +61,7 @@ class Exchange:
     async def hold(self) -> dict[str, Any]:
         """Wait until the request is cancelled, then raise `Cancelled`."""
         await self.cancelled.wait()
-        raise Cancelled("the request was cancelled")
+        raise Cancelled("the request was cancelled", data={"metadata": CANCELLED})
 
 
 class FakePeer:

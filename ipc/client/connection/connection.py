@@ -228,6 +228,8 @@ class ClientConnection:
         request = self._in_flight.pop(number, None)
         if request is not None:
             request.answered = True
+            answer = result if error is None else error.data
+            request.metadata = (answer or {}).get("metadata") or {}
             request.finish(result, error)
         else:
             self._cancels.discard(number)

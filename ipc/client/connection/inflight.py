@@ -32,12 +32,13 @@ class InFlight:
 
     `done`: the request has a result or an error for the caller. `answered`: the daemon has finished
     it too, which for a request that was timed out or abandoned happens after `done`. `begun`: an
-    event has arrived, read or not. `lost`: the connection was lost before the answer.
+    event has arrived, read or not. `lost`: the connection was lost before the answer. `metadata` is
+    that of a turn in the answer: in the result, or in the data of `Cancelled`.
     """
 
     __slots__ = (
         "_wake", "abandoned", "answered", "begun", "call", "connection", "deadline", "done",
-        "error", "events", "id", "lost", "result",
+        "error", "events", "id", "lost", "metadata", "result",
     )  # fmt: skip
 
     def __init__(self, call: str, deadline: float):
@@ -48,6 +49,7 @@ class InFlight:
         self.events: deque[dict[str, Any]] = deque()
         self.result: dict[str, Any] = {}
         self.error: InferdError | None = None
+        self.metadata: dict[str, Any] = {}
         self.done = self.answered = self.abandoned = self.begun = self.lost = False
         self._wake: asyncio.Event | anyio.Event | None = None
 

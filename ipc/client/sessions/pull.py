@@ -51,7 +51,8 @@ class AsyncPull(AsyncIterator[str], AbstractAsyncContextManager["AsyncPull"]):
             return self._decoder.decode(piece)
         client, timeout = self._turns.client, self._settings.timeout
         text = await client.get_output(turn.context, 1, timeout=timeout)
-        self.metadata = self._turns.metadata = msgspec.json.decode(text, type=dict[str, Any])
+        self.metadata = msgspec.json.decode(text, type=dict[str, Any])
+        self._turns.set_metadata(self.metadata)
         raise StopAsyncIteration
 
     async def aclose(self) -> None:

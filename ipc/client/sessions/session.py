@@ -153,7 +153,6 @@ class AsyncSession(SessionProperties):
             request.send,
             timeout_s=settings.timeout_s,
             retries=self.client.retries,
-            on_end=self.turns.set_metadata,
             on_queue=settings.on_queue,
             recovery=request.recover if self._settings.resume else None,
         )
@@ -204,7 +203,6 @@ class AsyncSession(SessionProperties):
             )  # fmt: skip
         except InferdError as exc:
             raise with_progress(exc, [], "") if is_loss(exc) else exc from None
-        self.turns.set_metadata(result.metadata)
         return reply_of(result)
 
     @takes(TurnKeywords)

@@ -46,13 +46,12 @@ class PulledTurn:
 class TurnsUnderWay:
     """A session's turns that have not ended, with the tasks or threads that read them.
 
-    `metadata` is of the last turn that ended. With `appends` the daemon appends the input of
-    `set_input` to the history.
+    With `appends` the daemon appends the input of `set_input` to the history.
     """
 
     def __init__(self, client: AsyncOperations, attachment: Attachment, *, appends: bool = False):
         self.client, self.attachment, self.appends = client, attachment, appends
-        self.metadata: dict[str, Any] = {}
+        self._metadata: dict[str, Any] = {}
         self._turns: list[tuple[InFlight, int]] = []
         self._pull: PulledTurn | None = None
 
@@ -60,8 +59,14 @@ class TurnsUnderWay:
         """Add the request of a turn that has begun."""
         self.attachment.has_history = True
         # More than one exist only until the daemon has refused the others with `SessionBusy`.
-        self._turns = [turn for turn in self._turns if not turn[0].answered]
+        self.set_metadata(self.metadata)
         self._turns.append((request, _current_caller()))
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata of the last turn that ended."""
+        ended = [request.metadata for request, _ in self._turns if request.metadata]
+        return ended[-1] if ended else self._metadata
 
     async def start_pull(self, prompt: TensorLike | None, timeout: float | None) -> PulledTurn:
         """Set the input of a pulled turn, and return the turn."""
@@ -94,8 +99,9 @@ class TurnsUnderWay:
                     await turn.wait_answered()
 
     def set_metadata(self, metadata: dict[str, Any]) -> None:
-        """Set the metadata of a turn that has ended."""
-        self.metadata = metadata
+        """Set the metadata of the last turn that has ended."""
+        self._metadata = metadata
+        self._turns = [turn for turn in self._turns if not turn[0].answered]
 
     def abandon_streams(self) -> None:
         """Cancel the streamed turns without waiting."""

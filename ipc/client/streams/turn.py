@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import time
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import anyio
@@ -55,7 +54,6 @@ class StreamedTurn:
         *,
         timeout_s: float,
         retries: int,
-        on_end: Callable[[dict[str, Any]], None] | None = None,
         on_queue: QueueCallback | None = None,
         recovery: TurnRecovery | None = None,
         credit: int = CREDIT_DEFAULT,
@@ -65,10 +63,9 @@ class StreamedTurn:
         self.abandoned = False
         self.tokens: list[int] = []
         self.text, self.reasoning = bytearray(), bytearray()
-        self.metadata: dict[str, Any] = {}
         self.probabilities: list[dict[str, Any]] = []
         self._start, self._timeout_s, self._retries = start, timeout_s, retries
-        self._on_end, self._on_queue, self._recovery = on_end, on_queue, recovery
+        self._on_queue, self._recovery = on_queue, recovery
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._grant_at = max(1, credit // 2)
         self._events_read = 0
@@ -151,9 +148,6 @@ class StreamedTurn:
             if is_loss(exc):
                 raise self._with_progress(exc) from None
             raise
-        self.metadata = result.get("metadata") or {}
-        if self._on_end is not None:
-            self._on_end(self.metadata)
         return self._decode_piece(result.get("text", b""), result.get("reasoning", b""), final=True)
 
     def abandon(self) -> None:
@@ -164,16 +158,10 @@ class StreamedTurn:
 
     async def abandon_and_wait(self) -> None:
         """Cancel the turn and wait for the daemon's confirmation, so that the next can begin."""
-        request = self.request
-        if request is None:
-            self.abandoned = True
-            return
-        unread = not request.done
         self.abandon()
-        with anyio.move_on_after(SETTLE_S_MAX, shield=True):
-            await request.wait_answered()
-        if unread and request.done and request.error is None:
-            self.read_end(request)
+        if self.request is not None:
+            with anyio.move_on_after(SETTLE_S_MAX, shield=True):
+                await self.request.wait_answered()
 
 
 class TurnSoFar:
@@ -183,8 +171,8 @@ class TurnSoFar:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The metadata of the turn's end; empty before."""
-        return self.turn.metadata
+        """The metadata of the turn's end, also of a cancelled turn's; empty before."""
+        return {} if self.turn.request is None else self.turn.request.metadata
 
     @property
     def tokens(self) -> list[int]:

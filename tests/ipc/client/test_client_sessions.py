@@ -27,7 +27,7 @@ from inferd import (
     Timeout,
     WorkerCrashed,
 )
-from tests.ipc.fake_server import METADATA, Exchange, FakeServer, fake_server
+from tests.ipc.fake_server import CANCELLED, METADATA, Exchange, FakeServer, fake_server
 
 pytestmark = pytest.mark.anyio
 
@@ -256,6 +256,7 @@ async def test_leaving_async_with_waits_until_the_turn_has_ended(tmp_path: Path)
         async with session.stream("hold") as stream:
             assert await anext(stream) == "held "
         assert not server.busy
+        assert stream.metadata == session.metadata == CANCELLED
         assert await session.chat("next") == "next"
 
 
@@ -267,8 +268,44 @@ async def test_a_stream_left_in_a_variable_is_cancelled_by_the_next_call(tmp_pat
         await anyio.wait_all_tasks_blocked()
         assert "cancel" not in server.names()
         assert await session.chat("next") == "next"
+        assert (stream.metadata, session.metadata) == (CANCELLED, METADATA)
         with pytest.raises(Cancelled):
             await anext(stream)
+
+
+async def test_the_metadata_of_a_cancelled_turn_are_in_its_error(tmp_path: Path) -> None:
+    async with talking(tmp_path) as (server, session), anyio.create_task_group() as group:
+        group.start_soon(cancel_held_turn, server, session)
+        with pytest.raises(Cancelled) as caught:
+            await session.chat("hold")
+        assert caught.value.data["metadata"] == session.metadata == CANCELLED
+
+
+async def test_a_turn_that_has_ended_when_its_stream_is_left_has_its_metadata(
+    tmp_path: Path,
+) -> None:
+    async with talking(tmp_path) as (server, session):
+        async with session.stream("one two") as stream:
+            assert await anext(stream) == "one "
+            await server.await_idle()
+            await anyio.wait_all_tasks_blocked()
+        assert stream.metadata == session.metadata == METADATA
+        assert "cancel" not in server.names()
+
+
+async def test_a_late_stream_has_the_metadata_of_its_end(tmp_path: Path) -> None:
+    async with talking(tmp_path) as (_, session):
+        stream = session.stream("hold", timeout=0.2)
+        with pytest.raises(Timeout):
+            async for _ in stream:
+                pass
+        assert await session.chat("next") == "next"
+        assert stream.metadata == CANCELLED
+
+
+async def cancel_held_turn(server: FakeServer, session: AsyncSession) -> None:
+    await server.await_held_turn()
+    await session.cancel()
 
 
 async def test_a_stream_that_was_never_read_sends_nothing(tmp_path: Path) -> None:

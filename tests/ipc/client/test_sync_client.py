@@ -31,7 +31,7 @@ from inferd import (
     SessionBusy,
     Timeout,
 )
-from tests.ipc.fake_server import METADATA, FakeServer, fake_server_thread
+from tests.ipc.fake_server import CANCELLED, METADATA, FakeServer, fake_server_thread
 
 
 @pytest.fixture
@@ -171,6 +171,7 @@ def test_leaving_with_waits_until_the_turn_has_ended(session: Session, server: F
     with session.stream("hold") as stream:
         assert next(stream) == "held "
     assert not server.busy
+    assert stream.metadata == session.metadata == CANCELLED
     with session.pull("a b") as pull:
         assert next(pull) == "a "
     assert server.names()[-1] == "fini_single"

@@ -12,6 +12,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from inferd.backends.errors import ProtocolError
+from inferd.ipc.messages import CREDIT_MAX
 from inferd.ipc.peer import peer_of
 from inferd.ipc.server import server_connection
 from inferd.ipc.server.client_descriptors import ClientDescriptors
@@ -20,6 +21,7 @@ from inferd.ipc.server.server_connection import (
     OUTBOX_PAUSE_BYTES,
     OUTBOXES_BYTES_MAX,
     Pause,
+    Request,
     ServerConnection,
 )
 from inferd.ipc.server.shares import SharedLimit
@@ -192,3 +194,44 @@ async def test_a_paused_connection_stays_paused_when_its_outbox_is_read() -> Non
             unread -= len(await asyncio.to_thread(client.recv, 1 << 20))
         await settle()
         assert not reader.received
+
+
+async def test_early_credit_is_passed_on_within_the_bound() -> None:
+    async with pair() as (connection, _):
+        request = Request(connection, 1, "stream", None)
+        granted: list[int] = []
+        request.grant_credit(1000)
+        request.grant_credit(-5)
+        request.grant_credit(1000)
+        request.pass_credit_to(granted.append)
+        request.grant_credit(7)
+        request.grant_credit(10**6)
+        assert granted == [CREDIT_MAX, 7, CREDIT_MAX]
+
+
+async def test_a_client_that_sends_no_more_is_served_until_its_requests_are_answered() -> None:
+    async with reading() as (connection, client, reader):
+        request = connection.requests[1] = Request(connection, 1, "chat", None)
+        connection.send(MUCH)
+        client.shutdown(socket.SHUT_WR)
+        unread = len(MUCH)
+        while unread > 0:
+            unread -= len(await asyncio.to_thread(client.recv, 1 << 20))
+        await settle()
+        assert not reader.ended.is_set()
+        connection.send(MUCH)
+        connection.request_ended(request)
+        await settle()
+        assert not reader.ended.is_set(), "the reply is not sent yet"
+        while not reader.ended.is_set():
+            await asyncio.to_thread(client.recv, 1 << 20)
+
+
+async def test_the_end_of_a_client_that_sends_no_more_is_noticed() -> None:
+    async with reading() as (connection, client, reader):
+        connection.requests[1] = Request(connection, 1, "chat", None)
+        client.shutdown(socket.SHUT_WR)
+        await settle()
+        assert not reader.ended.is_set()
+        client.close()
+        await reader.ended.wait()
