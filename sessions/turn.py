@@ -10,7 +10,14 @@ from typing import Protocol
 import anyio
 import msgspec
 
-from ..backends.errors import ContextFull, EndOfSequence, InferdError, error_from_wire
+from ..backends.errors import (
+    Cancelled,
+    ContextFull,
+    EndOfSequence,
+    InferdError,
+    Timeout,
+    error_from_wire,
+)
 from ..scheduler import messages as m
 from ..scheduler.output.stopping import cuts_text
 from ..scheduler.output.stopping.ending import CONTEXT_FULL
@@ -258,6 +265,14 @@ class Turn:
     def begun(self) -> bool:
         """Whether it has had a slot or has sent something."""
         return self.started_at is not None or bool(self.tokens)
+
+    @property
+    def refused(self) -> bool:
+        """Whether it failed without a token, neither cancelled nor by its total timeout."""
+        error = self.error
+        if error is None or self.first_token_at is not None or isinstance(error, Cancelled):
+            return False
+        return not isinstance(error, Timeout) or error.data.get("timeout") == "queue"
 
     @property
     def stopped_by_text(self) -> bool:

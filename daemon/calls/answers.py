@@ -31,8 +31,8 @@ async def answers(daemon: Daemon, request: Request) -> w.AnswersResult:
     _check(p, session)
     branches: list[Session] = []
     try:
-        with session.input.rolled_back_if_refused():
-            await add_input(daemon, session, p)
+        before = await add_input(daemon, session, p)
+        async with session.input.rolled_back_if_refused(before):
             if p.n > 1:
                 branches = daemon.sessions.fork_session(request.connection, session, p.n - 1)
             results = _Answers(p, [session, *branches])
@@ -95,7 +95,7 @@ class _Answers:
         self._answers[number] = {
             "text": parts.text,
             "reasoning": parts.reasoning,
-            "metadata": self.sessions[number].outputs.metadata(),
+            "metadata": self.sessions[number].outputs.metadata(turn),
             "error": None if error is None else error.to_wire(),
         }
 

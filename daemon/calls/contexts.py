@@ -160,8 +160,8 @@ async def prompt_compute(daemon: Daemon, request: Request) -> w.PromptComputeRes
     daemon.check_open()
     session, p = daemon.session(request), request.params
     options = turn_options(p, TurnOptions(special=False))
-    with session.input.rolled_back_if_refused():
-        await session.input.add_text(p.prompt.encode())
+    before = await session.input.add_text(p.prompt.encode())
+    async with session.input.rolled_back_if_refused(before):
         turn = await session.runner.start_turn(options)
     await finish_turn(request, session, turn)
     return w.PromptComputeResult(text=turn.text.decode(errors="replace"))
@@ -174,9 +174,9 @@ async def run_inference(daemon: Daemon, request: Request) -> w.TurnResult:
     data = (await tensor_bytes(request, p.tensor)).rstrip(b"\0")
     options = parse_json_options(metadata_text(p.config))
     turn_settings = turn_options(p, TurnOptions(options=options.values, special=False))
-    with session.input.rolled_back_if_refused():
-        message = {"role": "user", "content": await decode_text(data)}
-        await session.input.add_messages([message], options.values)
+    message = {"role": "user", "content": await decode_text(data)}
+    before = await session.input.add_messages([message], options.values)
+    async with session.input.rolled_back_if_refused(before):
         splitter = session.outputs.new_splitter(options.values)
         turn = await session.runner.start_turn(turn_settings)
     await finish_turn(request, session, turn)

@@ -11,6 +11,7 @@ from ...scheduler.messages import Position, Tokens
 from ...scheduler.output.logprobs import describe_logprobs
 from ...sessions import Session, Turn, TurnOptions
 from ...sessions.history.reasoning import AnswerParts, ReasoningSplitter
+from ...sessions.session.core import BeforeInput
 from ...sessions.turn import PositionSink, TokensSink
 from ..core import Daemon
 from .arguments import turn_options
@@ -42,8 +43,8 @@ async def _start_turn(
     """Start a turn on a call's input; if it *streams*, its tokens are sent as events."""
     p: w.StreamParams = request.params
     session = daemon.session(request)
-    with session.input.rolled_back_if_refused():
-        await add_input(daemon, session, p)
+    before = await add_input(daemon, session, p)
+    async with session.input.rolled_back_if_refused(before):
         splitter = session.outputs.new_splitter(p.options)
         credit = p.credit if streams else -1
         own = TurnOptions(options=p.options, credit=credit, special=False, watch=p.queue_events)
@@ -143,16 +144,18 @@ def _position_sender(daemon: Daemon, request: Request) -> PositionSink:
     return send_position
 
 
-async def add_input(daemon: Daemon, session: Session, p: w.StreamParams | w.AnswersParams) -> None:
-    """Add a call's prompt or messages to the history."""
+async def add_input(
+    daemon: Daemon, session: Session, p: w.StreamParams | w.AnswersParams
+) -> BeforeInput | None:
+    """Add a call's prompt or messages to the history; return the session before, if it has any."""
     daemon.check_open()
     if p.messages is not None:
-        await session.input.add_messages(checked_messages(p.messages), p.options)
-    elif p.prompt is not None:
-        if p.raw:
-            await session.input.add_text(p.prompt.encode())
-        else:
-            await session.input.add_messages([{"role": "user", "content": p.prompt}], p.options)
+        return await session.input.add_messages(checked_messages(p.messages), p.options)
+    if p.prompt is None:
+        return None
+    if p.raw:
+        return await session.input.add_text(p.prompt.encode())
+    return await session.input.add_messages([{"role": "user", "content": p.prompt}], p.options)
 
 
 CALLS = (stream, chat, resume)

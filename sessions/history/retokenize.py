@@ -19,18 +19,11 @@ class Vocabulary:
         self.fingerprint, self.hash = fingerprint, vocab_hash
         self.build: tuple[int, str] = (0, "")
         self.saved_text: bytes | None = None
-        self._retokenized_text: bytes | None = None
 
     @property
     def kept_bytes(self) -> int:
-        """The memory that its texts take."""
-        return len(self.saved_text or b"") + len(self._retokenized_text or b"")
-
-    def rolled_back(self, before: Vocabulary) -> Vocabulary:
-        """Return the vocabulary *before*, with the text of a history retokenized since."""
-        if self.hash != before.hash:
-            before.saved_text = self._retokenized_text
-        return before
+        """The memory that its text takes."""
+        return len(self.saved_text or b"")
 
     def branch(self) -> Vocabulary:
         """Return the vocabulary of a new session with the same history."""
@@ -70,7 +63,7 @@ class Vocabulary:
                 hint="reset the context, or give it a new input without `append`",
             )
         await history.retokenize(client, text or b"")
-        self.hash, self._retokenized_text = client.info.vocab_hash, text
+        self.hash = client.info.vocab_hash
 
     async def _text(
         self, model: ModelSource, history: History, requester: Requester

@@ -91,6 +91,16 @@ class Recording:
             self.shifts, self._written = list(shifts), _Written()
             self._note_change()
 
+    def history_restored(
+        self, turn: Turn | None, begin: TurnBegin, shifts: Sequence[Shift]
+    ) -> None:
+        """Note that an earlier history was restored, with its last *turn*: both are written before
+        the answer.
+        """
+        self.history_changed()
+        if turn is not None and turn.generates:
+            self.turn_began(turn, begin, shifts)
+
     def watch_tokens(self, sink: TokensSink | None) -> TokensSink | None:
         """Return a sink for a turn's tokens that notes them and passes them on to *sink*."""
         if self._journal is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...scheduler.priority import Priority, Requester
 from ..admission.bounds import Ticket
@@ -14,10 +14,10 @@ from ..history.history import History
 from ..history.retokenize import Vocabulary
 from ..history.state import HistoryState
 from ..journal.entries import TurnBegin
-from ..journal.recording import Recording
+from ..journal.recording import Recording, Shift
 from ..table import ACTIVE, SessionCall, SessionState, step
 from ..turn import Turn
-from ..turns.turn_options import Parameters
+from ..turns.turn_options import Parameters, TurnParameters
 from ..worker_client import ModelSource
 
 
@@ -55,6 +55,8 @@ class LastTurn:
     output_cleared: bool = False
     """`fini_single` was called: the output was deleted, the history is unchanged."""
     ending_read: bool = False
+    before: BeforeInput | None = None
+    """The session before the turn's input, which is restored if the turn is refused."""
 
 
 @dataclass
@@ -97,6 +99,7 @@ class Conversation:
         last = self.last
         total = self.history_state.kept_bytes + self.vocabulary.kept_bytes + len(last.piece)
         total += memory_bytes(last.begin.options)
+        total += 0 if last.before is None else last.before.kept_bytes
         return total if last.turn is None else total + last.turn.kept_bytes
 
     def tokens(self) -> list[int]:
@@ -106,6 +109,22 @@ class Conversation:
     def current_history(self) -> History:
         """Return a new history with the output of the last turn."""
         return self.history_state.now.after(self.last.turn)
+
+
+class BeforeInput(NamedTuple):
+    """The part of a session that the input and the start of a turn change."""
+
+    conversation: Conversation
+    shifts: tuple[Shift, ...]
+    turn_parameters: TurnParameters
+    adapters: tuple[str, ...]
+    lora: dict[str, float]
+    turns_begun: int
+
+    @property
+    def kept_bytes(self) -> int:
+        """The memory that it takes beside the present conversation, which has the messages too."""
+        return self.conversation.kept_bytes - memory_bytes(self.conversation.messages)
 
 
 @dataclass(eq=False, repr=False)
@@ -179,6 +198,16 @@ class SessionCore:
         self.check_growth(history.kept_bytes - self.conversation.history_state.kept_bytes)
         self.accept_history(SessionCall.SET_INPUT, history)
 
+    def accept_turn_input(self, history: History) -> BeforeInput:
+        """Accept a history with the input of a turn; return the session before. It is restored if
+        the turn is refused.
+        """
+        before = self.before_input()
+        self.accept_input(history)
+        self.conversation.last.before = before
+        self.count_kept_bytes()
+        return before
+
     def move_state(self, call: SessionCall) -> None:
         """Do one step of the state table, or raise the error that refuses it."""
         self.conversation.state = step(self.state, call)
@@ -193,6 +222,36 @@ class SessionCore:
         self.conversation.last = LastTurn()
         self.count_kept_bytes()
         self.recording.history_changed()
+
+    def before_input(self) -> BeforeInput:
+        """Return the part of the session that the next input and turn change."""
+        settings, conversation = self.settings, self.conversation.copy()
+        conversation.last.before = None
+        return BeforeInput(
+            conversation,
+            tuple(self.recording.shifts),
+            settings.parameters.of_turn,
+            settings.adapters,
+            settings.lora,
+            self.turns_begun,
+        )
+
+    def restore(self, before: BeforeInput) -> None:
+        """Restore the session *before* an input whose turn was refused."""
+        self.conversation, settings = before.conversation, self.settings
+        settings.parameters.of_turn = before.turn_parameters
+        settings.adapters, settings.lora = before.adapters, before.lora
+        self.turns_begun = before.turns_begun
+        self.count_kept_bytes()
+        self.recording.history_restored(self.turn, self.conversation.last.begin, before.shifts)
+
+    def restore_if_refused(self) -> None:
+        """Restore the session before the input of the last turn, if that has ended by a refusal."""
+        last = self.conversation.last
+        if last.turn is not None and last.turn.ended.is_set():
+            before, last.before = last.before, None
+            if before is not None and last.turn.refused:
+                self.restore(before)
 
     async def wait_recorded(self) -> None:
         """Wait until all answers are in the journal, or writing has failed (see the metadata)."""

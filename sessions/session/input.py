@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from ...backends import Rendering
 from ...backends.errors import TooLarge
 from ..admission.kept_bytes import memory_bytes
 from ..history.history import History
-from ..table import SessionCall, SessionState, step
+from ..table import SessionCall, step
 from ..turns.turn_options import NO_OPTIONS
 from ..worker_client import WorkerClient
-from .core import SessionCore
+from .core import BeforeInput, SessionCore
 from .model_link import ModelLink
 
 MESSAGES_BYTES_MAX = 8 << 20
@@ -28,44 +28,60 @@ class SessionInput:
     def __init__(self, core: SessionCore, link: ModelLink):
         self._core, self._link = core, link
 
-    async def add_text(self, text: bytes) -> None:
-        """Append *text* to the history."""
-        await self.set_input(text, appends=True)
-
-    async def set_input(self, text: bytes, *, appends: bool = False) -> int:
+    async def set_input(self, text: bytes) -> int:
         """Make *text* the prompt, or append it to the history; return the number of its tokens.
 
         :raises SessionBusy: a turn is under way.
         """
         async with self._link.exclusive():
-            step(self._core.state, SessionCall.SET_INPUT)
-            appends = appends or bool(self._core.settings.parameters.standing("append"))
-            append = appends and bool(self._core.conversation.prompt)
-            tokens = await self._link.query(
-                lambda c: c.texts_of(self._core.requester).tokenize(
-                    text, special=True, bos=not append, turn=True
-                ),
-                new_history=not append,
-            )
-            history = self._core.conversation.current_history()
-            history.append_tokens(tokens) if append else history.replace_tokens(tokens)
+            appends = bool(self._core.settings.parameters.standing("append"))
+            history, tokens = await self._with_text(text, appends=appends)
             self._core.accept_input(history)
         await self._core.wait_recorded()
-        return len(tokens)
+        return tokens
+
+    async def add_text(self, text: bytes) -> BeforeInput:
+        """Append *text* to the history, for a turn; return the session before.
+
+        :raises SessionBusy: a turn is under way.
+        """
+        async with self._link.exclusive():
+            history, _ = await self._with_text(text, appends=True)
+            before = self._core.accept_turn_input(history)
+        return await self._record_input(before)
+
+    async def _with_text(self, text: bytes, *, appends: bool) -> tuple[History, int]:
+        """Return the history with *text*, and the number of the text's tokens."""
+        step(self._core.state, SessionCall.SET_INPUT)
+        append = appends and bool(self._core.conversation.prompt)
+        tokens = await self._link.query(
+            lambda c: c.texts_of(self._core.requester).tokenize(
+                text, special=True, bos=not append, turn=True
+            ),
+            new_history=not append,
+        )
+        history = self._core.conversation.current_history()
+        history.append_tokens(tokens) if append else history.replace_tokens(tokens)
+        return history, len(tokens)
 
     async def add_messages(
         self, messages: Sequence[dict[str, Any]], options: Mapping[str, Any] = NO_OPTIONS
-    ) -> None:
+    ) -> BeforeInput:
         """Add chat messages to the history by the model's template, which gets the parameters of a
-        turn with *options*. After raw text, begin a new history.
+        turn with *options*. After raw text, begin a new history. Return the session before.
         """
         rendering = self._core.settings.parameters.rendering(options)
         async with self._link.exclusive():
             step(self._core.state, SessionCall.SET_INPUT)
             self._check_messages(messages)
             history = await self._link.query(lambda c: self._with_messages(c, messages, rendering))
-            self._core.accept_input(history)
-        await self._core.wait_recorded()
+            before = self._core.accept_turn_input(history)
+        return await self._record_input(before)
+
+    async def _record_input(self, before: BeforeInput) -> BeforeInput:
+        async with self.rolled_back_if_refused(before):
+            await self._core.wait_recorded()
+        return before
 
     def _check_messages(self, messages: Sequence[dict[str, Any]]) -> None:
         """Check the size of a history with *messages*, before the template renders them.
@@ -113,20 +129,18 @@ class SessionInput:
             self._core.accept_history(call, history)
         await self._core.wait_recorded()
 
-    @contextlib.contextmanager
-    def rolled_back_if_refused(self) -> Iterator[None]:
-        """Roll back input that is given in the `with` block, if the block ends with an error before
-        a turn has begun on it: a client that retries gives the input again.
+    @contextlib.asynccontextmanager
+    async def rolled_back_if_refused(self, before: BeforeInput | None) -> AsyncIterator[None]:
+        """Restore the session *before* an input if the context raises an error and no turn has
+        begun on it: a client that retries gives it again. If the engine refuses the turn later,
+        `SessionCore.restore_if_refused` does the same.
         """
         core = self._core
-        history, before = core.conversation.history_state.now, core.conversation.copy()
         try:
             yield
         except BaseException:
-            replaced = core.conversation.history_state.now is not history
-            if replaced and core.turn is None and core.state is SessionState.READY:
-                before.vocabulary = core.conversation.vocabulary.rolled_back(before.vocabulary)
-                core.conversation = before
-                core.count_kept_bytes()
-                core.recording.history_changed()
+            last = core.conversation.last
+            if before is not None and last.before is before and last.turn is None:
+                core.restore(before)
+            await core.wait_recorded()
             raise

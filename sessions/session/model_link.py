@@ -70,12 +70,12 @@ class ModelLink:
         :raises InferdError: no model can detokenize it.
         """
         async with self._lock:
-            conversation = self._core.conversation
-            if also_text and conversation.tokens():
-                history = conversation.current_history()
-                await conversation.vocabulary.save_text(
-                    self._core.model, history, self._core.requester
-                )
+            core = self._core
+            present, before = core.conversation, core.conversation.last.before
+            for kept in (present,) if before is None else (present, before.conversation):
+                if also_text and kept.tokens():
+                    history = kept.current_history()
+                    await kept.vocabulary.save_text(core.model, history, core.requester)
 
     async def count_cached_tokens(self) -> int:
         """Return how many of the history's tokens are in a KV state now."""

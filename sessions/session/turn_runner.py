@@ -60,12 +60,14 @@ class TurnRunner:
             client = await self._ready_client()
             history_state, size = self._core.conversation.history_state, client.info.vocab_size
             so_far, options = resumed(history_state.interrupted, call, tokens, text, size)
-            now, history_state.now = history_state.now, history_state.before
+            before = self._core.before_input()
+            history_state.now = history_state.before
             try:
                 turn = self._begin_turn(client, options, on_tokens, on_position, so_far)
             except BaseException:
-                history_state.now = now
+                history_state.now = before.conversation.history_state.now
                 raise
+            self._core.conversation.last.before = before
             await self._write_beginning()
             if turn.ended.is_set():
                 return turn
@@ -134,7 +136,8 @@ class TurnRunner:
         ticket.output = turn.tokens
         core.turns_begun += 1
         core.turn_at = ledger.seconds()
-        conversation.last = LastTurn(turn, begin_of(core, call, spec))
+        begin = begin_of(core, call, spec)
+        conversation.last = LastTurn(turn, begin, before=conversation.last.before)
         core.count_kept_bytes()
         if conversation.history_state.interrupted is not None:
             conversation.history_state.interrupted = None
@@ -159,8 +162,9 @@ class TurnRunner:
             return
         core.used_at = core.rested_at = core.ledger.seconds()
         core.recording.turn_ended()
-        core.count_kept_bytes()
         turn = core.turn
+        core.restore_if_refused()
+        core.count_kept_bytes()
         if turn is None:
             return
         if ticket is not None and turn.stats and not turn.resumed:

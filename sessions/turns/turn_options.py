@@ -28,6 +28,8 @@ NO_SAMPLING = SamplingParams()
 """Placeholder in a spec until `Parameters.fill`."""
 NO_OPTIONS: Mapping[str, Any] = {}
 SESSION, TURN, BUILTIN, GRAPH = "session", "turn", "built-in", "graph"
+TurnParameters = tuple[dict[str, Any], int, dict[str, str]]
+"""The options of a turn, its seed and its adjusted values."""
 
 
 class Effective(msgspec.Struct, frozen=True):
@@ -80,6 +82,15 @@ class Parameters:
         """The memory that they take."""
         notes = (self.ignored, self.not_applied, self.adjusted)
         return memory_bytes(self.defaults, self.origins, self.options, self._turn, *notes)
+
+    @property
+    def of_turn(self) -> TurnParameters:
+        """The values of the last turn."""
+        return self._turn, self.seed, self.adjusted
+
+    @of_turn.setter
+    def of_turn(self, values: TurnParameters) -> None:
+        self._turn, self.seed, self.adjusted = values
 
     def copy(self) -> Parameters:
         """Return the same parameters, for another session."""

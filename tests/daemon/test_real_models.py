@@ -7,12 +7,13 @@ import operator
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jsonschema
 import pytest
 
 import inferd
-from inferd.backends.errors import InvalidArgument
+from inferd.backends.errors import InferdError, InvalidArgument, PromptTooLong
 from inferd.ipc.priorities import Priority
 from inferd.testing import RunningDaemon
 from tests.models import gemma3, smollm2
@@ -69,6 +70,13 @@ def test_texts_of_similar_meaning_have_similar_embeddings(
 
     assert likeness(cat, cat) == pytest.approx(1.0, abs=1e-5)
     assert likeness(cat, kitten) > likeness(cat, bank)
+
+
+def test_a_blank_text_is_refused_by_its_index_before_any_is_embedded(client: inferd.Client) -> None:
+    texts = ["some text"] * 70 + ["", "and more"]
+    with pytest.raises(InvalidArgument, match="text 70: the text has no tokens") as caught:
+        client.embed("smollm2", texts)
+    assert caught.value.data == {"index": 70}
 
 
 def test_a_chat_answers_by_the_models_template_and_computes_only_what_is_new(
@@ -240,6 +248,33 @@ def test_a_schema_that_cannot_be_kept_is_refused_with_its_path(client: inferd.Cl
         assert caught.value.data == {"path": "#/properties/a/uniqueItems"} and caught.value.hint
         with pytest.raises(InvalidArgument, match="json-schema: grammar is set too"):
             session.chat("x", options={"json-schema": schema, "grammar": "root ::= [a]"})
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error"),
+    [
+        ("x", {"json-schema": {"uniqueItems": True, "type": "array"}}, InvalidArgument),
+        ("x", {"grammar": "root ::= ["}, InvalidArgument),
+        ("x", {"stop-tokens": [10**6]}, InvalidArgument),
+        ("word " * 2000, {}, PromptTooLong),
+    ],
+    ids=["json-schema", "grammar", "stop-tokens", "length"],
+)
+def test_a_refused_turn_leaves_nothing_of_its_message(
+    client: inferd.Client, prompt: str, options: dict[str, Any], error: type[InferdError]
+) -> None:
+    with client.session("smollm2", options=GREEDY) as session:
+        session.chat("What is the capital of France?")
+        [before] = client.sessions()
+        for _ in range(2):
+            with pytest.raises(error):
+                session.chat(prompt, options=options)
+            [after] = client.sessions()
+            assert (after["tokens"], after["turns"]) == (before["tokens"], before["turns"])
+        first = session.chat("And of Italy?")
+    with client.session("smollm2", options=GREEDY) as session:
+        session.chat("What is the capital of France?")
+        assert session.chat("And of Italy?") == first
 
 
 @pytest.mark.parametrize("comparer", ["smollm2", "gemma3"])

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from inferd import Client
-from inferd.backends.errors import Cancelled, InvalidArgument, ShuttingDown
+from inferd.backends.errors import Cancelled, InvalidArgument, ShuttingDown, Timeout
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd
 from tests.journal_versions import mark_version
@@ -125,6 +125,71 @@ def test_an_answered_input_and_options_survive_a_kill() -> None:
             assert client.output(opened["context"]) == b"he"
             [session] = client.call("sessions")["sessions"]
             assert session["priority"] == "high"
+
+
+@pytest.mark.parametrize(
+    "options", [{"temp": -1}, {"stop-tokens": [10_000]}], ids=["daemon", "worker"]
+)
+def test_a_refused_turn_leaves_nothing_in_the_journal(options: dict[str, Any]) -> None:
+    with running_daemon(ECHO) as daemon:
+        with attached(daemon) as (client, opened):
+            context = opened["context"]
+            chat(client, context, "first")
+            [session] = client.call("sessions")["sessions"]
+            with pytest.raises(InvalidArgument):
+                chat(client, context, "refused", **options)
+            daemon.kill()
+        daemon.start_again()
+        with attached(daemon) as (client, opened):
+            [after] = client.call("sessions")["sessions"]
+            assert (after["tokens"], after["turns"]) == (session["tokens"], 1)
+            chat(client, opened["context"], "next")
+            assert client.output(opened["context"]) == b"next"
+
+
+def occupy_slot(client: RawClient) -> int:
+    """Begin a long turn to which turns of a lower class yield; return its context."""
+    context = client.context("slow")
+    client.call("set_options", context=context, priority="high")
+    client.begin_stream(context, "x" * 1000)
+    return context
+
+
+def test_a_turn_refused_in_the_queue_of_a_stopping_daemon_leaves_nothing() -> None:
+    with running_daemon(ECHO) as daemon:
+        with attached(daemon, model="slow") as (client, opened):
+            with RawClient(daemon.socket) as other:
+                for _ in range(4):
+                    occupy_slot(other)
+                number = client.start_request("chat", context=opened["context"], prompt="waits")
+                while opened["context"] not in [
+                    task["context"]
+                    for task in other.call("queue")["tasks"]
+                    if task["state"] == "waiting" and task["position"] == 1
+                ]:
+                    pass
+                os.kill(daemon.pid, signal.SIGTERM)
+                with pytest.raises(ShuttingDown):
+                    client.wait_result(number)
+            daemon.stop()
+        daemon.start_again()
+        assert input_tokens_of(daemon, model="slow") == 0
+
+
+def test_a_resumption_that_is_refused_can_be_repeated() -> None:
+    config = ECHO.replace("[models.slow.echo]", "slots = 1\n[models.slow.echo]")
+    with running_daemon(config) as daemon:
+        with attached(daemon, model="slow") as (client, opened):
+            client.begin_stream(opened["context"], "abcdefghij")
+        with attached(daemon, model="slow") as (client, opened), RawClient(daemon.socket) as other:
+            context = occupy_slot(other)
+            params = {"context": opened["context"]}
+            with pytest.raises(Timeout):
+                client.call("resume", queue_timeout_s=0.05, **params)
+            assert client.metadata(opened["context"])["stop_reason"] == "detached"
+            other.call("cancel", context=context)
+            assert client.call("resume", **params)["metadata"]["stop_reason"] == "eos"
+            assert client.output(opened["context"]) == b"abcdefghij"
 
 
 def test_the_last_of_reset_rewind_and_fork_survives_a_kill() -> None:

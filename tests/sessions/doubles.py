@@ -147,9 +147,11 @@ class Source:
         self.name, self.port = name, port
         self.loaded: InProcessClient | None = port
         self.comparer: Comparer = compare_nothing
+        self.old: InProcessClient | None = None
+        """The client of the model before a swap."""
 
     def predecessor(self, vocabulary: str) -> Predecessor | None:
-        return None
+        return None if self.old is None else Source(self.old)
 
     async def released(self) -> None:
         return

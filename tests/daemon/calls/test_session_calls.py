@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from inferd import Client, QueueEvent
 from inferd.backends.errors import (
     Busy,
+    Cancelled,
+    InferdError,
     InvalidArgument,
     PermissionDenied,
+    PromptTooLong,
     SessionBusy,
     ShuttingDown,
 )
 from inferd.daemon.config.settings import Config
 from inferd.daemon.core import Daemon
 from inferd.ipc.messages import CREDIT_MAX, QueueParams
+from inferd.ipc.server.decoding import pack_error
 from inferd.testing import RunningDaemon, running_daemon
+from inferd.wire.frames import REPLY_BYTES_MAX, pack_frame
 from tests.daemon.other_users import Stranger
 from tests.echo import echo_model
-from tests.raw import RawClient
+from tests.raw import Closed, RawClient
 
 CONFIG = """
 [daemon]
@@ -357,6 +365,100 @@ def test_a_shifted_session_continues_and_reports_the_shift(client: RawClient) ->
     )
 
 
+# Credit and cancellation.
+
+
+def test_credit_that_arrives_together_with_its_stream_counts(client: RawClient) -> None:
+    context = client.context("echo")
+    stream = [1, 99, "stream", {"context": context, "prompt": "abcdef", "raw": True, "credit": 1}]
+    client.send_bytes(pack_frame(stream) + pack_frame([5, 99, 100]))
+    assert client.wait_result(99)["metadata"]["stop_reason"] == "eos"
+    assert client.streamed_text == "abcdef"
+
+
+def test_credit_for_a_resumption_counts_from_the_start(daemon: RunningDaemon) -> None:
+    call = "init_execution_context_with_session_id"
+    with RawClient(daemon.socket) as client:
+        graph = client.call("load_by_name", name="slow")["graph"]
+        context = client.call(call, graph=graph, session_id="credit")["context"]
+        client.begin_stream(context, "abcdef")
+    with RawClient(daemon.socket) as client:
+        graph = client.call("load_by_name", name="slow")["graph"]
+        context = client.call(call, graph=graph, session_id="credit")["context"]
+        resume = [1, 99, "resume", {"context": context, "credit": 1}]
+        client.send_bytes(pack_frame(resume) + pack_frame([5, 99, 100]))
+        assert client.wait_result(99)["metadata"]["stop_reason"] == "eos"
+        assert client.streamed_text == "abcdef"
+
+
+@pytest.mark.parametrize("how", ["request", "context"])
+@pytest.mark.parametrize("call", ["stream", "chat", "compute"])
+def test_the_error_of_a_cancelled_turn_has_its_metadata(
+    client: RawClient, call: str, how: str
+) -> None:
+    context, prompt = client.context("slower"), "a long story " * 4
+    if call == "compute":
+        client.set_input(context, prompt.encode())
+        number = client.start_request(call, context=context)
+    else:
+        number = client.start_request(call, context=context, prompt=prompt, raw=True)
+    queued(client, 1)
+    assert client.call("cancel", **{how: number if how == "request" else context})["cancelled"]
+    with pytest.raises(Cancelled) as caught:
+        client.wait_result(number)
+    assert caught.value.data["metadata"] == client.metadata(context)
+    assert caught.value.data["metadata"]["stop_reason"] == "Cancelled"
+
+
+def test_a_stream_left_early_has_its_metadata(daemon: RunningDaemon) -> None:
+    with Client(daemon.socket) as client, client.session("slower", raw=True) as session:
+        with session.stream("a long story") as stream:
+            assert next(stream) == "a"
+        assert stream.metadata["stop_reason"] == "Cancelled"
+        assert stream.metadata["input_tokens"] == len("a long story") + 2
+        assert stream.metadata["output_tokens"] >= 1
+        assert session.metadata == stream.metadata
+
+
+def test_an_error_reply_has_no_data_that_exceeds_a_frame() -> None:
+    whole = pack_error(1, Cancelled("it was", data={"metadata": {"text": "x" * 1000}}))
+    cut = pack_error(1, Cancelled("it was", data={"metadata": {"text": "x" * REPLY_BYTES_MAX}}))
+    _, _, error = msgspec.msgpack.decode(whole[4:])
+    assert len(error["data"]["metadata"]["text"]) == 1000
+    _, _, error = msgspec.msgpack.decode(cut[4:])
+    assert (error["name"], error["data"]) == ("Cancelled", {})
+
+
+# The end of the client's requests.
+
+
+def test_a_client_that_sends_no_more_gets_its_replies(client: RawClient) -> None:
+    context = client.context("slow")
+    numbers = [
+        client.start_request("stream", context=context, prompt="abc", raw=True),
+        client.start_request("models"),
+    ]
+    client.socket.shutdown(socket.SHUT_WR)
+    texts = [client.wait_result(number) for number in numbers]
+    assert texts[0]["metadata"]["stop_reason"] == "eos" and client.streamed_text == "abc"
+    with pytest.raises(Closed):
+        client.read_message()
+
+
+def test_a_client_that_closes_after_its_last_request_is_cancelled(client: RawClient) -> None:
+    with RawClient(str(client.socket.getpeername())) as leaving:
+        context = leaving.context("slower")
+        leaving.start_request("chat", context=context, prompt="a long story " * 20, raw=True)
+        queued(client, 1)
+        leaving.socket.shutdown(socket.SHUT_WR)
+        connections = client.call("stats")["stats"]["connections"]
+        assert len(queued(client, 1)) == 1
+    while client.call("queue")["tasks"]:
+        pass
+    while client.call("stats")["stats"]["connections"] >= connections:
+        pass
+
+
 # Refusals.
 
 
@@ -375,6 +477,37 @@ def test_a_refused_turn_leaves_nothing_of_its_input(
     assert client.metadata(context) == before, "the turn before can still be read"
     assert client.output(context) == b"first"
     assert tokens_of(client, context) == tokens
+
+
+@pytest.mark.parametrize("error", [PromptTooLong, InvalidArgument])
+@pytest.mark.parametrize("call", ["chat", "stream", "answers", "run_inference", "prompt_compute"])
+def test_a_turn_that_the_worker_refuses_leaves_nothing_of_its_input(
+    client: RawClient, call: str, error: type[InferdError]
+) -> None:
+    context = client.context("echo")
+    client.call("chat", context=context, prompt="first")
+    text, options = "x" * 4094, {}
+    if error is InvalidArgument:
+        text, options = "x", {"stop-tokens": [10_000]}
+    params: dict[str, Any] = {"prompt": text, "options": options}
+    if call == "run_inference":
+        params = {"tensor": {"data": text.encode()}, "config": json.dumps(options)}
+    elif call == "prompt_compute":
+        client.call("set_options", context=context, options=params.pop("options"))
+    before, tokens = client.metadata(context), tokens_of(client, context)
+    for _ in range(2):
+        if call == "answers":
+            found = client.call(call, context=context, **params)["answers"]
+            assert [a["error"]["name"] for a in found] == [error.name] * 2
+            assert [a["metadata"]["stop_reason"] for a in found] == [error.name] * 2
+        else:
+            with pytest.raises(error):
+                client.call(call, context=context, **params)
+
+    assert client.metadata(context) == before, "the turn before can still be read"
+    assert tokens_of(client, context) == tokens
+    [session] = [s for s in client.call("sessions")["sessions"] if s["context"] == context]
+    assert session["turns"] == 1
 
 
 def tokens_of(client: RawClient, context: int) -> int:
