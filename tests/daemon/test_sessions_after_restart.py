@@ -128,7 +128,7 @@ def test_an_answered_input_and_options_survive_a_kill() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"temp": -1}, {"stop-tokens": [10_000]}], ids=["daemon", "worker"]
+    "options", [{"lora": {"missing": 1.0}}, {"stop-tokens": [10_000]}], ids=["daemon", "worker"]
 )
 def test_a_refused_turn_leaves_nothing_in_the_journal(options: dict[str, Any]) -> None:
     with running_daemon(ECHO) as daemon:
