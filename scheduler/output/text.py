@@ -136,7 +136,9 @@ class TextAssembler:
 
 
 def _earliest(text: Stop | None, other: Stop | None, begin: int) -> Stop | None:
-    """Return the stop that was met first. The places of *other* count from the byte *begin*."""
+    """Return the stop that was met first, with its places in the data that begins at the byte
+    *begin* of the answer; those of *other* are places in the answer.
+    """
     if other is None:
         return text
     other = other._replace(met=other.met - begin, end=other.end - begin)
