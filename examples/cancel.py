@@ -13,7 +13,7 @@ with inferd.Client() as client, client.session(MODEL) as session:
             print(piece, end="", flush=True)
             read += 1
             if read == 5:
-                break  # leaving the `with` (or the loop) cancels the turn
+                break  # leaving the `with` cancels the turn
     print(" … enough.")
     print("tasks under way:", len(client.queue()))
     print("the session continues:", session.chat("Say: done.", options={"n-predict": 8}))

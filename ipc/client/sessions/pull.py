@@ -18,8 +18,9 @@ from .turns_under_way import PulledTurn, TurnsUnderWay
 class AsyncPull(AsyncIterator[str], AbstractAsyncContextManager["AsyncPull"]):
     """The pieces of a turn, each computed on demand (`compute_single`).
 
-    Leaving the loop early ends the turn, as in a stream; the history keeps the pieces that were
-    read. A piece is empty while a character's bytes, or a possible stop text, are incomplete.
+    A turn that is not read to its end is cancelled as in `AsyncStream`; the history keeps the
+    pieces that were read. A piece is empty while a character's bytes, or a possible stop text, are
+    incomplete.
     """
 
     def __init__(self, turns: TurnsUnderWay, prompt: TensorLike | None, settings: TurnSettings):

@@ -13,8 +13,8 @@ from .turn import StreamedTurn, TurnSoFar
 class AsyncStream(TurnSoFar, AsyncIterator[str], AbstractAsyncContextManager["AsyncStream"]):
     """The pieces of a turn's text, each a `Piece`. Reading the first piece sends the request.
 
-    Leaving the loop early cancels the turn: at the end of an `async with` block, or when the stream
-    is deleted, and at the latest with the session's next call. After the end `metadata` is set.
+    A turn that is not read to its end is cancelled at the end of the `async with` block, when the
+    stream is deleted, or by the session's next call. After the end `metadata` is set.
     """
 
     def __init__(self, turn: StreamedTurn):

@@ -20,8 +20,8 @@ from .loop_thread import LoopThread
 class Stream(TurnSoFar, Iterator[str], AbstractContextManager["Stream"]):
     """The pieces of a turn's text, as in `AsyncStream`; one thread at a time may read them.
 
-    A turn that is not read to its end is cancelled when the `with` block ends or the object is
-    deleted.
+    A turn that is not read to its end is cancelled at the end of the `with` block, when the stream
+    is deleted, or by the session's next call.
     """
 
     def __init__(self, thread: LoopThread, stream: AsyncStream):
