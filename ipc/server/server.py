@@ -30,6 +30,10 @@ HELLO_TIMEOUT_S = 10.0
 ACCEPT_PAUSE_S = 0.1
 ACCEPTS_AT_ONCE = 16
 """Connections served before other events are handled."""
+ACCEPTING, ACCEPTING_PAUSE_S = -1, 0.03
+"""Stands for the users of all new connections in counting loop time, as they are not known yet; and
+the longest time for which no connection is accepted because that share is taken.
+"""
 CLOSED_AT_ONCE = 16
 """Connections that their clients have closed already, accepted for each one that is served."""
 CLOSING_BACKLOG = 128
@@ -106,16 +110,25 @@ class Server:
             if self.descriptors.sockets_closing > CLOSING_BACKLOG:
                 await anyio.sleep(CLOSING_PAUSE_S)
                 continue
+            if pause_s := self._loop_time.pause_s(ACCEPTING):
+                await anyio.sleep(min(pause_s, ACCEPTING_PAUSE_S))
             try:
-                for _ in range(ACCEPTS_AT_ONCE):
-                    sock = accept_open(listener)
-                    if sock is not None:
-                        group.start_soon(self._serve_one, sock)
-            except BlockingIOError:
-                continue
+                self._accept_some(listener, group)
             except OSError as exc:  # no descriptors are left: wait until some are closed
                 self._handler.accept_failed(exc)
                 await anyio.sleep(ACCEPT_PAUSE_S)
+
+    def _accept_some(self, listener: socket.socket, group: anyio.abc.TaskGroup) -> None:
+        begin_s = time.thread_time()
+        try:
+            for _ in range(ACCEPTS_AT_ONCE):
+                sock = accept_open(listener)
+                if sock is not None:
+                    group.start_soon(self._serve_one, sock)
+        except BlockingIOError:
+            return  # all are accepted
+        finally:
+            self._loop_time.take(ACCEPTING, time.thread_time() - begin_s)
 
     async def _serve_one(self, sock: socket.socket) -> None:
         peer = peer_of(sock)
@@ -126,11 +139,7 @@ class Server:
         self._accepted += 1
         connection.number = self._accepted
         try:
-            connection.send([Kind.HELLO, self._handler.server_hello()])
-            connection.is_operator = self._handler.admit_connection(connection)
-            closed = self.places.take_place(connection)
-            if closed is not None:
-                closed.end(self.places.closed_for_another(closed))
+            self._admit(connection)
             async with anyio.create_task_group() as group:
                 await self._read(connection, group)
                 group.cancel_scope.cancel()
@@ -143,6 +152,21 @@ class Server:
             self._incomplete.end_frame(connection)
             self._handler.connection_ended(connection)
             connection.close()
+
+    def _admit(self, connection: ServerConnection) -> None:
+        """Greet a new connection, and give it a place.
+
+        :raises InferdError: its user has no access, or no place is free.
+        """
+        begin_s = time.thread_time()
+        try:
+            connection.send([Kind.HELLO, self._handler.server_hello()])
+            connection.is_operator = self._handler.admit_connection(connection)
+            closed = self.places.take_place(connection)
+            if closed is not None:
+                closed.end(self.places.closed_for_another(closed))
+        finally:
+            self._loop_time.take(ACCEPTING, time.thread_time() - begin_s)
 
     def _refusal(self, group: ExceptionGroup[Exception]) -> InferdError:
         """Return the error that ended a connection; any other exception is a bug of the daemon."""

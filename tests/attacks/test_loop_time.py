@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from collections.abc import Callable, Iterator
 
@@ -39,7 +40,13 @@ def costly_calls(client: RawClient) -> None:
         client.call("init_backend", config=COSTLY)
 
 
-@pytest.mark.parametrize("attack", [many_calls, costly_calls])
+def connections(client: RawClient) -> None:
+    """Connect and close."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(client.socket.getpeername())
+
+
+@pytest.mark.parametrize("attack", [many_calls, costly_calls, connections])
 def test_requests_take_a_small_part_of_a_core_beside_a_turn(
     daemon: RunningDaemon, attack: Callable[[RawClient], None]
 ) -> None:
