@@ -7,6 +7,7 @@ one event loop. Its reader task owns a `ServerConnection`; any task on the loop 
 from __future__ import annotations
 
 import socket
+import time
 from typing import Any, Protocol
 
 import anyio
