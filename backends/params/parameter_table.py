@@ -72,7 +72,7 @@ class Parameter(msgspec.Struct, frozen=True):
 PARAMETERS: tuple[Parameter, ...] = (
     Parameter("ctx-size", "int", "model", 0, "tokens of one session's context; 0: the model's own, at most 4096", ("n-ctx",), low=0, high=_COUNT_MAX),
     Parameter("batch-size", "int", "model", 512, "maximum number of tokens in one step", ("n-batch",), low=16, high=8192),
-    Parameter("threads", "int", "model", 0, "threads of a step; 0: the cores of the configuration", ("n-threads",), low=0, high=512),
+    Parameter("threads", "int", "model", 0, "maximum number of threads of a step; 0: the setting `cores` of the daemon", ("n-threads",), low=0, high=512),
     Parameter("n-gpu-layers", "int", "model", -1, "number of layers on GPUs; -1: as many as fit", ("gpu-layers", "ngl"), low=-1, high=100_000),
     Parameter("main-gpu", "int", "model", -1, "the only GPU that holds layers; -1: all GPUs hold some", low=-1, high=TENSOR_SPLIT_MAX - 1),
     Parameter("tensor-split", "shares", "model", [], "proportion of the layers on each GPU; empty: by its free memory"),
