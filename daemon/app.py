@@ -31,7 +31,7 @@ from .open_files import raise_open_files_limit
 from .printable import escape_controls
 from .residency.machine import MachineMemory
 from .residency.pressure import Pace
-from .service.notifier import ServiceNotifier, overdue_models
+from .service.notifier import ServiceNotifier
 from .service.reload import ConfigReloader
 from .state_directory import StateDirectory
 from .traces.tracing import Traces
@@ -173,9 +173,7 @@ def _service(daemon: Daemon) -> ServiceNotifier:
     service = ServiceNotifier(
         daemon.components,
         loading=lambda: daemon.registry.catalog.loading,
-        overdue=lambda: overdue_models(
-            (worker.spec.name, worker) for worker in daemon.registry.catalog.all_workers()
-        ),
+        overdue=lambda: [w.spec.name for w in daemon.registry.catalog.all_workers() if w.overdue],
         turns=lambda: sum(session.active for session in daemon.sessions.live),
         pending_restart=lambda: daemon.pending_restart,
     )

@@ -14,9 +14,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Protocol
 
 import anyio
 import structlog
@@ -79,14 +78,6 @@ def status_line(head: str, loading: Mapping[str, float]) -> str:
     return data[: STATUS_BYTES_MAX - 3].decode(errors="ignore") + "…"
 
 
-class Watched(Protocol):
-    """The part of a worker that the watchdog uses."""
-
-    @property
-    def overdue(self) -> bool:
-        """Whether the worker makes no progress past the time within which it is replaced."""
-
-
 def feed_interval_s(environ: Mapping[str, str], pid: int | None = None) -> float | None:
     """Return the seconds between two feedings, half of the watchdog's (`sd_watchdog_enabled(3)`);
     None without a watchdog, or for that of another process.
@@ -97,11 +88,6 @@ def feed_interval_s(environ: Mapping[str, str], pid: int | None = None) -> float
     if owner and owner != str(os.getpid() if pid is None else pid):
         return None
     return int(interval) / 1e6 / 2
-
-
-def overdue_models(workers: Iterable[tuple[str, Watched]]) -> list[str]:
-    """Return the models whose workers are overdue; while there are any, the watchdog is not fed."""
-    return [name for name, worker in workers if worker.overdue]
 
 
 class ServiceNotifier:

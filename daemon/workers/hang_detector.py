@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable
 
 from ...scheduler.recording.recorder import ActivityKind, Recorder
+from .spawner import KILLED_S
 
 CHECKS = 4
 """Number of checks within the time for which a worker with work may make no progress."""
 BUSY_SHARE = 0.05
 """The least share of one core's time that a computation gets beside other programs."""
-KILLED_S = 10.0
-"""The time that a killed process may take to exit and pass its work on."""
 
 
 class HangDetector:

@@ -9,7 +9,9 @@ through a socket pair. Numbers of descriptors mean other files in it than elsewh
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import gc
 import os
 import signal
@@ -20,6 +22,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import anyio
 
+from ...backends.errors import LoadFailed
+
+QUIT_S = 5.0
+"""The time after which a process that should exit is killed if it still runs."""
+KILLED_S = 10.0
+"""Maximum wait for a killed process to exit."""
 _CLOSE_RANGE = 436
 """The system call's number, the same on all architectures."""
 _UNSHARE = 2
@@ -34,19 +42,22 @@ class SpawnedProcess:
     def __init__(self, process: subprocess.Popen[bytes]):
         self.pid = process.pid
         self._process = process
+        # Now: at the end there may be no free descriptor, and its tasks would wait for ever.
+        self._pidfd = os.pidfd_open(process.pid)
 
-    def kill(self) -> None:
-        """Kill the process."""
-        self._process.kill()
-
-    async def wait(self) -> int:
-        """Wait for the process to exit, and return its exit code."""
-        descriptor = os.pidfd_open(self.pid)
+    async def wait(self) -> int | None:
+        """Wait for the process to exit, and kill it after `QUIT_S`; return its exit code, or None
+        if it still exists after `KILLED_S`: a system call on a file that a client passed keeps it.
+        """
         try:
-            await anyio.wait_readable(descriptor)
+            for seconds in (QUIT_S, KILLED_S):
+                with anyio.move_on_after(seconds):
+                    await anyio.wait_readable(self._pidfd)
+                    return self._process.wait()
+                self._process.kill()
         finally:
-            os.close(descriptor)
-        return self._process.wait()
+            os.close(self._pidfd)
+        return None
 
 
 class Spawner:
@@ -57,7 +68,7 @@ class Spawner:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._command: Command = lambda _: ()
         self._environment: Mapping[str, str] = {}
-        self._result: subprocess.Popen[bytes] | OSError = OSError()
+        self._result: subprocess.Popen[bytes] | OSError | None = None
         started = threading.Event()
         threading.Thread(
             target=self._run, args=(theirs.fileno(), started), name="spawner", daemon=True
@@ -76,17 +87,30 @@ class Spawner:
         descriptors have there.
 
         :raises OSError: the process cannot be started.
+        :raises LoadFailed: the thread has ended.
         """
         async with self._lock:
             self._command, self._environment = command, environment
-            self._socket.send(b"\0")
-            socket.send_fds(self._socket, [b"\0"], [stderr, *descriptors])
-            with anyio.CancelScope(shield=True):  # the answer belongs to this request
-                await anyio.wait_readable(self._socket)
-            self._socket.recv(1)
-            if isinstance(self._result, OSError):
-                raise self._result
-            return SpawnedProcess(self._result)
+            with contextlib.suppress(ConnectionError):  # the thread has ended
+                socket.send_fds(self._socket, [b"\0"], [stderr, *descriptors])
+                with anyio.CancelScope(shield=True):  # the answer belongs to this request
+                    await anyio.wait_readable(self._socket)
+                self._socket.recv(1)
+            # Not kept: the thread would free an error's frames, and sockets in them, by number.
+            result, self._result = self._result, None
+            if result is None:
+                raise LoadFailed(
+                    "the thread that starts worker processes has ended",
+                    hint="restart the daemon: its standard error has the cause",
+                )
+            if isinstance(result, OSError):
+                raise result
+            try:
+                return SpawnedProcess(result)
+            except OSError:
+                result.kill()
+                result.wait()
+                raise
 
     def _run(self, number: int, started: threading.Event) -> None:
         """Start the requested processes until the process ends.
@@ -96,20 +120,28 @@ class Spawner:
         sockets of other threads by their numbers: nothing between two requests allocates an object
         that would start it.
         """
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        _leave_descriptors(number)
-        requests = socket.socket(fileno=os.dup(number))
-        started.set()
-        while requests.recv(1):
-            gc.disable()
-            self._result = self._start_process(requests)
-            gc.enable()
-            requests.send(b"\0")
+        try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            _leave_descriptors(number)
+            requests = socket.socket(fileno=os.dup(number))
+        finally:
+            started.set()
+        with requests:  # its number means another file elsewhere, so it is closed here
+            while requests.recv(1, socket.MSG_PEEK):
+                gc.disable()
+                try:
+                    self._result = self._start_process(requests)
+                finally:
+                    gc.enable()
+                requests.send(b"\0")
 
     def _start_process(self, requests: socket.socket) -> subprocess.Popen[bytes] | OSError:
-        _, descriptors, _, _ = socket.recv_fds(requests, 1, _DESCRIPTORS_MAX)
-        stderr, *passed = descriptors
+        descriptors: list[int] = []
         try:
+            _, descriptors, flags, _ = socket.recv_fds(requests, 1, _DESCRIPTORS_MAX)
+            if flags & socket.MSG_CTRUNC:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            stderr, *passed = descriptors
             return subprocess.Popen(
                 self._command(passed),
                 stdin=subprocess.DEVNULL,
@@ -120,6 +152,8 @@ class Spawner:
             )
         except OSError as exc:
             return exc
+        except (ValueError, subprocess.SubprocessError) as exc:
+            return OSError(errno.EINVAL, str(exc))
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)

@@ -30,13 +30,7 @@ from .spawner import SpawnedProcess
 from .tasks import WorkerListener
 from .worker_link import WorkerLink, send_load
 from .worker_log import WorkerLog
-from .worker_process import (
-    cpu_seconds,
-    describe_exit,
-    other_build,
-    spawn_worker,
-    wait_for_exit,
-)
+from .worker_process import cpu_seconds, describe_exit, other_build, spawn_worker
 
 HANG_S = 120.0
 REQUESTS_LOGGED_MAX = 20
@@ -179,22 +173,22 @@ class Worker:
                 return  # the load was cancelled before it began
             ours, theirs = socket.socketpair()
             with theirs:
-                process, levels = await self._start_process(theirs)
+                self._log = WorkerLog(lambda: {"model": self.spec.name, "pid": self.pid})
+                process = await spawn_worker(theirs, self._record, self._log.writer)
+            self._log.close_writer()
+            self.pid = process.pid
             ours.setblocking(False)
-            load = m.LoadModel(
-                self.spec,
-                self._settings,
-                self._kv_dir,
-                self.known_estimates,
-                levels,
-            )
-            send_load(ours, load)
+            levels, _ = self._log.read_levels()
+            known = self.known_estimates
+            send_load(ours, m.LoadModel(self.spec, self._settings, self._kv_dir, known, levels))
             await self._link.exchange(ours)
         except BrokenPipeError:
             log.warning("worker.died_at_startup", model=self.spec.name, pid=self.pid)
         except msgspec.DecodeError as exc:
             self._sent_garbage = True
             log.error("worker.unreadable", model=self.spec.name, pid=self.pid, cause=str(exc))
+        except LoadFailed as exc:
+            self.error = exc
         except OSError as exc:
             self.error = LoadFailed(
                 f"the worker process of {self.spec.name!r} did not start: {exc.strerror or exc}",
@@ -206,24 +200,11 @@ class Worker:
             with anyio.CancelScope(shield=True):
                 await self._wait_for_exit(process)
 
-    async def _start_process(self, theirs: socket.socket) -> tuple[SpawnedProcess, m.Logging]:
-        self._log = WorkerLog(lambda: {"model": self.spec.name, "pid": self.pid})
-        process = await spawn_worker(theirs, self._record, self._log.writer)
-        self._log.close_writer()
-        self.pid = process.pid
-        levels, _ = self._log.read_levels()
-        return process, levels
-
     def _handle_report(self, report: m.Report) -> None:
         client = self.client
         match report:
-            case (
-                m.Tokens() | m.Finished() | m.Failed()
-                | m.SentenceEnded() | m.StateChanged() | m.Position() | m.Shifted()
-            ):  # fmt: skip
-                client.tasks.deliver_report(report)
-            case m.Embedded():
-                if not self._has_embedding_context:
+            case m.TaskMessage():
+                if isinstance(report, m.Embedded) and not self._has_embedding_context:
                     self._has_embedding_context = True
                     self._listener.embedding_context_created()
                 client.tasks.deliver_report(report)
@@ -274,7 +255,7 @@ class Worker:
 
     async def _wait_for_exit(self, process: SpawnedProcess | None) -> None:
         """Wait until the process has exited, or kill it, and settle its tasks and queries."""
-        code = None if process is None else await wait_for_exit(process)
+        code = None if process is None else await process.wait()
         if self._log is not None:
             self._log.close()
         self.exited.set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -10,16 +9,10 @@ import sys
 import time
 from collections.abc import Sequence
 
-import anyio
-
 from ...backends.errors import LoadFailed
 from ...scheduler.process.build import build_id
 from .spawner import SpawnedProcess, start_spawner
 
-QUIT_S = 5.0
-"""The time after which a process with a closed socket is killed if it still runs."""
-KILLED_S = 10.0
-"""Maximum wait for a killed process to exit."""
 BUILD_ID = build_id()
 """The build that this daemon runs: an upgrade may replace the files meanwhile."""
 SPINS, SPIN_COUNT = "GOMP_SPINCOUNT", 10_000
@@ -41,19 +34,6 @@ def _command(descriptors: Sequence[int]) -> list[str]:
     sock, record = map(str, descriptors)
     arguments = [BUILD_ID, sock, str(os.getpid()), record]
     return [sys.executable, "-P", "-m", "inferd.scheduler.process.worker", *arguments]
-
-
-async def wait_for_exit(process: SpawnedProcess) -> int | None:
-    """Wait for a process to exit, and kill it after `QUIT_S`; return its exit code, or None if it
-    still exists after `KILLED_S`: a system call on a file that a client passed keeps it.
-    """
-    with anyio.move_on_after(QUIT_S):
-        return await process.wait()
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    with anyio.move_on_after(KILLED_S):
-        return await process.wait()
-    return None
 
 
 def describe_exit(code: int | None) -> str:

@@ -18,10 +18,10 @@ from inferd.daemon.service.notifier import (
     STATUS_BYTES_MAX,
     ServiceNotifier,
     feed_interval_s,
-    overdue_models,
     status_line,
 )
-from inferd.daemon.workers.hang_detector import KILLED_S, HangDetector
+from inferd.daemon.workers.hang_detector import HangDetector
+from inferd.daemon.workers.spawner import KILLED_S
 from inferd.scheduler.recording.recorder import ActivityKind, Recorder
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.manager import Manager, Message, manager_of, serving
@@ -192,21 +192,16 @@ def test_a_worker_is_overdue_when_its_kill_did_not_end_it() -> None:
     recorder.record_activity(ActivityKind.STEP, [1])
     watch = HangDetector(recorder, 2.0, lambda: awaited, lambda: killed.append(1), lambda: now)
 
-    class Watched:
-        @property
-        def overdue(self) -> bool:
-            return watch.overdue
-
-    assert overdue_models([("m", Watched())]) == []
+    assert not watch.overdue
     now += 2.5 + KILLED_S - 1
-    assert overdue_models([("m", Watched())]) == []
+    assert not watch.overdue
     now += 2
-    assert overdue_models([("m", Watched())]) == ["m"]
+    assert watch.overdue
     awaited = False
-    assert overdue_models([("m", Watched())]) == []
+    assert not watch.overdue
     recorder.record_activity(ActivityKind.IDLE)
     awaited = True
-    assert overdue_models([("m", Watched())]) == []
+    assert not watch.overdue
 
 
 @pytest.mark.asyncio

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
+import psutil
 import pytest
 
-from inferd.daemon.workers.spawner import start_spawner
+from inferd.backends.errors import LoadFailed
+from inferd.daemon.workers.spawner import Spawner, start_spawner
 from inferd.testing import running_daemon
 from tests.raw import RawClient
 
@@ -36,6 +39,50 @@ async def test_a_process_gets_its_descriptors_and_its_exit_is_noticed() -> None:
 async def test_a_process_that_cannot_be_started_is_an_error() -> None:
     with pytest.raises(FileNotFoundError):
         await start_spawner().spawn(lambda _: ["/no/such/program"], os.environ, (), 2)
+
+
+@pytest.mark.asyncio
+async def test_a_request_that_fails_in_the_thread_is_an_error_and_the_next_one_is_served() -> None:
+    reader, writer = os.pipe()
+    spawner = Spawner()
+    with anyio.fail_after(20), spawner._socket:
+        with pytest.raises(OSError, match="null byte"):
+            await spawner.spawn(lambda _: ["a\0b"], os.environ, (), 2)
+        with pytest.raises(OSError) as truncated:  # more descriptors than the thread accepts
+            await spawner.spawn(lambda _: [sys.executable], os.environ, [2] * 20, 2)
+        assert truncated.value.errno == errno.EMFILE
+        process = await spawner.spawn(write_and_fail, os.environ, (writer,), 2)
+        assert await process.wait() == 7
+    os.close(writer)
+    assert os.read(reader, 100) == b"passed"
+    os.close(reader)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.asyncio
+async def test_each_load_fails_once_the_thread_has_ended() -> None:
+    def fail(_: Sequence[int]) -> list[str]:
+        raise RuntimeError("a bug")
+
+    spawner = Spawner()
+    with anyio.fail_after(20), spawner._socket:
+        for command in (fail, write_and_fail):
+            with pytest.raises(LoadFailed, match="has ended"):
+                await spawner.spawn(command, os.environ, (2,), 2)
+
+
+@pytest.mark.asyncio
+async def test_without_a_descriptor_for_its_exit_a_process_is_not_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: int) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with anyio.fail_after(20), pytest.raises(OSError, match="too many"):
+        await start_spawner().spawn(lambda _: sleep, os.environ, (), 2)
+    assert not [p for p in psutil.Process().children() if sleep[-1] in p.cmdline()]
 
 
 def blocked_signals(status: Path) -> int:
