@@ -12,11 +12,9 @@ from enum import StrEnum
 
 from ...scheduler.recording.recorder import Activity, ActivityKind
 
-FAULT_SIGNALS = frozenset(
-    {
-        *(signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGSYS),
-        signal.SIGTRAP,  # `__builtin_trap` on ARM
-    }
+FAULT_SIGNALS = (
+    *(signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGSYS),
+    signal.SIGTRAP,  # `__builtin_trap` on ARM
 )
 """Signals that a process causes itself. SIGBUS is another one unless its file was truncated."""
 
@@ -69,21 +67,15 @@ class Verdict(StrEnum):
     """The model needs more memory than there is."""
 
 
+_OWN_FAULT = {
+    Phase.STEP: Verdict.SUSPECT_STEP,
+    Phase.SAMPLE: Verdict.SUSPECT_TASK,
+    Phase.PROMPT: Verdict.REFUSE_INPUT,
+    Phase.OTHER: Verdict.RESUME,
+}
 VERDICTS: Mapping[Cause, Mapping[Phase, Verdict]] = {
-    Cause.FAULT: {
-        Phase.STEP: Verdict.SUSPECT_STEP,
-        Phase.SAMPLE: Verdict.SUSPECT_TASK,
-        Phase.PROMPT: Verdict.REFUSE_INPUT,
-        Phase.OTHER: Verdict.RESUME,
-        Phase.LOADING: Verdict.LOAD_ONCE_MORE,
-    },
-    Cause.HANG: {
-        Phase.STEP: Verdict.SUSPECT_STEP,
-        Phase.SAMPLE: Verdict.SUSPECT_TASK,
-        Phase.PROMPT: Verdict.REFUSE_INPUT,
-        Phase.OTHER: Verdict.RESUME,
-        Phase.LOADING: Verdict.FAIL_LOAD,
-    },
+    Cause.FAULT: _OWN_FAULT | {Phase.LOADING: Verdict.LOAD_ONCE_MORE},
+    Cause.HANG: _OWN_FAULT | {Phase.LOADING: Verdict.FAIL_LOAD},
     Cause.OUT_OF_MEMORY: {
         Phase.STEP: Verdict.SHRINK_LATER,
         Phase.SAMPLE: Verdict.REFUSE_TASK_FOR_MEMORY,

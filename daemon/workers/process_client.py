@@ -266,7 +266,10 @@ class ProcessTexts:
     async def detokenize(self, tokens: Sequence[int]) -> bytes:
         """Return the text of *tokens*."""
         packed = m.pack_tokens(tokens)
-        return bytes(await self._client.query(lambda i: m.Detokenize(i, packed, self._requester)))
+        text: bytes = await self._client.query(
+            lambda i: m.Detokenize(i, packed, self._requester), packed, self._requester.owner
+        )
+        return text
 
     async def chat_prompt(
         self,

@@ -130,8 +130,8 @@ class Restarts:
                 hint="see the daemon's log; a later request loads the model again",
                 data={"model": model},
             )
-        before = self._deaths - 2
-        backoff_s = min(BACKOFF_S * 2**before, BACKOFF_S_MAX) if before >= 0 else 0.0
+        doublings = min(self._deaths - 2, 16)
+        backoff_s = min(BACKOFF_S * 2**doublings, BACKOFF_S_MAX) if doublings >= 0 else 0.0
         return max(0.0, backoff_s - passed_s)
 
 

@@ -12,12 +12,13 @@ import pytest
 from anyio.abc import TaskGroup
 
 from inferd.backends import ModelSpec, SamplingParams
-from inferd.backends.errors import LoadFailed, OutOfMemory, WorkerCrashed
+from inferd.backends.errors import LoadFailed, OutOfMemory, QuotaExceeded, WorkerCrashed
 from inferd.daemon.config.sources import load_config
 from inferd.daemon.models.registry import Registry
 from inferd.daemon.models.swap import Swaps
 from inferd.daemon.workers.deaths import Death
-from inferd.daemon.workers.quarantine import QUARANTINE_S
+from inferd.daemon.workers.process_client import ProcessClient
+from inferd.daemon.workers.quarantine import QUARANTINE_S, VERDICTS_MAX
 from inferd.daemon.workers.recovery import (
     BACKOFF_S_MAX,
     CAREFUL_S,
@@ -29,6 +30,7 @@ from inferd.daemon.workers.recovery import (
 from inferd.daemon.workers.tasks import WorkerListener
 from inferd.daemon.workers.worker import Worker
 from inferd.scheduler import messages as m
+from inferd.scheduler.priority import Requester
 from inferd.scheduler.recording.recorder import Activity, ActivityKind
 from inferd.sessions.turn import Turn
 from inferd.sessions.worker_client import TaskReader
@@ -276,6 +278,13 @@ async def test_restarts_are_delayed_after_deaths_without_a_token() -> None:
     assert scene.recovery.restarts.delay_s("m") == 0.0
 
 
+async def test_the_delay_stays_bounded_after_any_number_of_deaths() -> None:
+    restarts = Scene().recovery.restarts
+    for _ in range(2000):
+        restarts.note_death(made_progress=False, needed=False)
+    assert restarts.delay_s("m") == BACKOFF_S_MAX
+
+
 async def test_restarts_end_after_a_time_without_a_token() -> None:
     scene = Scene()
     begun = scene.now
@@ -486,3 +495,27 @@ async def test_a_predecessor_that_was_unloaded_after_a_swap_is_not_loaded_again(
             with pytest.raises(WorkerCrashed, match="is unloaded for good"):
                 await predecessor.ready()
         await registry.close()
+
+
+async def test_tokens_that_crash_the_process_are_refused_to_their_user_alone() -> None:
+    sent: list[m.Command] = []
+    client = ProcessClient(ModelSpec(name="m"), Listener(), sent.append, anyio.Event())
+    texts = client.texts_of(Requester(7))
+
+    async def detokenize(token: int) -> None:
+        with pytest.raises(WorkerCrashed) as caught:
+            await texts.detokenize([token])
+        assert caught.value.data["cause"] == "input"
+
+    for token in range(VERDICTS_MAX):
+        async with anyio.create_task_group() as group:
+            group.start_soon(detokenize, token)
+            await anyio.wait_all_tasks_blocked()
+            command = sent[-1]
+            assert isinstance(command, m.Detokenize)
+            activity = Activity(ActivityKind.PROMPT, (command.id,), 0.0)
+            client.death = Death(activity=activity, code=-SIGABRT)
+            client.settle(-SIGABRT)
+    with pytest.raises(QuotaExceeded):
+        await texts.detokenize([100])
+    assert client.quarantine.refusal_of_text("m", m.NOBODY.owner, b"") is None, "stats, queue, park"
