@@ -11,8 +11,7 @@ from typing import Any
 from ... import __version__
 from ...backends.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...backends.errors import InferdError
-from .client import socket_of
-from .one_shot import OneShotClient
+from .client import OneShotClient, socket_of
 from .output import write, write_json
 
 
@@ -41,8 +40,6 @@ def _engine_text(versions: dict[str, Any]) -> str:
 
 def _running(socket: Path | None) -> dict[str, Any] | None:
     path = socket_of(socket)
-    if not path.exists():
-        return None
     with contextlib.suppress(InferdError), OneShotClient(path) as client:
         hello = client.server
         return {

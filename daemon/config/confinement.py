@@ -13,9 +13,10 @@ def check_confined(folder: Path, path: Path) -> None:
     """
     try:
         home, real = folder.resolve(), path.resolve()
+        loops = real.is_symlink()  # later versions of Python do not raise an error
     except (OSError, RuntimeError) as exc:
         raise ValueError(f"{str(path)!r} cannot be resolved: {exc}") from None
-    if real.is_symlink():  # later versions of Python do not raise an error
+    if loops:
         raise ValueError(f"{str(path)!r} cannot be resolved: its links form a loop")
     if not real.is_relative_to(home):
         raise ValueError(

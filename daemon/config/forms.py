@@ -39,7 +39,7 @@ def parse_path(value: Any) -> Path:
     """
     if not isinstance(value, (str, Path)) or not str(value) or "\0" in str(value):
         raise ValueError(f"{value!r} is not a path")
-    return Path(value).expanduser().absolute()
+    return Path(os.path.expanduser(value)).absolute()  # `Path.expanduser` may raise RuntimeError
 
 
 def _parse_socket_path(value: Any) -> Path:

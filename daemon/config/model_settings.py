@@ -196,7 +196,8 @@ def _find_file(file: Path, folders: Folders, errors: ErrorList) -> Path:
     """
     if file.is_absolute():
         return file
-    folder = next((folder for folder in folders if (folder / file).exists()), folders[0])
+    # Unlike `Path.exists`, this is false where access is denied or the name is too long.
+    folder = next((folder for folder in folders if os.path.exists(folder / file)), folders[0])
     try:
         check_confined(folder, folder / file)
     except ValueError as exc:

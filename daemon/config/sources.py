@@ -186,9 +186,9 @@ def kv_ram_default(memory: int) -> int:
 def configuration_file(flag: Any, environ: Mapping[str, str]) -> Path | None:
     """Return the file to read: the named file, or the first default that exists."""
     if named := flag or environ.get("INFERD_CONFIG"):
-        return Path(named).expanduser().absolute()
+        return Path(os.path.expanduser(named)).absolute()
     candidates = (platformdirs.user_config_path("inferd") / "config.toml", SYSTEM_FILE)
-    return next((path for path in candidates if path.exists()), None)
+    return next(filter(os.path.exists, candidates), None)
 
 
 def _read_document(path: Path, errors: ErrorList) -> dict[str, Any]:
@@ -220,7 +220,7 @@ def _daemon_table(
         seen.add(hyphens(key))
         # A relative path is relative to the file, not to the daemon's working directory.
         if path and setting and setting.kind is Path and isinstance(value, str) and value:
-            value = str(path.parent / Path(value).expanduser())
+            value = str(path.parent / os.path.expanduser(value))
         yield key, value, f"{path}: [daemon] {key}", str(path)
 
 

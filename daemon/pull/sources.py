@@ -115,8 +115,8 @@ def parse_source(text: str, environ: Mapping[str, str] = os.environ) -> Source:
         return _web_file(text)
     if text in KNOWN_MODELS:
         return Wheels(KNOWN_MODELS[text].requirement, KNOWN_MODELS[text].sha256, text)
-    path = Path(text).expanduser()
-    if text and (path.exists() or "/" in text or text.endswith(".gguf")):
+    path = Path(os.path.expanduser(text))
+    if text and (os.path.exists(path) or "/" in text or text.endswith(".gguf")):
         return LocalFile(path)
     raise InvalidArgument(
         f"no model is known by the name {text!r}; {nearest(text, KNOWN_MODELS)}".rstrip("; "),

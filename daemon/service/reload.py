@@ -74,9 +74,10 @@ class ConfigReloader:
         components = self._daemon.components
         try:
             read = await anyio.to_thread.run_sync(self._read)
-        except ConfigError as exc:
-            log.error("config.refused", errors=exc.lines)
-            components.note("config", _cause(exc.lines))
+        except (ConfigError, OSError) as exc:
+            errors = exc.lines if isinstance(exc, ConfigError) else [str(exc)]
+            log.error("config.refused", errors=errors)
+            components.note("config", _cause(errors))
             self._daemon.registry.catalog.scan()
             return
         reloaded = merge(self._daemon.config, read)

@@ -79,5 +79,7 @@ class Traces:
             log.warning("traces.not_sent", waited_s=FLUSH_S_MAX)
 
     def _close(self, export: Export, sent: anyio.Event) -> None:
-        export.close()
-        self._call_from_anywhere(sent.set)
+        try:
+            export.close()
+        finally:
+            self._call_from_anywhere(sent.set)

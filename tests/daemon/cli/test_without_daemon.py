@@ -149,6 +149,11 @@ def test_the_version_without_a_daemon_shows_the_installed_engine() -> None:
     assert importlib.metadata.version("inferd") == __version__
 
 
+def test_the_version_is_shown_whatever_the_socket() -> None:
+    result = inferd("--version", "--socket", "/" + "x" * 300)
+    assert result.exit_code == 0 and "no daemon running" in result.stdout
+
+
 def test_the_version_without_an_engine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert inferd("--version").stdout.splitlines()[1].startswith("engine not installed")

@@ -85,6 +85,13 @@ def test_the_file_is_found(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert load_config(flags, environ).sessions_max == 9
 
 
+def test_a_home_of_an_unknown_user_is_an_ordinary_folder(tmp_path: Path) -> None:
+    path = write(tmp_path, "[daemon]\nmodels-dir = '~no-such-user/x'")
+    assert load_config({"config": path}, {}).models_dir == tmp_path / "~no-such-user" / "x"
+    config = load_config({"models-dir": "~no-such-user/x"}, {})
+    assert config.models_dir == Path("~no-such-user/x").absolute()
+
+
 def test_an_empty_environment_variable_is_unset() -> None:
     assert load_config({}, {"INFERD_SESSIONS_MAX": ""}).sessions_max == 100
 
