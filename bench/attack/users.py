@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from tests.daemon.other_users import as_user
 
 ATTACKER, VICTIM = 54321, 54322
 """Users without a name; the daemon runs as root."""
@@ -17,13 +18,5 @@ _SECBIT_NO_SETUID_FIXUP = 1 << 2
 def connecting_as(uid: int) -> Iterator[None]:
     """Connect as *uid* in the block; root's right to read files, such as Python's, stays."""
     ctypes.CDLL(None).prctl(_PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP, 0, 0, 0)
-    groups = os.getgroups()
-    os.setgroups([])
-    os.setegid(uid)
-    os.seteuid(uid)
-    try:
+    with as_user(uid):
         yield
-    finally:
-        os.seteuid(0)
-        os.setegid(0)
-        os.setgroups(groups)
