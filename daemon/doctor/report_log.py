@@ -1,4 +1,4 @@
-"""The log's last warnings and errors, for the report: the log's place and fields of its events.
+"""The log's last warnings and errors, for the report: the fields of its events.
 
 Only the fields listed here go into the report. The log always has ids of sessions, and with
 `log-text` also prompts and answers.
@@ -12,12 +12,14 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ..config.settings import Config
+from ..logs.log_lines import SystemdJournal, lines_backwards, log_place
 from ..printable import escape_controls
 from .checks.units import UNIT, Units
 from .time_limits import ProbeFailed
@@ -45,14 +47,6 @@ _FRAME = re.compile(r'  File ".*", line \d+, in \S+')
 _RAISED = re.compile(r"[\w.]*(?:Error|Exception|Group|Exit|Interrupt)\b")
 
 
-class SystemdJournal(msgspec.Struct, frozen=True):
-    """A log in the systemd journal, of a unit or of a process without a unit."""
-
-    unit: str = ""
-    user: bool = False
-    pid: int = 0
-
-
 class LogEnd(msgspec.Struct, frozen=True):
     """The last warnings and errors, each a line of JSON, oldest first."""
 
@@ -63,30 +57,14 @@ class LogEnd(msgspec.Struct, frozen=True):
     """Number of lines that are not events; they are left out."""
 
 
-def log_place(
-    stats: Mapping[str, Any], config: Config | None, units: Units | None
-) -> Path | SystemdJournal | None:
-    """Return the place of the log, or None if it is not kept.
-
-    A running daemon reports it; otherwise it follows from the configuration and the units.
-    """
-    if log := stats.get("log"):
-        if log.get("file"):
-            return Path(log["file"])
-        journal = log.get("journal")
-        return journal and SystemdJournal(journal["unit"] or "", journal["user"], stats["pid"])
-    if config is not None and config.log_file is not None:
-        return config.log_file
-    return None if units is None else SystemdJournal(UNIT, units.user)
-
-
 def read_log_end(stats: Mapping[str, Any], config: Config | None, units: Units | None) -> LogEnd:
     """Return the end of the log of the daemon with *stats*, or of a daemon with *config*.
 
     :raises OSError: the log does not exist, or the caller may not read it.
     :raises ProbeFailed: the log is not a file, or the systemd journal cannot be read.
     """
-    place = log_place(stats, config, units)
+    service = None if units is None else SystemdJournal(UNIT, units.user)
+    place = log_place(stats, config, service)
     if place is None:
         return LogEnd("")
     if isinstance(place, Path):
@@ -151,21 +129,16 @@ def _file_lines(path: Path) -> Iterator[bytes]:
         if not stat.S_ISREG(status.st_mode):
             raise ProbeFailed(f"{path} is not a file")
         begin = max(0, status.st_size - READ_BYTES_MAX)
-        data = os.pread(fd, READ_BYTES_MAX, begin)
+        file = FileIO(fd, closefd=False)  # a folder cannot be opened as a file
+        yield from filter(None, lines_backwards(file, status.st_size, begin))
     finally:
         os.close(fd)
-    lines = data.split(b"\n")
-    if begin:
-        del lines[0]  # it is incomplete
-    yield from filter(None, reversed(lines))
 
 
 def _systemd_journal_lines(journal: SystemdJournal) -> Iterator[bytes]:
-    if shutil.which("journalctl") is None:
+    command = journal.command(LOG_LINES_MAX, "warning")
+    if shutil.which(command[0]) is None:
         raise ProbeFailed("it is in the systemd journal, but journalctl is not installed")
-    command = ["journalctl", "--quiet", "--no-pager", "--output=cat", "--priority=warning"]
-    command += [f"--lines={LOG_LINES_MAX}", *(["--user"] if journal.user else [])]
-    command.append(f"--unit={journal.unit}" if journal.unit else f"_PID={journal.pid}")
     try:
         done = subprocess.run(
             command, capture_output=True, timeout=SYSTEMD_JOURNAL_S_MAX, check=False

@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import socket as sockets
-import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ....backends.errors import PermissionDenied, ShuttingDown, Timeout
+from ....ipc.peer import peer_of
 from ..client import client_of, socket_of
 from ..options import JsonOutput, SocketPath
 from ..output import note, write_json, write_result
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 POLL_S = 0.05
 CALL_S_MIN = 0.25
 """Minimum timeout of a call, so that the drain begins even with `--wait 0`."""
-_CREDENTIALS = struct.Struct("3i")
 
 
 def drain(
@@ -122,14 +121,12 @@ def _process_of(path: Path, client: Client) -> Iterator[int | None]:
 
 def _listener_pid(path: Path) -> int:
     """Return the pid of the process that listens on *path*, or 0 if it is unknown."""
-    with sockets.socket(sockets.AF_UNIX) as probe:
-        try:
+    try:
+        with sockets.socket(sockets.AF_UNIX) as probe:
             probe.connect(str(path))
-            data = probe.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _CREDENTIALS.size)
-        except OSError:
-            return 0
-    pid: int = _CREDENTIALS.unpack(data)[0]
-    return pid
+            return peer_of(probe).pid
+    except OSError:
+        return 0
 
 
 def _terminate(process: int | None) -> None:

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
-from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
 
 from ....backends.errors import ConnectionLost, NotFound
+from ....backends.library_log import LEVELS
+from ...logs.log_lines import (
+    following_lines,
+    last_lines,
+    log_place,
+    open_log,
+    systemd_journal_lines,
+)
 from ...printable import escape_controls
 from ..client import client_of
 from ..options import JsonOutput, SocketPath
 from ..output import has_colors, table, write_json, write_unchanged
-from .log_lines import following_lines, last_lines, open_log, systemd_journal_lines
 
 LINES = 100
 LINES_MAX = 1_000_000
 HEAD_KEYS = ("timestamp", "level", "logger", "event", "exception")
 """Keys of an event that are not printed as fields."""
+LogLevel = Literal["debug", "info", "warning", "error"]
 LEVEL_COLORS = {"debug": "cyan", "info": "green", "warning": "yellow", "error": "red"}
-
-
-class LogLevel(StrEnum):
-    """The lowest level that is shown."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
 
 
 def logs(
@@ -49,7 +49,7 @@ def logs(
         typer.Option(
             metavar="LEVEL", help="The lowest level to show: debug, info, warning or error."
         ),
-    ] = LogLevel.DEBUG,
+    ] = "debug",
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
@@ -59,7 +59,7 @@ def logs(
     --json each event is a line of JSON.
     """
     colors = has_colors(sys.stdout)
-    matches = _filter(level)
+    matches = partial(_is_shown, level)
     for line in _lines(socket, lines, level, matches, follow=follow):
         if matches(line):
             text = as_text(line) if as_json else format_line(line, colors=colors)
@@ -78,19 +78,19 @@ def _lines(
     try:
         with client_of(socket) as client:
             stats = client.stats()
+        place = log_place(stats, None)
     except ConnectionLost:
-        if (configured := _configured_file()) is None:
+        from ...config.sources import load_config
+
+        if (place := log_place({}, load_config())) is None:
             raise
-        stats = {"log": {"file": str(configured)}}
-    if stats["log"]["file"] is not None:
-        path = Path(stats["log"]["file"])
-        with open_log(path) as file:
+    if isinstance(place, Path):
+        with open_log(place) as file:
             yield from last_lines(file, count, matches)
             if follow:
-                yield from following_lines(path, file)
-    elif stats["log"]["journal"] is not None:
-        journal = stats["log"]["journal"]
-        yield from systemd_journal_lines(journal, stats["pid"], count, level, follow=follow)
+                yield from following_lines(place, file)
+    elif place is not None:
+        yield from systemd_journal_lines(place, count, level, follow=follow)
     else:
         raise NotFound(
             f"the daemon (pid {stats['pid']}) writes its log to standard error, which is not kept",
@@ -98,23 +98,10 @@ def _lines(
         )
 
 
-def _configured_file() -> Path | None:
-    from ...config.sources import load_config
-
-    return load_config().log_file
-
-
-def _filter(level: LogLevel) -> Callable[[bytes], bool]:
-    """Return a filter for events of *level* or above; it passes lines that are not events."""
-    rank = {str(name): number for number, name in enumerate(LogLevel)}
-
-    def matches(line: bytes) -> bool:
-        if level is LogLevel.DEBUG:
-            return True
-        event = _event(line)
-        return event is None or rank.get(str(event.get("level")), len(rank)) >= rank[level]
-
-    return matches
+def _is_shown(level: LogLevel, line: bytes) -> bool:
+    """Return whether a line is an event of *level* or above, or not an event."""
+    event = None if level == "debug" else _event(line)
+    return event is None or LEVELS.get(str(event.get("level")), math.inf) >= LEVELS[level]
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from ..optional_imports import optional_import
+from ..commands import optional_import
 from ..options import ConfigFile, ModelsDir, SettingPairs, SocketPath, read_settings
-
-if TYPE_CHECKING:
-    from ...config.settings import Config
 
 
 def serve(
@@ -61,18 +58,13 @@ def serve(
         "log_format": log_format,
     }
     read = partial(load_config, flags | read_settings(settings))
-    raise typer.Exit(_run(read(), read))
-
-
-def _run(config: Config, read: Callable[[], Config]) -> int:
+    configured = read()
+    hint = "pip install 'inferd[daemon]'"
     gc.disable()  # a tenth of the imports' time; the daemon collects once when it is ready
-    with (
-        optional_import("inferd serve needs the engine", "pip install 'inferd[daemon]'"),
-        _without_rich(),
-    ):
+    with optional_import("inferd serve needs the engine", hint), _without_rich():
         from ...app import serve as run_daemon
     gc.enable()
-    return run_daemon(config, read=read)
+    raise typer.Exit(run_daemon(configured, read=read))
 
 
 @contextmanager

@@ -22,18 +22,18 @@ from inferd.daemon.doctor.report_log import (
     LOG_LINES_MAX,
     READ_BYTES_MAX,
     LogEnd,
-    SystemdJournal,
     last_events,
-    log_place,
     read_log_end,
 )
 from inferd.daemon.doctor.time_limits import Probe, ProbeFailed
+from inferd.daemon.logs.log_lines import SystemdJournal, log_place
 from inferd.testing import running_daemon
 from tests.daemon.command_line import inferd
 
 SECRET = "zebra7f3a"
 DIARY = "my-very-own-diary"
 UNITS = Units(user=True, directives={}, outdated=[])
+SERVICE = SystemdJournal("inferd.service", user=True)
 
 
 @pytest.fixture(autouse=True)
@@ -61,17 +61,19 @@ def read(path: Path) -> LogEnd:
 def test_the_place_of_the_log_comes_from_the_daemon_or_the_configuration() -> None:
     config = load_config({"log-file": "/var/log/of/config"}, {})
     printed: dict[str, Any] = {"pid": 7, "log": {"file": "/var/log/printed", "journal": None}}
-    assert log_place(printed, config, UNITS) == Path("/var/log/printed")
+    assert log_place(printed, config, SERVICE) == Path("/var/log/printed")
     printed["log"] = {"file": None, "journal": {"unit": "inferd.service", "user": True}}
     assert log_place(printed, config, None) == SystemdJournal("inferd.service", user=True, pid=7)
     printed["log"]["journal"]["unit"] = None
     assert log_place(printed, config, None) == SystemdJournal("", user=True, pid=7)
     printed["log"]["journal"] = None
-    assert log_place(printed, config, UNITS) is None, (
+    assert log_place(printed, config, SERVICE) is None, (
         "the running daemon reports that its log is not kept"
     )
-    assert log_place({}, config, UNITS) == Path("/var/log/of/config")
-    assert log_place({}, load_config({}, {}), UNITS) == SystemdJournal("inferd.service", user=True)
+    assert log_place({}, config, SERVICE) == Path("/var/log/of/config")
+    assert log_place({}, load_config({}, {}), SERVICE) == SystemdJournal(
+        "inferd.service", user=True
+    )
     assert log_place({}, None, None) is None
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from inferd.daemon.cli.operations.log_lines import last_lines, open_log
 from inferd.daemon.cli.operations.logs_command import format_line
+from inferd.daemon.logs.log_lines import last_lines, open_log
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd, inferd_process
 from tests.daemon.manager import serving

@@ -1,4 +1,4 @@
-"""Lines of the daemon's log, from its file or the systemd journal."""
+"""The place of the daemon's log, and its lines there: a file, or the systemd journal."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ....backends.errors import InferdError, NotFound, PermissionDenied
+import msgspec
+
+from ...backends.errors import InferdError, NotFound, PermissionDenied
+
+if TYPE_CHECKING:
+    from ..config.settings import Config
 
 BLOCK_BYTES = 1 << 16
 LINE_BYTES_MAX = 1 << 20
@@ -22,11 +27,42 @@ POLL_S = 0.2
 LineFilter = Callable[[bytes], bool]
 
 
+class SystemdJournal(msgspec.Struct, frozen=True):
+    """A log in the systemd journal, of a unit or of a process without a unit."""
+
+    unit: str = ""
+    user: bool = False
+    pid: int = 0
+
+    def command(self, count: int, level: str, *options: str) -> list[str]:
+        """Return the command that prints the last *count* lines of *level* or above."""
+        command = ["journalctl", "--quiet", "--no-pager", "--output=cat", f"--lines={count}"]
+        command.append(f"--priority={'err' if level == 'error' else level}")
+        command += [*options, *(["--user"] if self.user else [])]
+        return [*command, f"--unit={self.unit}" if self.unit else f"_PID={self.pid}"]
+
+
+def log_place(
+    stats: Mapping[str, Any], config: Config | None, service: SystemdJournal | None = None
+) -> Path | SystemdJournal | None:
+    """Return the place of the log, or None if it is not kept.
+
+    A running daemon reports it in its *stats*; otherwise it is the configured file, or the journal
+    of an installed *service*.
+    """
+    if log := stats.get("log"):
+        if log.get("file"):
+            return Path(log["file"])
+        journal = log.get("journal")
+        return journal and SystemdJournal(journal["unit"] or "", journal["user"], stats["pid"])
+    return service if config is None or config.log_file is None else config.log_file
+
+
 def last_lines(file: FileIO, count: int, matches: LineFilter) -> list[bytes]:
     """Return the last *count* lines that match, oldest first; leave *file* at its end."""
     end = file.seek(0, os.SEEK_END)
     found: list[bytes] = []
-    for line in _backwards(file, end):
+    for line in lines_backwards(file, end):
         if len(found) >= count:
             break
         if line and matches(line):
@@ -67,13 +103,13 @@ def _open_if_present(path: Path) -> FileIO | None:
 
 
 def systemd_journal_lines(
-    journal: dict[str, Any], pid: int, count: int, level: str, *, follow: bool
+    journal: SystemdJournal, count: int, level: str, *, follow: bool
 ) -> Iterator[bytes]:
-    """Yield the journal's lines of the daemon's unit, or of process *pid* if it has no unit.
+    """Yield the last lines in the journal.
 
     :raises NotFound: journalctl is not installed, or it fails.
     """
-    command = _journalctl(journal, pid, count, level, follow=follow)
+    command = journal.command(count, level, *(["--follow"] if follow else []))
     hint = f"tried: {' '.join(command)}"
     if shutil.which(command[0]) is None:
         raise NotFound("journalctl, which shows the daemon's log, is not installed", hint=hint)
@@ -89,21 +125,8 @@ def systemd_journal_lines(
         rights = "the machine's journal is for root and the group systemd-journal: sudo inferd logs"
         raise NotFound(
             f"journalctl has ended with status {process.returncode}",
-            hint=hint if journal["user"] or os.geteuid() == 0 else f"{rights} ({hint})",
+            hint=hint if journal.user or os.geteuid() == 0 else f"{rights} ({hint})",
         )
-
-
-def _journalctl(
-    journal: dict[str, Any], pid: int, count: int, level: str, *, follow: bool
-) -> list[str]:
-    command = ["journalctl", "--quiet", "--no-pager", "--output=cat", f"--lines={count}"]
-    command.append(f"--priority={'err' if level == 'error' else level}")
-    if journal["user"]:
-        command.append("--user")
-    if follow:
-        command.append("--follow")
-    unit = journal["unit"]
-    return [*command, f"--unit={unit}" if unit else f"_PID={pid}"]
 
 
 def open_log(path: Path) -> FileIO:
@@ -132,17 +155,20 @@ def open_log(path: Path) -> FileIO:
         raise InferdError(f"{path}: {exc.strerror}", hint="is log-file a file?") from None
 
 
-def _backwards(file: FileIO, end: int) -> Iterator[bytes]:
-    """Yield the lines of a file, last line first; read only the blocks that are needed."""
+def lines_backwards(file: FileIO, end: int, begin: int = 0) -> Iterator[bytes]:
+    """Yield the lines of a file between two places, last line first, without a part of a line at
+    *begin*; read only the blocks that are needed.
+    """
     rest = b""
-    while end > 0:
-        start = max(0, end - BLOCK_BYTES)
+    while end > begin:
+        start = max(begin, end - BLOCK_BYTES)
         file.seek(start)
         block = file.read(end - start)
         first, *lines = (block + rest[:LINE_BYTES_MAX]).split(b"\n")
         yield from reversed(lines)
         rest, end = first, start
-    yield rest
+    if not begin:
+        yield rest
 
 
 def _was_replaced(path: Path, file: FileIO) -> bool:
