@@ -75,17 +75,13 @@ class ErrorsAsSentences(LazyCommands):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(EXIT_READER_CLOSED) from None
         except Exception as exc:  # the only broad handler of this process
-            if _is_of_typer(exc) or os.environ.get("INFERD_DEBUG"):
+            by_typer = isinstance(exc, typer.Exit | typer.Abort) or hasattr(exc, "exit_code")
+            if by_typer or os.environ.get("INFERD_DEBUG"):
                 raise
             fail(
                 f"internal error: {type(exc).__name__}: {exc}", "INFERD_DEBUG=1 shows its traceback"
             )
             raise typer.Exit(EXIT_REFUSED) from None
-
-
-def _is_of_typer(error: Exception) -> bool:
-    """Return whether typer handles this error itself: its exits and errors of usage."""
-    return isinstance(error, typer.Exit | typer.Abort) or hasattr(error, "exit_code")
 
 
 app = typer.Typer(

@@ -1,15 +1,18 @@
-"""Lazy commands: their names, and their modules, imported when a command runs."""
+"""Lazy imports: of the commands, by their names, and of optional dependencies."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import typer
 from typer.core import TyperGroup
+
+from ...backends.errors import UnsupportedOperation
 
 COMMANDS = {
     "operations.serve": ("serve",),
@@ -29,7 +32,7 @@ COMMANDS = {
     "operations.end_commands": ("drain", "stop"),
     "operations.doctor_command": ("doctor",),
     "operations.service_commands": ("install-service", "uninstall-service"),
-    "monitoring.top": ("top",),
+    "monitoring.top.command": ("top",),
     "monitoring.stats": ("stats",),
     "operations.config_commands": ("config",),
 }
@@ -102,3 +105,17 @@ def _convert(parameter: Any, convert: Callable[[Any, Any], Any], ctx: Any, value
 def _is_converted(value: Any, kind: Any) -> bool:
     """Return whether *value* is missing, a choice as it stands, or a default of its *kind*."""
     return value is None or type(value) is kind or value in get_args(kind)
+
+
+@contextmanager
+def optional_import(need: str, hint: str) -> Iterator[None]:
+    """Convert a failed import of another package to an error that states the *need*.
+
+    :raises UnsupportedOperation: the package is not installed; *hint* names what to install.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").startswith("inferd"):
+            raise
+        raise UnsupportedOperation(f"{need}; {exc.name} is missing", hint=hint) from exc

@@ -75,7 +75,7 @@ def local_models(ctx: typer.Context, incomplete: str) -> Offers:
 
 def sources(incomplete: str) -> Offers:
     """Return the models that `inferd pull` knows by name."""
-    from ..pull import KNOWN_MODELS
+    from ..pull.sources import KNOWN_MODELS
 
     return [(name, known.description) for name, known in KNOWN_MODELS.items()]
 

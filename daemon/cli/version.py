@@ -11,7 +11,8 @@ from typing import Any
 from ... import __version__
 from ...backends.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...backends.errors import InferdError
-from .client import OneShotClient, socket_of
+from .client import socket_of
+from .one_shot import OneShotClient
 from .output import write, write_json
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
 import typer
 
@@ -13,15 +12,7 @@ from ..options import JsonOutput, ModelName, PriorityOption, SocketPath
 from ..output import fraction_bar, write, write_json
 from .run import read_input
 
-
-class Pooling(StrEnum):
-    """The pooling of token vectors to the vector of a text."""
-
-    NONE = "none"
-    MEAN = "mean"
-    CLS = "cls"
-    LAST = "last"
-    RANK = "rank"
+Pooling = Literal["none", "mean", "cls", "last", "rank"]
 
 
 def embed(
@@ -35,7 +26,7 @@ def embed(
     pooling: Annotated[
         Pooling | None,
         typer.Option(
-            metavar="|".join(Pooling),
+            metavar="|".join(get_args(Pooling)),
             help="How token vectors are combined into the vector of a text.",
             show_default="the model's default",
         ),
@@ -65,7 +56,7 @@ def embed(
         embeddings = client.embed(
             model,
             texts,
-            pooling="" if pooling is None else pooling.value,
+            pooling=pooling or "",
             normalize=normalize,
             priority=priority,
             timeout=timeout,

@@ -40,7 +40,8 @@ def pull(
     An interrupted download resumes where it stopped.
     """
     from ...config.sources import load_config
-    from ...pull import KNOWN_MODELS, fetch, parse_source
+    from ...pull.sources import KNOWN_MODELS, parse_source
+    from ...pull.target import fetch
 
     directory = load_config({"config": config, "models_dir": models_dir}).models_dir
     if source in KNOWN_MODELS and not as_json:
@@ -72,7 +73,7 @@ def rm(
     Only files in the models directory are removed.
     """
     from ...config.sources import load_config
-    from ...pull import files_of
+    from ...pull.target import files_of
 
     directory = load_config({"config": config, "models_dir": models_dir}).models_dir
     files = files_of(name, directory)

@@ -1,18 +1,44 @@
-"""`inferd stats`: tables of the daemon's metrics since its start."""
+"""`inferd stats`: tables of the daemon's metrics since its start, and sums of these metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ....scheduler import PRIORITIES
 from ...residency.sizes import size_text
 from ..one_shot import OneShotClient
 from ..options import JsonOutput, SocketPath
 from ..output import table, time_text, write, write_json
-from .metric_sums import MetricSums
 
 Section = tuple[tuple[str, ...], list[tuple[object, ...]]]
 TIERS = ("slot", "memory", "disk")
+
+
+class MetricSums:
+    """The metrics in a daemon's `stats`; a family that the daemon does not have is empty.
+
+    docs/metrics.md lists the families.
+    """
+
+    def __init__(self, stats: Mapping[str, Any]):
+        self._families: Mapping[str, list[dict[str, Any]]] = stats.get("metrics", {})
+
+    def total(self, family: str, **labels: str) -> float:
+        """Return the sum of a family's values that have *labels*."""
+        return sum((float(sample["value"]) for sample in self._with(family, labels)), 0.0)
+
+    def by(self, family: str, label: str, **labels: str) -> dict[str, float]:
+        """Return the sums of a family's values that have *labels*, by the value of *label*."""
+        sums: dict[str, float] = {}
+        for sample in self._with(family, labels):
+            sums[sample[label]] = sums.get(sample[label], 0) + sample["value"]
+        return sums
+
+    def _with(self, family: str, labels: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        for sample in self._families.get(family, ()):
+            if labels.items() <= sample.items():
+                yield sample
 
 
 def stats(socket: SocketPath = None, as_json: JsonOutput = False) -> None:

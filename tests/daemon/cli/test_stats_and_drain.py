@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferd.daemon.cli.monitoring.metric_sums import MetricSums
-from inferd.daemon.cli.monitoring.stats import sections
+from inferd.daemon.cli.monitoring.stats import MetricSums, sections
 from inferd.testing import running_daemon
 from tests.daemon.command_line import document, inferd, inferd_process
 from tests.daemon.metrics.scraping import scrape_metrics, until

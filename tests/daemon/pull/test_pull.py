@@ -16,9 +16,9 @@ from typing import NamedTuple
 import pytest
 
 from inferd.backends.errors import InferdError, InvalidArgument, NotFound, PermissionDenied
-from inferd.daemon.pull import PullFailed, fetch, files_of, parse_source
-from inferd.daemon.pull.part import BLOCK, check_header
-from inferd.daemon.pull.sources import LocalFile
+from inferd.daemon.pull.part import BLOCK, PullFailed, check_header
+from inferd.daemon.pull.sources import LocalFile, parse_source
+from inferd.daemon.pull.target import fetch, files_of
 from inferd.daemon.pull.web import ATTEMPTS_MAX, REDIRECTS_MAX, WebFile
 from inferd.daemon.pull.wheels import Wheels
 

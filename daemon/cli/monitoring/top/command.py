@@ -1,4 +1,7 @@
-"""The command: a screen on a terminal, otherwise one frame of plain tables."""
+"""The command: a screen on a terminal, otherwise one frame of plain tables.
+
+`view` is pure. `source` queries the daemon. `screen` needs textual; only this module imports it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...client import client_of, socket_of
-from ...optional_imports import optional_import
+from ...commands import optional_import
 from ...options import AllUsers, JsonOutput, SocketPath
 from ...output import table, write, write_json
 

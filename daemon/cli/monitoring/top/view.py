@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ....residency.sizes import size_text
 from ...output import time_text
-from ..metric_sums import MetricSums
+from ..stats import MetricSums
 
 TASKS_LINE = (
     "tasks     {running} running, {waiting} waiting, {parked} parked, {refused} refused so far"
