@@ -29,6 +29,10 @@ cores gets two thirds of one.
 """
 FREE_AT = 0.3
 """The share below which a core counts as free again: programs that read our answers use less."""
+SAMPLE_S_MIN, SAMPLE_S_MAX = 0.1, 5.0
+"""A sample across less time is inaccurate, because the kernel counts in ticks of 10 ms; one across
+more time says little about the present load.
+"""
 SAMPLES = 2
 """Samples in a row that must agree, so that a program's start alone changes nothing."""
 
@@ -96,20 +100,29 @@ class Cores:
             self._busy = anyio.Event()
             self.external_load.restart()
             while any(worker.claim is not None for worker in self._workers()):
-                self._sample_external_load()
+                if self._sample_external_load():
+                    self.assign_cores()
                 await anyio.sleep(EXTERNAL_LOAD_INTERVAL_S)
 
-    def _sample_external_load(self) -> None:
+    def _sample_external_load(self, *, begins: bool = False) -> bool:
         own = own_s([os.getpid(), *(worker.pid for worker in self._workers() if worker.pid)])
-        if self.external_load.add_sample(time.monotonic(), busy_s(), own):
+        changed = self.external_load.add_sample(time.monotonic(), busy_s(), own, begins=begins)
+        if changed:
             log.info("cores.available", cores=self.available, external=self.external_load.cores)
-            self.assign_cores()
+        return changed
 
     def assign_cores(self) -> None:
-        """Assign the cores again after work began or ended; send each worker a changed number."""
+        """Assign the cores again after work began or ended; send each worker a changed number.
+
+        The external load is sampled before the first step of a worker. With too many threads on a
+        busy machine that step alone can take seconds, before the regular samples agree.
+        """
         workers = list(self._workers())
         self._assigned = {w: n for w, n in self._assigned.items() if w in workers}
         busy = [(w, c) for w in workers if (c := w.claim) is not None]
+        if any(claim != LOADING and worker not in self._assigned for worker, claim in busy):
+            with suppress(OSError):  # the regular samples report it
+                self._sample_external_load(begins=True)
         threads = assign_threads([(c, w.threads_max) for w, c in busy], self.available)
         for (worker, claim), number in zip(busy, threads, strict=True):
             self._busy.set()
@@ -126,30 +139,37 @@ class ExternalLoad:
         self._last: tuple[float, float, dict[int, float]] | None = None
         self._candidate, self._agreeing = 0, 0
 
-    def add_sample(self, now: float, busy: float, own: dict[int, float]) -> bool:
+    def add_sample(
+        self, now: float, busy: float, own: dict[int, float], *, begins: bool = False
+    ) -> bool:
         """Add the CPU seconds since boot of all programs and, by pid, of our own processes; return
-        whether `cores` has changed.
+        whether `cores` has changed. If a worker *begins* its first step, a single sample of more
+        busy cores counts.
         """
-        last, self._last = self._last, (now, busy, own)
-        if last is None or last[2].keys() != own.keys() or now <= last[0]:
-            self._agreeing = 0
+        last = self._last
+        seconds = SAMPLE_S_MAX if last is None else now - last[0]
+        if not 0 <= seconds < SAMPLE_S_MIN:
+            self._last = (now, busy, own)
+            if last is None or not (last[2].keys() <= own.keys() and 0 < seconds <= SAMPLE_S_MAX):
+                self._agreeing = 0
+                return False
+            used = busy - last[1] - sum(own.values()) + sum(last[2].values())
+            self._add_load(max(0.0, used / seconds))
+        enough = self._agreeing >= (1 if begins and self._candidate > self.cores else SAMPLES)
+        if not enough or self._candidate == self.cores:
             return False
-        used = busy - last[1] - sum(own.values()) + sum(last[2].values())
-        return self._update_cores(max(0.0, used / (now - last[0])))
+        self.cores = self._candidate
+        return True
 
     def restart(self) -> None:
         """Drop the last sample, which is too old for a difference."""
         self._last = None
 
-    def _update_cores(self, load: float) -> bool:
+    def _add_load(self, load: float) -> None:
         busy, not_free = int(load + 1 - BUSY_AT), int(load + 1 - FREE_AT)
         cores = busy if busy > self.cores else min(not_free, self.cores)
         self._agreeing = self._agreeing + 1 if cores == self._candidate else 1
         self._candidate = cores
-        if cores == self.cores or self._agreeing < SAMPLES:
-            return False
-        self.cores = cores
-        return True
 
 
 def busy_s() -> float:

@@ -115,6 +115,31 @@ def test_a_sample_across_a_change_of_our_processes_is_ignored() -> None:
     assert load.cores == 0
 
 
+def test_one_sample_suffices_when_a_worker_begins_its_first_step() -> None:
+    load = ExternalLoad()
+    load.add_sample(0.0, 0.0, {1: 0.0})
+    assert not load.add_sample(0.3, 0.6, {1: 0.0, 2: 0.25}), "a process that began meanwhile"
+    assert not load.add_sample(0.35, 0.7, {1: 0.0, 2: 0.3}), "too short"
+    assert load.add_sample(0.38, 0.7, {1: 0.0, 2: 0.3}, begins=True)
+    assert load.cores == 1
+
+    assert not load.add_sample(0.7, 0.7, {1: 0.0, 2: 0.3}, begins=True), "it lowers nothing"
+    assert load.cores == 1
+    assert not load.add_sample(6.0, 20.0, {1: 0.0, 2: 0.3}, begins=True), "too old"
+
+
+def test_the_first_step_after_a_load_leaves_busy_cores_free() -> None:
+    it = Busy(LOADING)
+    cores = Cores(4, lambda: [it], 4)
+    cores.assign_cores()
+    now, mine = time.monotonic(), own_s([os.getpid()])
+    cores.external_load.add_sample(now - 1.0, busy_s() - 2.0, mine)
+    it.claim = 1
+    cores.assign_cores()
+
+    assert it.thread_counts == [2]
+
+
 def test_cores_that_other_programs_keep_busy_are_not_assigned() -> None:
     one, two = Busy(1), Busy()
     cores = Cores(4, lambda: [one, two], 4)
