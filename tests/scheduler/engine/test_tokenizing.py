@@ -120,7 +120,7 @@ def chat(number: int, owner: int = 1) -> m.ChatPrompt:
 
 def test_a_long_rendering_delays_no_other_request() -> None:
     model = SlowTemplate()
-    queue = TokenizeQueue(model, Recorder(), EngineClock(lambda: 0.0), dict)
+    queue = TokenizeQueue(model, Recorder(), EngineClock(lambda: 0.0), dict, lambda: 0.0)
     queue.add_request(chat(1))
     queue.add_request(m.Tokenize(2, b"fast", special=False, bos=False))
 
@@ -134,7 +134,7 @@ def test_a_long_rendering_delays_no_other_request() -> None:
 
 def test_long_renderings_of_two_users_alternate() -> None:
     model = SlowTemplate()
-    queue = TokenizeQueue(model, Recorder(), EngineClock(lambda: 0.0), dict)
+    queue = TokenizeQueue(model, Recorder(), EngineClock(lambda: 0.0), dict, lambda: 0.0)
     for request in chat(1), chat(2), chat(3, owner=2):
         queue.add_request(request)
     assert answers(queue) == []
