@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio.to_thread
@@ -48,9 +49,24 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_to_plain_type)
 _json = msgspec.json.Encoder(enc_hook=_to_plain_type)
 
 
+@contextmanager
+def _errors_of_encoding() -> Iterator[None]:
+    """Raise the encoders' exceptions as `InvalidArgument`."""
+    try:
+        yield
+    except RecursionError:
+        raise InvalidArgument("a value contains itself, or nests too deep to be sent") from None
+    except (OverflowError, TypeError, UnicodeEncodeError) as exc:
+        raise InvalidArgument(f"a value cannot be sent: {exc}") from None
+
+
 def pack_message(message: Any) -> bytes:
-    """Return *message* as a frame, with handles, replies and mappings as plain types."""
-    return pack_frame(message, _encoder)
+    """Return *message* as a frame, with handles, replies and mappings as plain types.
+
+    :raises InvalidArgument: a value has no such form.
+    """
+    with _errors_of_encoding():
+        return pack_frame(message, _encoder)
 
 
 def json_text(config: Config | None) -> str:
@@ -58,7 +74,8 @@ def json_text(config: Config | None) -> str:
     if config is None or isinstance(config, str):
         return config or ""
     if not isinstance(config, bytes):
-        return _json.encode(config).decode()
+        with _errors_of_encoding():
+            return _json.encode(config).decode()
     try:
         return config.decode()
     except UnicodeDecodeError as exc:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 
-from ..backends.errors import ProtocolError, TooLarge
+from ..backends.errors import InvalidArgument, TooLarge
 
-NESTING_MAX = 16
+NESTING_MAX = 64
+"""Levels of arrays and maps in a frame, in both directions."""
 ITEMS_MAX = 32_000
 """Items of a frame. Long runs of numbers count as a quarter: they are quick to skip and decode."""
 _RUN = 256
@@ -27,8 +28,8 @@ _SIZED = {0xC4: (1, 0, 0), 0xC5: (2, 0, 0), 0xC6: (4, 0, 0), 0xC7: (1, 1, 0), 0x
 """By first byte: the size of the length, of an extension's type, and the items of one entry."""
 
 
-def _size_by_first_byte(byte: int) -> int:
-    """Return the size of the items that begin with *byte*; 0 if it varies, or it has items."""
+def scalar_size(byte: int) -> int:
+    """Return the size of the values that begin with *byte*; 0 if it varies, or they have items."""
     if byte < 0x80 or byte >= 0xE0:
         return 1
     if 0xA0 <= byte < 0xC0:
@@ -36,7 +37,7 @@ def _size_by_first_byte(byte: int) -> int:
     return _NUMBER_SIZES.get(byte, 0) or _EXTENSION_SIZES.get(byte, 0)
 
 
-_SIZES = [_size_by_first_byte(byte) for byte in range(256)]
+_SIZES = [scalar_size(byte) for byte in range(256)]
 _SHORT_NUMBERS = re.compile(rb"[\x00-\x7f\xc0-\xc3\xe0-\xff]{%d}" % _RUN)
 _NUMBERS = re.compile(
     rb"(?s:[\x00-\x7f\xc0-\xc3\xe0-\xff]|[\xcd\xd1]..|[\xcc\xd0].|[\xca\xce\xd2].{4}"
@@ -50,7 +51,7 @@ def check_shape(frame: bytes) -> None:
     Two counts in C settle nearly every frame; the others are walked. A text is one step, whatever
     its length. A frame that is cut short passes: the decoder reports it.
 
-    :raises ProtocolError: the frame nests too deep.
+    :raises InvalidArgument: the frame nests too deep.
     :raises TooLarge: it has too many items.
     """
     containers_max = len(frame) - len(frame.translate(None, _HEADERS))
@@ -82,7 +83,11 @@ def check_shape(frame: bytes) -> None:
                 unread.append(left)
                 left = children
                 if len(unread) > NESTING_MAX:
-                    raise ProtocolError(f"a frame nested deeper than {NESTING_MAX}")
+                    raise InvalidArgument(
+                        f"a message of more than {NESTING_MAX} levels of maps and arrays",
+                        hint="use fewer levels, or send a JSON schema as JSON text",
+                        data={"nesting_max": NESTING_MAX},
+                    )
         if items > ITEMS_MAX:
             raise TooLarge(
                 f"a message of more than {ITEMS_MAX} values",

@@ -17,9 +17,9 @@ ARGUMENTS_MAX = 64
 ARGUMENTS_BYTES_MAX = 64 << 10
 CONTAINERS_MAX = 8000
 """Opening brackets of a value's JSON: counting its memory takes up to 3 us for each."""
-DEPTH_MAX = 12
-"""Levels that one value may nest. The reply to `parameters` has it at depth 4 of a frame, which may
-nest 16 deep.
+DEPTH_MAX = 56
+"""Levels that one value may nest. Replies have it at depth 4 (`parameters`) or 5 (`show`) of a
+frame, which may nest 64 deep.
 """
 
 _ARGUMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")

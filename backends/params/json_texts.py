@@ -25,7 +25,9 @@ def decode_json(text: bytes | str, kind: Any = Any) -> Any:
     _limit("commas and brackets", items, JSON_ITEMS_MAX)
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+    except RecursionError:
+        raise ValueError("it nests too deep") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise ValueError(f"it is not valid JSON: {exc}") from None
 
 

@@ -169,6 +169,8 @@ def _read_value(
 ) -> None:
     try:
         values[parameter.name] = _READERS[parameter.kind](parameter, value)
+    except RecursionError:
+        errors.append(f"{key}: it nests too deep")
     except ValueError as exc:
         errors.append(f"{key}: {exc}")
 

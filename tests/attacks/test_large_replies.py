@@ -22,6 +22,7 @@ from inferd.scheduler import messages as m
 from inferd.sessions.turn import PROBABILITIES_MAX, Turn
 from inferd.testing import running_daemon
 from inferd.wire.frames import FRAME_BYTES_MAX, REPLY_BYTES_MAX, pack_frame
+from inferd.wire.nesting import NESTING_MAX
 from tests.raw import RawClient
 
 ENVELOPE_BYTES = len(pack_frame([2, 1, w.OutputResult(data=bytes(1 << 20))])) - 4 - (1 << 20)
@@ -34,7 +35,7 @@ class SizedReplies:
         limits = w.Limits(
             frame_bytes_max=FRAME_BYTES_MAX,
             reply_bytes_max=REPLY_BYTES_MAX,
-            nesting_max=16,
+            nesting_max=NESTING_MAX,
             requests_max=8,
             credit_default=1,
             credit_max=1,

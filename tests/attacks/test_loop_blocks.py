@@ -14,9 +14,11 @@ import pytest
 
 from inferd.backends.errors import InferdError
 from inferd.backends.params import BY_NAME, PARAMETERS
+from inferd.backends.params.chat_options import DEPTH_MAX
 from inferd.ipc import messages as w
 from inferd.ipc.payloads import _write_memfd
 from inferd.wire.frames import FRAME_BYTES_MAX
+from inferd.wire.nesting import NESTING_MAX
 from tests.attacks.loop_meter import MeteredDaemon
 from tests.daemon.other_users import ADA, client_of
 from tests.raw import RawClient
@@ -102,7 +104,7 @@ LISTS: dict[str, Any] = {
     "bytes": [b""] * (SPACE // 2),
     "maps": [{}] * SPACE,
     "few maps": [{"role": "user", "content": "a"}] * 1000,
-    "deep": nested(12, 2300),
+    "deep": nested(NESTING_MAX - 4, 500),
     "broken runs": [*[1] * 255, "a"] * 4000,
 }
 MAPS: dict[str, Any] = {
@@ -113,7 +115,7 @@ MAPS: dict[str, Any] = {
     "sections": {"sampling": misspelt(15_000)},
     "maps": {"a": [{}] * 31_000},
     "texts": {"stop": texts(31_000)},
-    "deep": {"a": nested(12, 2200)},
+    "deep": {"a": nested(NESTING_MAX - 4, 500)},
 }
 
 
@@ -214,10 +216,10 @@ VALUES: dict[str, list[Any]] = {
         [{"type": "pattern", "value": text} for text in PATTERNS],
         [[]] * 31_000,
     ],
-    "schema": [{"enum": ["a"] * 16_000}, "[" * 60_000, {"a": nested(9, 2000)}],
+    "schema": [{"enum": ["a"] * 16_000}, "[" * 60_000, {"a": nested(NESTING_MAX - 6, 500)}],
     "choice": ["a" * SPACE, [1] * SPACE],
-    "tools": [[TOOL] * 128, [TOOL] * 3000, "[" * SPACE, "[{}," * 60_000, nested(11, 2600)],
-    "arguments": [{f"a{i}": nested(8, 50) for i in range(64)}, misspelt(15_000), "{}" * 30_000],
+    "tools": [[TOOL] * 128, [TOOL] * 3000, "[" * SPACE, "[{}," * 60_000, nested(NESTING_MAX - 6, 500)],
+    "arguments": [{f"a{i}": nested(DEPTH_MAX - 3, 8) for i in range(64)}, misspelt(15_000), "{}" * 30_000],
     "scales": [misspelt(15_000), ["a"] * 31_000, [["a", 1]] * 12_000],
 }
 WITH_RULES = ("stop", "stop-patterns", "stop-tokens", "grammar", "dry-sequence-breakers")

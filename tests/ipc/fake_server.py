@@ -27,7 +27,7 @@ HELLO: dict[str, Any] = {
     "limits": {
         "frame_bytes_max": 1 << 20,
         "reply_bytes_max": 8 << 20,
-        "nesting_max": 16,
+        "nesting_max": 64,
         "requests_max": 256,
         "credit_default": 64,
         "credit_max": 1024,

@@ -59,7 +59,6 @@ def malformed() -> list[dict[str, Any]]:
         case("an array without items", [framed(b"\x90")], protocol),
         case("an array cut short", [framed(b"\x94\x01\x01\xa5que")], protocol),
         case("bytes after the array", [framed(b"\x94\x01\x01\xa5queue\x80\x00")], protocol),
-        case("nested one too deep", [nested(NESTING_MAX + 1)], protocol),
         case("a kind that is not an integer", [["1", 1, "queue", {}]], protocol),
         case("an unknown kind", [[9, 1]], protocol),
         case("a kind that only the daemon sends", [[2, 1, {}]], protocol),
@@ -86,6 +85,7 @@ def refused() -> list[dict[str, Any]]:
         b"\x94\x01\x01\xabset_options\x82\xa7context\x01\xa7options\x81\xa1a\x81\x81\x01\x02\x03"
     )
     return [
+        case("nested one too deep", [nested(NESTING_MAX + 1)], argument),
         case("an unknown call", [[1, 1, "make_tea", {}]], error("UnsupportedOperation")),
         case("a call that is not a text", [[1, 1, 7, {}]], argument),
         case("params that are not a map", [[1, 1, "queue", []]], argument),

@@ -11,15 +11,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+import inferd
 from inferd.backends.errors import (
     Busy,
     Cancelled,
     InferdError,
     InvalidArgument,
+    InvalidEncoding,
     LoadFailed,
     PromptTooLong,
     ProtocolError,
@@ -28,7 +31,9 @@ from inferd.backends.errors import (
     VersionMismatch,
     WorkerCrashed,
 )
+from inferd.backends.params.chat_options import DEPTH_MAX
 from inferd.testing import RunningDaemon, running_daemon
+from inferd.wire.nesting import NESTING_MAX
 from tests.echo import echo_model
 from tests.raw import HELLO, Closed, RawClient
 
@@ -74,8 +79,6 @@ def nested(depth: int) -> bytes:
         (frame([1, 1]), ProtocolError),
         (frame([1, "one", "models", {}]), ProtocolError),
         (frame([]), ProtocolError),
-        (nested(17), ProtocolError),
-        (nested(100_000), ProtocolError),
     ],
 )
 def test_a_frame_that_cannot_be_read_ends_the_connection_with_a_reason(
@@ -93,9 +96,73 @@ def test_a_frame_that_cannot_be_read_ends_the_connection_with_a_reason(
 
 def test_a_frame_nested_as_deep_as_allowed_is_read(daemon: RunningDaemon) -> None:
     with RawClient(daemon.socket) as client:
-        client.send_bytes(nested(15))
+        client.send_bytes(nested(NESTING_MAX - 1))
 
         assert client.read_message()[0] == 2
+
+
+@pytest.mark.parametrize("depth", [NESTING_MAX, 2000, 100_000])
+def test_a_frame_nested_too_deep_fails_only_its_call(daemon: RunningDaemon, depth: int) -> None:
+    with bystander(daemon), RawClient(daemon.socket) as client:
+        client.send_bytes(nested(depth))
+        kind, number, error = client.read_message()
+
+        assert (kind, number, error["name"]) == (3, 1, "InvalidArgument")
+        assert error["data"] == {"nesting_max": NESTING_MAX}
+        assert client.call("models")["models"], "the connection goes on"
+
+
+def schema(levels: int) -> dict[str, Any]:
+    """Return a JSON schema of objects in each other, as a map that nests *levels* deep."""
+    inner: dict[str, Any] = {"type": "object"}
+    for _ in range(levels // 2):
+        inner = {"type": "object", "properties": {"a": inner}}
+    return inner
+
+
+def test_a_json_schema_as_a_map_may_be_as_deep_as_real_ones(client: inferd.Client) -> None:
+    with client.session("echo") as session:
+        session.set_options({"json-schema": schema(60)})
+        assert session.chat("x", options={"json-schema": schema(60)}).metadata["ignored"] == []
+
+
+def function(depth: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(depth - 5):
+        value = {"a": value}
+    return {"type": "function", "function": {"name": "f", "parameters": {"a": value}}}
+
+
+def test_the_deepest_tools_are_in_replies(client: inferd.Client) -> None:
+    with client.session("echo", options={"tools": [function(DEPTH_MAX)]}) as session:
+        (tools,) = (p["value"] for p in session.parameters() if p["name"] == "tools")
+        assert tools == [function(DEPTH_MAX)]
+
+
+@pytest.mark.parametrize("depth", [NESTING_MAX, 400, 2000])
+def test_a_value_nested_too_deep_is_an_argument_of_its_call(
+    client: inferd.Client, depth: int
+) -> None:
+    deep: Any = {}
+    for _ in range(depth):
+        deep = {"a": deep}
+    with client.session("echo") as session:
+        for prompt, options in (
+            ("x", {"json-schema": deep}),
+            ("x", {"tools": [deep]}),
+            ("x", {"chat-template-kwargs": {"a": deep}}),
+            ("x", {"unknown": deep}),
+            ([{"role": "user", "content": [deep]}], {}),
+        ):
+            with pytest.raises(InvalidArgument) as caught:
+                session.chat(prompt, options=options)
+            assert "recursion" not in str(caught.value)
+        assert session.chat("still here") == "still here"
+    text = "[" * 10 * depth + "]" * 10 * depth
+    for config in ({"tools": text}, {"json-schema": text}, '{"tools":' + text + "}", {"tools": [deep]}):
+        with pytest.raises((InvalidArgument, InvalidEncoding)) as refused:
+            client.load_by_name_with_config("echo", config)
+        assert "recursion" not in str(refused.value)
 
 
 def test_a_first_frame_that_is_not_a_hello_ends_the_connection(daemon: RunningDaemon) -> None:
