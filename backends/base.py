@@ -56,6 +56,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int
     token_bytes_max: int
     has_chat_template: bool
+    uses_tools: bool = False
+    """Whether the chat template has a place for tools."""
     kv_kind: KvKind = "plain"
     can_shift: bool = False
     """Whether `Model.shift` works."""

@@ -260,6 +260,16 @@ class ConnectionLost(InferdError):
     hint_default = "is the daemon running? start it with `inferd serve`"
 
 
+def not_utf8(exc: UnicodeDecodeError, start: int = 0) -> InvalidArgument:
+    """Return the error for a text of which the part from *start* on could not be decoded."""
+    at = start + exc.start
+    return InvalidArgument(
+        f"the text is not UTF-8: byte {exc.object[exc.start]:#04x} at {at}",
+        hint="send text in UTF-8",
+        data={"byte": at},
+    )
+
+
 def load_cancelled(name: str) -> Cancelled:
     """Return the error for callers that wait for a cancelled load."""
     return Cancelled(

@@ -11,7 +11,7 @@ from ...backends.errors import TooLarge
 from ..admission.kept_bytes import memory_bytes
 from ..history.history import History
 from ..table import SessionCall, step
-from ..turns.turn_options import NO_OPTIONS
+from ..turns.turn_options import NO_OPTIONS, TEMPLATE_WITHOUT_TOOLS, TEXT_WITHOUT_TOOLS
 from ..worker_client import WorkerClient
 from .core import BeforeInput, SessionCore
 from .model_link import ModelLink
@@ -37,6 +37,7 @@ class SessionInput:
             appends = bool(self._core.settings.parameters.standing("append"))
             history, tokens = await self._with_text(text, appends=appends)
             self._core.accept_input(history)
+            self._core.settings.parameters.tools_unused = TEXT_WITHOUT_TOOLS
         await self._core.wait_recorded()
         return tokens
 
@@ -104,6 +105,8 @@ class SessionInput:
     ) -> History:
         history = self._core.conversation.current_history()
         await history.add_messages(client.texts_of(self._core.requester), messages, rendering)
+        unused = "" if client.info.uses_tools else TEMPLATE_WITHOUT_TOOLS
+        self._core.settings.parameters.tools_unused = unused
         return history
 
     def reset_history(self, system: str | None = None) -> None:

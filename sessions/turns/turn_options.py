@@ -27,6 +27,8 @@ from ..admission.kept_bytes import memory_bytes
 NO_SAMPLING = SamplingParams()
 """Placeholder in a spec until `Parameters.fill`."""
 NO_OPTIONS: Mapping[str, Any] = {}
+TEXT_WITHOUT_TOOLS = "raw text has no tools: send messages"
+TEMPLATE_WITHOUT_TOOLS = "the model's chat template does not use tools"
 SESSION, TURN, BUILTIN, GRAPH = "session", "turn", "built-in", "graph"
 TurnParameters = tuple[dict[str, Any], int, dict[str, str]]
 """The options of a turn, its seed and its adjusted values."""
@@ -73,6 +75,8 @@ class Parameters:
         self.not_applied: dict[str, Any] = {}
         self.adjusted: dict[str, str] = {}
         self.seed = 0
+        self.tools_unused = ""
+        """Why the present input does not contain the tools; empty if it may."""
         self._turn: dict[str, Any] = {}
         self._read: tuple[Mapping[str, Any], dict[str, Any]] = (NO_OPTIONS, {})
         """The options that were read last, and their values: a turn needs them several times."""
@@ -96,7 +100,7 @@ class Parameters:
         """Return the same parameters, for another session."""
         new = Parameters(self.defaults, self.origins)
         new.options, new.ignored = dict(self.options), list(self.ignored)
-        new.not_applied = dict(self.not_applied)
+        new.not_applied, new.tools_unused = dict(self.not_applied), self.tools_unused
         return new
 
     def apply(self, options: Options) -> None:
@@ -167,15 +171,22 @@ class Parameters:
         turn, the session, its graph, the model's configuration, the file, or the built-in default.
         """
         requested = {p.name: next(self._requests(p.name)) for p in PARAMETERS}
-        values, adjusted = adjust_parameters(self.defaults | self.options | self._turn)
+        values, adjusted = self._adjust()
         return [
             Effective(n, values.get(n, value), origin, adjusted.get(n, ""))
             for n, (value, origin) in requested.items()
         ]
 
+    def _adjust(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the values in force, and the reasons where they differ from those requested."""
+        values, adjusted = adjust_parameters(self.defaults | self.options | self._turn)
+        if values.get("tools") and self.tools_unused:
+            adjusted["tools"] = self.tools_unused
+        return values, adjusted
+
     def fill(self, spec: TaskSpec) -> TaskSpec:
         """Return *spec* with the parameters in force."""
-        values, self.adjusted = adjust_parameters(self.defaults | self.options | self._turn)
+        values, self.adjusted = self._adjust()
         embed = None
         if values.get("embedding"):
             embed = EmbedSpec(values.get("pooling", ""), values.get("embd-normalize", 2))

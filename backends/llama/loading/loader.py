@@ -147,6 +147,7 @@ def _model_info(
         parameters=int(lib.llama_model_n_params(model)),
         token_bytes_max=file.token_bytes_max,
         has_chat_template=template is not None,
+        uses_tools=template is not None and template.uses_tools,
         kv_kind=context.kv_kind,
         can_shift=context.can_shift,
         n_gpu_layers=layers_of(spec, model),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import closing
 
@@ -18,6 +19,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, *, bos: str, eos: str, strip_bos: bool):
         self._renderer = Renderer(source)
+        self.uses_tools = re.search(r"\btools\b", source) is not None
         self.start_process, self.close = self._renderer.start_process, self._renderer.close
         self._names = {"bos_token": bos, "eos_token": eos}
         self._bos_stripped = bos if strip_bos else ""

@@ -7,7 +7,7 @@ from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
-from ...errors import BackendError, InvalidArgument, TooLarge
+from ...errors import BackendError, InvalidArgument, TooLarge, not_utf8
 
 TEXT_BYTES_MAX = (1 << 31) - 1
 PIECE_BYTES = 256
@@ -135,8 +135,4 @@ def _check_text(text: bytes) -> None:
         text.decode("utf-8")
     except UnicodeDecodeError as exc:
         # llama.cpp's BPE tokenizer throws a C++ exception, which ends the process.
-        raise InvalidArgument(
-            f"the text is not UTF-8: byte {text[exc.start]:#04x} at {exc.start}",
-            hint="send text in UTF-8",
-            data={"position": exc.start},
-        ) from None
+        raise not_utf8(exc) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 import inferd
 from inferd.backends.errors import InvalidArgument, LoadFailed
+from inferd.daemon.calls.arguments import TEXT_PART_BYTES, decode_text
 from inferd.daemon.calls.chat_messages import (
     MESSAGES_MAX,
     ROLE_CHARACTERS_MAX,
@@ -170,6 +172,45 @@ def test_tools_of_the_session_and_of_the_turn_reach_the_prompt(client: inferd.Cl
 
     assert sizes["session"] == sizes["turn"] == sizes["none"] + len("[now]")
     assert sizes["neither"] == sizes["none"]
+
+
+def test_tools_that_are_not_in_the_prompt_are_reported(client: inferd.Client) -> None:
+    def adjusted(model: str, *, raw: bool = False) -> str:
+        with client.session(model, options=GREEDY | {"tools": [TOOL]}) as session:
+            found = session.chat("Hi", raw=raw).metadata["adjusted"].get("tools", "")
+            (shown,) = (p["adjusted"] for p in session.parameters() if p["name"] == "tools")
+            assert shown == found
+            session.set_options({"tools": []})
+            assert "tools" not in session.chat("Hi", raw=raw).metadata["adjusted"]
+        return str(found)
+
+    assert adjusted("tiny") == ""
+    for model in ("other", "echo"):
+        assert adjusted(model) == "the model's chat template does not use tools"
+    assert adjusted("tiny", raw=True) == "raw text has no tools: send messages"
+
+
+@pytest.mark.parametrize(("text", "at"), [(b"a\xffb", 1), (b"cut \xc3", 4)])
+def test_text_that_is_not_utf8_is_refused_by_every_call(
+    client: inferd.Client, text: bytes, at: int
+) -> None:
+    context = client.init_execution_context(client.load_by_name("tiny"))
+    with pytest.raises(InvalidArgument, match="not UTF-8") as set_input:
+        client.set_input(context, 0, text)
+    with pytest.raises(InvalidArgument, match="not UTF-8") as run_inference:
+        client.run_inference(context, text)
+    assert set_input.value.data == run_inference.value.data == {"byte": at}
+    assert client.run_inference(context, "é", config=GREEDY).metadata["input_tokens"]
+
+
+def test_a_long_text_is_decoded_in_parts() -> None:
+    before = b"x" * (TEXT_PART_BYTES - 1)
+    assert asyncio.run(decode_text(before + "é".encode())) == before.decode() + "é"
+    assert asyncio.run(decode_text(b"")) == ""
+    for end, at in ((b"\xc3", 0), (b"\xc3x", 0), (b"\xc3\xa9\xff", 2)):
+        with pytest.raises(InvalidArgument) as caught:
+            asyncio.run(decode_text(before + end))
+        assert caught.value.data == {"byte": len(before) + at}
 
 
 def test_a_conversation_by_roles_computes_only_what_is_new(client: inferd.Client) -> None:
