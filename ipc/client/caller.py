@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self, TypeVar
+from warnings import warn
 
 import anyio
-import anyio.abc
 import msgspec
 
 from ...backends.errors import ConnectionLost, InvalidArgument, ProtocolError
 from .. import messages as w
 from ..paths import client_socket_path
-from .connection.connecting import hold_connection, own_group
+from .connection.connecting import hold_connection
 from .connection.connection import ClientConnection
 from .connection.inflight import InFlight
+from .connection.owner import ConnectionOwner
 from .failures import retrying
 
 R = TypeVar("R")
@@ -28,12 +28,17 @@ CLOSE_S_MAX = 5.0
 
 
 class AsyncCaller:
-    """The owner of a connection to the daemon, opened and closed by `async with`.
+    """The owner of a connection to the daemon. `async with` opens and closes it; without, the first
+    call opens it, and `aclose` closes it.
 
     A call's `timeout` is in seconds; the default is the client's. Every call raises `Timeout` when
     that time is over (the daemon then cancels the call), `ConnectionLost` when the connection was
     lost, and any error that the daemon returns.
     """
+
+    _connection: ClientConnection | None = None
+    _owner: ConnectionOwner | None = None
+    _closed = False
 
     def __init__(
         self,
@@ -57,10 +62,7 @@ class AsyncCaller:
         """The daemon's socket."""
         self._timeout, self._connect_timeout = timeout, connect_timeout
         self._software = software or "inferd python client"
-        self._connection: ClientConnection | None = None
-        self._group: anyio.abc.TaskGroup | None = None
         self._connecting = anyio.Lock()
-        self._stack = AsyncExitStack()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.path}>"
@@ -74,7 +76,7 @@ class AsyncCaller:
         if self._connection is None:
             raise ConnectionLost(
                 f"the client of {self.path} is not open",
-                hint="use it as `async with AsyncClient() as client:`",
+                hint="use it as `async with AsyncClient() as client:`, or make a call",
             )
         return self._connection
 
@@ -83,20 +85,50 @@ class AsyncCaller:
         """The daemon's hello: its software, protocol and limits, and llama.cpp's build."""
         return self.connection.server
 
-    async def __aenter__(self) -> Self:
-        if self._connection is not None:
-            raise InvalidArgument("the client is already open", hint="make another client")
-        group = await self._stack.enter_async_context(own_group())
-        try:
-            self._connection = await self._connect(group)
-        except BaseException:
-            await self._stack.aclose()
-            raise
-        self._group = group
+    async def open(self) -> Self:
+        """Connect now, unless the client is open.
+
+        :raises ConnectionLost: no daemon answers, or the client was closed.
+        """
+        async with self._connecting:
+            if self._closed:
+                raise ConnectionLost(
+                    f"the client of {self.path} is closed", hint="make a new client"
+                )
+            if self._owner is None:
+                owner = ConnectionOwner()
+                await owner.start()
+                try:
+                    self._connection = await self._connect(owner)
+                except BaseException:
+                    await owner.aclose()
+                    raise
+                self._owner = owner
         return self
 
-    async def _connect(self, group: anyio.abc.TaskGroup) -> ClientConnection:
-        connection = await group.start(
+    async def aclose(self) -> None:
+        """Close the connection, which ends all calls; a second call does nothing."""
+        self._closed = True
+        owner, self._owner, self._connection = self._owner, None, None
+        if owner is not None:
+            await owner.aclose()
+
+    async def __aenter__(self) -> Self:
+        if self._owner is not None:
+            raise InvalidArgument("the client is already open", hint="make another client")
+        return await self.open()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        owner, connection = self._owner, self._connection
+        if owner is not None and connection is not None and not connection.forked:
+            connection.run_soon(owner.close_soon)
+            warn(f"unclosed {self!r}: use `with`, or close it", ResourceWarning, source=self)
+
+    async def _connect(self, owner: ConnectionOwner) -> ClientConnection:
+        connection = await owner.group.start(
             hold_connection, str(self.path), self._software, self._connect_timeout
         )
         assert isinstance(connection, ClientConnection)
@@ -107,15 +139,10 @@ class AsyncCaller:
 
         :raises ConnectionLost: no daemon answers.
         """
+        await self.open()
         async with self._connecting:
-            if self._group is None:
-                raise InvalidArgument("the client is not open", hint="open a new one")
-            if self.connection.lost:
-                self._connection = await self._connect(self._group)
-
-    async def __aexit__(self, *error: Any) -> bool | None:
-        self._connection = self._group = None
-        return await self._stack.__aexit__(*error)
+            if self.connection.lost and self._owner is not None:
+                self._connection = await self._connect(self._owner)
 
     def seconds(self, timeout: float | None) -> float:
         """Return *timeout*, or the client's where it is None."""
@@ -133,7 +160,7 @@ class AsyncCaller:
         on_start: Callable[[InFlight], None] | None = None,
     ) -> R:
         """Make any call of the protocol; *params* and *result* are structs of `messages`."""
-        connection = self.connection
+        connection = self._connection or (await self.open()).connection
         deadline = time.monotonic() + self.seconds(timeout)
 
         async def attempt() -> InFlight:

@@ -39,7 +39,8 @@ class AsyncClient(AsyncEmbedding):
             async for piece in session.stream("Say hello."):
                 print(piece, end="")
 
-    *path* is the daemon's socket; the default is `INFERD_SOCKET`, else the user's own, else the
+    It connects at `async with`, or with the first call; without `async with`, `aclose` it. *path*
+    is the daemon's socket; the default is `INFERD_SOCKET`, else the user's own, else the
     system's. *timeout* is the default for each call. Calls refused with `Busy` or another retryable
     error are repeated up to *retries* times, after the time that the daemon returns, and never
     after the first token. *resume_timeout* bounds how long sessions opened with `resume` try to
@@ -173,7 +174,7 @@ class AsyncClient(AsyncEmbedding):
     ) -> AsyncStream:
         async def start(kind: type[InFlightT], deadline: float) -> InFlightT:
             request = kind(stream_call(params), deadline)
-            await self.connection.start_request(request, params)
+            await (await self.open()).connection.start_request(request, params)
             return request
 
         turn = StreamedTurn(

@@ -75,6 +75,11 @@ class ClientConnection:
         return f"<ClientConnection to {self.path} [{len(self._in_flight)} requests in flight]>"
 
     @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that connected."""
+        return os.getpid() != self._pid
+
+    @property
     def lost(self) -> bool:
         """Whether the connection was lost."""
         return self._lost is not None
@@ -122,7 +127,7 @@ class ClientConnection:
 
     def raise_if_lost(self) -> None:
         """Raise the error that ended the connection, if it was lost."""
-        if os.getpid() != self._pid:
+        if self.forked:
             raise ConnectionLost(
                 f"this client was opened by process {self._pid}, before a fork",
                 hint="make a new client in the child process",
@@ -132,7 +137,7 @@ class ClientConnection:
 
     def grant_credit(self, request: InFlight, events: int) -> None:
         """Allow the daemon *events* more events of *request*."""
-        if not request.done and self._lost is None and os.getpid() == self._pid:
+        if not request.done and self._lost is None and not self.forked:
             self.outbox.send(pack_message((Kind.CREDIT, request.id, events)))
 
     def post_request(self, call: str, params: Any) -> None:
@@ -142,7 +147,7 @@ class ClientConnection:
 
     def abandon_request(self, request: InFlight) -> None:
         """Cancel *request* on the daemon; its events are dropped."""
-        if request.answered or request.abandoned or os.getpid() != self._pid:
+        if request.answered or request.abandoned or self.forked:
             return
         request.abandoned = True
         self._to_cancel.append(request)
@@ -153,7 +158,7 @@ class ClientConnection:
 
         It serves `__del__`, which may run at any point, in any thread, and after a fork.
         """
-        if self._lost is None and os.getpid() == self._pid:
+        if self._lost is None and not self.forked:
             self._actions.append(action)
             if threading.get_ident() == self._thread:
                 self._tick.set()

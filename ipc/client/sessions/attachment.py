@@ -106,6 +106,8 @@ class Attachment:
         """Lease the model, open the context, and set its system prompt and options."""
         if self.settings.resume:
             await self._client.reconnect()
+        else:
+            await self._client.open()
         try:
             await self._open_context()
             await self._initialize()

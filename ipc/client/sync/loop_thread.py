@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import anyio
@@ -73,11 +73,6 @@ class LoopThread:
                 self._loop.call_soon_threadsafe(function, *args)
             except RuntimeError:
                 return  # the loop is closed, and so are all its objects
-
-    def enter_context(self, manager: AbstractAsyncContextManager[R]) -> AbstractContextManager[R]:
-        """Return *manager* as a synchronous manager that runs in one task of the loop."""
-        self._check_not_forked()
-        return self._portal.wrap_async_context_manager(manager)
 
     def _check_not_forked(self) -> None:
         if self.forked:

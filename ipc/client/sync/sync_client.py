@@ -10,7 +10,6 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
@@ -139,7 +138,6 @@ class Client:
         )
         self._lock = Lock()
         self._thread: LoopThread | None = None
-        self._stack = ExitStack()
         self._closed = False
 
     def __repr__(self) -> str:
@@ -162,11 +160,12 @@ class Client:
             raise ConnectionLost(
                 f"the client of {self.asynchronous.path} is closed", hint="make a new Client"
             )
-        with ExitStack() as stack:
-            thread = LoopThread()
-            stack.callback(thread.close)
-            stack.enter_context(thread.enter_context(self.asynchronous))
-            self._stack = stack.pop_all()
+        thread = LoopThread()
+        try:
+            thread.run_call(self.asynchronous.open)
+        except BaseException:
+            thread.close()
+            raise
         return thread
 
     def open(self) -> Self:
@@ -180,7 +179,10 @@ class Client:
             self._closed = True
             thread, self._thread = self._thread, None
         if thread is not None and not thread.forked:
-            self._stack.close()
+            try:
+                thread.run_call(self.asynchronous.aclose)
+            finally:
+                thread.close()
 
     def __enter__(self) -> Self:
         return self.open()

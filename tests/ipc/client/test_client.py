@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,6 +34,7 @@ from inferd import (
     VersionMismatch,
 )
 from inferd.ipc.paths import client_socket_path, daemon_socket_path
+from inferd.testing import running_daemon
 from tests.ipc.fake_server import Exchange, FakeServer, fake_server
 
 pytestmark = pytest.mark.anyio
@@ -458,10 +461,74 @@ async def test_an_answer_of_another_shape_is_a_protocol_error(tmp_path: Path) ->
         assert await client.stats()
 
 
-async def test_a_call_on_a_client_that_is_not_open_says_how_to_open_it(tmp_path: Path) -> None:
-    client = AsyncClient(tmp_path / "s")
+async def test_a_client_that_is_not_open_says_how_to_open_it(tmp_path: Path) -> None:
     with pytest.raises(ConnectionLost, match="async with"):
-        await client.models()
+        _ = AsyncClient(tmp_path / "s").server
+
+
+async def test_a_client_opens_with_its_first_call_and_any_task_closes_it(tmp_path: Path) -> None:
+    async with fake_server(tmp_path) as server, anyio.create_task_group() as group:
+        client = AsyncClient(server.path)
+        async with client.session("m") as session:
+            assert await session.chat("hi") == "hi"
+        with pytest.raises(InvalidArgument, match="already open"):
+            await client.__aenter__()
+        group.start_soon(client.aclose)
+        await server.await_idle()
+        await client.aclose()
+        with pytest.raises(ConnectionLost, match="closed"):
+            await client.models()
+
+
+async def test_closing_a_client_ends_its_calls(tmp_path: Path) -> None:
+    async with fake_server(tmp_path) as server, anyio.create_task_group() as group:
+        client = AsyncClient(server.path)
+
+        async def call() -> None:
+            with pytest.raises(ConnectionLost, match="closed"):
+                await client.chat(12, "hold")
+
+        group.start_soon(call)
+        await server.await_call("chat")
+        await client.aclose()
+
+
+async def test_an_unclosed_client_warns_and_is_closed(tmp_path: Path) -> None:
+    async with fake_server(tmp_path) as server:
+        client = AsyncClient(server.path)
+        connection = (await client.open()).connection
+        with pytest.warns(ResourceWarning, match="unclosed <AsyncClient"):
+            del client
+            gc.collect()
+        with anyio.fail_after(5):
+            await connection.ended.wait()
+
+
+LEFT_OPEN = """
+import sys
+import anyio
+from inferd import AsyncClient
+
+async def main():
+    client = AsyncClient(sys.argv[1])
+    await client.__aenter__()
+    async with client.session("echo") as session:
+        print(await session.chat("hello"))
+
+anyio.run(main, backend=sys.argv[2])
+"""
+
+
+async def test_a_program_may_end_without_closing_its_client(
+    tmp_path: Path, anyio_backend_name: str
+) -> None:
+    async with running_daemon() as daemon:
+        words = (sys.executable, "-X", "dev", "-c", LEFT_OPEN, daemon.socket, anyio_backend_name)
+        done = await anyio.run_process(words, check=False)
+    said = done.stderr.decode()
+    assert (done.returncode, done.stdout) == (0, b"hello\n"), said
+    assert "ResourceWarning: unclosed <AsyncClient" in said
+    assert "Traceback" not in said
 
 
 async def test_an_error_in_the_clients_block_is_raised_unchanged(tmp_path: Path) -> None:
