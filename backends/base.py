@@ -56,8 +56,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int
     token_bytes_max: int
     has_chat_template: bool
-    uses_tools: bool = False
-    """Whether the chat template has a place for tools."""
+    unused: dict[str, str] = {}
+    """Parameters that have no effect on its answers, with the reasons."""
     kv_kind: KvKind = "plain"
     can_shift: bool = False
     """Whether `Model.shift` works."""

@@ -31,20 +31,30 @@ from typing import Any, ClassVar
 class InferdError(Exception):
     """An error: a `message` with the values, a `hint` on what to do, and `data` for programs.
 
-    A class's `name` is that of the class, unless it sets another.
+    A class's `name` is that of the class, unless it sets another. `retryable`: the same call may
+    succeed later; an error may differ in it from its class.
     """
 
     name: ClassVar[str] = "Unknown"
     number: ClassVar[int] = 299
     wasi_number: ClassVar[int] = 5
-    retryable: ClassVar[bool] = False
+    retryable: bool = False
     hint_default: ClassVar[str] = "see the daemon's log for the cause"
 
     def __init_subclass__(cls) -> None:
         cls.name = vars(cls).get("name", cls.__name__)
 
-    def __init__(self, message: str, *, hint: str = "", data: Mapping[str, Any] | None = None):
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        data: Mapping[str, Any] | None = None,
+        retryable: bool | None = None,
+    ):
         super().__init__(message)
+        if retryable is not None:
+            self.retryable = retryable
         self.message = message
         self.hint = hint or self.hint_default
         self.data: dict[str, Any] = dict(data or {})
@@ -56,12 +66,13 @@ class InferdError(Exception):
         return error_from_wire, (self.to_wire(),)
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the five fields that the protocol sends."""
+        """Return the fields that the protocol sends."""
         return {
             "name": self.name,
             "number": self.number,
             "message": self.message,
             "hint": self.hint,
+            "retryable": self.retryable,
             "data": self.data,
         }
 
@@ -290,9 +301,10 @@ ERRORS_BY_NAME: dict[str, type[InferdError]] = {cls.name: cls for cls in _tree(I
 def error_from_wire(fields: Mapping[str, Any]) -> InferdError:
     """Return the error that *fields* name; an unknown name becomes `InferdError` itself."""
     cls = ERRORS_BY_NAME.get(str(fields.get("name")), InferdError)
-    data = fields.get("data")
+    data, retryable = fields.get("data"), fields.get("retryable")
     return cls(
         str(fields.get("message", "")),
         hint=str(fields.get("hint", "")),
         data=data if isinstance(data, Mapping) else None,
+        retryable=retryable if isinstance(retryable, bool) else None,
     )

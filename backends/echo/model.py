@@ -22,6 +22,7 @@ from ..params import SamplingParams
 from .adapters import EchoAdapters, adapt
 from .context import EchoContext
 from .embedding import EMBEDDING_SIZE, EchoEmbedder
+from .grammar import check_grammar
 from .options import ECHO_CTX_SIZE, EchoFaults, EchoOptions
 from .vocabulary import EOG, PROMPT_BEGIN, PROMPT_END, VOCAB_SIZE, EchoVocabulary
 
@@ -84,7 +85,11 @@ class EchoModel(EchoContext):
     def sampler(
         self, params: SamplingParams, prompt: Sequence[int], answer: Sequence[int] = ()
     ) -> Sampler:
-        """Return a sampler, which ignores *prompt* and *answer*."""
+        """Return a sampler, which ignores *prompt* and *answer*.
+
+        :raises InvalidArgument: the grammar or the schema is not valid.
+        """
+        check_grammar(params)
         return EchoSampler(params)
 
     def step(self, chunks: Sequence[Chunk]) -> None:
@@ -143,6 +148,8 @@ def _echo_info(spec: ModelSpec, options: EchoOptions) -> ModelInfo:
         parameters=0,
         token_bytes_max=1,
         has_chat_template=True,
+        unused=dict.fromkeys(("grammar", "json-schema"), "the model echo repeats its prompt")
+        | {"tools": "the model echo has no chat template"},
         kv_kind=options.memory,
         can_shift=options.memory == "plain",
         n_gpu_layers=layers_on_devices(spec, options.layers, options.device_bytes),

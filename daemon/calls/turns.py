@@ -107,23 +107,21 @@ def _tokens_sender(
     request: Request,
     session: Session,
     splitter: ReasoningSplitter,
-    position: int = 0,
+    offset: int = 0,
 ) -> TokensSink:
-    """Return a function that sends tokens to the client, which already has *position* of them."""
+    """Return a function that sends tokens to the client, which already has *offset* of them."""
 
     def send_tokens(report: Tokens) -> None:
-        nonlocal position
+        nonlocal offset
         text, reasoning = splitter.split(report.text)
-        event = w.TokensEvent(
-            tokens=report.tokens, text=text, reasoning=reasoning, position=position
-        )
+        event = w.TokensEvent(tokens=report.tokens, text=text, reasoning=reasoning, offset=offset)
         turn = session.turn
         if report.logprobs and turn is not None:
             event.completion_probabilities = describe_logprobs(
                 report.logprobs, after_sampling=turn.spec.sampling.post_sampling_probs
             )
         daemon.emit(request, event)
-        position += len(report.tokens)
+        offset += len(report.tokens)
 
     return send_tokens
 

@@ -95,6 +95,7 @@ def quarantine_error(model: str) -> WorkerCrashed:
         hint="change the input: unchanged it is refused for an hour; the daemon's log has the cause"
         " of the crash",
         data={"model": model, "cause": "input"},
+        retryable=False,
     )
 
 

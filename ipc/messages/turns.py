@@ -80,7 +80,8 @@ class QueueEvent(Map):
 
 
 class TokensEvent(Map):
-    """New tokens of a stream, and the text that is complete with them, in whole characters.
+    """New tokens of a stream, and the text that is complete with them, in whole characters. `offset`
+    is the number of the answer's tokens before them.
 
     With `n-probs`, `completion_probabilities` has their logprobs, in llama-server's form.
     """
@@ -88,7 +89,7 @@ class TokensEvent(Map):
     tokens: list[int] = []
     text: bytes = b""
     reasoning: bytes = b""
-    position: int = 0
+    offset: int = 0
     completion_probabilities: list[dict[str, Any]] = []
 
 

@@ -60,7 +60,7 @@ class Progress(Message):
 
 
 class AdapterReport(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter of a model, or the *error* (with its five fields) that prevented loading it."""
+    """An adapter of a model, or the *error* that prevented loading it."""
 
     spec: AdapterSpec
     info: AdapterInfo | None = None
@@ -75,7 +75,7 @@ class Loaded(Message):
 
 
 class ModelNotLoaded(Message):
-    """The model could not be loaded; *error* has an error's five fields."""
+    """The model could not be loaded; *error* has an error's fields."""
 
     error: dict[str, Any]
 
@@ -176,7 +176,7 @@ class Finished(TaskMessage):
 
 
 class Failed(TaskMessage):
-    """A task has failed; *error* has an error's five fields."""
+    """A task has failed; *error* has an error's fields."""
 
     error: dict[str, Any]
 

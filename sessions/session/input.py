@@ -11,7 +11,7 @@ from ...backends.errors import TooLarge
 from ..admission.kept_bytes import memory_bytes
 from ..history.history import History
 from ..table import SessionCall, step
-from ..turns.turn_options import NO_OPTIONS, TEMPLATE_WITHOUT_TOOLS, TEXT_WITHOUT_TOOLS
+from ..turns.turn_options import NO_OPTIONS, NO_TEMPLATE
 from ..worker_client import WorkerClient
 from .core import BeforeInput, SessionCore
 from .model_link import ModelLink
@@ -37,7 +37,6 @@ class SessionInput:
             appends = bool(self._core.settings.parameters.standing("append"))
             history, tokens = await self._with_text(text, appends=appends)
             self._core.accept_input(history)
-            self._core.settings.parameters.tools_unused = TEXT_WITHOUT_TOOLS
         await self._core.wait_recorded()
         return tokens
 
@@ -56,14 +55,17 @@ class SessionInput:
         step(self._core.state, SessionCall.SET_INPUT)
         append = appends and bool(self._core.conversation.prompt)
         tokens = await self._link.query(
-            lambda c: c.texts_of(self._core.requester).tokenize(
-                text, special=True, bos=not append, turn=True
-            ),
-            new_history=not append,
+            lambda c: self._tokenize(c, text, bos=not append), new_history=not append
         )
         history = self._core.conversation.current_history()
         history.append_tokens(tokens) if append else history.replace_tokens(tokens)
         return history, len(tokens)
+
+    async def _tokenize(self, client: WorkerClient, text: bytes, *, bos: bool) -> list[int]:
+        texts = client.texts_of(self._core.requester)
+        tokens = await texts.tokenize(text, special=True, bos=bos, turn=True)
+        self._core.settings.parameters.unused = client.info.unused | NO_TEMPLATE
+        return tokens
 
     async def add_messages(
         self, messages: Sequence[dict[str, Any]], options: Mapping[str, Any] = NO_OPTIONS
@@ -105,8 +107,7 @@ class SessionInput:
     ) -> History:
         history = self._core.conversation.current_history()
         await history.add_messages(client.texts_of(self._core.requester), messages, rendering)
-        unused = "" if client.info.uses_tools else TEMPLATE_WITHOUT_TOOLS
-        self._core.settings.parameters.tools_unused = unused
+        self._core.settings.parameters.unused = client.info.unused
         return history
 
     def reset_history(self, system: str | None = None) -> None:

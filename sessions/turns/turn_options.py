@@ -27,8 +27,7 @@ from ..admission.kept_bytes import memory_bytes
 NO_SAMPLING = SamplingParams()
 """Placeholder in a spec until `Parameters.fill`."""
 NO_OPTIONS: Mapping[str, Any] = {}
-TEXT_WITHOUT_TOOLS = "raw text has no tools: send messages"
-TEMPLATE_WITHOUT_TOOLS = "the model's chat template does not use tools"
+NO_TEMPLATE = {"tools": "raw text has no tools: send messages"}
 SESSION, TURN, BUILTIN, GRAPH = "session", "turn", "built-in", "graph"
 TurnParameters = tuple[dict[str, Any], int, dict[str, str]]
 """The options of a turn, its seed and its adjusted values."""
@@ -75,8 +74,8 @@ class Parameters:
         self.not_applied: dict[str, Any] = {}
         self.adjusted: dict[str, str] = {}
         self.seed = 0
-        self.tools_unused = ""
-        """Why the present input does not contain the tools; empty if it may."""
+        self.unused: Mapping[str, str] = {}
+        """Parameters without effect on the present input's turn, with the reasons."""
         self._turn: dict[str, Any] = {}
         self._read: tuple[Mapping[str, Any], dict[str, Any]] = (NO_OPTIONS, {})
         """The options that were read last, and their values: a turn needs them several times."""
@@ -100,7 +99,7 @@ class Parameters:
         """Return the same parameters, for another session."""
         new = Parameters(self.defaults, self.origins)
         new.options, new.ignored = dict(self.options), list(self.ignored)
-        new.not_applied, new.tools_unused = dict(self.not_applied), self.tools_unused
+        new.not_applied, new.unused = dict(self.not_applied), self.unused
         return new
 
     def apply(self, options: Options) -> None:
@@ -180,9 +179,7 @@ class Parameters:
     def _adjust(self) -> tuple[dict[str, Any], dict[str, str]]:
         """Return the values in force, and the reasons where they differ from those requested."""
         values, adjusted = adjust_parameters(self.defaults | self.options | self._turn)
-        if values.get("tools") and self.tools_unused:
-            adjusted["tools"] = self.tools_unused
-        return values, adjusted
+        return values, adjusted | {n: why for n, why in self.unused.items() if values.get(n)}
 
     def fill(self, spec: TaskSpec) -> TaskSpec:
         """Return *spec* with the parameters in force."""

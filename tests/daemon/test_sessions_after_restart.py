@@ -480,8 +480,8 @@ def test_tokens_that_the_client_lacks_are_sent_first() -> None:
             params = {"context": opened["context"], "tokens": list(b"ab"), "text": b"ab"}
             result = client.call("resume", **params)
             first, *others = [event for _, _, event in client.events]
-            assert first == {"tokens": list(b"cd"), "text": b"cd", "position": 2}
-            assert [e["position"] for e in others] == list(range(4, 10))
+            assert first == {"tokens": list(b"cd"), "text": b"cd", "offset": 2}
+            assert [e["offset"] for e in others] == list(range(4, 10))
             assert b"".join(e["text"] for e in others) == b"efghij"
             assert result["metadata"]["stop_reason"] == "eos"
             with pytest.raises(InvalidArgument, match="no turn of this session"):

@@ -239,8 +239,8 @@ async def _send_places(exchange: Exchange) -> None:
 
 async def _stream(exchange: Exchange) -> dict[str, Any]:
     await _send_places(exchange)
-    for position, word in enumerate(_words(await _turn(exchange))):
-        await exchange.emit({"tokens": [position], "text": word.encode(), "position": position})
+    for offset, word in enumerate(_words(await _turn(exchange))):
+        await exchange.emit({"tokens": [offset], "text": word.encode(), "offset": offset})
     return {"text": b".", "metadata": METADATA}
 
 

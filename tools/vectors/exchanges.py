@@ -71,8 +71,8 @@ def streamed() -> dict[str, Any]:
     _, context = x.open()
     number = x.request("stream", w.StreamParams(context=context, prompt="hé!", credit=2))
     pieces = ((104, b"h"), (195, b""), (169, "é".encode()), (33, b"!"))
-    for position, (token, text) in enumerate(pieces):
-        x.event(number, w.TokensEvent(tokens=[token], text=text, position=position))
+    for offset, (token, text) in enumerate(pieces):
+        x.event(number, w.TokensEvent(tokens=[token], text=text, offset=offset))
         x.credit(number, 1)
     x.reply(number, w.TurnResult(metadata=metadata(6, 5)))
     return x.done()
@@ -210,8 +210,8 @@ def resumed() -> dict[str, Any]:
     x.call("finalize_execution_context", kept, w.Empty())
     x.call(call, named, w.ContextResult(context=again, attached=True))
     number = x.request("resume", w.ResumeParams(context=again, tokens=[97], text=b"a"))
-    for position, text in enumerate((b"b", b"c", b"d"), 1):
-        x.event(number, w.TokensEvent(tokens=list(text), text=text, position=position))
+    for offset, text in enumerate((b"b", b"c", b"d"), 1):
+        x.event(number, w.TokensEvent(tokens=list(text), text=text, offset=offset))
     end = metadata(6, 5, session_id="notes", durable=True)
     x.reply(number, w.TurnResult(metadata=end), ["/2/metadata/cached_tokens"])
     return x.done()
@@ -237,8 +237,8 @@ def watched() -> dict[str, Any]:
     turn = w.StreamParams(context=contexts[4], prompt="hi", queue_events=True)
     number = x.request("stream", turn)
     x.event(number, w.QueueEvent(position=1, waiting=1, starts_in_s=6.4), ["/2/starts_in_s"])
-    for position, text in enumerate((b"h", b"i")):
-        x.event(number, w.TokensEvent(tokens=list(text), text=text, position=position))
+    for offset, text in enumerate((b"h", b"i")):
+        x.event(number, w.TokensEvent(tokens=list(text), text=text, offset=offset))
     x.reply(number, w.TurnResult(metadata=metadata(4, 3)), ["/2/metadata/cached_tokens"])
     return x.done()
 

@@ -37,6 +37,7 @@ from .opening import (
 )
 
 SAMPLING_VALUE_BYTES = 1024
+_NO_TOOLS = "the model's chat template does not use tools"
 _SAMPLING_KEYS: dict[int, str] = {
     lib.LLAMA_MODEL_META_KEY_SAMPLING_SEQUENCE: "samplers",
     lib.LLAMA_MODEL_META_KEY_SAMPLING_TOP_K: "top-k",
@@ -147,7 +148,7 @@ def _model_info(
         parameters=int(lib.llama_model_n_params(model)),
         token_bytes_max=file.token_bytes_max,
         has_chat_template=template is not None,
-        uses_tools=template is not None and template.uses_tools,
+        unused={} if template is None or template.uses_tools else {"tools": _NO_TOOLS},
         kv_kind=context.kv_kind,
         can_shift=context.can_shift,
         n_gpu_layers=layers_of(spec, model),

@@ -411,6 +411,7 @@ def test_only_the_input_that_crashes_its_worker_is_refused(
         with pytest.raises(WorkerCrashed) as caught:
             client.call("chat", context=context, prompt="please die now", raw=True)
         assert caught.value.data == {"model": "crashes", "cause": "input"}
+        assert not caught.value.retryable, "the same input is refused for an hour"
         assert "daemon's log" in caught.value.hint
 
         client.call("reset", context=context)

@@ -22,6 +22,7 @@ from inferd import (
     ConnectionLost,
     ForkResult,
     Graph,
+    InferdError,
     InvalidArgument,
     ProtocolError,
     Reply,
@@ -32,6 +33,7 @@ from inferd import (
     Timeout,
     TooLarge,
     VersionMismatch,
+    WorkerCrashed,
 )
 from inferd.ipc.paths import client_socket_path, daemon_socket_path
 from inferd.testing import running_daemon
@@ -577,6 +579,23 @@ async def test_busy_is_retried_as_often_as_retries_permits(tmp_path: Path) -> No
         with pytest.raises(Busy):
             await client.chat(12, "refuse 3 times")
         assert server.names() == ["chat"] * 6
+
+
+async def test_the_daemon_says_which_errors_are_retried(tmp_path: Path) -> None:
+    async with connected(tmp_path, retries=1) as (server, client):
+        for error, calls in (
+            (InferdError("of a newer daemon", retryable=True), 2),
+            (WorkerCrashed("by this input", retryable=False), 1),
+        ):
+
+            async def fail(_: Exchange, error: InferdError = error) -> dict[str, Any]:
+                raise error
+
+            server.answers["stats"] = fail
+            server.calls.clear()
+            with pytest.raises(type(error)) as caught:
+                await client.stats()
+            assert (server.names(), caught.value.retryable) == (["stats"] * calls, calls > 1)
 
 
 async def test_busy_is_an_error_without_retries(tmp_path: Path) -> None:
