@@ -81,7 +81,7 @@ class InvalidArgument(InferdError):
     """A value, handle or call that can never work as given."""
 
     number = wasi_number = 1
-    hint_default = "correct the argument; docs/protocol.md has the limits"
+    hint_default = "correct the argument"
 
 
 class ProtocolError(InvalidArgument):

@@ -97,6 +97,14 @@ TABLE: dict[tuple[SessionState, SessionCall], Outcome] = {
 }
 
 
+_REFUSALS = {
+    _S.EMPTY: ("the context has no input", "send a prompt first"),
+    _S.UNLOADED: ("the context's graph was unloaded", "load the model, and open another context"),
+    _S.CLOSED: ("the context is closed", "open another context"),
+}
+"""The message and the hint of an `InvalidArgument`, by state."""
+
+
 def step(state: SessionState, call: SessionCall) -> SessionState:
     """Return the state after *call*.
 
@@ -107,8 +115,8 @@ def step(state: SessionState, call: SessionCall) -> SessionState:
     outcome = TABLE[state, call]
     if isinstance(outcome, SessionState):
         return outcome
-    hint = "call set_input first, or open a new context if this one was closed"
-    raise outcome(
-        f"{call.value} in a session that is {state.value}",
-        hint=hint if outcome is InvalidArgument else "",
-    )
+    if outcome is InvalidArgument:
+        message, hint = _REFUSALS.get(state, (f"{call.value} of a context that is {state.value}", ""))
+        raise outcome(message, hint=hint)
+    raise outcome(f"the context has a turn that is {state.value}" if state in ACTIVE else
+                  f"the session is {state.value}")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from reprlib import repr as shorten
 
+from ..shorten import shorten
 from ..errors import InvalidArgument
 from ..llama.json_schema import gbnf_of
 from ..params import SamplingParams

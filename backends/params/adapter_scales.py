@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from reprlib import repr as shorten
 from typing import Any
 
+from ..shorten import plain_number, shorten
 from ..adapter_keys import ADAPTERS_MAX, SCALE_MAX, is_scale
 
 
@@ -45,6 +45,6 @@ def _pair(item: Any) -> list[Any]:
     if not is_index and not (isinstance(name, str) and name):
         raise ValueError(f"{shorten(name)} is neither an adapter's name nor its index")
     if not is_scale(scale):
-        bounds = f"{-SCALE_MAX:g} … {SCALE_MAX:g}"
+        bounds = f"{plain_number(-SCALE_MAX)} … {plain_number(SCALE_MAX)}"
         raise ValueError(f"scale of {shorten(name)}: {shorten(scale)} is not a number in {bounds}")
     return [name, float(scale)]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from reprlib import repr as shorten
 from typing import Annotated, Any, Literal
 
 import msgspec
 
+from ..shorten import shorten
 from .json_texts import decode_json, nests_deeper
 from .parameter_table import Parameter
 

@@ -27,7 +27,9 @@ def decode_json(text: bytes | str, kind: Any = Any) -> Any:
         return msgspec.json.decode(data, type=kind)
     except RecursionError:
         raise ValueError("it nests too deep") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8") from None
+    except msgspec.DecodeError as exc:
         raise ValueError(f"it is not valid JSON: {exc}") from None
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from reprlib import repr as shorten
 from typing import Any
+
+from ..shorten import shorten
 
 TRIGGER_KINDS = ("token", "word", "pattern", "pattern-full")
 """By llama-server's numbers (`common/common.h`)."""

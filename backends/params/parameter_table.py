@@ -47,6 +47,7 @@ SAMPLERS = {
     "adaptive-p": "a",
 }
 """Samplers of a chain, with llama-server's letters (`common/sampling.cpp`)."""
+PARAMETERS_HINT = "correct it; docs/parameters.md lists the parameters and their ranges"
 SAMPLERS_DEFAULT = tuple(SAMPLERS)[:9]
 DRY_BREAKERS = ("\n", ":", '"', "*")
 _COUNT_MAX = 1 << 24

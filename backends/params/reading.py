@@ -6,11 +6,11 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from reprlib import repr as shorten
 from typing import Any
 
 import msgspec
 
+from ..shorten import plain_number, shorten
 from ..errors import InvalidArgument, InvalidEncoding, TooLarge
 from .adapter_scales import check_distinct, read_scales
 from .chat_options import read_arguments, read_choice, read_tools
@@ -18,6 +18,7 @@ from .ignored_keys import IGNORED_KEYS
 from .json_texts import JSON_BYTES_MAX, decode_json
 from .other_spellings import FORMS, read_token, read_triggers
 from .parameter_table import (
+    PARAMETERS_HINT,
     BY_NAME,
     BY_SPELLING,
     SAMPLERS,
@@ -142,7 +143,7 @@ def read_options(raw: Mapping[str, Any], *, strict: bool = False) -> Options:
         if len(errors) >= ERRORS_MAX:
             break
     if errors:
-        raise InvalidArgument("; ".join(errors), data={"errors": errors})
+        raise InvalidArgument("; ".join(errors), hint=PARAMETERS_HINT, data={"errors": errors})
     return options
 
 
@@ -194,7 +195,8 @@ def _read_float(parameter: Parameter, value: Any) -> float:
     if not parameter.low <= value <= parameter.high:
         low, high = parameter.low, parameter.high
         valid = min(max(value, low), high) if value == value else low
-        raise ValueError(f"{shorten(value)} is outside {low:g} … {high:g}; nearest: {valid:g}")
+        bounds, nearest_valid = f"{plain_number(low)} … {plain_number(high)}", plain_number(valid)
+        raise ValueError(f"{shorten(value)} is outside {bounds}; nearest: {nearest_valid}")
     return float(value)
 
 
@@ -277,7 +279,7 @@ def _bias(pair: Any) -> list[Any]:
     if isinstance(bias, bool) or not isinstance(bias, int | float) or not math.isfinite(bias):
         raise ValueError(f"{shorten(bias)} is neither a number nor false")
     if abs(bias) > 1e6:
-        raise ValueError(f"{shorten(bias)} is outside -1e+06 … 1e+06; use false for never")
+        raise ValueError(f"{shorten(bias)} is outside -1000000 … 1000000; use false for never")
     return [token, float(bias)]
 
 
@@ -294,7 +296,7 @@ def _read_shares(_: Parameter, value: Any) -> list[float]:
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{shorten(value)} is not a list of numbers") from None
     if len(numbers) < len(parts) or not all(0 <= n <= SHARE_HIGH for n in numbers):
-        raise ValueError(f"{shorten(value)}: each number must be in 0 … {SHARE_HIGH:g}")
+        raise ValueError(f"{shorten(value)}: each number must be in 0 … {plain_number(SHARE_HIGH)}")
     if numbers and not sum(numbers):
         raise ValueError(f"{shorten(value)}: every device has a share of 0")
     return numbers

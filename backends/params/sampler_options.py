@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidArgument
-from .parameter_table import BY_NAME, DRY_BREAKERS, SAMPLERS_DEFAULT
+from .parameter_table import BY_NAME, DRY_BREAKERS, PARAMETERS_HINT, SAMPLERS_DEFAULT
 from .stop_options import STOPPING_RULES, Adjustment, Rule, fields_of
 
 _BREAKERS_MAX, _BREAKER_CHARACTERS_MAX = 8, 40
@@ -86,7 +86,8 @@ def adjust_parameters(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[s
     for rule in _RULES:
         rule(adjustment)
     if adjustment.errors:
-        raise InvalidArgument("; ".join(adjustment.errors), data={"errors": adjustment.errors})
+        errors = adjustment.errors
+        raise InvalidArgument("; ".join(errors), hint=PARAMETERS_HINT, data={"errors": errors})
     return adjustment.values, adjustment.reasons
 
 

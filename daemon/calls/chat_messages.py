@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from reprlib import repr as shorten
 from typing import Any
 
+from ...backends.shorten import shorten
 from ...backends.errors import InvalidArgument
 
 MESSAGES_MAX = 1000

@@ -108,7 +108,7 @@ def read_settings(pairs: list[str] | None) -> dict[str, Any]:
     or `defaults.KEY`.
     """
     return {
-        key if "." in key else key.replace("-", "_"): _json_or_text(value) if "." in key else value
+        key if "." in key else f"set {key}": _json_or_text(value) if "." in key else value
         for key, value in _split_pairs(pairs, "--set")
     }
 

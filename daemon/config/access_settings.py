@@ -13,6 +13,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
+from ...backends.shorten import shorten
 from ...backends.params import nearest
 from ...ipc.priorities import Priority
 from .declaration import (
@@ -23,7 +24,6 @@ from .declaration import (
     read_table,
     setting,
     settings_of,
-    short,
     table_of,
 )
 from .model_settings import named_tables
@@ -52,7 +52,7 @@ MEMBER_PRIORITY_MAX: Priority = "high"
 def _each(convert: Callable[[Any], Any], value: Any) -> frozenset[Any]:
     """Convert a list item by item; the error has a line for each invalid item."""
     if not isinstance(value, list) or len(value) > NAMES_MAX:
-        raise ValueError(f"{short(value)} is not a list of at most {NAMES_MAX}")
+        raise ValueError(f"{shorten(value)} is not a list of at most {NAMES_MAX}")
     found, wrong = set(), []
     for item in value:
         try:
@@ -91,18 +91,18 @@ def _id_of(
             return value
         raise ValueError(f"{value} is not the number of a {kind}")
     if not isinstance(value, str) or not value or "\0" in value:
-        raise ValueError(f"{short(value)} is not the name or number of a {kind}")
+        raise ValueError(f"{shorten(value)} is not the name or number of a {kind}")
     try:
         return int(entry(value)[2])
     except KeyError:
         close = nearest(value, [known[0] for known in entries()])
-        raise ValueError(f"there is no {kind} {short(value)}; {close}".rstrip("; ")) from None
+        raise ValueError(f"there is no {kind} {shorten(value)}; {close}".rstrip("; ")) from None
 
 
 def _right_of(value: Any) -> Right:
     if value in list(Right):
         return Right(value)
-    raise ValueError(f"{short(value)} is not one of {', '.join(Right)}")
+    raise ValueError(f"{shorten(value)} is not one of {', '.join(Right)}")
 
 
 _NAMES: Schema = {

@@ -15,12 +15,12 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 
 from ...backends.params import nearest
+from ...backends.shorten import shorten
 
 Schema = dict[str, Any]
 TEXT: Schema = {"type": "string", "minLength": 1}
 REQUIRED: Any = MISSING
 """The default of a setting without one, or of one whose default depends on the machine."""
-REPR_CHARACTERS_MAX = 50
 BYTES_MAX = 10**15
 """The largest size that a setting may have."""
 
@@ -99,7 +99,7 @@ class Setting(msgspec.Struct, frozen=True):
         except msgspec.ValidationError:
             expected = f"not one of {', '.join(self.choices)}" if self.choices else None
             expected = expected or _EXPECTED.get(self.kind, "not a value of this option")
-            raise ValueError(f"{short(value)} is {expected}") from None
+            raise ValueError(f"{shorten(value)} is {expected}") from None
         if self.low is not None and self.high is not None and not self.low <= found <= self.high:
             raise ValueError(f"{value} is outside {self.low:.10g} … {self.high:.10g}")
         return found
@@ -193,7 +193,7 @@ def table_of(document: Mapping[str, Any], key: str, errors: ErrorList) -> dict[s
     table = document.get(key, {})
     if isinstance(table, dict):
         return table
-    errors.add(f"{key} is {table!r}, not a table: write [{key}]")
+    errors.add(f"{key} is {shorten(table)}, not a table: write [{key}]")
     return {}
 
 
@@ -217,12 +217,6 @@ def table_schema(
         for index, spelling in enumerate(others, 1):
             dependent[spelling] = {"properties": dict.fromkeys(spellings[:index], False)}
     return schema
-
-
-def short(value: Any) -> str:
-    """Return a value as an error message shows it."""
-    text = repr(value)
-    return text if len(text) <= REPR_CHARACTERS_MAX else f"{text[:REPR_CHARACTERS_MAX]}…"
 
 
 def hyphens(key: str) -> str:

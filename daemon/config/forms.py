@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...backends.library_log import LEVELS
+from ...backends.shorten import shorten
 from ...ipc.paths import SYSTEM_SOCKET
 from ..metrics.listen_address import PORT_MAX, SOCKET_PATH_BYTES_MAX, parse_address
 from ..traces.target import TARGET_CHARACTERS_MAX, parse_target
@@ -38,7 +39,7 @@ def parse_path(value: Any) -> Path:
     :raises ValueError: the value is not a path.
     """
     if not isinstance(value, (str, Path)) or not str(value) or "\0" in str(value):
-        raise ValueError(f"{value!r} is not a path")
+        raise ValueError(f"{shorten(value)} is not a path")
     return Path(os.path.expanduser(value)).absolute()  # `Path.expanduser` may raise RuntimeError
 
 
@@ -64,16 +65,16 @@ def _parse_mode(value: Any) -> Mode:
     if isinstance(value, Mode):
         return value
     if not isinstance(value, str) or not _OCTAL.fullmatch(value):
-        raise ValueError(f"{value!r} is not a mode: write octal digits in quotes, such as '0660'")
+        raise ValueError(f"{shorten(value)} is not a mode: write octal digits in quotes, such as '0660'")
     mode = Mode(value.removeprefix("0o"), 8)
     if mode & 0o600 != 0o600 or mode & 0o111:
-        raise ValueError(f"{value!r}: write 6 for the owner, and no execute permission")
+        raise ValueError(f"{shorten(value)}: write 6 for the owner, and no execute permission")
     return mode
 
 
 def _parse_group(value: Any) -> GroupName:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not the name of a group")
+        raise ValueError(f"{shorten(value)} is not the name of a group")
     if value:
         gid_of(value)
     return GroupName(value)
@@ -100,12 +101,12 @@ def parse_log_levels(value: Any) -> dict[str, str]:
         pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
         value = {logger.strip(): level.strip() for logger, _, level in pairs}
     if not isinstance(value, Mapping):
-        raise ValueError(f"{value!r} is not a table of levels, or a text such as llama=debug")
+        raise ValueError(f"{shorten(value)} is not a table of levels, or a text such as llama=debug")
     for logger, level in value.items():
         if logger not in LOGGERS:
             raise ValueError(f"{logger!r} is not a logger: there are {', '.join(LOGGERS)}")
         if not isinstance(level, str) or level not in LEVELS:
-            raise ValueError(f"{logger}: {level!r} is not one of {', '.join(LEVELS)}")
+            raise ValueError(f"{logger}: {shorten(level)} is not one of {', '.join(LEVELS)}")
     return dict(value)
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from ...backends.shorten import shorten
 from ...backends.adapter_keys import ADAPTERS_MAX, SCALE_MAX
 from ...backends.echo.options import EchoOptions
 from ...backends.errors import InvalidArgument
@@ -27,7 +28,6 @@ from .declaration import (
     read_table,
     setting,
     settings_of,
-    short,
     table_of,
     table_schema,
 )
@@ -42,7 +42,7 @@ Folders = tuple[Path, ...]
 
 def _parse_file(value: Any) -> Path:
     if not isinstance(value, str) or not value or "\0" in value:
-        raise ValueError(f"{short(value)} is not a path")
+        raise ValueError(f"{shorten(value)} is not a path")
     return Path(os.path.expanduser(value))
 
 
@@ -74,7 +74,7 @@ def _parse_echo(value: Any) -> dict[str, Any]:
 def _table(value: Any) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
-    raise ValueError(f"{short(value)} is not a table")
+    raise ValueError(f"{shorten(value)} is not a table")
 
 
 def _parse_adapters(value: Any) -> dict[str, AdapterConfig]:
@@ -155,7 +155,7 @@ def named_tables(
             if isinstance(table, dict):
                 yield name, table, here
             else:
-                here.add(f"is {short(table)}, not a table")
+                here.add(f"is {shorten(table)}, not a table")
 
 
 def read_models(

@@ -33,6 +33,8 @@ SYSTEM_FILE = Path("/etc/inferd/config.toml")
 FILE_BYTES_MAX = 1 << 20
 ENVIRONMENT_PREFIX = "INFERD_"
 ENVIRONMENT_OTHERS = ("INFERD_CONFIG",)
+SET = "set "
+"""Prefix of a setting that was given as `--set KEY=VALUE`."""
 TYPO_CUTOFF = 0.85
 KV_RAM_BYTES_MAX = 4 << 30
 """The upper bound of the default of `kv-ram-bytes`."""
@@ -75,9 +77,9 @@ def read_sources(
 ) -> Sources:
     """Read flags, environment and file.
 
-    *flags* holds settings by name, and the file as `config`; None means that the flag was not
-    given. Text is converted, so flags may be passed as the user typed them. The flags
-    `models.NAME.KEY` and `defaults.KEY` replace values of the file's tables.
+    *flags* holds settings by name, those of `--set` after `SET`, and the file as `config`; None
+    means that the flag was not given. Text is converted, so flags may be passed as the user typed
+    them. The flags `models.NAME.KEY` and `defaults.KEY` replace values of the file's tables.
 
     :raises ConfigError: a key is unknown or a value invalid; the error lists all of them.
     """
@@ -94,7 +96,7 @@ def read_sources(
     for key, value, place, origin in itertools.chain(
         _daemon_table(document, path, in_file),
         _variables(environ, errors),
-        ((key, value, f"--{key}", f"--{key}") for key, value in flags.items()),
+        ((key.removeprefix(SET), value, f"--{key}", f"--{key}") for key, value in flags.items()),
     ):
         if setting := SETTINGS.get(hyphens(key)):
             read_value(setting, value, values, errors.at(f"{place}: "))
@@ -200,6 +202,8 @@ def _read_document(path: Path, errors: ErrorList) -> dict[str, Any]:
         return tomllib.loads(content.decode())
     except OSError as exc:
         errors.add(f"cannot be read: {exc.strerror}")
+    except UnicodeDecodeError:
+        errors.add("is not UTF-8")
     except (ValueError, RecursionError) as exc:
         errors.add(f"is not valid TOML: {exc}")
     return {}

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from ...backends.shorten import shorten
+
 LOOPBACK = "127.0.0.1"
 PORT_MAX = 65_535
 SOCKET_PATH_BYTES_MAX = 107
@@ -53,7 +55,7 @@ def parse_address(value: Any) -> Address:
             raise ValueError(f"{path!r} is longer than {SOCKET_PATH_BYTES_MAX} bytes")
         return Address(path=path)
     host, _, port = text.rpartition(":")
-    problem = ValueError(f"{value!r} is not an address: {ADDRESS_FORMS}")
+    problem = ValueError(f"{shorten(value)} is not an address: {ADDRESS_FORMS}")
     if isinstance(value, bool) or not (port.isascii() and port.isdigit()):
         raise problem
     if int(port) > PORT_MAX:

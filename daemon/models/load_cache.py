@@ -98,9 +98,11 @@ class FailedLoads:
         elif failed_conditions == conditions:
             times = {"failed_s_ago": passed_s, "retry_in_s": self._retry_s - passed_s}
             raise type(error)(
-                f"{error.message} (failed {passed_s:.1f} s ago, and the file is unchanged)",
+                f"{error.message} (failed {passed_s:.1f} s ago; tried again after"
+                f" {self._retry_s:.15g} s, or when its file changes)",
                 hint=error.hint,
                 data=error.data | times,
+                retryable=error.retryable,
             )
 
 

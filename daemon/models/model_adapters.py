@@ -92,7 +92,7 @@ def _adapter_path(folder: Path, file: str) -> Path:
 
 def _scale(scale: float) -> float:
     if not is_scale(scale):
-        raise InvalidArgument(f"a scale of {scale!r}; the range is {-SCALE_MAX:g} … {SCALE_MAX:g}")
+        raise InvalidArgument(f"a scale of {scale}; the range is {-SCALE_MAX:.0f} … {SCALE_MAX:.0f}")
     return float(scale)
 
 

@@ -172,7 +172,7 @@ class Registry:
         if model.busy and not force:
             raise Busy(
                 f"{name!r} is in use: {len(model.leases)} leases",
-                hint="wait until its clients have finished, or use --force",
+                hint="wait until its clients have finished, or unload it with force",
                 data={"leases": len(model.leases), "retry_after_s": 5.0},
             )
         error = Cancelled(

@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from ...backends.shorten import shorten
+
 TARGET_CHARACTERS_MAX = 2000
 PATH = "/v1/traces"
 """The path of OTLP over HTTP, appended to an endpoint without a path."""
@@ -60,12 +62,16 @@ def parse_target(value: Any, environ: Mapping[str, str]) -> Target:
         return Target(path=str(Path(path)))
     if "://" in text:
         return _collector(text)
-    raise ValueError(f"{value!r} is not a target of spans: {TARGET_FORMS}")
+    raise ValueError(f"{shorten(value)} is not a target of spans: {TARGET_FORMS}")
 
 
 def _collector(text: str) -> Target:
-    parts = urlsplit(text)  # raises ValueError, as does the port
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+    try:
+        parts = urlsplit(text)
+        is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # of an invalid port or IPv6 address
+        is_address = False
+    if not is_address:
         raise ValueError(f"{text!r} is not a collector's address: {TARGET_FORMS}")
     if parts.username is not None or parts.password is not None:
         raise ValueError("the address must not hold a password: use OTEL_EXPORTER_OTLP_HEADERS")

@@ -43,7 +43,9 @@ def open_frame(frame: bytes) -> tuple[int, list[msgspec.Raw]]:
         except RecursionError:
             items = _envelope.decode(_without_params(frame))
         return _kind.decode(items[0]), items
-    except (*UNREADABLE, IndexError) as exc:
+    except IndexError:
+        raise ProtocolError("the frame is an empty array") from None
+    except UNREADABLE as exc:
         raise ProtocolError(f"the frame is not a msgpack array of the protocol: {exc}") from None
 
 

@@ -116,8 +116,8 @@ class ClientConnection:
         if len(frame) - 4 > bytes_max:
             raise TooLarge(
                 f"{request.call} takes a frame of {len(frame)} bytes; the limit is {bytes_max}",
-                hint="split it, or pass a large prompt through set_input or run_inference, which"
-                " send it in a memfd",
+                hint="send less; a raw text of up to 8 MiB can be set before the turn, by"
+                " client.set_input(session.context, 0, text)",
                 data={"bytes": len(frame), "frame_bytes_max": bytes_max},
             )
         self._in_flight[request.id] = request
