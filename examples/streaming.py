@@ -11,5 +11,5 @@ with inferd.Client() as client, client.session(MODEL, options=OPTIONS) as sessio
     for piece in session.stream("Describe the sea."):
         print(piece, end="", flush=True)
     print()
-    for key in ("stop_reason", "input_tokens", "output_tokens", "ttft_ms", "predicted_ms"):
-        print(f"{key:14} {session.metadata[key]}")
+    found = session.metadata
+    print(f"{found['output_tokens']} tokens in {found['predicted_ms']:.0f} ms; {found['stop_reason']}")

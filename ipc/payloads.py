@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 Message: TypeAlias = Mapping[str, Any]
+"""A chat message: `role`, and `content` as a text or a list of text parts."""
 Prompt: TypeAlias = str | Sequence[Message]
 Config: TypeAlias = Mapping[str, Any] | str | bytes
 """Parameters: a mapping, or its JSON text."""

@@ -15,7 +15,11 @@ from inferd import (
     Context,
     Graph,
     InferdError,
+    Message,
+    Metadata,
+    ModelInfo,
     Piece,
+    Priority,
     Pull,
     QueueEvent,
     Rendered,
@@ -30,6 +34,10 @@ from inferd import (
 assert_type(__version__, str)
 
 
+PARTS: Message = {"role": "user", "content": [{"type": "text", "text": "x"}]}
+CLASS: Priority = "high"
+
+
 async def asynchronous() -> None:
     async with AsyncClient("path", timeout=5, retries=1) as client:
         assert_type(client, AsyncClient)
@@ -41,7 +49,9 @@ async def asynchronous() -> None:
         await client.set_input(12, 0, Tensor(data=b"x", dimensions=[1], type="u8"))
         assert_type(await client.compute(12, {"x": "text", "y": b"bytes"}), ComputeResult)
         assert_type(await client.compute_single(12, priority="low"), bytes)
-        assert_type(await client.models(), list[dict[str, Any]])
+        assert_type(await client.models(), list[ModelInfo])
+        assert_type((await client.show("m"))["size_bytes"], int)
+        assert_type(await client.chat("m", "x"), Reply)
         assert_type(client.stream(12, "x"), AsyncStream)
         assert_type(await client.chat(12, [{"role": "user", "content": "x"}]), Reply)
         await client.compute_single(12, priority="lowest")  # type: ignore[arg-type]
@@ -64,7 +74,9 @@ async def asynchronous() -> None:
             session.stream("x", on_queue=_on_queue)
             reply = await session.chat("x")
             assert_type(reply.upper(), str)
-            assert_type(reply.metadata, dict[str, Any])
+            assert_type(reply.metadata, Metadata)
+            assert_type(reply.metadata["output_tokens"], int)
+            reply.metadata["tokens"]  # type: ignore[typeddict-item]
             assert_type(reply.reasoning, str)
         prompt = await client.apply_template(graph, [{"role": "user", "content": "x"}], tools=[{}])
         assert_type(prompt, Rendered)
@@ -84,7 +96,8 @@ def synchronous() -> None:
         client.set_input(12, 0, "x")
         assert_type(client.compute(12, {"x": "text", "y": b"bytes"}), ComputeResult)
         assert_type(client.compute_single(12, priority="low"), bytes)
-        assert_type(client.models(), list[dict[str, Any]])
+        assert_type(client.models(), list[ModelInfo])
+        assert_type(client.chat("m", "x", priority="low"), Reply)
         assert_type(client.stream(12, "x"), Stream)
         assert_type(client.chat(12, "x"), Reply)
         client.set_input(12, 0)  # type: ignore[call-arg]

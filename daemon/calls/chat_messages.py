@@ -9,14 +9,15 @@ from ...backends.errors import InvalidArgument
 
 MESSAGES_MAX = 1000
 TOOL_CALLS_MAX = 128
-ROLE_CHARACTERS_MAX = 64
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _MESSAGE_SHAPE = '{"role": "user", "content": "…"}'
+_PART_SHAPE = 'only parts of text can be read: {"type": "text", "text": "…"}'
 _CALL_SHAPE = '{"type": "function", "function": {"name": "…", "arguments": {…}}}'
 
 
 def checked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return chat messages that all have a role and a content, which is empty if a message has only
-    `tool_calls`.
+    """Return chat messages that all have a role and a content: a text, that of its text parts, or an
+    empty one if a message has only `tool_calls`.
 
     :raises InvalidArgument: a message has another shape, or there are none or too many.
     """
@@ -27,16 +28,30 @@ def checked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _checked(number: int, message: dict[str, Any]) -> dict[str, Any]:
     role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str) or not 0 < len(role) <= ROLE_CHARACTERS_MAX:
-        raise InvalidArgument(f"message {number} has no role", hint=_MESSAGE_SHAPE)
+    if role not in ROLES:
+        raise InvalidArgument(
+            f"message {number} has the role {shorten(role)}", hint=f"use one of {', '.join(ROLES)}"
+        )
     calls = message.get("tool_calls")
     if calls is not None:
         _check_calls(number, role, calls)
     if content is None and calls:
         return message | {"content": ""}
+    if isinstance(content, list) and content:
+        return message | {"content": "\n".join(_part_text(number, part) for part in content)}
     if not isinstance(content, str):
         raise InvalidArgument(f"message {number} has no text content", hint=_MESSAGE_SHAPE)
     return message
+
+
+def _part_text(number: int, part: Any) -> str:
+    """Return the text of a part of a content; llama-server joins them by line breaks, too."""
+    fields = part if isinstance(part, dict) else {}
+    if fields.get("type") != "text" or not isinstance(fields.get("text"), str):
+        raise InvalidArgument(
+            f"message {number}: {shorten(part)} is not a part of text", hint=_PART_SHAPE
+        )
+    return str(fields["text"])
 
 
 def _check_calls(number: int, role: str, calls: Any) -> None:

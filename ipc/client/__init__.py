@@ -15,10 +15,11 @@ from ..messages import (
     Tensor,
 )
 from ..paths import client_socket_path, daemon_socket_path
-from ..payloads import Prompt, TensorLike
+from ..payloads import Message, Prompt, TensorLike
 from ..priorities import Priority
 from .client import AsyncClient
 from .embeddings import Embeddings
+from .results import Metadata, ModelInfo
 from .sessions.pull import AsyncPull
 from .sessions.session import AsyncSession
 from .streams.async_stream import AsyncStream
@@ -40,6 +41,9 @@ __all__ = (
     "Embeddings",
     "ForkResult",
     "Graph",
+    "Message",
+    "Metadata",
+    "ModelInfo",
     "Piece",
     "Priority",
     "Prompt",

@@ -57,7 +57,7 @@ class AsyncCaller:
                 f" {resume_timeout:g}, retries {retries}",
                 hint="timeouts are above 0 s, retries 0 or more",
             )
-        self.resume_timeout, self.retries = resume_timeout, retries
+        self._resume_timeout, self._retries = resume_timeout, retries
         self.path = Path(path) if path is not None else client_socket_path()
         """The daemon's socket."""
         self._timeout, self._connect_timeout = timeout, connect_timeout
@@ -68,7 +68,7 @@ class AsyncCaller:
         return f"<{type(self).__name__} of {self.path}>"
 
     @property
-    def connection(self) -> ClientConnection:
+    def _open_connection(self) -> ClientConnection:
         """The connection that carries the calls.
 
         :raises ConnectionLost: the client is not open.
@@ -81,9 +81,14 @@ class AsyncCaller:
         return self._connection
 
     @property
+    def connected(self) -> bool:
+        """Whether the connection stands; a client that is not open has none."""
+        return self._connection is not None and not self._connection.lost
+
+    @property
     def server(self) -> w.ServerHello:
         """The daemon's hello: its software, protocol and limits, and llama.cpp's build."""
-        return self.connection.server
+        return self._open_connection.server
 
     async def open(self) -> Self:
         """Connect now, unless the client is open.
@@ -134,21 +139,21 @@ class AsyncCaller:
         assert isinstance(connection, ClientConnection)
         return connection
 
-    async def reconnect(self) -> None:
+    async def _reconnect(self) -> None:
         """Connect again if the connection was lost; its requests have all ended.
 
         :raises ConnectionLost: no daemon answers.
         """
         await self.open()
         async with self._connecting:
-            if self.connection.lost and self._owner is not None:
+            if self._open_connection.lost and self._owner is not None:
                 self._connection = await self._connect(self._owner)
 
-    def seconds(self, timeout: float | None) -> float:
+    def _seconds(self, timeout: float | None) -> float:
         """Return *timeout*, or the client's where it is None."""
         return self._timeout if timeout is None else timeout
 
-    async def call(
+    async def _call(
         self,
         call: str,
         params: Any,
@@ -160,8 +165,8 @@ class AsyncCaller:
         on_start: Callable[[InFlight], None] | None = None,
     ) -> R:
         """Make any call of the protocol; *params* and *result* are structs of `messages`."""
-        connection = self._connection or (await self.open()).connection
-        deadline = time.monotonic() + self.seconds(timeout)
+        connection = self._connection or (await self.open())._open_connection
+        deadline = time.monotonic() + self._seconds(timeout)
 
         async def attempt() -> InFlight:
             request = InFlight(call, deadline)
@@ -170,7 +175,7 @@ class AsyncCaller:
                 on_start(request)
             return request
 
-        request = await retrying(attempt, self.retries)
+        request = await retrying(attempt, self._retries)
         try:
             await _pass_events(request, on_event)
         finally:

@@ -35,6 +35,9 @@ from .wasi_calls import ProgressCallback
 class AsyncClient(AsyncEmbedding):
     """A client of the daemon, for asyncio and trio::
 
+        async with AsyncClient() as client:
+            print(await client.chat("smollm2", "Say hello."))
+
         async with AsyncClient() as client, client.session("smollm2") as session:
             async for piece in session.stream("Say hello."):
                 print(piece, end="")
@@ -146,16 +149,22 @@ class AsyncClient(AsyncEmbedding):
     @takes(TurnKeywords)
     async def chat(
         self,
-        context: int,
+        context: int | str,
         prompt: Prompt | None = None,
         *,
         on_queue: QueueCallback | None = None,
         **keywords: Unpack[TurnKeywords],
     ) -> Reply:
-        """Compute one turn of a context and return its whole text; arguments as in `stream`."""
+        """Compute one turn of a context and return its whole text; arguments as in `stream`.
+
+        For a model's name instead of *context*, the turn is one of a session of its own.
+        """
+        if isinstance(context, str):
+            async with self.session(context) as session:
+                return await session.chat(prompt, on_queue=on_queue, **keywords)
         settings = self._turn_settings(keywords, on_queue)
         params = settings.stream_params(context, prompt)
-        result = await self.call(
+        result = await self._call(
             "chat",
             params,
             w.TurnResult,
@@ -167,17 +176,17 @@ class AsyncClient(AsyncEmbedding):
     def _turn_settings(
         self, keywords: SchedulingKeywords | TurnKeywords, on_queue: QueueCallback | None
     ) -> TurnSettings:
-        return TurnSettings(default_timeout_s=self.seconds(None), on_queue=on_queue, **keywords)
+        return TurnSettings(default_timeout_s=self._seconds(None), on_queue=on_queue, **keywords)
 
     def _stream(
         self, params: w.StreamParams | w.ResumeParams, settings: TurnSettings
     ) -> AsyncStream:
         async def start(kind: type[InFlightT], deadline: float) -> InFlightT:
             request = kind(stream_call(params), deadline)
-            await (await self.open()).connection.start_request(request, params)
+            await (await self.open())._open_connection.start_request(request, params)
             return request
 
         turn = StreamedTurn(
-            start, timeout_s=settings.timeout_s, retries=self.retries, on_queue=settings.on_queue
+            start, timeout_s=settings.timeout_s, retries=self._retries, on_queue=settings.on_queue
         )
         return AsyncStream(turn)

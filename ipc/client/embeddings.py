@@ -69,7 +69,7 @@ class AsyncEmbedding(AsyncOperations):
         every = [texts] if isinstance(texts, str) else list(texts)
         if not every or not all(isinstance(text, str) for text in every):
             raise InvalidArgument("embed takes a text or several", hint='pass ["one", "another"]')
-        settings = TurnSettings(default_timeout_s=self.seconds(None), **keywords)
+        settings = TurnSettings(default_timeout_s=self._seconds(None), **keywords)
         params = settings.add_scheduling(
             w.EmbedParams(graph=0, texts=[], pooling=pooling, normalize=normalize)
         )
@@ -98,7 +98,7 @@ class AsyncEmbedding(AsyncOperations):
             remaining_s = deadline - time.monotonic()
             params.timeout_s = wire_seconds(max(remaining_s, 0.001))
             try:
-                result = await self.call("embed", params, w.EmbedResult, remaining_s)
+                result = await self._call("embed", params, w.EmbedResult, remaining_s)
             except InferdError as exc:
                 if "index" in exc.data:  # of the call's texts
                     exc.data["index"] += len(by_text)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from .. import messages as w
 from ..payloads import Message
 from ..priorities import Priority
+from .results import ModelInfo
 from .streams.texts import Rendered
 from .wasi_calls import AsyncWasiCalls
 
@@ -27,7 +28,7 @@ class AsyncOperations(AsyncWasiCalls):
         With the rights `see-all` and `manage` it may be a turn of another user.
         """
         params = w.CancelParams(request=request, context=context)
-        return (await self.call("cancel", params, w.CancelResult, timeout)).cancelled
+        return (await self._call("cancel", params, w.CancelResult, timeout)).cancelled
 
     async def park(self, context: int, *, timeout: float | None = None) -> bool:
         """Park a context's turn: waiting tasks get its slot, and it continues in the next free one.
@@ -36,14 +37,14 @@ class AsyncOperations(AsyncWasiCalls):
         user.
         """
         params = w.ContextParams(context=context)
-        return (await self.call("park", params, w.ParkResult, timeout)).parked
+        return (await self._call("park", params, w.ParkResult, timeout)).parked
 
     async def reset(
         self, context: int, system: str | None = None, *, timeout: float | None = None
     ) -> None:
         """Clear a context's history, and begin it with *system* if that is given."""
         params = w.SystemParams(context=context, system=system)
-        await self.call("reset", params, w.Empty, timeout)
+        await self._call("reset", params, w.Empty, timeout)
 
     async def fork_session(
         self,
@@ -58,7 +59,7 @@ class AsyncOperations(AsyncWasiCalls):
         *session_ids* are the branches' ids, if they are to have any.
         """
         params = w.ForkParams(context=context, n=n, session_ids=list(session_ids))
-        return await self.call("fork_session", params, w.ForkResult, timeout)
+        return await self._call("fork_session", params, w.ForkResult, timeout)
 
     async def rewind(
         self,
@@ -70,7 +71,7 @@ class AsyncOperations(AsyncWasiCalls):
     ) -> w.RewindResult:
         """Drop the last *turns* of a context's history, or all but its first *tokens* tokens."""
         params = w.RewindParams(context=context, turns=turns, tokens=tokens)
-        return await self.call("rewind", params, w.RewindResult, timeout)
+        return await self._call("rewind", params, w.RewindResult, timeout)
 
     async def delete_session(
         self,
@@ -84,7 +85,7 @@ class AsyncOperations(AsyncWasiCalls):
         It is named by its context or, wherever it is open, by its id.
         """
         params = w.DeleteSessionParams(context=context, session_id=session_id)
-        return (await self.call("delete_session", params, w.DeleteSessionResult, timeout)).deleted
+        return (await self._call("delete_session", params, w.DeleteSessionResult, timeout)).deleted
 
     async def set_options(
         self,
@@ -96,7 +97,7 @@ class AsyncOperations(AsyncWasiCalls):
     ) -> None:
         """Set parameters and a priority for a context's next turns."""
         params = w.OptionsParams(context=context, options=options or {}, priority=priority or "")
-        await self.call("set_options", params, w.Empty, timeout)
+        await self._call("set_options", params, w.Empty, timeout)
 
     async def parameters(
         self, context: int, *, timeout: float | None = None
@@ -106,31 +107,32 @@ class AsyncOperations(AsyncWasiCalls):
         `adjusted` says why a value differs from the requested one.
         """
         params = w.ContextParams(context=context)
-        return (await self.call("parameters", params, w.ParametersResult, timeout)).parameters
+        return (await self._call("parameters", params, w.ParametersResult, timeout)).parameters
 
-    async def models(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
+    async def models(self, *, timeout: float | None = None) -> list[ModelInfo]:
         """Return the models."""
-        return (await self.call("models", w.Empty(), w.ModelsResult, timeout)).models
+        result = await self._call("models", w.Empty(), w.ModelsResult, timeout)
+        return cast("list[ModelInfo]", result.models)
 
-    async def show(self, name: str, *, timeout: float | None = None) -> dict[str, Any]:
+    async def show(self, name: str, *, timeout: float | None = None) -> ModelInfo:
         """Return the description of a model."""
-        result = await self.call("show", w.NamesParams(name=name), w.ModelsResult, timeout)
-        return result.models[0] if result.models else {}
+        result = await self._call("show", w.NamesParams(name=name), w.ModelsResult, timeout)
+        return cast("ModelInfo", result.models[0] if result.models else {})
 
     async def unload_model(
         self, name: str, *, force: bool = False, timeout: float | None = None
     ) -> None:
         """Unload a model (right `manage`); with *force* even while it is in use."""
         params = w.NamesParams(name=name, force=force)
-        await self.call("unload_model", params, w.Empty, timeout)
+        await self._call("unload_model", params, w.Empty, timeout)
 
     async def pin(self, name: str, *, timeout: float | None = None) -> None:
         """Keep a model in memory once it is loaded, even if others need it (right `manage`)."""
-        await self.call("pin", w.NameParams(name=name), w.Empty, timeout)
+        await self._call("pin", w.NameParams(name=name), w.Empty, timeout)
 
     async def unpin(self, name: str, *, timeout: float | None = None) -> None:
         """Permit the daemon to unload a pinned model again (right `manage`)."""
-        await self.call("unpin", w.NameParams(name=name), w.Empty, timeout)
+        await self._call("unpin", w.NameParams(name=name), w.Empty, timeout)
 
     async def swap(
         self,
@@ -149,7 +151,7 @@ class AsyncOperations(AsyncWasiCalls):
         model only makes embeddings and sessions generate text, which then fail.
         """
         params = w.SwapParams(name=name, to=to, mode=mode, force=force)
-        return await self.call("swap", params, w.SwapResult, timeout)
+        return await self._call("swap", params, w.SwapResult, timeout)
 
     async def add_adapter(
         self,
@@ -165,14 +167,14 @@ class AsyncOperations(AsyncWasiCalls):
         Requests select it with the parameter `lora`; for all others it has the given *scale*.
         """
         params = w.AddAdapterParams(name=name, adapter=adapter, file=file, scale=scale)
-        return await self.call("add_adapter", params, w.AddAdapterResult, timeout)
+        return await self._call("add_adapter", params, w.AddAdapterResult, timeout)
 
     async def remove_adapter(
         self, name: str, adapter: str, *, force: bool = False, timeout: float | None = None
     ) -> None:
         """Remove an adapter from a model (right `manage`); with *force* turns that use it fail."""
         params = w.RemoveAdapterParams(name=name, adapter=adapter, force=force)
-        await self.call("remove_adapter", params, w.Empty, timeout)
+        await self._call("remove_adapter", params, w.Empty, timeout)
 
     async def sessions(
         self, *, dormant: bool = False, all_users: bool = False, timeout: float | None = None
@@ -182,18 +184,18 @@ class AsyncOperations(AsyncWasiCalls):
         With *all_users* an operator gets those of all users.
         """
         params = w.SessionsParams(dormant=dormant, all=all_users)
-        return (await self.call("sessions", params, w.SessionsResult, timeout)).sessions
+        return (await self._call("sessions", params, w.SessionsResult, timeout)).sessions
 
     async def queue(
         self, *, all_users: bool = False, timeout: float | None = None
     ) -> list[dict[str, Any]]:
         """Return the user's waiting and running tasks, with *all_users* (right `manage`) all."""
         params = w.QueueParams(all=all_users)
-        return (await self.call("queue", params, w.QueueResult, timeout)).tasks
+        return (await self._call("queue", params, w.QueueResult, timeout)).tasks
 
     async def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Return the daemon's statistics."""
-        return (await self.call("stats", w.Empty(), w.StatsResult, timeout)).stats
+        return (await self._call("stats", w.Empty(), w.StatsResult, timeout)).stats
 
     async def log_level(
         self, levels: Mapping[str, str] | None = None, *, timeout: float | None = None
@@ -203,7 +205,7 @@ class AsyncOperations(AsyncWasiCalls):
         They apply until the daemon reads its configuration again.
         """
         params = w.LogLevelParams(levels=dict(levels or {}))
-        return (await self.call("log_level", params, w.LogLevelResult, timeout)).levels
+        return (await self._call("log_level", params, w.LogLevelResult, timeout)).levels
 
     async def tokenize(
         self,
@@ -216,7 +218,7 @@ class AsyncOperations(AsyncWasiCalls):
     ) -> list[int]:
         """Return a text's token ids; with *special*, special tokens' names become those tokens."""
         params = w.TokenizeParams(graph=graph, text=text, special=special, bos=bos)
-        return (await self.call("tokenize", params, w.TokensResult, timeout)).tokens
+        return (await self._call("tokenize", params, w.TokensResult, timeout)).tokens
 
     async def detokenize(
         self, graph: int, tokens: Sequence[int], *, timeout: float | None = None
@@ -226,7 +228,7 @@ class AsyncOperations(AsyncWasiCalls):
         for start in range(0, max(1, len(tokens)), w.DETOKENIZE_TOKENS_MAX):
             part = list(tokens[start : start + w.DETOKENIZE_TOKENS_MAX])
             params = w.DetokenizeParams(graph=graph, tokens=part)
-            text += (await self.call("detokenize", params, w.TextResult, timeout)).text
+            text += (await self._call("detokenize", params, w.TextResult, timeout)).text
         return text
 
     async def apply_template(
@@ -251,9 +253,9 @@ class AsyncOperations(AsyncWasiCalls):
             arguments=dict(arguments or {}),
             add_generation_prompt=add_generation_prompt,
         )
-        result = await self.call("apply_template", params, w.TemplateResult, timeout)
+        result = await self._call("apply_template", params, w.TemplateResult, timeout)
         return Rendered(result.text.decode(), result.tokens)
 
     async def drain(self, *, stop: bool = False, timeout: float | None = None) -> None:
         """Make the daemon finish its turns and refuse new ones; with *stop* it then ends."""
-        await self.call("drain", w.DrainParams(stop=stop), w.Empty, timeout)
+        await self._call("drain", w.DrainParams(stop=stop), w.Empty, timeout)

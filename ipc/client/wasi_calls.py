@@ -82,7 +82,7 @@ class AsyncWasiCalls(AsyncCaller):
         timeout: float | None,
         descriptors: Sequence[int] = (),
     ) -> Graph:
-        result = await self.call(
+        result = await self._call(
             call,
             params,
             w.GraphResult,
@@ -94,7 +94,7 @@ class AsyncWasiCalls(AsyncCaller):
         return Graph.from_result(result)
 
     async def _open_context(self, call: str, params: Any, timeout: float | None) -> Context:
-        return Context.from_result(await self.call(call, params, w.ContextResult, timeout))
+        return Context.from_result(await self._call(call, params, w.ContextResult, timeout))
 
     async def init_execution_context(self, graph: int, *, timeout: float | None = None) -> Context:
         """Open an execution context on a graph."""
@@ -123,7 +123,7 @@ class AsyncWasiCalls(AsyncCaller):
             params = w.SetInputParams(
                 context=context, index=index, tensor=await packed.pack_tensor(tensor)
             )
-            await self.call("set_input", params, w.Empty, timeout, descriptors=packed.descriptors)
+            await self._call("set_input", params, w.Empty, timeout, descriptors=packed.descriptors)
 
     @takes(SchedulingKeywords)
     async def compute(
@@ -133,13 +133,13 @@ class AsyncWasiCalls(AsyncCaller):
         **keywords: Unpack[SchedulingKeywords],
     ) -> w.ComputeResult:
         """Compute a whole turn on the context's input, or on named tensors with named outputs."""
-        settings = TurnSettings(default_timeout_s=self.seconds(None), **keywords)
+        settings = TurnSettings(default_timeout_s=self._seconds(None), **keywords)
         with closing(Payload()) as packed:
             named = None
             if inputs is not None:
                 named = [(name, await packed.pack_tensor(t)) for name, t in inputs.items()]
             params = settings.add_scheduling(w.ComputeParams(context=context, inputs=named))
-            return await self.call(
+            return await self._call(
                 "compute", params, w.ComputeResult, settings.timeout, descriptors=packed.descriptors
             )
 
@@ -149,7 +149,7 @@ class AsyncWasiCalls(AsyncCaller):
 
         :raises EndOfSequence: the turn has ended; the metadata at index 1 has the reason.
         """
-        settings = TurnSettings(default_timeout_s=self.seconds(None), **keywords)
+        settings = TurnSettings(default_timeout_s=self._seconds(None), **keywords)
         # timeout_s is not sent: the daemon would apply it to the turn, but here it is for a token.
         params = w.ComputeSingleParams(
             context=context,
@@ -157,7 +157,7 @@ class AsyncWasiCalls(AsyncCaller):
             queue_timeout_s=settings.queue_timeout or 0.0,
             traceparent=traceparent_of(settings.traceparent),
         )
-        result = await self.call("compute_single", params, w.ComputeSingleResult, settings.timeout)
+        result = await self._call("compute_single", params, w.ComputeSingleResult, settings.timeout)
         return result.piece
 
     async def get_output(
@@ -168,37 +168,37 @@ class AsyncWasiCalls(AsyncCaller):
         :raises TooLarge: the output has more than *size_max* bytes (-1 for no bound).
         """
         params = w.GetOutputParams(context=context, index=index, size_max=size_max)
-        return (await self.call("get_output", params, w.OutputResult, timeout)).data
+        return (await self._call("get_output", params, w.OutputResult, timeout)).data
 
     async def get_output_single(
         self, context: int, index: int = 0, *, size_max: int = -1, timeout: float | None = None
     ) -> bytes:
         """Return the last token's text, or at index 1 the metadata as JSON."""
         params = w.GetOutputParams(context=context, index=index, size_max=size_max)
-        return (await self.call("get_output_single", params, w.OutputResult, timeout)).data
+        return (await self._call("get_output_single", params, w.OutputResult, timeout)).data
 
     async def fini_single(self, context: int, *, timeout: float | None = None) -> None:
         """End the turn; the history keeps the tokens that were read."""
-        await self.call("fini_single", w.ContextParams(context=context), w.Empty, timeout)
+        await self._call("fini_single", w.ContextParams(context=context), w.Empty, timeout)
 
     async def finalize_execution_context(
         self, context: int, *, keep: bool = False, timeout: float | None = None
     ) -> None:
         """Close a context; with *keep*, clients can attach to its session id again."""
         params = w.FinalizeParams(context=context, keep=keep)
-        await self.call("finalize_execution_context", params, w.Empty, timeout)
+        await self._call("finalize_execution_context", params, w.Empty, timeout)
 
     async def close_execution_context(self, context: int, *, timeout: float | None = None) -> None:
         """Close a context, under the name that wasi_nn_backend uses."""
         params = w.FinalizeParams(context=context)
-        await self.call("close_execution_context", params, w.Empty, timeout)
+        await self._call("close_execution_context", params, w.Empty, timeout)
 
     async def unload(self, graph: int, *, keep: bool = False, timeout: float | None = None) -> None:
         """End this lease on a model, and its contexts; their outputs can still be read.
 
         With *keep* the model stays loaded as long as the daemon keeps an idle one.
         """
-        await self.call("unload", w.UnloadParams(graph=graph, keep=keep), w.Empty, timeout)
+        await self._call("unload", w.UnloadParams(graph=graph, keep=keep), w.Empty, timeout)
 
     async def prompt_init(self, graph: int, *, timeout: float | None = None) -> Context:
         """Open a context of the prompt interface."""
@@ -219,19 +219,19 @@ class AsyncWasiCalls(AsyncCaller):
             context=context,
             prompt=prompt,
             priority=priority or "",
-            timeout_s=wire_seconds(self.seconds(timeout)),
+            timeout_s=wire_seconds(self._seconds(timeout)),
             traceparent=traceparent_of(traceparent),
         )
-        return (await self.call("prompt_compute", params, w.PromptComputeResult, timeout)).text
+        return (await self._call("prompt_compute", params, w.PromptComputeResult, timeout)).text
 
     async def init_backend(self, config: Config = "", *, timeout: float | None = None) -> list[str]:
         """Return the keys of a backend configuration that the daemon ignores: the operator's."""
         params = w.InitBackendParams(config=json_text(config))
-        return (await self.call("init_backend", params, w.InitBackendResult, timeout)).ignored
+        return (await self._call("init_backend", params, w.InitBackendResult, timeout)).ignored
 
     async def deinit_backend(self, *, timeout: float | None = None) -> None:
         """Close this connection's contexts and graphs."""
-        await self.call("deinit_backend", w.Empty(), w.Empty, timeout)
+        await self._call("deinit_backend", w.Empty(), w.Empty, timeout)
 
     async def run_inference(
         self,
@@ -254,10 +254,10 @@ class AsyncWasiCalls(AsyncCaller):
                 config=json_text(config),
                 size_max=size_max,
                 priority=priority or "",
-                timeout_s=wire_seconds(self.seconds(timeout)),
+                timeout_s=wire_seconds(self._seconds(timeout)),
                 traceparent=traceparent_of(traceparent),
             )
-            result = await self.call(
+            result = await self._call(
                 "run_inference", params, w.TurnResult, timeout, descriptors=packed.descriptors
             )
         return reply_of(result)

@@ -21,6 +21,7 @@ import inferd.daemon.calls
 import inferd.ipc
 import inferd.sessions
 import inferd.wire
+from inferd import Metadata, ModelInfo
 from inferd.backends.errors import ERRORS_BY_NAME, InferdError
 from inferd.daemon.config.settings import Config
 from inferd.ipc import messages as w
@@ -309,6 +310,8 @@ def test_maps_have_the_keys_of_the_page() -> None:
         models = client.call("models")["models"]
         assert all(set(model) == keys("model") for model in models)
         assert set(client.call("show", name="slow")["models"][0]) == keys("model") | {"options"}
+        assert set(ModelInfo.__annotations__) == keys("model") | {"options"}
+        assert set(Metadata.__annotations__) == keys("metadata")
         assert set(client.call("stats")["stats"]) == keys("stats")
 
 

@@ -243,7 +243,7 @@ async def test_cancelled_and_abandoned_turns_do_not_restart() -> None:
         end_worker(daemon)
         await stream.aclose()
         assert await stream_turn(session, "next") == "next"
-        assert not await session.client.queue()
+        assert not await session._client.queue()
 
 
 @pytest.mark.model

@@ -182,7 +182,7 @@ async def stream(client: AsyncClient) -> None:
     async def start(kind: type[InFlightT], deadline: float) -> InFlightT:
         request = kind("stream", deadline)
         params = w.StreamParams(context=context, prompt="hé!", credit=2)
-        await client.connection.start_request(request, params)
+        await client._open_connection.start_request(request, params)
         return request
 
     turn = StreamedTurn(start, timeout_s=math.inf, retries=0, credit=2)

@@ -87,7 +87,7 @@ def stop(
         if now:
             _terminate(process)
         if process is None and activated:
-            ended = _wait_until(lambda: client.asynchronous.connection.lost, wait)
+            ended = _wait_until(lambda: not client.connected, wait)
         else:
             ended = _wait_for_exit(path, process, wait)
     if not ended:

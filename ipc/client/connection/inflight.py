@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 import anyio
 
 from ....backends.errors import InferdError, error_from_wire
+from ..results import Metadata
 
 
 class RequestOwner(Protocol):
@@ -49,7 +50,7 @@ class InFlight:
         self.events: deque[dict[str, Any]] = deque()
         self.result: dict[str, Any] = {}
         self.error: InferdError | None = None
-        self.metadata: dict[str, Any] = {}
+        self.metadata: Metadata = {}
         self.done = self.answered = self.abandoned = self.begun = self.lost = False
         self._wake: asyncio.Event | anyio.Event | None = None
 

@@ -105,7 +105,7 @@ class Attachment:
     async def open(self) -> None:
         """Lease the model, open the context, and set its system prompt and options."""
         if self.settings.resume:
-            await self._client.reconnect()
+            await self._client._reconnect()
         else:
             await self._client.open()
         try:
@@ -116,13 +116,13 @@ class Attachment:
                 raise
             lost = self.connection
             await self.close()
-            await self._renew(lost, time.monotonic() + self._client.resume_timeout)
+            await self._renew(lost, time.monotonic() + self._client._resume_timeout)
             await self._initialize()
 
     async def _open_context(self) -> None:
         """Lease the model and open the context; if either fails, close both."""
         client, settings = self._client, self.settings
-        self.connection = client.connection
+        self.connection = client._open_connection
         try:
             self.graph = await client.load_by_name_with_config(
                 settings.model, json_text(settings.config), on_progress=settings.on_progress
@@ -170,7 +170,7 @@ class Attachment:
     async def ensure_connected(self, until: float = math.inf) -> None:
         """Attach again if the connection was lost and the session resumes."""
         if self.settings.resume and self.lost:
-            await self.attach_again(min(until, time.monotonic() + self._client.resume_timeout))
+            await self.attach_again(min(until, time.monotonic() + self._client._resume_timeout))
 
     async def attach_again(self, until: float) -> None:
         """Attach over a new connection after the present one has ended; retry *until* then.
@@ -223,7 +223,7 @@ class Attachment:
             raise error
 
     async def _reconnect(self) -> None:
-        await self._client.reconnect()
+        await self._client._reconnect()
         try:
             await self._open_context()
         except ShuttingDown:  # the old daemon still answers; the next one listens after its end

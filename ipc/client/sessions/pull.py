@@ -5,12 +5,13 @@ from __future__ import annotations
 import codecs
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import cast
 
 import msgspec
 
 from ....backends.errors import ContextFull, EndOfSequence
 from ...payloads import TensorLike, traceparent_of
+from ..results import Metadata
 from ..turn_settings import TurnSettings
 from .turns_under_way import PulledTurn, TurnsUnderWay
 
@@ -24,7 +25,7 @@ class AsyncPull(AsyncIterator[str], AbstractAsyncContextManager["AsyncPull"]):
     """
 
     def __init__(self, turns: TurnsUnderWay, prompt: TensorLike | None, settings: TurnSettings):
-        self.metadata: dict[str, Any] = {}
+        self.metadata: Metadata = {}
         self._turns, self._prompt, self._settings = turns, prompt, settings
         self._traceparent = traceparent_of(settings.traceparent)
         self._turn: PulledTurn | None = None
@@ -52,7 +53,7 @@ class AsyncPull(AsyncIterator[str], AbstractAsyncContextManager["AsyncPull"]):
             return self._decoder.decode(piece)
         client, timeout = self._turns.client, self._settings.timeout
         text = await client.get_output(turn.context, 1, timeout=timeout)
-        self.metadata = msgspec.json.decode(text, type=dict[str, Any])
+        self.metadata = cast("Metadata", msgspec.json.decode(text))
         self._turns.set_metadata(self.metadata)
         raise StopAsyncIteration
 
@@ -66,11 +67,11 @@ class AsyncPull(AsyncIterator[str], AbstractAsyncContextManager["AsyncPull"]):
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """End the turn soon if it has not ended, without waiting."""
         turn = self._turn
         if turn is not None and not turn.ended and not turn.abandoned:
             turn.abandon()
 
     def __del__(self) -> None:
-        self.abandon()
+        self._abandon()

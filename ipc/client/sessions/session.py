@@ -14,6 +14,7 @@ from ...priorities import Priority
 from ..caller import as_event
 from ..failures import is_loss, with_progress
 from ..operations import AsyncOperations
+from ..results import Metadata
 from ..streams.async_stream import AsyncStream
 from ..streams.texts import Answer, Reply, answers_of, reply_of
 from ..streams.turn import StreamedTurn
@@ -27,22 +28,22 @@ from .turns_under_way import TurnsUnderWay
 class SessionProperties:
     """The properties that a session and its synchronous wrapper share."""
 
-    turns: TurnsUnderWay
+    _turns: TurnsUnderWay
 
     @property
     def model(self) -> str:
         """The model's name."""
-        return self.turns.attachment.settings.model
+        return self._turns.attachment.settings.model
 
     @property
     def session_id(self) -> str | None:
         """The session's id, if it has one."""
-        return self.turns.attachment.settings.session_id
+        return self._turns.attachment.settings.session_id
 
     @property
     def graph(self) -> Graph:
         """The session's lease on the model, with the model's properties."""
-        return require_open(self.turns.attachment.graph)
+        return require_open(self._turns.attachment.graph)
 
     @property
     def context(self) -> Context:
@@ -50,17 +51,17 @@ class SessionProperties:
 
         :raises ConnectionLost: its connection was lost, and the session does not resume.
         """
-        return self.turns.attachment.live_context
+        return self._turns.attachment.live_context
 
     @property
     def attached(self) -> bool:
         """Whether the session existed before it was opened here, with its history."""
-        return require_open(self.turns.attachment.context).attached
+        return require_open(self._turns.attachment.context).attached
 
     @property
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> Metadata:
         """The metadata of the last turn that ended."""
-        return self.turns.metadata
+        return self._turns.metadata
 
 
 class AsyncSession(SessionProperties):
@@ -82,13 +83,13 @@ class AsyncSession(SessionProperties):
         attachment: Attachment | None = None,
         trunk: AsyncSession | None = None,
     ):
-        self.client, self._settings = client, settings
+        self._client, self._settings = client, settings
         self._attachment = attachment or Attachment(client, settings)
         self._trunk = trunk
         """The session that this branch was forked from; it has the lease on the model."""
         self._branches: set[AsyncSession] = set()
-        appends = trunk is not None and trunk.turns.appends
-        self.turns = TurnsUnderWay(client, self._attachment, appends=appends)
+        appends = trunk is not None and trunk._turns.appends
+        self._turns = TurnsUnderWay(client, self._attachment, appends=appends)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} with {self.model} [context {self._attachment.context}]>"
@@ -113,7 +114,7 @@ class AsyncSession(SessionProperties):
             await branch._close()
         if self._trunk is not None:
             self._trunk._branches.discard(self)
-        self.turns.abandon_streams()
+        self._turns.abandon_streams()
         await self._attachment.close()
 
     @takes(TurnKeywords)
@@ -142,17 +143,17 @@ class AsyncSession(SessionProperties):
         if keywords.get("raw") is None:
             keywords["raw"] = self._settings.raw
         keywords["priority"] = keywords.get("priority") or self._settings.priority
-        timeout_s = self.client.seconds(None)
+        timeout_s = self._client._seconds(None)
         return TurnSettings(default_timeout_s=timeout_s, on_queue=on_queue, **keywords)
 
     def _stream(
         self, params: w.StreamParams | w.ResumeParams, settings: TurnSettings
     ) -> AsyncStream:
-        request = TurnRequest(self.turns, params)
+        request = TurnRequest(self._turns, params)
         turn = StreamedTurn(
             request.send,
             timeout_s=settings.timeout_s,
-            retries=self.client.retries,
+            retries=self._client._retries,
             on_queue=settings.on_queue,
             recovery=request.recover if self._settings.resume else None,
         )
@@ -173,7 +174,7 @@ class AsyncSession(SessionProperties):
         The session is then `attached` and its metadata's stop reason is `detached`. *tokens*,
         *text* and *reasoning* are the part already read; the stream begins after them.
         """
-        timeout_s = self.client.seconds(None)
+        timeout_s = self._client._seconds(None)
         settings = TurnSettings(default_timeout_s=timeout_s, on_queue=on_queue, **keywords)
         context = require_open(self._attachment.context)
         return self._stream(settings.resume_params(context, tokens, text, reasoning), settings)
@@ -194,12 +195,12 @@ class AsyncSession(SessionProperties):
                 text = "".join([piece async for piece in stream])
             return Reply(text, stream.metadata, stream.reasoning)
         params = settings.stream_params(self.context, prompt)
-        await self.turns.end_previous()
+        await self._turns.end_previous()
         try:
-            result = await self.client.call(
+            result = await self._client._call(
                 "chat", params, w.TurnResult, settings.timeout,
                 on_event=on_queue and (lambda event: on_queue(as_event(event, w.QueueEvent))),
-                on_start=self.turns.add_request,
+                on_start=self._turns.add_request,
             )  # fmt: skip
         except InferdError as exc:
             raise with_progress(exc, [], "") if is_loss(exc) else exc from None
@@ -221,16 +222,16 @@ class AsyncSession(SessionProperties):
         which each turn can be cancelled.
         """
         settings = self._turn_settings(keywords)
-        await self.turns.end_previous()
+        await self._turns.end_previous()
         params = settings.answers_params(self.context, prompt, n)
-        result = await self.client.call(
+        result = await self._client._call(
             "answers", params, w.AnswersResult, settings.timeout,
             on_event=on_contexts
             and (lambda event: on_contexts(as_event(event, w.AnswersEvent).contexts)),
-            on_start=self.turns.add_request,
+            on_start=self._turns.add_request,
         )  # fmt: skip
         answers = answers_of(result)
-        self.turns.set_metadata(answers[0].metadata)
+        self._turns.set_metadata(answers[0].metadata)
         return answers
 
     def pull(
@@ -249,7 +250,7 @@ class AsyncSession(SessionProperties):
         settings = self._turn_settings(
             {"priority": priority, "timeout": timeout, "traceparent": traceparent}
         )
-        return AsyncPull(self.turns, prompt, settings)
+        return AsyncPull(self._turns, prompt, settings)
 
     async def set_options(
         self,
@@ -260,19 +261,19 @@ class AsyncSession(SessionProperties):
     ) -> None:
         """Set parameters and a priority for the next turns."""
         await self._attachment.ensure_connected()
-        await self.client.set_options(self.context, options, priority=priority, timeout=timeout)
+        await self._client.set_options(self.context, options, priority=priority, timeout=timeout)
         self._settings.priority = priority or self._settings.priority
 
     async def parameters(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
         """Return every parameter in force; see `AsyncClient.parameters`."""
-        return await self.client.parameters(self.context, timeout=timeout)
+        return await self._client.parameters(self.context, timeout=timeout)
 
     async def reset(self, system: str | None = None, *, timeout: float | None = None) -> None:
         """Clear the history; the system prompt stays, or becomes *system*."""
-        await self.turns.end_previous()
+        await self._turns.end_previous()
         if system is not None:
             self._settings.system = system
-        await self.client.reset(self.context, self._settings.system, timeout=timeout)
+        await self._client.reset(self.context, self._settings.system, timeout=timeout)
 
     async def fork(
         self, n: int = 1, *, session_ids: Sequence[str] = (), timeout: float | None = None
@@ -282,8 +283,8 @@ class AsyncSession(SessionProperties):
         They are open, share this session's lease, and are closed with this session or by their own
         `async with`. *session_ids* are their ids, by which clients can attach to them again.
         """
-        await self.turns.end_previous()
-        result = await self.client.fork_session(
+        await self._turns.end_previous()
+        result = await self._client.fork_session(
             self.context, n, session_ids=session_ids, timeout=timeout
         )
         ids: Sequence[str | None] = session_ids or [None] * n
@@ -299,7 +300,7 @@ class AsyncSession(SessionProperties):
         )
         handle = Context.from_result(w.ContextResult(context=context))
         attachment = self._attachment.branch(handle, settings)
-        branch = AsyncSession(self.client, settings, attachment, trunk=self)
+        branch = AsyncSession(self._client, settings, attachment, trunk=self)
         self._branches.add(branch)
         return branch
 
@@ -307,15 +308,15 @@ class AsyncSession(SessionProperties):
         self, turns: int | None = None, *, tokens: int | None = None, timeout: float | None = None
     ) -> w.RewindResult:
         """Drop the last *turns*, questions and answers, or all but the first *tokens* tokens."""
-        await self.turns.end_previous()
-        return await self.client.rewind(self.context, turns=turns, tokens=tokens, timeout=timeout)
+        await self._turns.end_previous()
+        return await self._client.rewind(self.context, turns=turns, tokens=tokens, timeout=timeout)
 
     async def delete(self, *, timeout: float | None = None) -> None:
         """Delete the session and its stored data, and close it."""
-        await self.turns.end_previous()
-        await self.client.delete_session(self.context, timeout=timeout)
+        await self._turns.end_previous()
+        await self._client.delete_session(self.context, timeout=timeout)
         self._attachment.context = None
 
     async def cancel(self, *, timeout: float | None = None) -> bool:
         """Cancel the turn under way, of any task; return whether there was one."""
-        return await self.client.cancel(self.context, timeout=timeout)
+        return await self._client.cancel(self.context, timeout=timeout)

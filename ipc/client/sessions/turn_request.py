@@ -85,7 +85,7 @@ class TurnRequest:
     ) -> InFlightT:
         params.context = self._attachment.live_context
         request = kind(stream_call(params), deadline)
-        await self._turns.client.connection.start_request(request, params)
+        await self._turns.client._open_connection.start_request(request, params)
         self._turns.add_request(request)
         return request
 
@@ -94,7 +94,7 @@ class TurnRequest:
 
         :raises InferdError: the turn cannot be continued.
         """
-        until = min(turn.deadline, time.monotonic() + self._turns.client.resume_timeout)
+        until = min(turn.deadline, time.monotonic() + self._turns.client._resume_timeout)
         await self._attachment.attach_again(until)
         assert lost.error is not None, "a turn without an error needs no recovery"
         refused = not lost.lost and isinstance(lost.error, ShuttingDown)

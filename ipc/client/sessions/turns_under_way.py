@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from contextvars import ContextVar
-from typing import Any
 
 import anyio
 
@@ -14,6 +13,7 @@ from ...payloads import TensorLike
 from ..connection.connection import ClientConnection
 from ..connection.inflight import InFlight
 from ..operations import AsyncOperations
+from ..results import Metadata
 from ..streams.turn import SETTLE_S_MAX
 from .attachment import Attachment
 
@@ -51,7 +51,7 @@ class TurnsUnderWay:
 
     def __init__(self, client: AsyncOperations, attachment: Attachment, *, appends: bool = False):
         self.client, self.attachment, self.appends = client, attachment, appends
-        self._metadata: dict[str, Any] = {}
+        self._metadata: Metadata = {}
         self._turns: list[tuple[InFlight, int]] = []
         self._pull: PulledTurn | None = None
 
@@ -63,7 +63,7 @@ class TurnsUnderWay:
         self._turns.append((request, _current_caller()))
 
     @property
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> Metadata:
         """The metadata of the last turn that ended."""
         ended = [request.metadata for request, _ in self._turns if request.metadata]
         return ended[-1] if ended else self._metadata
@@ -78,7 +78,7 @@ class TurnsUnderWay:
         if prompt is not None:
             await self.client.set_input(context, 0, prompt, timeout=timeout)
         context = self.attachment.live_context
-        self._pull = PulledTurn(self.client.connection, context, _current_caller())
+        self._pull = PulledTurn(self.client._open_connection, context, _current_caller())
         return self._pull
 
     async def end_previous(self, until: float = math.inf) -> None:
@@ -98,7 +98,7 @@ class TurnsUnderWay:
                 with anyio.move_on_after(SETTLE_S_MAX):
                     await turn.wait_answered()
 
-    def set_metadata(self, metadata: dict[str, Any]) -> None:
+    def set_metadata(self, metadata: Metadata) -> None:
         """Set the metadata of the last turn that has ended."""
         self._metadata = metadata
         self._turns = [turn for turn in self._turns if not turn[0].answered]

@@ -18,13 +18,13 @@ class AsyncStream(TurnSoFar, AsyncIterator[str], AbstractAsyncContextManager["As
     """
 
     def __init__(self, turn: StreamedTurn):
-        self.turn = turn
+        self._turn = turn
         self._ended = False
 
     async def __anext__(self) -> str:
         if self._ended:
             raise StopAsyncIteration
-        turn = self.turn
+        turn = self._turn
         request = turn.request
         try:
             if request is None:
@@ -51,7 +51,7 @@ class AsyncStream(TurnSoFar, AsyncIterator[str], AbstractAsyncContextManager["As
 
     def _last_piece(self, request: InFlight) -> Piece:
         self._ended = True
-        piece = self.turn.read_end(request)
+        piece = self._turn.read_end(request)
         if not piece and not piece.reasoning:
             raise StopAsyncIteration
         return piece
@@ -59,13 +59,13 @@ class AsyncStream(TurnSoFar, AsyncIterator[str], AbstractAsyncContextManager["As
     async def aclose(self) -> None:
         """Cancel the turn if it has not ended."""
         self._ended = True
-        await self.turn.abandon_and_wait()
+        await self._turn.abandon_and_wait()
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def __del__(self) -> None:
-        request = self.turn.request
+        request = self._turn.request
         if request is not None and not request.answered:
             connection = request.connection
             connection.run_soon(lambda: connection.abandon_request(request))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from ....backends.errors import InferdError, error_from_wire
 from ...messages import AnswersResult, TurnResult
+from ..results import Metadata
 
 
 class Piece(str):
@@ -28,12 +29,10 @@ class Reply(str):
     """A turn's whole text, with its `metadata` and its `reasoning`."""
 
     __slots__ = ("metadata", "reasoning")
-    metadata: dict[str, Any]
+    metadata: Metadata
     reasoning: str
 
-    def __new__(
-        cls, text: str, metadata: dict[str, Any] | None = None, reasoning: str = ""
-    ) -> Self:
+    def __new__(cls, text: str, metadata: Metadata | None = None, reasoning: str = "") -> Self:
         """Make a reply from *text*."""
         self = super().__new__(cls, text)
         self.metadata, self.reasoning = metadata or {}, reasoning
@@ -61,7 +60,8 @@ class Rendered(str):
 
 def reply_of(result: TurnResult) -> Reply:
     """Return the reply in a whole turn's result."""
-    return Reply(_decode(result.text), result.metadata, _decode(result.reasoning))
+    metadata = cast("Metadata", result.metadata)
+    return Reply(_decode(result.text), metadata, _decode(result.reasoning))
 
 
 def answers_of(result: AnswersResult) -> list[Answer]:

@@ -13,6 +13,7 @@ from ...messages import CREDIT_DEFAULT, QueueEvent
 from ..caller import as_event
 from ..connection.inflight import InFlight, InFlightT
 from ..failures import is_loss, retrying, with_progress
+from ..results import Metadata
 from ..turn_settings import QueueCallback
 from .texts import Piece
 
@@ -167,24 +168,24 @@ class StreamedTurn:
 class TurnSoFar:
     """The part of a turn that its reader has received."""
 
-    turn: StreamedTurn
+    _turn: StreamedTurn
 
     @property
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> Metadata:
         """The metadata of the turn's end, also of a cancelled turn's; empty before."""
-        return {} if self.turn.request is None else self.turn.request.metadata
+        return {} if self._turn.request is None else self._turn.request.metadata
 
     @property
     def tokens(self) -> list[int]:
         """The token ids so far."""
-        return self.turn.tokens
+        return self._turn.tokens
 
     @property
     def probabilities(self) -> list[dict[str, Any]]:
         """With `n-probs`, llama-server's `completion_probabilities` of the tokens so far."""
-        return self.turn.probabilities
+        return self._turn.probabilities
 
     @property
     def reasoning(self) -> str:
         """The reasoning so far; empty except with `reasoning-format`."""
-        return self.turn.reasoning.decode(errors="replace")
+        return self._turn.reasoning.decode(errors="replace")

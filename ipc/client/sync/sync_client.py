@@ -32,11 +32,11 @@ class SyncObject(Protocol[A_co]):
     """A synchronous object that runs the methods of an asynchronous one on a loop."""
 
     @property
-    def asynchronous(self) -> A_co:
+    def _asynchronous(self) -> A_co:
         """The asynchronous object."""
 
     @property
-    def thread(self) -> LoopThread:
+    def _thread(self) -> LoopThread:
         """The thread of the loop."""
 
 
@@ -47,7 +47,7 @@ def synchronous(
 
     @functools.wraps(method)
     def call(self: SyncObject[A], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self.thread.run_call(method, self.asynchronous, *args, **kwargs)
+        return self._thread.run_call(method, self._asynchronous, *args, **kwargs)
 
     return call
 
@@ -59,7 +59,7 @@ def returning_sync_object(
 
     @functools.wraps(method)
     def call(self: SyncObject[A], /, *args: P.args, **kwargs: P.kwargs) -> S:
-        return make(self.thread, method(self.asynchronous, *args, **kwargs))
+        return make(self._thread, method(self._asynchronous, *args, **kwargs))
 
     signature = inspect.signature(method).replace(return_annotation=make.__name__)
     call.__signature__ = signature  # type: ignore[attr-defined]
@@ -70,27 +70,27 @@ class Session(SessionProperties):
     """A conversation with a model, made by `Client.session`. See `AsyncSession`."""
 
     def __init__(self, thread: LoopThread, session: AsyncSession):
-        self.thread, self.asynchronous, self.turns = thread, session, session.turns
+        self._thread, self._asynchronous, self._turns = thread, session, session._turns
 
     def __repr__(self) -> str:
         return f"<Session with {self.model}>"
 
     def __enter__(self) -> Self:
-        self.thread.run_call(self.asynchronous.__aenter__)
+        self._thread.run_call(self._asynchronous.__aenter__)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self.thread.forked:
-            self.thread.run_call(self.asynchronous.__aexit__, None, None, None)
+        if not self._thread.forked:
+            self._thread.run_call(self._asynchronous.__aexit__, None, None, None)
 
     def fork(
         self, n: int = 1, *, session_ids: Sequence[str] = (), timeout: float | None = None
     ) -> list[Session]:
         """Return *n* sessions that branch off from the present state; see `AsyncSession.fork`."""
-        branches = self.thread.run_call(
-            self.asynchronous.fork, n, session_ids=session_ids, timeout=timeout
+        branches = self._thread.run_call(
+            self._asynchronous.fork, n, session_ids=session_ids, timeout=timeout
         )
-        return [Session(self.thread, branch) for branch in branches]
+        return [Session(self._thread, branch) for branch in branches]
 
     stream = returning_sync_object(AsyncSession.stream, Stream)
     resume = returning_sync_object(AsyncSession.resume, Stream)
@@ -107,6 +107,9 @@ class Session(SessionProperties):
 
 class Client:
     """The synchronous client::
+
+        with Client() as client:
+            print(client.chat("smollm2", "Say hello."))
 
         with Client() as client, client.session("smollm2") as session:
             for piece in session.stream("Say hello."):
@@ -128,7 +131,7 @@ class Client:
         retries: int = 0,
         software: str = "",
     ):
-        self.asynchronous = AsyncClient(
+        self._asynchronous = AsyncClient(
             path,
             timeout=timeout,
             connect_timeout=connect_timeout,
@@ -137,32 +140,32 @@ class Client:
             software=software,
         )
         self._lock = Lock()
-        self._thread: LoopThread | None = None
+        self._loop_thread: LoopThread | None = None
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<Client of {self.asynchronous.path}>"
+        return f"<Client of {self._asynchronous.path}>"
 
     @property
-    def thread(self) -> LoopThread:
+    def _thread(self) -> LoopThread:
         """The thread of the client's loop; connects on first use.
 
         :raises ConnectionLost: no daemon answers, or the client was closed.
         """
-        if self._thread is None:
+        if self._loop_thread is None:
             with self._lock:
-                if self._thread is None:
-                    self._thread = self._connect()
-        return self._thread
+                if self._loop_thread is None:
+                    self._loop_thread = self._connect()
+        return self._loop_thread
 
     def _connect(self) -> LoopThread:
         if self._closed:
             raise ConnectionLost(
-                f"the client of {self.asynchronous.path} is closed", hint="make a new Client"
+                f"the client of {self._asynchronous.path} is closed", hint="make a new Client"
             )
         thread = LoopThread()
         try:
-            thread.run_call(self.asynchronous.open)
+            thread.run_call(self._asynchronous.open)
         except BaseException:
             thread.close()
             raise
@@ -170,17 +173,17 @@ class Client:
 
     def open(self) -> Self:
         """Connect now."""
-        _ = self.thread
+        _ = self._thread
         return self
 
     def close(self) -> None:
         """Close the connection and end the thread; a second call does nothing."""
         with self._lock:
             self._closed = True
-            thread, self._thread = self._thread, None
+            thread, self._loop_thread = self._loop_thread, None
         if thread is not None and not thread.forked:
             try:
-                thread.run_call(self.asynchronous.aclose)
+                thread.run_call(self._asynchronous.aclose)
             finally:
                 thread.close()
 
@@ -193,13 +196,18 @@ class Client:
     @property
     def path(self) -> Path:
         """The daemon's socket."""
-        return self.asynchronous.path
+        return self._asynchronous.path
+
+    @property
+    def connected(self) -> bool:
+        """Whether the connection to the daemon stands."""
+        return self._asynchronous.connected
 
     @property
     def server(self) -> ServerHello:
         """The daemon's hello: its software, protocol and limits, and llama.cpp's build."""
         self.open()
-        return self.asynchronous.server
+        return self._asynchronous.server
 
     session = returning_sync_object(AsyncClient.session, Session)
     stream = returning_sync_object(AsyncClient.stream, Stream)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any
 
 from ..connection.inflight import InFlightThread
+from ..results import Metadata
 from ..sessions.pull import AsyncPull
 from ..streams.async_stream import AsyncStream
 from ..streams.texts import Piece
@@ -25,7 +25,7 @@ class Stream(TurnSoFar, Iterator[str], AbstractContextManager["Stream"]):
     """
 
     def __init__(self, thread: LoopThread, stream: AsyncStream):
-        self._thread, self._stream, self.turn = thread, stream, stream.turn
+        self._thread, self._stream, self._turn = thread, stream, stream._turn
         self._request: InFlightThread | None = None
         self._begun = self._ended = False
 
@@ -48,30 +48,30 @@ class Stream(TurnSoFar, Iterator[str], AbstractContextManager["Stream"]):
         request = self._request
         if request is None:
             self._begun = True
-            request = self._thread.run_call(self.turn.send_request, InFlightThread)
+            request = self._thread.run_call(self._turn.send_request, InFlightThread)
             self._request = request
         event = request.pieces.get()
-        if event is None and self.turn.can_recover(request):
-            self._request = self._thread.run_call(self.turn.recover, InFlightThread, request)
+        if event is None and self._turn.can_recover(request):
+            self._request = self._thread.run_call(self._turn.recover, InFlightThread, request)
             return Piece("")
         if event is None:
             self._ended = True
-            return self.turn.read_end(request)
-        piece, grant = self.turn.read_event(event)
+            return self._turn.read_end(request)
+        piece, grant = self._turn.read_event(event)
         if grant:
             self._thread.run_soon(request.connection.grant_credit, request, grant)
         return piece
 
     def _abandon(self) -> None:
         self._ended = True
-        request = self.turn.request
+        request = self._turn.request
         if self._begun and not (request and request.answered):
-            self._thread.run_soon(self.turn.abandon)
+            self._thread.run_soon(self._turn.abandon)
 
     def close(self) -> None:
         """Cancel the turn if it has not ended, and wait for its end."""
         self._ended = True
-        request = self.turn.request
+        request = self._turn.request
         if request is not None and not request.answered and not self._thread.forked:
             self._thread.run_call(self._stream.aclose)
 
@@ -89,7 +89,7 @@ class Pull(Iterator[str], AbstractContextManager["Pull"]):
         self._thread, self._pull = thread, pull
 
     @property
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> Metadata:
         """The metadata of the turn's end; empty before."""
         return self._pull.metadata
 
@@ -99,7 +99,7 @@ class Pull(Iterator[str], AbstractContextManager["Pull"]):
         except StopAsyncIteration:
             raise StopIteration from None
         except BaseException:
-            self._thread.run_soon(self._pull.abandon)
+            self._thread.run_soon(self._pull._abandon)
             raise
 
     def close(self) -> None:
@@ -111,4 +111,4 @@ class Pull(Iterator[str], AbstractContextManager["Pull"]):
         self.close()
 
     def __del__(self) -> None:
-        self._thread.run_soon(self._pull.abandon)
+        self._thread.run_soon(self._pull._abandon)

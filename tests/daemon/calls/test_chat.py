@@ -15,7 +15,7 @@ from inferd.backends.errors import InvalidArgument, LoadFailed
 from inferd.daemon.calls.arguments import TEXT_PART_BYTES, decode_text
 from inferd.daemon.calls.chat_messages import (
     MESSAGES_MAX,
-    ROLE_CHARACTERS_MAX,
+    ROLES,
     TOOL_CALLS_MAX,
     checked_messages,
 )
@@ -80,7 +80,12 @@ def test_a_message_that_calls_tools_needs_no_content() -> None:
     [
         {},
         {"role": "", "content": "x"},
-        {"role": "x" * (ROLE_CHARACTERS_MAX + 1), "content": "x"},
+        {"role": "User", "content": "x"},
+        {"role": "critic", "content": "x"},
+        {"role": ["user"], "content": "x"},
+        {"role": "user", "content": []},
+        {"role": "user", "content": [{"type": "text"}]},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
         {"role": "user"},
         {"role": "user", "content": None},
         {"role": "user", "content": ["x"]},
@@ -106,7 +111,23 @@ def test_messages_are_bounded() -> None:
         with pytest.raises(InvalidArgument):
             checked_messages(messages)
     assert checked_messages([{"role": "assistant", "tool_calls": [CALL] * TOOL_CALLS_MAX}])
-    assert checked_messages([{"role": "x" * ROLE_CHARACTERS_MAX, "content": ""}])
+    assert [checked_messages([{"role": role, "content": ""}]) for role in ROLES]
+
+
+def test_parts_of_text_are_one_content(client: inferd.Client) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    with client.session("echo") as session:
+        assert session.chat([{"role": "user", "content": parts}]) == "one\ntwo"
+    graph = client.load_by_name("tiny")
+    assert client.apply_template(graph, [{"role": "user", "content": parts}]) == "<u>one\ntwo|<a>"
+
+
+def test_one_turn_of_a_model_takes_one_line(client: inferd.Client) -> None:
+    reply = client.chat("echo", "hi", options={"n-predict": 9}, priority="high")
+    assert (reply, reply.metadata["session_id"]) == ("hi", None)
+    assert client.sessions() == []
+    with pytest.raises(inferd.ModelNotFound):
+        client.chat("echo2", "hi")
 
 
 # Templates

@@ -18,6 +18,9 @@ import trio
 from inferd import (
     AddAdapterResult,
     AsyncClient,
+    AsyncPull,
+    AsyncSession,
+    AsyncStream,
     Busy,
     ConnectionLost,
     ForkResult,
@@ -241,6 +244,31 @@ async def test_every_call_has_its_wire_name_and_params(tmp_path: Path) -> None:
             call, sent = server.calls[-1]
             assert call == name
             assert {k: v for k, v in sent.items() if v or k in params} == params, name
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (AsyncClient, "aclose connected load_file open path server session"),
+        (AsyncSession, "answers attached cancel chat context delete fork graph metadata model"
+         " parameters pull reset resume rewind session_id set_options stream"),
+        (AsyncStream, "aclose metadata probabilities reasoning tokens"),
+        (AsyncPull, "aclose"),
+    ],
+)  # fmt: skip
+async def test_only_what_users_need_is_public(kind: type, names: str) -> None:
+    public = {name for name in dir(kind) if not name.startswith("_")}
+    calls = {name for name, *_ in CALLS} | {"compute", "stream", "resume", "embed", "parameters"}
+    assert public - (calls if kind is AsyncClient else set()) == set(names.split())
+
+
+async def test_a_chat_with_a_model_is_a_turn_of_a_session_of_its_own(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (server, client):
+        assert await client.chat("m", "hi", options={"temp": 0}) == "hi"
+        assert server.names() == [
+            *("load_by_name_with_config", "init_execution_context", "chat"),
+            *("finalize_execution_context", "unload"),
+        ]
 
 
 async def test_named_tensors_go_in_and_come_out(tmp_path: Path) -> None:
@@ -498,7 +526,7 @@ async def test_closing_a_client_ends_its_calls(tmp_path: Path) -> None:
 async def test_an_unclosed_client_warns_and_is_closed(tmp_path: Path) -> None:
     async with fake_server(tmp_path) as server:
         client = AsyncClient(server.path)
-        connection = (await client.open()).connection
+        connection = (await client.open())._open_connection
         with pytest.warns(ResourceWarning, match="unclosed <AsyncClient"):
             del client
             gc.collect()

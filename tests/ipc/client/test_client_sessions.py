@@ -454,7 +454,7 @@ async def test_a_pull_adds_to_the_history(tmp_path: Path) -> None:
         inputs = [params for name, params in server.calls if name == "set_input"]
         assert [p["index"] for p in inputs] == [1, 0, 0]
         assert inputs[0]["tensor"]["data"] == b'{"append":true}'
-        await session.client.set_input(session.context, 0, "b")
+        await session._client.set_input(session.context, 0, "b")
         assert [piece async for piece in session.pull()] == ["b "]
 
 

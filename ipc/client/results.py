@@ -1,0 +1,59 @@
+"""The maps that calls return, with the types of their keys."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+
+class Metadata(TypedDict, total=False):
+    """The metadata of a turn; empty before the turn's end. docs/protocol.md describes the keys."""
+
+    input_tokens: int
+    output_tokens: int
+    llama_build_number: int
+    llama_commit: str
+    cached_tokens: int
+    queue_ms: float
+    ttft_ms: float
+    prompt_ms: float
+    predicted_ms: float
+    stop_reason: str | None
+    stop_detail: str
+    shifts: int
+    shifted: bool
+    parks: int
+    recomputed_tokens: int
+    recomputed_reason: str
+    seed: int
+    lora: dict[str, float]
+    model: str
+    fingerprint: str
+    session_id: str | None
+    durable: bool | None
+    not_applied: dict[str, Any]
+    adjusted: dict[str, str]
+    ignored: list[str]
+    completion_probabilities: list[dict[str, Any]]
+
+
+class ModelInfo(TypedDict, total=False):
+    """A model as `models` and `show` describe it; only `show` has `options`."""
+
+    name: str
+    state: str
+    backend: str
+    file: str
+    size_bytes: int
+    leases: int
+    tasks: int
+    pid: int
+    progress: float
+    idle_s: float
+    expires_s: float | None
+    keep_alive_s: float
+    pinned: bool
+    memory: dict[str, int] | None
+    adapters: list[dict[str, Any]]
+    error: dict[str, Any] | None
+    info: dict[str, Any] | None
+    options: dict[str, Any]
