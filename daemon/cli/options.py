@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args
 import msgspec
 import typer
 
+from ...backends.params import BY_SPELLING
 from ...ipc.priorities import Priority
 from . import completion
 
@@ -92,8 +93,17 @@ SettingPairs = Annotated[
 
 
 def read_pairs(pairs: list[str] | None, flag: str = "--option") -> dict[str, Any]:
-    """Return KEY=VALUE pairs as a mapping; a value that is not valid JSON is a text."""
-    return {key: _json_or_text(value) for key, value in _split_pairs(pairs, flag)}
+    """Return KEY=VALUE pairs as a mapping; a value that is not valid JSON is a text. Values of a
+    repeated parameter that takes several are collected, of any other key the last one holds.
+    """
+    values: dict[str, Any] = {}
+    for key, text in _split_pairs(pairs, flag):
+        value = _json_or_text(text)
+        parameter = BY_SPELLING.get(key.replace("_", "-"))
+        if key in values and parameter is not None and parameter.kind in ("texts", "tokens"):
+            value = [*_as_list(values[key]), *_as_list(value)]
+        values[key] = value
+    return values
 
 
 def _json_or_text(value: str) -> Any:
@@ -101,6 +111,10 @@ def _json_or_text(value: str) -> Any:
         return msgspec.json.decode(value)
     except msgspec.DecodeError:
         return value
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def read_settings(pairs: list[str] | None) -> dict[str, Any]:

@@ -46,9 +46,10 @@ def document(result: Result) -> Any:
 def inferd_process(
     *arguments: str, socket: str = "", main: str = _MAIN, **more: Any
 ) -> subprocess.Popen[bytes]:
-    """Start a command as a process of its own, with pipes."""
+    """Start a command as a process of its own, with pipes for its output."""
     environ = {**os.environ, "INFERD_SOCKET": socket, "TERM": "dumb"}
-    for name in ("stdin", "stdout", "stderr"):
+    more.setdefault("stdin", subprocess.DEVNULL)
+    for name in ("stdout", "stderr"):
         more.setdefault(name, subprocess.PIPE)
     return subprocess.Popen([sys.executable, "-c", main, *arguments], env=environ, **more)
 

@@ -23,7 +23,15 @@ from ..options import (
     SystemPrompt,
 )
 from ..output import fail, note, write_json_line
-from .run import SessionId, Stats, Temperature, TokensMax, print_answer, turn_options
+from .run import (
+    JsonSchema,
+    SessionId,
+    Stats,
+    Temperature,
+    TokensMax,
+    print_answer,
+    turn_options,
+)
 
 if TYPE_CHECKING:
     from ....ipc.client import Session
@@ -46,6 +54,7 @@ def chat(
     temp: Temperature = None,
     n_predict: TokensMax = None,
     option: ModelOptions = None,
+    json_schema: JsonSchema = None,
     session: SessionId = None,
     stats: Stats = False,
     history: Annotated[bool, typer.Option(help="Save typed lines for the next chat.")] = True,
@@ -57,7 +66,7 @@ def chat(
     /help lists the commands. Without a terminal, each line of standard input is a turn.
     """
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    options = turn_options(option, temp, n_predict)
+    options = turn_options(option, temp, n_predict, json_schema)
     with session_of(
         socket, model, show_bar=not as_json, system=system, session_id=session,
         priority=priority, options=options,

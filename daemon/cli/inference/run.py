@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from ....ipc.client import Session
 
 INPUT_BYTES_MAX = 64 << 20
+SCHEMA_BYTES_MAX = 64 << 10
 
 Raw = Annotated[
     bool, typer.Option("--raw", help="Send the text unchanged, without a chat template.")
@@ -33,6 +37,12 @@ Raw = Annotated[
 Temperature = Annotated[float | None, typer.Option("--temp", metavar="T", help=BY_NAME["temp"].doc)]
 TokensMax = Annotated[
     int | None, typer.Option("--n-predict", metavar="N", help=BY_NAME["n-predict"].doc)
+]
+JsonSchema = Annotated[
+    Path | None,
+    typer.Option(
+        "--json-schema", metavar="FILE", help="The JSON schema of the answer, in a file."
+    ),
 ]
 SessionId = Annotated[
     str | None,
@@ -49,7 +59,11 @@ Stats = Annotated[bool, typer.Option("--stats", help="Print token counts and tim
 def run(
     model: ModelName,
     prompt: Annotated[
-        str | None, typer.Argument(help="The prompt; '-' or no argument reads standard input.")
+        str | None,
+        typer.Argument(
+            help="The prompt, after the text of a pipe or file on standard input; '-' or no argument"
+            " reads standard input alone. On a terminal, no argument starts a chat."
+        ),
     ] = None,
     system: SystemPrompt = None,
     raw: Raw = False,
@@ -57,6 +71,7 @@ def run(
     temp: Temperature = None,
     n_predict: TokensMax = None,
     option: ModelOptions = None,
+    json_schema: JsonSchema = None,
     session: SessionId = None,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.001, help="Timeout of the whole turn.")
@@ -69,8 +84,16 @@ def run(
 
     The answer is streamed to standard output.
     """
+    if prompt is None and not raw and sys.stdin.isatty() and sys.stdout.isatty():
+        from .chat import chat
+
+        chat(
+            model, system, priority, temp, n_predict, option, json_schema, session, stats,
+            socket=socket, as_json=as_json,
+        )  # fmt: skip
+        return
     text = _prompt(prompt)
-    options = turn_options(option, temp, n_predict)
+    options = turn_options(option, temp, n_predict, json_schema)
     with session_of(
         socket, model, show_bar=not as_json, system=system, session_id=session, raw=raw,
         priority=priority, options=options,
@@ -79,11 +102,21 @@ def run(
 
 
 def _prompt(prompt: str | None) -> str:
-    if prompt is not None and prompt != "-":
-        return prompt
     if prompt is None and sys.stdin.isatty():
         raise typer.BadParameter("PROMPT is missing; for a conversation: `inferd chat MODEL`")
-    return read_input()
+    if prompt is None or prompt == "-":
+        return read_input()
+    text = read_input() if _has_input() else ""
+    return f"{text.rstrip()}\n\n{prompt}" if text.strip() else prompt
+
+
+def _has_input() -> bool:
+    """Return whether standard input is a pipe or a file, and not a terminal or /dev/null."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError):  # it is closed, or an object of Python's
+        return not sys.stdin.closed
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
 
 
 def read_input() -> str:
@@ -98,11 +131,26 @@ def read_input() -> str:
 
 
 def turn_options(
-    pairs: list[str] | None, temp: float | None, n_predict: int | None
+    pairs: list[str] | None, temp: float | None, n_predict: int | None, json_schema: Path | None
 ) -> dict[str, Any]:
     """Return the parameters of a session; flags override --option."""
-    named = {"temp": temp, "n-predict": n_predict}
+    named: dict[str, Any] = {"temp": temp, "n-predict": n_predict}
+    if json_schema is not None:
+        named["json-schema"] = _schema_text(json_schema)
     return read_pairs(pairs) | {k: v for k, v in named.items() if v is not None}
+
+
+def _schema_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            text = file.read(SCHEMA_BYTES_MAX + 1).decode()
+    except OSError as exc:
+        raise typer.BadParameter(f"--json-schema {path}: {exc.strerror}") from None
+    except UnicodeDecodeError:
+        raise typer.BadParameter(f"--json-schema {path}: it is not UTF-8") from None
+    if len(text) > SCHEMA_BYTES_MAX:
+        raise typer.BadParameter(f"--json-schema {path}: more than {SCHEMA_BYTES_MAX} bytes")
+    return text
 
 
 def print_answer(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,36 @@ def test_run_prints_the_answer(socket: str) -> None:
 @pytest.mark.parametrize("arguments", [(), ("-",)])
 def test_run_reads_its_prompt_from_a_pipe(arguments: tuple[str, ...], socket: str) -> None:
     assert inferd("run", "echo", *arguments, socket=socket, text="piped\n").stdout == "piped\n"
+
+
+def test_run_uses_its_prompt_and_standard_input(socket: str, tmp_path: Path) -> None:
+    result = inferd("run", "echo", "summarise", socket=socket, text="a\nfile\n")
+    assert result.stdout == "a\nfile\n\nsummarise\n"
+    file = tmp_path / "file"
+    file.write_text("in a file\n")
+    for source in (file, Path("/dev/null")):
+        with source.open("rb") as stdin, inferd_process(
+            "run", "echo", "summarise", socket=socket, stdin=stdin
+        ) as process:
+            text = "in a file\n\n" if source == file else ""
+            assert process.communicate(timeout=60)[0].decode() == f"{text}summarise\n"
+
+
+def test_run_reads_a_json_schema_from_a_file(socket: str, tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "object"}')
+    result = inferd("run", "echo", "x", "--json-schema", str(file), "--json", socket=socket)
+    assert "json-schema" in str(lines(result.stdout)[-1]["metadata"])
+    for content, status in (('{"type": "nonsense"}', 1), (None, 2)):
+        file.unlink() if content is None else file.write_text(content)
+        result = inferd("run", "echo", "x", "--json-schema", str(file), socket=socket)
+        assert result.exit_code == status and "schema" in result.stderr
+
+
+def test_run_collects_repeated_options(socket: str) -> None:
+    repeated = ("-o", "stop=l", "-o", 'stop=["e"]', "-o", "n-predict=1", "-o", "n-predict=9")
+    assert inferd("run", "echo", "hello", *repeated, socket=socket).stdout == "h\n"
+    assert inferd("run", "echo", "all", *repeated, socket=socket).stdout == "a\n"
 
 
 def test_run_writes_json_lines_and_then_the_metadata(socket: str) -> None:
@@ -122,8 +153,15 @@ def test_a_terminal_gets_a_bar_for_a_long_load_and_a_pipe_gets_none(socket: str)
     assert (piped.stdout, piped.stderr) == ("hello\n", "")
 
 
-def test_a_run_without_a_prompt_on_a_terminal_points_to_chat(socket: str) -> None:
-    with on_terminal("run", "echo", socket=socket) as terminal:
+def test_a_run_without_a_prompt_on_a_terminal_is_a_chat(socket: str, tmp_path: Path) -> None:
+    home = {"XDG_STATE_HOME": str(tmp_path)}
+    with on_terminal("run", "echo", "-o", "stop=l", socket=socket, **home) as terminal:
+        assert "/help lists the commands" in terminal.until(">>> ")
+        terminal.type("hello\n")
+        assert terminal.until(">>> ").endswith("he\r\n>>> ")
+        terminal.type("\x04")
+        assert terminal.process.wait(60) == 0
+    with on_terminal("run", "echo", "--raw", socket=socket) as terminal:
         assert "inferd chat MODEL" in terminal.until("chat MODEL`")
         assert terminal.process.wait(60) == 2
 
@@ -334,7 +372,9 @@ def test_stop_has_a_time_limit_and_now_ends_running_turns() -> None:
 
 def test_ctrl_d_and_a_lost_daemon_end_a_chat() -> None:
     with running_daemon() as daemon:
-        with inferd_process("chat", "echo", socket=daemon.socket) as process:
+        with inferd_process(
+            "chat", "echo", socket=daemon.socket, stdin=subprocess.PIPE
+        ) as process:
             assert process.stdin is not None and process.stdout is not None
             process.stdin.write(b"hello\n")
             process.stdin.flush()
