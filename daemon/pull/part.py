@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -18,6 +19,8 @@ BYTES_MAX = 1 << 42
 NOTE_BYTES_MAX = 1 << 20
 NOTE_NAME = re.compile(r"(?:LICEN[CS]E|NOTICE|[A-Z_]+TERMS)[A-Za-z0-9._-]{0,32}")
 """Names of files that are kept beside a model: licences, notices and terms."""
+_FICLONE = 0x40049409
+"""`ioctl` of linux/fs.h."""
 _HEADER = struct.Struct("<4sIQQ")
 _VERSIONS = (2, 3)
 _TENSORS_MAX = 1 << 20
@@ -25,6 +28,12 @@ _ENTRIES_MAX = 1 << 16
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the stage, the bytes done, and the total or None if it is unknown."""
+
+
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class PullFailed(BackendError):
@@ -90,14 +99,17 @@ class Part:
             self.remove()  # never truncate it: it may be a link that a killed pull left
             self._file = self.path.open("xb")
 
-    def link_file(self, source: Path) -> bool:
-        """Make the file a hard link of *source* and read it; return False if linking fails."""
+    def clone_file(self, source: Path) -> bool:
+        """Make the file share the blocks of *source* (a reflink) and read it; return whether the
+        file system can.
+        """
         self.remove()
+        self._file = self.path.open("x+b")
         try:
-            os.link(source, self.path)
-        except OSError:  # another device, or a file of another user
+            with source.open("rb") as file:
+                fcntl.ioctl(self._file, _FICLONE, file.fileno())
+        except OSError:
             return False
-        self._file = self.path.open("rb")
         self._read()
         return True
 

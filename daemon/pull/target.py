@@ -15,7 +15,7 @@ import msgspec
 from ...backends.errors import InvalidArgument
 from ...backends.split_gguf import PART
 from ..config.model_settings import check_model_name
-from .part import NOTE_NAME, Part, Progress, PullFailed
+from .part import NOTE_NAME, Part, Progress, PullFailed, hash_file
 from .sources import Source
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
@@ -28,6 +28,8 @@ class Pulled(msgspec.Struct, frozen=True):
     file: str
     size_bytes: int
     sha256: str
+    up_to_date: bool = False
+    """Nothing was fetched: the model was there."""
 
 
 def fetch(
@@ -41,7 +43,7 @@ def fetch(
 ) -> Pulled:
     """Fetch *source* into *models_dir* as *name*, and check it.
 
-    :raises InvalidArgument: the name is invalid, or is taken and *force* is false.
+    :raises InvalidArgument: the name is invalid, or is that of another model and *force* is false.
     :raises PullFailed: the source cannot be read, is not GGUF, or has another hash.
     """
     name = check_model_name(name or source.name)
@@ -63,13 +65,13 @@ def fetch(
 def _fetch_locked(
     source: Source, target: Path, name: str, sha256: str, force: bool, progress: Progress
 ) -> Pulled:
-    _check_name_unused(target, force)
+    if target.exists() and not force:
+        return _existing(target, name, sha256 or source.sha256)
     part = Part(target.with_name(f"{target.name}.part"), str(source), progress)
     try:
         known = source.fetch(part)
         part.resumable = False  # a file that fails its checks cannot be continued
         part.finish_file(sha256 or known)
-        _check_name_unused(target, force)
         _publish(part, target, name)
         pulled = Pulled(name, str(target), part.size, part.sha256)
     finally:
@@ -82,7 +84,6 @@ def _fetch_locked(
 def _publish(part: Part, target: Path, name: str) -> None:
     for note, text in part.notes.items():
         target.with_name(f"{name}.{note}").write_bytes(text)
-    # If both are links of one file, the part remains and is removed later.
     os.replace(part.path, target)
     folder = os.open(target.parent, os.O_RDONLY)
     try:
@@ -109,11 +110,15 @@ def files_of(name: str, models_dir: Path) -> list[Path]:
     return [path for path in (models_dir / model, *parts, *notes, *unfinished) if path.is_file()]
 
 
-def _check_name_unused(target: Path, force: bool) -> None:
-    if target.exists() and not force:
+def _existing(target: Path, name: str, sha256: str) -> Pulled:
+    """Return the model that is there, if it is not known to be another one than with *sha256*."""
+    found = hash_file(target)
+    if sha256 and found != sha256.lower():
         raise InvalidArgument(
-            f"{target} exists already", hint="use --force to replace it, or --name for another name"
+            f"{target} exists already, with other contents",
+            hint="use --force to replace it, or --name for another name",
         )
+    return Pulled(name, str(target), target.stat().st_size, found, up_to_date=True)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import msgspec
 
@@ -73,6 +73,8 @@ class WebFile:
     name: str
     hub: bool = False
     pause: Callable[[float], None] = time.sleep
+
+    sha256: ClassVar[str] = ""
 
     def __str__(self) -> str:
         return self.url

