@@ -11,6 +11,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from .errors import UnsupportedOperation
+from .installation import install_command
 
 if TYPE_CHECKING:
     from .adapter_keys import AdapterInfo, AdapterSpec
@@ -97,5 +98,5 @@ def _import_from(places: dict[str, str], spec: ModelSpec) -> Any:
     except (ImportError, OSError, RuntimeError) as exc:
         raise UnsupportedOperation(
             f"the backend {spec.backend!r} cannot be used here: {exc}",
-            hint="pip install 'inferd[daemon]'",
+            hint=install_command("daemon"),
         ) from exc

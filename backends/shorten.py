@@ -11,7 +11,7 @@ class _Shortener(reprlib.Repr):
         super().__init__()
         self.maxstring = self.maxother = 50
 
-    def repr_NoneType(self, x: None, level: int) -> str:  # noqa: N802 # named by the type
+    def repr_NoneType(self, x: None, level: int) -> str:  # named by the type
         return "null"
 
     def repr_bool(self, x: bool, level: int) -> str:

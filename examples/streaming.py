@@ -12,4 +12,5 @@ with inferd.Client() as client, client.session(MODEL, options=OPTIONS) as sessio
         print(piece, end="", flush=True)
     print()
     found = session.metadata
-    print(f"{found['output_tokens']} tokens in {found['predicted_ms']:.0f} ms; {found['stop_reason']}")
+    print(f"{found['output_tokens']} tokens in {found['predicted_ms']:.0f} ms")
+    print(f"first token after {found['ttft_ms']:.0f} ms, stopped by {found['stop_reason']}")

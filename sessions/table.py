@@ -116,7 +116,10 @@ def step(state: SessionState, call: SessionCall) -> SessionState:
     if isinstance(outcome, SessionState):
         return outcome
     if outcome is InvalidArgument:
-        message, hint = _REFUSALS.get(state, (f"{call.value} of a context that is {state.value}", ""))
+        default = f"{call.value} of a context that is {state.value}", ""
+        message, hint = _REFUSALS.get(state, default)
         raise outcome(message, hint=hint)
-    raise outcome(f"the context has a turn that is {state.value}" if state in ACTIVE else
-                  f"the session is {state.value}")
+    active = state in ACTIVE
+    raise outcome(
+        f"the context has a turn that is {state}" if active else f"the session is {state}"
+    )

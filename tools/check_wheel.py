@@ -111,7 +111,7 @@ def check_alone(bare: Bare) -> None:
     check("the manual pages are beside the command", manual.is_file())
     served = bare.run("inferd", "serve")
     output = served.stdout + served.stderr
-    check("inferd serve names inferd[daemon]", "inferd[daemon]" in output, output)
+    check("inferd serve names the extra daemon", "[daemon]" in output, output)
     check("inferd serve answers with an exit code", served.returncode != 0)
 
 

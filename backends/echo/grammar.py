@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from ..shorten import shorten
 from ..errors import InvalidArgument
 from ..llama.json_schema import gbnf_of
 from ..params import SamplingParams
+from ..shorten import shorten
 
 _TOKEN = re.compile(
     r"(?P<space>\s+|#[^\n]*)|(?P<rule>[A-Za-z0-9-]+)(?=\s*::=)|(?P<name>[A-Za-z0-9-]+)"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..shorten import plain_number, shorten
 from ..adapter_keys import ADAPTERS_MAX, SCALE_MAX, is_scale
+from ..shorten import plain_number, shorten
 
 
 def read_scales(value: Any) -> list[list[Any]]:

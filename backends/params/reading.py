@@ -10,17 +10,17 @@ from typing import Any
 
 import msgspec
 
-from ..shorten import plain_number, shorten
 from ..errors import InvalidArgument, InvalidEncoding, TooLarge
+from ..shorten import plain_number, shorten
 from .adapter_scales import check_distinct, read_scales
 from .chat_options import read_arguments, read_choice, read_tools
 from .ignored_keys import IGNORED_KEYS
 from .json_texts import JSON_BYTES_MAX, decode_json
 from .other_spellings import FORMS, read_token, read_triggers
 from .parameter_table import (
-    PARAMETERS_HINT,
     BY_NAME,
     BY_SPELLING,
+    PARAMETERS_HINT,
     SAMPLERS,
     TENSOR_SPLIT_MAX,
     Kind,

@@ -48,9 +48,7 @@ def _check(p: w.AnswersParams, session: Session) -> None:
     if not 1 <= p.n <= ANSWERS_MAX:
         raise InvalidArgument(f"{p.n} answers; the range is 1 … {ANSWERS_MAX}")
     if p.prompt is None and p.messages is None and session.state != "ready":
-        raise InvalidArgument(
-            "answers needs a prompt or messages", hint="pass one of them"
-        )
+        raise InvalidArgument("answers needs a prompt or messages", hint="pass one of them")
 
 
 class _Answers:

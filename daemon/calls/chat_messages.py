@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...backends.shorten import shorten
 from ...backends.errors import InvalidArgument
+from ...backends.shorten import shorten
 
 MESSAGES_MAX = 1000
 TOOL_CALLS_MAX = 128
@@ -16,8 +16,8 @@ _CALL_SHAPE = '{"type": "function", "function": {"name": "â€¦", "arguments": {â€
 
 
 def checked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return chat messages that all have a role and a content: a text, that of its text parts, or an
-    empty one if a message has only `tool_calls`.
+    """Return chat messages that all have a role and a text as content: that of its text parts, or
+    an empty one if a message has only `tool_calls`.
 
     :raises InvalidArgument: a message has another shape, or there are none or too many.
     """

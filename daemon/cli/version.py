@@ -11,6 +11,7 @@ from typing import Any
 from ... import __version__
 from ...backends.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...backends.errors import InferdError
+from ...backends.installation import install_command
 from .client import socket_of
 from .one_shot import OneShotClient
 from .output import write, write_json
@@ -34,7 +35,7 @@ def show_versions(socket: Path | None, as_json: bool) -> None:
 
 def _engine_text(versions: dict[str, Any]) -> str:
     if not versions["llama_commit"]:
-        return "engine not installed: pip install 'inferd[daemon]'"
+        return f"engine not installed: {install_command('daemon')}"
     build = f"build {versions['llama_build_number']}, " if versions["llama_build_number"] else ""
     return f"llama.cpp {build}commit {versions['llama_commit']} ({versions['engine']})"
 

@@ -13,8 +13,8 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from ...backends.shorten import shorten
 from ...backends.params import nearest
+from ...backends.shorten import shorten
 from ...ipc.priorities import Priority
 from .declaration import (
     BYTES_MAX,

@@ -65,7 +65,8 @@ def _parse_mode(value: Any) -> Mode:
     if isinstance(value, Mode):
         return value
     if not isinstance(value, str) or not _OCTAL.fullmatch(value):
-        raise ValueError(f"{shorten(value)} is not a mode: write octal digits in quotes, such as '0660'")
+        given = shorten(value)
+        raise ValueError(f"{given} is not a mode: write octal digits in quotes, such as '0660'")
     mode = Mode(value.removeprefix("0o"), 8)
     if mode & 0o600 != 0o600 or mode & 0o111:
         raise ValueError(f"{shorten(value)}: write 6 for the owner, and no execute permission")
@@ -101,7 +102,8 @@ def parse_log_levels(value: Any) -> dict[str, str]:
         pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
         value = {logger.strip(): level.strip() for logger, _, level in pairs}
     if not isinstance(value, Mapping):
-        raise ValueError(f"{shorten(value)} is not a table of levels, or a text such as llama=debug")
+        given = shorten(value)
+        raise ValueError(f"{given} is not a table of levels, or a text such as llama=debug")
     for logger, level in value.items():
         if logger not in LOGGERS:
             raise ValueError(f"{logger!r} is not a logger: there are {', '.join(LOGGERS)}")

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...backends.shorten import shorten
 from ...backends.adapter_keys import ADAPTERS_MAX, SCALE_MAX
 from ...backends.echo.options import EchoOptions
 from ...backends.errors import InvalidArgument
 from ...backends.params import BY_SPELLING, nearest, read_options
+from ...backends.shorten import shorten
 from .confinement import check_confined
 from .declaration import (
     REQUIRED,

@@ -92,7 +92,8 @@ def _adapter_path(folder: Path, file: str) -> Path:
 
 def _scale(scale: float) -> float:
     if not is_scale(scale):
-        raise InvalidArgument(f"a scale of {scale}; the range is {-SCALE_MAX:.0f} … {SCALE_MAX:.0f}")
+        bounds = f"{-SCALE_MAX:.0f} … {SCALE_MAX:.0f}"
+        raise InvalidArgument(f"a scale of {scale}; the range is {bounds}")
     return float(scale)
 
 

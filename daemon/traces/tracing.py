@@ -13,6 +13,7 @@ import anyio
 import anyio.lowlevel
 import structlog
 
+from ...backends.installation import install_command
 from .requests import RequestTracer
 from .spans import RequestFacts, spans_of
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 FLUSH_S_MAX = 3.0
 """The time that a shutdown waits for unsent spans."""
-TRACES_REMEDY = "install the extra: pip install 'inferd[traces]'"
 
 log = structlog.get_logger()
 
@@ -46,7 +46,8 @@ class Traces:
             note = partial(self._components.note, "traces")
             self._export = Export(target, partial(self._call_from_anywhere, note))
         except ImportError as exc:
-            self._components.note("traces", f"{exc.name} is not installed", remedy=TRACES_REMEDY)
+            remedy = install_command("traces")
+            self._components.note("traces", f"{exc.name} is not installed", remedy=remedy)
             return
         except Exception as exc:  # a failing extra must not keep the daemon from starting
             self._components.note("traces", f"{target}: {exc}")

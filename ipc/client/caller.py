@@ -130,7 +130,8 @@ class AsyncCaller:
         owner, connection = self._owner, self._connection
         if owner is not None and connection is not None and not connection.forked:
             connection.run_soon(owner.close_soon)
-            warn(f"unclosed {self!r}: use `with`, or close it", ResourceWarning, source=self)
+            text = f"unclosed {self!r}: use `with`, or close it"
+            warn(text, ResourceWarning, stacklevel=2, source=self)
 
     async def _connect(self, owner: ConnectionOwner) -> ClientConnection:
         connection = await owner.group.start(

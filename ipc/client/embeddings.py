@@ -85,7 +85,7 @@ class AsyncEmbedding(AsyncOperations):
             return await self._embed(params, every, deadline)
         finally:
             with anyio.move_on_after(CLOSE_S_MAX, shield=True):
-                if not self.connection.lost:
+                if self.connected:
                     await self.unload(graph, keep=True)
 
     async def _embed(

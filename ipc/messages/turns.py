@@ -80,10 +80,10 @@ class QueueEvent(Map):
 
 
 class TokensEvent(Map):
-    """New tokens of a stream, and the text that is complete with them, in whole characters. `offset`
-    is the number of the answer's tokens before them.
+    """New tokens of a stream, and the text that is complete with them, in whole characters.
 
-    With `n-probs`, `completion_probabilities` has their logprobs, in llama-server's form.
+    `offset` is the number of the answer's tokens before them. With `n-probs`,
+    `completion_probabilities` has their logprobs, in llama-server's form.
     """
 
     tokens: list[int] = []

@@ -197,6 +197,7 @@ PATTERNS = [
     *(f"{i}(?:){{2900}}" for i in range(8)),
 ]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+DEEP = nested(NESTING_MAX - 6, 500)
 VALUES: dict[str, list[Any]] = {
     "int": ["1" * SPACE, [1] * SPACE],
     "float": ["1" * SPACE, misspelt(29_000)],
@@ -216,10 +217,20 @@ VALUES: dict[str, list[Any]] = {
         [{"type": "pattern", "value": text} for text in PATTERNS],
         [[]] * 31_000,
     ],
-    "schema": [{"enum": ["a"] * 16_000}, "[" * 60_000, {"a": nested(NESTING_MAX - 6, 500)}],
+    "schema": [{"enum": ["a"] * 16_000}, "[" * 60_000, {"a": DEEP}],
     "choice": ["a" * SPACE, [1] * SPACE],
-    "tools": [[TOOL] * 128, [TOOL] * 3000, "[" * SPACE, "[{}," * 60_000, nested(NESTING_MAX - 6, 500)],
-    "arguments": [{f"a{i}": nested(DEPTH_MAX - 3, 8) for i in range(64)}, misspelt(15_000), "{}" * 30_000],
+    "tools": [
+        [TOOL] * 128,
+        [TOOL] * 3000,
+        "[" * SPACE,
+        "[{}," * 60_000,
+        nested(NESTING_MAX - 6, 500),
+    ],
+    "arguments": [
+        {f"a{i}": nested(DEPTH_MAX - 3, 8) for i in range(64)},
+        misspelt(15_000),
+        "{}" * 30_000,
+    ],
     "scales": [misspelt(15_000), ["a"] * 31_000, [["a", 1]] * 12_000],
 }
 WITH_RULES = ("stop", "stop-patterns", "stop-tokens", "grammar", "dry-sequence-breakers")

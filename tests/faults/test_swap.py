@@ -9,12 +9,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
 
-from inferd import AsyncClient, AsyncSession
+from inferd import AsyncClient, AsyncSession, Metadata
 from inferd.backends.errors import (
     Busy,
     Cancelled,
@@ -383,7 +382,7 @@ async def test_a_swap_of_models_that_do_not_fit_together_is_a_drain() -> None:
         assert await session.chat("next") == "next"
         assert session.metadata["fingerprint"] == done.fingerprint != done.previous_fingerprint
         [model] = [m for m in await client.models() if m["name"] == "live"]
-        assert (model["info"]["slots"], model["info"]["ctx_size"]) == (4, 4096)
+        assert tuple((model["info"] or {})[key] for key in ("slots", "ctx_size")) == (4, 4096)
         assert (await client.swap("live", "light")).mode == "migrate"
 
 
@@ -479,7 +478,7 @@ async def test_twenty_swaps_of_real_models_with_two_vocabularies_under_streams()
 
         async def talk() -> None:
             nonlocal followed
-            before: dict[str, Any] = {}
+            before = Metadata()
             async with client.session("live", raw=True, options=options) as session:
                 while not swapped.is_set():
                     output = "".join([p async for p in session.stream(text)])
@@ -492,7 +491,7 @@ async def test_twenty_swaps_of_real_models_with_two_vocabularies_under_streams()
                     before = now
                     if now["input_tokens"] > 40:
                         await client.reset(session.context)
-                        before = {}
+                        before = Metadata()
             assert now["fingerprint"] in added
 
         async with anyio.create_task_group() as group:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,9 +41,7 @@ TokensMax = Annotated[
 ]
 JsonSchema = Annotated[
     Path | None,
-    typer.Option(
-        "--json-schema", metavar="FILE", help="The JSON schema of the answer, in a file."
-    ),
+    typer.Option("--json-schema", metavar="FILE", help="The JSON schema of the answer, in a file."),
 ]
 SessionId = Annotated[
     str | None,
@@ -61,8 +60,8 @@ def run(
     prompt: Annotated[
         str | None,
         typer.Argument(
-            help="The prompt, after the text of a pipe or file on standard input; '-' or no argument"
-            " reads standard input alone. On a terminal, no argument starts a chat."
+            help="The prompt, after the text of a pipe or file on standard input; '-' or none reads"
+            " standard input alone. On a terminal, none starts a chat."
         ),
     ] = None,
     system: SystemPrompt = None,
@@ -178,7 +177,7 @@ def print_answer(
         note(stats_text(session.metadata))
 
 
-def stats_text(metadata: dict[str, Any]) -> str:
+def stats_text(metadata: Mapping[str, Any]) -> str:
     """Return the statistics of a turn in one line."""
     tokens, predicted_ms = metadata.get("output_tokens", 0), metadata.get("predicted_ms", 0.0)
     rate = f", {1000 * tokens / predicted_ms:.1f} tokens/s" if predicted_ms > 0 else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -60,7 +61,7 @@ def show(name: ModelName, socket: SocketPath = None, as_json: JsonOutput = False
     table(("KEY", "VALUE"), list(_flat(found)))
 
 
-def _flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def _flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     rows: list[tuple[str, Any]] = []
     for key, item in value.items():
         if isinstance(item, dict):

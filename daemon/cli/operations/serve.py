@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ....backends.installation import install_command
 from ..commands import optional_import
 from ..options import ConfigFile, ModelsDir, SettingPairs, SocketPath, read_settings
 
@@ -59,7 +60,7 @@ def serve(
     }
     read = partial(load_config, flags | read_settings(settings))
     configured = read()
-    hint = "pip install 'inferd[daemon]'"
+    hint = install_command("daemon")
     gc.disable()  # a tenth of the imports' time; the daemon collects once when it is ready
     with optional_import("inferd serve needs the engine", hint), _without_rich():
         from ...app import serve as run_daemon

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from ....backends.installation import install_command
 from ....backends.memory_need import Device
 from ..finding import Finding, fail, ok, warn
 
@@ -21,11 +22,6 @@ ENGINE_S_MAX = 20.0
 PACKAGE = "llama-cpp-python"
 CHILD = (sys.executable, "-P", "-m", "inferd.daemon.doctor.checks.engine_child")
 """-P: root may run this in any user's folder, whose files must not be imported."""
-REBUILD = (
-    "build it on this machine: `CMAKE_ARGS=-DGGML_OPENMP=OFF pip install --force-reinstall"
-    f" --no-cache-dir --no-binary {PACKAGE} 'inferd[daemon]'`"
-)
-INSTALL = "pip install 'inferd[daemon]'"
 SYSTEM_INFO_FLAGS = {
     "AVX": "avx",
     "AVX2": "avx2",
@@ -45,6 +41,13 @@ SYSTEM_INFO_FLAGS = {
 }
 """Names of CPU features in llama.cpp's system info, and in /proc/cpuinfo."""
 _REQUIREMENT = re.compile(r"([\w.-]+)\s*(?:==\s*([\w.+!]+))?[^;]*;\s*extra\s*==\s*['\"]daemon['\"]")
+
+
+def _rebuild_remedy() -> str:
+    command = install_command("daemon")
+    options = f"--force-reinstall --no-cache-dir --no-binary {PACKAGE}"
+    command = command.replace(" install ", f" install {options} ", 1)
+    return f"build it on this machine: `CMAKE_ARGS=-DGGML_OPENMP=OFF {command}`"
 
 
 class Installed(msgspec.Struct, frozen=True):
@@ -103,7 +106,7 @@ def check_installed(installed: Installed) -> Iterator[Finding]:
         yield warn(
             f"{', '.join(missing)}: not installed; commands work, but `inferd serve` does"
             " not run here",
-            f"{INSTALL}, where a daemon is to run",
+            f"{install_command('daemon')}, where a daemon is to run",
         )
     else:
         yield ok("all packages of the daemon are installed")
@@ -152,7 +155,7 @@ def _read(output: bytes, failure: str) -> EngineReport:
 def check_engine(engine: EngineReport) -> Iterator[Finding]:
     """Check that the engine loads and was built without OpenMP."""
     if engine.failure and not engine.system_info:
-        yield fail(f"llama.cpp cannot be loaded: {engine.failure}", REBUILD)
+        yield fail(f"llama.cpp cannot be loaded: {engine.failure}", _rebuild_remedy())
     elif engine.failure:
         yield fail(
             f"llama.cpp loads, but reading the models' headers failed: {engine.failure}",
@@ -162,7 +165,7 @@ def check_engine(engine: EngineReport) -> Iterator[Finding]:
         yield warn(
             "llama.cpp loads, but was built with OpenMP, whose threads keep a core between two"
             " steps: a single stream is about 5 % slower",
-            REBUILD,
+            _rebuild_remedy(),
         )
     else:
         yield ok("llama.cpp loads")
@@ -187,7 +190,7 @@ def check_cpu(engine: EngineReport, flags: frozenset[str]) -> Iterator[Finding]:
         yield warn(
             f"the engine was built without {', '.join(unused)}, which this CPU has, so it is"
             " slower than it could be",
-            REBUILD,
+            _rebuild_remedy(),
         )
     else:
         yield ok(f"{os.uname().machine}, used with {', '.join(used) or 'no extensions'}")

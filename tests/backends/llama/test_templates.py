@@ -131,7 +131,10 @@ def test_tools_are_bounded() -> None:
     assert str(TOOLS_MAX) in refusal("tools", [TOOL] * (TOOLS_MAX + 1))
     long = {"type": "function", "function": {"name": "f", "description": "x" * TOOLS_BYTES_MAX}}
     assert str(TOOLS_BYTES_MAX) in refusal("tools", [long])
-    deep = {"type": "function", "function": {"name": "f", "parameters": {"x": nested(DEPTH_MAX - 4)}}}
+    deep = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"x": nested(DEPTH_MAX - 4)}},
+    }
     assert read("tools", [deep]) == [deep]
     deep["function"] = {"name": "f", "parameters": {"x": nested(DEPTH_MAX - 3)}}
     assert str(DEPTH_MAX) in refusal("tools", [deep])

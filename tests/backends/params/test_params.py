@@ -113,7 +113,7 @@ def test_a_number_is_accepted_up_to_its_limits_and_refused_beyond(parameter: Par
     ):
         with pytest.raises(InvalidArgument, match=f"{parameter.name}: .* outside") as caught:
             read_options({parameter.name: bad})
-        assert caught.value.message.endswith(f"nearest: {nearest:g}")
+        assert caught.value.message.endswith(f"nearest: {nearest:.15g}")
 
 
 def test_a_choice_accepts_its_names_and_the_empty_text_only_if_that_is_one() -> None:

@@ -159,7 +159,12 @@ def test_a_value_nested_too_deep_is_an_argument_of_its_call(
             assert "recursion" not in str(caught.value)
         assert session.chat("still here") == "still here"
     text = "[" * 10 * depth + "]" * 10 * depth
-    for config in ({"tools": text}, {"json-schema": text}, '{"tools":' + text + "}", {"tools": [deep]}):
+    for config in (
+        {"tools": text},
+        {"json-schema": text},
+        '{"tools":' + text + "}",
+        {"tools": [deep]},
+    ):
         with pytest.raises((InvalidArgument, InvalidEncoding)) as refused:
             client.load_by_name_with_config("echo", config)
         assert "recursion" not in str(refused.value)

@@ -61,9 +61,10 @@ def test_run_uses_its_prompt_and_standard_input(socket: str, tmp_path: Path) -> 
     file = tmp_path / "file"
     file.write_text("in a file\n")
     for source in (file, Path("/dev/null")):
-        with source.open("rb") as stdin, inferd_process(
-            "run", "echo", "summarise", socket=socket, stdin=stdin
-        ) as process:
+        with (
+            source.open("rb") as stdin,
+            inferd_process("run", "echo", "summarise", socket=socket, stdin=stdin) as process,
+        ):
             text = "in a file\n\n" if source == file else ""
             assert process.communicate(timeout=60)[0].decode() == f"{text}summarise\n"
 
@@ -372,9 +373,7 @@ def test_stop_has_a_time_limit_and_now_ends_running_turns() -> None:
 
 def test_ctrl_d_and_a_lost_daemon_end_a_chat() -> None:
     with running_daemon() as daemon:
-        with inferd_process(
-            "chat", "echo", socket=daemon.socket, stdin=subprocess.PIPE
-        ) as process:
+        with inferd_process("chat", "echo", socket=daemon.socket, stdin=subprocess.PIPE) as process:
             assert process.stdin is not None and process.stdout is not None
             process.stdin.write(b"hello\n")
             process.stdin.flush()

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from inferd import __version__
 from inferd.backends import errors
+from inferd.backends.installation import install_command
 from inferd.backends.params import BY_NAME, PARAMETERS
 from inferd.daemon.cli.app import exit_code
 from inferd.daemon.cli.options import read_pairs
@@ -206,7 +207,7 @@ def test_serve_without_the_engine_says_what_to_install(tmp_path: Path) -> None:
     result = run_python(code, "serve", "--socket", str(tmp_path / "s"))
     assert result.returncode == 1
     assert result.stderr.startswith("inferd: inferd serve needs the engine")
-    assert "pip install 'inferd[daemon]'" in result.stderr
+    assert install_command("daemon") in result.stderr
     assert "Traceback" not in result.stderr
 
 

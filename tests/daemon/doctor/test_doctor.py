@@ -17,6 +17,7 @@ import pytest
 
 from inferd import Client
 from inferd.backends.errors import InvalidArgument
+from inferd.backends.installation import install_command
 from inferd.daemon.doctor.checks.connection import CONNECTION_S_MAX, Connection
 from inferd.daemon.doctor.checks.units import Units
 from inferd.daemon.doctor.examination import Facts, _socket, check_all
@@ -139,7 +140,7 @@ def test_missing_packages_of_the_daemon_are_named() -> None:
     )
     words = " ".join(done.stdout.split())
     assert done.stderr == "" and "psutil, structlog: not installed" in words
-    assert "pip install 'inferd[daemon]'" in words and "\nengine" not in done.stdout
+    assert install_command("daemon") in words and "\nengine" not in done.stdout
 
 
 # The report.

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from inferd.backends.engine_build import LLAMA_COMMIT
+from inferd.backends.installation import install_command
 from inferd.backends.memory_need import Device
 from inferd.daemon.config.settings import Config
 from inferd.daemon.config.sources import load_config
@@ -150,7 +151,7 @@ def test_missing_packages_and_wrong_versions_are_named() -> None:
     none = engine.Installed(dict.fromkeys(there, ""), pins)
     missing = only(engine.check_installed(none))
     assert missing.status == "warn" and "jinja2, llama-cpp-python: not" in missing.found
-    assert "inferd[daemon]" in missing.remedy
+    assert install_command("daemon") in missing.remedy
     other = engine.Installed(there | {"llama-cpp-python": "0.3.35"}, pins)
     found = only(engine.check_installed(other))
     assert found.status == "fail" and found.remedy == "pip install 'llama-cpp-python==0.3.36'"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from anyio import create_task_group
 
-from inferd import Client
+from inferd import Client, ModelInfo
 from inferd.backends.errors import LoadFailed
 from inferd.daemon.config.model_settings import ModelConfig
 from inferd.daemon.config.sources import load_config
@@ -37,7 +36,7 @@ variant = "one"
 SWAPPED = SwappedName(ModelConfig(file=Path("/m/a.gguf")), ModelConfig(file=Path("/m/b.gguf")))
 
 
-def live(client: Client) -> dict[str, Any]:
+def live(client: Client) -> ModelInfo:
     return next(m for m in client.models() if m["name"] == "live")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from inferd import Client
+from inferd import Client, Metadata
 from inferd.backends.errors import EndOfSequence, InvalidArgument
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.log_events import until
@@ -64,7 +64,7 @@ def similar(text: str = GIVEN, threshold: float = 0.9999) -> dict[str, Any]:
     return {"stop-similarity": text, "stop-similarity-threshold": threshold}
 
 
-def end(metadata: dict[str, Any]) -> tuple[str, str]:
+def end(metadata: Metadata) -> tuple[str | None, str]:
     return metadata["stop_reason"], metadata["stop_detail"]
 
 
@@ -248,7 +248,7 @@ def test_a_turn_parked_by_hand_while_a_sentence_is_compared_says_what_it_would_h
         raw.wait_result(number)
         assert raw.streamed_text == " ".join(SENTENCES[:2])
         metadata = raw.metadata(context)
-        assert end(metadata) == ("similarity", "1.000")
+        assert (metadata["stop_reason"], metadata["stop_detail"]) == ("similarity", "1.000")
         assert metadata["parks"] == 1 and metadata["adjusted"] == {}
 
 

@@ -250,12 +250,19 @@ async def test_every_call_has_its_wire_name_and_params(tmp_path: Path) -> None:
     ("kind", "names"),
     [
         (AsyncClient, "aclose connected load_file open path server session"),
-        (AsyncSession, "answers attached cancel chat context delete fork graph metadata model"
-         " parameters pull reset resume rewind session_id set_options stream"),
+        (
+            AsyncSession,
+            " ".join(
+                (
+                    "answers attached cancel chat context delete fork graph metadata model",
+                    "parameters pull reset resume rewind session_id set_options stream",
+                )
+            ),
+        ),
         (AsyncStream, "aclose metadata probabilities reasoning tokens"),
         (AsyncPull, "aclose"),
     ],
-)  # fmt: skip
+)
 async def test_only_what_users_need_is_public(kind: type, names: str) -> None:
     public = {name for name in dir(kind) if not name.startswith("_")}
     calls = {name for name, *_ in CALLS} | {"compute", "stream", "resume", "embed", "parameters"}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+from .....ipc.client import ModelInfo
 from ....residency.sizes import size_text
 from ...output import time_text
 from ..stats import MetricSums
@@ -25,7 +26,7 @@ class Sample:
     at: float
     software: str
     stats: JsonMap
-    models: list[JsonMap]
+    models: list[ModelInfo]
     tasks: list[JsonMap]
     sessions: list[JsonMap]
 
@@ -179,7 +180,7 @@ def _rate_text(rate: float | None) -> str:
     return f"{rate:.1f}" if 0 < rate < 10 else f"{rate:.0f}"
 
 
-def _model_row(model: JsonMap, sums: MetricSums, rates: Rates) -> Row:
+def _model_row(model: ModelInfo, sums: MetricSums, rates: Rates) -> Row:
     name, info = model["name"], model["info"] or {}
     kv = sums.by("kv_bytes", "tier", model_name=name)
     used = sums.total("num_requests_running", model_name=name)
