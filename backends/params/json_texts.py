@@ -27,6 +27,8 @@ def decode_json(text: bytes | str, kind: Any = Any) -> Any:
         return msgspec.json.decode(data, type=kind)
     except RecursionError:
         raise ValueError("it nests too deep") from None
+    except msgspec.ValidationError as exc:
+        raise ValueError(str(exc).lower()) from None
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8") from None
     except msgspec.DecodeError as exc:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import typer
 from typer.core import TyperGroup
@@ -93,6 +93,10 @@ def _without_pydantic(get_params: Callable[[Any], Any], ctx: Any) -> Any:
 
 def _convert(parameter: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
     kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
+    if choices and isinstance(value, str) and value not in choices:
+        message = f"{value!r} is not one of {', '.join(choices)}"
+        raise typer.BadParameter(message, ctx, parameter)
     if kind in (str, Path) and isinstance(value, str):
         value = kind(value)
     elif kind == list[str] and value is not None:

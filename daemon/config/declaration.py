@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 
 from ...backends.params import nearest
-from ...backends.shorten import shorten
+from ...backends.shorten import plain_number, shorten
 
 Schema = dict[str, Any]
 TEXT: Schema = {"type": "string", "minLength": 1}
@@ -101,7 +101,9 @@ class Setting(msgspec.Struct, frozen=True):
             expected = expected or _EXPECTED.get(self.kind, "not a value of this option")
             raise ValueError(f"{shorten(value)} is {expected}") from None
         if self.low is not None and self.high is not None and not self.low <= found <= self.high:
-            raise ValueError(f"{value} is outside {self.low:.10g} … {self.high:.10g}")
+            raise ValueError(
+                f"{value} is outside {plain_number(self.low)} … {plain_number(self.high)}"
+            )
         return found
 
     def json_schema(self) -> Schema:

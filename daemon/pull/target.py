@@ -111,7 +111,7 @@ def files_of(name: str, models_dir: Path) -> list[Path]:
 
 
 def _existing(target: Path, name: str, sha256: str) -> Pulled:
-    """Return the model that is there, if it is not known to be another one than with *sha256*."""
+    """Return the model that is there, unless *sha256* is given and is not its own."""
     found = hash_file(target)
     if sha256 and found != sha256.lower():
         raise InvalidArgument(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 import msgspec
@@ -23,6 +24,9 @@ from .server_connection import Request, ServerConnection
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Exceptions that msgspec raises for bytes that it cannot decode."""
 
+_WIRE_NAMES = {"None": "nil", "null": "nil", "object": "map", "bytes": "bin"}
+_TYPES = re.compile(rf"(?<=[` ])({'|'.join(_WIRE_NAMES)})(?=[` ])")
+"""Names that msgspec gives to msgpack's types."""
 MESSAGE_ITEMS_MAX = 16
 """Items of a frame's array: more than any message has, so that newer clients can add some."""
 
@@ -104,7 +108,8 @@ def decode_request(
             raise UnsupportedOperation(f"there is no call {call[:50]!r}", hint=nearest(call, CALLS))
         params = _params[call].decode(items[3])
     except UNREADABLE as exc:
-        raise InvalidArgument(f"the params do not match the call: {exc}") from None
+        cause = _TYPES.sub(lambda match: _WIRE_NAMES[match[1]], str(exc))
+        raise InvalidArgument(f"the params do not match the call: {cause}") from None
     request = Request(connection, number, call, params)
     parts = _parts_with_descriptors(params)
     request.descriptors += connection.claim_descriptors(len(parts))

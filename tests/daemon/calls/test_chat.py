@@ -212,14 +212,13 @@ def test_tools_that_are_not_in_the_prompt_are_reported(client: inferd.Client) ->
 
 
 def test_echo_checks_what_it_does_not_follow(client: inferd.Client) -> None:
-    with client.session("echo") as session:
-        for options in ({"grammar": "nonsense"}, {"json-schema": {"type": "nonsense"}}):
-            with pytest.raises(InvalidArgument):
-                session.chat("x", options=options)
-        for options in ({"grammar": 'root ::= "y"'}, {"json-schema": {"type": "object"}}):
-            reply = session.chat("x", options=options)
-            (name,) = options
-            assert (reply, list(reply.metadata["adjusted"])) == ("x", [name])
+    for options in ({"grammar": "nonsense"}, {"json-schema": {"type": "nonsense"}}):
+        with pytest.raises(InvalidArgument):
+            client.chat("echo", "x", options=options)
+    for options in ({"grammar": 'root ::= "y"'}, {"json-schema": {"type": "object"}}):
+        reply = client.chat("echo", "x", options=options)
+        (name,) = options
+        assert (reply, list(reply.metadata["adjusted"])) == ("x", [name])
 
 
 @pytest.mark.parametrize(("text", "at"), [(b"a\xffb", 1), (b"cut \xc3", 4)])

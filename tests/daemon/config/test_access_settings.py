@@ -122,7 +122,7 @@ def test_every_declared_key_is_accepted(tmp_path: Path) -> None:
         ),
         (
             "[access.r]\nusers = [true]",
-            "[access.r] users: True is not the name or number of a user",
+            "[access.r] users: true is not the name or number of a user",
         ),
         ("[access.r]\nusers = ['']", "[access.r] users: '' is not the name or number of a user"),
         (
@@ -147,7 +147,7 @@ def test_every_declared_key_is_accepted(tmp_path: Path) -> None:
         ),
         ("[access.r]\nsessions-max = 0", "[access.r] sessions-max: 0 is outside 1 … 100000"),
         ("[access.r]\nsessions-max = 1.5", "[access.r] sessions-max: 1.5 is not a whole number"),
-        ("[access.r]\nsessions-max = true", "[access.r] sessions-max: True is not a whole number"),
+        ("[access.r]\nsessions-max = true", "[access.r] sessions-max: true is not a whole number"),
         (
             "[access.r]\ntokens-per-minute = 1000000001",
             "[access.r] tokens-per-minute: 1000000001 is outside 1 … 1000000000",

@@ -259,7 +259,7 @@ def test_show_refuses_an_invalid_file_as_check_does(tmp_path: Path) -> None:
     path = tmp_path / "wrong.toml"
     path.write_text("[daemon]\ncores = true\n")
     result = inferd("config", "show", "--config", str(path))
-    assert result.exit_code == 2 and "True is not a whole number" in result.stderr
+    assert result.exit_code == 2 and "true is not a whole number" in result.stderr
 
 
 # schema

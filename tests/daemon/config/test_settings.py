@@ -135,7 +135,7 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
         ("daemon = 1", "daemon is 1, not a table: write [daemon]"),
         ("models = []", "models is [], not a table: write [models]"),
         ("[models]\na = 1", "[models.a] is 1, not a table"),
-        ("[daemon]\ncores = true", "[daemon] cores: True is not a whole number"),
+        ("[daemon]\ncores = true", "[daemon] cores: true is not a whole number"),
         ("[daemon]\nshutdown-grace-s = nan", "[daemon] shutdown-grace-s: nan is outside 0 … 86400"),
         ("[daemon]\nshutdown-grace-s = inf", "[daemon] shutdown-grace-s: inf is outside 0 … 86400"),
         ("[daemon]\nsocket = ''", "[daemon] socket: '' is not a path"),
@@ -319,7 +319,7 @@ def test_adapters_are_a_file_or_a_file_and_a_scale(tmp_path: Path) -> None:
         ("a = { file = 'f', scales = 1 }", "unknown key 'scales'; did you mean 'scale'?"),
         ("a = { file = 'f', scale = 101 }", "scale: 101 is outside -100 … 100"),
         ("a = { file = 'f', scale = nan }", "scale: nan is outside -100 … 100"),
-        ("a = { file = 'f', scale = true }", "scale: True is not a number"),
+        ("a = { file = 'f', scale = true }", "scale: true is not a number"),
     ],
 )
 def test_an_error_of_an_adapter_names_its_place_and_value(
