@@ -11,7 +11,6 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from .errors import UnsupportedOperation
-from .installation import install_command
 
 if TYPE_CHECKING:
     from .adapter_keys import AdapterInfo, AdapterSpec
@@ -96,6 +95,8 @@ def _import_from(places: dict[str, str], spec: ModelSpec) -> Any:
     try:
         return resolve_name(f"{__name__}.{places[spec.backend]}")
     except (ImportError, OSError, RuntimeError) as exc:
+        from .installation import install_command
+
         raise UnsupportedOperation(
             f"the backend {spec.backend!r} cannot be used here: {exc}",
             hint=install_command("daemon"),

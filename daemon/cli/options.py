@@ -9,7 +9,6 @@ from typing import Annotated, Any, get_args
 import msgspec
 import typer
 
-from ...backends.params import BY_SPELLING
 from ...ipc.priorities import Priority
 from . import completion
 
@@ -96,6 +95,8 @@ def read_pairs(pairs: list[str] | None, flag: str = "--option") -> dict[str, Any
     """Return KEY=VALUE pairs as a mapping; a value that is not valid JSON is a text. Values of a
     repeated parameter that takes several are collected, of any other key the last one holds.
     """
+    from ...backends.params import BY_SPELLING
+
     values: dict[str, Any] = {}
     for key, text in _split_pairs(pairs, flag):
         value = _json_or_text(text)

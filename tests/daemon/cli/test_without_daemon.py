@@ -220,7 +220,7 @@ def test_serve_prints_every_error_of_its_configuration(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "sesions-max: unknown key; did you mean 'sessions-max'?" in result.stderr
     assert "--cores: -1 is outside 0 … 4096" in result.stderr
-    assert "--shutdown-grace-s: 'long' is not a number" in result.stderr
+    assert "--set shutdown-grace-s: 'long' is not a number" in result.stderr
 
 
 # Small things.
@@ -262,7 +262,10 @@ def test_pull_accepts_a_file_and_prints_the_result(models: Path, tmp_path: Path)
     assert result.stdout.startswith(f"{models / 'mine.gguf'}: 124 B, SHA-256 ")
     assert 'inferd run mine "Say hello."' in result.stderr
     again = inferd("pull", str(tmp_path / "own.gguf"), "--name", "mine")
-    assert again.exit_code == 1 and "exists already" in again.stderr
+    assert again.exit_code == 0 and "up to date, 124 B" in again.stdout
+    (tmp_path / "own.gguf").write_bytes(MODEL + b"more")
+    other = inferd("pull", str(tmp_path / "own.gguf"), "--name", "mine")
+    assert other.exit_code == 1 and "exists already, with other contents" in other.stderr
     forced = inferd("pull", str(tmp_path / "own.gguf"), "--name", "mine", "--force", "--json")
     assert document(forced)["name"] == "mine"
 

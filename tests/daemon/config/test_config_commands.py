@@ -89,7 +89,7 @@ def test_check_prints_all_errors_at_once_and_exits_with_2(tmp_path: Path) -> Non
         "sesions-max: unknown key; did you mean 'sessions-max'?",
         "cores: -1 is outside 0 … 4096",
         "temp: 1000 is outside 0 … 100",
-        "--shutdown-grace-s: 'long' is not a number",
+        "--set shutdown-grace-s: 'long' is not a number",
     ):
         assert line in result.stderr
     shown = inferd("config", "check", str(path), "--json")
@@ -146,7 +146,7 @@ def test_show_prints_the_origin_of_each_value(rich: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("INFERD_SHUTDOWN_GRACE_S", "3")
     flags = ("--set", "sessions-max=9", "--config", str(rich))
     lines = inferd("config", "show", "--origin", *flags).stdout.splitlines()
-    assert "sessions-max = 9  # --sessions-max" in lines, "a flag comes before the file"
+    assert "sessions-max = 9  # --set sessions-max" in lines, "a flag comes before the file"
     assert "shutdown-grace-s = 3.0  # INFERD_SHUTDOWN_GRACE_S" in lines, "and the environment, too"
     assert f'kv-share = "all"  # {rich}' in lines
     assert "idle-timeout-ms = 300000  # default" in lines
@@ -155,7 +155,7 @@ def test_show_prints_the_origin_of_each_value(rich: Path, monkeypatch: pytest.Mo
     plain = inferd("config", "show", *flags).stdout
     assert "#" not in plain and tomllib.loads(plain)["daemon"]["sessions-max"] == 9
     shown = document(inferd("config", "show", "--json", *flags))
-    assert shown["settings"]["sessions-max"] == {"value": 9, "origin": "--sessions-max"}
+    assert shown["settings"]["sessions-max"] == {"value": 9, "origin": "--set sessions-max"}
     assert shown["models"]["small"]["temp"]["value"] == 0.0
     assert set(shown["settings"]) == set(SETTINGS)
 

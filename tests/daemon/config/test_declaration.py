@@ -77,7 +77,7 @@ def test_it_is_in_the_schema_and_on_the_page() -> None:
 
 def test_it_is_shown_with_its_origin_and_completed() -> None:
     shown = inferd("config", "show", "--origin", "--set", "scratch-ms-max=5").stdout
-    assert "scratch-ms-max = 5  # --scratch-ms-max\n" in shown
+    assert "scratch-ms-max = 5  # --set scratch-ms-max\n" in shown
     shown = document(inferd("config", "show", "--json"))["settings"]["scratch-ms-max"]
     assert shown == {"value": 7, "origin": "default"}
     assert ("scratch-ms-max=", "a limit for tests") in completed("")
