@@ -28,5 +28,5 @@ shorten = _Shortener().repr
 
 
 def plain_number(value: float) -> str:
-    """Return a number without an exponent, if it has at most 15 digits."""
-    return f"{value:.15g}"
+    """Return a number without an exponent, if it has at most 16 digits."""
+    return f"{value:.16g}"
