@@ -72,14 +72,19 @@ def read_arguments(_: Parameter, value: Any) -> dict[str, Any]:
     return arguments
 
 
+def check_containers(text: bytes) -> None:
+    """Raise ValueError if the JSON of a value has too many maps and arrays."""
+    if (count := text.count(b"[") + text.count(b"{")) > CONTAINERS_MAX:
+        raise ValueError(f"{count} opening brackets; {CONTAINERS_MAX} at most")
+
+
 def _as_json(value: Any, bytes_max: int) -> Any:
     """Return *value* as plain JSON types; a text is decoded as JSON."""
     try:
         text = value.encode() if isinstance(value, str) else msgspec.json.encode(value)
         if len(text) > bytes_max:
             raise ValueError(f"{len(text)} bytes of JSON; {bytes_max} at most")
-        if (count := text.count(b"[") + text.count(b"{")) > CONTAINERS_MAX:
-            raise ValueError(f"{count} opening brackets; {CONTAINERS_MAX} at most")
+        check_containers(text)
         decoded = decode_json(text)
     except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError, RecursionError):
         raise ValueError(f"{shorten(value)} is not JSON") from None

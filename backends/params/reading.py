@@ -13,7 +13,7 @@ import msgspec
 from ..errors import InvalidArgument, InvalidEncoding, TooLarge
 from ..shorten import plain_number, shorten
 from .adapter_scales import check_distinct, read_scales
-from .chat_options import read_arguments, read_choice, read_tools
+from .chat_options import check_containers, read_arguments, read_choice, read_tools
 from .ignored_keys import IGNORED_KEYS
 from .json_texts import JSON_BYTES_MAX, decode_json
 from .other_spellings import FORMS, read_token, read_triggers
@@ -213,7 +213,9 @@ def _read_text(_: Parameter, value: Any) -> str:
 def _read_schema(_: Parameter, value: Any) -> str:
     """Return a schema as JSON text; its keywords are checked later, when it becomes a grammar."""
     if isinstance(value, dict | bool):
-        value = msgspec.json.encode(value).decode()
+        encoded = msgspec.json.encode(value)
+        check_containers(encoded)
+        value = encoded.decode()
     text = _read_text(_, value).strip()
     schema = decode_json(text) if text else True
     if not isinstance(schema, dict | bool):

@@ -171,7 +171,7 @@ class Registry:
         model = self.catalog.get(name, uid)
         if model.busy and not force:
             raise Busy(
-                f"{name!r} is in use: {len(model.leases)} leases",
+                f"{name!r} is in use; leases: {len(model.leases)}",
                 hint="wait until its clients have finished, or unload it with force",
                 data={"leases": len(model.leases), "retry_after_s": 5.0},
             )
