@@ -23,7 +23,7 @@ from ..options import (
     SystemPrompt,
 )
 from ..output import fail, note, write_json_line
-from .run import (
+from .answering import (
     JsonSchema,
     SessionId,
     Stats,

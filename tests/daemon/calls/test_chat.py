@@ -19,7 +19,7 @@ from inferd.daemon.calls.chat_messages import (
     TOOL_CALLS_MAX,
     checked_messages,
 )
-from inferd.daemon.cli.inference.run import stats_text
+from inferd.daemon.cli.inference.answering import stats_text
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd as command
 from tests.raw import RawClient

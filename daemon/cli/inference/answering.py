@@ -1,0 +1,99 @@
+"""The options of a turn on the command line, and the output of its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ....backends.params import BY_NAME
+from .. import completion
+from ..options import read_pairs
+from ..output import note, write, write_answer, write_dimmed, write_json_line
+
+if TYPE_CHECKING:
+    from ....ipc.client import Session
+
+SCHEMA_BYTES_MAX = 64 << 10
+Temperature = Annotated[float | None, typer.Option("--temp", metavar="T", help=BY_NAME["temp"].doc)]
+TokensMax = Annotated[
+    int | None, typer.Option("--n-predict", metavar="N", help=BY_NAME["n-predict"].doc)
+]
+JsonSchema = Annotated[
+    Path | None,
+    typer.Option("--json-schema", metavar="FILE", help="The JSON schema of the answer, in a file."),
+]
+SessionId = Annotated[
+    str | None,
+    typer.Option(
+        "--session",
+        metavar="ID",
+        help="Continue the session with this id.",
+        autocompletion=completion.sessions,
+    ),
+]
+Stats = Annotated[bool, typer.Option("--stats", help="Print token counts and times at the end.")]
+
+
+def turn_options(
+    pairs: list[str] | None, temp: float | None, n_predict: int | None, json_schema: Path | None
+) -> dict[str, Any]:
+    """Return the parameters of a session; flags override --option."""
+    named: dict[str, Any] = {"temp": temp, "n-predict": n_predict}
+    if json_schema is not None:
+        named["json-schema"] = _schema_text(json_schema)
+    return read_pairs(pairs) | {k: v for k, v in named.items() if v is not None}
+
+
+def _schema_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            text = file.read(SCHEMA_BYTES_MAX + 1).decode()
+    except OSError as exc:
+        raise typer.BadParameter(f"--json-schema {path}: {exc.strerror}") from None
+    except UnicodeDecodeError:
+        raise typer.BadParameter(f"--json-schema {path}: it is not UTF-8") from None
+    if len(text) > SCHEMA_BYTES_MAX:
+        raise typer.BadParameter(f"--json-schema {path}: more than {SCHEMA_BYTES_MAX} bytes")
+    return text
+
+
+def print_answer(
+    session: Session, text: str, *, as_json: bool, stats: bool, timeout: float
+) -> None:
+    """Stream the answer to *text*; an early exit, also by Ctrl-C, cancels the turn."""
+    last = ""
+    with session.stream(text, timeout=timeout) as stream:
+        try:
+            for piece in stream:
+                reasoning = getattr(piece, "reasoning", "")
+                if as_json:
+                    line = {"text": str(piece)}
+                    write_json_line(line | ({"reasoning": reasoning} if reasoning else {}))
+                else:
+                    write_dimmed(reasoning)
+                    write_answer(piece, end="")
+                last = piece or last
+        finally:
+            if not as_json and not last.endswith("\n"):
+                write("")
+    if as_json:
+        write_json_line({"metadata": session.metadata})
+    if stats:
+        note(stats_text(session.metadata))
+
+
+def stats_text(metadata: Mapping[str, Any]) -> str:
+    """Return the statistics of a turn in one line."""
+    tokens, predicted_ms = metadata.get("output_tokens", 0), metadata.get("predicted_ms", 0.0)
+    rate = f", {1000 * tokens / predicted_ms:.1f} tokens/s" if predicted_ms > 0 else ""
+    recomputed, reason = metadata.get("recomputed_tokens", 0), metadata.get("recomputed_reason", "")
+    history = f"; {recomputed} of the history recomputed: {reason}" if recomputed else ""
+    return (
+        f"prompt {metadata.get('input_tokens', 0)} tokens"
+        f" ({metadata.get('cached_tokens', 0)} cached{history})"
+        f", first token after {metadata.get('ttft_ms', 0.0):.0f} ms"
+        f", answer {tokens} tokens{rate}, stopped by {metadata.get('stop_reason')}"
+    )
