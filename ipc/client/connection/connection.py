@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import msgspec
@@ -34,6 +34,7 @@ from ....wire.frames import READ_BYTES, REPLY_BYTES_MAX, FrameReader, read_until
 from ...greeting import read_server_hello
 from ...messages import PROTOCOL_VERSION, ClientHello, Kind, ServerHello
 from ...payloads import pack_message
+from ..results import Metadata
 from .inflight import InFlight
 from .outbox import Outbox
 
@@ -234,7 +235,7 @@ class ClientConnection:
         if request is not None:
             request.answered = True
             answer = result if error is None else error.data
-            request.metadata = (answer or {}).get("metadata") or {}
+            request.metadata = cast("Metadata", (answer or {}).get("metadata") or {})
             request.finish(result, error)
         else:
             self._cancels.discard(number)
