@@ -106,6 +106,7 @@ def test_the_user_of_a_turn_cancelled_by_an_operator_gets_the_cause_and_keeps_th
         with pytest.raises(Cancelled) as caught:
             ada.wait_result(turn)
         assert caught.value.message == "an operator cancelled the turn"
+        assert caught.value.data.pop("metadata") == ada.metadata(context)
         assert caught.value.data == {"by": "operator"}
         assert str(BOB) not in json.dumps(caught.value.to_wire())
         metadata = ada.metadata(context)
@@ -126,7 +127,8 @@ def test_one_s_own_turn_is_cancelled_by_oneself_operator_or_not() -> None:
         bob.call("cancel", context=context)
         with pytest.raises(Cancelled) as caught:
             bob.wait_result(turn)
-        assert (caught.value.message, caught.value.data) == ("the turn was cancelled", {})
+        assert caught.value.message == "the turn was cancelled"
+        assert caught.value.data == {"metadata": bob.metadata(context)}
         assert bob.metadata(context)["stop_detail"] == ""
         assert "cancelled_by_operator" not in daemon.log
 
