@@ -15,7 +15,7 @@ from structlog.contextvars import bind_contextvars
 
 from .. import __version__
 from ..backends.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
-from ..backends.errors import InferdError, InvalidArgument, ShuttingDown
+from ..backends.errors import InferdError, ShuttingDown
 from ..ipc.messages import (
     CREDIT_DEFAULT,
     CREDIT_MAX,
@@ -39,16 +39,16 @@ from ..sessions import (
     SessionManager,
     StoredSession,
 )
-from ..sessions.admission.kept_bytes import memory_bytes
 from ..wire.frames import FRAME_BYTES_MAX, REPLY_BYTES_MAX
 from ..wire.nesting import NESTING_MAX
 from .access.rights import Access
 from .components import Components
 from .config.settings import Config
+from .graph_table import Graph, GraphTable
 from .logs.repeats import RepeatLimit
 from .logs.setup import logs
 from .metrics.daemon_counters import DaemonCounters
-from .models.lease import DormantLease, Lease
+from .models.lease import DormantLease
 from .models.registry import Registry
 from .models.similarity import EmbeddingComparer
 from .models.specs import engine_settings
@@ -68,23 +68,6 @@ _RECORDING_S_MAX = 5.0
 """The longest wait of a drain for the journal, and so for the answers of turns that have ended."""
 
 
-class Graph:
-    """A client's graph: a lease on a model, with parameters of its own."""
-
-    def __init__(self, handle: int, connection: ServerConnection, lease: Lease):
-        self.handle, self.connection, self.lease = handle, connection, lease
-        self.options: dict[str, Any] = {}
-        self.origins: dict[str, str] = {}
-        """The sources of options: the model file or the model's configuration, else the graph."""
-        self.not_applied: dict[str, Any] = {}
-        self.ignored: list[str] = []
-
-    @property
-    def kept_bytes(self) -> int:
-        """The memory that it takes."""
-        return memory_bytes(self.options, self.origins, self.not_applied, self.ignored)
-
-
 class Daemon:
     """The owner of all state on the event loop: registry, sessions, graphs, connections."""
 
@@ -97,7 +80,6 @@ class Daemon:
         machine: MachineMemory | None = None,
         pace: Pace | None = None,
     ):
-        self.config = config
         self.components = components or Components()
         self.instance = instance
         self.started = time.monotonic()
@@ -109,19 +91,9 @@ class Daemon:
         self.metrics_at: Callable[[], str | None] = lambda: None
         """Returns the address at which metrics are served, if they are."""
         self.counters = DaemonCounters()
-        self.graphs: dict[int, Graph] = {}
-        self.ledger = Ledger(
-            AdmissionBounds(
-                config.tasks_waiting_max,
-                config.tasks_waiting_user_max,
-                config.prompt_tokens_waiting_max,
-                config.prompt_tokens_waiting_user_max,
-                config.sessions_user_max,
-                config.session_bytes_user_max,
-            ),
-            settings=EngineSettings(**engine_settings(config)),
-        )
+        self.ledger = Ledger(AdmissionBounds(), settings=EngineSettings(**engine_settings(config)))
         self.ledger.turn_listeners.append(self.counters)
+        self.graphs = GraphTable(self.new_handle, self.ledger.kept_bytes)
         machine = machine or MachineMemory()
         self.registry = Registry(
             config, group, self.flush, machine=machine, components=self.components
@@ -132,16 +104,20 @@ class Daemon:
         self.registry.compare_sentence = EmbeddingComparer(
             self.registry, self.ledger, self.new_handle, self.one_turn_sessions
         ).compare
-        self.memory = self._memory_watch(machine, pace)
-        self.journal = Journal(config.state_dir / JOURNAL_FILE, self.journal_changed)
-        self.sessions = self._session_manager()
-        self.swaps = Swaps(self.registry, self.sessions.live, config.swap_grace_s)
-        self.server = Server(
-            self, connections_max=config.connections_max, requests_max=REQUESTS_MAX
+        self.memory = MemoryWatch(
+            self.registry, machine, partial(self.components.note, "memory"), pace or Pace()
         )
-        self.limit_descriptors(config)
+        self.journal = Journal(config.state_dir / JOURNAL_FILE, self.journal_changed)
+        self.sessions = SessionManager(
+            self.ledger,
+            self.new_handle,
+            delete_files=self.registry.delete_session_files,
+            journal=self.journal,
+        )
+        self.swaps = Swaps(self.registry, self.sessions.live, config.swap_grace_s)
+        self.server = Server(self, requests_max=REQUESTS_MAX)
         self.users = Users()
-        self.access = Access(config.access)
+        self.access = Access()
         self.ledger.bounds.quota_of = self.access.quota_of
         self.pending_restart: list[str] = []
         """Settings that were changed in the file and take effect after a restart."""
@@ -149,34 +125,29 @@ class Daemon:
         self._refusals = RepeatLimit()
         self._handles = 0
         self._unflushed: set[ServerConnection] = set()
+        self.apply_config(config)
 
-    def limit_descriptors(self, config: Config) -> None:
-        """Apply the limits of the descriptors that clients pass."""
-        descriptors = self.server.descriptors
-        descriptors.user_max = config.descriptors_user_max
-        descriptors.total_max = descriptors_max(config.connections_max)
-
-    def _memory_watch(self, machine: MachineMemory, pace: Pace | None) -> MemoryWatch:
-        budget = self.registry.budget
-        return MemoryWatch(
-            machine,
-            self.registry.catalog.ready_workers,
-            budget.reservations.machine_free_bytes,
-            budget.evict_idle,
-            partial(self.components.note, "memory"),
-            time.monotonic,
-            pace,
-        )
-
-    def _session_manager(self) -> SessionManager:
-        return SessionManager(
-            self.ledger,
-            self.new_handle,
-            sessions_max=self.config.sessions_max,
-            idle_timeout_s=self.config.idle_timeout_ms / 1000,
-            dormant_limits=dormant_limits(self.config),
-            delete_files=self.registry.delete_session_files,
-            journal=self.journal,
+    def apply_config(self, config: Config) -> None:
+        """Apply the bounds and access rules of *config*. What is open and exceeds them stays."""
+        self.config, bounds = config, self.ledger.bounds
+        bounds.tasks_max = config.tasks_waiting_max
+        bounds.tasks_owner_max = config.tasks_waiting_user_max
+        bounds.prompt_tokens_max = config.prompt_tokens_waiting_max
+        bounds.prompt_tokens_owner_max = config.prompt_tokens_waiting_user_max
+        bounds.sessions_owner_max = config.sessions_user_max
+        bounds.session_bytes_owner_max = config.session_bytes_user_max
+        self.access.set_rules(config.access)
+        self.server.places.connections_max = config.connections_max
+        self.server.descriptors.user_max = config.descriptors_user_max
+        self.server.descriptors.total_max = descriptors_max(config.connections_max)
+        self.sessions.set_limits(
+            sessions_max=config.sessions_max,
+            idle_timeout_s=config.idle_timeout_ms / 1000,
+            dormant_limits=DormantLimits(
+                sessions_max=config.dormant_sessions_max,
+                seconds_max=config.dormant_days_max * DAY_S,
+                bytes_max=config.dormant_bytes_max,
+            ),
         )
 
     # The server's handler.
@@ -239,7 +210,7 @@ class Daemon:
         if logs.is_logged("ipc", "debug"):
             ipc_log.debug("connection.closed", **_peer(connection))
         self.sessions.close_connection(connection)
-        self.close_graphs(connection)
+        self.graphs.close_graphs(connection)
         self.access.remove_connection(connection)
 
     def connection_refused(self, connection: ServerConnection, error: InferdError) -> None:
@@ -286,29 +257,8 @@ class Daemon:
         return self.instance << 32 | self._handles
 
     def graph(self, request: Request) -> Graph:
-        """Return the graph that a call names.
-
-        :raises InvalidArgument: its connection has no such graph.
-        """
-        handle = request.params.graph
-        graph = self.graphs.get(handle)
-        if graph is None or graph.connection is not request.connection:
-            raise InvalidArgument(
-                f"there is no graph {handle} on this connection",
-                hint="load it: handles are valid until unload or the end of their connection",
-            )
-        return graph
-
-    def remove_graph(self, graph: Graph) -> None:
-        """Remove a graph, whose lease the caller closes."""
-        del self.graphs[graph.handle]
-        self.ledger.kept_bytes.remove_holder(graph)
-
-    def close_graphs(self, connection: ServerConnection) -> None:
-        """Close the graphs of a connection, and their leases."""
-        for graph in [g for g in self.graphs.values() if g.connection is connection]:
-            self.remove_graph(graph)
-            graph.lease.close()
+        """Return the graph that a call names."""
+        return self.graphs.get_graph(request.connection, request.params.graph)
 
     def all_sessions(self) -> list[Session]:
         """Return the open sessions, including those that exist for a single turn."""
@@ -387,12 +337,3 @@ def _peer(connection: ServerConnection) -> dict[str, int]:
     """Return the log fields of a connection."""
     peer = connection.peer
     return {"connection": connection.number, "uid": peer.uid, "pid": peer.pid}
-
-
-def dormant_limits(config: Config) -> DormantLimits:
-    """Return the configured bounds of dormant sessions."""
-    return DormantLimits(
-        sessions_max=config.dormant_sessions_max,
-        seconds_max=config.dormant_days_max * DAY_S,
-        bytes_max=config.dormant_bytes_max,
-    )

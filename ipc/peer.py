@@ -37,8 +37,14 @@ def _groups(sock: socket.socket, uid: int, gid: int) -> list[int]:
     try:
         data = sock.getsockopt(socket.SOL_SOCKET, _PEERGROUPS, _GROUPS_BYTES)
     except OSError:
-        try:
-            return os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
-        except (KeyError, OSError):  # a user without a name is only in their own group
-            return [gid]
+        return [gid, *groups_of_user(uid)]
     return list(struct.unpack(f"{len(data) // 4}I", data))
+
+
+def groups_of_user(uid: int) -> list[int]:
+    """Return the groups of a user in the system's database; none for a user without a name."""
+    try:
+        user = pwd.getpwuid(uid)
+        return os.getgrouplist(user.pw_name, user.pw_gid)
+    except (KeyError, OSError):
+        return []

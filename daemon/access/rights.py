@@ -6,16 +6,19 @@ Quotas are looked up here; the owners of sessions and of the queue enforce them.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from ...backends.errors import PermissionDenied
+from ...ipc.peer import Peer, groups_of_user
 from ...ipc.server.server_connection import Request, ServerConnection
 from ...scheduler import PRIORITIES
 from ...sessions import Quota, check_connections, check_priority
 from ..config.access_settings import Right, Rule
 from .rules import MEANINGS, ROOT, Rights, rights_of
 
+USERS_MAX = 4096
+"""Users without a connection whose groups are remembered."""
 _USE = (
     *("load", "load_by_name", "load_by_name_with_config"),
     *("init_execution_context", "init_execution_context_with_session_id", "prompt_init"),
@@ -57,13 +60,16 @@ class Access:
     """The rights of the connected users. Lives on the daemon's event loop.
 
     The groups of a connection decide on its calls. A quota belongs to a user: the groups of the
-    user's latest connection decide on it.
+    user's latest connection decide on it, also after it was closed, as the user's dormant sessions
+    stay.
     """
 
-    def __init__(self, rules: Sequence[Rule], own: int | None = None):
+    def __init__(self, rules: Sequence[Rule] = (), own: int | None = None):
         self._rules = tuple(rules)
         self._own = os.getuid() if own is None else own
         self._open: dict[int, dict[ServerConnection, Rights]] = {}
+        self._groups: dict[int, Collection[int]] = {}
+        """The groups of users without a connection."""
 
     def add_connection(self, connection: ServerConnection) -> None:
         """Add a connection and determine its rights.
@@ -81,8 +87,14 @@ class Access:
         """Remove a connection that was closed."""
         connections = self._open.get(connection.peer.uid, {})
         connections.pop(connection, None)
-        if not connections:
-            self._open.pop(connection.peer.uid, None)
+        if not connections and self._open.pop(connection.peer.uid, None) is not None:
+            self._note_groups(connection.peer.uid, _groups_of(connection.peer))
+
+    def _note_groups(self, uid: int, groups: Collection[int]) -> None:
+        self._groups.pop(uid, None)
+        self._groups[uid] = groups
+        if len(self._groups) > USERS_MAX:
+            del self._groups[next(iter(self._groups))]
 
     def may_take_reserved_place(self, connection: ServerConnection) -> bool:
         """Return whether the user is root, the daemon's own user, or may manage models."""
@@ -92,13 +104,14 @@ class Access:
     def set_rules(self, rules: Sequence[Rule]) -> None:
         """Replace the rules, also for the open connections."""
         self._rules = tuple(rules)
+        self._groups.clear()
         for connections in self._open.values():
             for connection in connections:
                 connections[connection] = self._rights_by_rules(connection)
 
     def _rights_by_rules(self, connection: ServerConnection) -> Rights:
         peer = connection.peer
-        return rights_of(self._rules, peer.uid, {peer.gid, *peer.groups}, self._own)
+        return rights_of(self._rules, peer.uid, _groups_of(peer), self._own)
 
     def rights_of_connection(self, connection: ServerConnection) -> Rights:
         """Return the rights of a connection's user."""
@@ -110,7 +123,9 @@ class Access:
         connections = self._open.get(uid)
         if connections:
             return next(reversed(connections.values())).quota
-        return rights_of(self._rules, uid, (), self._own).quota
+        if uid not in self._groups and any(rule.groups for rule in self._rules):
+            self._note_groups(uid, groups_of_user(uid))
+        return rights_of(self._rules, uid, self._groups.get(uid, ()), self._own).quota
 
     def check_request(self, request: Request) -> None:
         """Check that the user has the right to a call and to its priority.
@@ -140,6 +155,10 @@ class Access:
         if Right.MANAGE not in allowed:
             raise _denied(connection, Right.MANAGE, "cancel or park the turns of other users")
         return True
+
+
+def _groups_of(peer: Peer) -> Collection[int]:
+    return {peer.gid, *peer.groups}
 
 
 def _denied(connection: ServerConnection, right: Right, action: str) -> PermissionDenied:

@@ -19,8 +19,7 @@ from ...backends.params import Options, parse_json_options
 from ...ipc import messages as w
 from ...ipc.server.server_connection import Request
 from ...scheduler.priority import Priority
-from ...sessions.admission.kept_bytes import memory_bytes
-from ..core import Daemon, Graph
+from ..core import Daemon
 from ..models.lease import Lease
 from ..models.model import PassedFile
 from ..models.similarity import overridden_requests
@@ -28,8 +27,6 @@ from ..residency.model_files import identity_of
 from ..residency.residency import ResidencyRequest
 from .arguments import metadata_text, number_of
 
-GRAPHS_MAX = 1000
-"""Graphs per connection."""
 PRELOAD = b"preload:"
 NAME_BYTES_MAX = 256
 _SEALS_REQUIRED = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK
@@ -127,35 +124,22 @@ async def _open_graph(
     daemon: Daemon, request: Request, lease: Lease, options: Options
 ) -> w.GraphResult:
     """Load the leased model if needed, then publish the graph."""
-    try:
+    with daemon.graphs.opening(request.connection, lease, options) as graph:
         daemon.check_open()
-        if sum(g.connection is request.connection for g in daemon.graphs.values()) >= GRAPHS_MAX:
-            raise InvalidArgument(
-                f"{GRAPHS_MAX} graphs are loaded on this connection", hint="unload some"
-            )
-        size = memory_bytes(options.values, options.ignored)
-        daemon.ledger.kept_bytes.check_growth(request.uid, size)
         lease.model.note_requested(options.values)
         now = daemon.registry.seconds()
         gate_request = ResidencyRequest(Priority.NORMAL, now, owner=request.uid)
         on_progress = partial(_send_progress, request) if request.params.progress else None
         async with daemon.registry.gate.admit(lease.model, gate_request, on_progress):
             worker = await lease.ready()
-    except BaseException:
-        lease.close()
-        raise
-    graph = Graph(daemon.new_handle(), request.connection, lease)
-    info, requested, configured = worker.info, options.level("model"), lease.model.options()
-    not_applied = _not_applied(requested, info, lease.model.fitted, worker.spec)
-    graph.not_applied = not_applied | overridden_requests(requested, configured)
-    graph.ignored = options.ignored
-    own = options.level("context", "request")
-    origins = dict.fromkeys(info.sampling, "file") | dict.fromkeys(configured, "model")
-    graph.origins = {k: v for k, v in origins.items() if k not in own}
-    graph.options = info.sampling | configured | own
-    graph.options["ctx-size"] = min(requested.get("ctx-size") or info.ctx_size, info.ctx_size)
-    daemon.graphs[graph.handle] = graph
-    daemon.ledger.kept_bytes.add_holder(graph, request.uid, graph.kept_bytes)
+        info, requested, configured = worker.info, options.level("model"), lease.model.options()
+        not_applied = _not_applied(requested, info, lease.model.fitted, worker.spec)
+        graph.not_applied = not_applied | overridden_requests(requested, configured)
+        own = options.level("context", "request")
+        origins = dict.fromkeys(info.sampling, "file") | dict.fromkeys(configured, "model")
+        graph.origins = {k: v for k, v in origins.items() if k not in own}
+        graph.options = info.sampling | configured | own
+        graph.options["ctx-size"] = min(requested.get("ctx-size") or info.ctx_size, info.ctx_size)
     return w.GraphResult(
         graph=graph.handle,
         model=lease.name,
@@ -204,7 +188,7 @@ async def unload(daemon: Daemon, request: Request) -> w.Empty:
     the model before returning if nothing uses it.
     """
     graph = daemon.graph(request)
-    daemon.remove_graph(graph)
+    daemon.graphs.remove_graph(graph)
     for session in daemon.sessions.live:
         if session.model is graph.lease:
             session.unload()
@@ -225,7 +209,7 @@ async def deinit_backend(daemon: Daemon, request: Request) -> w.Empty:
     """Close the connection's sessions and graphs."""
     for session in daemon.sessions.live.sessions_of(request.connection):
         await daemon.sessions.close_session(session)
-    daemon.close_graphs(request.connection)
+    daemon.graphs.close_graphs(request.connection)
     return w.Empty()
 
 

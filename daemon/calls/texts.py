@@ -23,7 +23,8 @@ from ...scheduler.embeddings.inputs import check_text
 from ...scheduler.messages import Embedded
 from ...scheduler.priority import Priority, Requester
 from ...sessions import Parameters, Session, SessionSettings, Turn, TurnOptions
-from ..core import Daemon, Graph
+from ..core import Daemon
+from ..graph_table import Graph
 from .arguments import TIMEOUT_S_MIN, turn_options
 from .chat_messages import checked_messages
 

@@ -12,15 +12,18 @@ from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import anyio
 import structlog
 
 from ...backends.errors import InferdError
-from .eviction import EvictionCandidate
+from ..workers.worker import Worker
 from .machine import MachineMemory
 from .sizes import headroom_bytes
+
+if TYPE_CHECKING:
+    from ..models.registry import Registry
 
 log = structlog.get_logger()
 
@@ -138,39 +141,27 @@ def _grown(before: float | None, now: float | None) -> float:
     return now - before if before is not None and now is not None else 0.0
 
 
-class StateHolder(Protocol):
-    """A worker with KV states in memory."""
-
-    async def set_low_memory(self, *, on: bool) -> int:
-        """Switch low-memory mode; return the bytes of the KV states that it drops."""
-
-
 class MemoryWatch:
     """Reads the memory and carries out the acts of `Pressure`. Lives on the daemon's event loop.
 
-    *free_bytes* returns the bytes free beside the models, *evict_idle* evicts an idle model, and
     *note_reading* is called after each reading, with the reason of a failure or None.
     """
 
     def __init__(
         self,
+        registry: Registry,
         machine: MachineMemory,
-        workers: Callable[[], Collection[StateHolder]],
-        free_bytes: Callable[[], int],
-        evict_idle: Callable[[], EvictionCandidate | None],
         note_reading: Callable[[str | None], None],
-        seconds: Callable[[], float],
-        pace: Pace | None = None,
+        pace: Pace,
     ):
-        self._note_reading = note_reading
-        self._machine, self._workers = machine, workers
-        self._free_bytes, self._evict_idle, self._seconds = free_bytes, evict_idle, seconds
-        self._pace = pace or Pace()
+        self._registry, self._machine = registry, machine
+        self._workers = registry.catalog.ready_workers
+        self._note_reading, self._pace = note_reading, pace
         self._pressure = Pressure(self._pace)
         counts = ("low_events", "kv_bytes_freed", "models_unloaded", "model_bytes_freed")
         self._counts = dict.fromkeys(counts, 0)
         """Counts since the start; `low_events`: how often memory became short."""
-        self._in_low_memory_mode: set[StateHolder] = set()
+        self._in_low_memory_mode: set[Worker] = set()
         self._last: Reading | None = None
         self._is_helpless = False
 
@@ -197,8 +188,8 @@ class MemoryWatch:
     async def _check(self) -> None:
         try:
             reading = Reading(
-                self._seconds(),
-                self._free_bytes(),
+                self._registry.seconds(),
+                self._registry.budget.reservations.machine_free_bytes(),
                 self._machine.total_bytes(),
                 self._machine.stalled_s(),
                 self._machine.own_stalled_s(),
@@ -231,7 +222,7 @@ class MemoryWatch:
                 log.info("memory.recovered", free_bytes=free_bytes)
 
     def _evict_model(self, free_bytes: int) -> None:
-        evicted, was_helpless = self._evict_idle(), self._is_helpless
+        evicted, was_helpless = self._registry.budget.evict_idle(), self._is_helpless
         self._is_helpless = evicted is None
         if evicted is not None:
             self._counts["models_unloaded"] += 1
@@ -240,7 +231,7 @@ class MemoryWatch:
         elif not was_helpless:
             log.warning("memory.still_low", free_bytes=free_bytes)
 
-    async def _set_low_memory_mode(self, workers: Collection[StateHolder], *, on: bool) -> int:
+    async def _set_low_memory_mode(self, workers: Collection[Worker], *, on: bool) -> int:
         """Switch the low-memory mode of *workers*; return the bytes that it frees."""
         before = self._counts["kv_bytes_freed"]
         async with anyio.create_task_group() as group:
@@ -248,7 +239,7 @@ class MemoryWatch:
                 group.start_soon(self._switch_worker, worker, on)
         return self._counts["kv_bytes_freed"] - before
 
-    async def _switch_worker(self, worker: StateHolder, on: bool) -> None:
+    async def _switch_worker(self, worker: Worker, on: bool) -> None:
         self._in_low_memory_mode.add(worker)
         with anyio.move_on_after(WORKER_ANSWER_S_MAX):
             try:

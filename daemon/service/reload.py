@@ -15,7 +15,7 @@ import structlog
 from ..config.declaration import Applies, hyphens
 from ..config.settings import Config, applies
 from ..config.sources import ConfigError
-from ..core import Daemon, dormant_limits
+from ..core import Daemon
 from ..logs.setup import logs
 from .notifier import ServiceNotifier
 
@@ -100,22 +100,7 @@ def _cause(lines: list[str]) -> str:
 
 def _apply(daemon: Daemon, config: Config) -> list[str]:
     """Apply *config*; return the models that keep the old configuration until their next load."""
-    daemon.config = config
-    bounds = daemon.ledger.bounds
-    bounds.tasks_max = config.tasks_waiting_max
-    bounds.tasks_owner_max = config.tasks_waiting_user_max
-    bounds.prompt_tokens_max = config.prompt_tokens_waiting_max
-    bounds.prompt_tokens_owner_max = config.prompt_tokens_waiting_user_max
-    bounds.sessions_owner_max = config.sessions_user_max
-    bounds.session_bytes_owner_max = config.session_bytes_user_max
-    daemon.access.set_rules(config.access)
-    daemon.server.places.connections_max = config.connections_max
-    daemon.limit_descriptors(config)
-    daemon.sessions.set_limits(
-        sessions_max=config.sessions_max,
-        idle_timeout_s=config.idle_timeout_ms / 1000,
-        dormant_limits=dormant_limits(config),
-    )
+    daemon.apply_config(config)
     logs.apply_config(config)
     daemon.use_logging()
     return daemon.registry.reconfigure(config)

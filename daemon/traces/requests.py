@@ -124,8 +124,8 @@ def _session_of(daemon: Daemon, request: Request) -> Session | None:
 
 
 def _lease_of(daemon: Daemon, request: Request) -> ModelSource | None:
-    graph = daemon.graphs.get(getattr(request.params, "graph", 0))
-    return None if graph is None or graph.connection is not request.connection else graph.lease
+    graph = daemon.graphs.find_graph(request.connection, getattr(request.params, "graph", 0))
+    return None if graph is None else graph.lease
 
 
 def _ends_earlier_turn(request: Request, session: Session | None, exc: BaseException) -> bool:

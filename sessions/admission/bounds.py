@@ -70,8 +70,8 @@ class WaitingCounts:
 class AdmissionBounds:
     """The configured bounds; `quota_of` returns the bounds of one user."""
 
-    tasks_max: int
-    tasks_owner_max: int
+    tasks_max: int = 0
+    tasks_owner_max: int = 0
     prompt_tokens_max: int = 1 << 20
     prompt_tokens_owner_max: int = 1 << 19
     sessions_owner_max: int = 0

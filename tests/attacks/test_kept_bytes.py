@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from tests.raw import RawClient
 BYTES_MAX = 1_000_000
 LONG = "x" * 60_000
 ONE_TOKEN = {"n-predict": 1}
+STAFF = 4711
 BOUND = f"session-bytes-user-max = {BYTES_MAX}\n"
 MODELS = echo_model("m", slots=2, ctx_size=4096) + echo_model("slow", slots=1, step_ms=5)
 
@@ -176,3 +177,29 @@ def test_one_user_opens_half_of_the_sessions_at_most() -> None:
             ada.call("init_execution_context", graph=graph)
         assert caught.value.data["bound"] == "sessions-user-max"
         bob.context("m")
+
+
+def test_graphs_that_are_being_loaded_count() -> None:
+    """Otherwise calls that load at the same time would exceed the bound together."""
+    with two_users_of(BOUND + MODELS + echo_model("late", load_ms=500)) as (ada, _):
+        config = '{"grammar": "' + LONG + '"}'
+        call: dict[str, Any] = {"name": "late", "config": config}
+        numbers = [ada.start_request("load_by_name_with_config", **call) for _ in range(40)]
+        accepted = 0
+        for number in numbers:
+            with suppress(QuotaExceeded):
+                accepted += "graph" in ada.wait_result(number)
+        assert 5 < accepted < BYTES_MAX / len(LONG)
+
+
+def test_the_bound_of_a_group_holds_while_its_user_is_not_connected() -> None:
+    rules = f"[access.staff]\ngroups = [{STAFF}]\nsession-bytes-max = {BYTES_MAX}\n"
+    bound = "session-bytes-user-max = 50000\n"
+    with daemon_for_all(bound + MODELS + rules) as daemon, client_of(daemon, BOB) as bob:
+        with client_of(daemon, ADA, [STAFF]) as ada:
+            context, _ = session_of(ada, "large")
+            ada.call("set_options", context=context, options={"grammar": LONG})
+            ada.call("finalize_execution_context", context=context, keep=True)
+        bob.set_input(bob.context("m"), b"a session that grows deletes excess ones")
+        with client_of(daemon, ADA, [STAFF]) as ada:
+            assert session_of(ada, "large")[1], "it exists still"

@@ -20,7 +20,7 @@ class Stranger:
     """A stand-in for the connection of another user."""
 
     def __init__(self, uid: int, groups: Sequence[int] = ()):
-        self.peer = Peer(1, uid, uid, frozenset(groups))
+        self.peer, self.uid = Peer(1, uid, uid, frozenset(groups)), uid
         self.number = 1
 
 

@@ -229,7 +229,9 @@ def limits_of_the_code() -> dict[str, float]:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not module.name.startswith(clients):
                 found |= constants(importlib.import_module(module.name))
-    return found | constants(importlib.import_module("inferd.daemon.core"))
+    for name in ("core", "graph_table"):
+        found |= constants(importlib.import_module(f"inferd.daemon.{name}"))
+    return found
 
 
 def constants(module: types.ModuleType) -> dict[str, float]:

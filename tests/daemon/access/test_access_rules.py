@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 from itertools import chain, combinations
 from typing import Any, get_args
 
@@ -149,7 +150,7 @@ def test_a_quota_goes_by_the_connection_opened_last_of_those_that_are_open() -> 
     def sessions_max() -> int | None:
         return access.quota_of(ADA).sessions_max
 
-    assert sessions_max() == 1, "of somebody who is not here only the number is known"
+    assert sessions_max() == 1, "the system knows no groups of this number"
     access.add_connection(connections[STAFF])
     assert sessions_max() == 7
     access.add_connection(connections[GUESTS])
@@ -164,7 +165,26 @@ def test_a_quota_goes_by_the_connection_opened_last_of_those_that_are_open() -> 
     assert sessions_max() == 7
     access.remove_connection(connections[STAFF])
     access.remove_connection(connections[STAFF])
+    assert sessions_max() == 7, "its dormant sessions stay within the same bound"
+    access.set_rules(rules)
     assert sessions_max() == 1
+
+
+def test_the_system_names_the_groups_of_a_user_who_was_never_connected() -> None:
+    user = next(u for u in pwd.getpwall() if u.pw_uid not in (ROOT, OWN))
+    access = Access([Rule(name="r", groups=frozenset({user.pw_gid}), sessions_max=3)], OWN)
+    assert access.quota_of(user.pw_uid).sessions_max == 3
+    assert access.quota_of(1 << 30).sessions_max is None
+
+
+def test_the_groups_of_few_users_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferd.daemon.access.rights.USERS_MAX", 2)
+    access = Access([Rule(name="r", groups=frozenset({STAFF}), sessions_max=3)], OWN)
+    for uid in (ADA, BOB, ADA, BOB + 1):
+        connection: Any = Stranger(uid, [STAFF])
+        access.add_connection(connection)
+        access.remove_connection(connection)
+    assert [access.quota_of(uid).sessions_max for uid in (ADA, BOB, BOB + 1)] == [3, None, 3]
 
 
 def test_the_classes_are_the_schedulers() -> None:

@@ -10,12 +10,14 @@ import anyio
 import pytest
 
 from inferd.backends.errors import Busy
+from inferd.backends.params import Options
 from inferd.daemon.calls.residency_requests import admitted
 from inferd.daemon.config.model_settings import ModelConfig
 from inferd.daemon.config.settings import Config
-from inferd.daemon.core import Daemon, Graph
+from inferd.daemon.core import Daemon
 from inferd.daemon.models.specs import spec_of
 from inferd.sessions.admission.bounds import Ticket
+from tests.daemon.other_users import Stranger
 
 MODELS = {
     "plain": ModelConfig(backend="echo"),
@@ -35,8 +37,9 @@ async def ticket_for(daemon: Daemon, name: str, monkeypatch: pytest.MonkeyPatch)
         pytest.fail("the model is not loaded")
 
     lease = daemon.registry.lease(name, uid=1)
-    connection: Any = SimpleNamespace(peer=SimpleNamespace(uid=1))
-    graph = daemon.graphs[7] = Graph(7, connection, lease)
+    connection: Any = Stranger(1)
+    with daemon.graphs.opening(connection, lease, Options()) as graph:
+        pass
     params = SimpleNamespace(graph=graph.handle, priority="", queue_timeout_s=0.0, timeout_s=0.0)
     request: Any = SimpleNamespace(call="embed", params=params, connection=connection, uid=1)
     monkeypatch.setattr(daemon.ledger, "add_ticket", refuse)

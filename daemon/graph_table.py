@@ -1,0 +1,108 @@
+"""The clients' graphs: leases on models, with parameters of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..backends.errors import InvalidArgument
+from ..backends.params import Options
+from ..ipc.server.server_connection import ServerConnection
+from ..sessions.admission.kept_bytes import KeptBytes, memory_bytes
+from .models.lease import Lease
+
+GRAPHS_MAX = 1000
+"""Graphs per connection."""
+
+
+class Graph:
+    """A client's graph."""
+
+    def __init__(self, handle: int, connection: ServerConnection, lease: Lease, requested: Options):
+        self.handle, self.connection, self.lease = handle, connection, lease
+        self.is_loaded = False
+        """Whether the model was loaded for it, and calls may use it."""
+        self.options = requested.values
+        self.origins: dict[str, str] = {}
+        """The sources of options: the model file or the model's configuration, else the graph."""
+        self.not_applied: dict[str, Any] = {}
+        self.ignored = requested.ignored
+
+    @property
+    def kept_bytes(self) -> int:
+        """The memory that it takes."""
+        return memory_bytes(self.options, self.origins, self.not_applied, self.ignored)
+
+
+class GraphTable:
+    """The graphs by connection and handle. Owned by the daemon's event loop.
+
+    A graph counts before its model is loaded: else calls that load at the same time would exceed
+    the bounds together.
+    """
+
+    def __init__(self, new_handle: Callable[[], int], kept_bytes: KeptBytes):
+        self._new_handle, self._kept_bytes = new_handle, kept_bytes
+        self._graphs: dict[ServerConnection, dict[int, Graph]] = {}
+
+    @contextmanager
+    def opening(
+        self, connection: ServerConnection, lease: Lease, requested: Options
+    ) -> Iterator[Graph]:
+        """Yield a new graph, which calls may use after this context; an error in it closes *lease*.
+
+        :raises InvalidArgument: the connection has too many graphs.
+        :raises QuotaExceeded: its user's sessions and graphs would become too large.
+        """
+        graph = Graph(self._new_handle(), connection, lease, requested)
+        try:
+            graphs = self._graphs.setdefault(connection, {})
+            if len(graphs) >= GRAPHS_MAX:
+                raise InvalidArgument(
+                    f"{GRAPHS_MAX} graphs are loaded on this connection", hint="unload some"
+                )
+            self._kept_bytes.check_growth(connection.uid, graph.kept_bytes)
+            # No `await` up to here since the checks.
+            graphs[graph.handle] = graph
+            self._kept_bytes.add_holder(graph, connection.uid, graph.kept_bytes)
+            yield graph
+        except BaseException:
+            self.remove_graph(graph)
+            lease.close()
+            raise
+        graph.is_loaded = True
+        self._kept_bytes.set_bytes(graph, graph.kept_bytes)
+
+    def find_graph(self, connection: ServerConnection, handle: int) -> Graph | None:
+        """Return a loaded graph of a connection."""
+        graph = self._graphs.get(connection, {}).get(handle)
+        return graph if graph is not None and graph.is_loaded else None
+
+    def get_graph(self, connection: ServerConnection, handle: int) -> Graph:
+        """Return a loaded graph of a connection.
+
+        :raises InvalidArgument: the connection has no such graph.
+        """
+        graph = self.find_graph(connection, handle)
+        if graph is None:
+            raise InvalidArgument(
+                f"there is no graph {handle} on this connection",
+                hint="load it: handles are valid until unload or the end of their connection",
+            )
+        return graph
+
+    def remove_graph(self, graph: Graph) -> None:
+        """Remove a graph, whose lease the caller closes."""
+        graphs = self._graphs.get(graph.connection, {})
+        graphs.pop(graph.handle, None)
+        if not graphs:
+            self._graphs.pop(graph.connection, None)
+        self._kept_bytes.remove_holder(graph)
+
+    def close_graphs(self, connection: ServerConnection) -> None:
+        """Close the loaded graphs of a connection, and their leases."""
+        for graph in tuple(self._graphs.get(connection, {}).values()):
+            if graph.is_loaded:
+                self.remove_graph(graph)
+                graph.lease.close()
