@@ -108,9 +108,9 @@ class FailedLoads:
 
 def _is_permanent(error: InferdError) -> bool:
     """Return whether the same load would fail again. Memory may become free, but never more than
-    the total. The death of the process or an upgrade proves nothing about the file.
+    the total. Death or silence of the process and an upgrade prove nothing about the file.
     """
-    if error.data.get("cause") in ("died", "upgraded"):
+    if error.data.get("cause") in ("died", "upgraded", "silent"):
         return False
     if isinstance(error, OutOfMemory):
         return int(error.data.get("needed_bytes", 0)) > int(error.data.get("total_bytes", 0))

@@ -21,6 +21,7 @@ from ..residency.machine import OomKills
 from ..residency.model_files import Signature, files_in_use, signature_of
 from ..workers.cores import Cores
 from ..workers.deaths import Death
+from ..workers.spawner import SpawnedProcess
 from ..workers.tasks import WorkerListener
 from ..workers.worker import Worker
 from .catalog import ModelCatalog
@@ -140,7 +141,10 @@ class WorkerLauncher:
         except Exception:  # any failure ends this worker alone
             log.exception("worker.failed", model=model.name, pid=worker.pid)
         finally:
-            self.load_queue.leave(worker)
+            if worker.remains is None:
+                self.load_queue.leave(worker)
+            else:
+                self._group.start_soon(self._wait_for_remains, worker, worker.remains)
         model = self._events.pop(worker).model
         if model.worker is worker:
             model.worker = None
@@ -154,9 +158,14 @@ class WorkerLauncher:
     def _serves_others(self, owner: int) -> bool:
         return any(w.client.tasks.serves_others(owner) for w in self._catalog.all_workers())
 
+    async def _wait_for_remains(self, worker: Worker, process: SpawnedProcess) -> None:
+        """Wait for a process that could not be ended."""
+        await process.wait_gone()
+        self.load_queue.leave(worker)
+
     async def _wait_for_place(self, model: ManagedModel, worker: Worker) -> None:
         """Wait for a place among the loads, unless the load is waiting for memory."""
-        if worker.unloading or self.budget.load_waits(worker):
+        if worker.unloading or self.budget.loads.is_waiting(worker):
             return
         request = model.residency.first_request(self._seconds())
         priority = Priority.NORMAL if request is None else request.priority
@@ -164,8 +173,10 @@ class WorkerLauncher:
         await self.load_queue.wait_for_place(worker, priority, owner)
 
     async def _note_loaded(self, model: ManagedModel, worker: Worker, started: float) -> None:
-        await worker.loaded.wait()
-        self.load_queue.leave(worker)
+        if await worker.end_still_load(waits=lambda: self.budget.loads.is_waiting(worker)):
+            self.load_queue.note_stuck(worker)
+        else:
+            self.load_queue.leave(worker)
         self._notify_loads_changed()
         took = round(self._seconds() - started, 3)
         error = worker.error
@@ -238,7 +249,7 @@ class WorkerEvents(WorkerListener):
             estimate = msgspec.structs.replace(estimate, need=need)
         estimate = with_adapters(estimate, self.worker.spec)
         self._launcher.budget.decide_load(self.model, self.worker, estimate)
-        if self._launcher.budget.load_waits(self.worker):
+        if self._launcher.budget.loads.is_waiting(self.worker):
             self._launcher.load_queue.leave(self.worker)
         self._launcher.registry.gate.advance()
 

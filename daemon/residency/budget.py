@@ -50,12 +50,12 @@ class MemoryBudget:
     ):
         self._models, self._seconds = models, seconds
         self.reservations = Reservations(limit, machine)
-        self._loads = PendingLoads()
+        self.loads = PendingLoads()
 
     def decide_load(self, model: ResidentModel, worker: Worker, report: MemoryEstimate) -> None:
         """Decide on a load: it proceeds, shrinks, waits, or is refused."""
         if not worker.unloading:
-            self._decide(self._loads.note_report(model, worker, report))
+            self._decide(self.loads.note_report(model, worker, report))
 
     def reserve_embedding(self, model: ResidentModel, worker: Worker) -> list[Worker]:
         """Reserve the memory of a loaded worker's embedding context. If idle models are evicted for
@@ -93,21 +93,12 @@ class MemoryBudget:
     def note_exited(self, worker: Worker) -> None:
         """Release all memory of a worker that has exited."""
         self.reservations.release(worker)
-        self._loads.remove(worker)
-        self._loads.mark_outdated()
-
-    @property
-    def has_waiting_loads(self) -> bool:
-        """Whether a load waits for evictions."""
-        return self._loads.has_waiting
-
-    def load_waits(self, worker: Worker) -> bool:
-        """Return whether a worker's load waits for evictions."""
-        return self._loads.is_waiting(worker)
+        self.loads.remove(worker)
+        self.loads.mark_outdated()
 
     def next_request(self, now: float) -> tuple[ResidencyRequest | None, set[str]]:
         """Return the next request to get memory, and the names of the models to evict for it."""
-        for load in self._loads.in_order(now):
+        for load in self.loads.in_order(now):
             first = load.model.residency.first_request(now)
             if first is not None:
                 return first, {victim.name for victim in self._victims(load, now) or ()}
@@ -115,7 +106,7 @@ class MemoryBudget:
 
     def retry_waiting_loads(self, now: float) -> None:
         """Decide again on the waiting loads."""
-        for load in self._loads.in_order(now):
+        for load in self.loads.in_order(now):
             if not load.is_waiting or load.worker.unloading:
                 continue
             if load.outdated:
@@ -151,7 +142,7 @@ class MemoryBudget:
             # No `await` up to here since the free bytes were read: else two loads get them.
             self._grant(load)
         elif not model.load_waiters:
-            self._loads.remove(load.worker)
+            self.loads.remove(load.worker)
             load.worker.quit()
         elif victims is not None or (model.residency.is_wanted and fits):
             if not load.is_waiting:
@@ -168,7 +159,7 @@ class MemoryBudget:
     def _shortage(self, load: PendingLoad, now: float) -> DeviceShortage | None:
         """Return a device that lacks memory for a load and the loads ahead of it, if any."""
         reserved: Counter[str] = self.reservations.loading_on_devices()
-        for other in self._loads.ahead_of(load, now):
+        for other in self.loads.ahead_of(load, now):
             reserved.update(other.report.need.devices)
         return find_device_shortage(load.report.need, load.report.devices, reserved)
 
@@ -210,7 +201,7 @@ class MemoryBudget:
         )
 
     def _bytes_ahead(self, load: PendingLoad, now: float) -> int:
-        return sum(other.report.need.total for other in self._loads.ahead_of(load, now))
+        return sum(other.report.need.total for other in self.loads.ahead_of(load, now))
 
     def _candidates(
         self, load: PendingLoad, now: float, device: str = ""
@@ -249,7 +240,7 @@ class MemoryBudget:
     def _grant(self, load: PendingLoad) -> None:
         model, shape = load.model, load.report.shape
         self.reservations.reserve(load.worker, load.report.need)
-        self._loads.remove(load.worker)
+        self.loads.remove(load.worker)
         model.residency.begin_residency(self._seconds(), shape.slots)
         model.fitted = reduced_parameters(load.first_shape, shape)
         if model.fitted:
@@ -264,7 +255,7 @@ class MemoryBudget:
                 model.evict()
 
     def _refuse(self, load: PendingLoad, shortage: DeviceShortage | None, free: int) -> None:
-        self._loads.remove(load.worker)
+        self.loads.remove(load.worker)
         name, need, shape = load.model.name, load.report.need, load.report.shape
         if shortage is not None:
             error = device_refusal(name, shape, shortage)

@@ -74,7 +74,7 @@ class ResidencyGate(Generic[ModelT]):
         :raises Timeout: one of the request's timeouts has passed.
         """
         try:
-            if model.loaded is not None and not self._budget.has_waiting_loads:
+            if model.loaded is not None and not self._budget.loads.has_waiting:
                 # An `await` between this check and the admission would let the model be unloaded.
                 model.residency.admit_request(request)
             else:
@@ -88,7 +88,7 @@ class ResidencyGate(Generic[ModelT]):
     def try_admit(self, model: ModelT, request: ResidencyRequest) -> Iterator[bool]:
         """Admit *request* to a loaded model if it need not wait; yield whether it was admitted."""
         try:
-            if self._budget.has_waiting_loads:
+            if self._budget.loads.has_waiting:
                 model.residency.queue_request(request, ())
                 self.advance()
             else:
@@ -100,7 +100,7 @@ class ResidencyGate(Generic[ModelT]):
     def _end(self, model: ModelT, request: ResidencyRequest) -> None:
         now = model.used_at = self._seconds()
         model.residency.end_request(request, now)
-        if self._budget.has_waiting_loads:
+        if self._budget.loads.has_waiting:
             self.advance()
 
     async def _wait(
@@ -140,14 +140,14 @@ class ResidencyGate(Generic[ModelT]):
                 for request in model.residency.admit_waiting(other, now):
                     request.wake()
         self._budget.retry_waiting_loads(now)
-        if self._budget.has_waiting_loads and not self._keeps_advancing:
+        if self._budget.loads.has_waiting and not self._keeps_advancing:
             self._keeps_advancing = True
             self._start(self._keep_advancing)
 
     async def _keep_advancing(self) -> None:
         """Advance while a load waits: no event reports absent readers or ended residencies."""
         try:
-            while self._budget.has_waiting_loads:
+            while self._budget.loads.has_waiting:
                 await anyio.sleep(ADVANCE_S)
                 for _, request in self.waiting_requests:
                     if request.listener is not None:

@@ -36,15 +36,19 @@ class QueuedLoad(NamedTuple):
 
 
 def next_load(
-    waiting: Iterable[QueuedLoad], loading: Iterable[int | None], served: dict[int | None, int]
+    waiting: Iterable[QueuedLoad],
+    loading: Iterable[int | None],
+    served: dict[int | None, int],
+    stuck: Iterable[int | None] = (),
 ) -> QueuedLoad | None:
     """Return the next load to get a place, or None. *loading* are the owners of the loads that have
-    one. *served* numbers the users' latest loads: within a priority class, the user whose latest
-    load began first is next.
+    one, *stuck* those of `LoadQueue.note_stuck`. *served* numbers the users' latest loads: within a
+    priority class, the user whose latest load began first is next.
     """
     places = list(loading)
     if len(places) >= LOADS_MAX:
         return None
+    places += stuck
     found = [load for load in waiting if places.count(load.owner) < LOADS_USER_MAX]
     return min(
         found,
@@ -66,6 +70,7 @@ class LoadQueue:
         self._waiting: dict[Hashable, tuple[QueuedLoad, anyio.Event]] = {}
         self._loading: dict[Hashable, tuple[int | None, float]] = {}
         """The owners of the loads that have a place, and when each got it."""
+        self._stuck: dict[Hashable, int | None] = {}
         self._served: dict[int | None, int] = {}
         self._numbers = count()
 
@@ -86,13 +91,25 @@ class LoadQueue:
         if granted is not None:
             granted.set()
 
-    def leave(self, key: Hashable) -> None:
-        """Give up a load's place, or end its wait for one."""
-        self.end_wait(key)
+    def note_stuck(self, key: Hashable) -> None:
+        """Give a load's place to another user: its process does not end. Its own user may have one
+        load less until `leave`, so that such processes do not pile up.
+        """
+        if key in self._loading:
+            self._stuck[key], _ = self._loading[key]
+            self._give_up_place(key)
+
+    def _give_up_place(self, key: Hashable) -> None:
         owner, began_s = self._loading.pop(key, (None, 0.0))
         if owner is not None:
             self._shares.take(owner, self._clock() - began_s)
         self.grant_places()
+
+    def leave(self, key: Hashable) -> None:
+        """Give up a load's place, or end its wait for one."""
+        self.end_wait(key)
+        self._stuck.pop(key, None)
+        self._give_up_place(key)
 
     def grant_places(self) -> None:
         """Grant the free places, now and when the first of the waiting users may load again."""
@@ -102,7 +119,7 @@ class LoadQueue:
         loads = {load: key for key, (load, _) in self._waiting.items()}
         pauses_s = {load.owner: self._pause_s(load.owner) for load in loads}
         ready = {load: key for load, key in loads.items() if not pauses_s[load.owner]}
-        while (chosen := next_load(ready, self._owners(), self._served)) is not None:
+        while chosen := next_load(ready, self._owners(), self._served, self._stuck.values()):
             key = ready.pop(chosen)
             _, granted = self._waiting.pop(key)
             self._served[chosen.owner] = next(self._numbers)

@@ -1,10 +1,12 @@
-"""Detection of a hung worker: one that has work and makes no progress."""
+"""Detection of a hung worker: one that has work, or loads its model, and makes no progress."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable
+
+import anyio
 
 from ...scheduler.recording.recorder import ActivityKind, Recorder
 from .spawner import KILLED_S
@@ -81,3 +83,20 @@ class HangDetector:
         if act.kind is ActivityKind.IDLE:
             return now - self._sent_at if act.at < self._sent_at else 0.0
         return now - act.at
+
+
+async def stands_still(
+    ended: anyio.Event, hang_s: float, signs: Callable[[], object | None]
+) -> bool:
+    """Wait for *ended*; return whether before that *signs* stayed the same for *hang_s*. They are
+    None while no progress is expected.
+    """
+    same = 0
+    before: object | None = None
+    while same < CHECKS:  # checks, and no clock: the daemon may be frozen together with the worker
+        with anyio.move_on_after(hang_s / CHECKS):
+            await ended.wait()
+            return False
+        now = signs()
+        same, before = same + 1 if before is not None and now == before else 0, now
+    return True

@@ -21,7 +21,7 @@ from .recovery import fail_readers, out_of_memory
 from .tasks import WorkerListener, WorkerTasks
 from .worker_process import describe_exit
 
-ClientText = tuple[int, bytes]
+ClientText = tuple[int, object]
 """The part of a query that a client supplied, with the client's user."""
 _NO_QUERY = 0
 """The query id of a command whose answer is not awaited."""
@@ -190,7 +190,7 @@ class ProcessClient:
         await self.query(lambda i: m.RemoveAdapter(i, adapter_id, force))
 
     async def query(
-        self, command: Callable[[int], m.Command], text: bytes = b"", owner: int = m.NOBODY.owner
+        self, command: Callable[[int], m.Command], text: object = b"", owner: int = m.NOBODY.owner
     ) -> Any:
         """Send the command that *command* returns for the query's id, and wait for its answer.
         *text* is the part that a client of *owner* supplied: it is quarantined if it crashes the
@@ -284,7 +284,7 @@ class ProcessTexts:
         rendered = list(messages)
         text, packed, appended = await self._client.query(
             lambda i: m.ChatPrompt(i, rendered, said, answer, rendering, turn, self._requester),
-            msgspec.msgpack.encode((rendered, rendering)),
+            (rendered, rendering),
             self._requester.owner,
         )
         return text, m.unpack_tokens(packed), appended

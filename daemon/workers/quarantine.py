@@ -48,7 +48,7 @@ class Quarantine:
         grammar = _grammar(spec) if while_sampling else None
         self._add(spec.owner, *(_hash(it) for it in (_task(spec), grammar) if it))
 
-    def add_text(self, owner: int, text: bytes) -> None:
+    def add_text(self, owner: int, text: object) -> None:
         """Quarantine a text that crashed the worker while it was tokenized or rendered."""
         self._add(owner, _hash(text))
 
@@ -58,7 +58,7 @@ class Quarantine:
             return None
         return self._refusal(model, spec.owner, _task(spec), _grammar(spec))
 
-    def refusal_of_text(self, model: str, owner: int, text: bytes) -> InferdError | None:
+    def refusal_of_text(self, model: str, owner: int, text: object) -> InferdError | None:
         """Return the error of a text that may not be tokenized or rendered; None: it may."""
         return self._refusal(model, owner, text)
 

@@ -59,6 +59,15 @@ class SpawnedProcess:
             os.close(self._pidfd)
         return None
 
+    async def wait_gone(self) -> None:
+        """Wait until a process that could not be ended has exited after all."""
+        pidfd = os.pidfd_open(self.pid)
+        try:
+            await anyio.wait_readable(pidfd)
+        finally:
+            os.close(pidfd)
+        self._process.wait()
+
 
 class Spawner:
     """Starts processes, one at a time."""

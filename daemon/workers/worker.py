@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
@@ -23,14 +23,14 @@ from ...scheduler.recording.engine_metrics import MetricsPage
 from ...scheduler.recording.recorder import ActivityKind, Recorder, create_record
 from .cores import LOADING
 from .deaths import Death
-from .hang_detector import HangDetector
+from .hang_detector import BUSY_SHARE, HangDetector, stands_still
 from .process_client import ProcessClient
 from .quarantine import Quarantine
 from .spawner import SpawnedProcess
 from .tasks import WorkerListener
 from .worker_link import WorkerLink, send_load
 from .worker_log import WorkerLog
-from .worker_process import cpu_seconds, describe_exit, other_build, spawn_worker
+from .worker_process import cpu_seconds, describe_exit, other_build, spawn_worker, usage_of
 
 HANG_S = 120.0
 REQUESTS_LOGGED_MAX = 20
@@ -66,6 +66,8 @@ class Worker:
         """Set once the process has exited."""
         self.died = False
         """The process has exited after its load, without an order to quit."""
+        self.remains: SpawnedProcess | None = None
+        """The process, if it could not be ended."""
         self._settings, self._kv_dir, self._hang_s = settings or {}, kv_dir, hang_s
         self._listener = listener
         self._has_embedding_context = False
@@ -162,6 +164,32 @@ class Worker:
         self.loaded.set()
         self.quit()
 
+    async def end_still_load(self, *, waits: Callable[[], bool]) -> bool:
+        """Wait for the load's end. End a load without progress for `hang_s`, except while it
+        *waits*, and return whether that was done: its file does not answer, and perhaps the process
+        cannot be killed.
+        """
+
+        def signs() -> object:
+            if not self.pid or waits():
+                return None
+            # Idle threads wake at times: only the CPU time of a computation counts.
+            computed = cpu_seconds(self.pid) // (BUSY_SHARE * self._hang_s)
+            return self.progress, computed, usage_of(self.pid)
+
+        if not await stands_still(self.loaded, self._hang_s, signs):
+            return False
+        self.refuse_load(
+            LoadFailed(
+                f"loading {self.spec.name!r} made no progress for {self._hang_s:g} s",
+                hint="check that the model's file can be read, and load it again",
+                data={"cause": "silent", "seconds": self._hang_s},
+            )
+        )
+        self._kill_hung_process()
+        self._link.end_exchange()
+        return True
+
     # The process.
 
     async def run(self) -> None:
@@ -256,6 +284,7 @@ class Worker:
     async def _wait_for_exit(self, process: SpawnedProcess | None) -> None:
         """Wait until the process has exited, or kill it, and settle its tasks and queries."""
         code = None if process is None else await process.wait()
+        self.remains = process if code is None else None
         if self._log is not None:
             self._log.close()
         self.exited.set()

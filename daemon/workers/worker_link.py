@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -65,6 +66,12 @@ class WorkerLink:
         finally:
             self._sock = None
             asyncio.get_running_loop().remove_writer(sock)
+
+    def end_exchange(self) -> None:
+        """End `exchange`, even if the process does not close its end."""
+        if self._sock is not None:
+            with suppress(OSError):  # the other end is already closed
+                self._sock.shutdown(socket.SHUT_RDWR)
 
     def _write(self) -> None:
         """Send the queued commands in one frame, or the part of it that the socket accepts."""

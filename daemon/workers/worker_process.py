@@ -8,6 +8,8 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from ...backends.errors import LoadFailed
 from ...scheduler.process.build import build_id
@@ -64,6 +66,15 @@ def cpu_seconds(pid: int) -> float:
         return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)
     except OSError:
         return 0.0
+
+
+def usage_of(pid: int) -> tuple[bytes, ...]:
+    """Return the files and the memory that a process has used: values to compare."""
+    used = []
+    for name in ("io", "statm"):
+        with suppress(OSError):  # it has exited, or hides them
+            used.append(Path(f"/proc/{pid}/{name}").read_bytes())
+    return tuple(used)
 
 
 def _environment() -> dict[str, str]:

@@ -9,8 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from inferd.backends.errors import QuotaExceeded
-from inferd.testing import RunningDaemon
+from inferd.backends.errors import LoadFailed, QuotaExceeded
+from inferd.testing import RunningDaemon, running_daemon
+from tests.attacks.silent_file import silent_file
 from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
 from tests.echo import echo_model
 from tests.raw import RawClient
@@ -109,3 +110,28 @@ def test_a_user_who_loads_model_after_model_waits_while_another_users_turn_runs(
         assert states["m2"] == ("loading", 0), "it waits for a place"
         bob.call("cancel", request=turn)
         ada.wait_result(third)
+
+
+def test_a_load_that_stands_still_fails_and_leaves_its_place() -> None:
+    config = "[daemon]\nworker-hang-timeout-s = 1\n"
+    config += "".join(echo_model(f"m{n}", load_ms=600_000) for n in range(3)) + echo_model("victim")
+    with running_daemon(config) as daemon, RawClient(daemon.socket) as client:
+        numbers = [client.start_request("load_by_name", name=f"m{n}") for n in range(3)]
+        assert client.context("victim"), "it waits for its place"
+        for number in numbers:
+            with pytest.raises(LoadFailed) as caught:
+                client.wait_result(number)
+            assert caught.value.data["cause"] == "silent" and caught.value.hint
+
+
+def test_loads_of_files_that_never_answer_leave_places_for_others() -> None:
+    config = "worker-hang-timeout-s = 2\n" + echo_model("victim")
+    with two_users(config) as (_, ada, bob), silent_file() as fd:
+        attempts = [
+            (user, user.start_request("load", [fd], builders=[], fd=0)) for user in (ada, bob)
+        ]
+        for user, number in attempts:
+            with pytest.raises(LoadFailed) as caught:
+                user.wait_result(number)
+            assert caught.value.data["cause"] == "silent"
+        bob.context("victim")

@@ -122,3 +122,28 @@ async def test_a_paused_load_begins_after_the_pause_or_when_the_turns_of_others_
         queue.leave("second")
         serves_others = True
         clock.now_s += 1000
+
+
+@pytest.mark.asyncio
+async def test_the_place_of_a_stuck_load_goes_to_another_user_and_stays_lost_to_its_own() -> None:
+    queue, begun = LoadQueue(lambda _: False, Clock()), list[str]()
+
+    async def begin(name: str, owner: int) -> None:
+        await queue.wait_for_place(name, Priority.NORMAL, owner)
+        begun.append(name)
+
+    async with anyio.create_task_group() as group:
+        for name, owner in (("a1", ADA), ("a2", ADA), ("a3", ADA), ("b1", BOB), ("c1", CYD)):
+            group.start_soon(begin, name, owner)
+        await anyio.wait_all_tasks_blocked()
+        assert begun == ["a1", "a2", "b1"]
+        queue.note_stuck("a1")
+        await anyio.wait_all_tasks_blocked()
+        assert begun == ["a1", "a2", "b1", "c1"]
+        queue.leave("b1")
+        queue.note_stuck("unknown")
+        await anyio.wait_all_tasks_blocked()
+        assert len(begun) == 4, "of two loads of a user, one is stuck and one has a place"
+        queue.leave("a1")
+        await anyio.wait_all_tasks_blocked()
+        assert begun[-1] == "a3"
