@@ -248,6 +248,13 @@ class Turn:
         return m.unpack_tokens(self.spec.tokens) + self.tokens
 
     @property
+    def history_size(self) -> int:
+        """The length of `history`."""
+        if self._shifted is not None:
+            return len(self._shifted)
+        return m.count_tokens(self.spec.tokens) + len(self.tokens)
+
+    @property
     def kept_bytes(self) -> int:
         """The memory that it takes, without its options."""
         numbers = len(self.tokens) + len(self._shifted or ()) + len(self.surprisals)

@@ -88,6 +88,10 @@ def _as_json(value: Any, bytes_max: int) -> Any:
         decoded = decode_json(text)
     except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError, RecursionError):
         raise ValueError(f"{shorten(value)} is not JSON") from None
+    try:
+        msgspec.msgpack.encode(decoded)
+    except OverflowError:  # JSON has longer numbers than the messages in which it is sent on
+        raise ValueError(f"{shorten(value)} has a whole number of more than 64 bits") from None
     if nests_deeper(decoded, DEPTH_MAX):
         raise ValueError(f"it nests more than {DEPTH_MAX} deep")
     return decoded

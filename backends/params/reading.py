@@ -274,8 +274,8 @@ def _bias(pair: Any) -> list[Any]:
     if not isinstance(pair, list) or len(pair) != 2:
         raise ValueError(f"{shorten(pair)} is not a pair of a token or text and a number or false")
     token, bias = pair
-    if isinstance(token, bool) or not isinstance(token, int | str) or token == "":
-        raise ValueError(f"{shorten(token)} is neither a token's number nor a text")
+    if not token or not isinstance(token, str):
+        read_token(token)
     if bias is False:
         return [token, False]
     if isinstance(bias, bool) or not isinstance(bias, int | float) or not math.isfinite(bias):

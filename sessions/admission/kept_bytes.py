@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from sys import getsizeof
 from typing import Any, Protocol
 
@@ -33,6 +33,28 @@ def memory_bytes(*values: Any) -> int:
         total += sum(map(getsizeof, parts))
         waiting += [part for part in parts if isinstance(part, _CONTAINERS)]
     return total
+
+
+class MemoryMeter:
+    """Counts the memory of maps again and again. A value in them is walked only the first time, as
+    it may be large; it is replaced, and never changed in place.
+    """
+
+    def __init__(self) -> None:
+        self._counted: dict[int, tuple[Any, int]] = {}
+        """Values with their sizes, by their ids: they stay alive here."""
+
+    def count_bytes(self, *maps: Mapping[str, Any]) -> int:
+        """Return the memory of *maps*. A value that occurs several times counts once."""
+        before, self._counted, total = self._counted, {}, 0
+        for values in maps:
+            total += getsizeof(values) + sum(map(getsizeof, values))
+            for value in values.values():
+                if id(value) not in self._counted:
+                    found = before.get(id(value)) or (value, memory_bytes(value))
+                    self._counted[id(value)] = found
+                    total += found[1]
+        return total
 
 
 class KeptBytesListener(Protocol):

@@ -55,6 +55,8 @@ class History:
     def __init__(self, system: str | None = None) -> None:
         self.prompt: list[int] = []
         self.messages: list[dict[str, Any]] = []
+        self.messages_bytes = 0
+        """Their memory; adding messages counts only these, as others may be many."""
         self.marks: list[Mark] = []
         self.shifted = False
         """A context shift has dropped ids: no other session can share the KV state."""
@@ -62,17 +64,18 @@ class History:
         """The template's last arguments other than the messages."""
         self.recomputed = NOTHING
         """The part of the history that the last messages have made obsolete."""
+        self._rendering_bytes = 0
         self._rendered: str | None = None
         self._loose = False
         self._open = False
         """No turn has computed the last input yet: more input belongs to the same turn."""
         if system:
-            self.messages.append({"role": "system", "content": system})
+            self._append_messages([{"role": "system", "content": system}])
 
     def copy(self) -> History:
         """Return an independent copy."""
         new = copy(self)
-        new.prompt, new.messages = list(self.prompt), list(self.messages)
+        new.prompt = list(self.prompt)
         new.marks, new.recomputed = list(self.marks), NOTHING
         return new
 
@@ -93,18 +96,19 @@ class History:
     @property
     def kept_bytes(self) -> int:
         """The memory that it takes."""
-        others = (self._rendered, self.rendering.tools, self.rendering.arguments)
-        own = memory_bytes(self.messages, *others)
-        return own + TOKEN_BYTES * len(self.prompt) + MARK_BYTES * len(self.marks)
+        texts = self.messages_bytes + memory_bytes(self._rendered) + self._rendering_bytes
+        return texts + TOKEN_BYTES * len(self.prompt) + MARK_BYTES * len(self.marks)
 
     @classmethod
     def from_entry(cls, entry: HistoryEntry) -> History:
         """Return a stored history."""
         new = cls()
-        new.prompt, new.messages = unpack_tokens(entry.tokens), list(entry.messages)
+        new.prompt = unpack_tokens(entry.tokens)
+        new._replace_messages(entry.messages)
         new.marks = [Mark(*mark) for mark in entry.marks]
         new._rendered, new._loose, new._open = entry.rendered, entry.loose, entry.open
-        new.shifted, new.rendering = entry.shifted, entry.rendering
+        new.shifted = entry.shifted
+        new._set_rendering(entry.rendering)
         return new
 
     def after(self, turn: Turn | Replay | None) -> History:
@@ -115,12 +119,23 @@ class History:
         new._open, new.prompt = False, turn.history()
         if self._rendered is not None:
             answer = turn.text.decode(errors="replace")
-            new.messages.append({"role": "assistant", "content": answer})
+            new._append_messages([{"role": "assistant", "content": answer}])
             # The ids include text that a stop text cut from the answer.
             new._rendered = None if turn.stopped_by_text else self._rendered + answer
         for keep, discard in turn.shifts:
             new._shift(keep, discard)
         return new
+
+    def _append_messages(self, messages: Sequence[dict[str, Any]]) -> None:
+        self.messages = [*self.messages, *messages]
+        self.messages_bytes += memory_bytes(*messages)
+
+    def _replace_messages(self, messages: list[dict[str, Any]]) -> None:
+        self.messages, self.messages_bytes = messages, memory_bytes(*messages)
+
+    def _set_rendering(self, rendering: Rendering) -> None:
+        self.rendering = rendering
+        self._rendering_bytes = memory_bytes(rendering.tools, rendering.arguments)
 
     # Input.
 
@@ -146,10 +161,10 @@ class History:
 
         Where the template's text begins with the present text, only the rest is tokenized.
         """
-        everything, was_chat = [*self.messages, *messages], bool(self.messages)
+        was_chat = bool(self.messages)
         previous, (_, answer) = await self._rendered_text(client), self._split_answer()
         text, tokens, appended = await client.chat_prompt(
-            everything, previous, answer, rendering, turn=True
+            [*self.messages, *messages], previous, answer, rendering, turn=True
         )
         self._begin_turn()
         if appended:
@@ -162,8 +177,9 @@ class History:
                 self.recomputed = Recomputed(obsolete, cause)
             self.marks = [Mark(min(m.tokens, shared), m.messages) for m in self.marks]
             self.prompt = tokens
-        self.messages, self._rendered, self._loose = everything, text, False
-        self.rendering = rendering
+        self._append_messages(messages)
+        self._rendered, self._loose = text, False
+        self._set_rendering(rendering)
 
     @property
     def opens_reasoning(self) -> bool:
@@ -209,7 +225,8 @@ class History:
         self._open = True
 
     def _end_chat(self) -> None:
-        self.messages, self._rendered, self._loose = [], None, False
+        self._replace_messages([])
+        self._rendered, self._loose = None, False
 
     # Rewinding and shifting.
 
@@ -243,7 +260,8 @@ class History:
             self.marks = [mark for mark in self.marks if mark.tokens < tokens]
 
     def _cut(self, tokens: int, messages: int) -> None:
-        self.prompt, self.messages = self.prompt[:tokens], self.messages[:messages]
+        self.prompt = self.prompt[:tokens]
+        self._replace_messages(self.messages[:messages])
         self._open = False
         self._loosen()
 
@@ -260,7 +278,8 @@ class History:
                 tokens = mark.tokens - discard if mark.tokens >= end else min(mark.tokens, keep)
                 marks.append(Mark(tokens, len(messages)))
                 messages += self.messages[mark.messages : after.messages]
-        self.messages, self.marks = messages, marks
+        self._replace_messages(messages)
+        self.marks = marks
         self._loosen()
 
     def _loosen(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -114,7 +115,7 @@ class Replay:
         self.stopped_by_text = cuts_text(self._whole.end)
         """The answer's text was cut, while its tokens are complete."""
 
-    @property
+    @cached_property
     def kept_bytes(self) -> int:
         """The memory that it takes."""
         numbers = TOKEN_BYTES * (len(self.tokens) + len(self.surprisals))

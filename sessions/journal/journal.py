@@ -16,11 +16,13 @@ from typing import Any, TypeVar
 import anyio
 import anyio.from_thread
 import anyio.to_thread
+import msgspec
 import structlog
 
 from ...backends.errors import BackendError
 from .entries import Dates, StoredSession
-from .journal_file import Change, Erase, Found, JournalFile, NewerJournal, damaged
+from .file_version import NewerJournal
+from .journal_file import Change, Erase, Found, JournalFile, damaged
 from .recording import RecordedSession, Recording, SessionKey
 
 GROUP_S = 0.05
@@ -227,7 +229,14 @@ class Journal:
         changes: list[Change] = [Erase(owner=owner, session_id=name) for owner, name in erasing]
         at = self._dates.now()
         for recording in recordings:
-            changes += recording.take_changes(at)
+            try:
+                changes += recording.take_changes(at)
+            except (msgspec.MsgspecError, OverflowError, TypeError) as exc:
+                # One session must not keep the others from being written.
+                log.error("session.not_stored", session=recording.key[1], cause=str(exc))
+                self._recordings.pop(recording.key)
+                recording.give_up()
+                continue
             self._present.add(recording.key)
         return changes
 

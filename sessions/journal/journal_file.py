@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -22,18 +21,8 @@ from pathlib import Path
 import msgspec
 
 from .entries import SessionFacts, StoredSession, TurnPiece
+from .file_version import SCHEMA, Unreadable, check_header, check_version, version_marks
 
-SCHEMA = 3
-"""Version of the tables, in the file's `user_version`. A newer file is not touched, an older one is
-set aside. `application_id` has a checksum of the version, which shows whether it is damaged.
-"""
-
-_MAGIC = b"SQLite format 3\0"
-_HEADER = struct.Struct(">18xB41xi4xi28x")
-"""The format's write version, `user_version` and `application_id` in the file's header
-(https://www.sqlite.org/fileformat2.html, section 1.3)."""
-_WRITE_VERSIONS = 1, 2
-"""SQLite only reads a file with another one."""
 _WAL_BYTES = 4 << 20
 _LOCK_WAIT_S = 1.0
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -52,14 +41,6 @@ CREATE TABLE piece (
     PRIMARY KEY (owner, id, number)
 );
 """
-
-
-class NewerJournal(Exception):
-    """A newer version of inferd wrote the file; it is not touched."""
-
-
-class _Unreadable(Exception):
-    """The file or one of its rows is damaged, or an older version of inferd wrote the file."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +109,7 @@ class JournalFile:
         sessions: list[StoredSession] = []
         try:
             self._open(sessions)
-        except _Unreadable as exc:
+        except Unreadable as exc:
             self.close()
             aside = self._set_aside()
             self._open([])
@@ -139,9 +120,9 @@ class JournalFile:
         return Found(sessions=sessions)
 
     def _open(self, sessions: list[StoredSession]) -> None:
-        """Open the file and append its readable sessions; raise `_Unreadable` if it is damaged."""
+        """Open the file and append its readable sessions; raise `Unreadable` if it is damaged."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        defect = _check_header(self.path)
+        defect = check_header(self.path)
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         self._db = sqlite3.connect(
             self.path, timeout=_LOCK_WAIT_S, isolation_level=None, check_same_thread=False
@@ -153,10 +134,10 @@ class JournalFile:
             [[verdict]] = self._db.execute("PRAGMA quick_check(1)")
         except sqlite3.Error as exc:
             if damaged(exc) or _code(exc) == sqlite3.SQLITE_ERROR:  # no table where one belongs
-                raise _Unreadable(str(exc)) from exc
+                raise Unreadable(str(exc)) from exc
             raise
         if verdict != "ok" or defect:
-            raise _Unreadable(defect or verdict)
+            raise Unreadable(defect or verdict)
 
     def _prepare(self, db: sqlite3.Connection) -> str:
         """Prepare the file for use; return its version's defect, or an empty text."""
@@ -164,7 +145,7 @@ class JournalFile:
         db.execute("PRAGMA locking_mode = EXCLUSIVE")
         [[version]] = db.execute("PRAGMA user_version")
         [[checksum]] = db.execute("PRAGMA application_id")
-        defect = _check_version(self.path, version, checksum)
+        defect = check_version(self.path, version, checksum)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA secure_delete = ON")
@@ -254,7 +235,7 @@ def _apply(db: sqlite3.Connection, change: Change) -> None:
 
 
 def _read(db: sqlite3.Connection) -> Iterator[StoredSession]:
-    """Yield the readable sessions; if others are not, raise `_Unreadable` in the end."""
+    """Yield the readable sessions; if others are not, raise `Unreadable` in the end."""
     pieces_query = "SELECT data, crc FROM piece WHERE owner = ? AND id = ? ORDER BY number"
     damaged_sessions = 0
     with closing(db.execute("SELECT * FROM session ORDER BY at")) as rows:
@@ -265,15 +246,15 @@ def _read(db: sqlite3.Connection) -> Iterator[StoredSession]:
                 pieces = tuple(_decode_piece(_checked(*row)) for row in piece_rows)
                 _decode_unfinished(_checked(past, past_crc))
                 yield StoredSession(owner, session_id, at, facts, past, pieces)
-            except (msgspec.MsgspecError, TypeError, _Unreadable):
+            except (msgspec.MsgspecError, TypeError, Unreadable):
                 damaged_sessions += 1
     if damaged_sessions:
-        raise _Unreadable(f"{damaged_sessions} sessions cannot be read")
+        raise Unreadable(f"{damaged_sessions} sessions cannot be read")
 
 
 def _checked(data: bytes, crc: int) -> bytes:
     if zlib.crc32(data) != crc:
-        raise _Unreadable("a checksum is wrong")
+        raise Unreadable("a checksum is wrong")
     return data
 
 
@@ -286,55 +267,3 @@ class _Unfinished(msgspec.Struct):
 _decode_facts = msgspec.msgpack.Decoder(SessionFacts).decode
 _decode_piece = msgspec.msgpack.Decoder(TurnPiece).decode
 _decode_unfinished = msgspec.msgpack.Decoder(_Unfinished).decode
-
-
-def _check_header(path: Path) -> str:
-    """Check a file's header before SQLite opens the file, which would change it.
-
-    Return a defect that may leave the tables readable, or an empty text.
-
-    :raises NewerJournal: a newer version wrote it.
-    :raises _Unreadable: it is not an SQLite file, or an older version wrote it.
-    """
-    try:
-        with path.open("rb") as file:
-            header = file.read(_HEADER.size)
-    except FileNotFoundError:
-        return ""
-    if header and not header.startswith(_MAGIC):
-        raise _Unreadable("it is not an SQLite file")
-    write_version, *version = _HEADER.unpack(header.ljust(_HEADER.size, b"\0"))
-    defect = _check_version(path, *version)
-    if header and write_version not in _WRITE_VERSIONS:
-        return f"its format {write_version} is unknown"
-    return defect
-
-
-def _check_version(path: Path, version: int, checksum: int) -> str:
-    """Check the version of a file's tables; 0 and 0: it has none yet.
-
-    Return the defect of a damaged version, whose tables may be readable, or an empty text.
-
-    :raises NewerJournal: a newer version wrote them.
-    :raises _Unreadable: an older version wrote them.
-    """
-    if version == checksum == 0:
-        return ""
-    if checksum != _checksum(version):
-        return f"the checksum of its version {version} is wrong"
-    tables = f"version of inferd (tables {version}, here {SCHEMA})"
-    if version > SCHEMA:
-        raise NewerJournal(f"{path} was written by a newer {tables}")
-    if version < SCHEMA:
-        raise _Unreadable(f"it was written by an older {tables}")
-    return ""
-
-
-def version_marks(version: int) -> str:
-    """Return the SQL statements that mark a file as one of *version*."""
-    return f"PRAGMA user_version = {version};PRAGMA application_id = {_checksum(version)};"
-
-
-def _checksum(version: int) -> int:
-    """Return a checksum of a version that fits into `application_id`, a signed number."""
-    return zlib.crc32(f"inferd sessions {version}".encode()) >> 1

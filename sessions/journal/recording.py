@@ -137,6 +137,10 @@ class Recording:
 
     # Called by the journal as it writes.
 
+    def give_up(self) -> None:
+        """Store nothing more: the session has a value that cannot be stored."""
+        self._journal, self._durable = None, False
+
     def write_again(self) -> None:
         """Have the whole session written again, after a failed write."""
         self._past, self._written = True, _Written()

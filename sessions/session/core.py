@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...scheduler.priority import Priority, Requester
@@ -58,6 +59,11 @@ class LastTurn:
     before: BeforeInput | None = None
     """The session before the turn's input, which is restored if the turn is refused."""
 
+    @cached_property
+    def options_bytes(self) -> int:
+        """The memory of the turn's options."""
+        return memory_bytes(self.begin.options)
+
 
 @dataclass
 class Conversation:
@@ -91,14 +97,22 @@ class Conversation:
     def size(self) -> int:
         """The length of the history in tokens, also of a dormant session."""
         dormant_tokens = self.history_state.dormant_tokens
-        return len(self.tokens()) if dormant_tokens is None else dormant_tokens
+        if dormant_tokens is not None:
+            return dormant_tokens
+        return len(self.prompt) if self.last.turn is None else self.last.turn.history_size
+
+    @property
+    def shifted(self) -> bool:
+        """Whether a context shift has dropped tokens of the history."""
+        turn = self.last.turn
+        return self.history_state.now.shifted or (turn is not None and bool(turn.shifts))
 
     @property
     def kept_bytes(self) -> int:
         """The memory that it takes."""
         last = self.last
         total = self.history_state.kept_bytes + self.vocabulary.kept_bytes + len(last.piece)
-        total += memory_bytes(last.begin.options)
+        total += last.options_bytes
         total += 0 if last.before is None else last.before.kept_bytes
         return total if last.turn is None else total + last.turn.kept_bytes
 

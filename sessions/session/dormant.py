@@ -30,7 +30,6 @@ class DormantSessions:
         self.limits = limits
         self._kept_bytes = kept_bytes
         self._bytes_by_owner: Counter[int] = Counter()
-        self._count_by_owner: Counter[int] = Counter()
         self._sessions: OrderedDict[tuple[int, str], Session] = OrderedDict()
         self._sizes: dict[Session, int] = {}
         """Bytes of the packed histories: an active session no longer has one."""
@@ -56,7 +55,6 @@ class DormantSessions:
         self._sessions[session.owner, session.session_id] = session
         self._sizes[session] = session.kept_bytes
         self._bytes_by_owner[session.owner] += self._sizes[session]
-        self._count_by_owner[session.owner] += 1
 
     def remove_session(self, session: Session) -> None:
         """Remove a session."""
@@ -64,9 +62,8 @@ class DormantSessions:
         del self._sessions[session.owner, session.session_id]
         owner = session.owner
         self._bytes_by_owner[owner] -= self._sizes.pop(session)
-        self._count_by_owner[owner] -= 1
-        if not self._count_by_owner[owner]:
-            del self._bytes_by_owner[owner], self._count_by_owner[owner]
+        if not self._bytes_by_owner[owner]:
+            del self._bytes_by_owner[owner]
 
     def take_excess(self, now: float) -> Session | None:
         """Remove and return a session, if a bound is exceeded: the longest dormant one of the user
@@ -84,13 +81,10 @@ class DormantSessions:
         for owner, size in self._bytes_by_owner.items():
             if size > self._kept_bytes.left_for_dormant(owner):
                 return owner
-        for total, total_max, by_owner in (
-            (len(self), self.limits.sessions_max, self._count_by_owner),
-            (self.bytes, self.limits.bytes_max, self._bytes_by_owner),
-        ):
-            if total > total_max:
-                return max(by_owner, key=by_owner.__getitem__)
-        return None
+        amounts = self._bytes_by_owner if self.bytes > self.limits.bytes_max else None
+        if len(self) > self.limits.sessions_max:
+            amounts = Counter(owner for owner, _ in self._sessions)
+        return None if amounts is None else max(amounts, key=amounts.__getitem__)
 
     def expires_in_s(self, now: float) -> float:
         """Return the seconds until the longest dormant session is too old, or infinity."""

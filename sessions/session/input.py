@@ -92,7 +92,8 @@ class SessionInput:
         :raises TooLarge: the history's messages would exceed `MESSAGES_BYTES_MAX`.
         :raises QuotaExceeded: the owner's sessions would become too large.
         """
-        more, before = memory_bytes(messages), memory_bytes(self._core.conversation.messages)
+        before = self._core.conversation.history_state.now.messages_bytes
+        more = memory_bytes(messages)
         if before + more > MESSAGES_BYTES_MAX:
             raise TooLarge(
                 f"the history's messages have {before} bytes, {more} more were to be added; the"

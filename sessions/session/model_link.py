@@ -48,7 +48,7 @@ class ModelLink:
         """
         core = self._core
         client = await core.model.ready()
-        at_rest = not core.active and bool(core.conversation.tokens())
+        at_rest = not core.active and core.conversation.size > 0
         other = core.conversation.vocabulary.differs_from(client.info)
         if other and at_rest and not new_history:
             history = core.conversation.current_history()
@@ -73,7 +73,7 @@ class ModelLink:
             core = self._core
             present, before = core.conversation, core.conversation.last.before
             for kept in (present,) if before is None else (present, before.conversation):
-                if also_text and kept.tokens():
+                if also_text and kept.size:
                     history = kept.current_history()
                     await kept.vocabulary.save_text(core.model, history, core.requester)
 

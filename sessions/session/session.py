@@ -80,7 +80,7 @@ class Session(SessionCore):
         """Whether there may be KV states of this session alone. Other states are shared by sessions
         with the same tokens, and a session without an id has no files.
         """
-        return self.session_id is not None or self.conversation.current_history().shifted
+        return self.session_id is not None or self.conversation.shifted
 
     @property
     def can_be_dormant(self) -> bool:

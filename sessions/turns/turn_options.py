@@ -22,7 +22,7 @@ from ...backends.params import (
 )
 from ...scheduler.messages import TaskSpec
 from ...scheduler.priority import Priority
-from ..admission.kept_bytes import memory_bytes
+from ..admission.kept_bytes import MemoryMeter
 
 NO_SAMPLING = SamplingParams()
 """Placeholder in a spec until `Parameters.fill`."""
@@ -77,14 +77,16 @@ class Parameters:
         self.unused: Mapping[str, str] = {}
         """Parameters without effect on the present input's turn, with the reasons."""
         self._turn: dict[str, Any] = {}
+        self._meter = MemoryMeter()
         self._read: tuple[Mapping[str, Any], dict[str, Any]] = (NO_OPTIONS, {})
         """The options that were read last, and their values: a turn needs them several times."""
 
     @property
     def kept_bytes(self) -> int:
         """The memory that they take."""
-        notes = (self.ignored, self.not_applied, self.adjusted)
-        return memory_bytes(self.defaults, self.origins, self.options, self._turn, *notes)
+        maps = (self.defaults, self.origins, self.options, self._turn)
+        notes = {"ignored": self.ignored, "adjusted": self.adjusted}
+        return self._meter.count_bytes(*maps, self.not_applied, notes)
 
     @property
     def of_turn(self) -> TurnParameters:

@@ -224,6 +224,19 @@ def test_text_that_is_not_a_json_object_is_refused(text: str | bytes) -> None:
         parse_json_options(text)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        '{"chat-template-kwargs": {"n": 18446744073709551616}}',
+        '{"chat-template-kwargs": "{\\"n\\": -9223372036854775809}"}',
+        '{"logit-bias": [[18446744073709551616, 1]]}',
+    ],
+)
+def test_numbers_that_no_message_can_carry_are_refused(values: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"64 bits|not a token's number"):
+        parse_json_options(values)
+
+
 # Contradictions
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from inferd.backends.errors import QuotaExceeded
 from inferd.sessions.admission.bounds import AdmissionBounds
-from inferd.sessions.admission.kept_bytes import KeptBytes, memory_bytes
+from inferd.sessions.admission.kept_bytes import KeptBytes, MemoryMeter, memory_bytes
 from inferd.sessions.admission.quotas import Quota
 
 VALUES: list[Any] = [
@@ -39,6 +39,27 @@ def test_a_value_that_occurs_twice_counts_once() -> None:
     shared = ["x" * 1000]
     assert memory_bytes({"a": shared, "b": shared}) < 1500
     assert memory_bytes({"a": shared}, shared) < 1500
+
+
+def test_a_meter_counts_as_the_memory_and_walks_each_value_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    meter, tools = MemoryMeter(), [{"name": f"tool {i}"} for i in range(100)]
+    walked: list[Any] = []
+
+    def count(*values: Any) -> int:
+        walked.extend(values)
+        return memory_bytes(*values)
+
+    monkeypatch.setattr("inferd.sessions.admission.kept_bytes.memory_bytes", count)
+    defaults, options = {"tools": tools}, {"grammar": "x" * 1000}
+    size = meter.count_bytes(defaults, options)
+    assert size == pytest.approx(memory_bytes(defaults, options), rel=0.1)
+    assert meter.count_bytes(defaults, options, {"tools": tools}) < size + 500
+    assert meter.count_bytes(defaults | {"seed": 7}, options) > size
+    assert walked == [tools, "x" * 1000, 7]
+    assert meter.count_bytes(options) < meter.count_bytes(defaults, options)
+    assert walked[3:] == [tools], "a value that was left out is not kept"
 
 
 def test_sums_follow_the_holders_of_each_user() -> None:

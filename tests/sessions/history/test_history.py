@@ -12,6 +12,7 @@ from inferd.backends.base import PLAIN_RENDERING
 from inferd.backends.errors import InvalidArgument
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.tokenizing import appended_text
+from inferd.sessions.admission.kept_bytes import memory_bytes
 from inferd.sessions.history.history import MARKS_MAX, History, Mark
 from inferd.sessions.turn import Turn
 from tests.scheduler.doubles import Bench
@@ -93,6 +94,28 @@ async def test_a_chat_is_only_ever_added_to() -> None:
     assert history.prompt == ids("<u>q0\n<a>one\n<u>q1\n<a>two")
     assert [x["content"] for x in history.messages] == ["q0", "one", "q1", "two"]
     assert history.marks == [Mark(0, 0), Mark(len("<u>q0\n<a>one"), 2)]
+
+
+async def test_the_memory_of_messages_is_counted_when_they_are_added(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    walked: list[Any] = []
+
+    def count(*values: Any) -> int:
+        walked.extend(v for v in values if isinstance(v, dict) and "role" in v)
+        return memory_bytes(*values)
+
+    monkeypatch.setattr("inferd.sessions.history.history.memory_bytes", count)
+    client, history = ChatClient(), History("be brief")
+    for number in range(5):
+        await history.add_messages(client, user(f"question {number}"))
+        history = history.after(turn_on(history, said("yes"), ended()))
+        assert history.kept_bytes > history.messages_bytes == memory_bytes(*history.messages)
+    assert len(walked) == len(history.messages) == 11
+    history.rewind_turns(3)
+    assert history.messages_bytes == memory_bytes(*history.messages)
+    restored = History.from_entry(history.entry())
+    assert restored.kept_bytes == history.kept_bytes
 
 
 async def test_going_back_a_turn_leaves_the_chat_as_it_was_before_it() -> None:
@@ -212,6 +235,7 @@ async def test_a_shift_drops_tokens_and_later_ones_follow() -> None:
     )
 
     assert turn.history() == [0, 1, 7, 8, 9, 10, 11, 12]
+    assert turn.history_size == 8
     assert turn.tokens == [10, 11, 12], "the answer is still whole"
     assert history.after(turn).prompt == turn.history()
     assert history.after(turn).shifted

@@ -33,11 +33,10 @@ from inferd.sessions.journal.entries import (
     decode_history,
     encode,
 )
+from inferd.sessions.journal.file_version import SCHEMA, NewerJournal
 from inferd.sessions.journal.journal_file import (
-    SCHEMA,
     Erase,
     JournalFile,
-    NewerJournal,
     SaveFacts,
     SavePast,
     SavePiece,
@@ -603,6 +602,23 @@ async def test_a_journal_that_cannot_be_written_says_so_and_is_made_good_later(
         assert harness.journal.status["state"] == "written"
         async with harness.killed(tmp_path / "b") as other:
             assert all_of(await reopened(other)) == all_of(session)
+
+
+@pytest.mark.asyncio
+async def test_a_session_that_cannot_be_stored_keeps_no_other_from_being_written(
+    tmp_path: Path,
+) -> None:
+    async with Kept(tmp_path).running() as harness:
+        odd, usual = named(harness, "odd"), named(harness, "usual")
+        await harness.journal.wait_written(usual.recording)
+        odd.settings.parameters.options = {"chat-template-kwargs": {"number": 1 << 64}}
+        await answer(harness, odd, b"one")
+        await answer(harness, usual, b"two")
+        assert (odd.recording.durable, usual.recording.durable) == (False, True)
+        assert harness.journal.status["state"] == "written"
+        async with harness.killed(tmp_path / "after") as other:
+            back = await reopened(other, "usual")
+            assert back.conversation.tokens() == usual.conversation.tokens()
 
 
 @pytest.mark.asyncio

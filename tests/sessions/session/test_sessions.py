@@ -14,7 +14,7 @@ from inferd.backends.errors import (
     SessionBusy,
     SessionExpired,
 )
-from inferd.sessions import Session, TurnOptions
+from inferd.sessions import Session, Turn, TurnOptions
 from inferd.sessions.table import SessionState
 from tests.sessions.doubles import Harness, Source
 
@@ -42,6 +42,22 @@ async def test_a_turn_goes_from_input_to_output() -> None:
     assert await answer(harness, session, b"hello") == b"hello"
     assert session.state is SessionState.DONE
     assert session.outputs.read_output(0) == b"hello"
+
+
+async def test_the_length_of_a_history_does_not_take_its_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = Harness()
+    session = opened(harness)
+    assert session.conversation.size == 0
+    await answer(harness, session, b"hello")
+    size = len(session.conversation.tokens())
+    with monkeypatch.context() as patch:
+        patch.setattr(Turn, "history", lambda _: pytest.fail("its tokens are put together"))
+        assert session.conversation.size == size == 7 + 5
+        assert not session.leaves_state
+        await session.link.client()
+        await session.link.prepare_migration(also_text=False)
 
 
 async def test_metadata_is_valid_json_at_any_time() -> None:
