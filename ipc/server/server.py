@@ -151,8 +151,8 @@ class Server:
         finally:
             self.places.release_place(connection)
             self._incomplete.end_frame(connection)
-            self._handler.connection_ended(connection)
             connection.close()
+            self._handler.connection_ended(connection)
 
     def _admit(self, connection: ServerConnection) -> None:
         """Greet a new connection, and give it a place.
