@@ -160,7 +160,7 @@ class WorkerLauncher:
 
     async def _wait_for_remains(self, worker: Worker, process: SpawnedProcess) -> None:
         """Wait for a process that could not be ended."""
-        await process.wait_gone()
+        await process.wait_exited()
         self.load_queue.leave(worker)
 
     async def _wait_for_place(self, model: ManagedModel, worker: Worker) -> None:

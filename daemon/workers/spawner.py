@@ -59,7 +59,7 @@ class SpawnedProcess:
             os.close(self._pidfd)
         return None
 
-    async def wait_gone(self) -> None:
+    async def wait_exited(self) -> None:
         """Wait until a process that could not be ended has exited after all."""
         pidfd = os.pidfd_open(self.pid)
         try:
