@@ -128,7 +128,7 @@ class Daemon:
         self.apply_config(config)
 
     def apply_config(self, config: Config) -> None:
-        """Apply the bounds and access rules of *config*; sessions and connections past them stay."""
+        """Apply the bounds and access rules of *config*; sessions past them stay open."""
         self.config, bounds = config, self.ledger.bounds
         bounds.tasks_max = config.tasks_waiting_max
         bounds.tasks_owner_max = config.tasks_waiting_user_max
