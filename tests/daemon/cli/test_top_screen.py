@@ -18,7 +18,7 @@ import anyio.to_thread
 import pytest
 from textual.pilot import Pilot
 
-from inferd.backends.errors import Cancelled, PermissionDenied, WorkerCrashed
+from inferd.backends.errors import Cancelled, PermissionDenied
 from inferd.backends.installation import install_command
 from inferd.daemon.cli.monitoring.top.screen import Table, Top
 from inferd.daemon.cli.monitoring.top.view import MODELS, SESSIONS, TASKS, Panel, Sample, frame_of
@@ -151,7 +151,7 @@ async def test_u_unloads_the_selected_model_after_a_confirmation(daemon: Running
             assert state() == "ready"
             await pilot.press("u", "f")
             await until(pilot, lambda: "slow is unloaded" in shown(app))
-        with pytest.raises(WorkerCrashed):
+        with pytest.raises(Cancelled, match="an operator unloaded 'slow'"):
             client.wait_result(turns[0])
 
 
