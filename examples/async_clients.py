@@ -5,7 +5,7 @@ import sys
 
 from inferd import AsyncClient
 
-model = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m-instruct"
+model = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
 SUBJECTS = ("the sea", "mountains", "winter", "bread")
 
 

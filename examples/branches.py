@@ -4,7 +4,7 @@ import sys
 
 import inferd
 
-MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m-instruct"
+MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
 OPTIONS = {"n-predict": 24}
 
 with inferd.Client() as client, client.session(MODEL, options=OPTIONS) as session:

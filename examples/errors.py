@@ -4,7 +4,7 @@ import sys
 
 import inferd
 
-MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m-instruct"
+MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
 
 
 def attempt(model: str, **settings: object) -> None:

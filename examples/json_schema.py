@@ -5,7 +5,7 @@ import sys
 
 import inferd
 
-MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m-instruct"
+MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
 SCHEMA = {
     "type": "object",
     "properties": {

@@ -4,7 +4,7 @@ import sys
 
 import inferd
 
-MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m-instruct"
+MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
 TEXTS = [
     "The library opens at nine and closes at six.",
     "Bicycles may be parked behind the main building.",

@@ -4,7 +4,7 @@ import sys
 
 import inferd
 
-MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m-instruct"
+MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
 OPTIONS = {"n-predict": 40, "temp": 0}
 
 with inferd.Client() as client:

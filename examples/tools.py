@@ -5,7 +5,7 @@ import sys
 
 import inferd
 
-MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m-instruct"
+MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
 NUMBERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
 PARAMETERS = {**NUMBERS, "required": ["a", "b"]}
 ADD = {"name": "add", "description": "Add two integers.", "parameters": PARAMETERS}

@@ -6,7 +6,7 @@ import trio
 
 from inferd import AsyncClient
 
-MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m-instruct"
+MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
 
 
 async def ask(client: AsyncClient, question: str) -> None:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import inferd
 from inferd import Priority
 
-MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m-instruct"
+MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
 CLASSES: tuple[Priority, ...] = ("low", "normal", "high", "urgent")
 
 
@@ -15,11 +15,11 @@ def agent(number: int) -> str:
     """Send one question, with a deadline."""
     priority = CLASSES[number % 4]
     started = time.monotonic()
-    with client.session(MODEL, priority=priority, options={"n-predict": 16}) as session:
-        try:
+    try:
+        with client.session(MODEL, priority=priority, options={"n-predict": 16}) as session:
             answer = session.chat(f"Say a word that begins like {number}.", timeout=60)
-        except inferd.Timeout as exc:
-            return f"agent {number:2} ({priority}): {exc.message}"
+    except (inferd.Timeout, inferd.PermissionDenied) as exc:
+        return f"agent {number:2} ({priority}): {exc.message}"
     seconds = time.monotonic() - started
     return f"agent {number:2} ({priority}): {len(answer)} characters after {seconds:.2f} s"
 

@@ -5,7 +5,7 @@ import sys
 
 import inferd
 
-MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m-instruct"
+MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
 
 with inferd.Client() as client:
     config = json.dumps({"ctx-size": 1024, "n-predict": 32})

@@ -39,7 +39,9 @@ the recommendation of the GGUF file (`general.sampling.*`), the built-in default
 `parameters` returns each value in force and where it was set. If values contradict each other, it
 and the metadata (`adjusted`) have the value that is used instead.
 
-Only the operator sets *model* parameters, except that a client may request a smaller `ctx-size`.
+The operator sets *model* parameters. A client may request a smaller `ctx-size`, and `keep-alive`.
+A larger `ctx-size`, `n-gpu-layers`, `main-gpu` and `tensor-split` hold if its call loads the model
+and the configuration does not set them.
 *Context* parameters apply to a context, *request* parameters to a context or a turn.
 
 """.splitlines()

@@ -1,7 +1,16 @@
 """The parameters of clients and configurations: their table, reading them, adjusting them."""
 
 from .ignored_keys import IGNORED_KEYS
-from .parameter_table import BY_NAME, BY_SPELLING, PARAMETERS, SAMPLERS, Kind, Level, Parameter
+from .parameter_table import (
+    BY_NAME,
+    BY_SPELLING,
+    PARAMETERS,
+    REQUESTABLE,
+    SAMPLERS,
+    Kind,
+    Level,
+    Parameter,
+)
 from .reading import KEYS_MAX, Options, nearest, parse_json_options, read_options
 from .sampler_options import SamplingParams, adjust_parameters, sampling_params
 from .stop_options import StoppingParams, stopping_params
@@ -12,6 +21,7 @@ __all__ = (
     "IGNORED_KEYS",
     "KEYS_MAX",
     "PARAMETERS",
+    "REQUESTABLE",
     "SAMPLERS",
     "Kind",
     "Level",

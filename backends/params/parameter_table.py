@@ -153,5 +153,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter("embd-normalize", "int", "request", 2, "norm of an embedding: -1 none, 0 the largest number is 32760, 1 taxicab, 2 euclidean, p > 2 p-norm; ignored with pooling none and rank", ("normalize",), low=-1, high=NORMALIZE_MAX),
 )  # fmt: skip
 
+REQUESTABLE = ("ctx-size", "n-gpu-layers", "main-gpu", "tensor-split")
+"""Parameters of a model that a call may set for its load, unless the configuration does."""
 BY_NAME: dict[str, Parameter] = {p.name: p for p in PARAMETERS}
 BY_SPELLING: dict[str, Parameter] = {a: p for p in PARAMETERS for a in (p.name, *p.aliases)}

@@ -65,12 +65,13 @@ def _is_of_model(name: str) -> bool:
 
 def note_not_applied(graph: Graph, requested: Mapping[str, Any]) -> None:
     """Print which *requested* parameters of the model are not applied, and the values in force."""
-    from ...backends.params import BY_SPELLING
+    from ...backends.params import BY_SPELLING, REQUESTABLE
 
     for name, value in requested.items():
-        in_force = graph.not_applied.get(BY_SPELLING[name.replace("_", "-")].name)
+        parameter = BY_SPELLING[name.replace("_", "-")].name
+        in_force = graph.not_applied.get(parameter)
         if in_force is not None:
-            note(
-                f"{name}={value} is not applied: {graph.model} has {in_force}"
-                f" (`inferd unload {graph.model}` first, or set it in the configuration)"
-            )
+            remedy = f"set it in the configuration: [models.{graph.model}]"
+            if parameter in REQUESTABLE:
+                remedy = f"`inferd unload {graph.model}` first, or {remedy}"
+            note(f"{name}={value} is not applied: {graph.model} has {in_force} ({remedy})")

@@ -85,7 +85,7 @@ SettingPairs = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Another setting; repeatable.",
+        help="A setting, models.NAME.KEY or defaults.KEY; repeatable.",
         autocompletion=completion.settings,
     ),
 ]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import anyio
 
 from ...backends.errors import InferdError, WorkerCrashed
+from ...backends.params import REQUESTABLE
 from ...scheduler.priority import Priority
 from ...sessions.turns.sentence_comparison import Comparison, Similarity
 from ...sessions.worker_client import TaskReader
@@ -23,8 +24,6 @@ from ..workers.recovery import Recovery
 from ..workers.worker import Worker
 from .persisted import PersistedSettings, SwappedName
 
-REQUESTABLE = ("ctx-size", "n-gpu-layers", "main-gpu", "tensor-split")
-"""Parameters that a call may set for the load, unless the configuration does."""
 SLOTS_DEFAULT = 4
 SentenceComparer = Callable[["ManagedModel", Comparison, Callable[[Similarity], None]], None]
 """Compares a sentence of a model's output, and passes the result to the function."""

@@ -96,20 +96,22 @@ class AsyncCaller:
         :raises ConnectionLost: no daemon answers, or the client was closed.
         """
         async with self._connecting:
-            if self._closed:
-                raise ConnectionLost(
-                    f"the client of {self.path} is closed", hint="make a new client"
-                )
+            self._check_not_closed()
             if self._owner is None:
                 owner = ConnectionOwner()
-                await owner.start()
                 try:
-                    self._connection = await self._connect(owner)
+                    await owner.start()
+                    connection = await self._connect(owner)
+                    self._check_not_closed()
                 except BaseException:
                     await owner.aclose()
                     raise
-                self._owner = owner
+                self._owner, self._connection = owner, connection
         return self
+
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            raise ConnectionLost(f"the client of {self.path} is closed", hint="make a new client")
 
     async def aclose(self) -> None:
         """Close the connection, which ends all calls; a second call does nothing."""
@@ -130,7 +132,7 @@ class AsyncCaller:
         owner, connection = self._owner, self._connection
         if owner is not None and connection is not None and not connection.forked:
             connection.run_soon(owner.close_soon)
-            text = f"unclosed {self!r}: use `with`, or close it"
+            text = f"unclosed {self!r}: use `async with` (`with` for `Client`), or close it"
             warn(text, ResourceWarning, stacklevel=2, source=self)
 
     async def _connect(self, owner: ConnectionOwner) -> ClientConnection:

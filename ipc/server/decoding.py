@@ -57,9 +57,7 @@ def _without_params(frame: bytes) -> bytes:
     """Return a request with the kind and id of *frame*, which nests deeper than msgspec reads:
     `check_shape` refuses it, and the id serves to answer it.
     """
-    begin = end = (
-        1 if frame[0] < 0xDC else 3
-    )  # the array's header has 1 byte, or 3 from 16 items on
+    begin = end = {0xDC: 3, 0xDD: 5}.get(frame[0], 1)  # bytes of the array's header
     for _ in range(2):
         end += scalar_size(frame[end])
     return b"\x94" + frame[begin:end] + b"\xc0\xc0"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from .loop_time import LoopTime
+from .loop_time import CHECK_S, LoopTime
 
 STARTS_MAX = 4
 """Requests that start in one iteration of the loop. A cheap call takes 0.3 ms; a client may send
@@ -69,5 +69,5 @@ class FairStarts:
     def _schedule_at_end_of_pauses(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        pause_s = min(map(self._loop_time.pause_s, self._waiting))
+        pause_s = min(CHECK_S, *map(self._loop_time.pause_s, self._waiting))
         self._timer = asyncio.get_running_loop().call_later(pause_s, self._schedule)

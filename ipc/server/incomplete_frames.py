@@ -22,6 +22,9 @@ class Sender(Protocol):
     def uid(self) -> int:
         """The user."""
 
+    was_delayed: bool
+    """Whether the daemon has delayed reading, for another reason than these bounds."""
+
     def pause_reading(self, reason: Pause) -> None:
         """Read nothing until reading is resumed for this *reason*."""
 
@@ -62,11 +65,18 @@ class IncompleteFrames:
 
     def _read_frame(self, sender: Sender) -> None:
         self.shares.take(sender.uid, self._sizes[sender])
+        self._start_timer(sender)
+
+    def _start_timer(self, sender: Sender) -> None:
+        sender.was_delayed = False
         self._timers[sender] = asyncio.get_running_loop().call_later(
             self._seconds_max, self._end_late, sender
         )
 
     def _end_late(self, sender: Sender) -> None:
+        if sender.was_delayed:
+            self._start_timer(sender)
+            return
         sender.end(
             ProtocolError(
                 f"a frame has not arrived completely within {self._seconds_max:g} s",

@@ -20,6 +20,8 @@ BURST_S = 0.05
 """Time that may be taken at once by a user who took none before."""
 LONGEST_PAUSE_S = 2.0
 """A user waits no longer than this for time that was taken while no other user had requests."""
+CHECK_S = 0.05
+"""Time after which waiting requests look again: the requests of the others may have ended."""
 REMEMBERED_USERS = 1000
 """Beyond so many users, those are forgotten who have repaid what they took."""
 BEGIN_S, LONG_STEP_S = 0.005, 0.001

@@ -18,7 +18,7 @@ from ...wire.frames import READ_BYTES, pack_frame
 from ..messages import CREDIT_MAX, Kind
 from ..peer import Peer
 from .client_descriptors import SCM_MAX_FD, UserDescriptors
-from .loop_time import LoopTime
+from .loop_time import CHECK_S, LoopTime
 from .shares import SharedLimit
 
 DESCRIPTORS_MAX = 16
@@ -134,6 +134,8 @@ class ServerConnection:
         self._writing = False
         self._pauses: set[Pause] = set()
         """Why nothing is read now."""
+        self.was_delayed = False
+        """Whether reading has paused because its user's share of the loop's time was taken."""
         self._hangup: select.epoll | None = None
         """Readable once the client has closed its socket; open once it has shut down sending."""
 
@@ -260,7 +262,8 @@ class ServerConnection:
             return
         if pause_s := self._loop_time.pause_s(self.uid):
             self.pause_reading(Pause.LOOP_TIME)
-            self._loop.call_later(pause_s, self.resume_reading, Pause.LOOP_TIME)
+            self.was_delayed = True
+            self._loop.call_later(min(pause_s, CHECK_S), self.resume_reading, Pause.LOOP_TIME)
             return
         begin_s = time.thread_time()
         try:

@@ -138,7 +138,7 @@ class BeforeInput(NamedTuple):
     @property
     def kept_bytes(self) -> int:
         """The memory that it takes beside the present conversation, which has the messages too."""
-        return self.conversation.kept_bytes - memory_bytes(self.conversation.messages)
+        return self.conversation.kept_bytes - self.conversation.history_state.now.messages_bytes
 
 
 @dataclass(eq=False, repr=False)
@@ -192,6 +192,12 @@ class SessionCore:
         settings = self.settings
         options = settings.parameters.kept_bytes + memory_bytes(settings.adapters, settings.lora)
         return SESSION_BYTES + options + self.conversation.kept_bytes
+
+    @property
+    def branch_bytes(self) -> int:
+        """The memory that a branch would take: it cannot be restored before an input."""
+        before = self.conversation.last.before
+        return self.kept_bytes - (0 if before is None else before.kept_bytes)
 
     def check_growth(self, more: int) -> None:
         """Check that the session may keep *more* bytes.

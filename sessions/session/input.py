@@ -10,7 +10,7 @@ from ...backends import Rendering
 from ...backends.errors import TooLarge
 from ..admission.kept_bytes import memory_bytes
 from ..history.history import History
-from ..table import SessionCall, step
+from ..table import SessionCall, SessionState, step
 from ..turns.turn_options import NO_OPTIONS, NO_TEMPLATE
 from ..worker_client import WorkerClient
 from .core import BeforeInput, SessionCore
@@ -145,7 +145,8 @@ class SessionInput:
             yield
         except BaseException:
             last = core.conversation.last
-            if before is not None and last.before is before and last.turn is None:
+            begun = last.before is not before or last.turn is not None
+            if before is not None and not begun and core.state is SessionState.READY:
                 core.restore(before)
             await core.wait_recorded()
             raise

@@ -158,7 +158,7 @@ class SessionManager:
         self._check_ids(session.owner, count, session_ids)
         step(session.state, SessionCall.FORK)
         self.live.check_cap(session.owner, count)
-        session.check_growth(count * session.kept_bytes)
+        session.check_growth(count * session.branch_bytes)
         ids: Sequence[str | None] = session_ids or [None] * count
         self.forked += count
         branches = [session.branch(self._new_handle(), session_id) for session_id in ids]

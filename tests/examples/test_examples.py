@@ -22,7 +22,7 @@ LINES_MAX = 40
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[RunningDaemon]:
-    with running_daemon(models_dir=smollm2().parent) as running:
+    with running_daemon(f'[models.smollm2]\nfile = "{smollm2()}"\n') as running:
         yield running
 
 

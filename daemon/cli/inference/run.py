@@ -42,8 +42,8 @@ def run(
     prompt: Annotated[
         str | None,
         typer.Argument(
-            help="The prompt, after the text of a pipe or file on standard input; '-' or none reads"
-            " standard input alone. On a terminal, none starts a chat."
+            help="The prompt; the text of a pipe or file on standard input is put before it. With"
+            " '-' or without a prompt, standard input is the prompt; on a terminal, a chat starts."
         ),
     ] = None,
     system: SystemPrompt = None,

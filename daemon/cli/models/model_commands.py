@@ -30,7 +30,7 @@ Mode = Annotated[
     typer.Option(
         "--mode",
         metavar="migrate|drain",
-        help="migrate: load MODEL first; drain: unload the old model first.",
+        help="migrate: load MODEL first, if memory holds both; drain: unload the old model first.",
     ),
 ]
 
@@ -83,7 +83,10 @@ def load(
     ctx_size: Annotated[
         int | None,
         typer.Option(
-            metavar="TOKENS", min=1, help="Context of each session, above the default of 4096."
+            metavar="TOKENS",
+            min=1,
+            help="Context of each session, if this command loads the model and the configuration"
+            " sets none.",
         ),
     ] = None,
     socket: SocketPath = None,

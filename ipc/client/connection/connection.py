@@ -117,7 +117,7 @@ class ClientConnection:
         if len(frame) - 4 > bytes_max:
             raise TooLarge(
                 f"{request.call} takes a frame of {len(frame)} bytes; the limit is {bytes_max}",
-                hint="send less; a raw text of up to 8 MiB can be set before the turn, by"
+                hint="send less; a program can set a raw text of up to 8 MiB before the turn, by"
                 " client.set_input(session.context, 0, text)",
                 data={"bytes": len(frame), "frame_bytes_max": bytes_max},
             )

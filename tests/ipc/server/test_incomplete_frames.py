@@ -21,6 +21,7 @@ class Sender:
         self.held = False
         self.error: Exception | None = None
         self.ended = anyio.Event()
+        self.was_delayed = False
 
     def pause_reading(self, reason: Pause) -> None:
         self.held = True
@@ -97,3 +98,14 @@ async def test_the_time_counts_for_each_frame_and_not_while_a_connection_waits()
     frames.end_frame(late)
     with anyio.fail_after(5):
         await waiting.ended.wait()
+
+
+async def test_a_frame_that_the_daemon_delays_gets_more_time() -> None:
+    frames = IncompleteFrames(seconds_max=0.05)
+    [ada] = begun(frames, ADA)
+    ada.was_delayed = True
+    with anyio.move_on_after(0.07):
+        await ada.ended.wait()
+    assert ada.error is None
+    with anyio.fail_after(5):
+        await ada.ended.wait()

@@ -19,6 +19,7 @@ from inferd.backends.errors import (
 )
 from inferd.scheduler import messages as m
 from inferd.sessions import Session, Turn, TurnOptions
+from inferd.sessions.table import SessionState
 from tests.sessions.doubles import Harness
 from tests.sessions.session.test_sessions import answer, opened
 
@@ -216,3 +217,12 @@ async def test_a_call_that_came_during_a_turn_is_rolled_back_to_the_end_of_that_
         harness.ledger.bounds.tasks_max = 0
 
     assert seen_by_clients(session) == before
+
+
+async def test_a_session_that_is_unloaded_before_its_turn_begins_stays_unloaded() -> None:
+    session = await had_a_turn(Harness())
+    with pytest.raises(Cancelled):
+        async with session.input.rolled_back_if_refused(await session.input.add_messages(USER)):
+            session.unload()
+            raise Cancelled("the graph was unloaded")
+    assert session.state is SessionState.UNLOADED
