@@ -40,29 +40,31 @@ class Measurement:
     attacked: VictimFigures
     """Beside the attack."""
 
-    @property
-    def pace(self) -> float:
-        """The victim's pace under attack, as a ratio to that beside an equally busy program."""
-        return ratio_of(self.attacked.tokens_per_s, self.busy.tokens_per_s)
+    def is_met(self, pace_least: float) -> bool:
+        """Return whether the victim's figures under attack are in their bounds."""
+        after = self.attacked
+        keeps_pace = after.tokens_per_s >= pace_least * self.busy.tokens_per_s
+        return keeps_pace and after.call_p99_ms < CALL_P99_MS_MAX and not after.errors
 
 
-def ratio_of(attacked: float, beside: float) -> float:
-    """Return the ratio of two paces."""
-    return attacked / max(beside, 1e-9)
+def ratio(attacked: VictimFigures, beside: VictimFigures) -> str:
+    """Return the ratio of two paces as a text."""
+    if not beside.tokens_per_s:
+        return "–"
+    return f"{attacked.tokens_per_s / beside.tokens_per_s:.2f}"
 
 
 def print_measurement(measured: Measurement, pace_least: float, console: Console) -> None:
     """Print one attack's figures and whether they are in their bounds."""
     after = measured.attacked
-    met = measured.pace >= pace_least and after.call_p99_ms < CALL_P99_MS_MAX and not after.errors
     console.print(
         f"{measured.name:20} {measured.ordinary.tokens_per_s:6.1f}, as busy "
         f"{measured.busy.tokens_per_s:6.1f} → {after.tokens_per_s:6.1f} tokens/s = "
-        f"{ratio_of(after.tokens_per_s, measured.ordinary.tokens_per_s):.2f}, {measured.pace:.2f} "
+        f"{ratio(after, measured.ordinary)}, {ratio(after, measured.busy)} "
         f"({after.program_cores:.2f} cores)  gap {after.gap_worst_s:.2f} s  "
         f"calls p99 {after.call_p99_ms:.1f} ms, worst {after.call_worst_ms:.0f} ms  "
         f"daemon {after.daemon_mb:.0f} MB"
-        f"{'' if met else '  NOT MET'} {' '.join(after.errors)}",
+        f"{'' if measured.is_met(pace_least) else '  NOT MET'} {' '.join(after.errors)}",
         soft_wrap=True,
         highlight=False,
     )
@@ -95,15 +97,15 @@ def table() -> str:
         ordinary, busy, attacked = (
             VictimFigures(**fields[beside]) for beside in ("ordinary", "busy", "attacked")
         )
-        pace = attacked.tokens_per_s
         before = VictimFigures(**kept_before[name]["attacked"])
         lines.append(
             f"| {fields['title']} | {fields['streams']} "
             f"| {before.tokens_per_s:.1f}, {before.call_p99_ms:.0f} ms, {before.daemon_mb:.0f} MB "
             f"| {attacked.program_cores:.2f} "
-            f"| {ordinary.tokens_per_s:.1f} | {busy.tokens_per_s:.1f} | {pace:.1f} "
-            f"| {ratio_of(pace, ordinary.tokens_per_s):.2f}, "
-            f"{ratio_of(pace, busy.tokens_per_s):.2f} | {attacked.gap_worst_s:.2f} s "
+            f"| {ordinary.tokens_per_s:.1f} | {busy.tokens_per_s:.1f} "
+            f"| {attacked.tokens_per_s:.1f} "
+            f"| {ratio(attacked, ordinary)}, {ratio(attacked, busy)} "
+            f"| {attacked.gap_worst_s:.2f} s "
             f"| {attacked.call_p99_ms:.1f} ms "
             f"| {attacked.daemon_mb:.0f} MB |"
         )
