@@ -47,7 +47,9 @@ def missing_files(models: Mapping[str, ModelConfig], others: Collection[str]) ->
         elif model.backend == "llama" and name not in others:
             lines.append(f"[models.{name}]: `file` is missing, and so is {name}.gguf in models-dir")
         files |= {f"{name}.adapters.{key}": a.file for key, a in model.adapters.items()}
-    return lines + [f"[models.{n}]: {f} does not exist" for n, f in files.items() if not f.exists()]
+    # `Path.exists` raises most errors, such as EACCES.
+    missing = [(n, f) for n, f in files.items() if not os.path.exists(f)]
+    return lines + [f"[models.{n}]: {f} does not exist" for n, f in missing]
 
 
 def files_in_use(file: Path | None) -> list[Path]:

@@ -48,12 +48,12 @@ class Models(msgspec.Struct, frozen=True):
 
 def inspect_models(config: Config, account: Account) -> Models:
     """Return the models of the folder and of the configuration."""
-    folder, exists = config.models_dir, config.models_dir.is_dir()
+    folder, exists = config.models_dir, os.path.isdir(config.models_dir)
     denied_at = find_denial(account, folder, READ | SEARCH) if exists else ""
     files = dict(models_in(folder)) if exists else {}
     missing = missing_files(config.models, files)
-    files |= {n: m.file for n, m in config.models.items() if m.file and m.file.exists()}
-    parts = [part for file in files.values() for part in files_in_use(file) if part.exists()]
+    files |= {n: m.file for n, m in config.models.items() if m.file and os.path.exists(m.file)}
+    parts = [p for file in files.values() for p in files_in_use(file) if os.path.exists(p)]
     denials = {str(p): find_denial(account, p, READ) for p in parts if not denied_at}
     return Models(
         folder=folder,

@@ -16,6 +16,7 @@ import pytest
 from inferd.backends.engine_build import LLAMA_COMMIT
 from inferd.backends.installation import install_command
 from inferd.backends.memory_need import Device
+from inferd.daemon.config.model_settings import ModelConfig
 from inferd.daemon.config.settings import Config
 from inferd.daemon.config.sources import load_config
 from inferd.daemon.doctor.checks import configuration as settings
@@ -514,3 +515,10 @@ def test_a_service_without_its_user_or_that_failed() -> None:
 
 def test_signals_have_names() -> None:
     assert engine._failure_of(-signal.SIGKILL, b"") == "it ends by SIGKILL"
+
+
+def test_a_model_whose_path_cannot_be_checked_is_missing(tmp_path: Path) -> None:
+    file = tmp_path / ("x" * 300)  # ENAMETOOLONG
+    models = {"long": ModelConfig(file=file)}
+    found = places.inspect_models(config(models_dir=tmp_path, models=models), own_account())
+    assert found.missing == [f"[models.long]: {file} does not exist"]
