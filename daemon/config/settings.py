@@ -74,7 +74,7 @@ class Config:
     ageing_tokens: int = setting(20_000, "tokens computed for others after which a waiting task's priority rises by one class", 1, 1_000_000_000, NEXT_LOAD)
     reader_lag_ms: int = setting(200, "time that the reader of a stream may lag before its task yields its slot to waiting tasks", 1, 3_600_000, NEXT_LOAD)
     reader_timeout_s: float = setting(300.0, "time after which a task that nobody reads ends", 0.1, 86_400)
-    worker_hang_timeout_s: float = setting(120.0, "time without progress after which a busy worker is replaced", 0.1, 86_400, NEXT_LOAD)
+    worker_hang_timeout_s: float = setting(120.0, "time without progress after which a busy worker is replaced and a load ends", 0.1, 86_400, NEXT_LOAD)
     swap_grace_s: float = setting(60.0, "time that turns on the old model of a swap have to finish", 0, 86_400)
     shutdown_grace_s: float = setting(30.0, "time that running turns have to finish after SIGTERM", 0, 86_400, AT_ONCE)
     metrics: Address = setting(Address(LOOPBACK, METRICS_PORT), "address of the metrics listener: a port, HOST:PORT, the path of a Unix socket, or off", form=ADDRESS)

@@ -160,8 +160,12 @@ class WorkerLauncher:
 
     async def _wait_for_remains(self, worker: Worker, process: SpawnedProcess) -> None:
         """Wait for a process that could not be ended."""
-        await process.wait_exited()
-        self.load_queue.leave(worker)
+        try:
+            await process.wait_exited()
+        except Exception:  # it must not end the daemon
+            log.exception("worker.failed", model=worker.spec.name, pid=worker.pid)
+        finally:
+            self.load_queue.leave(worker)
 
     async def _wait_for_place(self, model: ManagedModel, worker: Worker) -> None:
         """Wait for a place among the loads, unless the load is waiting for memory."""

@@ -49,23 +49,20 @@ class SpawnedProcess:
         """Wait for the process to exit, and kill it after `QUIT_S`; return its exit code, or None
         if it still exists after `KILLED_S`: a system call on a file that a client passed keeps it.
         """
-        try:
-            for seconds in (QUIT_S, KILLED_S):
-                with anyio.move_on_after(seconds):
-                    await anyio.wait_readable(self._pidfd)
-                    return self._process.wait()
-                self._process.kill()
-        finally:
-            os.close(self._pidfd)
-        return None
+        for seconds in (QUIT_S, KILLED_S):
+            with anyio.move_on_after(seconds):
+                await anyio.wait_readable(self._pidfd)
+                os.close(self._pidfd)
+                return self._process.wait()
+            self._process.kill()
+        return None  # `wait_exited` needs the descriptor
 
     async def wait_exited(self) -> None:
         """Wait until a process that could not be ended has exited after all."""
-        pidfd = os.pidfd_open(self.pid)
         try:
-            await anyio.wait_readable(pidfd)
+            await anyio.wait_readable(self._pidfd)
         finally:
-            os.close(pidfd)
+            os.close(self._pidfd)
         self._process.wait()
 
 

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from inferd.backends.errors import LoadFailed
+from inferd.daemon.workers import spawner
 from inferd.daemon.workers.spawner import Spawner, start_spawner
 from inferd.testing import running_daemon
 from tests.raw import RawClient
@@ -44,14 +45,14 @@ async def test_a_process_that_cannot_be_started_is_an_error() -> None:
 @pytest.mark.asyncio
 async def test_a_request_that_fails_in_the_thread_is_an_error_and_the_next_one_is_served() -> None:
     reader, writer = os.pipe()
-    spawner = Spawner()
-    with anyio.fail_after(20), spawner._socket:
+    own = Spawner()
+    with anyio.fail_after(20), own._socket:
         with pytest.raises(OSError, match="null byte"):
-            await spawner.spawn(lambda _: ["a\0b"], os.environ, (), 2)
+            await own.spawn(lambda _: ["a\0b"], os.environ, (), 2)
         with pytest.raises(OSError) as truncated:  # more descriptors than the thread accepts
-            await spawner.spawn(lambda _: [sys.executable], os.environ, [2] * 20, 2)
+            await own.spawn(lambda _: [sys.executable], os.environ, [2] * 20, 2)
         assert truncated.value.errno == errno.EMFILE
-        process = await spawner.spawn(write_and_fail, os.environ, (writer,), 2)
+        process = await own.spawn(write_and_fail, os.environ, (writer,), 2)
         assert await process.wait() == 7
     os.close(writer)
     assert os.read(reader, 100) == b"passed"
@@ -64,11 +65,11 @@ async def test_each_load_fails_once_the_thread_has_ended() -> None:
     def fail(_: Sequence[int]) -> list[str]:
         raise RuntimeError("a bug")
 
-    spawner = Spawner()
-    with anyio.fail_after(20), spawner._socket:
+    own = Spawner()
+    with anyio.fail_after(20), own._socket:
         for command in (fail, write_and_fail):
             with pytest.raises(LoadFailed, match="has ended"):
-                await spawner.spawn(command, os.environ, (2,), 2)
+                await own.spawn(command, os.environ, (2,), 2)
 
 
 @pytest.mark.asyncio
@@ -83,6 +84,21 @@ async def test_without_a_descriptor_for_its_exit_a_process_is_not_started(
     with anyio.fail_after(20), pytest.raises(OSError, match="too many"):
         await start_spawner().spawn(lambda _: sleep, os.environ, (), 2)
     assert not [p for p in psutil.Process().children() if sleep[-1] in p.cmdline()]
+
+
+@pytest.mark.asyncio
+async def test_the_exit_of_a_process_that_was_not_ended_is_noticed_without_more_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with anyio.fail_after(20):
+        process = await start_spawner().spawn(lambda _: sleep, os.environ, (), 2)
+        monkeypatch.setattr(spawner, "QUIT_S", 0.0)
+        monkeypatch.setattr(spawner, "KILLED_S", 0.0)
+        monkeypatch.delattr(os, "pidfd_open")
+        assert await process.wait() is None
+        await process.wait_exited()
+    assert not psutil.pid_exists(process.pid)
 
 
 def blocked_signals(status: Path) -> int:
