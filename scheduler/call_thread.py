@@ -27,8 +27,8 @@ class CallResult:
 class CallThread:
     """Makes calls one after another, those of a lower rank first. *seconds* measures their time.
 
-    Its methods belong to the owner's thread. The thread starts with the first call; its niceness is
-    raised by *nice*.
+    Its methods belong to the owner's thread. The thread starts with the first call, or by
+    `start`; its niceness is raised by *nice*.
     """
 
     def __init__(self, name: str, seconds: Callable[[], float] = time.monotonic, nice: int = 0):
@@ -43,8 +43,15 @@ class CallThread:
 
     def queue_call(self, call: Callable[[], Any], rank: int = 0) -> None:
         """Make a call, after the earlier ones of its rank."""
-        self.fileno()
+        self.start()
         self._calls.put((rank, next(self._numbers), call))
+
+    def start(self) -> None:
+        """Start the thread, unless it has started.
+
+        :raises RuntimeError: the system has no more threads.
+        """
+        self.fileno()
         if self._thread.ident is None:
             self._thread.start()
 

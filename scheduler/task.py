@@ -218,11 +218,13 @@ class Task:
         may = self.wants_token or (self.spec.pull and self.comparing_since is None)
         return self.pending > 0 and may
 
-    def count_tokens(self, count: int, now: float) -> None:
-        """Note that the step that ended at *now* computed *count* tokens of it."""
+    def count_tokens(self, count: int, now: float, excluded: int = 0) -> None:
+        """Note that the step that ended at *now* computed *count* tokens of it. A reserved quantum
+        is also charged a token for each task that the step's adapters *excluded*.
+        """
         self.computed_at = now
         if self.reserved_tokens:
-            self.reserved_tokens = max(0, self.reserved_tokens - count)
+            self.reserved_tokens = max(0, self.reserved_tokens - count - excluded)
         else:
             self.passed_over_since = now
 

@@ -76,9 +76,11 @@ class SlotAssignment:
     def _reserve_quantum(self, waiting: Sequence[Task]) -> None:
         """Give the quantum that is due, if any, to a task or text of a lower class."""
         texts, clock, reserved = self._tasks.embeddings, self._clock, self._tasks.reserved
-        if clock.tokens >= reserved.next_at:
+        if reserved.is_check_due(clock.tokens, clock.now):
             busy = [*(t for t in self._slots.tasks if t.has_work), *texts.running]
-            able = [*(t for t in waiting if t.has_work or t.wants_token), *busy, *texts.waiting]
+            # A follower computes nothing: it would only raise its leader.
+            leading = [t for t in waiting if not t.follows and (t.has_work or t.wants_token)]
+            able = [*leading, *busy, *texts.waiting]
             order = self._tasks.order()
             reserved.give_quantum(able, busy, order, clock.tokens, clock.now)
 

@@ -30,6 +30,8 @@ class Steps:
         self._quantum = AdapterQuantum()
         self._skipping: frozenset[Task] = frozenset()
         """The tasks that skip the present step, because sampling for them is slow."""
+        self._excluded = 0
+        """The number of tasks with work that the present step's adapters exclude."""
         self._embedded = False
         """The last step was one of embeddings."""
         self._tried = False
@@ -158,6 +160,7 @@ class Steps:
         self._skipping = self.answers.slow.skipping(working, order, self._clock.now)
         tasks = [t for t in working if t not in self._skipping] if trial is None else [trial]
         adapters = plan_adapters(tasks, order, settings, self._quantum)
+        self._excluded = sum(t.spec.adapters != adapters for t in tasks)
         if adapters != self.adapters:
             self.use_adapters(adapters)
         size = self._model.info.batch_size
@@ -170,7 +173,7 @@ class Steps:
         prompt_left = max(0, task.prompt_size - task.computed - task.dropped)
         counts["prompt"] += min(part.count, prompt_left)
         task.computed += part.count
-        task.count_tokens(part.count, self._clock.now)
+        task.count_tokens(part.count, self._clock.now, self._excluded)
         task.quantum += part.count
         task.shift_pending = False
         task.has_logits = task.pending == 0

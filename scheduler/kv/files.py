@@ -82,6 +82,7 @@ class KvFiles:
         self._bytes = 0
         self._closed = False
         self._thread = CallThread("kv-files")
+        self._thread.start()  # now: a failure at the first write would end turns
         self.fileno = self._thread.fileno
 
     def scan(self) -> list[KvFile]:

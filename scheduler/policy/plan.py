@@ -95,6 +95,10 @@ class Order:
         """Return the class of *task* with its age."""
         if task.reserved_tokens:
             return PRIORITY_MAX
+        return self.effective_unreserved(task)
+
+    def effective_unreserved(self, task: Task) -> int:
+        """Return the class of *task* with its age, without its reserved quantum."""
         own = task.effective_class(self._clock, self._settings.ageing_tokens)
         return max(own, self._lifted.get(task.arrival, 0))
 
@@ -237,7 +241,8 @@ def plan_tokens(
     prompts.sort(key=order.key)
     first = order.effective(prompts[0])
     prompts = [t for t in prompts if order.effective(t) == first]
-    step.seconds = _step_s(first, decoding, prompts, order, settings, cost)
+    own = max(map(order.effective_unreserved, prompts))
+    step.seconds = _step_s(own, decoding, prompts, order, settings, cost)
     step.seconds = max(step.seconds, 1.5 * step.predicted_s())
     for task in prompts:
         counts[id(task)] = step.schedule_prompt(task)
@@ -256,17 +261,18 @@ def _step_s(
 
     Prompts of the lowest class get `LOW_STEP` of `step_s_target`: any arrival precedes them, but
     must wait for the step under way. Others get `step_s_target` if tasks of a higher class or of
-    their own decode. Tasks of one burst wait for each other: a stream waits for prompts that got
-    their slots at most `step_s_max` after its first token, if they take at most `burst_s`.
+    their own decode. A reserved quantum does not change the class here. Tasks of one burst
+    wait for each other: a stream waits for prompts that got their slots at most `step_s_max` after
+    its first token, if they take at most `burst_s`.
     """
-    highest = max(map(order.effective, decoding), default=-1)
+    highest = max(map(order.effective_unreserved, decoding), default=-1)
     if effective == Priority.LOW:
         return LOW_STEP * settings.step_s_target
     if highest > effective:
         return settings.step_s_target
     if highest < effective:
         return settings.step_s_max
-    equals = [t for t in decoding if order.effective(t) == effective]
+    equals = [t for t in decoding if order.effective_unreserved(t) == effective]
     streaming_since = min(t.first_logits_at or 0.0 for t in equals)
     left = StepLoad.of_chunks([(t.computed, t.pending) for t in prompts])
     late = streaming_since + settings.step_s_max < max(t.slot_since for t in prompts)
@@ -296,6 +302,7 @@ class StepBudget:
         ones, and a prompt does not begin with a few.
         """
         most = min(task.pending, task.tokens_to_checkpoint(), self.tokens_left)
+        most = min(most, task.reserved_tokens or most)
         count = max(self._fitting(task.computed, most), min(most, self.tokens_min))
         if most - count <= count // 4:
             count = most

@@ -11,6 +11,9 @@ from ..settings import EngineSettings
 from ..task import Task
 from .plan import Order
 
+CHECK_S = 0.1
+"""The time between two checks of all tasks while no quantum can be given."""
+
 
 class ReservedQuanta:
     """Gives one quantum in `reserved_share` to the longest-waiting task of a lower class, once it
@@ -23,6 +26,11 @@ class ReservedQuanta:
         self._settings = settings
         self.next_at = 0
         """The token clock at which the next quantum is due."""
+        self._next_check_at = 0.0
+
+    def is_check_due(self, clock: int, now: float) -> bool:
+        """Return whether a quantum is due, and the last check was not just now."""
+        return clock >= self.next_at and now >= self._next_check_at
 
     def give_quantum(
         self, able: Iterable[Task], busy: Iterable[Task], order: Order, clock: int, now: float
@@ -31,8 +39,9 @@ class ReservedQuanta:
         below the highest class of the *busy* ones. A text to embed gets one for its whole size,
         because it would start again otherwise.
         """
-        if clock < self.next_at:
+        if not self.is_check_due(clock, now):
             return
+        self._next_check_at = now + CHECK_S
         since, size = now - self._settings.passed_over_s, self._settings.quantum_tokens
         late = [t for t in able if t.passed_over_since <= since and not t.reserved_tokens]
         if not late:

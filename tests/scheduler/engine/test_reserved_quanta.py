@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from inferd.backends import Chunk, EmbedSpec
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
+from inferd.scheduler.policy.reserved_quantum import CHECK_S
 from inferd.scheduler.priority import Priority
 from inferd.scheduler.task import Task
 from tests.scheduler.doubles import Bench
@@ -76,9 +77,9 @@ def test_a_low_task_computes_after_30_s_beside_sixteen_endless_urgent_ones() -> 
     endless = Endless(slots=4, count=16)
     endless.iterate(endless.bench.submit(LOWER, "low", priority=Priority.LOW))
 
-    seconds = endless.iterate_until_computed(LOWER, 0)
+    seconds = endless.iterate_until_computed(LOWER, 3 * BATCH_SIZE)
 
-    assert PASSED_OVER_S - STEP_S <= seconds <= PASSED_OVER_S + 2 * STEP_S
+    assert PASSED_OVER_S - STEP_S <= seconds <= PASSED_OVER_S + CHECK_S + 2 * STEP_S
 
 
 @pytest.mark.parametrize("slots", [1, 4, 32])
@@ -148,7 +149,46 @@ def test_a_low_task_with_an_adapter_computes_beside_endless_urgent_ones_without(
     low = endless.bench.submit(LOWER, "low", priority=Priority.LOW, adapters=("upper",))
     endless.iterate(low)
 
-    endless.iterate_until_computed(LOWER, QUANTUM + BATCH_SIZE)
+    endless.iterate_until_computed(LOWER, QUANTUM + 3 * BATCH_SIZE)
+
+
+def test_a_step_that_excludes_other_tasks_is_charged_for_them() -> None:
+    endless = Endless(slots=4, count=3)
+    low = endless.bench.submit(LOWER, "low" * 9, priority=Priority.LOW, adapters=("upper",))
+    endless.iterate(low)
+    left = 0
+    while (task := endless.engine.tasks.find_task(LOWER)) is not None and not task.computed:
+        left = task.reserved_tokens or QUANTUM
+        endless.iterate()
+
+    assert task is not None
+    assert task.reserved_tokens <= max(0, left - task.computed - 1)
+
+
+def test_a_quantum_is_charged_for_computed_tokens_and_excluded_tasks() -> None:
+    endless = Endless(slots=1, count=1)
+    endless.iterate(endless.bench.submit(LOWER, "low", priority=Priority.LOW))
+    task = endless.task(LOWER)
+    task.reserved_tokens = QUANTUM
+
+    task.count_tokens(1, 0.0, excluded=3)
+
+    assert task.reserved_tokens == QUANTUM - 4
+
+
+def test_a_follower_gets_no_reserved_quantum() -> None:
+    endless = Endless(slots=1, count=3)
+    endless.iterate(endless.bench.submit(LOWER, "low", priority=Priority.LOW))
+    follower = endless.task(LOWER)
+    follower.follows = True
+    tasks, assignment = endless.engine.tasks, endless.engine.assignment
+    tasks.clock.now = endless.bench.now + 2 * PASSED_OVER_S
+    assignment._reserve_quantum([follower])
+    assert not follower.reserved_tokens
+    tasks.clock.now += 1
+    follower.follows = False
+    assignment._reserve_quantum([follower])
+    assert follower.reserved_tokens == QUANTUM
 
 
 def test_a_low_text_is_embedded_beside_endless_urgent_ones() -> None:
@@ -158,7 +198,7 @@ def test_a_low_text_is_embedded_beside_endless_urgent_ones() -> None:
         endless.bench.submit(LOWER, "w" * 100, priority=Priority.LOW, embed=EmbedSpec())
     )
 
-    endless.iterate_until_computed(LOWER, 0)
+    endless.iterate_until_computed(LOWER, 3 * BATCH_SIZE)
     for _ in range(5):
         endless.iterate()
 

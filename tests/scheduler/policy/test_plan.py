@@ -326,3 +326,17 @@ def test_a_chunk_ends_at_a_checkpoint() -> None:
     it.checkpoints = {5, 12, 30}
 
     assert [r.count for r in batch_of(slots, order(), SETTINGS, 512, Known(1e-6))] == [7]
+
+
+def test_a_reserved_prompt_computes_its_quantum_in_steps_of_its_own_class() -> None:
+    slots = slots_of(2)
+    decoding(slots[0], task(1))
+    low = running(slots[1], task(2, tokens=2000, priority=Priority.LOW))
+    unreserved = batch_of(slots, order(), SETTINGS, 2048, Known(0.001))
+    low.reserved_tokens = 5000
+    assert batch_of(slots, order(), SETTINGS, 2048, Known(0.001)) == unreserved
+    low.reserved_tokens = 20
+    assert [part.count for part in batch_of(slots, order(), SETTINGS, 2048, Known(0.001))] == [
+        1,
+        20,
+    ]
