@@ -36,6 +36,7 @@ from inferd.daemon.doctor.checks.accounts import (
 )
 from inferd.daemon.doctor.finding import Finding, fail, ok, warn, worst
 from inferd.daemon.doctor.time_limits import Probe, ProbeFailed
+from inferd.daemon.residency.model_files import missing_files
 from inferd.daemon.service.install import Service, Write, install_plan
 from tests.tiny_gguf import write_split, write_tiny
 
@@ -520,5 +521,4 @@ def test_signals_have_names() -> None:
 def test_a_model_whose_path_cannot_be_checked_is_missing(tmp_path: Path) -> None:
     file = tmp_path / ("x" * 300)  # ENAMETOOLONG
     models = {"long": ModelConfig(file=file)}
-    found = places.inspect_models(config(models_dir=tmp_path, models=models), own_account())
-    assert found.missing == [f"[models.long]: {file} does not exist"]
+    assert missing_files(models, []) == [f"[models.long]: {file} does not exist"]
