@@ -6,6 +6,7 @@ import os
 import sys
 
 import pytest
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 # Else each of some thousand processes compiles all modules: half of the tests' time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -25,6 +26,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run only tests that start no process and load no real model",
     )
+
+
+class Scheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """Gives each file to one worker, and all tests that boot a machine to the same."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        scope: str = super()._split_scope(nodeid)
+        return "tests/boot" if scope.startswith("tests/boot/") else scope
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling | None:
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 from collections.abc import Sequence
@@ -30,7 +31,8 @@ class RawClient:
         self.server_hello = self.read_message()
         self._number = 0
         if hello:
-            self.write(HELLO)
+            with contextlib.suppress(BrokenPipeError):  # the goodbye to a refused client follows
+                self.write(HELLO)
 
     def __enter__(self) -> RawClient:
         return self

@@ -35,8 +35,8 @@ SECONDS = 8.0
 BEFORE_S = 1.5
 """Time from the attacker's start to the begin of the measurement."""
 ROUNDS = 3
-SLOTS, CTX_SIZE = 8, 16384
-"""More slots than all attacks together have streams: the victim never waits for one."""
+SLOTS, SLOT_TOKENS = 4, 2048
+"""Slots, or twice as many as the other program has streams: the victim never waits for one."""
 SETTINGS = {"socket-mode": "0666"}
 BUSY = """
 import sys, time
@@ -64,14 +64,15 @@ async def program(name: str, socket: str, seconds: float) -> AsyncIterator[psuti
         await process.wait()
 
 
-async def measure(name: str, seconds: float, busy: float = 0.0) -> VictimFigures:
+async def measure(name: str, streams: int, seconds: float, busy: float = 0.0) -> VictimFigures:
     """Start a daemon and the program *name*, and measure a victim beside it.
 
     In addition, *busy* cores are kept busy, as the attacker's own process keeps them.
     """
     with tempfile.TemporaryDirectory(prefix="inferd-attack-") as folder:
         os.chmod(folder, 0o711)
-        text = daemon.configuration(SLOTS, CTX_SIZE, SETTINGS)
+        slots = max(SLOTS, 2 * streams)
+        text = daemon.configuration(slots, slots * SLOT_TOKENS, SETTINGS)
         async with daemon.running(text, Path(folder)) as ours:
             await _load_model(str(ours.socket))
             async with (
@@ -156,10 +157,12 @@ async def run(arguments: argparse.Namespace, console: Console) -> list[Measureme
         busy: list[VictimFigures] = []
         attacked: list[VictimFigures] = []
         for _ in range(arguments.rounds):
-            beside.append(await measure(ordinary, arguments.seconds))
-            attacked.append(figures := await measure(attack.name, arguments.seconds))
+            beside.append(await measure(ordinary, attack.streams, arguments.seconds))
+            attacked.append(
+                figures := await measure(attack.name, attack.streams, arguments.seconds)
+            )
             more = max(figures.program_cores - beside[-1].program_cores, 0.0)
-            busy.append(await measure(ordinary, arguments.seconds, more))
+            busy.append(await measure(ordinary, attack.streams, arguments.seconds, more))
         measurement = Measurement(
             attack.name,
             attack.title,

@@ -185,15 +185,11 @@ def check_tools() -> None:
 def make_group() -> Path:
     """Make a cgroup for a machine, beside this process's; remove those that were left.
 
-    Young ones stay: another process may boot a machine now.
-
     :raises CannotBoot: there is no hierarchy of version 2 that may be written to.
     """
     top = _hierarchy()
     for left in top.glob(f"{GROUP_PREFIX}*"):
-        with contextlib.suppress(OSError):  # another process removes it
-            if left.stat().st_mtime < time.time() - BOOT_S_MAX:
-                remove_group(left)
+        remove_group(left)
     try:
         return Path(tempfile.mkdtemp(prefix=GROUP_PREFIX, dir=top))
     except OSError as exc:

@@ -255,7 +255,7 @@ def test_load_sets_the_context_size_or_says_that_it_is_not_applied(socket: str) 
     assert again.exit_code == 0 and "8192 tokens each\n" in again.stdout
     assert again.stderr == (
         "ctx-size=10000 is not applied: slower has 8192"
-        " (`inferd unload slower` first, or set it in the configuration)\n"
+        " (`inferd unload slower` first, or set it in the configuration: [models.slower])\n"
     )
     inferd("unload", "slower", socket=socket)
 
