@@ -71,7 +71,7 @@ class QueueEvent(Map):
     """A turn's position in the queue, sent with `queue_events` before its first token.
 
     Position 1 gets the next slot, `waiting` is the number of waiting turns, and the turn should get
-    a slot in `starts_in_s`, or None if there is no bound. These events use no credit.
+    a slot in `starts_in_s`, or None if that cannot be estimated. These events use no credit.
     """
 
     position: int

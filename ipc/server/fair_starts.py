@@ -64,9 +64,10 @@ class FairStarts:
         if ready:
             self._schedule()
         elif self._waiting:
-            self._schedule_at_end_of_pauses()
+            self._check_pauses_later()
 
-    def _schedule_at_end_of_pauses(self) -> None:
+    def _check_pauses_later(self) -> None:
+        """Start requests of paused users at the end of a pause; pauses may end early, too."""
         if self._timer is not None:
             self._timer.cancel()
         pause_s = min(CHECK_S, *map(self._loop_time.pause_s, self._waiting))

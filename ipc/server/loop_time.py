@@ -23,7 +23,7 @@ LONGEST_PAUSE_S = 2.0
 CHECK_S = 0.05
 """Time after which waiting requests look again: the requests of the others may have ended."""
 REMEMBERED_USERS = 1000
-"""Beyond so many users, those are forgotten who have repaid what they took."""
+"""Users whose time is remembered; with more of them, those who have repaid it are forgotten."""
 BEGIN_S, LONG_STEP_S = 0.005, 0.001
 """A request's first milliseconds count, then only long steps: the others pass the output of a turn
 on, which must not delay other requests of the user.

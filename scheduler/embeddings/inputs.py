@@ -16,7 +16,7 @@ from ..task import Task, TaskState
 
 
 def check_text(tokens: int, pooling: str, ctx_size: int, info: EmbedInfo | None) -> None:
-    """Raise an error for a text of so many *tokens* that cannot be embedded.
+    """Check that a text of *tokens* tokens can be embedded.
 
     :raises InvalidArgument: the text is empty.
     :raises UnsupportedOperation: the model makes no embeddings, or not by this pooling.

@@ -42,7 +42,7 @@ class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     waited_s: float
     starts_in_s: float | None
-    """Estimated seconds until it gets a slot; None if there is no bound."""
+    """Estimated seconds until it gets a slot; None if that cannot be estimated."""
 
 
 class MemoryEstimate(Message):

@@ -96,8 +96,8 @@ class StartEstimator:
         self._quantum_s = settings.quantum_tokens * times.output_s
         self._token_s = times.output_s / slots
         self._extra, self._waiting = running[slots:], waiting
-        nobody = QueuedTask(RemainingWork(0, 0, 0), effective=Priority.LOW)
-        self._slots = [_Slot(nobody, 0.0, 0.0, 0.0) for _ in range(slots)]
+        unoccupied = QueuedTask(RemainingWork(0, 0, 0), effective=Priority.LOW)
+        self._slots = [_Slot(unoccupied, 0.0, 0.0, 0.0) for _ in range(slots)]
         for slot, task in zip(self._slots, running, strict=False):
             self._occupy_slot(slot, task, -task.quantum * times.output_s, 0.0)
         self._reserved = self._reserved_starts(reserved_after)

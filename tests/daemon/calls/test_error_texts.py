@@ -37,7 +37,7 @@ PYTHON = re.compile(
     r"|recursion|Value error|list index|object at|not subscriptable|not iterable|invalid literal"
     r"|PosixPath|datetime)\b|<class |\\x[0-9a-f]{2}\\x|(…|nearest:) \S*e\+|\bb'|'utf-8'"
 )
-"""Words of Python, and bounds that nobody writes so."""
+"""Words of Python, and bounds in its notation of numbers."""
 LIBRARY = re.compile(r"(?<!`)--[a-z]")
 """Flags of commands, which a program cannot give; in backquotes they name a command."""
 UNDONE = {"drain", "log_level"}
