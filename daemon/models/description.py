@@ -31,6 +31,7 @@ def describe_model(model: ManagedModel, budget: MemoryBudget) -> dict[str, Any]:
         "expires_s": _expires_s(model),
         "keep_alive_s": model.keep_alive_s,
         "pinned": model.pinned,
+        "resident_bytes": worker.resident_bytes if worker is not None else 0,
         "memory": asdict(need) | {"total": need.total} if need is not None else None,
         "adapters": _describe_adapters(model),
         "error": model.error.to_wire() if model.error is not None else None,

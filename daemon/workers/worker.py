@@ -30,7 +30,14 @@ from .spawner import SpawnedProcess
 from .tasks import WorkerListener
 from .worker_link import WorkerLink, send_load
 from .worker_log import WorkerLog
-from .worker_process import cpu_seconds, describe_exit, other_build, spawn_worker, usage_of
+from .worker_process import (
+    cpu_seconds,
+    describe_exit,
+    other_build,
+    resident_bytes,
+    spawn_worker,
+    usage_of,
+)
 
 HANG_S = 120.0
 REQUESTS_LOGGED_MAX = 20
@@ -115,6 +122,11 @@ class Worker:
     def threads_max(self) -> int:
         """The threads that the configuration allows."""
         return self.spec.threads
+
+    @property
+    def resident_bytes(self) -> int:
+        """The memory that the process occupies now; 0 if there is none."""
+        return resident_bytes(self.pid) if self.pid else 0
 
     @property
     def silent_s(self) -> float:

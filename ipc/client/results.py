@@ -52,6 +52,7 @@ class ModelInfo(TypedDict, total=False):
     expires_s: float | None
     keep_alive_s: float
     pinned: bool
+    resident_bytes: int
     memory: dict[str, int] | None
     adapters: list[dict[str, Any]]
     error: dict[str, Any] | None

@@ -39,7 +39,7 @@ GRAPH_KEYS = ("model", "fingerprint", "ctx_size", "slots", "not_applied")
 MODELS: Columns = {
     "NAME": "name",
     "STATE": "state",
-    "SIZE": lambda m: size_text(m["size_bytes"]),
+    "SIZE": lambda m: size_text(m["size_bytes"]) if m["size_bytes"] else None,
     "BACKEND": "backend",
     "FILE": lambda m: m["file"] or None,
 }

@@ -10,6 +10,7 @@ from ...residency.sizes import size_text
 from ..one_shot import OneShotClient
 from ..options import JsonOutput, SocketPath
 from ..output import table, time_text, write, write_json
+from .status_commands import METRIC_KEYS
 
 Section = tuple[tuple[str, ...], list[tuple[object, ...]]]
 TIERS = ("slot", "memory", "disk")
@@ -49,7 +50,7 @@ def stats(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
     with OneShotClient(socket) as client:
         reply, hello = client.stats(), client.server
     if as_json:
-        write_json({key: reply[key] for key in ("instance", "uptime_s", "metrics")})
+        write_json({key: reply[key] for key in ("instance", "uptime_s", *METRIC_KEYS)})
         return
     write(f"{hello.software}, up for {time_text(reply['uptime_s'])}; counts are since its start")
     for heads, rows in sections(MetricSums(reply)):

@@ -11,6 +11,8 @@ from ..options import AllUsers, JsonOutput, SocketPath
 from ..output import Columns, table_of, time_text, write, write_json, write_list
 
 ID_DIGITS = 12
+METRIC_KEYS = ("metrics", "models", "retry_after_ratio")
+"""The part of the daemon's statistics that `inferd stats` shows; `inferd status` shows the rest."""
 
 
 def _processor(model: dict[str, Any]) -> str:
@@ -18,15 +20,29 @@ def _processor(model: dict[str, Any]) -> str:
     return f"{layers} layers on GPU" if layers else "100% CPU"
 
 
+def _memory(model: dict[str, Any]) -> str | None:
+    """Return the memory in use: measured on the host, and estimated on devices."""
+    if not model.get("resident_bytes"):  # an older daemon, or no process yet
+        return None
+    host = size_text(model["resident_bytes"])
+    devices = sum(((model["memory"] or {}).get("devices") or {}).values())
+    return f"{host} + {size_text(devices)} GPU" if devices else host
+
+
 def _until(model: dict[str, Any]) -> str:
+    """Return when the model will be unloaded, or what keeps it loaded."""
+    if model["state"] == "loading":
+        return f"loading {model['progress']:.0%}"
     if model["state"] != "ready":
-        return f"{model['state']} {model['progress']:.0%}"
+        return str(model["state"])
     if model.get("pinned"):
         return "pinned"
     if model["leases"] or model["tasks"]:
         return "in use"
     expires_s = model.get("expires_s")
-    return f"idle for {time_text(model['idle_s'])}" if expires_s is None else time_text(expires_s)
+    if expires_s is None:
+        return "memory is short"
+    return f"in {time_text(expires_s)}" if expires_s >= 1 else "now"
 
 
 def _position(task: dict[str, Any] | None) -> int | None:
@@ -49,7 +65,8 @@ def _starts_in(task: dict[str, Any]) -> str | None:
 LOADED_MODELS: Columns = {
     "NAME": "name",
     "ID": lambda m: str(m["info"].get("fingerprint", "-"))[:ID_DIGITS],
-    "SIZE": lambda m: size_text(m["info"].get("size_bytes") or m["size_bytes"]),
+    "SIZE": lambda m: size_text(m["size_bytes"]) if m["size_bytes"] else None,
+    "MEMORY": _memory,
     "PROCESSOR": _processor,
     "CONTEXT": lambda m: m["info"].get("ctx_size"),
     "UNTIL": _until,
@@ -138,7 +155,8 @@ def status(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
         stats, hello = client.stats(), client.server
     stats["socket"], stats["software"] = str(socket_of(socket)), hello.software
     if as_json:
-        write_json(stats)
+        state = {key: value for key, value in stats.items() if key not in METRIC_KEYS}
+        write_json(state | {"models": sorted(stats["models"])})
         return
     write(
         f"{hello.software} at {stats['socket']}, pid {stats['pid']}"

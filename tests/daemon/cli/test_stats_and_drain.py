@@ -111,7 +111,7 @@ def test_tables_without_values_are_omitted() -> None:
         row = next(line.split() for line in text.splitlines() if line.startswith("echo"))
         assert int(row[1]) >= len("hello") and row[4:6] == ["1", "0"]
         figures = document(inferd("stats", "--json", socket=daemon.socket))
-        assert sorted(figures) == ["instance", "metrics", "uptime_s"]
+        assert sorted(figures) == ["instance", "metrics", "models", "retry_after_ratio", "uptime_s"]
         assert MetricSums(figures).total("request_success", finished_reason="eos") == 1
 
 

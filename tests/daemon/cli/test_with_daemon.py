@@ -240,7 +240,7 @@ def test_load_ps_and_unload(socket: str) -> None:
     models = document(inferd("ps", "--json", socket=socket))["models"]
     assert "slow" in [m["name"] for m in models]
     heads = inferd("ps", socket=socket).stdout.splitlines()[0].split()
-    assert heads[:6] == ["NAME", "ID", "SIZE", "PROCESSOR", "CONTEXT", "UNTIL"]
+    assert heads[:4] == ["NAME", "ID", "SIZE", "MEMORY"]
     assert inferd("unload", "slow", socket=socket).stdout == "slow is unloaded\n"
     models = document(inferd("ps", "--json", socket=socket))["models"]
     assert "slow" not in [m["name"] for m in models]
