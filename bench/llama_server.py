@@ -27,6 +27,8 @@ from tools.build_engine import (
     PIP,
     ROOT,
     SDIST_SHA256,
+    compiler_env,
+    compiler_options,
     cpu_features,
     fetch_sdist,
     pinned_version,
@@ -57,7 +59,7 @@ NO_CACHES = ("--cache-ram", "0", "--no-cache-prompt")
 
 def binary() -> Path:
     """Return the server's binary; build it if this machine does not have it."""
-    hashed_parts = SDIST_SHA256 + cpu_features() + "".join(DEFINITIONS)
+    hashed_parts = SDIST_SHA256 + cpu_features() + "".join([*DEFINITIONS, *compiler_options()])
     home = CACHE_DIR / "llama-server" / hashlib.sha256(hashed_parts.encode()).hexdigest()[:16]
     if not (home / "llama-server").exists():
         home.parent.mkdir(parents=True, exist_ok=True)
@@ -86,8 +88,9 @@ def _with_cmake() -> dict[str, str]:
     missing = [tool for tool in ("cmake", "ninja") if not shutil.which(tool)]
     if missing:
         subprocess.run([*PIP, "install", "--quiet", *missing], check=True)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path} if missing else dict(os.environ)
+    env = compiler_env()
+    path = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
+    return {**env, "PATH": path} if missing else env
 
 
 def _free_port() -> int:

@@ -40,6 +40,7 @@ SDIST_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
 OWN_THREADS = "-DGGML_OPENMP=OFF"
 """Without OpenMP llama.cpp uses its own threads, see `backends.llama.threads`."""
 
+FLAG_VARIABLES = ("CFLAGS", "CXXFLAGS")
 LOAD_CHECK = "import llama_cpp; llama_cpp.llama_backend_init()"
 LOG_LINES_SHOWN = 30
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
@@ -85,10 +86,44 @@ def cpu_features() -> str:
     return platform.machine() + "\n".join(line for line in first if line.startswith(fields))
 
 
+def options_against_amx(features: str, compiler_version: str) -> list[str]:
+    """Return the compiler's options against AMX, for GCC before 14 on a CPU that has AMX.
+
+    Most of these versions store only a part of the tiles' configuration (GCC bug 114098), so that
+    the first prompt ends the engine by SIGSEGV. An old clang gets the options too; its engine is
+    only slower.
+    """
+    major = int(compiler_version.partition(".")[0] or 0)
+    if "amx_tile" not in features.split() or major >= 14:
+        return []
+    return ["-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16"]
+
+
+def compiler_options() -> list[str]:
+    """Return the options that the compiler needs beside CMake's."""
+    command = [*shlex.split(os.environ.get("CXX", "c++")), "-dumpfullversion", "-dumpversion"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    except OSError:
+        found = ""  # `need_compiler` reports that there is none
+    return options_against_amx(cpu_features(), found.strip())
+
+
+def compiler_env() -> dict[str, str]:
+    """Return the environment with `compiler_options`, from which CMake takes them."""
+    flags = {name: [os.environ.get(name, ""), *compiler_options()] for name in FLAG_VARIABLES}
+    return {**os.environ, **{name: " ".join(found).strip() for name, found in flags.items()}}
+
+
 def wheel_dir(version: str, variant: Variant) -> Path:
     """Return the folder of this machine's wheel of *variant*."""
     hashed_parts = [version, *variant.hashed_parts(), os.environ.get("CMAKE_ARGS", "")]
-    hashed_parts += [cpu_features(), str(sys.implementation.cache_tag), platform.libc_ver()[1]]
+    hashed_parts += [
+        *compiler_options(),
+        cpu_features(),
+        str(sys.implementation.cache_tag),
+        platform.libc_ver()[1],
+    ]
     return CACHE_DIR / "wheels" / hashlib.sha256(json.dumps(hashed_parts).encode()).hexdigest()[:16]
 
 
@@ -206,7 +241,7 @@ def build(sdist: Path, variant: Variant, target: Path) -> Path:
     print(f"building llama.cpp ({variant}), {minutes}, once per machine", flush=True)
     args = [os.environ.get("CMAKE_ARGS", ""), shlex.join(variant.cmake_args())]
     # Without Ninja, scikit-build-core would fall back to make without parallel jobs.
-    env = {**os.environ, "CMAKE_ARGS": " ".join(args), "SKBUILD_NINJA_MAKE_FALLBACK": "0"}
+    env = {**compiler_env(), "CMAKE_ARGS": " ".join(args), "SKBUILD_NINJA_MAKE_FALLBACK": "0"}
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target) as scratch:
         # --no-cache-dir: pip's cache of built wheels ignores CMAKE_ARGS.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools import cuda_toolkit
-from tools.build_engine import Variant, wheel_dir
+from tools.build_engine import Variant, options_against_amx, wheel_dir
 from tools.cuda_toolkit import Driver, Toolkit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,6 +53,21 @@ def test_the_wheel_depends_on_toolkit_driver_and_architectures_not_on_the_enviro
     assert wheel_dir("1.0", Variant(False, FROM_PYPI)) == kept
     monkeypatch.setenv("CUDAARCHS", "86")
     assert wheel_dir("1.0", Variant(False, FROM_PYPI)) != kept
+
+
+@pytest.mark.parametrize(
+    ("features", "version", "is_left_out"),
+    [
+        ("flags: avx2 amx_tile amx_int8", "12.2.0", True),
+        ("flags: avx2 amx_tile amx_int8", "14.2.0", False),
+        ("flags: avx2", "12.2.0", False),
+        ("", "", False),
+    ],
+)
+def test_amx_is_left_out_where_the_compiler_would_break_it(
+    features: str, version: str, is_left_out: bool
+) -> None:
+    assert bool(options_against_amx(features, version)) == is_left_out
 
 
 @pytest.mark.parametrize(
