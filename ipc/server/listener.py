@@ -105,9 +105,17 @@ class UnixListener:
         """Bind and listen; replace a socket that refuses connections, as its daemon has exited.
 
         :raises Busy: a daemon answers at the path.
+        :raises InvalidArgument: the path cannot be used.
         """
-        self._make_folder(os.path.dirname(self.path))
-        self._lock()
+        try:
+            self._make_folder(os.path.dirname(self.path))
+            self._lock()
+        except OSError as exc:
+            raise InvalidArgument(
+                f"cannot listen on {self.path}: {exc.strerror or exc}",
+                hint="set XDG_RUNTIME_DIR to your own folder, /run/user/UID, or choose another path"
+                " with --socket or INFERD_SOCKET",
+            ) from None
         self._remove_stale_socket()
         old = os.umask(0o177)
         try:

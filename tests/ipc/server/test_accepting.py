@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from inferd.backends.errors import InvalidArgument
 from inferd.ipc.server.listener import BACKLOG, UnixListener
 from inferd.ipc.server.server import CLOSED_AT_ONCE, accept_open
+from tests.daemon.other_users import ADA, as_user
 from tests.daemon.systemd_tools import SYSTEMD
 
 
@@ -71,3 +73,12 @@ def test_a_burst_of_clients_waits_to_be_accepted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("unit", sorted(SYSTEMD.rglob("*.socket")), ids=lambda p: p.parent.name)
 def test_the_units_have_the_daemons_backlog(unit: Path) -> None:
     assert f"\nBacklog={BACKLOG}\n" in unit.read_text()
+
+
+def test_a_folder_that_its_user_may_not_make_is_a_typed_error(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "sock"
+    listener = UnixListener(str(path))
+    with as_user(ADA), pytest.raises(InvalidArgument, match=f"cannot listen on {path}") as raised:
+        listener.bind()
+    listener.close()
+    assert "XDG_RUNTIME_DIR" in raised.value.hint and "--socket" in raised.value.hint
