@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from ...service.install import Service, Write, executable, install_plan
+from ...service.installed import BOOTED, directives_of, installed_service, sockets_of
 from ..finding import Finding, fail, ok, warn
 from .accounts import Account, account_of, own_account
 
@@ -62,24 +63,14 @@ def find_units(
     socket: Path, environ: Mapping[str, str] = os.environ, root: Path | None = None
 ) -> Units | None:
     """Return the installed service that listens on *socket*; units are looked up below *root*."""
-    for user in (False, True):
-        service = Service(user=user, root=root)
-        if str(socket) in _sockets(service, environ):
-            return _units(service)
-    return None
+    service = installed_service(socket, environ, root)
+    return None if service is None else _units(service)
 
 
 def machine_socket(root: Path | None = None) -> Path | None:
     """Return the socket of the machine's service, or None if that is not installed."""
-    found = _sockets(Service(root=root), {})
+    found = sockets_of(Service(root=root), {})
     return Path(found[0]) if found else None
-
-
-def _sockets(service: Service, environ: Mapping[str, str]) -> list[str]:
-    runtime = environ.get("XDG_RUNTIME_DIR", "") if service.user else "/run"
-    unit = service.units / "inferd.socket"
-    streams = directives_of([unit]).get("ListenStream", [])
-    return [stream.replace("%t", runtime) for stream in streams]
 
 
 def _units(service: Service) -> Units:
@@ -102,20 +93,9 @@ def _units(service: Service) -> Units:
     )
 
 
-def directives_of(units: list[Path]) -> dict[str, list[str]]:
-    """Return the values of the existing *units* by directive, in order."""
-    found: dict[str, list[str]] = {}
-    for unit in units:
-        for line in unit.read_text(errors="replace").splitlines() if unit.exists() else ():
-            name, equals, value = line.strip().partition("=")
-            if equals and not name.startswith(("#", ";")):
-                found.setdefault(name.strip(), []).append(value.strip())
-    return found
-
-
 def _state(service: Service) -> dict[str, str]:
     """Return the properties from the service manager; empty if none runs or replies in time."""
-    if shutil.which("systemctl") is None or not Path("/run/systemd/system").is_dir():
+    if shutil.which("systemctl") is None or not BOOTED.is_dir():
         return {}
     step = service.systemctl("show", UNIT, f"--property={','.join(_STATE)}")
     try:
