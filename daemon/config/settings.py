@@ -85,6 +85,7 @@ class Config:
     log_levels: dict[str, str] = setting({}, "lowest level of single loggers, as a table or as `scheduler=debug,llama=error`", applies=AT_ONCE, form=LOG_LEVELS, default_doc="none")
     log_format: Literal["auto", "json", "console"] = setting("auto", "format of the log; `auto`: JSON in the systemd journal, else console")
     log_file: Path | None = setting(None, "file to which log events are appended as lines of JSON; it may be rotated", applies=AT_ONCE, form=PATH, default_doc="none")
+    log_file_bytes_max: int = setting(0, "size at which the log file is renamed to `FILE.1`, in place of the previous one; 0: no limit", 0, BYTES_MAX, AT_ONCE)
     log_text: bool = setting(False, "whether prompts and answers are logged at level debug", applies=AT_ONCE)
     # fmt: on
     models: dict[str, ModelConfig] = field(default_factory=dict)

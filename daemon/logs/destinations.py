@@ -30,6 +30,9 @@ _STDERR_FLAGS = os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 class LogFile:
     """A file of at most *bytes_max* bytes, opened with its first line. *on_change* is called with
     the cause when `write_line` begins to fail, and with None when it works again.
+
+    With *rotates*, a full file is renamed to `previous_file`, which it replaces, and another one
+    begins.
     """
 
     def __init__(
@@ -38,8 +41,9 @@ class LogFile:
         on_change: Callable[[str | None], None] = lambda _: None,
         *,
         bytes_max: int | None = None,
+        rotates: bool = False,
     ):
-        self.path, self._bytes_max = path, bytes_max
+        self.path, self.bytes_max, self._rotates = path, bytes_max, rotates
         self.cause: str | None = None
         """The reason why the last line was not written, or None."""
         self._on_change = on_change
@@ -76,15 +80,22 @@ class LogFile:
             self.reopen()
             self._open()
         data = b"\n" + lines if self._torn else lines
-        self._check_size(len(data))
+        self._make_space(len(data))
         while data:
             written = os.write(self._file, data)
             data = data[written:]
             self._torn = bool(data)
 
-    def _check_size(self, more: int) -> None:
-        if self._bytes_max is not None and os.fstat(self._file).st_size + more > self._bytes_max:
-            raise OSError(errno.EFBIG, f"has reached its limit of {self._bytes_max} bytes")
+    def _make_space(self, more: int) -> None:
+        size = os.fstat(self._file).st_size
+        if self.bytes_max is None or size + more <= self.bytes_max:
+            return
+        if not self._rotates:
+            raise OSError(errno.EFBIG, f"has reached its limit of {self.bytes_max} bytes")
+        if size:  # a single line may be longer than the limit
+            os.replace(self.path, previous_file(self.path))
+            self.reopen()
+            self._open()
 
     def _is_current(self) -> bool:
         if self._status is None or self._file == _CLOSED:
@@ -104,6 +115,11 @@ class LogFile:
         previous, self.cause = self.cause, cause
         if (previous is None) != (cause is None):
             self._on_change(cause)
+
+
+def previous_file(path: Path) -> Path:
+    """Return the path to which a full log file is renamed."""
+    return path.with_name(f"{path.name}.1")
 
 
 class StandardError:

@@ -101,13 +101,16 @@ class Logs:
         """Use the levels, the file and the other log settings of *config*."""
         self.texts = config.log_text
         self.set_levels(dict.fromkeys(LOGGERS, config.log_level) | config.log_levels)
-        path = config.log_file
-        if path == (None if self._file is None else self._file.path):
+        path, bytes_max = config.log_file, config.log_file_bytes_max or None
+        if self._file is not None and path == self._file.path:
+            self._file.bytes_max = bytes_max
             return
         if self._file is not None:
             self._file.close()
             self._note_file(None)
-        self._file = None if path is None else LogFile(path, self._note_file)
+            self._file = None
+        if path is not None:
+            self._file = LogFile(path, self._note_file, bytes_max=bytes_max, rotates=True)
 
     def set_levels(self, levels: Mapping[str, str]) -> None:
         """Set the lowest logged level of the loggers in *levels*."""

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from inferd import Client
-from inferd.daemon.logs.destinations import LogFile, StandardError
+from inferd.daemon.logs.destinations import LogFile, StandardError, previous_file
 from inferd.daemon.logs.setup import _console, is_systemd_journal, systemd_journal_of
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd, inferd_process, on_terminal
@@ -290,6 +290,41 @@ def test_the_unit_of_the_journal_is_read_from_the_cgroup() -> None:
     for other in ("0::/\n", "", "0::/user.slice/session-1.scope\n"):
         assert systemd_journal_of(other) == {"unit": None, "user": False}
     assert not is_systemd_journal({"JOURNAL_STREAM": "1:2"}, -1)
+
+
+# A full file.
+
+
+def test_a_full_file_replaces_the_previous_one_and_another_begins(tmp_path: Path) -> None:
+    path, previous = tmp_path / "log", tmp_path / "log.1"
+    file = LogFile(path, bytes_max=8, rotates=True)
+    assert file.write_line(b"1234567\n") and not previous.exists(), "it is full to the byte"
+    assert file.write_line(b"89\n")
+    assert (previous.read_bytes(), path.read_bytes()) == (b"1234567\n", b"89\n")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert file.write_line(b"longer than the limit\n") and file.write_line(b"x\n")
+    assert previous.read_bytes() == b"longer than the limit\n"
+    assert file.write_line(b"y\n") and path.read_bytes() == b"x\ny\n"
+
+
+def test_a_full_file_that_cannot_be_renamed_gets_no_more_lines(tmp_path: Path) -> None:
+    causes: list[str | None] = []
+    file = LogFile(tmp_path / "log", causes.append, bytes_max=8, rotates=True)
+    file.write_line(b"1234567\n")
+    (tmp_path / "log.1").mkdir()
+    assert not file.write_line(b"8\n")
+    assert causes == [f"{tmp_path / 'log'}: Is a directory"]
+    (tmp_path / "log.1").rmdir()
+    assert file.write_line(b"8\n") and causes[1:] == [None]
+
+
+def test_the_daemon_s_file_is_bounded_from_a_reload_on() -> None:
+    with filed() as daemon, manager_of(daemon) as manager:
+        reload(daemon, manager, f"{CONFIG}log-file-bytes-max = 1000\n")
+        for _ in range(20):
+            say(daemon)
+        assert daemon.file.stat().st_size <= 1000
+        assert previous_file(daemon.file).stat().st_size > 0
 
 
 # A terminal.
