@@ -5,9 +5,10 @@ Pure: the time is passed in. Both texts (`engine.tokenizing`) and slow sampling 
 
 from __future__ import annotations
 
-SHARE = 0.15
-"""Neighbours keep 1 / (1 + SHARE) = 0.87 of their pace. A text of 16 kB takes 6 ms on a slow
-machine, so a user who only sends texts still gets 25 of them a second.
+SHARE = 0.1
+"""Neighbours keep 1 - SHARE of their pace, less what their own process and the daemon need of the
+cores for such work. A text of 16 kB takes 6 ms on a slow machine, so a user who only sends texts
+still gets 16 of them a second.
 """
 BURST_S = 0.02
 """Seconds of work that are done at once; later work is spread. It is the time between two steps."""
