@@ -39,6 +39,7 @@ class CommandHandler:
             metrics.recorder,
             tasks.clock,
             tasks.busy_classes,
+            tasks.clock.read,
             alone_s=tasks.settings.careful_s,
         )
 

@@ -15,7 +15,7 @@ from typing import Any
 from ...backends import InferdError, Model
 from ...backends.errors import OutOfMemory, PromptTooLong
 from .. import messages as m
-from ..call_thread import CallThread
+from ..call_thread import CallResult, CallThread
 from ..policy.text_order import TextOrder
 from ..policy.thread_share import ThreadShare
 from ..priority import Requester
@@ -28,6 +28,10 @@ LONG_BYTES = 16 << 10
 """A longer text is tokenized in the thread. It stays whole, so that its tokens do not change."""
 RENDER_S = 0.01
 """The engine waits this long for a rendering, and then goes on without it. Most take 0.1 ms."""
+RENDER_CHARGED_S = 0.5
+"""A rendering without which the engine has gone on counts in the share of its owner, up to this
+time: with the CPU time that a template may take. On a busy machine it takes longer.
+"""
 PIECES = 4096
 """Tokens that are detokenized at a time: 0.3 ms, or 4 ms for the first time."""
 NICE = 10
@@ -94,8 +98,8 @@ class Lane:
             self._record(busy=True)
             self.thread.queue_call(work.call.function)
 
-    def take_result(self, wait_s: float = 0) -> tuple[_Work, Any] | None:
-        """Return the work whose call has ended, and the call's outcome; make the next call."""
+    def take_result(self, wait_s: float = 0) -> tuple[_Work, CallResult] | None:
+        """Return the work whose call has ended, and its result; make the next call."""
         work = self._in_thread
         results = self.thread.results(wait_s) if work is not None else []
         if work is None or not results:
@@ -104,7 +108,7 @@ class Lane:
         self._record(busy=False)
         self._waiting.count_work(work.requester.owner, result.seconds)
         self._begin_next()
-        return work, result.outcome
+        return work, result
 
     def _record(self, *, busy: bool) -> None:
         if self._recorder is not None:
@@ -118,6 +122,8 @@ class _Call:
     lane: Lane
     function: Callable[[], Any]
     wait_s: float = 0.0
+    charged_s_max: float = 0.0
+    """Time in the thread that counts in the owner's share of the engine's thread, if at all."""
 
 
 class TokenizeQueue:
@@ -145,7 +151,7 @@ class TokenizeQueue:
         self.tasks_expected = 0
         self._short: TextOrder[_Work] = TextOrder()
         self._tokenizing = Lane(CallThread("tokenizing", time.thread_time, NICE), recorder)
-        self._rendering = Lane(CallThread("rendering"))
+        self._rendering = Lane(CallThread("rendering", seconds))
         self.lanes = self._tokenizing, self._rendering
         """The results of their threads wake the engine."""
         self._share = ThreadShare()
@@ -173,12 +179,14 @@ class TokenizeQueue:
         """Answer requests until the time of one step is used up. Beside tasks of other owners whose
         class is not lower, the work for an owner is limited to a share of the thread.
         """
-        ended = [result for lane in self.lanes if (result := lane.take_result()) is not None]
+        ended = [found for lane in self.lanes if (found := lane.take_result()) is not None]
         if not (ended or self._short):
             return
         end, self._busy = self._seconds() + TOKENIZE_S, self._busy_classes()
-        for work, outcome in ended:
-            yield from self._continue_and_charge(work, outcome)
+        for work, result in ended:
+            assert work.call is not None
+            self._charge(work.requester, min(result.seconds, work.call.charged_s_max))
+            yield from self._continue_and_charge(work, result.outcome)
         while (requester := self._short.next_requester(self._may_work)) is not None:
             work = self._short.first_request(requester)
             yield from self._continue_and_charge(work)
@@ -200,9 +208,13 @@ class TokenizeQueue:
         yield from self._continue(work, outcome)
         seconds = self._seconds() - started
         self._short.count_work(owner, seconds)
-        if self._competes(work.requester):
+        self._charge(work.requester, seconds)
+
+    def _charge(self, requester: Requester, seconds: float) -> None:
+        """Charge work to the share of its owner, beside tasks of others."""
+        if seconds and self._competes(requester):
             owners = len(self._short.owners)
-            self._share.charge_owner(owner, seconds, self._clock.now, owners)
+            self._share.charge_owner(requester.owner, seconds, self._clock.now, owners)
 
     def _continue(self, work: _Work, outcome: Any = None) -> Iterator[m.Report]:
         """Continue *work* with the *outcome* of its call; yield the answer once it is done."""
@@ -232,7 +244,8 @@ class TokenizeQueue:
         waits = call.wait_s > 0 and not call.lane.busy
         call.lane.add_work(work)
         if waits and (ended := call.lane.take_result(call.wait_s)) is not None:
-            yield from self._continue(*ended)
+            work, result = ended
+            yield from self._continue(work, result.outcome)
 
     def _answer(self, request: m.TextRequest) -> Parts:
         if isinstance(request, m.Tokenize):
@@ -241,7 +254,7 @@ class TokenizeQueue:
         if isinstance(request, m.Detokenize):
             return (yield from self._detokenize(m.unpack_tokens(request.tokens)))
         render = partial(self._model.render, request.messages, request.rendering)
-        text: str = yield _Call(self._rendering, render, RENDER_S)
+        text: str = yield _Call(self._rendering, render, RENDER_S, charged_s_max=RENDER_CHARGED_S)
         appended = appended_text(text, request.history, request.answer)
         if appended is not None:
             tokens = yield from self._tokenize(appended.encode(), True, False)

@@ -8,14 +8,21 @@ from collections.abc import Sequence
 
 import pytest
 
-from inferd.backends import ModelSpec, Rendering, Sampler, SamplingParams
+from inferd.backends import Chunk, ModelSpec, Rendering, Sampler, SamplingParams
 from inferd.backends.base import PLAIN_RENDERING, Message
 from inferd.backends.echo.model import EchoModel
-from inferd.backends.errors import BackendError, InvalidArgument
+from inferd.backends.errors import BackendError, InvalidArgument, TooLarge
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
 from inferd.scheduler.engine.task_table import EngineClock
-from inferd.scheduler.engine.tokenizing import LONG_BYTES, PIECES, TokenizeQueue, appended_text
+from inferd.scheduler.engine.tokenizing import (
+    LONG_BYTES,
+    PIECES,
+    RENDER_CHARGED_S,
+    TokenizeQueue,
+    appended_text,
+)
+from inferd.scheduler.policy.thread_share import BURST_S, SHARE
 from inferd.scheduler.priority import Requester
 from inferd.scheduler.recording.recorder import Recorder
 from tests.scheduler.doubles import Bench
@@ -134,7 +141,7 @@ def test_a_long_rendering_delays_no_other_request() -> None:
 
 def test_long_renderings_of_two_users_alternate() -> None:
     model = SlowTemplate()
-    queue = TokenizeQueue(model, Recorder(), EngineClock(lambda: 0.0), dict, lambda: 0.0)
+    queue = TokenizeQueue(model, Recorder(), EngineClock(lambda: 0.0), dict)
     for request in chat(1), chat(2), chat(3, owner=2):
         queue.add_request(request)
     assert answers(queue) == []
@@ -156,6 +163,39 @@ def test_the_work_after_a_long_rendering_counts_in_the_share_of_its_owner() -> N
     model.release.set()
     wait_for_rendering(queue)
     assert answers(queue) == [1] and not queue._share.may_work(2, clock.now)
+
+
+class Bomb(SlowTemplate):
+    """A model whose template ends at a limit, after *seconds* of its `clock`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN_RENDERING) -> str:
+        assert self.release.wait(10)
+        self.clock += self.seconds
+        raise TooLarge("the chat template needs more than 0.5 s of CPU time")
+
+
+@pytest.mark.parametrize("seconds", [RENDER_CHARGED_S, 10.0])
+def test_a_template_that_ends_at_a_limit_counts_in_the_share_of_its_owner(seconds: float) -> None:
+    model, clock = Bomb(seconds), EngineClock(lambda: 0.0)
+    queue = TokenizeQueue(model, Recorder(), clock, lambda: {1: 1}, lambda: model.clock)
+    queue.add_request(chat(1, owner=2))
+    assert answers(queue) == []
+
+    model.release.set()
+    wait_for_rendering(queue)
+    assert all(isinstance(report, m.Refused) for report in queue.answer_requests())
+    model.release.clear()
+    queue.add_request(chat(2, owner=2))
+    paid_at = (RENDER_CHARGED_S - BURST_S) / SHARE
+    clock.now = 0.99 * paid_at
+    assert answers(queue) == [] and not queue.lanes[1].busy
+    clock.now = 1.01 * paid_at
+    assert answers(queue) == [] and queue.lanes[1].busy
+    model.release.set()
 
 
 def wait_for_rendering(queue: TokenizeQueue) -> None:
@@ -238,8 +278,23 @@ def test_long_texts_of_two_users_alternate_and_errors_reach_their_senders() -> N
     bench.engine.tokenizing.close()
 
 
+class Slow(Guarded):
+    """A model for which the text of a token takes time on the clock of its *bench*."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__()
+        self._bench, self._piece = bench, self.piece
+        self.piece = self._slow_piece
+
+    def _slow_piece(self, token: int) -> bytes:
+        self._bench.now += 1e-7
+        return self._piece(token)
+
+
 def test_another_users_text_overtakes_the_rest_of_a_long_detokenization() -> None:
-    bench = bench_of(Guarded())
+    bench = Bench()
+    bench.model = Slow(bench)
+    bench.engine = Engine(bench.model, seconds=lambda: bench.now)
     tokens = m.pack_tokens([65] * (3 * PIECES + 1))
     reports = bench.iterate(
         m.Detokenize(1, tokens, Requester(1)),
@@ -247,6 +302,45 @@ def test_another_users_text_overtakes_the_rest_of_a_long_detokenization() -> Non
     )
     assert [r.id for r in reports if isinstance(r, m.CommandResult)] == [2, 1]
     assert reports[1] == m.CommandResult(1, b"A" * (3 * PIECES + 1))
+
+
+TEXT_S, STEP_S = 0.006, 0.012
+"""The times of a text of 15 kB and of a step that decodes one task, on a slow machine."""
+
+
+class Clocked(EchoModel):
+    """A model whose steps and texts take time on the clock of its bench."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(ModelSpec(name="echo", backend="echo", slots=2, ctx_size=1 << 16))
+        self.bench = bench
+
+    def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
+        self.bench.now += TEXT_S
+        return super().tokenize(text, special=special, bos=bos)
+
+    def step(self, chunks: Sequence[Chunk]) -> None:
+        self.bench.now += STEP_S
+        super().step(chunks)
+
+
+def test_a_stream_keeps_nine_tenths_of_its_pace_beside_texts_of_another_user() -> None:
+    bench = Bench()
+    bench.model = Clocked(bench)
+    bench.engine = Engine(bench.model, seconds=lambda: bench.now)
+    bench.iterate(bench.submit(1, "x" * 5000, owner=1))
+    while not bench.tokens(1):
+        bench.iterate()
+    texts = [
+        m.Tokenize(i, b"y" * 15_000, False, False, requester=Requester(2)) for i in range(10, 14)
+    ]
+    began, before = bench.now, len(bench.tokens(1))
+    answered = bench.iterate(*texts)
+    while bench.now < began + 20:  # each text is sent again once it is answered
+        again = [r.id for r in answered if isinstance(r, m.CommandResult)]
+        answered = bench.iterate(*(texts[number - 10] for number in again))
+    pace = (len(bench.tokens(1)) - before) / (bench.now - began)
+    assert pace >= 0.89 / STEP_S
 
 
 GRAMMAR = SamplingParams(grammar="root ::= [a-z]+")
