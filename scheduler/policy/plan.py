@@ -1,6 +1,6 @@
 """Plans of slots and batches: functions of the engine's state, without model or clock.
 
-`plan_slots` decides which tasks get, keep and lose a slot; it changes nothing but `Task.boost`. Once
+`plan_slots` decides which tasks get, keep and lose a slot; it changes only `Task.boost`. Once
 the engine has done that, `adapter_quantum.plan_adapters` decides which tasks share the next batch,
 and `plan_tokens` plans its tokens.
 """
