@@ -1,8 +1,6 @@
 """The checks of a model file before llama.cpp reads it, which aborts the process for some files.
 
-They read a GGUF file's header (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): the
-metadata, and the list of tensors, which determines the size that the file must have. Every count is
-bounded, so that garbage uses neither time nor memory.
+They read a GGUF file's header, whose list of tensors determines the size that the file must have.
 """
 
 from __future__ import annotations
@@ -16,43 +14,27 @@ import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from llama_cpp import llama_cpp as lib
 
 from ...errors import LoadFailed
+from ...gguf.header import MAGIC, DamagedHeader, TensorEntry, read_header
 from ...split_gguf import parts_of
 from .devices import c_function
 
-VERSIONS = (2, 3)
-ENTRIES_MAX = 1 << 16
-TENSORS_MAX = 1 << 20
-STRINGS_MAX = 1 << 22
-"""Texts in one list: the largest vocabularies have 262 k tokens and 500 k merges."""
-DIMENSIONS_MAX = 4
-ALIGNMENT_DEFAULT = 32
 SAMPLE_BYTES, SAMPLES = 1 << 20, 64
 
-_STRING, _ARRAY = 8, 9
-_SCALARS = {kind: struct.Struct("<" + code) for kind, code in enumerate("BbHhIif?__Qqd")
-            if kind not in (_STRING, _ARRAY)}  # fmt: skip
-_U32, _U64 = _SCALARS[4], _SCALARS[10]
 _block_size = c_function("ggml_blck_size", ctypes.c_int64, ctypes.c_int)
 _type_size = c_function("ggml_type_size", ctypes.c_size_t, ctypes.c_int)
 _SPLIT_COUNT = "split.count"
-_TOKENS = "tokenizer.ggml.tokens"
-_VOCABULARY = (_TOKENS, "tokenizer.ggml.token_type", "tokenizer.ggml.model", "tokenizer.ggml.pre")
 
 _OPEN_HINTS: dict[type[Exception], str] = {
     FileNotFoundError: "check the path; `inferd models` lists the models",
     PermissionError: "let the user that runs the daemon read the file",
 }
-
-
-class _Damaged(Exception):
-    """The header has contents that no writer of GGUF files produces."""
 
 
 class GgufTensor(NamedTuple):
@@ -68,17 +50,17 @@ class GgufTensor(NamedTuple):
 
 @dataclass
 class GgufFile:
-    """The header of a GGUF file."""
+    """A checked GGUF file of *size* bytes: its header, and a hash of its contents."""
 
     size: int
-    values: dict[str, object] = field(default_factory=dict)
+    values: dict[str, object]
     """Numbers and texts, without lists."""
-    kinds: dict[str, int] = field(default_factory=dict)
+    kinds: dict[str, int]
     """The type of each entry, lists included."""
-    tensors: dict[str, GgufTensor] = field(default_factory=dict)
-    data_begin: int = 0
-    vocab_hash: str = ""
-    token_bytes_max: int = 1
+    tensors: dict[str, GgufTensor]
+    data_begin: int
+    vocab_hash: str
+    token_bytes_max: int
     content_hash: str = ""
 
     @property
@@ -160,31 +142,41 @@ def read_parts(path: str, first: GgufFile) -> None:
 
 
 def _check(data: mmap.mmap, name: str) -> GgufFile:
-    if data[:4] != b"GGUF":
+    if data[:4] != MAGIC:
         raise LoadFailed(
             f"{name!r} is not a GGUF file: it begins with {data[:4]!r}",
             hint="convert the model with llama.cpp's convert_hf_to_gguf.py, or get a .gguf file",
         )
     try:
-        file, needed = _Header(data).read()
-    except _Damaged as exc:
+        header = read_header(data)
+        tensors = {n: GgufTensor(*t, _tensor_bytes(t)) for n, t in header.tensors.items()}
+    except DamagedHeader as exc:
         raise LoadFailed(
             f"the GGUF header of {name!r} is damaged: {exc}", hint="download the file again"
         ) from None
+    needed = header.data_begin + max((t.begin + t.size for t in tensors.values()), default=0)
     if len(data) < needed:
         raise LoadFailed(
             f"the file {name!r} is cut off: it has {len(data)} bytes and needs {needed}",
             hint="download the file again",
             data={"size_bytes": len(data), "needed_bytes": needed},
         )
-    file.content_hash = _content_hash(data)
-    return file
+    return GgufFile(
+        size=len(data),
+        values=header.values,
+        kinds=header.kinds,
+        tensors=tensors,
+        data_begin=header.data_begin,
+        vocab_hash=header.vocab_hash,
+        token_bytes_max=header.token_bytes_max,
+        content_hash=_content_hash(data),
+    )
 
 
 def _content_hash(data: mmap.mmap) -> str:
     """Hash the size, both ends and samples in between: all of a large file would take a minute."""
     size = len(data)
-    digest = hashlib.sha256(_U64.pack(size))
+    digest = hashlib.sha256(struct.pack("<Q", size))
     digest.update(data[:SAMPLE_BYTES])
     step = max(4096, size // SAMPLES)
     for start in range(SAMPLE_BYTES, size - SAMPLE_BYTES, step):
@@ -193,111 +185,10 @@ def _content_hash(data: mmap.mmap) -> str:
     return digest.hexdigest()
 
 
-class _Header:
-    """A reader of one header, from its first byte to the last tensor's description."""
-
-    def __init__(self, data: mmap.mmap):
-        self.data = data
-        self.size = len(data)
-        self.position = 4
-        self.file = GgufFile(size=self.size)
-        self.vocabulary = hashlib.sha256()
-
-    def read(self) -> tuple[GgufFile, int]:
-        """Return the header, and the size that the file must have."""
-        version = self._number(_U32)
-        if version not in VERSIONS:
-            raise _Damaged(f"version {version}, not one of {VERSIONS}")
-        tensors, entries = self._number(_U64), self._number(_U64)
-        if tensors > TENSORS_MAX or entries > ENTRIES_MAX:
-            raise _Damaged(f"{tensors} tensors and {entries} metadata entries")
-        for _ in range(entries):
-            self._entry()
-        end = max((self._tensor() for _ in range(tensors)), default=0)
-        self.file.vocab_hash = self.vocabulary.hexdigest()[:32]
-        self.file.data_begin = self._aligned(self.position)
-        return self.file, self.file.data_begin + end
-
-    def _aligned(self, position: int) -> int:
-        alignment = self.file.values.get("general.alignment", ALIGNMENT_DEFAULT)
-        if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
-            raise _Damaged(f"an alignment of {alignment!r}")
-        return -(-position // alignment) * alignment
-
-    def _take(self, count: int) -> int:
-        """Skip *count* bytes; return where they begin."""
-        begin = self.position
-        if count > self.size - begin:
-            raise _Damaged(f"it continues past the file's end at byte {begin}")
-        self.position = begin + count
-        return begin
-
-    def _number(self, kind: struct.Struct) -> int:
-        return int(kind.unpack_from(self.data, self._take(kind.size))[0])
-
-    def _text(self) -> str:
-        length = self._number(_U64)
-        begin = self._take(length)
-        return self.data[begin : begin + length].decode("utf-8", "replace")
-
-    def _entry(self) -> None:
-        key, kind, begin = self._text(), self._number(_U32), self.position
-        self.file.kinds[key] = kind
-        if kind in _SCALARS:
-            packed = _SCALARS[kind]
-            self.file.values[key] = packed.unpack_from(self.data, self._take(packed.size))[0]
-        elif kind == _STRING:
-            self.file.values[key] = self._text()
-        elif kind == _ARRAY:
-            self._array(key)
-        else:
-            raise _Damaged(f"an entry of the unknown type {kind}")
-        if key in _VOCABULARY:
-            self.vocabulary.update(self.data[begin : self.position])
-
-    def _array(self, key: str) -> None:
-        kind, count = self._number(_U32), self._number(_U64)
-        if kind in _SCALARS:
-            self._take(count * _SCALARS[kind].size)
-        elif kind == _STRING and count <= STRINGS_MAX:
-            longest = self._skip_texts(count)
-            if key == _TOKENS:
-                self.file.token_bytes_max = max(1, longest)
-        else:
-            raise _Damaged(f"a list of {count} entries of type {kind}")
-
-    def _skip_texts(self, count: int) -> int:
-        """Skip texts; return the size of the longest. Takes 30 ms for Gemma's 262 k tokens."""
-        data, size, position, longest = self.data, self.size, self.position, 0
-        unpack = _U64.unpack_from
-        for _ in range(count):
-            if position + 8 > size:
-                raise _Damaged("a list continues past the file's end")
-            (length,) = unpack(data, position)
-            position += 8 + length
-            if length > longest:
-                longest = length
-        if position > size:
-            raise _Damaged("a list continues past the file's end")
-        self.position = position
-        return longest
-
-    def _tensor(self) -> int:
-        """Return where this tensor's data ends, relative to the beginning of all data."""
-        name = self._text()
-        dimensions = self._number(_U32)
-        if dimensions > DIMENSIONS_MAX:
-            raise _Damaged(f"a tensor of {dimensions} dimensions")
-        shape = [self._number(_U64) for _ in range(dimensions)]
-        kind, offset = self._number(_U32), self._number(_U64)
-        size = _tensor_bytes(kind, shape)
-        self.file.tensors[name] = GgufTensor(kind, tuple(shape), offset, size)
-        return offset + size
-
-
-def _tensor_bytes(kind: int, shape: list[int]) -> int:
+def _tensor_bytes(tensor: TensorEntry) -> int:
+    kind = tensor.kind
     # ggml does not check the index into its table of types.
     block, size = (_block_size(kind), _type_size(kind)) if kind < lib.GGML_TYPE_COUNT else (0, 0)
     if not block or not size:
-        raise _Damaged(f"a tensor of the unknown type {kind}")
-    return math.prod(shape) // block * size
+        raise DamagedHeader(f"a tensor of the unknown type {kind}")
+    return math.prod(tensor.shape) // block * size

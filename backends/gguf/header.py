@@ -1,0 +1,171 @@
+"""The header of a GGUF file: the metadata, and the list of tensors.
+
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Every count is bounded, so that garbage
+uses neither time nor memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import struct
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+ENTRIES_MAX = 1 << 16
+TENSORS_MAX = 1 << 20
+STRINGS_MAX = 1 << 22
+"""Texts in all lists: the largest vocabularies have 262 k tokens and 500 k merges."""
+DIMENSIONS_MAX = 4
+ALIGNMENT_DEFAULT = 32
+
+_STRING, _ARRAY = 8, 9
+_SCALARS = {kind: struct.Struct("<" + code) for kind, code in enumerate("BbHhIif?__Qqd")
+            if kind not in (_STRING, _ARRAY)}  # fmt: skip
+_U32, _U64 = _SCALARS[4], _SCALARS[10]
+_TOKENS = "tokenizer.ggml.tokens"
+_VOCABULARY = (_TOKENS, "tokenizer.ggml.token_type", "tokenizer.ggml.model", "tokenizer.ggml.pre")
+
+
+class DamagedHeader(Exception):
+    """The header has contents that no writer of GGUF files produces."""
+
+
+class CutOffHeader(DamagedHeader):
+    """The header continues past the end of the data."""
+
+
+class TensorEntry(NamedTuple):
+    """A tensor's type, its shape in ggml's order, and where its data begins, relative to the
+    beginning of all data.
+    """
+
+    kind: int
+    shape: tuple[int, ...]
+    begin: int
+
+
+@dataclass
+class GgufHeader:
+    """A header, and where it ends: at `data_begin`."""
+
+    values: dict[str, object] = field(default_factory=dict)
+    """Numbers and texts, without lists."""
+    kinds: dict[str, int] = field(default_factory=dict)
+    """The type of each entry, lists included."""
+    tensors: dict[str, TensorEntry] = field(default_factory=dict)
+    data_begin: int = 0
+    vocab_hash: str = ""
+    token_bytes_max: int = 1
+
+
+def read_header(data: mmap.mmap | bytes) -> GgufHeader:
+    """Return the header at the beginning of *data*, which begins with `MAGIC`.
+
+    :raises CutOffHeader: *data* ends before the header.
+    :raises DamagedHeader: this is not the header of a GGUF file.
+    """
+    return _Reader(data).read()
+
+
+class _Reader:
+    """A reader of one header, from its first byte to the last tensor's description."""
+
+    def __init__(self, data: mmap.mmap | bytes):
+        self.data = data
+        self.size = len(data)
+        self.position = len(MAGIC)
+        self.header = GgufHeader()
+        self.vocabulary = hashlib.sha256()
+        self.strings = 0
+
+    def read(self) -> GgufHeader:
+        version = self._number(_U32)
+        if version not in VERSIONS:
+            raise DamagedHeader(f"version {version}, not one of {VERSIONS}")
+        tensors, entries = self._number(_U64), self._number(_U64)
+        if tensors > TENSORS_MAX or entries > ENTRIES_MAX:
+            raise DamagedHeader(f"{tensors} tensors and {entries} metadata entries")
+        for _ in range(entries):
+            self._entry()
+        for _ in range(tensors):
+            self._tensor()
+        self.header.vocab_hash = self.vocabulary.hexdigest()[:32]
+        self.header.data_begin = self._aligned(self.position)
+        return self.header
+
+    def _aligned(self, position: int) -> int:
+        alignment = self.header.values.get("general.alignment", ALIGNMENT_DEFAULT)
+        if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+            raise DamagedHeader(f"an alignment of {alignment!r}")
+        return -(-position // alignment) * alignment
+
+    def _take(self, count: int) -> int:
+        """Skip *count* bytes; return where they begin."""
+        begin = self.position
+        if count > self.size - begin:
+            raise CutOffHeader(f"it continues past the file's end at byte {begin}")
+        self.position = begin + count
+        return begin
+
+    def _number(self, kind: struct.Struct) -> int:
+        return int(kind.unpack_from(self.data, self._take(kind.size))[0])
+
+    def _text(self) -> str:
+        length = self._number(_U64)
+        begin = self._take(length)
+        return self.data[begin : begin + length].decode("utf-8", "replace")
+
+    def _entry(self) -> None:
+        key, kind, begin = self._text(), self._number(_U32), self.position
+        self.header.kinds[key] = kind
+        if kind in _SCALARS:
+            packed = _SCALARS[kind]
+            self.header.values[key] = packed.unpack_from(self.data, self._take(packed.size))[0]
+        elif kind == _STRING:
+            self.header.values[key] = self._text()
+        elif kind == _ARRAY:
+            self._array(key)
+        else:
+            raise DamagedHeader(f"an entry of the unknown type {kind}")
+        if key in _VOCABULARY:
+            self.vocabulary.update(self.data[begin : self.position])
+
+    def _array(self, key: str) -> None:
+        kind, count = self._number(_U32), self._number(_U64)
+        if kind in _SCALARS:
+            self._take(count * _SCALARS[kind].size)
+        elif kind == _STRING and count <= STRINGS_MAX - self.strings:
+            self.strings += count
+            longest = self._skip_texts(count)
+            if key == _TOKENS:
+                self.header.token_bytes_max = max(1, longest)
+        else:
+            raise DamagedHeader(f"a list of {count} entries of type {kind}")
+
+    def _skip_texts(self, count: int) -> int:
+        """Skip texts; return the size of the longest. Takes 30 ms for Gemma's 262 k tokens."""
+        data, size, position, longest = self.data, self.size, self.position, 0
+        unpack = _U64.unpack_from
+        for _ in range(count):
+            if position + 8 > size:
+                raise CutOffHeader("a list continues past the file's end")
+            (length,) = unpack(data, position)
+            position += 8 + length
+            if length > longest:
+                longest = length
+        if position > size:
+            raise CutOffHeader("a list continues past the file's end")
+        self.position = position
+        return longest
+
+    def _tensor(self) -> None:
+        name = self._text()
+        dimensions = self._number(_U32)
+        if dimensions > DIMENSIONS_MAX:
+            raise DamagedHeader(f"a tensor of {dimensions} dimensions")
+        shape = tuple(self._number(_U64) for _ in range(dimensions))
+        kind, begin = self._number(_U32), self._number(_U64)
+        self.header.tensors[name] = TensorEntry(kind, shape, begin)
