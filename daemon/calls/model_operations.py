@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 
+from msgspec.structs import asdict
+
+from ...backends.errors import LoadFailed
 from ...ipc import messages as w
 from ...ipc.server.server_connection import Request
 from ..core import Daemon
 from ..models import model_adapters
-from ..models.description import describe_model
+from ..models.description import describe_model, estimate_memory
+from ..residency.model_files import files_in_use
 
 
 async def models(daemon: Daemon, request: Request) -> w.ModelsResult:
@@ -19,10 +23,21 @@ async def models(daemon: Daemon, request: Request) -> w.ModelsResult:
 
 
 async def show(daemon: Daemon, request: Request) -> w.ModelsResult:
-    """Describe one model."""
+    """Describe one model, with the facts that its file's header states."""
     model = daemon.registry.catalog.get(request.params.name, request.uid)
-    description = describe_model(model, daemon.registry.budget)
-    return w.ModelsResult(models=[description | {"options": model.options()}])
+    facts, cause = None, None
+    if files := files_in_use(model.config.file):
+        try:
+            facts = await daemon.registry.file_facts.facts_of(files)
+        except LoadFailed as exc:
+            cause = exc.message
+    more = {
+        "options": model.options(),
+        "file_info": None if facts is None else asdict(facts),
+        "file_error": cause,
+        "estimate": estimate_memory(model, daemon.registry.launcher.estimates, facts),
+    }
+    return w.ModelsResult(models=[describe_model(model, daemon.registry.budget) | more])
 
 
 async def unload_model(daemon: Daemon, request: Request) -> w.Empty:

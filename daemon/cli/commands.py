@@ -20,8 +20,9 @@ COMMANDS = {
     "inference.chat": ("chat",),
     "inference.embed": ("embed",),
     "inference.template_command": ("template",),
+    "models.show_command": ("show",),
     "models.model_commands": (
-        *("models", "show", "load", "unload", "pin", "unpin", "swap"),
+        *("models", "load", "unload", "pin", "unpin", "swap"),
         *("add-adapter", "rm-adapter"),
     ),
     "models.file_commands": ("pull", "rm"),

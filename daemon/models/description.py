@@ -6,10 +6,13 @@ from typing import Any
 
 from msgspec.structs import asdict
 
+from ...backends.gguf.facts import NUMBER_MAX, FileFacts
+from ...backends.memory_need import MemoryNeed
 from ..residency.budget import MemoryBudget
-from ..residency.model_files import size_bytes
+from ..residency.model_files import files_in_use, signature_of, size_bytes
+from .load_cache import EstimateCache
 from .model import ManagedModel
-from .specs import adapter_bytes
+from .specs import CTX_SIZE_DEFAULT, adapter_bytes, spec_of, with_adapters, without_adapters
 
 
 def describe_model(model: ManagedModel, budget: MemoryBudget) -> dict[str, Any]:
@@ -32,11 +35,42 @@ def describe_model(model: ManagedModel, budget: MemoryBudget) -> dict[str, Any]:
         "keep_alive_s": model.keep_alive_s,
         "pinned": model.pinned,
         "resident_bytes": worker.resident_bytes if worker is not None else 0,
-        "memory": asdict(need) | {"total": need.total} if need is not None else None,
+        "memory": _memory(need) if need is not None else None,
         "adapters": _describe_adapters(model),
         "error": model.error.to_wire() if model.error is not None else None,
         "info": asdict(loaded.info) if loaded is not None else None,
     }
+
+
+def estimate_memory(
+    model: ManagedModel, estimates: EstimateCache, facts: FileFacts | None
+) -> dict[str, Any] | None:
+    """Return the memory that the next load needs: as llama.cpp has estimated it for an earlier
+    load, or else as far as the file's *facts* tell. None: nothing is known.
+    """
+    spec = spec_of(model, model.registry.config)
+    signature = signature_of(files_in_use(model.config.file))
+    for estimate in estimates.estimates_of(without_adapters(spec), signature)[:1]:
+        shape, need = estimate.shape, with_adapters(estimate, spec).need
+        return {"slots": shape.slots, "ctx_size": shape.ctx_size} | _memory(need)
+    if facts is None:
+        return None
+    ctx_size = spec.ctx_size or min(facts.ctx_size_trained or CTX_SIZE_DEFAULT, CTX_SIZE_DEFAULT)
+    kv_bytes = facts.kv_token_bytes_max
+    weights = size_bytes(model.config.file) + sum(
+        adapter_bytes(adapter.file) for adapter in model.config.adapters.values()
+    )
+    known = {
+        "slots": spec.slots,
+        "ctx_size": ctx_size,
+        "weights": weights,
+        "context": None if kv_bytes is None else min(NUMBER_MAX, kv_bytes * ctx_size * spec.slots),
+    }
+    return dict.fromkeys(_memory(MemoryNeed())) | known
+
+
+def _memory(need: MemoryNeed) -> dict[str, Any]:
+    return asdict(need) | {"total": need.total}
 
 
 def _expires_s(model: ManagedModel) -> float | None:

@@ -27,6 +27,7 @@ from ..residency.machine import MachineMemory
 from ..workers.recovery import fail_readers
 from ..workers.worker import Worker
 from .catalog import ModelCatalog
+from .file_facts import FileFactsCache
 from .kv_index import KvFilePlace, KvIndex
 from .lease import Lease
 from .model import ManagedModel, PassedFile, SentenceComparer
@@ -74,6 +75,7 @@ class Registry:
             self, self.catalog, self.kv_index, self.budget, group, str(kv_dir), on_frame
         )
         self.start_worker: Callable[[ManagedModel], Worker] = self.launcher.start_worker
+        self.file_facts = FileFactsCache()
         self.catalog.scan()
 
     @property

@@ -37,7 +37,7 @@ class Metadata(TypedDict, total=False):
 
 
 class ModelInfo(TypedDict, total=False):
-    """A model as `models` and `show` describe it; only `show` has `options`."""
+    """A model as `models` and `show` describe it; only `show` has the last four."""
 
     name: str
     state: str
@@ -58,3 +58,6 @@ class ModelInfo(TypedDict, total=False):
     error: dict[str, Any] | None
     info: dict[str, Any] | None
     options: dict[str, Any]
+    file_info: dict[str, Any] | None
+    file_error: str | None
+    estimate: dict[str, Any] | None

@@ -23,6 +23,7 @@ import inferd.sessions
 import inferd.wire
 from inferd import Metadata, ModelInfo
 from inferd.backends.errors import ERRORS_BY_NAME, InferdError
+from inferd.backends.gguf.facts import FileFacts
 from inferd.daemon.config.settings import Config
 from inferd.ipc import messages as w
 from inferd.sessions import (
@@ -311,8 +312,10 @@ def test_maps_have_the_keys_of_the_page() -> None:
         assert set(session) == keys("session")
         models = client.call("models")["models"]
         assert all(set(model) == keys("model") for model in models)
-        assert set(client.call("show", name="slow")["models"][0]) == keys("model") | {"options"}
-        assert set(ModelInfo.__annotations__) == keys("model") | {"options"}
+        described = keys("model") | keys("shown")
+        assert set(client.call("show", name="slow")["models"][0]) == described
+        assert set(ModelInfo.__annotations__) == described
+        assert set(FileFacts.__struct_fields__) == keys("file_info")
         assert set(Metadata.__annotations__) == keys("metadata")
         assert set(client.call("stats")["stats"]) == keys("stats")
 

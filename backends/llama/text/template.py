@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from contextlib import closing
 
 from ...base import PLAIN_RENDERING, Message, Rendering
 from ...errors import InvalidArgument, LoadFailed, TooLarge
+from ...gguf.facts import uses_tools
 from ...model_spec import ModelSpec
 from .renderer import Renderer, TemplateRefusal
 
@@ -19,7 +19,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, *, bos: str, eos: str, strip_bos: bool):
         self._renderer = Renderer(source)
-        self.uses_tools = re.search(r"\btools\b", source) is not None
+        self.uses_tools = uses_tools(source)
         self.start_process, self.close = self._renderer.start_process, self._renderer.close
         self._names = {"bos_token": bos, "eos_token": eos}
         self._bos_stripped = bos if strip_bos else ""

@@ -1,9 +1,8 @@
-"""Commands on the daemon's models and their adapters: list, show, load, unload, pin, swap."""
+"""Commands on the daemon's models and their adapters: list, load, unload, pin, swap."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import typer
@@ -13,7 +12,7 @@ from .. import completion
 from ..client import client_of, note_not_applied
 from ..one_shot import OneShotClient
 from ..options import Force, JsonOutput, ModelName, SocketPath
-from ..output import Columns, fraction_bar, table, write_json, write_list, write_result
+from ..output import Columns, fraction_bar, write_list, write_result
 
 Adapter = Annotated[str, typer.Argument(help="The name by which requests choose the adapter.")]
 To = Annotated[
@@ -49,26 +48,6 @@ def models(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
     """List all models."""
     with OneShotClient(socket) as client:
         write_list(as_json, "models", client.models(), MODELS)
-
-
-def show(name: ModelName, socket: SocketPath = None, as_json: JsonOutput = False) -> None:
-    """Describe a model."""
-    with client_of(socket) as client:
-        found = client.show(name)
-    if as_json:
-        write_json(found)
-        return
-    table(("KEY", "VALUE"), list(_flat(found)))
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    rows: list[tuple[str, Any]] = []
-    for key, item in value.items():
-        if isinstance(item, dict):
-            rows += _flat(item, f"{prefix}{key}.")
-        elif item is not None:
-            rows.append((prefix + key, item))
-    return rows
 
 
 def load(

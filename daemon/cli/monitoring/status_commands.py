@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ...residency.sizes import size_text
@@ -15,12 +16,13 @@ METRIC_KEYS = ("metrics", "models", "retry_after_ratio")
 """The part of the daemon's statistics that `inferd stats` shows; `inferd status` shows the rest."""
 
 
-def _processor(model: dict[str, Any]) -> str:
+def processor_text(model: Mapping[str, Any]) -> str:
+    """Return where a loaded model's layers run."""
     layers = model["info"].get("n_gpu_layers", 0)
     return f"{layers} layers on GPU" if layers else "100% CPU"
 
 
-def _memory(model: dict[str, Any]) -> str | None:
+def memory_text(model: Mapping[str, Any]) -> str | None:
     """Return the memory in use: measured on the host, and estimated on devices."""
     if not model.get("resident_bytes"):  # an older daemon, or no process yet
         return None
@@ -29,7 +31,7 @@ def _memory(model: dict[str, Any]) -> str | None:
     return f"{host} + {size_text(devices)} GPU" if devices else host
 
 
-def _until(model: dict[str, Any]) -> str:
+def until_text(model: Mapping[str, Any]) -> str:
     """Return when the model will be unloaded, or what keeps it loaded."""
     if model["state"] == "loading":
         return f"loading {model['progress']:.0%}"
@@ -66,10 +68,10 @@ LOADED_MODELS: Columns = {
     "NAME": "name",
     "ID": lambda m: str(m["info"].get("fingerprint", "-"))[:ID_DIGITS],
     "SIZE": lambda m: size_text(m["size_bytes"]) if m["size_bytes"] else None,
-    "MEMORY": _memory,
-    "PROCESSOR": _processor,
+    "MEMORY": memory_text,
+    "PROCESSOR": processor_text,
     "CONTEXT": lambda m: m["info"].get("ctx_size"),
-    "UNTIL": _until,
+    "UNTIL": until_text,
     "SESSIONS": "sessions",
     "TASKS": "tasks",
 }

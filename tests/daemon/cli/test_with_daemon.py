@@ -230,7 +230,7 @@ def test_models_and_show(socket: str) -> None:
     names = [m["name"] for m in document(inferd("models", "--json", socket=socket))["models"]]
     assert names == ["echo", "heavy", "slow", "slower", "tiny"]
     assert document(inferd("show", "slow", "--json", socket=socket))["options"] == {"slots": 2}
-    assert "options.slots" in inferd("show", "slow", socket=socket).stdout
+    assert "slots   2" in inferd("show", "slow", socket=socket).stdout
 
 
 def test_load_ps_and_unload(socket: str) -> None:

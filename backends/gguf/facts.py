@@ -1,0 +1,140 @@
+"""The facts about a model that its files' headers state, for people who choose between models."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from .header import MAGIC, CutOffHeader, DamagedHeader, GgufHeader, TensorEntry, read_header
+
+READ_BYTES = (1 << 20, 1 << 24, 1 << 26)
+"""The bytes that are read of a file until its header is complete: vocabularies take up to 20 MB."""
+TEXT_CHARACTERS_MAX = 1 << 18
+"""Longer texts are omitted; templates have up to 20 k characters."""
+NUMBER_MAX = (1 << 63) - 1
+"""Larger numbers, which only garbage has, do not fit into a reply."""
+KV_VALUE_BYTES = 2
+"""KV states are in F16."""
+QUANTIZATIONS = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K",
+    11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S",
+    17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS",
+    23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M",
+    30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE",
+    39: "NVFP4", 40: "Q1_0", 41: "Q2_0",
+}  # fmt: skip
+"""Names of `general.file_type`: `llama_ftype` in llama.h."""
+_KV_WEIGHT = re.compile(r"blk\.(\d+)\.attn_[kv]\.weight")
+ValueT = TypeVar("ValueT")
+
+
+class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about a model; None where the header does not state them."""
+
+    title: str | None
+    architecture: str | None
+    quantization: str | None
+    parameters: int
+    ctx_size_trained: int | None
+    embedding_size: int | None
+    layers: int | None
+    license: str | None
+    license_link: str | None
+    chat_template: str | None
+    supports_tools: bool
+    """Whether the chat template uses tools."""
+    kv_token_bytes_max: int | None
+    """The KV state of a token; less where layers attend to a window only."""
+
+
+def uses_tools(template: str) -> bool:
+    """Return whether a chat template uses the tools of a request."""
+    return re.search(r"\btools\b", template) is not None
+
+
+def read_facts(files: Sequence[Path]) -> FileFacts:
+    """Return the facts about the model in *files*, several if it is split. Blocks.
+
+    :raises OSError: a file cannot be read.
+    :raises DamagedHeader: a file is not a GGUF file.
+    """
+    headers = [_header_of(file) for file in files]
+    tensors = {name: tensor for header in headers for name, tensor in header.tensors.items()}
+    return facts_of(headers[0].values, tensors)
+
+
+def _header_of(file: Path) -> GgufHeader:
+    """Return a file's header. The file is not mapped into memory: if another program shortened it,
+    the kernel would end this process.
+    """
+    # O_NONBLOCK: opening a FIFO would otherwise wait for its writer.
+    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise DamagedHeader("it is not a regular file")
+        for size in READ_BYTES:
+            data = os.pread(fd, size, 0)
+            if not data.startswith(MAGIC):
+                raise DamagedHeader("it is not a GGUF file")
+            try:
+                return read_header(data)
+            except CutOffHeader:
+                if len(data) < size:
+                    raise
+        raise DamagedHeader(f"its header has more than {READ_BYTES[-1]} bytes")
+    finally:
+        os.close(fd)
+
+
+def facts_of(values: Mapping[str, object], tensors: Mapping[str, TensorEntry]) -> FileFacts:
+    """Return the facts that a header states by its *values* and *tensors*."""
+    architecture = _value(values, "general.architecture", str)
+    layers = _value(values, f"{architecture}.block_count", int)
+    template = _value(values, "tokenizer.chat_template", str)
+    kind = _value(values, "general.file_type", int)
+    causal = values.get(f"{architecture}.attention.causal", True)  # encoders have no KV state
+    return FileFacts(
+        title=_value(values, "general.name", str),
+        architecture=architecture,
+        quantization=None if kind is None else QUANTIZATIONS.get(kind, f"type {kind}"),
+        parameters=min(NUMBER_MAX, sum(math.prod(t.shape) for t in tensors.values())),
+        ctx_size_trained=_value(values, f"{architecture}.context_length", int),
+        embedding_size=_value(values, f"{architecture}.embedding_length", int),
+        layers=layers,
+        license=_value(values, "general.license.name", str)
+        or _value(values, "general.license", str),
+        license_link=_value(values, "general.license.link", str),
+        chat_template=template,
+        supports_tools=uses_tools(template or ""),
+        kv_token_bytes_max=_kv_token_bytes(layers, tensors) if causal else 0,
+    )
+
+
+def _value(values: Mapping[str, object], key: str, kind: type[ValueT]) -> ValueT | None:
+    value = values.get(key)
+    if not isinstance(value, kind):
+        return None
+    if isinstance(value, str) and len(value) > TEXT_CHARACTERS_MAX:
+        return None
+    if isinstance(value, int) and value > NUMBER_MAX:
+        return None
+    return value
+
+
+def _kv_token_bytes(layers: int | None, tensors: Mapping[str, TensorEntry]) -> int | None:
+    """Return the bytes of a token's keys and values; None unless each layer has both."""
+    widths: dict[str, list[int]] = {}
+    for name, tensor in tensors.items():
+        if (match := _KV_WEIGHT.fullmatch(name)) and len(tensor.shape) > 1:
+            widths.setdefault(match[1], []).append(tensor.shape[1])
+    if len(widths) != layers or any(len(pair) != 2 for pair in widths.values()):
+        return None
+    return min(NUMBER_MAX, KV_VALUE_BYTES * sum(sum(pair) for pair in widths.values()))

@@ -1,0 +1,70 @@
+"""Facts about the models' files, from their headers, as `show` returns them.
+
+A thread reads the headers: a file server may not answer. A file is read again after a change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+
+import anyio
+
+from ...backends.errors import LoadFailed
+from ...backends.gguf.facts import FileFacts, read_facts
+from ...backends.gguf.header import DamagedHeader
+from ...ipc.server.blocking_thread import BlockingThread
+from ..residency.model_files import Signature, signature_of
+
+READ_S_MAX = 5.0
+"""The longest wait for a file's header."""
+MODELS_MAX = 1000
+"""Models whose facts are kept."""
+
+
+class FileFactsCache:
+    """The facts by the models' files. Owned by the daemon's event loop."""
+
+    def __init__(self) -> None:
+        self._thread = BlockingThread("model-headers")
+        self._by_files: dict[tuple[Path, ...], tuple[Signature, Future[FileFacts]]] = {}
+
+    async def facts_of(self, files: Sequence[Path]) -> FileFacts:
+        """Return the facts about the model in *files*.
+
+        :raises LoadFailed: a file cannot be read, is damaged, or does not answer.
+        """
+        reading = asyncio.wrap_future(self._reading(tuple(files)))
+        try:
+            with anyio.fail_after(READ_S_MAX):
+                return await asyncio.shield(reading)  # other callers may wait for it, too
+        except TimeoutError:
+            reason = f"no answer within {READ_S_MAX:g} s"
+        except OSError as exc:
+            reason = exc.strerror or str(exc)
+        except DamagedHeader as exc:
+            reason = str(exc)
+        raise LoadFailed(f"{files[0].name} cannot be read: {reason}")
+
+    def _reading(self, files: tuple[Path, ...]) -> Future[FileFacts]:
+        signature = signature_of(files)
+        stored_for, reading = self._by_files.get(files, (None, None))
+        if reading is not None and stored_for == signature:
+            return reading
+        self._by_files.pop(files, None)
+        while len(self._by_files) >= MODELS_MAX:
+            del self._by_files[next(iter(self._by_files))]
+        reading = Future()
+        self._by_files[files] = signature, reading
+        self._thread.submit(partial(_read, files, reading))
+        return reading
+
+
+def _read(files: Sequence[Path], reading: Future[FileFacts]) -> None:
+    try:
+        reading.set_result(read_facts(files))
+    except Exception as exc:  # it belongs to the callers that wait
+        reading.set_exception(exc)
