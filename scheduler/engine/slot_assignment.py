@@ -65,9 +65,8 @@ class SlotAssignment:
             )
             for task in tasks.queue:
                 task.follows = False
-            for task, leader in plan.follow:
+            for task, _ in plan.follow:
                 task.follows = True
-                leader.boost = max(leader.boost, order.effective(task))
             not_parked = sum(not self._park_task(task) for task in plan.park)
             for task in plan.start[: len(plan.start) - not_parked]:
                 self._start_task(task)

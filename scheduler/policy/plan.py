@@ -1,8 +1,8 @@
-"""Plans of slots and batches: pure functions of the engine's state, without model or clock.
+"""Plans of slots and batches: functions of the engine's state, without model or clock.
 
-`plan_slots` decides which tasks get, keep and lose a slot. Once the engine has done that,
-`adapter_quantum.plan_adapters` decides which tasks share the next batch, and `plan_tokens` plans
-its tokens.
+`plan_slots` decides which tasks get, keep and lose a slot; it changes only `Task.boost`. Once
+the engine has done that, `adapter_quantum.plan_adapters` decides which tasks share the next batch,
+and `plan_tokens` plans its tokens.
 """
 
 from __future__ import annotations
@@ -85,11 +85,6 @@ class Order:
 
     def __init__(self, clock: int, owners: OwnerClock, settings: EngineSettings):
         self._clock, self._owners, self._settings = clock, owners, settings
-        self._lifted: dict[int, int] = {}
-
-    def lift_leader(self, leader: Task, effective: int) -> None:
-        """Give a *leader* at least the class of the tasks that wait for its prefix."""
-        self._lifted[leader.arrival] = max(self._lifted.get(leader.arrival, 0), effective)
 
     def effective(self, task: Task) -> int:
         """Return the class of *task* with its age."""
@@ -99,8 +94,7 @@ class Order:
 
     def effective_unreserved(self, task: Task) -> int:
         """Return the class of *task* with its age, without its reserved quantum."""
-        own = task.effective_class(self._clock, self._settings.ageing_tokens)
-        return max(own, self._lifted.get(task.arrival, 0))
+        return task.effective_class(self._clock, self._settings.ageing_tokens)
 
     def age(self, task: Task) -> int:
         """Return the age of *task* in tokens."""
@@ -150,7 +144,7 @@ def plan_slots(
         leader = find_leader(task, staying + start)
         if leader is not None:
             follow.append((task, leader))
-            order.lift_leader(leader, order.effective(task))
+            leader.boost = max(leader.boost, order.effective(task))
             continue
         if free:
             free -= 1

@@ -65,6 +65,7 @@ class QueueView:
             task.spec.priority,
             self._order.effective(task),
             rises_after=ageing - age % ageing,
+            owner=task.spec.owner,
             served=self._order.rank(task)[1],
             quantum=task.quantum,
             idle_s=self._now - task.computed_at,

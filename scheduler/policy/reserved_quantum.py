@@ -16,17 +16,22 @@ CHECK_S = 0.1
 
 
 class ReservedQuanta:
-    """Gives one quantum in `reserved_share` to the longest-waiting task of a lower class, once it
-    was passed over for `passed_over_s`.
+    """Gives one quantum in `reserved_share` to a task of a lower class that was passed over for
+    `passed_over_s`: owners in turn, and of one owner the task that waits longest.
 
     Age in tokens alone would take minutes on a slow machine. Owned by the engine.
     """
+
+    OWNERS_MAX = 4096
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
         self.next_at = 0
         """The token clock at which the next quantum is due."""
         self._next_check_at = 0.0
+        self._given = 0
+        self._last: dict[int, int] = {}
+        """By owner, the number of its last quantum."""
 
     def is_check_due(self, clock: int, now: float) -> bool:
         """Return whether a quantum is due, and the last check was not just now."""
@@ -35,12 +40,10 @@ class ReservedQuanta:
     def give_quantum(
         self, able: Iterable[Task], busy: Iterable[Task], order: Order, clock: int, now: float
     ) -> None:
-        """Give a quantum, if one is due, to one of the *able* tasks, which could compute but are
-        below the highest class of the *busy* ones. A text to embed gets one for its whole size,
-        because it would start again otherwise.
+        """Give the quantum that is due to one of the *able* tasks, which could compute but are
+        below the highest class of the *busy* ones. Call it if `is_check_due`. A text to embed gets
+        one for its whole size, because it would start again otherwise.
         """
-        if not self.is_check_due(clock, now):
-            return
         self._next_check_at = now + CHECK_S
         since, size = now - self._settings.passed_over_s, self._settings.quantum_tokens
         late = [t for t in able if t.passed_over_since <= since and not t.reserved_tokens]
@@ -49,6 +52,17 @@ class ReservedQuanta:
         highest = max(map(order.effective, busy), default=0)
         late = [t for t in late if order.effective(t) < highest]
         if late:
-            task = min(late, key=lambda t: (t.computed_at, t.arrival))
+            task = min(late, key=self._key)
             task.reserved_tokens = max(size, task.pending) if task.spec.embed else size
             self.next_at = clock + self._settings.reserved_share * size
+            self._note_given(task.spec.owner)
+
+    def _key(self, task: Task) -> tuple[int, float, int]:
+        return self._last.get(task.spec.owner, 0), task.computed_at, task.arrival
+
+    def _note_given(self, owner: int) -> None:
+        self._given += 1
+        self._last.pop(owner, None)
+        self._last[owner] = self._given
+        if len(self._last) > self.OWNERS_MAX:
+            del self._last[next(iter(self._last))]

@@ -8,6 +8,7 @@ measured on turns that shared the model hold for those that wait.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,6 +59,7 @@ class QueuedTask:
     effective: int = Priority.NORMAL
     rises_after: float = math.inf
     """Tokens after which its effective class rises, while it waits."""
+    owner: int = 0
     served: int = 0
     """Tokens computed for its owner."""
     quantum: int = 0
@@ -145,12 +147,19 @@ class StartEstimator:
         return min(slot.end_s_max if rises > 0 else slot.end_s, at + lead_s)
 
     def _reserved_starts(self, reserved_after: int) -> dict[int, float]:
-        """Return when waiting tasks of lower classes get a reserved quantum, by their `id`."""
+        """Return when waiting tasks of lower classes get a reserved quantum, by their `id`: their
+        owners in turn, as far as is known here.
+        """
         highest = max(slot.task.effective for slot in self._slots)
         lower = [t for t in self._waiting if t.effective < highest]
         period_s = self._settings.reserved_share * self._settings.quantum_tokens * self._token_s
         due_s, found = max(0, reserved_after) * self._token_s, {}
+        rounds: Counter[int] = Counter()
+        in_turn = []
         for task in sorted(lower, key=lambda t: -t.idle_s):
+            in_turn.append((rounds[task.owner], task))
+            rounds[task.owner] += 1
+        for _, task in sorted(in_turn, key=lambda turn: turn[0]):
             found[id(task)] = due_s = max(due_s, self._settings.passed_over_s - task.passed_over_s)
             due_s += period_s
         return found

@@ -96,6 +96,7 @@ class Forecast:
             ticket.priority,
             self._effective(ticket, age),
             rises_after=ageing - age % ageing,
+            owner=ticket.owner,
             quantum=int(state_s / self._estimator.token_times.output_s),
             idle_s=waited_s,
             passed_over_s=waited_s,

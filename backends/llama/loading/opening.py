@@ -20,6 +20,7 @@ from ...memory_need import check_devices
 from ...model_spec import ModelSpec
 from ...split_gguf import parts_of
 from ..llama_log import LogRing
+from .amx import has_broken_amx
 from .devices import devices, place_layers
 from .gguf_check import GgufFile, open_model_file, read_gguf, read_parts
 
@@ -89,6 +90,8 @@ def open_model(spec: ModelSpec, params: Any) -> tuple[Any, GgufFile]:
         file = read_gguf(fd, name)
         _check_content(file, name)
         lib.llama_backend_init()
+        if has_broken_amx():
+            params.use_extra_bufts = False  # weights stay as they are in the file, without AMX
         check_devices(spec, devices())
         place_layers(spec, params)
         if spec.fd >= 0:

@@ -28,6 +28,7 @@ def main() -> None:
 def _engine() -> dict[str, Any]:
     from llama_cpp import llama_cpp as lib
 
+    from ....backends.llama.loading.amx import has_broken_amx
     from ....backends.llama.loading.devices import devices
 
     lib.llama_backend_init()
@@ -35,6 +36,7 @@ def _engine() -> dict[str, Any]:
         "system_info": lib.llama_print_system_info().decode(errors="replace"),
         "gpu": bool(lib.llama_supports_gpu_offload()),
         "devices": devices(),
+        "broken_amx": has_broken_amx(),
     }
 
 

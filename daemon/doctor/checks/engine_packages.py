@@ -44,11 +44,14 @@ GCC before 14 the build has to leave it out.
 _REQUIREMENT = re.compile(r"([\w.-]+)\s*(?:==\s*([\w.+!]+))?[^;]*;\s*extra\s*==\s*['\"]daemon['\"]")
 
 
-def _rebuild_remedy() -> str:
+WITHOUT_AMX = "CFLAGS=-mno-amx-int8 CXXFLAGS=-mno-amx-int8 "
+
+
+def _rebuild_remedy(variables: str = "") -> str:
     command = install_command("daemon")
     options = f"--force-reinstall --no-cache-dir --no-binary {PACKAGE}"
     command = command.replace(" install ", f" install {options} ", 1)
-    return f"build it on this machine: `CMAKE_ARGS=-DGGML_OPENMP=OFF {command}`"
+    return f"build it on this machine: `{variables}CMAKE_ARGS=-DGGML_OPENMP=OFF {command}`"
 
 
 class Installed(msgspec.Struct, frozen=True):
@@ -74,6 +77,8 @@ class EngineReport(msgspec.Struct, frozen=True):
     system_info: str = ""
     gpu: bool = False
     """Whether it was built with GPU support."""
+    broken_amx: bool = False
+    """Whether it was built with AMX by a compiler that breaks it; its AMX code is not used."""
     devices: list[Device] = []
     files: list[ModelFile] = []
 
@@ -166,7 +171,13 @@ def check_engine(engine: EngineReport) -> Iterator[Finding]:
         yield warn(
             "llama.cpp loads, but was built with OpenMP, whose threads keep a core between two"
             " steps: a single stream is about 5 % slower",
-            _rebuild_remedy(),
+            _rebuild_remedy(WITHOUT_AMX if engine.broken_amx else ""),
+        )
+    elif engine.broken_amx:
+        yield warn(
+            "llama.cpp loads, but was built with AMX by a GCC before 14, which breaks it, so"
+            " weights are not rearranged for this CPU: prompts may take longer",
+            _rebuild_remedy(WITHOUT_AMX),
         )
     else:
         yield ok("llama.cpp loads")

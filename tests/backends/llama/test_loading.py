@@ -15,8 +15,25 @@ import pytest
 
 from inferd.backends import Chunk, Model, ModelSpec, estimate_memory, load_model
 from inferd.backends.errors import Cancelled, InvalidArgument, LoadFailed, UnsupportedOperation
+from inferd.backends.llama.loading.amx import is_by_old_gcc
 from tests.models import gemma3, smollm2
 from tests.tiny_gguf import VOCAB_SIZE, write_split, write_tiny
+
+
+@pytest.mark.parametrize(
+    ("compiler", "is_old"),
+    [
+        (b"\0GCC: (Debian 12.2.0-14+deb12u1) 12.2.0\0", True),
+        (b"GCC: (GNU) 13.3.1\0clang version 18.1.8\0", True),
+        (b"GCC: (Debian 14.2.0-19) 14.2.0\0", False),
+        (b"Debian clang version 14.0.6\0", False),
+        (b"", False),
+    ],
+)
+def test_a_library_of_a_compiler_that_breaks_amx_is_recognised(
+    compiler: bytes, is_old: bool
+) -> None:
+    assert is_by_old_gcc(b"\x7fELF" + compiler + b"\0") == is_old
 
 
 def load(path: Path | str, **fields: Any) -> Model:

@@ -229,6 +229,13 @@ def test_an_engine_with_openmp_is_a_warning_with_a_build_command() -> None:
     assert only(engine.check_engine(ENGINE)).status == "ok"
 
 
+def test_an_engine_whose_amx_code_crashes_is_a_warning_with_a_build_command() -> None:
+    report = engine.EngineReport(system_info="CPU : AMX_INT8 = 1 |", broken_amx=True)
+    found = only(engine.check_engine(report))
+    assert found.status == "warn" and "AMX" in found.found
+    assert "CXXFLAGS=-mno-amx-int8" in found.remedy
+
+
 def test_unused_features_of_the_cpu_are_a_warning() -> None:
     same = only(engine.check_cpu(ENGINE, frozenset(("avx", "avx2", "fma"))))
     assert same.status == "ok" and "AVX, AVX2, FMA" in same.found

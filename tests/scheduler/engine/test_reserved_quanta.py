@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from inferd.backends import Chunk, EmbedSpec
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
-from inferd.scheduler.policy.reserved_quantum import CHECK_S
+from inferd.scheduler.policy.reserved_quantum import CHECK_S, ReservedQuanta
 from inferd.scheduler.priority import Priority
 from inferd.scheduler.task import Task
 from tests.scheduler.doubles import Bench
@@ -126,6 +126,30 @@ def test_a_task_computes_after_30_s_and_sixteen_quanta_for_each_that_waits_longe
         endless.iterate(endless.bench.submit(LOWER + i, "y" * 60, priority=Priority(priority)))
 
     endless.iterate_until_computed(LOWER + target, (PERIOD + BATCH_SIZE) * (target + 1))
+
+
+def test_owners_get_reserved_quanta_in_turn_however_many_tasks_one_has() -> None:
+    endless = Endless(slots=2, count=4)
+    for i in range(10):
+        endless.iterate(endless.bench.submit(LOWER + i, "y" * 60, owner=3, priority=Priority.LOW))
+    last = LOWER + 10
+    endless.iterate(endless.bench.submit(last, "y" * 60, owner=4, priority=Priority.LOW))
+
+    endless.iterate_until_computed(last, 2 * (PERIOD + BATCH_SIZE))
+
+
+def test_no_more_owners_of_reserved_quanta_are_remembered_than_there_may_be() -> None:
+    bench = Bench()
+    reserved, busy = ReservedQuanta(EngineSettings()), [task_of(bench, 0, Priority.URGENT)]
+    reserved.OWNERS_MAX = 3
+    for owner in range(1, 6):
+        low = task_of(bench, owner, Priority.LOW)
+        reserved.give_quantum([low], busy, bench.engine.tasks.order(), 0, bench.now + 60)
+        assert low.reserved_tokens and len(reserved._last) <= 3
+
+
+def task_of(bench: Bench, owner: int, priority: Priority) -> Task:
+    return bench.engine.tasks.new_task(bench.spec(owner, owner=owner, priority=priority))
 
 
 def test_a_low_prompt_in_a_slot_advances_beside_endless_urgent_prompts() -> None:

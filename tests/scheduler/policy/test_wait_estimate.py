@@ -83,6 +83,9 @@ def test_a_lower_class_waits_for_the_end_of_higher_ones_or_for_a_reserved_quantu
     two = [QueuedTask(RemainingWork(0, 10), 0, 0, idle_s=idle_s) for idle_s in (5, 6)]
     assert starts([endless(high)], two, 1) == [350.0, 30.0], "the one that waits longer is first"
     assert starts([endless(high)], [low], 1, reserved_after=1000) == [100.0]
+    of_two = [QueuedTask(RemainingWork(0, 10), 0, 0, owner=o, idle_s=i) for o, i in
+              ((1, 7), (1, 6), (2, 5))]  # fmt: skip
+    assert starts([endless(high)], of_two, 1) == [30.0, 670.0, 350.0], "owners take turns"
 
 
 def test_a_lower_class_rises_with_the_tokens_computed_meanwhile() -> None:
