@@ -31,8 +31,7 @@ async def answers(daemon: Daemon, request: Request) -> w.AnswersResult:
     _check(p, session)
     branches: list[Session] = []
     try:
-        before = await add_input(daemon, session, p)
-        async with session.input.rolled_back_if_refused(before):
+        async with session.input.for_turn(lambda: add_input(daemon, session, p)):
             if p.n > 1:
                 branches = daemon.sessions.fork_session(request.connection, session, p.n - 1)
             results = _Answers(p, [session, *branches])

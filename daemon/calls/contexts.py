@@ -160,8 +160,7 @@ async def prompt_compute(daemon: Daemon, request: Request) -> w.PromptComputeRes
     daemon.check_open()
     session, p = daemon.session(request), request.params
     options = turn_options(p, TurnOptions(special=False))
-    before = await session.input.add_text(p.prompt.encode())
-    async with session.input.rolled_back_if_refused(before):
+    async with session.input.for_turn(lambda: session.input.add_text(p.prompt.encode())):
         turn = await session.runner.start_turn(options)
     await finish_turn(request, session, turn)
     return w.PromptComputeResult(text=turn.text.decode(errors="replace"))
@@ -175,8 +174,9 @@ async def run_inference(daemon: Daemon, request: Request) -> w.TurnResult:
     options = parse_json_options(metadata_text(p.config))
     turn_settings = turn_options(p, TurnOptions(options=options.values, special=False))
     message = {"role": "user", "content": await decode_text(data)}
-    before = await session.input.add_messages([message], options.values)
-    async with session.input.rolled_back_if_refused(before):
+    async with session.input.for_turn(
+        lambda: session.input.add_messages([message], options.values)
+    ):
         splitter = session.outputs.new_splitter(options.values)
         turn = await session.runner.start_turn(turn_settings)
     await finish_turn(request, session, turn)

@@ -43,8 +43,7 @@ async def _start_turn(
     """Start a turn on a call's input; if it *streams*, its tokens are sent as events."""
     p: w.StreamParams = request.params
     session = daemon.session(request)
-    before = await add_input(daemon, session, p)
-    async with session.input.rolled_back_if_refused(before):
+    async with session.input.for_turn(lambda: add_input(daemon, session, p)):
         splitter = session.outputs.new_splitter(p.options)
         credit = p.credit if streams else -1
         own = TurnOptions(options=p.options, credit=credit, special=False, watch=p.queue_events)

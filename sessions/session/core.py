@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -133,6 +134,8 @@ class BeforeInput(NamedTuple):
     turn_parameters: TurnParameters
     adapters: tuple[str, ...]
     lora: dict[str, float]
+    unused: Mapping[str, str]
+    rested_at: float | None
     turns_begun: int
 
     @property
@@ -210,20 +213,21 @@ class SessionCore:
         """Count the session's present size to its owner."""
         self.ledger.kept_bytes.set_bytes(self, self.kept_bytes)
 
-    def accept_input(self, history: History) -> None:
-        """Accept a history with new input.
+    def accept_input(self, history: History, unused: Mapping[str, str]) -> None:
+        """Accept a history with new input, for whose turn the parameters *unused* have no effect.
 
         :raises QuotaExceeded: its owner's sessions would become too large.
         """
         self.check_growth(history.kept_bytes - self.conversation.history_state.kept_bytes)
         self.accept_history(SessionCall.SET_INPUT, history)
+        self.settings.parameters.unused = unused
 
-    def accept_turn_input(self, history: History) -> BeforeInput:
+    def accept_turn_input(self, history: History, unused: Mapping[str, str]) -> BeforeInput:
         """Accept a history with the input of a turn; return the session before. It is restored if
         the turn is refused.
         """
         before = self.before_input()
-        self.accept_input(history)
+        self.accept_input(history, unused)
         self.conversation.last.before = before
         self.count_kept_bytes()
         return before
@@ -253,6 +257,8 @@ class SessionCore:
             settings.parameters.of_turn,
             settings.adapters,
             settings.lora,
+            settings.parameters.unused,
+            self.rested_at,
             self.turns_begun,
         )
 
@@ -260,8 +266,9 @@ class SessionCore:
         """Restore the session *before* an input whose turn was refused."""
         self.conversation, settings = before.conversation, self.settings
         settings.parameters.of_turn = before.turn_parameters
+        settings.parameters.unused = before.unused
         settings.adapters, settings.lora = before.adapters, before.lora
-        self.turns_begun = before.turns_begun
+        self.rested_at, self.turns_begun = before.rested_at, before.turns_begun
         self.count_kept_bytes()
         self.recording.history_restored(self.turn, self.conversation.last.begin, before.shifts)
 

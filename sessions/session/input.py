@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
+
+import anyio
 
 from ...backends import Rendering
 from ...backends.errors import TooLarge
@@ -27,6 +29,8 @@ class SessionInput:
 
     def __init__(self, core: SessionCore, link: ModelLink):
         self._core, self._link = core, link
+        self._starting = anyio.Lock()
+        """Held from the input of a turn until its start."""
 
     async def set_input(self, text: bytes) -> int:
         """Make *text* the prompt, or append it to the history; return the number of its tokens.
@@ -35,8 +39,8 @@ class SessionInput:
         """
         async with self._link.exclusive():
             appends = bool(self._core.settings.parameters.standing("append"))
-            history, tokens = await self._with_text(text, appends=appends)
-            self._core.accept_input(history)
+            history, tokens, unused = await self._with_text(text, appends=appends)
+            self._core.accept_input(history, unused)
         await self._core.wait_recorded()
         return tokens
 
@@ -46,26 +50,31 @@ class SessionInput:
         :raises SessionBusy: a turn is under way.
         """
         async with self._link.exclusive():
-            history, _ = await self._with_text(text, appends=True)
-            before = self._core.accept_turn_input(history)
+            history, _, unused = await self._with_text(text, appends=True)
+            before = self._core.accept_turn_input(history, unused)
         return await self._record_input(before)
 
-    async def _with_text(self, text: bytes, *, appends: bool) -> tuple[History, int]:
-        """Return the history with *text*, and the number of the text's tokens."""
+    async def _with_text(
+        self, text: bytes, *, appends: bool
+    ) -> tuple[History, int, Mapping[str, str]]:
+        """Return the history with *text*, the number of the text's tokens, and the unused
+        parameters.
+        """
         step(self._core.state, SessionCall.SET_INPUT)
         append = appends and bool(self._core.conversation.prompt)
-        tokens = await self._link.query(
+        tokens, unused = await self._link.query(
             lambda c: self._tokenize(c, text, bos=not append), new_history=not append
         )
         history = self._core.conversation.current_history()
         history.append_tokens(tokens) if append else history.replace_tokens(tokens)
-        return history, len(tokens)
+        return history, len(tokens), unused
 
-    async def _tokenize(self, client: WorkerClient, text: bytes, *, bos: bool) -> list[int]:
+    async def _tokenize(
+        self, client: WorkerClient, text: bytes, *, bos: bool
+    ) -> tuple[list[int], Mapping[str, str]]:
         texts = client.texts_of(self._core.requester)
         tokens = await texts.tokenize(text, special=True, bos=bos, turn=True)
-        self._core.settings.parameters.unused = client.info.unused | NO_TEMPLATE
-        return tokens
+        return tokens, client.info.unused | NO_TEMPLATE
 
     async def add_messages(
         self, messages: Sequence[dict[str, Any]], options: Mapping[str, Any] = NO_OPTIONS
@@ -77,12 +86,14 @@ class SessionInput:
         async with self._link.exclusive():
             step(self._core.state, SessionCall.SET_INPUT)
             self._check_messages(messages)
-            history = await self._link.query(lambda c: self._with_messages(c, messages, rendering))
-            before = self._core.accept_turn_input(history)
+            history, unused = await self._link.query(
+                lambda c: self._with_messages(c, messages, rendering)
+            )
+            before = self._core.accept_turn_input(history, unused)
         return await self._record_input(before)
 
     async def _record_input(self, before: BeforeInput) -> BeforeInput:
-        async with self.rolled_back_if_refused(before):
+        async with self._rolled_back_if_refused(before):
             await self._core.wait_recorded()
         return before
 
@@ -105,11 +116,10 @@ class SessionInput:
 
     async def _with_messages(
         self, client: WorkerClient, messages: Sequence[dict[str, Any]], rendering: Rendering
-    ) -> History:
+    ) -> tuple[History, Mapping[str, str]]:
         history = self._core.conversation.current_history()
         await history.add_messages(client.texts_of(self._core.requester), messages, rendering)
-        self._core.settings.parameters.unused = client.info.unused
-        return history
+        return history, client.info.unused
 
     def reset_history(self, system: str | None = None) -> None:
         """Clear the history; *system* becomes the first message of the next one."""
@@ -135,7 +145,17 @@ class SessionInput:
         await self._core.wait_recorded()
 
     @contextlib.asynccontextmanager
-    async def rolled_back_if_refused(self, before: BeforeInput | None) -> AsyncIterator[None]:
+    async def for_turn(
+        self, add_input: Callable[[], Awaitable[BeforeInput | None]]
+    ) -> AsyncIterator[None]:
+        """Add the input of a turn, which is to start in the context. Another call's input waits:
+        otherwise this turn would answer it, and neither could be rolled back.
+        """
+        async with self._starting, self._rolled_back_if_refused(await add_input()):
+            yield
+
+    @contextlib.asynccontextmanager
+    async def _rolled_back_if_refused(self, before: BeforeInput | None) -> AsyncIterator[None]:
         """Restore the session *before* an input if the context raises an error and no turn has
         begun on it: a client that retries gives it again. If the engine refuses the turn later,
         `SessionCore.restore_if_refused` does the same.

@@ -42,7 +42,7 @@ def seen_by_clients(session: Session) -> dict[str, Any]:
 
 async def begin_turn(session: Session, **options: Any) -> Turn:
     """Start a turn on a message, as the calls for chats do."""
-    async with session.input.rolled_back_if_refused(await session.input.add_messages(USER)):
+    async with session.input.for_turn(lambda: session.input.add_messages(USER)):
         return await session.runner.start_turn(TurnOptions(**options))
 
 
@@ -192,7 +192,7 @@ async def test_a_cancelled_call_whose_turn_has_not_begun_leaves_nothing() -> Non
     session = await had_a_turn(harness)
     before = seen_by_clients(session)
     with anyio.CancelScope() as scope:
-        async with session.input.rolled_back_if_refused(await session.input.add_messages(USER)):
+        async with session.input.for_turn(lambda: session.input.add_messages(USER)):
             scope.cancel()
             await anyio.lowlevel.checkpoint()
 
@@ -222,7 +222,47 @@ async def test_a_call_that_came_during_a_turn_is_rolled_back_to_the_end_of_that_
 async def test_a_session_that_is_unloaded_before_its_turn_begins_stays_unloaded() -> None:
     session = await had_a_turn(Harness())
     with pytest.raises(Cancelled):
-        async with session.input.rolled_back_if_refused(await session.input.add_messages(USER)):
+        async with session.input.for_turn(lambda: session.input.add_messages(USER)):
             session.unload()
             raise Cancelled("the graph was unloaded")
     assert session.state is SessionState.UNLOADED
+
+
+async def test_another_input_waits_until_a_turn_has_started_or_was_refused() -> None:
+    harness = Harness()
+    session = await had_a_turn(harness)
+    has_input, is_refused = anyio.Event(), anyio.Event()
+
+    async def add_refused() -> None:
+        with pytest.raises(Busy):
+            async with session.input.for_turn(
+                lambda: session.input.add_messages([{"role": "user", "content": "refused"}])
+            ):
+                has_input.set()
+                await is_refused.wait()
+                raise Busy("too many tasks wait")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(add_refused)
+        await has_input.wait()
+        group.start_soon(begin_turn, session)
+        await anyio.wait_all_tasks_blocked()
+        is_refused.set()
+
+    contents = [message["content"] for message in session.conversation.messages]
+    assert "refused" not in contents and contents[-1] == "more"
+
+
+async def test_a_refused_turn_changes_neither_the_time_of_rest_nor_the_unused_parameters() -> None:
+    harness = Harness()
+    session = await had_a_turn(harness)
+    core = session.runner._core
+    core.settings.parameters.unused = {"mirostat": "not for this input"}
+    core.rested_at = rested_at = 1.0
+    turn = await begin_turn(session)
+
+    turn.report(m.Failed(turn.spec.id, Busy("the model was swapped").to_wire()))
+
+    await error_of(session, turn)
+    assert core.rested_at == rested_at
+    assert "mirostat" in core.settings.parameters.unused

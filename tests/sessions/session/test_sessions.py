@@ -414,7 +414,7 @@ async def test_a_refused_turn_leaves_the_text_of_a_history_of_another_vocabulary
     )
     harness.ledger.bounds.tasks_max = 0
     with pytest.raises(Busy):
-        async with session.input.rolled_back_if_refused(await session.input.add_text(b"more")):
+        async with session.input.for_turn(lambda: session.input.add_text(b"more")):
             await session.runner.start_turn(TurnOptions())
     said = await harness.port.detokenize(session.conversation.tokens())
     assert b"hello, as it was said" in said and b"more" not in said
