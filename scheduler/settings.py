@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+CREDIT_MAX = 1024
+"""Events that a reader has granted and not got; more credit is not counted. See the protocol's."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
@@ -25,7 +28,6 @@ class EngineSettings:
     """
     task_batch_wait_s: float = 0.005
     """A step waits this long for tasks whose prompts were just tokenized."""
-    credit_max: int = 1024
     step_s_target: float = 0.15
     """Duration of a step in which prompts are computed beside decoding tasks."""
     step_s_max: float = 0.5

@@ -21,6 +21,7 @@ from ..backends.errors import (
 from ..scheduler import messages as m
 from ..scheduler.output.stopping import cuts_text
 from ..scheduler.output.stopping.ending import CONTEXT_FULL
+from ..scheduler.settings import CREDIT_MAX
 from .admission.kept_bytes import TOKEN_BYTES
 from .journal.entries import Replay
 from .table import SessionCall
@@ -145,7 +146,7 @@ class Turn:
         if not self.ended.is_set():
             self._unread_at = None
             if self._credit >= 0:
-                self._credit += events
+                self._credit = min(self._credit + events, CREDIT_MAX)  # as the engine does
             self.client.send_command(m.Credit(self.spec.id, events))
 
     def request_token(self) -> None:

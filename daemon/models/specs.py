@@ -9,7 +9,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from ...backends import AdapterSpec, ModelSpec
-from ...ipc.messages import CREDIT_MAX
 from ...scheduler.messages import MemoryEstimate
 from ..config.model_settings import AdapterConfig
 from ..config.settings import Config
@@ -63,7 +62,6 @@ def engine_settings(config: Config) -> dict[str, Any]:
     return {
         "reader_lag_s": config.reader_lag_ms / 1000,
         "reader_timeout_s": config.reader_timeout_s,
-        "credit_max": CREDIT_MAX,
         "ageing_tokens": config.ageing_tokens,
         "quantum_tokens": config.quantum_tokens,
         "step_s_target": config.step_ms_target / 1000,

@@ -19,6 +19,7 @@ from .. import messages as m
 from ..embeddings.inputs import check_text
 from ..output.sampling import needs_preparation
 from ..priority import Requester
+from ..settings import CREDIT_MAX
 from ..task import Task
 from .metrics_publisher import MetricsPublisher
 from .steps import Steps
@@ -80,7 +81,7 @@ class CommandHandler:
         match command:
             case m.Credit(events=events):
                 if task.credit >= 0:
-                    task.credit = min(task.credit + events, self._tasks.settings.credit_max)
+                    task.credit = min(task.credit + events, CREDIT_MAX)
                     self._note_reader(task)
             case m.PullToken():
                 task.tokens_requested += 1

@@ -14,6 +14,8 @@ from inferd.backends.errors import (
     SessionBusy,
     SessionExpired,
 )
+from inferd.ipc import messages as protocol
+from inferd.scheduler.settings import CREDIT_MAX
 from inferd.sessions import Session, Turn, TurnOptions
 from inferd.sessions.table import SessionState
 from tests.sessions.doubles import Harness, Source
@@ -424,3 +426,16 @@ async def test_a_refused_turn_leaves_the_text_of_a_history_of_another_vocabulary
     said = await harness.port.detokenize(session.conversation.tokens())
     assert b"hello, as it was said" in said and b"more" in said
     assert session.conversation.vocabulary.saved_text is None
+
+
+async def test_a_turn_continues_elsewhere_with_no_more_credit_than_engines_count() -> None:
+    harness = Harness()
+    session = opened(harness)
+    await session.input.set_input(b"hello")
+    turn = await session.runner.start_turn(TurnOptions(credit=1))
+    for _ in range(3):
+        turn.add_credit(CREDIT_MAX)
+
+    spec = turn.continue_on(turn.client)
+
+    assert spec is not None and spec.credit == CREDIT_MAX == protocol.CREDIT_MAX
