@@ -18,7 +18,7 @@ from ...sessions import Session, TurnOptions
 from ...sessions.turn import TokensSink, Turn
 from ..core import Daemon
 from .arguments import turn_options
-from .turns import add_input
+from .turns import add_input, metadata_if_cancelled
 
 ANSWERS_MAX = 16
 SEEDS = 1 << 32
@@ -37,7 +37,8 @@ async def answers(daemon: Daemon, request: Request) -> w.AnswersResult:
             results = _Answers(p, [session, *branches])
             await results.start_first()
         request.emit(w.AnswersEvent(contexts=[s.handle for s in results.sessions]))
-        return w.AnswersResult(answers=await results.finish_all())
+        with metadata_if_cancelled(request, session, results.turn):
+            return w.AnswersResult(answers=await results.finish_all())
     finally:
         for branch in branches:
             daemon.sessions.discard_session(branch)
@@ -56,7 +57,7 @@ class _Answers:
     def __init__(self, p: w.AnswersParams, sessions: Sequence[Session]):
         self.sessions = sessions
         self._p = p
-        self._turn: Turn | None = None
+        self.turn: Turn | None = None
         self._prompt_done = anyio.Event()
         """Set when the prompt is computed, or the first turn has ended."""
         self._seed = -1
@@ -65,14 +66,14 @@ class _Answers:
 
     async def start_first(self) -> None:
         """Start the first answer."""
-        self._turn = await self._start_turn(0, lambda _: self._prompt_done.set())
+        self.turn = await self._start_turn(0, lambda _: self._prompt_done.set())
         self._seed = self.sessions[0].settings.parameters.get("seed")
 
     async def finish_all(self) -> list[dict[str, Any]]:
         """Wait for the first answer, compute the others, and return all."""
-        assert self._turn is not None, "the first answer was started"
+        assert self.turn is not None, "the first answer was started"
         async with anyio.create_task_group() as group:
-            group.start_soon(self._compute, 0, self._turn)
+            group.start_soon(self._compute, 0, self.turn)
             await self._prompt_done.wait()
             for number in range(1, len(self.sessions)):
                 group.start_soon(self._compute, number)

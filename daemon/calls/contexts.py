@@ -22,7 +22,7 @@ from .arguments import (
     tensor_type,
     turn_options,
 )
-from .turns import finish_turn, turn_result
+from .turns import finish_turn, metadata_if_cancelled, turn_result
 
 METADATA_INDEX = 1
 METADATA_NAMES = ("1", "metadata", "options", "config")
@@ -151,7 +151,8 @@ async def compute_single(daemon: Daemon, request: Request) -> w.ComputeSingleRes
     session = daemon.session(request)
     if not session.active:
         daemon.check_open()
-    piece = await session.runner.pull_token(turn_options(request.params, TurnOptions()))
+    with metadata_if_cancelled(request, session):
+        piece = await session.runner.pull_token(turn_options(request.params, TurnOptions()))
     return w.ComputeSingleResult(piece=piece)
 
 

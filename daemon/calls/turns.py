@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import anyio
 
 from ...backends.errors import Cancelled, InvalidArgument
@@ -78,13 +81,25 @@ async def finish_turn(request: Request, session: Session, turn: Turn) -> None:
 
     :raises InferdError: it failed.
     """
-    try:
+    with metadata_if_cancelled(request, session, turn):
         await session.runner.finish_turn(turn)
+
+
+@contextmanager
+def metadata_if_cancelled(
+    request: Request, session: Session, turn: Turn | None = None
+) -> Iterator[None]:
+    """Add the metadata of *turn*, or else of the turn that has begun, to the error of a cancelled
+    call.
+    """
+    try:
+        yield
     except Cancelled as exc:
         data = exc.data | {"metadata": session.outputs.metadata(turn)}
         raise Cancelled(exc.message, hint=exc.hint, data=data) from None
     except anyio.get_cancelled_exc_class():
-        request.cancelled_data = {"metadata": session.outputs.metadata(turn)}
+        if turn is not None or session.active:
+            request.cancelled_data = {"metadata": session.outputs.metadata(turn)}
         raise
 
 

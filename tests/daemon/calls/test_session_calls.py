@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -391,8 +392,13 @@ def test_credit_for_a_resumption_counts_from_the_start(daemon: RunningDaemon) ->
         assert client.streamed_text == "abcdef"
 
 
-@pytest.mark.parametrize("how", ["request", "context"])
-@pytest.mark.parametrize("call", ["stream", "chat", "compute"])
+@pytest.mark.parametrize(
+    ("call", "how"),
+    [
+        *itertools.product(("stream", "chat", "compute"), ("request", "context")),
+        ("answers", "request"),
+    ],
+)
 def test_the_error_of_a_cancelled_turn_has_its_metadata(
     client: RawClient, call: str, how: str
 ) -> None:
@@ -408,6 +414,23 @@ def test_the_error_of_a_cancelled_turn_has_its_metadata(
         client.wait_result(number)
     assert caught.value.data["metadata"] == client.metadata(context)
     assert caught.value.data["metadata"]["stop_reason"] == "Cancelled"
+
+
+@pytest.mark.parametrize("how", ["request", "context"])
+def test_the_error_of_a_pull_whose_token_is_not_awaited_has_metadata(
+    client: RawClient, how: str
+) -> None:
+    client.begin_stream(client.context("slower"), "a long story " * 4)
+    context = client.context("slower")
+    client.set_input(context, b"another")
+    number = client.start_request("compute_single", context=context)
+    queued(client, 2)
+    assert client.call("cancel", **{how: number if how == "request" else context})["cancelled"]
+    with pytest.raises(Cancelled) as caught:
+        client.wait_result(number)
+    metadata = caught.value.data["metadata"]
+    assert metadata["input_tokens"] == len("another") + 2
+    assert metadata["stop_reason"] == ("Cancelled" if how == "context" else None)
 
 
 def test_a_stream_left_early_has_its_metadata(daemon: RunningDaemon) -> None:
