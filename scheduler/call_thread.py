@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..backends.errors import BackendError
+
 _STOP_RANK = -1
 
 
@@ -49,11 +51,17 @@ class CallThread:
     def start(self) -> None:
         """Start the thread, unless it has started.
 
-        :raises RuntimeError: the system has no more threads.
+        :raises BackendError: the system has no more threads.
         """
         self.fileno()
         if self._thread.ident is None:
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as exc:
+                raise BackendError(
+                    f"the thread {self._thread.name!r} cannot be started: {exc}",
+                    hint="raise the limit on threads: TasksMax of the service, or ulimit -u",
+                ) from None
 
     def results(self, wait_s: float = 0) -> list[CallResult]:
         """Return the results since the last call; wait up to *wait_s* for one."""

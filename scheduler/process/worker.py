@@ -78,11 +78,8 @@ def run_worker(link: SocketLink, record: int = -1) -> None:
             return
         set_library_level(command.logging)
         model = _load_model(link, commands, command)
-        if model is not None:
-            kv_dir, fingerprint = command.kv_dir, model.info.fingerprint
-            files = KvFiles(Path(kv_dir), fingerprint) if kv_dir else None
-            engine = Engine(model, EngineSettings(**command.settings), files=files, record=record)
-            engine.reporter.configure_log(command.logging)
+        engine = None if model is None else _start_engine(link, model, command, record)
+        if model is not None and engine is not None:
             _run_engine(link, engine, list(commands.waiting))
             model.close()
         link.drain(1.0)
@@ -128,9 +125,26 @@ def _load_model(link: SocketLink, commands: _EarlyCommands, command: m.LoadModel
     except InferdError as exc:
         link.send_reports([m.ModelNotLoaded(exc.to_wire())])
         return None
-    model.prepare_rendering()
-    link.send_reports([m.Loaded(model.info, load_adapters(model, spec.adapters))])
     return model
+
+
+def _start_engine(
+    link: SocketLink, model: Model, command: m.LoadModel, record: int
+) -> Engine | None:
+    """Report that the model is loaded, once the engine has all its threads; else return None."""
+    kv_dir = Path(command.kv_dir) if command.kv_dir else None
+    try:
+        files = None if kv_dir is None else KvFiles(kv_dir, model.info.fingerprint)
+        engine = Engine(model, EngineSettings(**command.settings), files=files, record=record)
+        for lane in engine.tokenizing.lanes:
+            lane.thread.start()  # now: a failure at the first text would end the tasks
+    except InferdError as exc:
+        link.send_reports([m.ModelNotLoaded(exc.to_wire())])
+        return None
+    model.prepare_rendering()
+    link.send_reports([m.Loaded(model.info, load_adapters(model, command.spec.adapters))])
+    engine.reporter.configure_log(command.logging)
+    return engine
 
 
 def compute_token(model: Model) -> None:

@@ -6,7 +6,9 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -14,6 +16,8 @@ import pytest
 from inferd.backends import MemoryNeed, ModelSpec, Shape
 from inferd.scheduler import messages as m
 from inferd.scheduler.process.build import EXIT_OTHER_BUILD, build_id
+from inferd.scheduler.process.link import SocketLink
+from inferd.scheduler.process.worker import run_worker
 from inferd.scheduler.recording.recorder import create_record
 from inferd.wire.frames import pack_frame
 
@@ -124,3 +128,31 @@ def test_a_worker_of_another_build_exits_without_a_message() -> None:
         theirs.close()
         assert process.returncode == EXIT_OTHER_BUILD
         assert ours.recv(1) == b""
+
+
+class Unstarted(threading.Thread):
+    """A thread of a process that may have no more."""
+
+    def start(self) -> None:
+        raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("has_files", [True, False])
+def test_a_worker_that_gets_no_threads_refuses_the_load(
+    has_files: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ours, theirs = socket.socketpair()
+    thread = threading.Thread(target=run_worker, args=(SocketLink(theirs),))
+    thread.start()
+    monkeypatch.setattr("inferd.scheduler.call_thread.threading.Thread", Unstarted)
+    with ours, theirs:
+        daemon = Daemon(ours)
+        daemon.send(m.LoadModel(SPEC, {}, str(tmp_path) if has_files else ""))
+        assert isinstance(daemon.report(), m.MemoryEstimate)
+        daemon.send(m.Proceed())
+        while isinstance(failed := daemon.report(), m.Progress):
+            pass
+        assert isinstance(failed, m.ModelNotLoaded)
+        assert failed.error["name"] == "RuntimeError" and "can't start" in failed.error["message"]
+        thread.join(10)
+        assert not thread.is_alive()
