@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import os
 import sys
@@ -13,7 +12,7 @@ from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 # Else each of some thousand processes compiles all modules: half of the tests' time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# Until all tests are collected: collections of garbage among their objects took half of that time.
+# Until all tests are collected: scans of their objects for garbage took half of that time.
 gc.disable()
 
 STARTERS = frozenset(
@@ -50,8 +49,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # the collected tests are permanent: later collections need not scan them
-    atexit.register(gc.unfreeze)  # files of llama_cpp, which it never closes, would be reported
     gc.enable()
 
 
