@@ -26,6 +26,7 @@ from .turn_settings import (
     SchedulingKeywords,
     TurnKeywords,
     TurnSettings,
+    read_settings,
     stream_call,
     takes,
 )
@@ -176,7 +177,7 @@ class AsyncClient(AsyncEmbedding):
     def _turn_settings(
         self, keywords: SchedulingKeywords | TurnKeywords, on_queue: QueueCallback | None
     ) -> TurnSettings:
-        return TurnSettings(default_timeout_s=self._seconds(None), on_queue=on_queue, **keywords)
+        return read_settings(self._seconds(None), keywords, on_queue)
 
     def _stream(
         self, params: w.StreamParams | w.ResumeParams, settings: TurnSettings

@@ -16,7 +16,7 @@ from .. import messages as w
 from ..payloads import ENVELOPE_BYTES, Config, json_text
 from .caller import CLOSE_S_MAX
 from .operations import AsyncOperations
-from .turn_settings import SchedulingKeywords, TurnSettings, takes, wire_seconds
+from .turn_settings import SchedulingKeywords, read_settings, takes, wire_seconds
 from .wasi_calls import ProgressCallback
 
 TEXTS_PER_CALL = 64
@@ -69,7 +69,7 @@ class AsyncEmbedding(AsyncOperations):
         every = [texts] if isinstance(texts, str) else list(texts)
         if not every or not all(isinstance(text, str) for text in every):
             raise InvalidArgument("embed takes a text or several", hint='pass ["one", "another"]')
-        settings = TurnSettings(default_timeout_s=self._seconds(None), **keywords)
+        settings = read_settings(self._seconds(None), keywords)
         params = settings.add_scheduling(
             w.EmbedParams(graph=0, texts=[], pooling=pooling, normalize=normalize)
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any, TypedDict, TypeVar
@@ -125,3 +125,19 @@ def wire_seconds(timeout_s: float) -> float:
 def stream_call(params: w.StreamedParams) -> str:
     """Return the call that streams a turn with *params*."""
     return "resume" if isinstance(params, w.ResumeParams) else "stream"
+
+
+def read_settings(
+    default_timeout_s: float, keywords: Mapping[str, Any], on_queue: QueueCallback | None = None
+) -> TurnSettings:
+    """Return the settings of a call with *keywords*.
+
+    :raises TypeError: a call takes no keyword of that name.
+    """
+    for name in keywords:
+        if name not in TurnKeywords.__annotations__:
+            raise TypeError(
+                f"unexpected keyword argument {name!r}; a parameter of the computation is a key of"
+                f" *options*: options={{{name.replace('_', '-')!r}: …}}"
+            )
+    return TurnSettings(default_timeout_s=default_timeout_s, on_queue=on_queue, **keywords)

@@ -12,7 +12,7 @@ from ..payloads import Config, Payload, TensorLike, json_text, traceparent_of
 from ..priorities import Priority
 from .caller import AsyncCaller, as_event
 from .streams.texts import Reply, reply_of
-from .turn_settings import SchedulingKeywords, TurnSettings, takes, wire_seconds
+from .turn_settings import SchedulingKeywords, read_settings, takes, wire_seconds
 
 ProgressCallback = Callable[[float], None]
 _MODEL_BYTES_MIN = 4096
@@ -133,7 +133,7 @@ class AsyncWasiCalls(AsyncCaller):
         **keywords: Unpack[SchedulingKeywords],
     ) -> w.ComputeResult:
         """Compute a whole turn on the context's input, or on named tensors with named outputs."""
-        settings = TurnSettings(default_timeout_s=self._seconds(None), **keywords)
+        settings = read_settings(self._seconds(None), keywords)
         with closing(Payload()) as packed:
             named = None
             if inputs is not None:
@@ -149,7 +149,7 @@ class AsyncWasiCalls(AsyncCaller):
 
         :raises EndOfSequence: the turn has ended; the metadata at index 1 has the reason.
         """
-        settings = TurnSettings(default_timeout_s=self._seconds(None), **keywords)
+        settings = read_settings(self._seconds(None), keywords)
         # timeout_s is not sent: the daemon would apply it to the turn, but here it is for a token.
         params = w.ComputeSingleParams(
             context=context,

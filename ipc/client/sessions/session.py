@@ -18,7 +18,14 @@ from ..results import Metadata
 from ..streams.async_stream import AsyncStream
 from ..streams.texts import Answer, Reply, answers_of, reply_of
 from ..streams.turn import StreamedTurn
-from ..turn_settings import QueueCallback, SchedulingKeywords, TurnKeywords, TurnSettings, takes
+from ..turn_settings import (
+    QueueCallback,
+    SchedulingKeywords,
+    TurnKeywords,
+    TurnSettings,
+    read_settings,
+    takes,
+)
 from .attachment import Attachment, ClientSessionSettings, require_open
 from .pull import AsyncPull
 from .turn_request import TurnRequest
@@ -144,7 +151,7 @@ class AsyncSession(SessionProperties):
             keywords["raw"] = self._settings.raw
         keywords["priority"] = keywords.get("priority") or self._settings.priority
         timeout_s = self._client._seconds(None)
-        return TurnSettings(default_timeout_s=timeout_s, on_queue=on_queue, **keywords)
+        return read_settings(timeout_s, keywords, on_queue)
 
     def _stream(
         self, params: w.StreamParams | w.ResumeParams, settings: TurnSettings
@@ -175,7 +182,7 @@ class AsyncSession(SessionProperties):
         *text* and *reasoning* are the part already read; the stream begins after them.
         """
         timeout_s = self._client._seconds(None)
-        settings = TurnSettings(default_timeout_s=timeout_s, on_queue=on_queue, **keywords)
+        settings = read_settings(timeout_s, keywords, on_queue)
         context = require_open(self._attachment.context)
         return self._stream(settings.resume_params(context, tokens, text, reasoning), settings)
 

@@ -99,6 +99,12 @@ def test_help_shows_the_keywords_of_a_turn_with_their_types(
     assert f") -> '{result}'" in text
 
 
+def test_a_parameter_given_as_a_keyword_is_said_to_belong_into_options(session: Session) -> None:
+    keywords: dict[str, Any] = {"n_predict": 4}
+    with pytest.raises(TypeError, match=r"'n_predict'; .* options=\{'n-predict': …\}"):
+        session.chat("hi", **keywords)
+
+
 def test_streams_chats_and_pulls(client: Client, server: FakeServer) -> None:
     fractions: list[float] = []
     with client.session("m", system="s", on_progress=fractions.append) as session:
