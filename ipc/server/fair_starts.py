@@ -28,8 +28,10 @@ class FairStarts:
         self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
 
-    async def wait_turn(self, uid: int) -> None:
-        """Wait until a request of *uid* may start, which mostly is at once."""
+    async def wait_turn(self, uid: int, *, is_first: bool = False) -> None:
+        """Wait until a request of *uid* may start, which mostly is at once. One that *is_first*
+        precedes the user's others.
+        """
         self._schedule()
         if (
             uid not in self._waiting
@@ -39,7 +41,8 @@ class FairStarts:
             self._started += 1
             return
         turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(uid, deque()).append(turn)
+        turns = self._waiting.setdefault(uid, deque())
+        turns.appendleft(turn) if is_first else turns.append(turn)
         await turn
 
     def _schedule(self) -> None:

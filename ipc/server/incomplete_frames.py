@@ -35,6 +35,31 @@ class Sender(Protocol):
         """End the connection with an error."""
 
 
+class ArrivalTimer:
+    """Ends a connection with *error* if its data has not arrived after *seconds_max*. The time
+    begins again where the daemon has delayed reading.
+    """
+
+    def __init__(self, sender: Sender, seconds_max: float, error: ProtocolError):
+        self._sender, self._seconds_max, self._error = sender, seconds_max, error
+        self._start()
+
+    def _start(self) -> None:
+        self._sender.was_delayed = False
+        loop = asyncio.get_running_loop()
+        self._handle = loop.call_later(self._seconds_max, self._end_late)
+
+    def _end_late(self) -> None:
+        if self._sender.was_delayed:
+            self._start()
+        else:
+            self._sender.end(self._error)
+
+    def cancel(self) -> None:
+        """Note that the data has arrived, or that the connection has ended."""
+        self._handle.cancel()
+
+
 class IncompleteFrames:
     """The incomplete frames, one per connection at most. Lives on the daemon's event loop.
 
@@ -46,7 +71,7 @@ class IncompleteFrames:
         self.shares = SharedLimit(bytes_max)
         self._seconds_max = seconds_max
         self._sizes: dict[Sender, int] = {}
-        self._timers: dict[Sender, asyncio.TimerHandle] = {}
+        self._timers: dict[Sender, ArrivalTimer] = {}
         """The timer of each connection whose frame is being read."""
         self._waiting: dict[Sender, None] = {}
         """Connections that are not read from, in the order in which they began to wait."""
@@ -68,21 +93,11 @@ class IncompleteFrames:
         self._start_timer(sender)
 
     def _start_timer(self, sender: Sender) -> None:
-        sender.was_delayed = False
-        self._timers[sender] = asyncio.get_running_loop().call_later(
-            self._seconds_max, self._end_late, sender
+        error = ProtocolError(
+            f"a frame has not arrived completely within {self._seconds_max:g} s",
+            hint="send a frame at once, and read replies meanwhile",
         )
-
-    def _end_late(self, sender: Sender) -> None:
-        if sender.was_delayed:
-            self._start_timer(sender)
-            return
-        sender.end(
-            ProtocolError(
-                f"a frame has not arrived completely within {self._seconds_max:g} s",
-                hint="send a frame at once, and read replies meanwhile",
-            )
-        )
+        self._timers[sender] = ArrivalTimer(sender, self._seconds_max, error)
 
     def end_frame(self, sender: Sender) -> None:
         """Forget the frame of a connection: it is complete, or the connection has ended."""

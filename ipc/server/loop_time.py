@@ -16,6 +16,10 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 LOOP_SHARE = 0.1
 """Part of a core that a user's requests may take."""
+READING_SHARE = 0.05
+"""The part of it that reading them may take. Reading waits for no other requests of its user, which
+a request that cancels them could not reach otherwise.
+"""
 BURST_S = 0.05
 """Time that may be taken at once by a user who took none before."""
 LONGEST_PAUSE_S = 2.0
@@ -64,6 +68,7 @@ class LoopTime:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._shares = TimeShares(LOOP_SHARE, BURST_S, LONGEST_PAUSE_S, clock)
+        self._reading = TimeShares(READING_SHARE, BURST_S, LONGEST_PAUSE_S, clock)
         self._in_flight: Counter[int] = Counter()
 
     def add_requests(self, uid: int, count: int) -> None:
@@ -76,11 +81,21 @@ class LoopTime:
         """Count time that a request of *uid* took."""
         self._shares.take(uid, seconds)
 
+    def take_for_reading(self, uid: int, seconds: float) -> None:
+        """Count time that reading requests of *uid* took."""
+        self._shares.take(uid, seconds)
+        self._reading.take(uid, seconds)
+
     def pause_s(self, uid: int) -> float:
         """Return how long requests of *uid* have to wait; 0 while no other user has requests."""
-        if len(self._in_flight) <= (uid in self._in_flight):
-            return 0.0
-        return self._shares.pause_s(uid)
+        return self._shares.pause_s(uid) if self._serves_others(uid) else 0.0
+
+    def reading_pause_s(self, uid: int) -> float:
+        """Return how long reading requests of *uid* has to wait."""
+        return self._reading.pause_s(uid) if self._serves_others(uid) else 0.0
+
+    def _serves_others(self, uid: int) -> bool:
+        return len(self._in_flight) > (uid in self._in_flight)
 
     @coroutine
     def run_counted(self, uid: int, steps: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:

@@ -16,12 +16,12 @@ import msgspec
 
 from ...backends.errors import BackendError, Busy, Cancelled, InferdError, ProtocolError
 from ...wire.frames import FrameReader
-from ..messages import Kind, ServerHello
+from ..messages import CancelParams, Kind, ServerHello
 from ..peer import peer_of
 from .client_descriptors import ClientDescriptors
 from .decoding import decode_integer, decode_request, open_frame, pack_error, pack_reply, read_hello
 from .fair_starts import FairStarts
-from .incomplete_frames import IncompleteFrames
+from .incomplete_frames import ArrivalTimer, IncompleteFrames
 from .loop_time import LoopTime
 from .places import Places
 from .server_connection import OUTBOXES_BYTES_MAX, Request, ServerConnection
@@ -200,17 +200,17 @@ class Server:
                 else:
                     read_hello(connection, frame)
                     greeted = True
-                    hello_scope.deadline = float("inf")
+                    timer.cancel()
             if frames.announced:
                 self._incomplete.begin_frame(connection, frames.announced)
 
+        error = ProtocolError(f"no hello within {HELLO_TIMEOUT_S:g} s")
+        timer = ArrivalTimer(connection, HELLO_TIMEOUT_S, error)
         try:
-            with anyio.move_on_after(HELLO_TIMEOUT_S) as hello_scope:
-                await connection.receive(handle_data)
+            await connection.receive(handle_data)
         finally:
+            timer.cancel()
             frames.clear()
-        if hello_scope.cancelled_caught:
-            raise ProtocolError(f"no hello within {HELLO_TIMEOUT_S:g} s")
 
     def _handle_frame(
         self, connection: ServerConnection, frame: bytes, group: anyio.abc.TaskGroup
@@ -261,7 +261,7 @@ class Server:
         self._loop_time.add_requests(request.uid, 1)
         try:
             with request.scope:
-                await self._starts.wait_turn(request.uid)
+                await self._starts.wait_turn(request.uid, is_first=_cancels_request(request))
                 reply = await self._loop_time.run_counted(request.uid, self._answer(request))
                 connection.requests.pop(request.number, None)
                 connection.send_frame(reply)
@@ -285,6 +285,13 @@ class Server:
     def _refuse_request(self, request: Request, error: InferdError) -> None:
         request.connection.requests.pop(request.number, None)
         request.connection.send_frame(pack_error(request.number, error))
+
+
+def _cancels_request(request: Request) -> bool:
+    """Return whether a request cancels an earlier one, which may still wait for its turn. One that
+    cancels a context's turn waits behind the request that starts it.
+    """
+    return isinstance(request.params, CancelParams) and request.params.request is not None
 
 
 def accept_open(listener: socket.socket) -> socket.socket | None:

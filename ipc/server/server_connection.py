@@ -260,7 +260,7 @@ class ServerConnection:
         if len(self._unsent) > OUTBOX_PAUSE_BYTES:
             self.pause_reading(Pause.OUTBOX)
             return
-        if pause_s := self._loop_time.pause_s(self.uid):
+        if pause_s := self._loop_time.reading_pause_s(self.uid):
             self.pause_reading(Pause.LOOP_TIME)
             self.was_delayed = True
             self._loop.call_later(min(pause_s, CHECK_S), self.resume_reading, Pause.LOOP_TIME)
@@ -275,7 +275,7 @@ class ServerConnection:
         except Exception as exc:  # must end the reader task, not only this callback
             self.end(exc)
         finally:
-            self._loop_time.take(self.uid, time.thread_time() - begin_s)
+            self._loop_time.take_for_reading(self.uid, time.thread_time() - begin_s)
 
     def _end_input(self) -> None:
         """Read no more. The client may have closed the connection, or only its sending side: then

@@ -11,7 +11,9 @@ import psutil
 import pytest
 
 from inferd.backends.errors import InferdError
+from inferd.ipc.messages import Kind
 from inferd.testing import RunningDaemon
+from inferd.wire.frames import pack_frame
 from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
 from tests.raw import RawClient
 
@@ -19,6 +21,7 @@ MEASURED_S = 1.0
 CORES_MAX = 0.3
 """The bound is a tenth of a core and 50 ms; without it, the daemon uses a whole core."""
 
+CANCEL = 2000
 COSTLY = "[" + "1," * 40_000 + "1]"
 
 
@@ -63,3 +66,19 @@ def test_requests_take_a_small_part_of_a_core_beside_a_turn(
 def _cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return times.user + times.system
+
+
+def test_a_user_cancels_a_turn_though_many_requests_of_the_user_wait(
+    daemon: RunningDaemon,
+) -> None:
+    with client_of(daemon, ADA) as ada:
+        turn = ada.start_request("stream", context=ada.context(), prompt="hello", credit=1)
+        requests = [[1, number, "stats", {}] for number in range(1000, 1200)]
+        requests.append([1, CANCEL, "cancel", {"request": turn}])
+        ada.send_bytes(b"".join(map(pack_frame, requests)))
+        order: list[int] = []
+        while len(order) < len(requests) + 1:
+            kind, number, *_ = ada.read_message()
+            if kind in (Kind.REPLY, Kind.ERROR):
+                order.append(number)
+        assert max(order.index(CANCEL), order.index(turn)) < len(order) / 2

@@ -57,6 +57,21 @@ async def test_an_iteration_starts_a_bounded_number_of_requests() -> None:
     assert max(b - a for a, b in pairwise(counts)) <= 2 * STARTS_MAX
 
 
+async def test_a_request_that_cancels_precedes_the_others_of_its_user() -> None:
+    starts = FairStarts(LoopTime())
+    order: list[int] = []
+
+    async def request(number: int, *, is_first: bool = False) -> None:
+        await starts.wait_turn(ADA, is_first=is_first)
+        order.append(number)
+
+    flood = [asyncio.ensure_future(request(number)) for number in range(10 * STARTS_MAX)]
+    await asyncio.sleep(0)
+    await request(-1, is_first=True)
+    assert len(order) <= 2 * STARTS_MAX and order.index(-1) <= STARTS_MAX
+    await asyncio.gather(*flood)
+
+
 async def test_cancelled_requests_take_no_turn() -> None:
     starts = Starts()
     flood = starts.add(ADA, 100 * STARTS_MAX)

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from inferd.backends.errors import ProtocolError
-from inferd.ipc.server.incomplete_frames import IncompleteFrames
+from inferd.ipc.server.incomplete_frames import ArrivalTimer, IncompleteFrames
 from inferd.ipc.server.server_connection import Pause
 
 pytestmark = pytest.mark.asyncio
@@ -109,3 +109,19 @@ async def test_a_frame_that_the_daemon_delays_gets_more_time() -> None:
     assert ada.error is None
     with anyio.fail_after(5):
         await ada.ended.wait()
+
+
+async def test_a_hello_that_the_daemon_delays_gets_more_time_and_a_missing_one_ends() -> None:
+    ada = Sender(ADA)
+    ArrivalTimer(ada, 0.05, ProtocolError("no hello"))
+    ada.was_delayed = True
+    with anyio.move_on_after(0.07):
+        await ada.ended.wait()
+    assert ada.error is None
+    with anyio.fail_after(5):
+        await ada.ended.wait()
+    in_time = Sender(ADA)
+    ArrivalTimer(in_time, 0.01, ProtocolError("no hello")).cancel()
+    with anyio.move_on_after(0.03):
+        await in_time.ended.wait()
+    assert in_time.error is None

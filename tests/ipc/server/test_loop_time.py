@@ -14,6 +14,7 @@ from inferd.ipc.server.loop_time import (
     LONG_STEP_S,
     LONGEST_PAUSE_S,
     LOOP_SHARE,
+    READING_SHARE,
     REMEMBERED_USERS,
     LoopTime,
     TimeShares,
@@ -52,6 +53,21 @@ def test_a_burst_is_free_and_more_has_to_be_repaid(loop_time: LoopTime, clock: C
     assert loop_time.pause_s(BOB) == 0
     clock.now_s += 0.02 / LOOP_SHARE
     assert loop_time.pause_s(ADA) == 0
+
+
+def test_reading_waits_for_reading_only_and_is_a_part_of_all_requests(
+    loop_time: LoopTime, clock: Clock
+) -> None:
+    loop_time.take(ADA, 10.0)
+    assert loop_time.pause_s(ADA) == LONGEST_PAUSE_S and loop_time.reading_pause_s(ADA) == 0
+    clock.now_s += 100
+    begin_s, read_s = clock.now_s, 0.0
+    while clock.now_s < begin_s + 60:
+        loop_time.take_for_reading(ADA, 0.007)
+        read_s += 0.007
+        clock.now_s += 0.007 + loop_time.reading_pause_s(ADA)
+    assert read_s == pytest.approx(60 * READING_SHARE, rel=0.02, abs=BURST_S)
+    assert loop_time.pause_s(ADA) == 0, "a half is left for running them"
 
 
 def test_over_a_long_time_a_user_gets_the_share(loop_time: LoopTime, clock: Clock) -> None:
