@@ -10,15 +10,14 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from ...backends.errors import PermissionDenied
-from ...ipc.peer import Peer, groups_of_user
+from ...ipc.peer import Peer
 from ...ipc.server.server_connection import Request, ServerConnection
 from ...scheduler import PRIORITIES
 from ...sessions import Quota, check_connections, check_priority
 from ..config.access_settings import Right, Rule
-from .rules import MEANINGS, ROOT, Rights, rights_of
+from .rules import MEANINGS, MEMBER, ROOT, Rights, needs_groups, rights_of
+from .user_groups import UserGroups
 
-USERS_MAX = 4096
-"""Users without a connection whose groups are remembered."""
 _USE = (
     *("load", "load_by_name", "load_by_name_with_config"),
     *("init_execution_context", "init_execution_context_with_session_id", "prompt_init"),
@@ -64,12 +63,16 @@ class Access:
     stay.
     """
 
-    def __init__(self, rules: Sequence[Rule] = (), own: int | None = None):
+    def __init__(
+        self,
+        rules: Sequence[Rule] = (),
+        own: int | None = None,
+        groups: UserGroups | None = None,
+    ):
         self._rules = tuple(rules)
         self._own = os.getuid() if own is None else own
         self._open: dict[int, dict[ServerConnection, Rights]] = {}
-        self._groups: dict[int, Collection[int]] = {}
-        """The groups of users without a connection."""
+        self._groups = groups or UserGroups()
 
     def add_connection(self, connection: ServerConnection) -> None:
         """Add a connection and determine its rights.
@@ -88,13 +91,7 @@ class Access:
         connections = self._open.get(connection.peer.uid, {})
         connections.pop(connection, None)
         if not connections and self._open.pop(connection.peer.uid, None) is not None:
-            self._note_groups(connection.peer.uid, _groups_of(connection.peer))
-
-    def _note_groups(self, uid: int, groups: Collection[int]) -> None:
-        self._groups.pop(uid, None)
-        self._groups[uid] = groups
-        if len(self._groups) > USERS_MAX:
-            del self._groups[next(iter(self._groups))]
+            self._groups.note_groups(connection.peer.uid, _groups_of(connection.peer))
 
     def may_take_reserved_place(self, connection: ServerConnection) -> bool:
         """Return whether the user is root, the daemon's own user, or may manage models."""
@@ -104,7 +101,7 @@ class Access:
     def set_rules(self, rules: Sequence[Rule]) -> None:
         """Replace the rules, also for the open connections."""
         self._rules = tuple(rules)
-        self._groups.clear()
+        self._groups.read_again()
         for connections in self._open.values():
             for connection in connections:
                 connections[connection] = self._rights_by_rules(connection)
@@ -119,13 +116,18 @@ class Access:
         return self._rights_by_rules(connection) if rights is None else rights
 
     def quota_of(self, uid: int) -> Quota:
-        """Return the quota of a user."""
+        """Return the quota of a user. It bounds nothing while the groups that decide on it are not
+        known, so that no session is deleted by a rule for other users.
+        """
         connections = self._open.get(uid)
         if connections:
             return next(reversed(connections.values())).quota
-        if uid not in self._groups and any(rule.groups for rule in self._rules):
-            self._note_groups(uid, groups_of_user(uid))
-        return rights_of(self._rules, uid, self._groups.get(uid, ()), self._own).quota
+        if not needs_groups(self._rules, uid, self._own):
+            return rights_of(self._rules, uid, (), self._own).quota
+        groups = self._groups.groups_of(uid)
+        return (
+            MEMBER.quota if groups is None else rights_of(self._rules, uid, groups, self._own).quota
+        )
 
     def check_request(self, request: Request) -> None:
         """Check that the user has the right to a call and to its priority.

@@ -48,6 +48,13 @@ def rights_of(rules: Sequence[Rule], uid: int, gids: Collection[int], own: int) 
     return base if rule is None else _apply_rule(base, rule)
 
 
+def needs_groups(rules: Sequence[Rule], uid: int, own: int) -> bool:
+    """Return whether `rights_of` depends on the groups of a user."""
+    if uid in (ROOT, own) or any(uid in rule.users for rule in rules):
+        return False
+    return any(rule.groups for rule in rules)
+
+
 def _apply_rule(base: Rights, rule: Rule) -> Rights:
     """Return *base*, changed by a rule."""
     highest = base.quota.priority_max

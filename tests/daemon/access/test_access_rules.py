@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pwd
+import threading
+import time
 from itertools import chain, combinations
 from typing import Any, get_args
 
@@ -10,6 +12,7 @@ import pytest
 
 from inferd.daemon.access.rights import NEEDS, Access, right_for
 from inferd.daemon.access.rules import MEANINGS, MEMBER, OPERATOR, rights_of
+from inferd.daemon.access.user_groups import UserGroups
 from inferd.daemon.config.access_settings import Right, Rule
 from inferd.ipc import priorities
 from inferd.ipc.messages import CALLS, QueueParams, SessionsParams
@@ -150,6 +153,10 @@ def test_a_quota_goes_by_the_connection_opened_last_of_those_that_are_open() -> 
     def sessions_max() -> int | None:
         return access.quota_of(ADA).sessions_max
 
+    assert sessions_max() is None, "it bounds nothing while the groups are being read"
+    ends_at_s = time.monotonic() + 10
+    while sessions_max() is None:
+        assert time.monotonic() < ends_at_s
     assert sessions_max() == 1, "the system knows no groups of this number"
     access.add_connection(connections[STAFF])
     assert sessions_max() == 7
@@ -167,18 +174,50 @@ def test_a_quota_goes_by_the_connection_opened_last_of_those_that_are_open() -> 
     access.remove_connection(connections[STAFF])
     assert sessions_max() == 7, "its dormant sessions stay within the same bound"
     access.set_rules(rules)
+    while sessions_max() == 7:
+        assert time.monotonic() < ends_at_s, "the system is asked again after a reload"
     assert sessions_max() == 1
 
 
 def test_the_system_names_the_groups_of_a_user_who_was_never_connected() -> None:
     user = next(u for u in pwd.getpwall() if u.pw_uid not in (ROOT, OWN))
     access = Access([Rule(name="r", groups=frozenset({user.pw_gid}), sessions_max=3)], OWN)
+    ends_at_s = time.monotonic() + 10
+    while access.quota_of(user.pw_uid).sessions_max is None:
+        assert time.monotonic() < ends_at_s
     assert access.quota_of(user.pw_uid).sessions_max == 3
     assert access.quota_of(1 << 30).sessions_max is None
 
 
+def test_a_database_of_users_that_does_not_answer_delays_nobody() -> None:
+    answers, asked = threading.Event(), list[int]()
+
+    def read_groups(uid: int) -> list[int]:
+        asked.append(uid)
+        assert answers.wait(10)
+        return [STAFF]
+
+    rules = [
+        Rule(name="staff", groups=frozenset({STAFF}), sessions_max=7),
+        Rule(name="ada", users=frozenset({ADA}), sessions_max=5),
+        Rule(name="rest", sessions_max=1),
+    ]
+    access = Access(rules, OWN, UserGroups(read_groups))
+    assert access.quota_of(ADA).sessions_max == 5, "a rule names her"
+    assert [access.quota_of(BOB).sessions_max for _ in range(3)] == [None] * 3
+    answers.set()
+    ends_at_s = time.monotonic() + 10
+    while access.quota_of(BOB).sessions_max is None:
+        assert time.monotonic() < ends_at_s
+    assert access.quota_of(BOB).sessions_max == 7 and asked == [BOB]
+    answers.clear()
+    access.set_rules(rules)
+    assert access.quota_of(BOB).sessions_max == 7, "the earlier answer counts until the next one"
+    answers.set()
+
+
 def test_the_groups_of_few_users_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inferd.daemon.access.rights.USERS_MAX", 2)
+    monkeypatch.setattr("inferd.daemon.access.user_groups.USERS_MAX", 2)
     access = Access([Rule(name="r", groups=frozenset({STAFF}), sessions_max=3)], OWN)
     for uid in (ADA, BOB, ADA, BOB + 1):
         connection: Any = Stranger(uid, [STAFF])
