@@ -42,6 +42,8 @@ CONFIG += echo_model("live", slots=16, step_ms=1)
 CONFIG += echo_model("one", slots=16, step_ms=1, variant="one")
 CONFIG += echo_model("two", slots=16, step_ms=1, variant="two")
 CONFIG += echo_model("other", slots=16, step_ms=1, vocabulary=7)
+UNDER_LOAD = CONFIG.replace("step_ms = 1", "step_ms = 4")
+"""Models slow enough that sixteen streams leave CPU time to the loads."""
 SHORT_GRACE = CONFIG.replace("swap_grace_s = 60", "swap_grace_s = 0.1")
 ONE_SLOT = CONFIG.replace("slots = 16", "slots = 1")
 TIGHT = """
@@ -64,7 +66,7 @@ async def test_twenty_swaps_under_sixteen_streams_and_no_request_fails(
 ) -> None:
     """Between models of one vocabulary, and between two vocabularies."""
     turns = 0
-    async with running_daemon(CONFIG) as daemon, AsyncClient(daemon.socket) as client:
+    async with running_daemon(UNDER_LOAD) as daemon, AsyncClient(daemon.socket) as client:
         graph = await client.load_by_name("live")
         fingerprints = {graph.fingerprint}
         swapped = anyio.Event()
