@@ -11,7 +11,8 @@ from functools import partial
 import msgspec
 
 from ...scheduler import messages as m
-from ...wire.frames import ANY_LENGTH, READ_BYTES, FrameReader, pack_frame, read_until_end
+from ...wire.frames import ANY_LENGTH, READ_BYTES, FrameReader, pack_frame
+from ...wire.reading import read_until_end
 
 
 def send_load(sock: socket.socket, load: m.LoadModel) -> None:

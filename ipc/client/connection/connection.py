@@ -30,7 +30,8 @@ from ....backends.errors import (
     TooLarge,
     error_from_wire,
 )
-from ....wire.frames import READ_BYTES, REPLY_BYTES_MAX, FrameReader, read_until_end
+from ....wire.frames import READ_BYTES, REPLY_BYTES_MAX, FrameReader
+from ....wire.reading import read_until_end
 from ...greeting import read_server_hello
 from ...messages import PROTOCOL_VERSION, ClientHello, Kind, ServerHello
 from ...payloads import pack_message
