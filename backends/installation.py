@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -37,6 +36,8 @@ def _target(extra: str) -> str:
 
 def _origin() -> dict[str, Any]:
     """Return the record of a direct installation (PEP 610); empty for one from an index."""
+    import importlib.metadata  # 12 ms of each start, for commands that are seldom shown
+
     try:
         text = importlib.metadata.distribution("inferd").read_text("direct_url.json")
         found = json.loads(text or "{}")

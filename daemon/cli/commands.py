@@ -113,14 +113,18 @@ def _is_converted(value: Any, kind: Any) -> bool:
 
 
 @contextmanager
-def optional_import(need: str, hint: str) -> Iterator[None]:
+def optional_import(need: str, extra: str, otherwise: str = "") -> Iterator[None]:
     """Convert a failed import of another package to an error that states the *need*.
 
-    :raises UnsupportedOperation: the package is not installed; *hint* names what to install.
+    :raises UnsupportedOperation: the package is not installed; the hint has the command that
+        installs *extra*, and *otherwise*.
     """
     try:
         yield
     except ModuleNotFoundError as exc:
         if (exc.name or "").startswith("inferd"):
             raise
+        from ...backends.installation import install_command
+
+        hint = install_command(extra) + otherwise
         raise UnsupportedOperation(f"{need}; {exc.name} is missing", hint=hint) from exc

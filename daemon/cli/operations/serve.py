@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import typer
 
-from ....backends.installation import install_command
 from ..commands import optional_import
 from ..options import ConfigFile, ModelsDir, SettingPairs, SocketPath, read_settings
 
@@ -60,9 +59,8 @@ def serve(
     }
     read = partial(load_config, flags | read_settings(settings))
     configured = read()
-    hint = install_command("daemon")
     gc.disable()  # a tenth of the imports' time; the daemon collects once when it is ready
-    with optional_import("inferd serve needs the engine", hint), _without_rich():
+    with optional_import("inferd serve needs the engine", "daemon"), _without_rich():
         from ...app import serve as run_daemon
     gc.enable()
     raise typer.Exit(run_daemon(configured, read=read))

@@ -197,6 +197,16 @@ def test_ps_loads_no_other_command_and_nothing_that_it_does_not_need() -> None:
     assert result.stdout.strip() == ""
 
 
+def test_the_daemon_loads_nothing_that_only_hints_need() -> None:
+    code = """if True:
+        import sys
+        sys.modules["rich"] = None
+        import inferd.daemon.cli.operations.serve, inferd.daemon.app
+        print(", ".join({"importlib.metadata", "email.message"} & set(sys.modules)))
+    """
+    assert run_python(code).stdout.strip() == ""
+
+
 def test_serve_without_the_engine_says_what_to_install(tmp_path: Path) -> None:
     code = """if True:
         import sys

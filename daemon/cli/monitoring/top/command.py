@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .....backends.installation import install_command
 from ...client import client_of, socket_of
 from ...commands import optional_import
 from ...options import AllUsers, JsonOutput, SocketPath
@@ -47,8 +46,8 @@ def top(
     if once or as_json or not _on_terminal():
         _write_once(path, interval, all_users, as_json)
         return
-    hint = f"{install_command('top')}; `inferd top --once` needs no textual"
-    with optional_import("the screen of inferd top needs textual", hint):
+    otherwise = "; `inferd top --once` needs no textual"
+    with optional_import("the screen of inferd top needs textual", "top", otherwise):
         from .screen import Top
     with client_of(path):
         pass  # fail now if there is no daemon; later the screen reconnects
