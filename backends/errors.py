@@ -268,7 +268,7 @@ class ConnectionLost(InferdError):
     """The connection to the daemon was lost, or could not be made (client side)."""
 
     number = 211
-    hint_default = "is the daemon running? start it with `inferd serve`"
+    hint_default = "is the daemon running? start it with `inferd start`"
 
 
 def not_utf8(exc: UnicodeDecodeError, start: int = 0) -> InvalidArgument:

@@ -32,6 +32,7 @@ from .printable import escape_controls
 from .residency.machine import MachineMemory
 from .residency.pressure import Pace
 from .service.notifier import ServiceNotifier
+from .service.readiness import ReadinessReport
 from .service.reload import ConfigReloader
 from .state_directory import StateDirectory
 from .traces.tracing import Traces
@@ -47,12 +48,14 @@ def serve(
     machine: MachineMemory | None = None,
     pace: Pace | None = None,
     read: Callable[[], Config] | None = None,
+    report: ReadinessReport | None = None,
 ) -> int:
     """Run a daemon until it is ordered to stop; return the process's exit status.
 
     Free memory is read from *machine*, as often as *pace* says. *read* reads the configuration for
-    a reload.
+    a reload. *report* gets readiness, or the error of the start.
     """
+    report = report or ReadinessReport()
     components, state = Components(), StateDirectory(config.state_dir)
     try:
         # First: sockets are inherited by number, which another file may get later.
@@ -62,6 +65,7 @@ def serve(
         listener = given or _bind_socket(config)
     except InferdError as exc:
         state.close()
+        report.send_error(exc)
         sys.stderr.write(escape_controls(f"inferd: {exc.message}\n  {exc.hint}\n"))
         return 1
     try:
@@ -71,7 +75,7 @@ def serve(
         daemon = partial(
             Daemon, config, instance=instance, components=components, machine=machine, pace=pace
         )
-        main = partial(_main, daemon, listener, read or (lambda: config))
+        main = partial(_main, daemon, listener, read or (lambda: config), report)
         return anyio.run(main, backend_options=_loop_options(components))
     finally:
         listener.close()
@@ -104,6 +108,7 @@ async def _main(
     start: Callable[[anyio.abc.TaskGroup], Daemon],
     listener: Listener,
     read: Callable[[], Config],
+    report: ReadinessReport,
 ) -> int:
     logs.bind_loop(asyncio.get_running_loop())
     async with anyio.create_task_group() as group:
@@ -128,6 +133,7 @@ async def _main(
                     models=len(daemon.registry.catalog.visible_to(os.getuid())),
                 )
                 service.notify_ready()
+                _report_ready(daemon, report)
                 services.start_soon(reload.run)
                 await daemon.stopping.wait()
                 service.notify_stopping(daemon.config.shutdown_grace_s)
@@ -139,6 +145,13 @@ async def _main(
         group.cancel_scope.cancel()
     log.info("daemon.stopped")
     return 0
+
+
+def _report_ready(daemon: Daemon, report: ReadinessReport) -> None:
+    """Report readiness to the starter, unless the daemon is already shutting down."""
+    if not daemon.stopping.is_set() and not report.send_ready():
+        log.warning("daemon.starter_has_ended")  # as by Ctrl-C: nobody wants this daemon
+        daemon.stopping.set()
 
 
 async def _start_services(daemon: Daemon, services: anyio.abc.TaskGroup) -> None:

@@ -25,12 +25,12 @@ def connect_error(path: str, exc: OSError) -> InferdError:
     if isinstance(exc, PermissionError):
         return PermissionDenied(
             f"the socket {path} is not open to this user",
-            hint="ask the daemon's operator for access, or start your own with `inferd serve`",
+            hint="ask the daemon's operator for access, or start your own with `inferd start`",
         )
     if isinstance(exc, FileNotFoundError | ConnectionRefusedError | ConnectionResetError):
         return ConnectionLost(
             f"no daemon answers at {path}: {exc.strerror}",
-            hint="start it with `inferd serve`, or set INFERD_SOCKET to its socket",
+            hint="start it with `inferd start`, or set INFERD_SOCKET to its socket",
         )
     return InvalidArgument(
         f"cannot connect to {path}: {exc.strerror or exc}",

@@ -1,4 +1,4 @@
-"""The command `inferd`: a client of the daemon, except for `serve`, `pull` and `rm`.
+"""The command `inferd`: a client of the daemon, except for `start`, `serve`, `pull` and `rm`.
 
 Each module holds a group of commands. A command itself imports its heavy dependencies: the client,
 rich, the daemon.

@@ -108,8 +108,8 @@ def inferd(
 ) -> None:
     """Inferd runs GGUF language models for many local programs at once.
 
-    Start the daemon with `inferd serve`, download a model with `inferd pull smollm2`, and
-    prompt it: `inferd run smollm2 "Say hello."`
+    Download a model with `inferd pull smollm2`, start the daemon with `inferd start`, and prompt
+    the model: `inferd run smollm2 "Say hello."`
     """
     if show_version:
         from .version import show_versions

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from ...backends.errors import UnsupportedOperation
 
 COMMANDS = {
+    "operations.start": ("start",),
     "operations.serve": ("serve",),
     "inference.run": ("run",),
     "inference.chat": ("chat",),

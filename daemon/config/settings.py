@@ -81,6 +81,7 @@ class Config:
     metrics_network: Literal["loopback", "any"] = setting("loopback", "allowed metrics clients: programs on this machine (`loopback`), or `any`")
     traces: Target = setting(Target(), "destination of OpenTelemetry spans: off, `http://HOST:PORT` of a collector, otlp (the collector in `OTEL_EXPORTER_OTLP_ENDPOINT`), or `file:/PATH`", form=TARGET)
     traces_network: Literal["loopback", "any"] = setting("loopback", "allowed trace collectors: on this machine (`loopback`), or `any`")
+    start_on_demand: bool = setting(True, "whether `inferd run` and `inferd chat` start a daemon when none runs", applies=AT_ONCE)
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "lowest level that is logged", applies=AT_ONCE)
     log_levels: dict[str, str] = setting({}, "lowest level of single loggers, as a table or as `scheduler=debug,llama=error`", applies=AT_ONCE, form=LOG_LEVELS, default_doc="none")
     log_format: Literal["auto", "json", "console"] = setting("auto", "format of the log; `auto`: JSON in the systemd journal, else console")

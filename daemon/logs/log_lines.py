@@ -23,6 +23,8 @@ BLOCK_BYTES = 1 << 16
 LINE_BYTES_MAX = 1 << 20
 """Maximum length of a line; a longer one is not from the daemon."""
 POLL_S = 0.2
+BACKGROUND_LOG = "inferd.log"
+"""The file in the state directory, unless the configuration names one."""
 
 LineFilter = Callable[[bytes], bool]
 
@@ -47,15 +49,23 @@ def log_place(
 ) -> Path | SystemdJournal | None:
     """Return the place of the log, or None if it is not kept.
 
-    A running daemon reports it in its *stats*; otherwise it is the configured file, or the journal
-    of an installed *service*.
+    A running daemon reports it in its *stats*; otherwise it is the configured file, the journal of
+    an installed *service*, or the file of an earlier daemon in the background.
     """
     if log := stats.get("log"):
         if log.get("file"):
             return Path(log["file"])
         journal = log.get("journal")
         return journal and SystemdJournal(journal["unit"] or "", journal["user"], stats["pid"])
-    return service if config is None or config.log_file is None else config.log_file
+    if config is None or (service is not None and config.log_file is None):
+        return service
+    path = background_log(config)
+    return path if config.log_file is not None or os.path.exists(path) else None
+
+
+def background_log(config: Config) -> Path:
+    """Return the log file of a daemon in the background."""
+    return config.log_file or config.state_dir / BACKGROUND_LOG
 
 
 def last_lines(file: FileIO, count: int, matches: LineFilter) -> list[bytes]:

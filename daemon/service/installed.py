@@ -26,7 +26,10 @@ def installed_service(
 def sockets_of(service: Service, environ: Mapping[str, str]) -> list[str]:
     """Return the paths on which an installed service listens, none if it is not installed."""
     runtime = environ.get("XDG_RUNTIME_DIR", "") if service.user else "/run"
-    streams = directives_of([service.units / UNITS[1]]).get("ListenStream", [])
+    try:
+        streams = directives_of([service.units / UNITS[1]]).get("ListenStream", [])
+    except PermissionError:  # HOME is that of another user, as after `su`
+        return []
     return [stream.replace("%t", runtime) for stream in streams]
 
 

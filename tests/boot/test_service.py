@@ -248,3 +248,17 @@ def test_its_socket_outlives_it_and_ends_with_its_own_unit(service: BootedServic
     assert not (service.machine.root / SOCKET[1:]).exists()
     shown = service.inferd("run", "echo", "hello", check=False)
     assert shown.returncode and "no daemon answers" in shown.stderr
+
+
+def test_stopped_it_is_started_by_inferd_start_but_by_no_other_command(
+    service: BootedService,
+) -> None:
+    service.systemctl("stop", "inferd.socket", "inferd")
+    refused = service.inferd("start", user="ada", check=False)
+    assert refused.returncode == 1 and "only root may start the system service" in refused.stderr
+    assert service.inferd("run", "echo", "hello", check=False).returncode == 3
+    started = service.inferd("start").stdout
+    assert f"is ready at {SOCKET}\n" in started
+    shown = service.show("ActiveState", "MainPID")
+    assert shown["ActiveState"] == "active" and f"(pid {shown['MainPID']})" in started
+    assert "already runs" in service.inferd("start").stdout

@@ -68,9 +68,11 @@ class Machine:
         return ""
 
     def close(self) -> None:
-        """Stop the service and close the socket."""
+        """Stop the service and close the socket; stop a daemon that `inferd start` has started."""
         self._stop_service()
         self._close_socket()
+        if self.socket.exists():
+            self._run([*executable().split(), "stop", "--now"])
         self._manager.socket.close()
 
     def _below(self, word: str) -> str:

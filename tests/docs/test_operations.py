@@ -111,6 +111,10 @@ def test_the_commands_of_the_page_lead_from_an_empty_machine_and_back(machine: M
 
     do(machine, "A user's own service")
     assert not list(machine.root.rglob("systemd/user/inferd.*"))
+
+    started, logged, stopped = do(machine, "Without a service")
+    assert f"is ready at {machine.socket}" in started and "daemon.ready" in logged
+    assert "has ended" in stopped and not machine.socket.exists()
     assert not any(SECTIONS[h] for h in ("Confinement",))
 
 

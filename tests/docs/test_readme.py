@@ -97,7 +97,7 @@ def test_every_link_has_a_target(page: Path) -> None:
 
 def test_the_first_screen_shows_it_working() -> None:
     first = "\n".join(PAGE.splitlines()[:45])
-    for words in ("make demo", "pip install", "inferd pull", "inferd serve", "$ inferd run"):
+    for words in ("make demo", "pip install", "inferd pull", "inferd start", "$ inferd run"):
         assert words in first
 
 

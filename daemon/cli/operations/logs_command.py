@@ -55,8 +55,8 @@ def logs(
 ) -> None:
     """Show the daemon's log.
 
-    It is read from the file that the setting `log-file` names, or else from systemd's journal. With
-    --json each event is a line of JSON.
+    It is read from the daemon's log file, or else from systemd's journal. With --json each event is
+    a line of JSON.
     """
     colors = has_colors(sys.stdout)
     matches = partial(_is_shown, level)
@@ -74,7 +74,7 @@ def _lines(
     *,
     follow: bool,
 ) -> Iterator[bytes]:
-    """Yield the lines of the daemon's log; if no daemon answers, those of the configured file."""
+    """Yield the lines of the daemon's log; if no daemon answers, those of the last one."""
     try:
         with client_of(socket) as client:
             stats = client.stats()
@@ -94,7 +94,7 @@ def _lines(
     else:
         raise NotFound(
             f"the daemon (pid {stats['pid']}) writes its log to standard error, which is not kept",
-            hint="read its terminal, or keep the log: `inferd serve --set log-file=PATH`",
+            hint="read its terminal; `inferd start` keeps the log, and so does --set log-file=PATH",
         )
 
 

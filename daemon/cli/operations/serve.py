@@ -15,37 +15,56 @@ import typer
 from ..commands import optional_import
 from ..options import ConfigFile, ModelsDir, SettingPairs, SocketPath, read_settings
 
+DESCRIPTOR_MIN = 3
+"""The first descriptor that is neither standard input, output nor error."""
+
+StateDir = Annotated[
+    Path | None, typer.Option(metavar="PATH", help="The directory of persistent state.")
+]
+MetricsAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS", help="Address of the metrics: a port, HOST:PORT, a path, or off."
+    ),
+]
+Cores = Annotated[
+    str | None, typer.Option(metavar="N", help="CPU cores that all models share; 0: all.")
+]
+LowestLevel = Annotated[
+    str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")
+]
+
 
 def serve(
     config: ConfigFile = None,
     socket: SocketPath = None,
     models_dir: ModelsDir = None,
-    state_dir: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="The directory of persistent state.")
-    ] = None,
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS", help="Address of the metrics: a port, HOST:PORT, a path, or off."
-        ),
-    ] = None,
-    cores: Annotated[
-        str | None, typer.Option(metavar="N", help="CPU cores that all models share; 0: all.")
-    ] = None,
-    log_level: Annotated[
-        str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")
-    ] = None,
+    state_dir: StateDir = None,
+    metrics: MetricsAddress = None,
+    cores: Cores = None,
+    log_level: LowestLevel = None,
     log_format: Annotated[
         str | None, typer.Option(metavar="FORMAT", help="auto, json or console.")
     ] = None,
     settings: SettingPairs = None,
+    ready_fd: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=DESCRIPTOR_MIN,
+            help="Write a newline to this descriptor when the daemon is ready, as s6 and dinit"
+            " expect. A daemon whose reader has ended by then stops.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    """Run the daemon in the foreground.
+    """Run the daemon in the foreground; `inferd start` runs it in the background.
 
     After SIGTERM or Ctrl-C running turns finish; a second one stops the daemon at once. SIGHUP
     reloads the configuration.
     """
     from ...config.sources import load_config
+    from ...service.readiness import ReadinessReport
 
     flags: dict[str, Any] = {
         "config": config,
@@ -58,12 +77,14 @@ def serve(
         "log_format": log_format,
     }
     read = partial(load_config, flags | read_settings(settings))
-    configured = read()
+    report = ReadinessReport(ready_fd)
     gc.disable()  # a tenth of the imports' time; the daemon collects once when it is ready
-    with optional_import("inferd serve needs the engine", "daemon"), _without_rich():
-        from ...app import serve as run_daemon
+    with report.errors_sent():
+        configured = read()
+        with optional_import("inferd serve needs the engine", "daemon"), _without_rich():
+            from ...app import serve as run_daemon
     gc.enable()
-    raise typer.Exit(run_daemon(configured, read=read))
+    raise typer.Exit(run_daemon(configured, read=read, report=report))
 
 
 @contextmanager

@@ -127,7 +127,7 @@ def check_socket(connection: Connection) -> Iterator[Finding]:
     if not connection.exists:
         yield warn(
             f"no daemon listens at {where}",
-            "`inferd serve` starts one, or `inferd install-service` lets systemd start it;"
+            "`inferd start` starts one, or `inferd install-service` lets systemd start it;"
             " INFERD_SOCKET names another socket",
         )
     elif not connection.is_socket:
@@ -135,7 +135,7 @@ def check_socket(connection: Connection) -> Iterator[Finding]:
     elif connection.error == "ECONNREFUSED":
         yield warn(
             f"{where} was left by a daemon that has crashed",
-            "`inferd serve` takes it over; a service: `systemctl restart inferd.socket`",
+            "`inferd start` takes it over; a service: `systemctl restart inferd.socket`",
         )
     elif connection.error == "EACCES":
         yield fail(f"{where} ({mode}) is not open to you", _access_remedy(connection))
@@ -162,7 +162,7 @@ def _access_remedy(connection: Connection) -> str:
         return (
             f"`sudo usermod -aG {connection.group} USER` gives a user access from the next login on"
         )
-    return "only its owner may connect: start your own with `inferd serve`"
+    return "only its owner may connect: start your own with `inferd start`"
 
 
 def check_daemon(connection: Connection) -> Iterator[Finding]:

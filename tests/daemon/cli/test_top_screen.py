@@ -312,7 +312,7 @@ def test_a_dumb_terminal_gets_plain_tables(daemon: RunningDaemon) -> None:
 
 def test_without_a_daemon_the_screen_is_not_shown(tmp_path: Path) -> None:
     with on_terminal("top", socket=str(tmp_path / "none.sock"), **XTERM) as terminal:
-        assert "no daemon" in terminal.until("inferd serve")
+        assert "no daemon" in terminal.until("inferd start")
         assert terminal.process.wait(WAIT_S_MAX) == 3
 
 

@@ -30,7 +30,7 @@ COMMANDS = {
     "serve", "run", "chat", "models", "show", "rm", "load", "unload", "ps", "cancel", "status",
     "stop", "pull", "queue", "rm-session", "pin", "unpin", "swap", "sessions", "template",
     "install-service", "uninstall-service", "add-adapter", "rm-adapter", "embed",
-    "parameters", "config", "doctor", "top", "stats", "drain", "logs", "log-level", "park",
+    "parameters", "config", "doctor", "top", "stats", "drain", "logs", "log-level", "park", "start",
 }  # fmt: skip
 CLIENT_COMMANDS = [
     ("run", "m", "p"), ("chat", "m"), ("models",), ("show", "m"), ("load", "m"), ("unload", "m"),
@@ -75,11 +75,14 @@ def test_all_commands_except_serve_write_json_and_those_of_a_daemon_take_a_socke
 
 
 @pytest.mark.parametrize("arguments", CLIENT_COMMANDS, ids=lambda a: a[0])
-def test_without_a_daemon_the_error_has_a_hint(arguments: tuple[str, ...]) -> None:
+def test_without_a_daemon_the_error_has_a_hint(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # `logs` would show the log of a daemon
     result = inferd(*arguments)
     assert result.exit_code == 3
     assert result.stderr.startswith("inferd: no daemon answers at /nonexistent/inferd.sock")
-    assert "start it with `inferd serve`" in result.stderr
+    assert "start it with `inferd start`" in result.stderr
     assert "Traceback" not in result.stderr and result.stdout == ""
 
 

@@ -415,7 +415,7 @@ def test_this_machine_and_the_daemons_own_limit_are_read(tmp_path: Path) -> None
     ("changes", "status", "what"),
     [
         ({}, "ok", "root:inferd 660"),
-        ({"exists": False}, "warn", "inferd serve"),
+        ({"exists": False}, "warn", "inferd start"),
         ({"is_socket": False}, "fail", "is not a socket"),
         ({"error": "ECONNREFUSED"}, "warn", "takes it over"),
         ({"error": "EACCES"}, "fail", "usermod -aG inferd"),

@@ -384,7 +384,7 @@ async def test_without_a_daemon_the_error_says_so_with_a_hint(tmp_path: Path) ->
     with pytest.raises(ConnectionLost, match=r"no daemon answers at .*absent") as caught:
         async with AsyncClient(tmp_path / "absent"):
             pass
-    assert "inferd serve" in caught.value.hint
+    assert "inferd start" in caught.value.hint
     with pytest.raises(InvalidArgument, match="cannot connect to"):
         async with AsyncClient(tmp_path / ("x" * 200)):
             pass
