@@ -23,6 +23,7 @@ from ..options import (
     SystemPrompt,
 )
 from ..output import fail, note, write_json_line
+from ..starting import start_on_demand
 from .answering import (
     JsonSchema,
     SessionId,
@@ -67,6 +68,7 @@ def chat(
     """
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     options = turn_options(option, temp, n_predict, json_schema)
+    start_on_demand(socket)
     with session_of(
         socket, model, show_bar=not as_json, system=system, session_id=session,
         priority=priority, options=options,

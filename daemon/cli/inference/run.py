@@ -19,6 +19,7 @@ from ..options import (
     SocketPath,
     SystemPrompt,
 )
+from ..starting import start_on_demand
 from .answering import (
     JsonSchema,
     SessionId,
@@ -73,6 +74,7 @@ def run(
         return
     text = _prompt(prompt)
     options = turn_options(option, temp, n_predict, json_schema)
+    start_on_demand(socket)
     with session_of(
         socket, model, show_bar=not as_json, system=system, session_id=session, raw=raw,
         priority=priority, options=options,
