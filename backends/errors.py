@@ -25,14 +25,29 @@ number that a Wasm guest sees. Released names and numbers never change.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from typing import Any, ClassVar
+
+
+class Outcome(StrEnum):
+    """The end of a call or turn, as metrics count it. Only `FAILED` is a failure of the service."""
+
+    OK = "ok"
+    CANCELLED = "cancelled"
+    """Its reader or an operator ended it."""
+    TIMEOUT = "timeout"
+    """A time limit has passed that the client has set, or that depends on it."""
+    REFUSED = "refused"
+    """It cannot be served as requested, or a bound of the daemon or the user is reached."""
+    FAILED = "failed"
 
 
 class InferdError(Exception):
     """An error: a `message` with the values, a `hint` on what to do, and `data` for programs.
 
     A class's `name` is that of the class, unless it sets another. `retryable`: the same call may
-    succeed later; an error may differ in it from its class.
+    succeed later; an error may differ in it from its class. Each class declares the *outcome* of
+    the calls and turns that end with it.
     """
 
     name: ClassVar[str] = "Unknown"
@@ -40,9 +55,11 @@ class InferdError(Exception):
     wasi_number: ClassVar[int] = 5
     retryable: bool = False
     hint_default: ClassVar[str] = "see the daemon's log for the cause"
+    outcome_default: ClassVar[Outcome] = Outcome.FAILED
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, *, outcome: Outcome) -> None:
         cls.name = vars(cls).get("name", cls.__name__)
+        cls.outcome_default = outcome
 
     def __init__(
         self,
@@ -65,6 +82,11 @@ class InferdError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         return error_from_wire, (self.to_wire(),)
 
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome of the call or turn that ends with this error."""
+        return self.outcome_default
+
     def to_wire(self) -> dict[str, Any]:
         """Return the fields that the protocol sends."""
         return {
@@ -77,28 +99,28 @@ class InferdError(Exception):
         }
 
 
-class InvalidArgument(InferdError):
+class InvalidArgument(InferdError, outcome=Outcome.REFUSED):
     """A value, handle or call that can never work as given."""
 
     number = wasi_number = 1
     hint_default = "correct the argument"
 
 
-class ProtocolError(InvalidArgument):
+class ProtocolError(InvalidArgument, outcome=Outcome.REFUSED):
     """A frame that cannot be read: the connection that sent it is closed."""
 
     number = 209
     hint_default = "send a 4-byte little-endian length and one msgpack array; see docs/protocol.md"
 
 
-class InvalidEncoding(InferdError):
+class InvalidEncoding(InferdError, outcome=Outcome.REFUSED):
     """A graph encoding that inferd does not run, or JSON that does not parse."""
 
     number = wasi_number = 2
     hint_default = "inferd runs GGUF language models: use the encoding ggml or autodetect"
 
 
-class OutOfMemory(InferdError):
+class OutOfMemory(InferdError, outcome=Outcome.FAILED):
     """Memory could not be allocated."""
 
     name = "MissingMemory"
@@ -106,7 +128,7 @@ class OutOfMemory(InferdError):
     hint_default = "use a smaller ctx-size, fewer slots or a smaller model"
 
 
-class Busy(InferdError):
+class Busy(InferdError, outcome=Outcome.REFUSED):
     """A bound is reached; a retry may succeed after `retry_after_s`."""
 
     number = wasi_number = 4
@@ -119,35 +141,35 @@ class Busy(InferdError):
         return float(self.data.get("retry_after_s", 1.0))
 
 
-class SessionBusy(Busy):
+class SessionBusy(Busy, outcome=Outcome.REFUSED):
     """The session has a turn under way: one turn at a time."""
 
     number = 202
     hint_default = "wait for the turn to end, or call cancel or fini_single first"
 
 
-class ShuttingDown(Busy):
+class ShuttingDown(Busy, outcome=Outcome.REFUSED):
     """The daemon finishes its turns and accepts no requests."""
 
     number = 208
     hint_default = "connect again once the daemon is back"
 
 
-class QuotaExceeded(Busy):
+class QuotaExceeded(Busy, outcome=Outcome.REFUSED):
     """A quota of the user is used up: sessions, waiting tasks, tokens per minute, or crashes."""
 
     number = 213
     hint_default = "try again after retry_after_s seconds, or ask the daemon's operator for more"
 
 
-class BackendError(InferdError):
+class BackendError(InferdError, outcome=Outcome.FAILED):
     """The engine or its process failed."""
 
     name = "RuntimeError"
     number = wasi_number = 5
 
 
-class KvFull(BackendError):
+class KvFull(BackendError, outcome=Outcome.FAILED):
     """The KV cache has no cells left for this turn, and no other turn holds any."""
 
     number = 212
@@ -155,7 +177,7 @@ class KvFull(BackendError):
     hint_default = "use a shorter prompt, or let the model be loaded with a larger ctx-size"
 
 
-class WorkerCrashed(BackendError):
+class WorkerCrashed(BackendError, outcome=Outcome.FAILED):
     """The process that ran the model has exited; the next request starts it again."""
 
     number = 205
@@ -163,7 +185,7 @@ class WorkerCrashed(BackendError):
     hint_default = "send the request again: the model is loaded again on demand"
 
 
-class LoadFailed(BackendError):
+class LoadFailed(BackendError, outcome=Outcome.FAILED):
     """The model file could not be loaded."""
 
     number = 206
@@ -171,84 +193,93 @@ class LoadFailed(BackendError):
     hint_default = "check the file with `inferd show NAME`"
 
 
-class UnsupportedOperation(InferdError):
+class UnsupportedOperation(InferdError, outcome=Outcome.REFUSED):
     """A call or option that this daemon does not have."""
 
     number = wasi_number = 6
     hint_default = "docs/protocol.md lists the calls"
 
 
-class VersionMismatch(UnsupportedOperation):
+class VersionMismatch(UnsupportedOperation, outcome=Outcome.REFUSED):
     """The other side speaks another major version of the protocol."""
 
     number = 210
     hint_default = "install the same major version of inferd on both sides"
 
 
-class TooLarge(InferdError):
+class TooLarge(InferdError, outcome=Outcome.REFUSED):
     """A value is past its bound; `data` has the bound and, for buffers, the size needed."""
 
     number = wasi_number = 7
     hint_default = "give a larger buffer, or send less"
 
 
-class NotFound(InferdError):
+class NotFound(InferdError, outcome=Outcome.REFUSED):
     """The named object does not exist."""
 
     number = wasi_number = 8
     hint_default = "check the name"
 
 
-class EndOfSequence(InferdError):
+class EndOfSequence(InferdError, outcome=Outcome.OK):
     """The turn has ended; the metadata at index 1 has the reason."""
 
     number = wasi_number = 100
     hint_default = "read the output; call fini_single or set_input for the next turn"
 
 
-class ContextFull(InferdError):
+class ContextFull(InferdError, outcome=Outcome.REFUSED):
     """The context is full."""
 
     number = wasi_number = 101
     hint_default = "start again with less history, or load the model with a larger ctx-size"
 
 
-class PromptTooLong(InferdError):
+class PromptTooLong(InferdError, outcome=Outcome.REFUSED):
     """The prompt does not fit into the context."""
 
     number = wasi_number = 102
     hint_default = "shorten the prompt, or load the model with a larger ctx-size"
 
 
-class ModelNotFound(InferdError):
+class ModelNotFound(InferdError, outcome=Outcome.REFUSED):
     """No model has that name."""
 
     number = wasi_number = 103
     hint_default = "`inferd models` lists the names; `inferd pull` gets one"
 
 
-class Timeout(InferdError):
-    """A queue or total timeout has passed, or sampling one token took too long."""
+class Timeout(InferdError, outcome=Outcome.TIMEOUT):
+    """A timeout has passed; `data.timeout` names it.
+
+    A client sets `queue` and `total`. `sampling` limits the time for one token, `template` the time
+    in which the machine has to render a chat.
+    """
 
     number = 200
     hint_default = "raise the timeout or the priority"
 
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome: a failure only if the machine was too slow."""
+        return Outcome.FAILED if self.data.get("timeout") == "template" else self.outcome_default
 
-class ReaderTimeout(Timeout):
+
+class ReaderTimeout(Timeout, outcome=Outcome.TIMEOUT):
     """The client did not read the stream for `reader_timeout_s`."""
 
     number = 204
     hint_default = "read the stream steadily, or use compute and get_output"
 
 
-class Cancelled(InferdError):
+class Cancelled(InferdError, outcome=Outcome.CANCELLED):
     """The turn was cancelled; its output so far can still be read."""
 
     number = 201
     hint_default = "get_output returns the output so far"
 
 
-class SessionExpired(InferdError):
+class SessionExpired(InferdError, outcome=Outcome.REFUSED):
     """The session was idle for too long, or was closed in favor of others."""
 
     number = 203
@@ -256,7 +287,7 @@ class SessionExpired(InferdError):
     hint_default = "open it again by its session id: its history is kept"
 
 
-class PermissionDenied(InferdError):
+class PermissionDenied(InferdError, outcome=Outcome.REFUSED):
     """The caller's user lacks the permission."""
 
     number = 207
@@ -264,7 +295,7 @@ class PermissionDenied(InferdError):
     hint_default = "ask the daemon's operator"
 
 
-class ConnectionLost(InferdError):
+class ConnectionLost(InferdError, outcome=Outcome.FAILED):
     """The connection to the daemon was lost, or could not be made (client side)."""
 
     number = 211

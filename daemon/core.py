@@ -15,7 +15,7 @@ from structlog.contextvars import bind_contextvars
 
 from .. import __version__
 from ..backends.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
-from ..backends.errors import InferdError, ShuttingDown
+from ..backends.errors import BackendError, InferdError, ShuttingDown
 from ..ipc.messages import (
     CREDIT_DEFAULT,
     CREDIT_MAX,
@@ -233,7 +233,8 @@ class Daemon:
         ipc_log.error("connection.not_accepted", cause=str(error))
 
     def call_failed(self, operation: str, error: Exception) -> None:
-        """Log an unexpected failure of a call or connection."""
+        """Count and log an unexpected failure of a call or connection."""
+        self.counters.call_refused(operation, BackendError(repr(error)))
         log.error("call.failed", operation=operation, exc_info=error)
 
     # Writing.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inferd.backends.errors import ERRORS_BY_NAME, Outcome
 from inferd.daemon.metrics.families import PREFIX, SECTIONS, Family
 
 HEAD = """\
@@ -45,9 +46,20 @@ panel components drew it without a Grafana server (`make dashboard-picture`);
 """
 
 
+OUTCOMES = """\
+## Outcomes
+
+Of the outcomes, only `failed` is a failure of the service: the share of failed turns is
+`failed / (ok + failed)`, as in the alert `InferdTurnsFail`. Each error has one outcome:
+
+| outcome | errors |
+|---|---|
+"""
+
+
 def metrics_page() -> str:
     """Return the page."""
-    parts = [HEAD]
+    parts = [HEAD, OUTCOMES + "".join(map(_outcome_row, Outcome))]
     for title, families in SECTIONS.items():
         rows = [
             f"| `{shown(family)}` | {family.kind} | {_labels(family)} | {family.doc} |"
@@ -56,6 +68,12 @@ def metrics_page() -> str:
         head = ["| family | kind | labels | meaning |", "|---|---|---|---|"]
         parts.append("\n".join((f"## {title}", "", *head, *rows)) + "\n")
     return "\n".join(parts)
+
+
+def _outcome_row(outcome: Outcome) -> str:
+    names = sorted(n for n, cls in ERRORS_BY_NAME.items() if cls.outcome_default is outcome)
+    note = ", except if the machine was too slow to render a chat: `failed`"
+    return f"| `{outcome}` | {', '.join(f'`{n}`' for n in names)}{note * ('Timeout' in names)} |\n"
 
 
 def shown(family: Family) -> str:

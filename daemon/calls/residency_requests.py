@@ -45,11 +45,12 @@ def admitted(name: str, call: Call) -> Call:
         model, gate_request, ticket = found
         note_model_request(gate_request)
         try:
-            async with daemon.registry.gate.admit(model, gate_request):
-                if ticket is not None and gate_request.has_waited:
-                    daemon.ledger.model_loaded(ticket)
-                    _shorten_timeouts(request, daemon.registry.seconds() - gate_request.since)
-                return await call(daemon, request)
+            with daemon.counters.counted_request(model if gate_request.is_turn else None):
+                async with daemon.registry.gate.admit(model, gate_request):
+                    if ticket is not None and gate_request.has_waited:
+                        daemon.ledger.model_loaded(ticket)
+                        _shorten_timeouts(request, daemon.registry.seconds() - gate_request.since)
+                    return await call(daemon, request)
         finally:
             if ticket is not None and gate_request.has_waited:
                 daemon.ledger.remove_load_wait(ticket)

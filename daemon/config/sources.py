@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import platformdirs
 
-from ...backends.errors import InvalidArgument
+from ...backends.errors import InvalidArgument, Outcome
 from ...backends.params import BY_SPELLING, nearest
 from ...ipc.paths import daemon_socket_path
 from ..residency.machine import MachineMemory, cores_usable
@@ -40,7 +40,7 @@ KV_RAM_BYTES_MAX = 4 << 30
 """The upper bound of the default of `kv-ram-bytes`."""
 
 
-class ConfigError(InvalidArgument):
+class ConfigError(InvalidArgument, outcome=Outcome.REFUSED):
     """An invalid configuration; `lines` holds all its errors."""
 
     hint_default = "correct these errors and start again"

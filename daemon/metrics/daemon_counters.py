@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from operator import add, sub
+from weakref import WeakKeyDictionary
 
 from ...backends.errors import (
+    BackendError,
     Busy,
-    EndOfSequence,
+    Cancelled,
     InferdError,
+    Outcome,
     OutOfMemory,
     QuotaExceeded,
     SessionBusy,
@@ -40,7 +45,8 @@ BOUNDS = {"sessions_max": "sessions-max", "connections_max": "connections-max"}
 REASONS = {ShuttingDown: "draining", QuotaExceeded: "quota", OutOfMemory: "memory"}
 REJECTION_REASONS = (*QUEUE_BOUNDS, *BOUNDS.values(), *REASONS.values(), "other")
 DAEMON_COUNTERS = (
-    *("request_success", "request_failures", "admission_rejections", "call_errors"),
+    *("request_outcomes", "request_success", "request_errors", "call_errors"),
+    "admission_rejections",
     *("model_load_failures", "model_unloads", "worker_restarts"),
 )
 DAEMON_HISTOGRAMS = (
@@ -49,6 +55,17 @@ DAEMON_HISTOGRAMS = (
     *("model_load_seconds", "model_swap_seconds"),
 )
 """Families of event counters, and of histograms."""
+
+
+class _TurnRequest:
+    """A request that may begin turns."""
+
+    def __init__(self) -> None:
+        self.at = time.monotonic()
+        self.has_begun = False
+
+
+_current_request: ContextVar[_TurnRequest | None] = ContextVar("turn_request", default=None)
 
 
 def label_of(model: ManagedModel) -> str:
@@ -70,6 +87,14 @@ def reason_of(error: InferdError) -> str | None:
     return bound if bound in REJECTION_REASONS else "other"
 
 
+def _error_of(cause: BaseException) -> InferdError:
+    """Return the error with which a request ends that *cause* ends."""
+    if isinstance(cause, InferdError):
+        return cause
+    is_bug = isinstance(cause, Exception)
+    return BackendError(repr(cause)) if is_bug else Cancelled("the request was cancelled")
+
+
 def _empty(family: str) -> Histogram:
     return Histogram(FAMILIES[family].bounds)
 
@@ -86,6 +111,8 @@ class DaemonCounters(LoadListener):
         """The engine counters of each model, summed over all its workers so far."""
         self._seen: dict[Worker, tuple[float, ...]] = {}
         self._names: set[str] = set()
+        self._requested_at: WeakKeyDictionary[Turn, float] = WeakKeyDictionary()
+        """The times of the requests that have begun the turns under way."""
         for reason in REJECTION_REASONS:
             self.counts["admission_rejections"][(reason,)] = 0
 
@@ -103,6 +130,8 @@ class DaemonCounters(LoadListener):
             if len(self._names) >= MODEL_LABELS_MAX:
                 return OTHERS
             self._names.add(name)
+            for outcome in Outcome:
+                self.counts["request_outcomes"][name, outcome.value] += 0
             for family in ("model_load_failures", "model_unloads", "worker_restarts"):
                 self.counts[family][(name,)] += 0
             self.histograms["model_load_seconds"][name,] = _empty("model_load_seconds")
@@ -112,8 +141,28 @@ class DaemonCounters(LoadListener):
         """Add a value to a histogram."""
         self.histograms[family].setdefault(labels, _empty(family)).observe(value)
 
+    @contextmanager
+    def counted_request(self, model: ManagedModel | None) -> Iterator[None]:
+        """Count a request for a turn of *model* that ends in the block before a turn has begun.
+        None: it is not for a turn.
+        """
+        request = _TurnRequest()
+        token = _current_request.set(request)
+        try:
+            yield
+        except BaseException as exc:
+            if model is not None and not request.has_begun:
+                self._count_error(self.name_of(model), _error_of(exc))
+            raise
+        finally:
+            _current_request.reset(token)
+
     def turn_began(self, model: ModelSource, turn: Turn, *, chat: bool) -> None:
-        """Do nothing: a turn is counted when it ends."""
+        """Note that the current request has begun a turn, which is counted when it ends."""
+        request = _current_request.get()
+        if request is not None:
+            request.has_begun = True
+            self._requested_at[turn] = request.at
 
     def turn_ended(self, source: ModelSource, turn: Turn) -> None:
         """Count a turn that has ended."""
@@ -121,25 +170,30 @@ class DaemonCounters(LoadListener):
         ended = time.monotonic()
         labels = (name, turn.spec.priority.label)
         queued, first = turn.queued_at, turn.first_token_at
+        requested = self._requested_at.pop(turn, queued)
         if turn.started_at is not None:
             self.observe("request_queue_time_seconds", labels, turn.started_at - queued)
         if first is not None:
             self.observe("time_to_first_token_seconds", labels, first - queued)
         if turn.stats is None:
-            error = "Unknown" if turn.error is None else turn.error.name
-            self.counts["request_failures"][name, error] += 1
+            self._count_error(name, turn.error or InferdError("the turn has no result"))
             return
+        self.counts["request_outcomes"][name, Outcome.OK.value] += 1
         self.counts["request_success"][name, turn.stats.stop_reason] += 1
-        self.observe("e2e_request_latency_seconds", labels, ended - queued)
+        self.observe("e2e_request_latency_seconds", labels, ended - requested)
         gaps = len(turn.tokens) - 1
         if first is not None and gaps > 0 and not (turn.spec.pull or turn.resumed):
             self.observe("request_time_per_output_token_seconds", (name,), (ended - first) / gaps)
 
+    def _count_error(self, name: str, error: InferdError) -> None:
+        self.counts["request_outcomes"][name, error.outcome.value] += 1
+        self.counts["request_errors"][name, error.name] += 1
+
     def call_refused(self, call: str, error: InferdError) -> None:
         """Count a call, or a connection, that was answered with an error."""
-        if isinstance(error, EndOfSequence):
+        if error.outcome is Outcome.OK:
             return  # the normal end of a turn with tokens on demand
-        self.counts["call_errors"][call, error.name] += 1
+        self.counts["call_errors"][call, error.name, error.outcome.value] += 1
         reason = reason_of(error)
         if reason is not None:
             self.counts["admission_rejections"][(reason,)] += 1

@@ -73,12 +73,21 @@ _REQUESTS = (
         TOKEN_S,
     ),
     histogram(
-        "e2e_request_latency_seconds", "Time from queueing to a turn's success.", CLASS, REQUEST_S
+        "e2e_request_latency_seconds",
+        "Time from the request to a turn's success, with the wait for its model.",
+        CLASS,
+        REQUEST_S,
+    ),
+    counter(
+        "request_outcomes",
+        "Requests for turns that have ended, by outcome: `ok`, `cancelled` by the reader or an"
+        " operator, after a `timeout` of the client, `refused`, or `failed` by the service.",
+        (*MODEL, "outcome"),
     ),
     counter(
         "request_success", "Turns that succeeded, by stop reason.", (*MODEL, "finished_reason")
     ),
-    counter("request_failures", "Turns that failed, by error.", (*MODEL, "error")),
+    counter("request_errors", "Requests that ended with an error, by error.", (*MODEL, "error")),
     counter("request_recoveries", "Times that a turn continued in another worker."),
     counter(
         "admission_rejections",
@@ -86,7 +95,11 @@ _REQUESTS = (
         " `tasks-waiting-max`, or by `quota` (of one user), `memory`, `draining`, `other`.",
         ("reason",),
     ),
-    counter("call_errors", "Calls that were answered with an error.", ("call", "error")),
+    counter(
+        "call_errors",
+        "Calls that were answered with an error, with its outcome.",
+        ("call", "error", "outcome"),
+    ),
     histogram(
         "retry_after_ratio", "`retry_after_s` as sent, divided by the time it took.", (), RATIOS
     ),

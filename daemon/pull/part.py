@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from ...backends.errors import BackendError
+from ...backends.errors import BackendError, Outcome
 
 BLOCK = 1 << 20
 BYTES_MAX = 1 << 42
@@ -36,7 +36,7 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-class PullFailed(BackendError):
+class PullFailed(BackendError, outcome=Outcome.FAILED):
     """The model could not be fetched; nothing was published under its name."""
 
     hint_default = "try again, or get the file yourself and `inferd pull FILE`"

@@ -79,7 +79,7 @@ class Renderer:
                 raise Timeout(
                     f"the chat template was not rendered within {WAIT_S_MAX} s",
                     hint="the machine is busy: try again later",
-                    data={"wait_s_max": WAIT_S_MAX},
+                    data={"timeout": "template", "wait_s_max": WAIT_S_MAX},
                 ) from None
             except (SandboxEnded, OSError, msgspec.DecodeError) as exc:
                 self.close()

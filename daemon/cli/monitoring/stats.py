@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ....backends.errors import Outcome
 from ....scheduler import PRIORITIES
 from ...residency.sizes import size_text
 from ..one_shot import OneShotClient
@@ -72,11 +73,10 @@ def sections(sums: MetricSums) -> Iterator[Section]:
 
 def _models(sums: MetricSums) -> Section:
     heads = ("MODEL", "PROMPT TOKENS", "CACHED", "ANSWER TOKENS", "TASKS", "FAILED", "PARKED")
-    families = (
-        *("prompt_tokens", "prompt_tokens_cached", "generation_tokens"),
-        *("request_success", "request_failures", "num_preemptions"),
-    )
-    columns = [sums.by(family, "model_name") for family in families]
+    failed = sums.by("request_outcomes", "model_name", outcome=Outcome.FAILED.value)
+    tokens = ("prompt_tokens", "prompt_tokens_cached", "generation_tokens")
+    columns = [sums.by(family, "model_name") for family in (*tokens, "request_success")]
+    columns += [failed, sums.by("num_preemptions", "model_name")]
     names = sorted({name for column in columns for name in column})
     return heads, [(n, *(_count(c.get(n, 0)) for c in columns)) for n in names]
 
@@ -123,7 +123,7 @@ def _sessions(sums: MetricSums) -> Section:
 
 def _ends(sums: MetricSums) -> Section:
     ends = sums.by("request_success", "finished_reason")
-    return ("FINISH REASON", "TIMES"), _by_count(ends | sums.by("request_failures", "error"))
+    return ("FINISH REASON", "TIMES"), _by_count(ends | sums.by("request_errors", "error"))
 
 
 def _by_count(counts: dict[str, float]) -> list[tuple[object, ...]]:

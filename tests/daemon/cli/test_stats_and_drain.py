@@ -40,7 +40,11 @@ STATS = {
     "kv_bytes_max": [one(1e10, tier="disk")],
     "admission_rejections": [one(0, reason="memory"), one(7, reason="sessions-max")],
     "request_success": [one(4, model_name="a", finished_reason="eos")],
-    "request_failures": [one(9, model_name="a", error="Cancelled")],
+    "request_errors": [one(9, model_name="a", error="Cancelled")],
+    "request_outcomes": [
+        one(9, model_name="a", outcome="cancelled"),
+        one(2, model_name="a", outcome="failed"),
+    ],
     "sessions": [one(3, state="running"), one(0, state="done")],
     "sessions_max": [one(100)],
 }
@@ -60,7 +64,7 @@ def test_the_tables_show_the_metrics() -> None:
     heads, [a, b] = tables["MODEL"]
     assert dict(zip(heads, a, strict=True)) == {
         "MODEL": "a", "PROMPT TOKENS": "100", "CACHED": "60", "ANSWER TOKENS": "0",
-        "TASKS": "4", "FAILED": "9", "PARKED": "0",
+        "TASKS": "4", "FAILED": "2", "PARKED": "0",
     }  # fmt: skip
     assert b[:2] == ("b", "30")
     assert ("low", "3", "0", "0") in tables["CLASS"][1]

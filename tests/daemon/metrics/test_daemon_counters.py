@@ -9,6 +9,7 @@ from inferd.backends.errors import (
     EndOfSequence,
     InferdError,
     InvalidArgument,
+    Outcome,
     OutOfMemory,
     PromptTooLong,
     QuotaExceeded,
@@ -35,10 +36,12 @@ def test_names_of_models_are_bounded() -> None:
     assert counters.bounded_name("m0") == "m0"
 
 
-def test_counters_of_loads_and_workers_start_at_zero() -> None:
+def test_counters_of_outcomes_loads_and_workers_start_at_zero() -> None:
     """A rate misses a counter's first step without an earlier sample."""
     counters = DaemonCounters()
     name = (counters.bounded_name("m"),)
+    outcomes = {("m", outcome.value): 0 for outcome in Outcome}
+    assert dict(counters.counts["request_outcomes"]) == outcomes
     for family in ("model_load_failures", "model_unloads", "worker_restarts"):
         assert dict(counters.counts[family]) == {name: 0}
     assert sum(counters.histograms["model_load_seconds"][name].counts) == 0
@@ -66,7 +69,7 @@ def test_a_refusal_counts_under_its_bound_and_a_mistake_under_none(
     assert reason_of(error) == reason
     counters = DaemonCounters()
     counters.call_refused("stream", error)
-    assert counters.counts["call_errors"]["stream", error.name] == 1
+    assert counters.counts["call_errors"]["stream", error.name, error.outcome] == 1
     counted = {r: n for (r,), n in counters.counts["admission_rejections"].items() if n}
     assert counted == ({} if reason is None else {reason: 1})
 

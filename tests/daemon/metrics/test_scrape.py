@@ -14,7 +14,17 @@ import psutil
 import pytest
 
 from inferd import Client
-from inferd.backends.errors import Busy, Cancelled, InferdError
+from inferd.backends.errors import (
+    BackendError,
+    Busy,
+    Cancelled,
+    InferdError,
+    InvalidArgument,
+    LoadFailed,
+    Outcome,
+    PromptTooLong,
+    Timeout,
+)
 from inferd.daemon.metrics.families import FAMILIES, PREFIX
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.metrics.scraping import ScrapedMetrics, scrape, scrape_metrics, until, where_of
@@ -103,13 +113,87 @@ def test_running_and_waiting_turns_are_counted_by_class() -> None:
         for context in (*contexts, urgent):
             client.call("cancel", context=context)
         scraped = until(daemon, lambda f: under_way(f) == 0)
-        failures = {"model_name": "slow", "error": "Cancelled"}
-        assert scraped("request_failures_total", **failures) == 4
+        errors = {"model_name": "slow", "error": "Cancelled"}
+        assert scraped("request_errors_total", **errors) == 4
+        assert outcomes_of(scraped, "slow") == {"cancelled": 4}
 
 
 def under_way(scraped: ScrapedMetrics) -> float:
     names = [f"inferd_num_requests_{state}" for state in ("running", "waiting", "parked")]
     return sum(s.value for name in names for s in scraped.families[name].samples)
+
+
+def outcomes_of(scraped: ScrapedMetrics, model: str) -> dict[str, float]:
+    """Return the requests for turns of *model* by outcome, without those that are 0."""
+    samples = scraped.families["inferd_request_outcomes"].samples
+    assert {s.labels["outcome"] for s in samples if s.labels["model_name"] == model} == set(Outcome)
+    return {
+        s.labels["outcome"]: s.value for s in samples if s.labels["model_name"] == model and s.value
+    }
+
+
+def test_only_failures_of_the_service_are_counted_as_failed() -> None:
+    config = CONFIG + echo_model("failing", slots=1, fail_at_step=1)
+    with running_daemon(config) as daemon, Client(daemon.socket) as client:
+        with client.session("m") as session:
+            session.chat("hello")
+            with pytest.raises(InvalidArgument):
+                session.chat("hello", options={"temp": -1})
+            with pytest.raises(PromptTooLong):
+                session.chat("x" * 100_000)
+        with client.session("failing") as session, pytest.raises(BackendError):
+            session.chat("hello")
+        with RawClient(daemon.socket) as raw, pytest.raises(Timeout):
+            raw.call("chat", context=raw.context("slow"), prompt="x" * 500, timeout_s=0.01)
+        scraped = scrape_metrics(daemon)
+    assert outcomes_of(scraped, "m") == {"ok": 1, "refused": 2}
+    assert outcomes_of(scraped, "failing") == {"failed": 1}
+    assert outcomes_of(scraped, "slow") == {"timeout": 1}
+    samples = scraped.families["inferd_call_errors"].samples
+    assert {(s.labels["error"], s.labels["outcome"]) for s in samples} == {
+        *(("InvalidArgument", "refused"), ("PromptTooLong", "refused")),
+        *(("RuntimeError", "failed"), ("Timeout", "timeout")),
+    }
+
+
+def test_a_request_whose_model_cannot_be_loaded_again_has_failed(tmp_path: Path) -> None:
+    """No turn begins then, which could be counted when it ends."""
+    file = write_tiny("llama", tmp_path)
+    config = f'[models.tiny]\nfile = "{file}"\n'
+    with running_daemon(config) as daemon, Client(daemon.socket) as client:
+        with client.session("tiny") as session:
+            client.unload_model("tiny", force=True)
+            file.write_bytes(b"GGUF and nothing else")
+            with pytest.raises(LoadFailed):
+                session.chat("hello")
+        scraped = scrape_metrics(daemon)
+    assert outcomes_of(scraped, "tiny") == {"failed": 1}
+    assert scraped("request_errors_total", model_name="tiny", error="LoadFailed") == 1
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_request_that_waits_for_its_model_can_be_cancelled_and_is_no_failure(
+    leaves: bool,
+) -> None:
+    config = "[daemon]\nmemory-bytes = 1000\n" + echo_model("a", weight_bytes=600, step_ms=5)
+    config += echo_model("b", weight_bytes=600)
+    with running_daemon(config) as daemon, RawClient(daemon.socket) as client:
+        with RawClient(daemon.socket) as other:
+            running, late = client.context("a"), other.context("b")
+            turn = client.begin_stream(running, "x" * 1000)
+            waits = other.start_request("chat", context=late, prompt="y")
+            until(
+                daemon, lambda f: f("num_requests_waiting", model_name="b", priority="normal") == 1
+            )
+            if not leaves:
+                other.call("cancel", context=late)
+                with pytest.raises(Cancelled):
+                    other.wait_result(waits)
+        scraped = until(daemon, lambda f: outcomes_of(f, "b") != {})
+        assert outcomes_of(scraped, "b") == {"cancelled": 1}
+        client.call("cancel", context=running)
+        with pytest.raises(Cancelled):
+            client.wait_result(turn)
 
 
 def test_refusals_are_counted_by_the_full_bound() -> None:
@@ -124,7 +208,7 @@ def test_refusals_are_counted_by_the_full_bound() -> None:
         assert scraped("sessions_refused_total") == 1
         assert scraped("admission_rejections_total", reason="sessions-max") == 1
         assert scraped("admission_rejections_total", reason="tasks-waiting-max") == 0
-        refused = {"call": "load_by_name", "error": "ModelNotFound"}
+        refused = {"call": "load_by_name", "error": "ModelNotFound", "outcome": "refused"}
         assert scraped("call_errors_total", **refused) == 1
         assert sum(s.value for s in scraped.families["inferd_sessions"].samples) == 6
         assert scraped("sessions_max") == 6
@@ -324,7 +408,7 @@ def test_a_turn_that_is_cancelled_before_it_had_a_slot_has_no_queue_time() -> No
         client.call("cancel", context=second)
         scraped = until(
             daemon,
-            lambda f: f("request_failures_total", model_name="slow", error=Cancelled.name) == 1,
+            lambda f: f("request_errors_total", model_name="slow", error=Cancelled.name) == 1,
         )
         labels = {"model_name": "slow", "priority": "low"}
         assert scraped("request_queue_time_seconds_count", **labels) == 0
