@@ -83,7 +83,8 @@ class Daemon:
         self.components = components or Components()
         self.instance = instance
         self.started = time.monotonic()
-        self.draining = False
+        self.draining_since: float | None = None
+        """The time at which it began to drain; None: it accepts requests."""
         self.socket_activated = False
         """Whether systemd owns the socket, and keeps it when this daemon has stopped."""
         self.stopping = anyio.Event()
@@ -274,6 +275,11 @@ class Daemon:
         for worker in self.registry.catalog.ready_workers():
             worker.update_logging()
 
+    @property
+    def draining(self) -> bool:
+        """Whether new work is refused."""
+        return self.draining_since is not None
+
     def check_open(self) -> None:
         """Refuse new work while the daemon drains.
 
@@ -318,7 +324,8 @@ class Daemon:
         """Refuse waiting turns and finish running ones, for at most *grace_s*. A waiting turn that
         already has tokens counts as running.
         """
-        self.draining = True
+        if self.draining_since is None:
+            self.draining_since = time.monotonic()
         error = ShuttingDown("the daemon is shutting down: the turn had not begun")
         self.registry.gate.refuse_requests(error)
         for session in self.all_sessions():

@@ -17,9 +17,11 @@ from ...backends.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...scheduler import PRIORITIES
 from ...scheduler.recording.engine_metrics import PAGE_COUNTERS, Histogram, StepKind, histograms_of
 from ...sessions.table import ACTIVE, SessionState
+from ..models.lease import Lease
 from ..models.model import ManagedModel, ModelState
 from ..models.swap import HIDDEN_UID
 from .families import FAMILIES
+from .waiting import WAIT_REASONS, finishing_turns, model_wait, reasons_in_engine
 
 if TYPE_CHECKING:
     from ..core import Daemon
@@ -75,29 +77,36 @@ def _one(value: float) -> Samples:
 
 
 def _turns(daemon: Daemon) -> Read:
-    loaded = {
-        daemon.counters.name_of(m) for m in daemon.registry.catalog.known() if m.loaded is not None
-    }
+    name_of = daemon.counters.name_of
+    loaded = {name_of(m) for m in daemon.registry.catalog.known() if m.loaded is not None}
     states: dict[str, Counter[Labels]] = {
         state: Counter({(name, p): 0 for name in loaded for p in PRIORITIES}) for state in ACTIVE
     }
-    reasons: Counter[Labels] = Counter({(n, r): 0 for n in loaded for r in ("slot", "model")})
+    reasons: Counter[Labels] = Counter({(n, r): 0 for n in loaded for r in WAIT_REASONS})
+    waiting: Counter[ManagedModel] = Counter()
     for session in daemon.all_sessions():
-        turn = session.turn
+        turn, source = session.turn, session.model
         if session.active and turn is not None:
-            name = daemon.counters.name_of_source(session.model)
+            name = daemon.counters.name_of_source(source)
             states[session.state][name, turn.spec.priority.label] += 1
-            if session.state == SessionState.WAITING:
-                reasons[name, "slot"] += 1
+            if session.state != SessionState.RUNNING and isinstance(source, Lease):
+                waiting[source.model] += 1
+    for model, count in waiting.items():
+        for reason, number in reasons_in_engine(model, count):
+            reasons[name_of(model), reason] += number
     for model, request in daemon.registry.gate.waiting_requests:
         if request.is_turn:
-            name = daemon.counters.name_of(model)
+            name = name_of(model)
             states[SessionState.WAITING][name, request.priority.label] += 1
-            reasons[name, "model"] += 1
+            reasons[name, model_wait(daemon, model).value] += 1
+    finishing: Counter[Labels] = Counter({(name,): 0 for name in loaded})
+    for model, count in finishing_turns(daemon).items():
+        finishing[(name_of(model),)] += count
     yield "num_requests_running", states[SessionState.RUNNING]
     yield "num_requests_waiting", states[SessionState.WAITING]
     yield "num_requests_waiting_by_reason", reasons
     yield "num_requests_parked", states[SessionState.PARKED]
+    yield "num_requests_finishing", finishing
     yield "request_recoveries", _one(daemon.registry.catalog.recovered)
     yield "retry_after_ratio", {(): daemon.ledger.accuracy.ratios}
 
@@ -209,6 +218,8 @@ def _daemon(daemon: Daemon) -> Read:
     config, memory = daemon.config, daemon.memory.status
     yield "build_info", {(__version__, str(LLAMA_BUILD_NUMBER), LLAMA_COMMIT): 1}
     yield "draining", _one(daemon.draining)
+    since = daemon.draining_since
+    yield "draining_seconds", _one(0.0 if since is None else time.monotonic() - since)
     yield "component_up", {(p["component"],): p["up"] for p in daemon.components.describe()}
     yield "connections", _one(len(daemon.server.places.holders))
     yield "connections_max", _one(config.connections_max)

@@ -56,10 +56,18 @@ _REQUESTS = (
     gauge("num_requests_waiting", "Turns that wait for a slot or for their model.", CLASS),
     gauge(
         "num_requests_waiting_by_reason",
-        "Turns that wait for a `slot`, or for their `model` to be loaded.",
+        "Turns that wait or are parked, by reason: for a `slot`, a `prefix` that a running turn"
+        " computes, free KV `cells`, a KV state on `disk`, their `grammar`, their `reader`; parked"
+        " by an `operator`; for the `load` of their model, for `memory` for it, or because another"
+        " model comes first (`residency`).",
         (*MODEL, "reason"),
     ),
     gauge("num_requests_parked", "Turns that have yielded their slot to another turn.", CLASS),
+    gauge(
+        "num_requests_finishing",
+        "Turns that end before a swap unloads their old model, or before the daemon stops.",
+        MODEL,
+    ),
     histogram(
         "request_queue_time_seconds", "Time from queueing to a turn's first slot.", CLASS, TTFT_S
     ),
@@ -186,6 +194,7 @@ _DAEMON = (
         ("version", "llama_build", "llama_commit"),
     ),
     gauge("draining", "1 while the daemon accepts no new requests."),
+    gauge("draining_seconds", "Time since it accepts no new requests; 0 before."),
     gauge("component_up", "1 if an optional component works, 0 if it fails.", ("component",)),
     gauge("connections", "Open connections."),
     gauge("connections_max", "Maximum number of open connections."),

@@ -43,8 +43,8 @@ class Engine:
         self.clock = EngineClock(seconds)
         self.kv = KvManager(model, settings, cost.recompute_s, files)
         self.slots, self.store = self.kv.slots, self.kv.store
-        self.metrics = MetricsPublisher(self.kv, self.clock, record, settings.step_s_target)
         self.tasks = TaskTable(model, settings, self.clock, self.kv)
+        self.metrics = MetricsPublisher(self.tasks, record)
         self.reporter = self.tasks.reporter
         self._steps = Steps(model, self.tasks, cost, self.metrics)
         self.assignment, self._answers = self._steps.assignment, self._steps.answers

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from ..kv.manager import KvManager
-from ..recording.engine_metrics import ENGINE_COUNTS, MetricsPage
+from collections import Counter
+
+from ..policy.wait_reasons import wait_reason
+from ..recording.engine_metrics import ENGINE_COUNTS, MetricsPage, WaitReason
 from ..recording.recorder import Recorder
-from .task_table import EngineClock
+from .task_table import TaskTable
 
 
 class MetricsPublisher:
     """Owned by the engine. The daemon reads `page` and `recorder`, in the memory behind the
-    descriptor *record*. *target_s* is the time that a step with decoding tasks should not exceed.
+    descriptor *record*.
     """
 
-    def __init__(self, kv: KvManager, clock: EngineClock, record: int, target_s: float):
-        self.page, self.recorder = MetricsPage(record, target_s), Recorder(record)
+    def __init__(self, tasks: TaskTable, record: int):
+        self.page = MetricsPage(record, tasks.settings.step_s_target)
+        self.recorder = Recorder(record)
         self.steps = 0
         self.counts = dict.fromkeys((*ENGINE_COUNTS, "embedded"), 0)
-        self._kv, self._clock = kv, clock
+        self._tasks, self._kv, self._clock = tasks, tasks.kv, tasks.clock
+        self._waiting = self._count_waiting()
+        """The waiting tasks by reason, as the page has them."""
 
     def publish(self, *, at_once: bool = False) -> float | None:
         """Write the metrics if due, or *at_once*; else return the seconds until then, if any."""
         changes = self._kv.search.changes
         due_s = self.page.due_in(self._clock.now, changes)
+        if due_s is None and self._count_waiting() != self._waiting:
+            due_s = self.page.due_at - self._clock.now
         if at_once or (due_s is not None and due_s <= 0):
             self.page.write_page(self._clock.now, changes, self.counts | self._read_parts())
             return None
@@ -31,6 +38,7 @@ class MetricsPublisher:
     def _read_parts(self) -> dict[str, int]:
         """Return the counters and gauges that other parts of the engine keep."""
         slots, store = self._kv.slots, self._kv.store
+        self._waiting = self._count_waiting()
         return {
             **{f"reused_{tier}": tokens for tier, tokens in self._kv.task_states.reused.items()},
             "restores": self._kv.task_states.restores,
@@ -39,4 +47,10 @@ class MetricsPublisher:
             "kv_bytes": store.bytes,
             "kv_entries": len(store),
             "slot_tokens": sum(task.computed for task in slots.tasks),
+            **{f"waiting_{reason}": self._waiting[reason] for reason in WaitReason},
         }
+
+    def _count_waiting(self) -> Counter[WaitReason]:
+        """Return the number of waiting and parked tasks by reason."""
+        settings, now, tokens = self._tasks.settings, self._clock.now, self._clock.tokens
+        return Counter(wait_reason(t, settings, now, tokens) for t in self._tasks.queue)

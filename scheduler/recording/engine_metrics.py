@@ -28,6 +28,24 @@ class StepKind(StrEnum):
     PREFILL = "prefill"
 
 
+class WaitReason(StrEnum):
+    """The reason for which a task has no slot."""
+
+    SLOT = "slot"
+    PREFIX = "prefix"
+    """A running task computes a prefix that they share."""
+    CELLS = "cells"
+    """The KV cache was full."""
+    DISK = "disk"
+    """Its KV state is being read."""
+    GRAMMAR = "grammar"
+    """Its grammar is being compiled."""
+    READER = "reader"
+    """Its reader takes or requests no tokens."""
+    OPERATOR = "operator"
+    """It was parked by hand."""
+
+
 STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
 POWERS_OF_TWO = tuple(float(1 << n) for n in range(12))
 
@@ -43,7 +61,10 @@ PAGE_COUNTERS = (
 """Values that only grow, in the order of the page. Other parts of the engine own the last ones:
 `MetricsPublisher` reads them when it publishes.
 """
-PAGE_GAUGES = ("kv_bytes", "kv_entries", "slot_tokens")
+PAGE_GAUGES = (
+    *("kv_bytes", "kv_entries", "slot_tokens"),
+    *(f"waiting_{reason}" for reason in WaitReason),
+)
 PAGE_HISTOGRAMS = {f"{kind}_s": STEP_S for kind in StepKind} | {
     "tokens_per_step": POWERS_OF_TWO,
     "sequences_per_step": POWERS_OF_TWO,
