@@ -5,7 +5,7 @@ It is imported by the first scrape: `prometheus_client` takes a tenth of the dae
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from functools import cache
 from itertools import accumulate, chain, starmap
 from typing import TYPE_CHECKING
@@ -22,25 +22,53 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from ...scheduler.recording.engine_metrics import Histogram
-from .collector import Samples, families, sliced
+from .collector import Labels, Samples, families, sliced
 from .families import FAMILIES, PREFIX
 
 if TYPE_CHECKING:
     from ..core import Daemon
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _KINDS: dict[str, type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]] = {
     "counter": CounterMetricFamily,
     "gauge": GaugeMetricFamily,
     "histogram": HistogramMetricFamily,
 }
 _process = ProcessCollector(registry=None)
+_Key = tuple[tuple[Labels, Hashable], ...]
 
 
-async def scrape(daemon: Daemon) -> bytes:
-    """Return all families as text, each read just before it is written."""
-    metrics = chain(starmap(_metric, families(daemon)), _process.collect())
-    return b"".join([generate_latest(_One(metric)) async for metric in sliced(metrics)])
+class Exposition:
+    """Writes a daemon's families as text. A family whose samples are those of the last scrape
+    keeps its text: most of the time of a scrape is for writing numbers and labels.
+    """
+
+    def __init__(self, daemon: Daemon):
+        self._daemon = daemon
+        self._texts: dict[str, tuple[_Key, bytes]] = {}
+
+    async def scrape(self) -> bytes:
+        """Return all families as text, each read just before it is written."""
+        texts = chain(
+            starmap(self._text, families(self._daemon)), map(_written, _process.collect())
+        )
+        return b"".join([text async for text in sliced(texts)])
+
+    def _text(self, name: str, samples: Samples) -> bytes:
+        key = tuple((labels, _key(value)) for labels, value in samples.items())
+        before = self._texts.get(name)
+        if before is not None and before[0] == key:
+            return before[1]
+        text = _written(_metric(name, samples))
+        self._texts[name] = key, text
+        return text
+
+
+def _key(value: float | Histogram) -> Hashable:
+    return (*value.counts, value.sum) if isinstance(value, Histogram) else value
+
+
+def _written(metric: Metric) -> bytes:
+    return generate_latest(_One(metric))
 
 
 class _One(Collector):
