@@ -17,6 +17,13 @@ SIZES = {"stat": (3, 4), "timeseries": (6, 7)}
 """Width and height of the kinds of panels, in cells of the grid."""
 COLOURS = {
     "{{priority}}": {"urgent": "red", "high": "orange", "normal": "green", "low": "blue"},
+    "{{outcome}}": {
+        "ok": "green",
+        "cancelled": "blue",
+        "timeout": "yellow",
+        "refused": "orange",
+        "failed": "red",
+    },
     "{{state}}": {
         "ready": "green",
         "running": "dark-green",

@@ -9,6 +9,7 @@ __all__ = ("LOGARITHMIC", "PANELS", "Panel")
 
 CHOSEN = 'instance=~"$instance"'
 MODEL = f'{CHOSEN}, model_name=~"$model"'
+FAILED = f'{MODEL}, outcome="failed"'
 TOKENS = "suffix: tok/s"
 LINES = {"lineWidth": 1, "fillOpacity": 8, "showPoints": "auto", "pointSize": 4}
 STACKED = {**LINES, "lineWidth": 0, "fillOpacity": 70, "stacking": {"mode": "normal", "group": "A"}}
@@ -88,10 +89,10 @@ def classes(title: str, state: str) -> Panel:
     return Panel(title, "short", queries, empty="no model is loaded", style=STACKED)
 
 
-def waits(title: str, family: str) -> Panel:
+def waits(title: str, family: str, share: float = 0.95) -> Panel:
     """Return a graph of a duration by priority."""
-    queries = ((quantile(0.95, family, "priority"), "{{priority}}"),)
-    return Panel(f"{title}, p95", "s", queries, empty="no turns", style=LOGARITHMIC)
+    queries = ((quantile(share, family, "priority"), "{{priority}}"),)
+    return Panel(f"{title}, p{share * 100:g}", "s", queries, empty="no turns", style=LOGARITHMIC)
 
 
 PANELS: dict[str, tuple[Panel, ...]] = {
@@ -101,7 +102,7 @@ PANELS: dict[str, tuple[Panel, ...]] = {
         number("First token, p95", "s", quantile(0.95, "time_to_first_token_seconds")),
         number("Generated", TOKENS, events("generation_tokens")),
         number("Requests rejected", "reqps", events("admission_rejections", CHOSEN), warns=0.001),
-        number("Turns failed", "reqps", events("request_failures"), warns=0.001),
+        number("Turns failed", "reqps", events("request_outcomes", FAILED), warns=0.001),
         number("Models loaded", "short", f'sum(inferd_models{{{CHOSEN}, state="ready"}})'),
         number("Failing components", "short", f"sum(1 - inferd_component_up{{{CHOSEN}}})", warns=1),
     ),
@@ -110,14 +111,13 @@ PANELS: dict[str, tuple[Panel, ...]] = {
         classes("Waiting", "waiting"),
         classes("Parked", "parked"),
         Panel(
-            "Ends",
-            "reqps",
-            (
-                (rate("request_success", "finished_reason"), "{{finished_reason}}"),
-                (rate("request_failures", "error"), "{{error}}"),
-            ),
-            empty="no turns",
+            "Waiting and parked, by reason",
+            "short",
+            ((total("num_requests_waiting_by_reason", "reason") + " > 0", "{{reason}}"),),
+            empty="nothing waits",
+            style=STACKED,
         ),
+        *(waits("End to end", "e2e_request_latency_seconds", share) for share in (0.5, 0.95, 0.99)),
         waits("Time to first token", "time_to_first_token_seconds"),
         waits("Time in the queue", "request_queue_time_seconds"),
         Panel(
@@ -125,6 +125,48 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             "s",
             quantiles("request_time_per_output_token_seconds"),
             empty="no turns",
+        ),
+        Panel(
+            "Ends",
+            "reqps",
+            (
+                (rate("request_success", "finished_reason"), "{{finished_reason}}"),
+                (rate("request_errors", "error"), "{{error}}"),
+            ),
+            empty="no turns",
+        ),
+        Panel(
+            "Requests for turns, by outcome",
+            "reqps",
+            ((rate("request_outcomes", "outcome"), "{{outcome}}"),),
+            empty="no turns",
+            style=STACKED,
+        ),
+        Panel(
+            "Failed turns, share of the served ones",
+            "percentunit",
+            (
+                (
+                    rate("request_outcomes", "model_name", FAILED)
+                    + " / "
+                    + rate("request_outcomes", "model_name", f'{MODEL}, outcome=~"ok|failed"'),
+                    "{{model_name}}",
+                ),
+            ),
+            empty="no turns",
+            top=1,
+        ),
+        Panel(
+            "Failed calls, by error",
+            "reqps",
+            (
+                (
+                    rate("call_errors", "error", f'{CHOSEN}, outcome="failed"') + " > 0",
+                    "{{error}}",
+                ),
+            ),
+            empty="none",
+            style=BARS,
         ),
         Panel(
             "Rejected requests, by reason",
@@ -227,6 +269,27 @@ PANELS: dict[str, tuple[Panel, ...]] = {
                 (total("sessions", "state", CHOSEN), "{{state}}"),
                 (one("sessions_dormant"), "dormant"),
             ),
+            style=STACKED,
+        ),
+        Panel(
+            "Expired and refused sessions",
+            "short",
+            tuple(
+                (f"sum(increase({one(f'sessions_{what}_total')}[$__rate_interval]))", what)
+                for what in ("expired", "refused")
+            ),
+            style=BARS,
+        ),
+        Panel(
+            "Draining for",
+            "s",
+            ((one("draining_seconds"), "{{instance}}"),),
+        ),
+        Panel(
+            "Turns left before a stop or an unload by a swap",
+            "short",
+            ((each("num_requests_finishing"), "{{model_name}}"),),
+            empty="no model is loaded",
             style=STACKED,
         ),
         Panel(

@@ -27,6 +27,7 @@ CONFIG = """\
 [daemon]
 tasks-waiting-max = 10
 keep-alive-s = 20
+idle-timeout-ms = 8000
 quantum-tokens = 64
 [defaults]
 slots = 3
@@ -36,6 +37,9 @@ LOAD_S = 255.0
 DIES_AT_S = 150.0
 """The time at which a worker is killed, as by the kernel when memory is short."""
 REFUSED_REST_S = 2.0
+IDLE_SESSIONS_EVERY_S = 40.0
+BROKEN = "broken"
+"""A model whose file is damaged: calls that request it fail."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,7 @@ PROGRAMS = (
     Program("ideas", "normal", ("Name a colour.", "Another one."), 24, rest_s=6.0, forks=2),
     Program("mail", "high", LETTER, 48, rest_s=3.0),
     Program("alarm", "urgent", (HELLO,), 20, rest_s=5.0),
+    Program("nightly", "normal", (HELLO,), 20, at_s=(90.0, 120.0), model=BROKEN),
     *(
         Program(f"archive-{n}", "normal", (PRESS,), 90, 1.0, ARCHIVE_AT_S[n % 2], "gemma3")
         for n in range(4)
@@ -122,9 +127,10 @@ PROGRAMS = (
 def at_work(socket: str, daemon_pid: int) -> Iterator[None]:
     """Run all programs during the body."""
     over = threading.Event()
-    with ThreadPoolExecutor(len(PROGRAMS) + 1) as pool:
+    with ThreadPoolExecutor(len(PROGRAMS) + 2) as pool:
         started = [pool.submit(program.run, socket, over) for program in PROGRAMS]
         started.append(pool.submit(_kill_a_worker, daemon_pid, over))
+        started.append(pool.submit(_leave_sessions_idle, socket, over))
         try:
             yield
         finally:
@@ -140,7 +146,16 @@ def _kill_a_worker(daemon_pid: int, over: threading.Event) -> None:
         os.kill(psutil.Process(daemon_pid).children()[0].pid, signal.SIGKILL)
 
 
+def _leave_sessions_idle(socket: str, over: threading.Event) -> None:
+    """Open a session now and then, and let it expire."""
+    with inferd.Client(socket) as client:
+        graph = client.load_by_name("smollm2")
+        while not over.wait(IDLE_SESSIONS_EVERY_S):
+            client.init_execution_context(graph)
+
+
 def link_models(folder: Path, models: Path) -> None:
-    """Link the models under the names that the programs use."""
+    """Link the models under the names that the programs use, and write a damaged one."""
+    (folder / f"{BROKEN}.gguf").write_bytes(b"GGUF and nothing else")
     for name, file in MODELS.items():
         (folder / f"{name}.gguf").symlink_to(models / file)
