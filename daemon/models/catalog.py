@@ -171,6 +171,10 @@ class ModelCatalog:
         """Return the workers of all models, including loading and unloading ones."""
         return [m.worker for m in self._models.values() if m.worker is not None]
 
+    def serves_others(self, owner: int) -> bool:
+        """Return whether a model computes for other users than *owner*."""
+        return any(w.client.tasks.serves_others(owner) for w in self.all_workers())
+
     @property
     def loading(self) -> dict[str, float]:
         """The models that are being loaded, with their progress."""

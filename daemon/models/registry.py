@@ -23,6 +23,7 @@ from ..config.settings import Config
 from ..residency.budget import MemoryBudget
 from ..residency.gate import ResidencyGate
 from ..residency.idle_unloader import IdleUnloader
+from ..residency.load_queue import LoadQueue
 from ..residency.machine import MachineMemory
 from ..workers.recovery import fail_readers
 from ..workers.worker import Worker
@@ -66,13 +67,23 @@ class Registry:
             file_evicted=self._notify_kv_file_evicted,
             note_state=partial(components.note, "kv-store"),
         )
-        self.budget = MemoryBudget(config.memory_bytes, self.catalog.known, machine, seconds)
+        self.load_queue = LoadQueue(self.catalog.serves_others, seconds)
+        self.budget = MemoryBudget(
+            config.memory_bytes, self.catalog.known, self.load_queue, machine, seconds
+        )
         self.gate: ResidencyGate[ManagedModel] = ResidencyGate(
             self.budget, self.catalog.known, config.residency_s, seconds, self.start_soon
         )
         self.idle_unloader = IdleUnloader(self.catalog.known, seconds)
         self.launcher = WorkerLauncher(
-            self, self.catalog, self.kv_index, self.budget, group, str(kv_dir), on_frame
+            self,
+            self.catalog,
+            self.kv_index,
+            self.budget,
+            self.load_queue,
+            group,
+            str(kv_dir),
+            on_frame,
         )
         self.start_worker: Callable[[ManagedModel], Worker] = self.launcher.start_worker
         self.file_facts = FileFactsCache()

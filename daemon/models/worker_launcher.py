@@ -57,18 +57,18 @@ class WorkerLauncher:
         catalog: ModelCatalog,
         kv_index: KvIndex,
         budget: MemoryBudget,
+        load_queue: LoadQueue,
         group: anyio.abc.TaskGroup,
         kv_dir: str,
         on_frame: Callable[[], None],
     ):
         self.registry, self.on_frame = registry, on_frame
-        self.kv_index, self.budget = kv_index, budget
+        self.kv_index, self.budget, self.load_queue = kv_index, budget, load_queue
         self.listeners: list[LoadListener] = []
         config = registry.config
         self.cores = Cores(config.cores, catalog.all_workers)
         self.estimates = EstimateCache()
         self.oom_kills = OomKills()
-        self.load_queue = LoadQueue(self._serves_others, registry.seconds)
         self._catalog, self._group, self._seconds = catalog, group, registry.seconds
         self._kv_dir = kv_dir if config.kv_disk_bytes else ""
         self._events: dict[Worker, WorkerEvents] = {}
@@ -103,10 +103,12 @@ class WorkerLauncher:
         model.worker, model.error, model.fitted = worker, None, {}
         self.oom_kills.note_kills()
         self.cores.assign_cores()
+        request = model.residency.first_request(self._seconds())
+        priority = Priority.NORMAL if request is None else request.priority
+        self.load_queue.request_place(worker, priority, None if request is None else request.owner)
         self._group.start_soon(self._run_worker, model, worker)
         self._notify_loads_changed()
-        if worker.known_estimates:
-            events.decide_load(worker.known_estimates[0])
+        events.decide_known_load()
         return worker
 
     def exchange_models(self, one: ManagedModel, other: ManagedModel) -> Worker | None:
@@ -136,7 +138,8 @@ class WorkerLauncher:
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._note_loaded, model, worker, started)
-                await self._wait_for_place(model, worker)
+                await self.load_queue.wait_for_place(worker)
+                self._events[worker].decide_known_load()
                 await worker.run()
         except Exception:  # any failure ends this worker alone
             log.exception("worker.failed", model=model.name, pid=worker.pid)
@@ -155,9 +158,6 @@ class WorkerLauncher:
         self.registry.gate.note_worker_exited(model)
         self.registry.note_use_ended(model)
 
-    def _serves_others(self, owner: int) -> bool:
-        return any(w.client.tasks.serves_others(owner) for w in self._catalog.all_workers())
-
     async def _wait_for_remains(self, worker: Worker, process: SpawnedProcess) -> None:
         """Wait for a process that could not be ended."""
         try:
@@ -166,15 +166,6 @@ class WorkerLauncher:
             log.exception("worker.failed", model=worker.spec.name, pid=worker.pid)
         finally:
             self.load_queue.leave(worker)
-
-    async def _wait_for_place(self, model: ManagedModel, worker: Worker) -> None:
-        """Wait for a place among the loads, unless the load is waiting for memory."""
-        if worker.unloading or self.budget.loads.is_waiting(worker):
-            return
-        request = model.residency.first_request(self._seconds())
-        priority = Priority.NORMAL if request is None else request.priority
-        owner = None if request is None else request.owner
-        await self.load_queue.wait_for_place(worker, priority, owner)
 
     async def _note_loaded(self, model: ManagedModel, worker: Worker, started: float) -> None:
         if await worker.end_still_load(waits=lambda: self.budget.loads.is_waiting(worker)):
@@ -219,6 +210,7 @@ class WorkerEvents(WorkerListener):
         self.worker: Worker
         """Set by the launcher before the worker runs."""
         self._launcher, self._signature = launcher, signature
+        self._is_known_load_decided = False
 
     def quit_ordered(self) -> None:
         """End the wait of a load that has not begun."""
@@ -243,18 +235,23 @@ class WorkerEvents(WorkerListener):
         self._launcher.estimates.store_estimate(spec, self._signature, estimate)
         self.decide_load(estimate)
 
-    def decide_load(self, estimate: m.MemoryEstimate) -> None:
-        """Decide on a load by an estimate. A stored estimate is decided on before the process runs,
-        so that a caller keeps its place before later ones.
+    def decide_known_load(self) -> None:
+        """Decide on a load by a stored estimate, once the load has a place and before its process
+        runs, so that a caller precedes later ones.
         """
+        known, has_place = self.worker.known_estimates, self._launcher.load_queue.has_place
+        if known and not self._is_known_load_decided and has_place(self.worker):
+            self._is_known_load_decided = True
+            self.decide_load(known[0])
+
+    def decide_load(self, estimate: m.MemoryEstimate) -> None:
+        """Decide on a load by an estimate."""
         if self.model.embeds:
             self.worker.client.embeds = True
             need = estimate.need.with_embedding()
             estimate = msgspec.structs.replace(estimate, need=need)
         estimate = with_adapters(estimate, self.worker.spec)
         self._launcher.budget.decide_load(self.model, self.worker, estimate)
-        if self._launcher.budget.loads.is_waiting(self.worker):
-            self._launcher.load_queue.leave(self.worker)
         self._launcher.registry.gate.advance()
 
     async def reserve_embedding_memory(self) -> None:

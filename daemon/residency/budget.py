@@ -1,7 +1,8 @@
 """The memory budget: decisions on loads, and on evictions for them.
 
 Lives on the daemon's event loop and never waits. It decides on a load when the worker's estimate
-arrives. A load that waits for evictions is decided on again whenever a worker has exited. Loads are
+arrives. A load that waits for evictions is decided on again whenever a worker has exited. It gets
+its memory together with a place in the `LoadQueue`, so that no paused load holds memory. Loads are
 served in the order of their models' requests. A model is evicted once `Residency.may_be_evicted`.
 """
 
@@ -26,6 +27,7 @@ from .fit import (
     reduced_parameters,
     smaller_shape,
 )
+from .load_queue import LoadQueue
 from .machine import MachineMemory
 from .reservations import PendingLoad, PendingLoads, Reservations, bytes_on
 from .residency import ResidencyRequest, ResidentModel
@@ -45,12 +47,13 @@ class MemoryBudget:
         self,
         limit: int,
         models: Callable[[], Iterable[ResidentModel]],
+        places: LoadQueue,
         machine: MachineMemory | None = None,
         seconds: Callable[[], float] = time.monotonic,
     ):
-        self._models, self._seconds = models, seconds
+        self._models, self._places, self._seconds = models, places, seconds
         self.reservations = Reservations(limit, machine)
-        self.loads = PendingLoads()
+        self.loads = PendingLoads(places.is_paused)
 
     def decide_load(self, model: ResidentModel, worker: Worker, report: MemoryEstimate) -> None:
         """Decide on a load: it proceeds, shrinks, waits, or is refused."""
@@ -140,7 +143,10 @@ class MemoryBudget:
         fits = shortage is None and need <= obtainable
         if fits and need <= free and need <= obtainable - ahead:
             # No `await` up to here since the free bytes were read: else two loads get them.
-            self._grant(load)
+            if self._places.claim_place(load.worker):
+                self._grant(load)
+            else:
+                load.is_waiting = True
         elif not model.load_waiters:
             self.loads.remove(load.worker)
             load.worker.quit()
@@ -148,6 +154,7 @@ class MemoryBudget:
             if not load.is_waiting:
                 load.is_waiting = True
                 log.info("model.waiting", model=model.name, bytes=need)
+            self._places.suspend(load.worker)
             if victims and not any(victim.is_engaged or victim.just_used for victim in victims):
                 self._evict(victims, for_model=model.name)
         elif (shape := smaller_shape(load.report.shape, load.floor, shortage)) is not None:

@@ -1,8 +1,9 @@
 """The queue of worker starts: few models are loaded at once, and users take turns.
 
-A load has a place from its worker's start until the model is loaded or waits for memory. Without
-the queue, one user's loads of many small files would take all cores. While models compute for other
-users, a user who has just loaded models waits before the next one.
+A load has a place from its worker's start until the model is loaded. It gives the place up while it
+waits for memory, and gets the memory only together with another place. Without the queue, one
+user's loads of many small files would take all cores. While models compute for other users, a user
+who has just loaded models waits before the next one.
 """
 
 from __future__ import annotations
@@ -68,22 +69,58 @@ class LoadQueue:
         self._shares = TimeShares(LOAD_SHARE, LOAD_BURST_S, LOAD_PAUSE_S, clock)
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: dict[Hashable, tuple[QueuedLoad, anyio.Event]] = {}
-        self._loading: dict[Hashable, tuple[int | None, float]] = {}
-        """The owners of the loads that have a place, and when each got it."""
+        self._loading: dict[Hashable, tuple[QueuedLoad, float]] = {}
+        """The loads that have a place, and when each got it."""
+        self._suspended: dict[Hashable, QueuedLoad] = {}
+        """The loads that wait for memory."""
         self._stuck: dict[Hashable, int | None] = {}
         self._served: dict[int | None, int] = {}
         self._numbers = count()
 
-    async def wait_for_place(self, key: Hashable, priority: Priority, owner: int | None) -> None:
-        """Wait until a load may begin; `leave` gives up its place, or its wait."""
-        load, granted = QueuedLoad(priority, owner, next(self._numbers)), anyio.Event()
-        self._waiting[key] = load, granted
+    def request_place(self, key: Hashable, priority: Priority, owner: int | None) -> None:
+        """Queue a load for a place, which it may get at once."""
+        load = QueuedLoad(priority, owner, next(self._numbers))
+        self._waiting[key] = load, anyio.Event()
         self.grant_places()
+
+    async def wait_for_place(self, key: Hashable) -> None:
+        """Wait until a queued load has a place or ends its wait; `leave` gives the place up."""
+        _, granted = self._waiting.get(key, (None, None))
+        if granted is None:
+            return
         try:
             await granted.wait()
         except BaseException:
             self.leave(key)
             raise
+
+    def has_place(self, key: Hashable) -> bool:
+        """Return whether a load has a place."""
+        return key in self._loading
+
+    def suspend(self, key: Hashable) -> None:
+        """Give up the place of a load, or its wait for one, while it waits for memory."""
+        found = self._loading.get(key) or self._waiting.get(key)
+        if found is not None:
+            self.end_wait(key)
+            self._suspended[key] = found[0]
+            self._give_up_place(key)
+
+    def claim_place(self, key: Hashable) -> bool:
+        """Return whether a load has a place. One that was suspended gets the next free one in the
+        order of all loads.
+        """
+        load = self._suspended.pop(key, None)
+        if load is not None:
+            self._waiting[key] = load, anyio.Event()
+        if key in self._waiting:
+            self.grant_places()
+        return self.has_place(key)
+
+    def is_paused(self, key: Hashable) -> bool:
+        """Return whether a load without a place waits because its owner has just loaded models."""
+        load, _ = self._waiting.get(key, (self._suspended.get(key), None))
+        return load is not None and self._pause_s(load.owner) > 0
 
     def end_wait(self, key: Hashable) -> None:
         """End a load's wait for a place without a place."""
@@ -96,19 +133,20 @@ class LoadQueue:
         load less until `leave`, so that such processes do not pile up.
         """
         if key in self._loading:
-            self._stuck[key], _ = self._loading[key]
+            self._stuck[key] = self._loading[key][0].owner
             self._give_up_place(key)
 
     def _give_up_place(self, key: Hashable) -> None:
-        owner, began_s = self._loading.pop(key, (None, 0.0))
-        if owner is not None:
-            self._shares.take(owner, self._clock() - began_s)
+        load, began_s = self._loading.pop(key, (None, 0.0))
+        if load is not None and load.owner is not None:
+            self._shares.take(load.owner, self._clock() - began_s)
         self.grant_places()
 
     def leave(self, key: Hashable) -> None:
         """Give up a load's place, or end its wait for one."""
         self.end_wait(key)
         self._stuck.pop(key, None)
+        self._suspended.pop(key, None)
         self._give_up_place(key)
 
     def grant_places(self) -> None:
@@ -123,7 +161,7 @@ class LoadQueue:
             key = ready.pop(chosen)
             _, granted = self._waiting.pop(key)
             self._served[chosen.owner] = next(self._numbers)
-            self._loading[key] = chosen.owner, self._clock()
+            self._loading[key] = chosen, self._clock()
             granted.set()
         users = {load.owner for load, _ in self._waiting.values()} | set(self._owners())
         self._served = {owner: at for owner, at in self._served.items() if owner in users}
@@ -132,7 +170,7 @@ class LoadQueue:
             self._timer = loop.call_later(min(waits_s), self.grant_places)
 
     def _owners(self) -> list[int | None]:
-        return [owner for owner, _ in self._loading.values()]
+        return [load.owner for load, _ in self._loading.values()]
 
     def _pause_s(self, owner: int | None) -> float:
         if owner is None or not self._serves_others(owner):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -137,9 +138,13 @@ class PendingLoad:
 
 
 class PendingLoads:
-    """The undecided loads, in the order of their models' requests. Owned by the `MemoryBudget`."""
+    """The undecided loads, in the order of their models' requests. Owned by the `MemoryBudget`.
 
-    def __init__(self) -> None:
+    *is_paused* returns whether a waiting load may not begin yet; it then delays no other.
+    """
+
+    def __init__(self, is_paused: Callable[[Worker], bool] = lambda _: False) -> None:
+        self._is_paused = is_paused
         self._by_worker: dict[Worker, PendingLoad] = {}
 
     def note_report(
@@ -174,8 +179,9 @@ class PendingLoads:
         return any(load.is_waiting for load in self._by_worker.values())
 
     def in_order(self, now: float) -> list[PendingLoad]:
-        """Return the waiting loads, first served first."""
-        waiting = (load for load in self._by_worker.values() if load.is_waiting)
+        """Return the waiting loads that are not paused, first served first."""
+        loads = self._by_worker.values()
+        waiting = (load for load in loads if load.is_waiting and not self._is_paused(load.worker))
         return sorted(waiting, key=lambda load: load.model.residency.rank(now))
 
     def ahead_of(self, load: PendingLoad, now: float) -> list[PendingLoad]:

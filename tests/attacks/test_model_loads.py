@@ -112,6 +112,51 @@ def test_a_user_who_loads_model_after_model_waits_while_another_users_turn_runs(
         ada.wait_result(third)
 
 
+def sized(name: str, weights: int, load_ms: int = 0) -> str:
+    return echo_model(name, load_ms=load_ms, weight_bytes=weights)
+
+
+MEMORY = "memory-bytes = 1000\n"
+LONG_LOADS = "".join(sized(name, 100, load_ms=2000) for name in ("long0", "long1"))
+"""Two of them at once use up what a user may load at once, and cause the longest pause."""
+
+
+def load_long(client: RawClient) -> None:
+    for number in [client.start_request("load_by_name", name=f"long{n}") for n in range(2)]:
+        client.wait_result(number)
+
+
+def test_a_paused_load_holds_no_memory() -> None:
+    models = LONG_LOADS + sized("big", 600) + sized("other", 600) + sized("victim", 100)
+    with two_users(MEMORY + models) as (_, ada, bob):
+        ada.call("unload", graph=ada.call("load_by_name", name="big")["graph"])
+        turn = bob.start_request("stream", context=bob.context("victim"), prompt="x", credit=1)
+        load_long(ada)
+        paused = ada.start_request("load_by_name", name="big")
+        bob.call("load_by_name", name="other")
+        states = {m["name"]: (m["state"], m["pid"]) for m in bob.call("models")["models"]}
+        assert states["big"] == ("loading", 0) and states["other"][0] == "ready"
+        bob.call("cancel", request=turn)
+        ada.wait_result(paused)
+
+
+def test_a_load_that_has_waited_for_memory_is_paused_as_others_are() -> None:
+    models = LONG_LOADS + sized("big", 700) + sized("small", 100) + sized("late", 100)
+    models += echo_model("victim", step_ms=30, weight_bytes=500)
+    with two_users(MEMORY + models) as (_, ada, bob):
+        read = {"prompt": "x" * 1000, "credit": 1024}  # else it would be evicted
+        first = bob.start_request("stream", context=bob.context("victim"), **read)
+        second = bob.start_request("stream", context=bob.context("small"), prompt="x", credit=1)
+        waiting = ada.start_request("load_by_name", name="big")
+        load_long(ada)
+        bob.call("cancel", request=first)
+        bob.call("load_by_name", name="late")
+        states = {m["name"]: m["state"] for m in bob.call("models")["models"]}
+        assert states["big"] == "loading" and states["victim"] == "ready"
+        bob.call("cancel", request=second)
+        ada.wait_result(waiting)
+
+
 def test_a_load_that_stands_still_fails_and_leaves_its_place() -> None:
     config = "[daemon]\nworker-hang-timeout-s = 1\n"
     config += "".join(echo_model(f"m{n}", load_ms=600_000) for n in range(3)) + echo_model("victim")

@@ -25,6 +25,11 @@ def load(owner: int | None, number: int, priority: Priority = Priority.NORMAL) -
     return QueuedLoad(priority, owner, number)
 
 
+async def place(queue: LoadQueue, key: str, owner: int | None) -> None:
+    queue.request_place(key, Priority.NORMAL, owner)
+    await queue.wait_for_place(key)
+
+
 def test_a_user_gets_some_of_the_places() -> None:
     assert next_load([load(ADA, 1)], [ADA] * (LOADS_USER_MAX - 1), {}) == load(ADA, 1)
     assert next_load([load(ADA, 1)], [ADA] * LOADS_USER_MAX, {}) is None
@@ -45,7 +50,7 @@ async def test_loads_begin_as_places_are_given_up_and_a_cancelled_wait_takes_non
     queue, begun = LoadQueue(lambda _: False, time.monotonic), list[str]()
 
     async def begin(name: str, owner: int) -> None:
-        await queue.wait_for_place(name, Priority.NORMAL, owner)
+        await place(queue, name, owner)
         begun.append(name)
 
     async with anyio.create_task_group() as group:
@@ -84,7 +89,7 @@ async def test_a_user_who_has_loaded_waits_while_models_compute_for_others() -> 
 
     async def load_for(owner: int | None, seconds: float) -> bool:
         with anyio.move_on_after(0.01) as scope:
-            await queue.wait_for_place("key", Priority.NORMAL, owner)
+            await place(queue, "key", owner)
         clock.now_s += seconds
         queue.leave("key")
         return not scope.cancelled_caught
@@ -106,11 +111,11 @@ async def test_a_paused_load_begins_after_the_pause_or_when_the_turns_of_others_
     clock, serves_others = Clock(), True
     queue = LoadQueue(lambda _: serves_others, clock)
     for ends_by_itself in (True, False):
-        await queue.wait_for_place("first", Priority.NORMAL, ADA)
+        await place(queue, "first", ADA)
         clock.now_s += 100
         queue.leave("first")
         async with anyio.create_task_group() as group:
-            group.start_soon(queue.wait_for_place, "second", Priority.NORMAL, ADA)
+            group.start_soon(place, queue, "second", ADA)
             await anyio.wait_all_tasks_blocked()
             if ends_by_itself:
                 serves_others = False
@@ -129,7 +134,7 @@ async def test_the_place_of_a_stuck_load_goes_to_another_user_and_stays_lost_to_
     queue, begun = LoadQueue(lambda _: False, Clock()), list[str]()
 
     async def begin(name: str, owner: int) -> None:
-        await queue.wait_for_place(name, Priority.NORMAL, owner)
+        await place(queue, name, owner)
         begun.append(name)
 
     async with anyio.create_task_group() as group:
@@ -147,3 +152,52 @@ async def test_the_place_of_a_stuck_load_goes_to_another_user_and_stays_lost_to_
         queue.leave("a1")
         await anyio.wait_all_tasks_blocked()
         assert begun[-1] == "a3"
+
+
+@pytest.mark.asyncio
+async def test_a_load_that_waited_for_memory_needs_a_place_in_the_order_of_all_loads() -> None:
+    queue = LoadQueue(lambda _: False, Clock())
+    for key, owner in (("a", ADA), ("b", BOB), ("c", CYD)):
+        queue.request_place(key, Priority.NORMAL, owner)
+        assert queue.has_place(key)
+    queue.suspend("a")
+    assert not queue.has_place("a") and queue.claim_place("a"), "its place is free"
+    queue.suspend("a")
+    queue.request_place("d", Priority.NORMAL, 4)
+    queue.request_place("e", Priority.NORMAL, 5)
+    assert queue.has_place("d") and not queue.has_place("e")
+    assert not queue.claim_place("a") and not queue.claim_place("a")
+    queue.leave("d")
+    assert queue.has_place("a") and not queue.has_place("e"), "it came before"
+    queue.suspend("a")
+    assert queue.has_place("e")
+    queue.leave("a")
+    queue.leave("b")
+    assert not (queue.claim_place("a") or queue._waiting or queue._suspended)
+
+
+@pytest.mark.asyncio
+async def test_a_load_that_is_suspended_while_it_waits_for_a_place_ends_its_wait() -> None:
+    queue = LoadQueue(lambda _: False, Clock())
+    for key, owner in (("a", ADA), ("b", BOB), ("c", CYD), ("d", 4)):
+        queue.request_place(key, Priority.NORMAL, owner)
+    async with anyio.create_task_group() as group:
+        group.start_soon(queue.wait_for_place, "d")
+        await anyio.wait_all_tasks_blocked()
+        queue.suspend("d")
+    assert not queue.has_place("d")
+
+
+@pytest.mark.asyncio
+async def test_a_user_who_has_just_loaded_waits_also_after_a_wait_for_memory() -> None:
+    clock, serves_others = Clock(), True
+    queue = LoadQueue(lambda _: serves_others, clock)
+    for key in ("a", "b"):
+        queue.request_place(key, Priority.NORMAL, ADA)
+    queue.suspend("b")
+    clock.now_s += 100
+    queue.leave("a")
+    assert queue.is_paused("b") and not queue.claim_place("b") and queue.is_paused("b")
+    serves_others = False
+    assert not queue.is_paused("b") and queue.claim_place("b") and not queue.is_paused("b")
+    queue.leave("b")
