@@ -82,9 +82,9 @@ def test_loaded_models_are_listed_first_with_their_slots_rates_and_kv_states() -
     now = sample(2.0, (40, 0, 10), models=models)
     frame = frame_of(sample(1.0), now)
     assert [row.cells for row in frame.models] == [
-        ("m", "ready", "96 MB", "2/4", "40", "10", "92 MB", "4 MB"),
-        ("z", "loading 40%", "5 MB", "-", "-", "-", "-", "-"),
-        ("cold", "cold", "5 MB", "-", "-", "-", "-", "-"),
+        ("m", "ready", "98 MB", "2/4", "40", "10", "92 MB", "4 MB"),
+        ("z", "loading 40%", "98 MB", "-", "-", "-", "-", "-"),
+        ("cold", "cold", "98 MB", "-", "-", "-", "-", "-"),
     ]
 
 

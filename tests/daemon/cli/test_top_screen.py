@@ -21,7 +21,15 @@ from textual.pilot import Pilot
 from inferd.backends.errors import Cancelled, PermissionDenied
 from inferd.backends.installation import install_command
 from inferd.daemon.cli.monitoring.top.screen import Table, Top
-from inferd.daemon.cli.monitoring.top.view import MODELS, SESSIONS, TASKS, Panel, Sample, frame_of
+from inferd.daemon.cli.monitoring.top.view import (
+    MODELS,
+    SESSIONS,
+    TASKS,
+    Frame,
+    Panel,
+    Sample,
+    frame_of,
+)
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import on_terminal
 from tests.echo import echo_model
@@ -264,6 +272,58 @@ async def test_it_follows_the_terminal_s_size() -> None:
         assert "m8" in shown(app) and "RAM KV" in shown(app)
 
 
+def narrow_frame() -> Frame:
+    """Return a frame with long names and long numbers."""
+    long = "gemma-3-270m-instruct-of-somebody"
+    tasks = [
+        task(1, model=long, prompt_tokens=1_234_567, output_tokens=7_654_321, age_s=300_000.0),
+        task(2, model="m", session_id="a-session-with-a-long-name", position=1, state="waiting"),
+    ]
+    sessions = [session(4_294_967_298, model=long, tokens=1_234_567), session(102)]
+    models = [model(long, "loading"), model("m")]
+    before = sample(0.0, tasks=[tasks[0] | {"output_tokens": 7_650_000}, tasks[1]])
+    return frame_of(before, sample(1.0, models=models, tasks=tasks, sessions=sessions))
+
+
+@pytest.mark.parametrize("size", [(40, 24), (20, 10), (3, 3)], ids=str)
+@pytest.mark.asyncio
+async def test_a_narrow_screen_shows_whole_numbers(size: tuple[int, int]) -> None:
+    app = Top(Path("/nonexistent/inferd.sock"), 60.0, all_users=False)
+    async with app.run_test(size=size) as pilot:
+        frame = narrow_frame()
+        app.show_frame(frame)
+        await pilot.pause()
+        for panel, rows in frame.tables():
+            shown_table = table(app, panel)
+            assert shown_table.virtual_size.width <= max(size[0], 0) or size[0] < 10
+            heads = [str(column.label) for column in shown_table.ordered_columns]
+            assert heads or size[0] < 10
+            cells = {text for row in rows for text in row.cells if text[0].isdigit()}
+            for index, row in enumerate(rows):
+                for head, column in zip(heads, shown_table.ordered_columns, strict=True):
+                    text = row.cells[panel.heads.index(head)]
+                    assert text not in cells or column.width >= len(text), (index, head)
+        await pilot.resize_terminal(100, 30)
+        await until(pilot, lambda: "RAM KV" in shown(app) and "1234567" in shown(app))
+        await pilot.resize_terminal(*size)
+        await until(pilot, lambda: "RAM KV" not in shown(app))
+
+
+@pytest.mark.asyncio
+async def test_forty_columns_show_what_runs_and_how_fast() -> None:
+    app = Top(Path("/nonexistent/inferd.sock"), 60.0, all_users=False)
+    async with app.run_test(size=(40, 24)) as pilot:
+        app.show_frame(narrow_frame())
+        words = ("inferd/9, up for 5 min", "2 running, 3 waiting, 1 parked", "gemma-3-2", "TOK/S")
+        await until(pilot, lambda: all(word in shown(app) for word in (*words, "4321", "waiting")))
+        await pilot.press("question_mark")
+        await until(pilot, lambda: "cancel the selected task" in shown(app))
+        await pilot.press("pagedown", "pagedown")
+        await until(pilot, lambda: "Any other key closes this." in shown(app))
+        await pilot.press("escape")
+        await until(pilot, lambda: "Any other key" not in shown(app))
+
+
 @pytest.mark.parametrize(("typed", "status"), [("q", 0), ("\x03", 130)])
 def test_on_a_terminal_it_ends_and_leaves_the_terminal_as_it_was(
     typed: str, status: int, daemon: RunningDaemon
@@ -287,19 +347,6 @@ def test_on_a_terminal_it_follows_its_size(daemon: RunningDaemon) -> None:
         terminal.until("\x1b[50;")
         terminal.type("q")
         terminal.until(LEFT)
-
-
-@pytest.mark.parametrize("environ", [{}, {"NO_COLOR": "1"}], ids=["colours", "none"])
-def test_without_colours_it_sends_none(environ: dict[str, str], daemon: RunningDaemon) -> None:
-    environ |= {"COLORTERM": "truecolor", **XTERM}
-    with on_terminal("top", socket=daemon.socket, **environ) as terminal:
-        text = terminal.until("sessions (")
-        terminal.type("q")
-        text += terminal.until(LEFT)
-    colours = set(re.findall(r"[34]8;2;(\d+);(\d+);(\d+)", text))
-    assert colours
-    grey = all(red == green == blue for red, green, blue in colours)
-    assert grey == ("NO_COLOR" in environ)
 
 
 def test_a_dumb_terminal_gets_plain_tables(daemon: RunningDaemon) -> None:

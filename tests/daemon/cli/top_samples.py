@@ -11,7 +11,7 @@ __all__ = ("model", "sample", "session", "task")
 
 def model(name: str = "m", state: str = "ready", **more: Any) -> dict[str, Any]:
     info = {"slots": 4, "size_bytes": 96_000_000} if state == "ready" else None
-    reply = {"name": name, "state": state, "info": info, "size_bytes": 5_000_000, "progress": 0.4}
+    reply = {"name": name, "state": state, "info": info, "size_bytes": 98_000_000, "progress": 0.4}
     return reply | more
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import anyio
+from rich.console import JustifyMethod
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -20,10 +21,15 @@ from .....backends.errors import InferdError, PermissionDenied
 from .....ipc.client import AsyncClient
 from ....printable import escape_controls
 from ...options import EXIT_INTERRUPTED
+from .columns import fit_columns
 from .source import client_for, take_sample
 from .view import MODELS, SESSIONS, TASKS, Frame, Panel, Row, Sample, frame_of
 
 UNLOAD_S_MAX = 60.0
+SCROLL_KEYS = {"up": -1, "down": 1, "pageup": -8, "pagedown": 8}
+"""Lines by which a key scrolls a text."""
+HEADER_WIDTH_MIN = 70
+"""Narrower screens get the short header."""
 KEYS_HELP = """Arrows, Page Up and Page Down select a row; Tab goes to the next table.
 
 c   cancel the selected task
@@ -40,7 +46,7 @@ AGE       time since the task was queued
 SLOT KV   memory for the KV states of a model's slots
 RAM KV    KV states kept in memory for later tasks
 
-Any key closes this."""
+Any other key closes this."""
 UNLOAD_QUESTION = "Unload {}?\n\ny  yes    f  even if it is in use: running turns fail    n  no"
 STATES = {
     **dict.fromkeys(("ready", "running"), "green"),
@@ -59,11 +65,17 @@ class Table(DataTable[Text]):
         self.panel = panel
         self.border_title = panel.title
         self._shown: list[str] = []
+        self._rows: list[Row] = []
+        self._widths: dict[str, int] = {}
+        """The columns on the screen."""
 
     def on_mount(self) -> None:
-        """Add the columns."""
-        for head in self.panel.heads:
-            self.add_column(self._cell(head, head))
+        """Show the heads."""
+        self.show_rows([])
+
+    def on_resize(self) -> None:
+        """Show the columns that fit."""
+        self.show_rows(self._rows)
 
     @property
     def selected(self) -> str | None:
@@ -73,34 +85,44 @@ class Table(DataTable[Text]):
         return None
 
     def show_rows(self, rows: list[Row]) -> None:
-        """Show *rows*."""
+        """Show *rows*, in the columns that fit."""
         selected, cursor_row = self.selected, self.cursor_row
-        self.clear()
-        self._shown = [row.key for row in rows]
-        cells = [list(map(self._cell, self.panel.heads, row.cells)) for row in rows]
-        for column, texts in zip(self.ordered_columns, zip(*cells, strict=True), strict=False):
-            # Otherwise the table computes the width only after it has drawn the row once.
-            column.content_width = max(text.cell_len for text in (column.label, *texts))
-        for row_cells in cells:
-            self.add_row(*row_cells)
+        self._rows, self._shown = rows, [row.key for row in rows]
+        cells = [dict(zip(self.panel.heads, row.cells, strict=True)) for row in rows]
+        texts = [{head: self._cell(head, text) for head, text in row.items()} for row in cells]
+        self._fit_columns(texts)
+        for row in texts:
+            self.add_row(*(row[head] for head in self._widths))
         if rows:
             nearest = min(cursor_row, len(rows) - 1)
-            row = self._shown.index(selected) if selected in self._shown else nearest
-            self.move_cursor(row=row)
+            index = self._shown.index(selected) if selected in self._shown else nearest
+            self.move_cursor(row=index)
         self.border_title = f"{self.panel.title} ({len(rows)})"
+
+    def _fit_columns(self, texts: list[dict[str, Text]]) -> None:
+        """Remove all rows, and change the columns to those that fit."""
+        columns = {head: [row[head].plain for row in texts] for head in self.panel.heads}
+        bar = self.scrollbar_size_vertical if len(texts) + 1 > self.size.height else 0
+        widths = fit_columns(self.panel, columns, self.size.width - bar)
+        self.clear(columns=widths != self._widths)
+        if widths != self._widths:
+            self._widths = widths
+            for head, width in widths.items():
+                self.add_column(self._cell(head, head), width=width)
 
     def _cell(self, head: str, text: str) -> Text:
         shown = escape_controls(text).replace("\n", " ")
         style = STATES.get(shown.split(" ")[0], "") if head == "STATE" else ""
-        return Text(shown, style, justify="right" if head in self.panel.numbers else "left")
+        justify: JustifyMethod = "right" if head in self.panel.numbers else "left"
+        return Text(shown, style, justify=justify, no_wrap=True, overflow="ellipsis")
 
 
 class TextDialog(ModalScreen[str]):
     """A text over the screen that one of *keys*, or any key, closes; the result is that key."""
 
     CSS = """
-    TextDialog { align: center middle; }
-    TextDialog > Static { width: auto; max-width: 90%; height: auto; padding: 1 2;
+    TextDialog { align: center middle; overflow-y: auto; }
+    TextDialog > Static { width: auto; max-width: 100%; height: auto; padding: 0 1;
                           border: solid $accent; background: $surface; }
     """
 
@@ -113,9 +135,11 @@ class TextDialog(ModalScreen[str]):
         yield Static(Text(escape_controls(self._text)))
 
     def on_key(self, event: Key) -> None:
-        """Close with the key."""
+        """Close with the key, or scroll a text that is higher than the screen."""
         event.stop()
-        if not self._closed_by or event.key in self._closed_by:
+        if event.key in SCROLL_KEYS and self.max_scroll_y:
+            self.scroll_relative(y=SCROLL_KEYS[event.key], animate=False)
+        elif not self._closed_by or event.key in self._closed_by:
             self.dismiss(event.key)
 
 
@@ -125,10 +149,11 @@ class Top(App[None]):
     TITLE = "inferd top"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
-    #header { height: auto; padding: 0 1; }
-    #line { height: 1; padding: 0 1; }
+    #header { height: auto; max-height: 40%; padding: 0 1; }
+    #line { height: auto; min-height: 1; max-height: 3; padding: 0 1; }
     #tables { height: 1fr; }
-    Table { border-top: solid $primary; height: 1fr; min-height: 4; background: $background; }
+    Table { border-top: solid $primary; height: 1fr; min-height: 4; background: $background;
+            overflow-x: hidden; }
     Table:focus { border-top: heavy $accent; }
     #models { height: auto; max-height: 40%; }
     """
@@ -203,17 +228,25 @@ class Top(App[None]):
     def show_frame(self, frame: Frame) -> None:
         """Show a frame."""
         self.frame = frame
-        self._header.update(Text(escape_controls("\n".join(frame.header))))
+        self._show_header(frame)
         for panel, rows in frame.tables():
             self._tables[panel.title].show_rows(rows)
         if self._lost:
             self._lost = False
             self.show_message(f"reconnected to {frame.sample.software}")
 
+    def on_resize(self) -> None:
+        """Show the header that fits."""
+        if self.frame is not None:
+            self._show_header(self.frame)
+
+    def _show_header(self, frame: Frame) -> None:
+        header = frame.header if self.size.width >= HEADER_WIDTH_MIN else frame.short_header
+        self._header.update(Text(escape_controls("\n".join(header))))
+
     def show_message(self, text: str, *, error: bool = False) -> None:
-        """Show a message in the line below the tables."""
-        line = Text(escape_controls(text), "bold red" if error else "", no_wrap=True)
-        self._line.update(line)
+        """Show a message below the tables."""
+        self._line.update(Text(escape_controls(text), "bold red" if error else ""))
 
     def action_cancel_task(self) -> None:
         """Cancel the selected task."""

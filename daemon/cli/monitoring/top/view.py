@@ -89,27 +89,34 @@ class Row(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """A table: its title, the heads of its columns, and the heads of its numeric columns."""
+    """A table: its title and the heads of its columns."""
 
     title: str
     heads: tuple[str, ...]
     numbers: frozenset[str]
+    importance: tuple[str, ...]
+    """All heads, the most important first: a narrow screen leaves the last ones out."""
+    names: frozenset[str] = frozenset(("MODEL", "SESSION"))
+    """The columns whose cells may be cut."""
 
 
 MODELS = Panel(
     "models",
     ("MODEL", "STATE", "SIZE", "SLOTS", "PROMPT/S", "ANSWER/S", "SLOT KV", "RAM KV"),
     frozenset(("SIZE", "SLOTS", "PROMPT/S", "ANSWER/S", "SLOT KV", "RAM KV")),
+    ("MODEL", "STATE", "ANSWER/S", "SLOTS", "SIZE", "PROMPT/S", "SLOT KV", "RAM KV"),
 )
 TASKS = Panel(
     "tasks",
     ("POSITION", "STATE", "CLASS", "MODEL", "PROMPT", "ANSWER", "TOK/S", "AGE", "USER", "SESSION"),
     frozenset(("POSITION", "PROMPT", "ANSWER", "TOK/S", "AGE", "USER")),
+    ("STATE", "MODEL", "SESSION", "TOK/S", "AGE", "CLASS", "POSITION", "ANSWER", "PROMPT", "USER"),
 )
 SESSIONS = Panel(
     "sessions",
     ("STATE", "CLASS", "MODEL", "HISTORY", "TURNS", "IDLE", "USER", "SESSION"),
     frozenset(("HISTORY", "TURNS", "IDLE", "USER")),
+    ("SESSION", "STATE", "MODEL", "HISTORY", "IDLE", "CLASS", "TURNS", "USER"),
 )
 
 
@@ -118,6 +125,8 @@ class Frame:
     """The content of the screen at one time."""
 
     header: tuple[str, ...]
+    short_header: tuple[str, ...]
+    """The header for a narrow screen."""
     models: list[Row]
     tasks: list[Row]
     sessions: list[Row]
@@ -141,6 +150,7 @@ def frame_of(before: Sample | None, now: Sample) -> Frame:
     loaded_first = sorted(now.models, key=lambda m: (m["state"] in ("cold", "failed"), m["name"]))
     return Frame(
         header=_header(now, sums, rates),
+        short_header=_short_header(now, rates),
         models=[_model_row(model, sums, rates) for model in loaded_first],
         tasks=[_task_row(task, rates) for task in now.tasks],
         sessions=[_session_row(session) for session in now.sessions],
@@ -166,6 +176,15 @@ def _header(now: Sample, sums: MetricSums, rates: Rates) -> tuple[str, ...]:
     )
 
 
+def _short_header(now: Sample, rates: Rates) -> tuple[str, ...]:
+    draining = ", draining" if now.stats["draining"] else ""
+    return (
+        f"{now.software}, up for {time_text(now.stats['uptime_s'])}{draining}",
+        "{running} running, {waiting} waiting, {parked} parked".format(**now.stats),
+        f"{_sum_text(rates.prompt)} prompt, {_sum_text(rates.answer)} answer tokens/s",
+    )
+
+
 def _bytes(sizes: Mapping[str, float], tier: str) -> str:
     return size_text(int(sizes.get(tier, 0)))
 
@@ -188,7 +207,7 @@ def _model_row(model: ModelInfo, sums: MetricSums, rates: Rates) -> Row:
     cells = (
         name,
         f"{state} {model['progress']:.0%}" if state == "loading" else state,
-        size_text(info.get("size_bytes") or model["size_bytes"]),
+        size_text(model["size_bytes"]) if model["size_bytes"] else "-",
     )
     if not info:
         return Row(name, cells + ("-",) * (len(MODELS.heads) - len(cells)))
