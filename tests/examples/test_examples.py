@@ -22,7 +22,8 @@ LINES_MAX = 40
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[RunningDaemon]:
-    with running_daemon(f'[models.smollm2]\nfile = "{smollm2()}"\n') as running:
+    config = f'[models.smollm2]\nfile = "{smollm2()}"\n[models.other]\nbackend = "echo"\n'
+    with running_daemon(config) as running:
         yield running
 
 
@@ -47,12 +48,13 @@ def test_there_are_fifteen_examples_of_at_most_forty_lines() -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.stem)
-def test_an_example_runs_on_the_echo_model_and_leaves_no_turn_behind(
+def test_an_example_runs_again_on_another_model_and_leaves_nothing_behind(
     daemon: RunningDaemon, example: Path
 ) -> None:
-    assert run(daemon, example, "echo").strip()
-    with Client(daemon.socket) as client:
-        assert client.queue() == []
+    for model in ("echo", "echo", "other"):
+        assert run(daemon, example, model).strip()
+        with Client(daemon.socket) as client:
+            assert client.queue() == client.sessions(dormant=True) == []
 
 
 @pytest.mark.model
