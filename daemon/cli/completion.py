@@ -118,6 +118,18 @@ def settings(incomplete: str) -> Offers:
     ]
 
 
+def log_levels(incomplete: str) -> Offers:
+    """Return LEVEL and LOGGER=, or the levels of the LOGGER that the word names."""
+    from ...backends.library_log import LEVELS
+    from ..config.forms import LOGGERS
+
+    logger, equals, _ = incomplete.rpartition("=")
+    if equals:
+        return [(f"{logger}={level}", "") for level in LEVELS]
+    levels = [(level, "for all loggers") for level in LEVELS]
+    return levels + [(f"{logger}=", about) for logger, about in LOGGERS.items()]
+
+
 def install_scripts() -> None:
     """Change typer's script for bash, so that bash adds no space after `key=`.
 

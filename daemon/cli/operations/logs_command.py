@@ -22,6 +22,7 @@ from ...logs.log_lines import (
     systemd_journal_lines,
 )
 from ...printable import escape_controls
+from .. import completion
 from ..client import client_of
 from ..options import JsonOutput, SocketPath
 from ..output import has_colors, table, write_json, write_unchanged
@@ -150,7 +151,9 @@ def log_level(
     levels: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[LOGGER=]LEVEL", help="Levels, such as scheduler=debug llama=error."
+            metavar="[LOGGER=]LEVEL",
+            help="Levels, such as scheduler=debug llama=error.",
+            autocompletion=completion.log_levels,
         ),
     ] = None,
     socket: SocketPath = None,

@@ -15,6 +15,7 @@ import pytest
 from typer import _completion_shared
 
 from inferd import Client
+from inferd.backends.library_log import LEVELS
 from inferd.backends.params import PARAMETERS
 from inferd.daemon.cli.completion import CALL_TIMEOUT_S
 from inferd.testing import running_daemon
@@ -56,6 +57,11 @@ def offered(line: str, at: str = NOWHERE, **environ: str) -> list[str]:
         ("inferd run m p -o cache-p", ["cache-prompt=true", "cache-prompt=false"]),
         ("inferd chat m --option n-pred", ["n-predict="]),
         ("inferd serve --set kv-sh", ["kv-share=user", "kv-share=all"]),
+        ("inferd log-level de", ["debug"]),
+        ("inferd log-level sched", ["scheduler="]),
+        ("inferd log-level scheduler=w", ["scheduler=warning"]),
+        ("inferd log-level info llama=", [f"llama={level}" for level in LEVELS]),
+        ("inferd logs --level w", ["warning"]),
         ("inferd config check --set log-fo",
          ["log-format=auto", "log-format=json", "log-format=console"]),
     ],
@@ -129,6 +135,8 @@ def test_bash_adds_a_space_after_a_value_but_not_after_a_key(tmp_path: Path) -> 
             ("inferd chat m -o n-predi\t7", "inferd chat m -o n-predict=7"),
             ("inferd serve --set sessions-m\t7", "inferd serve --set sessions-max=7"),
             ("inferd run m p --priority ur\t7", "inferd run m p --priority urgent 7"),
+            ("inferd log-level warn\t7", "inferd log-level warning 7"),
+            ("inferd log-level lla\terr\t7", "inferd log-level llama=error 7"),
         ):
             terminal.type(f"\x15{typed}")
             terminal.until(line)
