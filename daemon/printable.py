@@ -1,7 +1,10 @@
-"""Text that is safe to print: users choose names, ids and messages, and operators read them."""
+"""Text that terminals can show: without control characters, which users could choose, and with
+colors only where they are wanted.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 
 _CONTROLS = re.compile(
@@ -9,6 +12,13 @@ _CONTROLS = re.compile(
     r"\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # bidirectional and line separators
     r"\ud800-\udfff]"  # bytes of file names that are not UTF-8; no terminal can show them
 )
+
+
+def are_colors_wanted() -> bool:
+    """Return whether terminals are to show colors: NO_COLOR is unset or empty, as no-color.org
+    defines it, and the terminal is not a dumb one, which would show the escape sequences.
+    """
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def escape_controls(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import Any, TextIO
 import msgspec
 import typer
 
-from ..printable import escape_controls
+from ..printable import are_colors_wanted, escape_controls
 
 Fraction = Callable[[float], None]
 Report = Callable[[str, float, float | None], None]
@@ -86,8 +85,8 @@ def _write_error(text: str) -> None:
 
 
 def has_colors(stream: TextIO) -> bool:
-    """Return whether a stream shows colors: it is a terminal, and NO_COLOR is not set."""
-    return stream.isatty() and not os.environ.get("NO_COLOR")
+    """Return whether a stream shows colors: it is a terminal, and colors are wanted there."""
+    return stream.isatty() and are_colors_wanted()
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -24,7 +24,7 @@ from ...backends.library_log import LEVELS, SYSLOG_PRIORITIES
 from ...scheduler import messages as m
 from ..config.forms import LOGGERS
 from ..config.settings import Config
-from ..printable import escape_controls
+from ..printable import are_colors_wanted, escape_controls
 from .destinations import LogFile, StandardError
 
 DEFAULT_LOGGER = "daemon"
@@ -221,7 +221,7 @@ def _hand_over(
 
 
 def _console(terminal: bool) -> Processor:
-    colors = terminal and not os.environ.get("NO_COLOR")
+    colors = terminal and are_colors_wanted()
     # structlog's default formatter shows local variables, which contain users' texts.
     return structlog.dev.ConsoleRenderer(
         colors=colors, exception_formatter=structlog.dev.plain_traceback

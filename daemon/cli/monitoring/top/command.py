@@ -49,6 +49,8 @@ def top(
     otherwise = "; `inferd top --once` needs no textual"
     with optional_import("the screen of inferd top needs textual", "top", otherwise):
         from .screen import Top
+    if not os.environ.get("NO_COLOR"):
+        os.environ.pop("NO_COLOR", None)  # textual would take an empty value for a set one
     with client_of(path):
         pass  # fail now if there is no daemon; later the screen reconnects
     screen = Top(path, interval, all_users=all_users)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -155,6 +156,7 @@ class Top(App[None]):
     Table { border-top: solid $primary; height: 1fr; min-height: 4; background: $background;
             overflow-x: hidden; }
     Table:focus { border-top: heavy $accent; }
+    Table:focus:nocolor > .datatable--cursor { text-style: reverse; }
     #models { height: auto; max-height: 40%; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -167,7 +169,8 @@ class Top(App[None]):
     ]
 
     def __init__(self, path: Path, interval_s: float, *, all_users: bool):
-        super().__init__()
+        # With colors of its own, textual turns NO_COLOR into greys. The terminal's become none.
+        super().__init__(ansi_color=True if os.environ.get("NO_COLOR") else None)
         self.socket_path, self.interval_s, self.all_users = path, interval_s, all_users
         self.daemon_client: AsyncClient | None = None
         """The connected client; None while there is no daemon."""
