@@ -17,7 +17,11 @@ from inferd.scheduler.task import Task
 from tests.scheduler.doubles import Bench
 
 QUANTUM, BATCH_SIZE, STEP_S = 20, 32, 0.05
-PASSED_OVER_S, RESERVED_SHARE = 30, 16
+BEGAN, PASSED_OVER_S, RESERVED_SHARE = 100, 30, 16
+EARLY_STEP_S = 0.5
+"""The time of each step but the first until a second before a task is passed over: until then only
+the clock matters.
+"""
 PERIOD = RESERVED_SHARE * QUANTUM
 LOWER = 1_000_000
 """The first number of the tasks of lower classes."""
@@ -50,7 +54,8 @@ class Endless:
     def iterate(self, *commands: m.Submit) -> None:
         present = sum(t.spec.id < LOWER for t in self.engine.tasks)
         self.bench.iterate(*(self.one_more() for _ in range(self.count - present)), *commands)
-        self.bench.now += STEP_S
+        early = BEGAN < self.bench.now < BEGAN + PASSED_OVER_S - 1
+        self.bench.now += EARLY_STEP_S if early else STEP_S
 
     def one_more(self) -> m.Submit:
         self.submitted += 1
@@ -90,7 +95,7 @@ def test_one_quantum_in_sixteen_goes_to_lower_classes(slots: int) -> None:
         for i in range(200)
     ]
     endless.iterate(*lower)
-    while endless.bench.now < 100 + PASSED_OVER_S:
+    while endless.bench.now < BEGAN + PASSED_OVER_S:
         endless.iterate()
     computed, of_lower, step = 0, 0, endless.bench.model.step
 
@@ -159,8 +164,8 @@ def test_a_low_prompt_in_a_slot_advances_beside_endless_urgent_prompts() -> None
     started = endless.task(LOWER).computed
     endless.count = 3
 
-    while endless.bench.now < 100 + PASSED_OVER_S + 1:
-        assert endless.task(LOWER).computed == started or endless.bench.now > 100 + PASSED_OVER_S
+    while endless.bench.now < BEGAN + PASSED_OVER_S + 1:
+        assert endless.task(LOWER).computed == started or endless.bench.now > BEGAN + PASSED_OVER_S
         endless.iterate()
         first = min(t.spec.id for t in endless.engine.tasks)
         endless.bench.iterate(m.Cancel(first))  # none gets past its prompt
