@@ -49,6 +49,11 @@ class FrameReader:
             return _LENGTH.size if self._buffer else 0
         return int(_LENGTH.unpack_from(self._buffer)[0]) + _LENGTH.size
 
+    @property
+    def missing(self) -> int:
+        """Bytes of the incomplete frame that have not arrived."""
+        return max(0, self.announced - self.pending)
+
     def clear(self) -> None:
         """Free the incomplete frame: a reader may live in a reference cycle until a collection."""
         self._buffer = bytearray()

@@ -188,7 +188,7 @@ class Server:
     async def _read(self, connection: ServerConnection, group: anyio.abc.TaskGroup) -> None:
         frames, greeted = FrameReader(), False
 
-        def handle_data(data: bytes) -> None:
+        def handle_data(data: bytes) -> int:
             nonlocal greeted
             continued = frames.announced
             for frame in frames.read_frames(data):
@@ -203,6 +203,7 @@ class Server:
                     timer.cancel()
             if frames.announced:
                 self._incomplete.begin_frame(connection, frames.announced)
+            return frames.missing
 
         error = ProtocolError(f"no hello within {HELLO_TIMEOUT_S:g} s")
         timer = ArrivalTimer(connection, HELLO_TIMEOUT_S, error)

@@ -20,11 +20,13 @@ from inferd.ipc.server.loop_time import LoopTime
 from inferd.ipc.server.server_connection import (
     OUTBOX_PAUSE_BYTES,
     OUTBOXES_BYTES_MAX,
+    REQUESTS_BYTES,
     Pause,
     Request,
     ServerConnection,
 )
 from inferd.ipc.server.shares import SharedLimit
+from inferd.wire.frames import READ_BYTES
 
 pytestmark = pytest.mark.asyncio
 MUCH = b"x" * (2 * OUTBOX_PAUSE_BYTES)
@@ -35,12 +37,15 @@ class Reader:
 
     def __init__(self, connection: ServerConnection):
         self.received: list[bytes] = []
+        self.missing = 0
+        """Bytes of an incomplete frame that are said to be missing after each read."""
         self.data_received, self.ended = anyio.Event(), anyio.Event()
         self._connection = connection
 
-    def _add_data(self, data: bytes) -> None:
+    def _add_data(self, data: bytes) -> int:
         self.received.append(data)
         self.data_received.set()
+        return self.missing
 
     async def read_until_end(self) -> None:
         await self._connection.receive(self._add_data)
@@ -101,6 +106,17 @@ async def test_a_client_that_leaves_little_unread_is_read_from() -> None:
         await reader.data_received.wait()
 
 
+@pytest.mark.parametrize(("missing", "then"), [(0, REQUESTS_BYTES), (READ_BYTES, READ_BYTES)])
+async def test_only_the_rest_of_a_large_frame_is_read_in_large_parts(
+    missing: int, then: int
+) -> None:
+    async with reading() as (_, client, reader):
+        reader.missing = missing
+        client.send(b"x" * 3 * READ_BYTES)
+        await settle()
+        assert [len(part) for part in reader.received][:2] == [REQUESTS_BYTES, then]
+
+
 async def test_the_end_of_a_client_that_is_not_read_from_is_noticed() -> None:
     async with reading() as (connection, client, reader):
         connection.send(MUCH)
@@ -124,7 +140,7 @@ async def test_a_client_past_the_outbox_bound_is_disconnected(
 
 @pytest.mark.parametrize("error", [ProtocolError("unreadable"), ZeroDivisionError()])
 async def test_an_exception_of_the_callback_ends_reading(error: Exception) -> None:
-    def refuse(_: bytes) -> None:
+    def refuse(_: bytes) -> int:
         raise error
 
     async with pair() as (connection, client):
@@ -138,7 +154,7 @@ async def test_cancelled_reading_leaves_no_callback_behind() -> None:
         connection.send(MUCH)
         client.send(b"hello")
         with anyio.move_on_after(0.01):
-            await connection.receive(lambda _: None)
+            await connection.receive(lambda _: 0)
         connection.cut()
 
         loop = asyncio.get_running_loop()
