@@ -6,8 +6,6 @@ Requests are the template's source, then the values of one rendering after anoth
 from __future__ import annotations
 
 import enum
-import socket
-from typing import BinaryIO
 
 import msgspec
 
@@ -16,7 +14,6 @@ MEMORY_BYTES_MAX = 256 << 20
 """Memory of the process besides the interpreter: its values, the output, and all in between."""
 CPU_S_MAX = 0.5
 """CPU time of one rendering: that of 100 000 short messages."""
-_PREFIX_BYTES = 4
 
 
 class Limit(enum.StrEnum):
@@ -40,13 +37,3 @@ class Reply(msgspec.Struct, omit_defaults=True):
     text: str = ""
     limit: Limit | None = None
     refusal: str = ""
-
-
-def send_frame(sock: socket.socket, body: bytes) -> None:
-    """Send a frame: a length of 4 bytes, and *body*."""
-    sock.sendall(len(body).to_bytes(_PREFIX_BYTES, "little") + body)
-
-
-def receive_frame(file: BinaryIO) -> bytes:
-    """Return the next frame's body: less or nothing if the other side has closed."""
-    return file.read(int.from_bytes(file.read(_PREFIX_BYTES), "little"))

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from ...errors import BackendError, Timeout, TooLarge
+from ...sandbox.process import WAIT_S_MAX, SandboxEnded, SandboxProcess
 from .exchange import LIMITS, Limit, Reply
-from .sandbox_process import WAIT_S_MAX, SandboxEnded, SandboxProcess
 
 SLOW_S = 0.05
 """After this time, a rendering goes on at low priority. Its process is then replaced, as only root
@@ -33,13 +33,21 @@ class Renderer:
     def __init__(self, source: str):
         self._source = source.encode()
         self._sandbox: SandboxProcess | None = None
+        self._compiled = False
+        """Whether the reply of the present process to the source was read."""
         self._defect: Exception | None = None
         """The reason why the template does not compile; it holds for all later requests."""
 
     def start_process(self) -> None:
         """Start the process now, so that the first request need not wait for it."""
         with suppress(OSError):  # the first request tries again
-            self._sandbox = SandboxProcess(self._source)
+            self._sandbox = self._started()
+
+    def _started(self) -> SandboxProcess:
+        """Return a process that compiles the template as soon as it has started."""
+        sandbox, self._compiled = SandboxProcess("inferd.backends.llama.text.sandbox"), False
+        sandbox.send(self._source)
+        return sandbox
 
     def close(self) -> None:
         """End the process; the next request starts another one."""
@@ -93,15 +101,15 @@ class Renderer:
         """Return the process, once it has compiled the template."""
         sandbox = self._sandbox
         if sandbox is None:
-            sandbox = self._sandbox = SandboxProcess(self._source)
-        if not sandbox.compiled:
+            sandbox = self._sandbox = self._started()
+        if not self._compiled:
             try:
-                _text_of(sandbox.receive_reply())
+                _text_of(_receive_reply(sandbox))
             except (TemplateRefusal, TooLarge) as exc:
                 self._defect = exc
                 self.close()
                 raise
-            sandbox.compiled = True
+            self._compiled = True
         return sandbox
 
     def _reply_of(self, sandbox: SandboxProcess, values: bytes) -> str:
@@ -109,7 +117,7 @@ class Renderer:
         slow = sandbox.waits_longer(SLOW_S)
         if slow:
             sandbox.lower_priority()
-        reply = sandbox.receive_reply()
+        reply = _receive_reply(sandbox)
         if slow or reply.limit is Limit.MEMORY_BYTES:  # it may keep the memory
             self._replace()
         return _text_of(reply)
@@ -118,6 +126,15 @@ class Renderer:
         """Start another process before the next request needs it."""
         self.close()
         self.start_process()
+
+
+def _receive_reply(sandbox: SandboxProcess) -> Reply:
+    try:
+        return msgspec.msgpack.decode(sandbox.receive_reply(), type=Reply)
+    except SandboxEnded as exc:
+        if exc.used_up_cpu:
+            return Reply(limit=Limit.CPU_S)
+        raise
 
 
 def _text_of(reply: Reply) -> str:

@@ -8,27 +8,15 @@ gigabytes or compute for hours, so the kernel enforces the limits of `exchange.p
 from __future__ import annotations
 
 import json
-import resource
-import signal
-import socket
-from collections.abc import Callable
 from datetime import datetime
-from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
 import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from .exchange import (
-    CHARACTERS_MAX,
-    CPU_S_MAX,
-    MEMORY_BYTES_MAX,
-    Limit,
-    Reply,
-    receive_frame,
-    send_frame,
-)
+from ...sandbox.program import serve_requests
+from .exchange import CHARACTERS_MAX, CPU_S_MAX, MEMORY_BYTES_MAX, Limit, Reply
 
 INTEGER_BITS_MAX = 4096
 REFUSAL_CHARACTERS_MAX = 1000
@@ -104,41 +92,21 @@ class _Sandbox:
                 raise _TooLong
         return "".join(parts)
 
-
-def _reply(handle: Callable[[bytes], str], request: bytes) -> bytes:
-    """Return the packed reply to a request; past the limit on CPU time, the kernel ends us."""
-    signal.setitimer(signal.ITIMER_PROF, CPU_S_MAX)
-    try:
-        return msgspec.msgpack.encode(Reply(text=handle(request)))
-    except MemoryError:
-        reply = Reply(limit=Limit.MEMORY_BYTES)
-    except _TooLong:
-        reply = Reply(limit=Limit.CHARACTERS)
-    except jinja2.TemplateSyntaxError as exc:
-        reply = Reply(refusal=f"line {exc.lineno}: {exc.message}")
-    except Exception as exc:  # a template can raise any exception
-        reply = Reply(refusal=str(exc) or type(exc).__name__)
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-    reply.refusal = reply.refusal[:REFUSAL_CHARACTERS_MAX].encode(errors="replace").decode()
-    return msgspec.msgpack.encode(reply)
-
-
-def _limit_memory() -> None:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    size = pages * resource.getpagesize() + MEMORY_BYTES_MAX
-    resource.setrlimit(resource.RLIMIT_AS, (size, size))
-
-
-def main() -> None:
-    """Reply to requests on standard input, a socket, until it is closed."""
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    _limit_memory()
-    sock = socket.socket(fileno=0)
-    requests, sandbox = sock.makefile("rb"), _Sandbox()
-    while request := receive_frame(requests):
-        send_frame(sock, _reply(sandbox.handle, request))
+    def reply(self, request: bytes) -> bytes:
+        """Return the packed reply to a request."""
+        try:
+            return msgspec.msgpack.encode(Reply(text=self.handle(request)))
+        except MemoryError:
+            reply = Reply(limit=Limit.MEMORY_BYTES)
+        except _TooLong:
+            reply = Reply(limit=Limit.CHARACTERS)
+        except jinja2.TemplateSyntaxError as exc:
+            reply = Reply(refusal=f"line {exc.lineno}: {exc.message}")
+        except Exception as exc:  # a template can raise any exception
+            reply = Reply(refusal=str(exc) or type(exc).__name__)
+        reply.refusal = reply.refusal[:REFUSAL_CHARACTERS_MAX].encode(errors="replace").decode()
+        return msgspec.msgpack.encode(reply)
 
 
 if __name__ == "__main__":
-    main()
+    serve_requests(_Sandbox().reply, CPU_S_MAX, MEMORY_BYTES_MAX)

@@ -1,4 +1,4 @@
-"""The process that runs `sandbox.py`, as its worker sees it."""
+"""A sandbox as its worker sees it."""
 
 from __future__ import annotations
 
@@ -10,36 +10,45 @@ import subprocess
 import sys
 from contextlib import suppress
 
-import msgspec
-
-from .exchange import Limit, Reply, receive_frame, send_frame
+from .frames import receive_frame, send_frame
 
 WAIT_S_MAX = 10
-"""Time of one rendering, on a busy machine or at low priority."""
+"""Time of one reply, on a busy machine or at low priority."""
 SLOW_NICE = 10
 
 
 class SandboxEnded(Exception):
-    """The process has ended without a reply."""
+    """The process has ended without a reply, with the exit *status* that `Popen` returned."""
+
+    def __init__(self, status: int):
+        super().__init__(f"it ended with status {status}")
+        self.status = status
+
+    @property
+    def used_up_cpu(self) -> bool:
+        """Whether the limit on CPU time ended it."""
+        return self.status == -signal.SIGPROF
+
+    @property
+    def crashed(self) -> bool:
+        """Whether it ended itself: it found no memory, or its stack was full."""
+        return self.status in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
 
 
 class SandboxProcess:
-    """A process of `sandbox.py`, which compiles *source* as soon as it has started."""
+    """A process of *module*, whose main function calls `serve_requests`."""
 
-    def __init__(self, source: bytes):
+    def __init__(self, module: str):
         self._socket, theirs = socket.socketpair()
-        self.compiled = False
-        """Whether the reply to the source was read."""
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "inferd.backends.llama.text.sandbox"],
+                [sys.executable, "-P", "-m", module],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
         self._socket.settimeout(WAIT_S_MAX)
         self._replies = self._socket.makefile("rb")
-        self.send(source)
 
     def send(self, request: bytes) -> None:
         """Send a request."""
@@ -56,14 +65,16 @@ class SandboxProcess:
         with suppress(PermissionError):  # systemd's unit forbids it
             os.setpriority(os.PRIO_PROCESS, self._process.pid, SLOW_NICE)
 
-    def receive_reply(self) -> Reply:
-        """Return the next reply; raise `SandboxEnded` if the process has ended."""
+    def receive_reply(self) -> bytes:
+        """Return the next reply.
+
+        :raises SandboxEnded: the process has ended.
+        :raises TimeoutError: it takes longer than `WAIT_S_MAX`.
+        """
         body = receive_frame(self._replies)
-        if body:
-            return msgspec.msgpack.decode(body, type=Reply)
-        if self.end() == -signal.SIGPROF:
-            return Reply(limit=Limit.CPU_S)
-        raise SandboxEnded
+        if not body:
+            raise SandboxEnded(self.end())
+        return body
 
     def end(self) -> int:
         """End the process; return its exit status, its own if it had ended."""
