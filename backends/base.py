@@ -138,13 +138,30 @@ class Model(Protocol):
     def prepare_rendering(self) -> None:
         """Start what the first `render` needs, so that it need not wait."""
 
+    def compile_grammar(self, params: SamplingParams, owner: int) -> object | None:
+        """Return the grammar of *params* for one `sampler`, None if there is none.
+
+        It may be called in any thread, beside all other methods except `close`. Grammars are kept
+        for the *owner*'s next turns.
+
+        :raises InvalidArgument: the grammar or schema is invalid, or not supported.
+        :raises TooLarge: it is past a limit on its text, or on its compilation.
+        :raises Timeout: the machine is too busy.
+        """
+
     def sampler(
-        self, params: SamplingParams, prompt: Sequence[int], answer: Sequence[int] = ()
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        answer: Sequence[int] = (),
+        grammar: object | None = None,
     ) -> Sampler:
         """Return a sampler whose penalties have seen *prompt* and *answer*, its grammar *answer*.
 
-        :raises InvalidArgument: a bias names a token that the model does not have, or the grammar
-            is invalid.
+        *grammar* is the result of `compile_grammar`; without it the sampler compiles its own.
+
+        :raises InvalidArgument: a bias names a token that the model does not have, or *answer* does
+            not follow the grammar; see also `compile_grammar`.
         """
 
     def step(self, chunks: Sequence[Chunk]) -> None:
@@ -156,7 +173,10 @@ class Model(Protocol):
         """
 
     def sample(self, slot: int, sampler: Sampler, index: int) -> int:
-        """Sample token number *index* of a turn from the slot's logits."""
+        """Sample token number *index* of a turn from the slot's logits.
+
+        :raises TooLarge: the grammar has met a limit.
+        """
 
     def surprisal(self, slot: int) -> Callable[[int], float]:
         """Return a function from a token to its surprisal by the slot's current logits.

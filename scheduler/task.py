@@ -63,6 +63,8 @@ class Task:
     sampler: Sampler | None = None
     preparing: bool = False
     """It takes no slot yet: its sampler is made in the order of the requests for texts."""
+    grammars_queued: int = 0
+    """Its grammars that are being compiled, or wait for it."""
     sampling_s: float = 0.0
     """CPU time in which its last token was sampled."""
     clock_waiting: int = 0

@@ -22,7 +22,7 @@ from ..params import SamplingParams
 from .adapters import EchoAdapters, adapt
 from .context import EchoContext
 from .embedding import EMBEDDING_SIZE, EchoEmbedder
-from .grammar import check_grammar
+from .grammar import EchoGrammars
 from .options import ECHO_CTX_SIZE, EchoFaults, EchoOptions
 from .vocabulary import EOG, PROMPT_BEGIN, PROMPT_END, VOCAB_SIZE, EchoVocabulary
 
@@ -58,6 +58,7 @@ class EchoModel(EchoContext):
         super().__init__(_echo_info(spec, self.options), self.options)
         self.threads = 0
         self.adapters = EchoAdapters()
+        self._grammars = EchoGrammars()
         self._vocabulary = vocabulary = EchoVocabulary(self.options.vocabulary)
         self.faults = EchoFaults(self.options, vocabulary)
         self._embedder: EchoEmbedder | None = None
@@ -82,14 +83,21 @@ class EchoModel(EchoContext):
     def prepare_rendering(self) -> None:
         """Do nothing: the echo model has no template."""
 
-    def sampler(
-        self, params: SamplingParams, prompt: Sequence[int], answer: Sequence[int] = ()
-    ) -> Sampler:
-        """Return a sampler, which ignores *prompt* and *answer*.
+    def compile_grammar(self, params: SamplingParams, owner: int) -> object | None:
+        """Check the grammar of *params*; return a mark that it was checked."""
+        self._grammars.check(params)
+        return self if params.has_grammar else None
 
-        :raises InvalidArgument: the grammar or the schema is not valid.
-        """
-        check_grammar(params)
+    def sampler(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        answer: Sequence[int] = (),
+        grammar: object | None = None,
+    ) -> Sampler:
+        """Return a sampler, which ignores *prompt* and *answer*; see `Model.sampler`."""
+        if grammar is None:
+            self.compile_grammar(params, 0)
         return EchoSampler(params)
 
     def step(self, chunks: Sequence[Chunk]) -> None:
@@ -130,7 +138,8 @@ class EchoModel(EchoContext):
         self.threads = threads
 
     def close(self) -> None:
-        """Do nothing."""
+        """End the process that checks JSON schemas."""
+        self._grammars.close()
 
 
 def _echo_info(spec: ModelSpec, options: EchoOptions) -> ModelInfo:

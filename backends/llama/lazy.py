@@ -1,4 +1,4 @@
-"""A grammar that sleeps until a trigger is said: what wakes it, and where it then begins."""
+"""A grammar that a trigger starts."""
 
 from __future__ import annotations
 
@@ -6,37 +6,31 @@ import codecs
 from collections.abc import Sequence
 
 from ..errors import InvalidArgument
+from ..grammars.state import GrammarState
 from ..incremental_regex import Matcher, byte_size
 from ..params import SamplingParams
 from ..params.stop_options import trigger_pattern
-from .grammar import Grammar
-from .sampling.samplers import Prototypes
 from .text.vocab import Vocab
 
 __all__ = ("LazyGrammar",)
 
 
 class LazyGrammar:
-    """Hears one answer's tokens; `grammar` is what it follows from the trigger on, None before.
+    """A grammar that has no effect on an answer until a trigger occurs.
 
-    The answer follows the grammar from the trigger's own text on, as in llama-server; where the
-    grammar cannot begin with that text, behind it. A trigger that is a text or pattern wakes the
-    grammar behind the token that completes it.
+    `grammar` is None before the trigger. From then on the answer follows it, from the beginning of
+    the trigger's own text as in llama-server; or, if the grammar cannot begin with that text, after
+    the token that completed the trigger.
 
-    llama.cpp has lazy grammars, too: it searches the whole answer with `std::regex` for each token,
-    and ends the process over a trigger's text that the grammar does not take.
-
-    :raises InvalidArgument: the grammar is none, a trigger is not in the vocabulary, or *answer*
-        does not follow.
+    :raises InvalidArgument: a trigger is not in the vocabulary, or *answer* does not follow.
     """
 
     def __init__(
-        self, vocab: Vocab, prototypes: Prototypes, params: SamplingParams, answer: Sequence[int]
+        self, vocab: Vocab, begin: GrammarState, params: SamplingParams, answer: Sequence[int]
     ):
-        self.grammar: Grammar | None = None
-        self._vocab, self._prototypes, self._params = vocab, prototypes, params
-        self._grammar(()).close()  # refuses what is none
-        self._wakers = {_known(vocab, v) for k, v in params.grammar_triggers if k == "token"}
+        self.grammar: GrammarState | None = None
+        self._vocab, self._at_begin = vocab, begin
+        self._tokens = {_known(vocab, v) for k, v in params.grammar_triggers if k == "token"}
         self._matchers = [
             Matcher(trigger_pattern(kind, str(value)))
             for kind, value in params.grammar_triggers
@@ -44,33 +38,33 @@ class LazyGrammar:
         ]
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self._decoded = 0
-        self._said: list[tuple[int, int]] = []
+        self._generated: list[tuple[int, int]] = []
         """Tokens so far, each with the byte of the answer where it begins."""
         self._size = 0
         for index, token in enumerate(answer):
-            if self.hear(token):
-                self._follow(answer[index + 1 :])
+            self.add_token(token)
+            if self.grammar is not None:
+                self.grammar.replay(answer[index + 1 :])
                 break
 
-    def hear(self, token: int) -> bool:
-        """Take a token that was said while the grammar slept; tell whether it is awake now."""
+    def add_token(self, token: int) -> None:
+        """Start the grammar, if *token*, generated before the trigger, completes one."""
         piece = self._vocab.piece(token)
-        self._said.append((token, self._size))
+        self._generated.append((token, self._size))
         self._size += len(piece)
         text, at = self._decoder.decode(piece), self._decoded
         self._decoded += byte_size(text)
         found = [met for matcher in self._matchers if (met := matcher.feed(text, at)) is not None]
-        if token in self._wakers:
-            self._begin([token])
+        if token in self._tokens:
+            self._start([token])
         elif found:
             begin, _ = min(found, key=lambda met: (met[1], met[0]))
-            self._begin(self._since(begin))
-        return self.grammar is not None
+            self._start(self._since(begin))
 
     def _since(self, begin: int) -> list[int]:
-        """Return tokens that say the answer from the byte *begin* on; none where there are none."""
-        whole = [token for token, at in self._said if at >= begin]
-        cut = [(token, at) for token, at in self._said if at < begin]
+        """Return tokens for the answer from the byte *begin* on; none if there are none."""
+        whole = [token for token, at in self._generated if at >= begin]
+        cut = [(token, at) for token, at in self._generated if at < begin]
         if not cut:
             return whole
         token, at = cut[-1]
@@ -78,34 +72,29 @@ class LazyGrammar:
         head = self._vocab.spelled(rest)
         return [*head, *whole] if head or not rest else []
 
-    def _begin(self, tokens: Sequence[int]) -> None:
-        try:
-            self.grammar = self._grammar(tokens)
-        except InvalidArgument:  # it does not take the trigger
-            self.grammar = self._grammar(())
-        self._said.clear()
+    def _start(self, tokens: Sequence[int]) -> None:
+        """Start the grammar with the trigger's *tokens*; with their texts, as a grammar cannot
+        spell control tokens; or after them.
+        """
+        for trigger in (tokens, self._as_text(tokens), ()):
+            self.grammar = self._at_begin.copy()
+            try:
+                self.grammar.replay(trigger)
+                break
+            except InvalidArgument:  # the grammar does not begin with it
+                continue
+        self._generated.clear()
 
-    def _follow(self, answer: Sequence[int]) -> None:
-        assert self.grammar is not None
-        for token in answer:
-            if not self.grammar.allows(token):
-                self.close()
-                raise InvalidArgument("the answer so far does not follow the grammar")
-            self.grammar.accept(token)
-
-    def _grammar(self, answer: Sequence[int]) -> Grammar:
-        return Grammar(self._vocab, self._prototypes, self._params, answer)
-
-    def close(self) -> None:
-        """Free the grammar; twice is once."""
-        if self.grammar is not None:
-            self.grammar.close()
+    def _as_text(self, tokens: Sequence[int]) -> list[int]:
+        vocab = self._vocab
+        texts = [vocab.spelled(vocab.piece(t)) if vocab.is_control(t) else [t] for t in tokens]
+        return [token for text in texts for token in text]
 
 
 def _known(vocab: Vocab, token: int | str) -> int:
     if not isinstance(token, int) or not 0 <= token < vocab.size:
         raise InvalidArgument(
             f"grammar-triggers: token {token} is not in the vocabulary of {vocab.size}",
-            hint="`tokenize` tells the tokens of a text; a word can be given instead",
+            hint="`tokenize` returns the tokens of a text; a word can be given instead",
         )
     return token

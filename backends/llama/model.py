@@ -13,14 +13,20 @@ from numpy.typing import NDArray
 from ..base import PLAIN_RENDERING, Message, ModelInfo, Rendering, Sampler
 from ..batch import Chunk, Move, shift_moves
 from ..errors import BackendError, UnsupportedOperation
+from ..grammars.compiler import GrammarCompiler
+from ..grammars.state import GrammarState
 from ..params import SamplingParams
 from .kv.context import LlamaContext
 from .kv.embedding_context import LlamaEmbedder
 from .lora import LlamaAdapters
 from .sampling.chain import Candidates, LlamaSampler
 from .sampling.samplers import Prototypes
+from .text.matching import MatchingVocab
 from .text.template import ChatTemplate
 from .text.vocab import Vocab
+
+NO_OWNER = -1
+"""The owner of grammars that a sampler compiles itself."""
 
 
 class LlamaModel:
@@ -46,6 +52,8 @@ class LlamaModel:
         self._embedder: LlamaEmbedder | None = None
         self._threads = 0
         self._prototypes = Prototypes()
+        self._matching = MatchingVocab(vocab)
+        self._grammars = GrammarCompiler(self._matching.facts)
         self._candidates: Candidates | None = None
         self._logits: dict[int, int | NDArray[np.float32]] = {}
         """By slot: their index in the last batch until the next step, or a copy."""
@@ -74,12 +82,23 @@ class LlamaModel:
         if self._template is not None:
             self._template.start_process()
 
+    def compile_grammar(self, params: SamplingParams, owner: int) -> GrammarState | None:
+        """Return the compiled grammar of *params*, if any; see `Model.compile_grammar`."""
+        return self._grammars.compile(params, owner) if params.has_grammar else None
+
     def sampler(
-        self, params: SamplingParams, prompt: Sequence[int], answer: Sequence[int] = ()
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        answer: Sequence[int] = (),
+        grammar: object | None = None,
     ) -> Sampler:
         """Return a sampler that has seen *prompt* and *answer*; see `Model.sampler`."""
         seen, ctx_size = [*prompt, *answer], self.info.ctx_size
-        return LlamaSampler(self._vocab, self._prototypes, params, seen, answer, ctx_size)
+        if grammar is None:
+            grammar = self.compile_grammar(params, NO_OWNER)
+        assert isinstance(grammar, GrammarState | None)
+        return LlamaSampler(self._vocab, self._prototypes, params, seen, answer, ctx_size, grammar)
 
     def step(self, chunks: Sequence[Chunk]) -> None:
         """Decode one batch; see `Model.step`. A batch that the check refuses changes nothing."""
@@ -194,6 +213,8 @@ class LlamaModel:
         """Free everything; a second call does nothing."""
         self._logits.clear()
         self._prototypes.close()
+        self._grammars.close()
+        self._matching.close()
         if self._template is not None:
             self._template.close()
         if self._embedder is not None:

@@ -119,23 +119,27 @@ class Answers:
 
     # Submitted and adjusted tasks.
 
-    def prepare_sampler(self, task: Task) -> None:
+    def prepare_sampler(self, task: Task, grammar: object | None) -> None:
         """Make the sampler of a waiting task, or fail the task if its parameters allow none."""
-        if self._replace_sampler(task, task.spec.sampling):
+        if self._replace_sampler(task, task.spec.sampling, grammar):
             task.preparing = False
 
-    def make_sampler(self, task: Task, sampling: SamplingParams) -> Sampler:
+    def make_sampler(
+        self, task: Task, sampling: SamplingParams, grammar: object | None = None
+    ) -> Sampler:
         """Return a sampler that has seen the tokens of *task*. llama.cpp may abort meanwhile."""
         self._recorder.record_activity(ActivityKind.SAMPLE, [task.spec.id])
         try:
-            return sampler_for(self._model, task, sampling)
+            return sampler_for(self._model, task, sampling, grammar)
         finally:
             self._recorder.record_activity(ActivityKind.OTHER)
 
-    def _replace_sampler(self, task: Task, sampling: SamplingParams) -> bool:
+    def _replace_sampler(
+        self, task: Task, sampling: SamplingParams, grammar: object | None
+    ) -> bool:
         """Make another sampler for *task*; fail the task if *sampling* allows none."""
         try:
-            sampler = self.make_sampler(task, sampling)
+            sampler = self.make_sampler(task, sampling, grammar)
         except InferdError as exc:
             self._tasks.fail_task(task, exc)
             return False
@@ -150,14 +154,14 @@ class Answers:
         self._continue_task(task, resume_text(self._model, task))
         self._recorder.record_activity(ActivityKind.OTHER)
 
-    def adjust_task(self, task: Task, command: m.Adjust) -> None:
+    def adjust_task(self, task: Task, command: m.Adjust, grammar: object | None) -> None:
         """Apply new parameters from the next token on. A sampler that may be refused is made now:
         once the task has a slot, a refusal would end the engine.
         """
         sampling = command.sampling
         changed = sampling != task.spec.sampling and task.spec.embed is None
         needed = changed and (task.sampler is not None or needs_preparation(sampling))
-        if not needed or self._replace_sampler(task, sampling):
+        if not needed or self._replace_sampler(task, sampling, grammar):
             task.adjust(command)
 
     # Context shift.

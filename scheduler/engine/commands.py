@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from ...backends import InferdError, Model
+from ...backends import InferdError, Model, SamplingParams
 from ...backends.adapter_keys import split_key
 from ...backends.errors import (
     Busy,
@@ -89,7 +89,9 @@ class CommandHandler:
             case m.SentenceCompared():
                 self._steps.answers.apply_comparison(task, command)
             case m.Adjust():
-                self._queue_work(task, lambda: self._steps.answers.adjust_task(task, command))
+                adjust = self._steps.answers.adjust_task
+                sampling = command.sampling
+                self._queue_sampler(task, sampling, lambda g: adjust(task, command, g))
             case m.Cancel():
                 self._tasks.fail_task(task, Cancelled("the turn was cancelled"))
 
@@ -111,18 +113,36 @@ class CommandHandler:
             self._steps.answers.resume_task(task)
             if needs_preparation(spec.sampling):
                 task.preparing = True
-                self._queue_work(task, lambda: self._steps.answers.prepare_sampler(task))
+                prepare = self._steps.answers.prepare_sampler
+                self._queue_sampler(task, spec.sampling, lambda g: prepare(task, g))
 
-    def _queue_work(self, task: Task, do: Callable[[], None]) -> None:
-        """Queue work for *task* among its owner's texts; it is dropped if the task ends before."""
+    def _queue_sampler(
+        self, task: Task, sampling: SamplingParams, make: Callable[[object | None], None]
+    ) -> None:
+        """Queue the call of *make* with the compiled grammar of *sampling*, in the order of the
+        owner's texts. It is dropped if the task ends before.
+        """
+        requester = Requester(task.spec.owner, task.spec.priority)
+        self.tokenizing.add_work(requester, self._sampler_parts(task, sampling, make))
 
-        def do_unless_ended() -> Parts:
-            yield from ()
-            if self._tasks.find_task(task.spec.id) is task:
-                do()
-            return None
-
-        self.tokenizing.add_work(Requester(task.spec.owner, task.spec.priority), do_unless_ended())
+    def _sampler_parts(
+        self, task: Task, sampling: SamplingParams, make: Callable[[object | None], None]
+    ) -> Parts:
+        grammar: object | None = None
+        # Behind an earlier grammar of the task, so that the parameters change in their order.
+        if sampling.has_grammar or task.grammars_queued:
+            task.grammars_queued += 1
+            try:
+                grammar = yield self.tokenizing.compilation(sampling, task.spec.owner)
+            except InferdError as exc:
+                if self._tasks.find_task(task.spec.id) is task:
+                    self._tasks.fail_task(task, exc)
+                return None
+            finally:
+                task.grammars_queued -= 1
+        if self._tasks.find_task(task.spec.id) is task:
+            make(grammar)
+        return None
 
     def _park_by_hand(self, task_id: int) -> bool:
         task = self._tasks.find_task(task_id)

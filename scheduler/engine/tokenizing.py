@@ -1,7 +1,7 @@
 """Requests for texts, answered between the engine's steps in bounded time and in a fair order.
 
 They tokenize and detokenize texts, render chats, and make the samplers of tasks whose parameters
-contain texts. Long texts are tokenized in a thread, and chats are rendered in another one.
+contain texts. Three threads tokenize long texts, render chats, and compile grammars.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ...backends import InferdError, Model
+from ...backends import InferdError, Model, SamplingParams
 from ...backends.errors import OutOfMemory, PromptTooLong
 from .. import messages as m
 from ..call_thread import CallResult, CallThread
@@ -32,11 +32,13 @@ RENDER_CHARGED_S = 0.5
 """A rendering without which the engine has gone on counts in the share of its owner, up to this
 time: with the CPU time that a template may take. On a busy machine it takes longer.
 """
+COMPILE_S = 0.005
+"""The engine waits this long for a grammar, and then goes on without it. Most take 3 ms."""
 PIECES = 4096
 """Tokens that are detokenized at a time: 0.3 ms, or 4 ms for the first time."""
 NICE = 10
-"""The niceness of the thread that tokenizes: beside a busy thread of llama.cpp on its core it gets
-a tenth of it.
+"""The niceness of the threads that tokenize and compile: beside a busy thread of llama.cpp on its
+core they get a tenth of it.
 """
 
 Parts = Generator["_Call | None", Any, object]
@@ -152,7 +154,8 @@ class TokenizeQueue:
         self._short: TextOrder[_Work] = TextOrder()
         self._tokenizing = Lane(CallThread("tokenizing", time.thread_time, NICE), recorder)
         self._rendering = Lane(CallThread("rendering", seconds))
-        self.lanes = self._tokenizing, self._rendering
+        self.compiling = Lane(CallThread("compiling", nice=NICE))
+        self.lanes = self._tokenizing, self._rendering, self.compiling
         """The results of their threads wake the engine."""
         self._share = ThreadShare()
         self._bytes_max = model.info.ctx_size * model.info.token_bytes_max
@@ -162,9 +165,10 @@ class TokenizeQueue:
         return len(self._short)
 
     def close(self) -> None:
-        """End the threads; wait for the one that uses the model, which is freed next."""
+        """End the threads; wait for those that use the model, which is freed next."""
         self._rendering.thread.close(0)
         self._tokenizing.thread.close()
+        self.compiling.thread.close()
 
     def add_request(self, request: m.TextRequest) -> None:
         """Queue a request."""
@@ -174,6 +178,12 @@ class TokenizeQueue:
     def add_work(self, requester: Requester, parts: Parts) -> None:
         """Queue work for a task; it handles its own errors."""
         self._short.add_request(requester, _Work(requester, parts))
+
+    def compilation(self, sampling: SamplingParams, owner: int) -> _Call:
+        """Return the call that compiles a grammar in the thread."""
+        return _Call(
+            self.compiling, partial(self._model.compile_grammar, sampling, owner), COMPILE_S
+        )
 
     def answer_requests(self) -> Iterator[m.Report]:
         """Answer requests until the time of one step is used up. Beside tasks of other owners whose

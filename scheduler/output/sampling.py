@@ -29,10 +29,12 @@ def needs_preparation(sampling: SamplingParams) -> bool:
     return bool(sampling.logit_bias) or sampling.has_grammar or sampling.dry_multiplier > 0
 
 
-def sampler_for(model: Model, task: Task, sampling: SamplingParams) -> Sampler:
-    """Return a sampler that has seen the tokens of *task* so far."""
+def sampler_for(
+    model: Model, task: Task, sampling: SamplingParams, grammar: object | None
+) -> Sampler:
+    """Return a sampler that has seen the tokens of *task* so far, with its compiled *grammar*."""
     prompt, answer = task.prompt_and_answer
-    return model.sampler(sampling, prompt, answer)
+    return model.sampler(sampling, prompt, answer, grammar)
 
 
 def sample_token(model: Model, task: Task, now: float, *, last: bool) -> SampledToken:

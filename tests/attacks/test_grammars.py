@@ -15,7 +15,6 @@ from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
 from tests.raw import RawClient
 from tests.tiny_gguf import write_tiny
 
-REPLACED = "the grammar engine is to be replaced"
 BOMB_S_MAX = 2.0
 NESTED = '((((("a"?){0,9}){0,9}){0,9}){0,9}){0,9}'
 """9⁵ letters, each of which may be missing: llama.cpp tries all ways to omit them."""
@@ -25,7 +24,7 @@ import sys
 from inferd.backends import ModelSpec, SamplingParams, load_model
 model = load_model(ModelSpec(name="t", path=sys.argv[1], slots=1, ctx_size=64), lambda _: True)
 print("loaded", flush=True)
-answer = model.tokenize(b"a", special=False, bos=False)
+answer = model.tokenize(b"a", special=False, bos=False)[-1:]
 model.sampler(SamplingParams(grammar=sys.argv[2]), [], answer)
 """
 PROPERTIES, CHOICES = 200, 30
@@ -33,7 +32,6 @@ PROPERTIES, CHOICES = 200, 30
 
 @pytest.mark.process
 @pytest.mark.parametrize("grammar", BOMBS.values(), ids=BOMBS)
-@pytest.mark.xfail(strict=True, raises=subprocess.TimeoutExpired, reason=REPLACED)
 def test_a_grammar_of_few_bytes_does_not_stop_a_model(tmp_path: Path, grammar: str) -> None:
     assert len(grammar) < 300
     arguments = [sys.executable, "-c", SAMPLE, str(write_tiny("llama", tmp_path)), grammar]
@@ -68,7 +66,6 @@ def cpu_s_of_turn(worker_pid: int, client: RawClient, context: int, number: int)
     return time.clock_gettime(clock) - before
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason=REPLACED)
 def test_the_time_of_a_turn_does_not_tell_which_grammars_others_used(
     shared: RunningDaemon,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Walks through llama.cpp's grammar of a JSON schema, at random or along a text."""
+"""Walks through the grammar of a JSON schema, at random or along a text."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Any
 from llama_cpp import llama_cpp as lib
 
 from inferd.backends import SamplingParams
-from inferd.backends.llama.grammar import Grammar
+from inferd.backends.grammars.compiler import GrammarCompiler
+from inferd.backends.grammars.state import GrammarState
 from inferd.backends.llama.llama_log import capture
-from inferd.backends.llama.sampling.samplers import Prototypes
+from inferd.backends.llama.text.matching import MatchingVocab
 from inferd.backends.llama.text.vocab import Vocab
 
-__all__ = ("Walker", "vocabulary")
+__all__ = ("Walker", "compiler_of", "vocabulary")
 
 RANDOM_STEPS, STEPS_MAX = 40, 1500
 TRIED = 100
@@ -38,12 +39,21 @@ def vocabulary(path: Path) -> Iterator[Vocab]:
     lib.llama_model_free(model)
 
 
+@contextmanager
+def compiler_of(vocab: Vocab) -> Iterator[GrammarCompiler]:
+    """Yield a compiler of grammars for *vocab*."""
+    matching = MatchingVocab(vocab)
+    compiler = GrammarCompiler(matching.facts)
+    yield compiler
+    compiler.close()
+    matching.close()
+
+
 class Walker:
     """Walks through grammars by the tokens of one vocabulary."""
 
-    def __init__(self, vocab: Vocab):
-        self._vocab = vocab
-        self._prototypes = Prototypes()
+    def __init__(self, vocab: Vocab, compiler: GrammarCompiler):
+        self._vocab, self._compiler = vocab, compiler
         self._ends = vocab.eog()
         pieces = {vocab.piece(token): token for token in reversed(range(vocab.size))}
         self._letters = {letter: pieces[letter] for letter in LETTERS}
@@ -60,38 +70,31 @@ class Walker:
     def fits(self, schema: Any, text: str) -> bool:
         """Return whether the grammar of *schema* allows *text* as a whole."""
         grammar = self._grammar(schema)
-        try:
-            for byte in text.encode():
-                token = self._bytes[byte]
-                if not grammar.allows(token):
-                    return False
-                grammar.accept(token)
-            return any(map(grammar.allows, self._ends))
-        finally:
-            grammar.close()
+        for byte in text.encode():
+            token = self._bytes[byte]
+            if not grammar.allows(token):
+                return False
+            grammar.accept(token)
+        return grammar.complete
 
     def walk(self, schema: Any, seed: int) -> str | None:
         """Return a random text that the grammar of *schema* allows; None if it did not end."""
         grammar, random_source, text = self._grammar(schema), random.Random(seed), b""
-        try:
-            for step in range(STEPS_MAX):
-                found = self._allowed(grammar, random_source)
-                assert found, f"nothing can follow {text!r}"
-                ends = not any(found) or (step > RANDOM_STEPS and b"" in found.values())
-                token = self._chosen(found, random_source, hurried=step > RANDOM_STEPS)
-                if ends or token in self._ends:
-                    return text.decode()
-                grammar.accept(token)
-                text += found[token]
-            return None
-        finally:
-            grammar.close()
+        for step in range(STEPS_MAX):
+            found = self._allowed(grammar, random_source)
+            assert found, f"nothing can follow {text!r}"
+            ends = not any(found) or (step > RANDOM_STEPS and b"" in found.values())
+            token = self._chosen(found, random_source, hurried=step > RANDOM_STEPS)
+            if ends or token in self._ends:
+                return text.decode()
+            grammar.accept(token)
+            text += found[token]
+        return None
 
-    def _grammar(self, schema: Any) -> Grammar:
-        params = SamplingParams(json_schema=json.dumps(schema))
-        return Grammar(self._vocab, self._prototypes, params, ())
+    def _grammar(self, schema: Any) -> GrammarState:
+        return self._compiler.compile(SamplingParams(json_schema=json.dumps(schema)), owner=1)
 
-    def _allowed(self, grammar: Grammar, random_source: random.Random) -> dict[int, bytes]:
+    def _allowed(self, grammar: GrammarState, random_source: random.Random) -> dict[int, bytes]:
         """Return some tokens that may come next, with their texts; an end token has none."""
         tried = {
             *random_source.sample(self._plain, min(TRIED, len(self._plain))),
@@ -112,8 +115,6 @@ class Walker:
         return random_source.choice(tight if hurried and tight else list(found))
 
 
-def _kept(grammar: Grammar, tokens: Sequence[int]) -> list[int]:
+def _kept(grammar: GrammarState, tokens: Sequence[int]) -> list[int]:
     """Return the *tokens* that *grammar* allows."""
-    data = (lib.llama_token_data * len(tokens))(*((token, 1.0, 0.0) for token in tokens))
-    grammar.mask(lib.llama_token_data_array(data, len(tokens), -1, False))
-    return [entry.id for entry in data if entry.logit == 1.0]
+    return [token for token in tokens if grammar.allows(token)]

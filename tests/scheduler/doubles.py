@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Callable, Iterable
 
 from inferd.backends import ModelSpec, SamplingParams
@@ -14,8 +15,12 @@ from inferd.scheduler.kv.files import KvFiles
 
 
 def iterate_engine(engine: Engine, commands: Iterable[m.Command] = ()) -> list[m.Report]:
-    """Do one iteration as a worker does, and return its reports."""
-    reports = [*engine.begin_iteration(commands), *engine.compute_step()]
+    """Do one iteration as a worker does, and return its reports. No grammar is still compiled."""
+    reports = [*engine.begin_iteration(commands)]
+    while engine.tokenizing.compiling.busy:
+        assert select.select([engine.tokenizing.compiling.thread], [], [], 10)[0]
+        reports += engine.begin_iteration(())
+    reports += engine.compute_step()
     engine.end_iteration()
     return reports
 

@@ -25,6 +25,7 @@ from ...memory_need import Device, MemoryNeed
 from ...model_spec import ModelSpec, Shape
 from ..kv.embedding_context import embed_info, open_embedding_context, output_bytes
 from ..llama_log import capture
+from ..text.matching import BYTES_PER_TOKEN
 from .devices import Share, breakdown, devices, layers_of
 from .opening import (
     context_params,
@@ -98,7 +99,8 @@ class LlamaMemoryEstimator:
 
     def _taken(self, context: Any) -> tuple[list[Share], int, int]:
         """Return a context's arguments for `total_need`, and free the context."""
-        shares, process = breakdown(context), _resident_bytes()
+        tokens = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model)))
+        shares, process = breakdown(context), _resident_bytes() + BYTES_PER_TOKEN * tokens
         lib.llama_free(context)
         return shares, process, _output_bytes(self._log.lines())
 

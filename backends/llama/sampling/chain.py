@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from ...base import TokenProbs
 from ...errors import BackendError
+from ...grammars.state import GrammarState
 from ...params import SamplingParams
-from ..grammar import Grammar
 from ..lazy import LazyGrammar
 from ..text.vocab import Vocab
 from .logits import CANDIDATES_MAX, probs_after_sampling, probs_before_sampling, top_candidates
@@ -28,7 +28,8 @@ class LlamaSampler:
 
     Random samplers are created again for each token, so that a turn continues identically in
     another process. Only mirostat and adaptive-p, which adapt while they sample, start over there.
-    For its errors see `Model.sampler`.
+    *grammar* is the turn's grammar at its beginning; the sampler owns it. For the errors see
+    `Model.sampler`.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class LlamaSampler:
         prompt: Sequence[int],
         answer: Sequence[int],
         last_n_max: int,
+        grammar: GrammarState | None = None,
     ):
         self._setup = Setup(vocab, prototypes, params, prompt, last_n_max)
         self._stages = stages_of(self._setup)
@@ -48,18 +50,20 @@ class LlamaSampler:
         self._stages_begin = 1 if biases else 0
         self._biased = np.array(list(biases), dtype=np.intp)
         self._biases = np.array(list(biases.values()), dtype=np.float32)
+        self._suppressed = self._biased[np.isneginf(self._biases)]
         top, window = input_bounds(self._setup)
         self._top = top if window + len(biases) <= CANDIDATES_MAX // 2 else 0
         """The number of top tokens that the chain keeps at first; 0: all."""
         self._recent = deque(prompt[-window:] if window else (), maxlen=window)
         """Tokens whose logits the penalties may change."""
-        self.grammar: Grammar | None = None
+        self.grammar: GrammarState | None = None
         self._lazy: LazyGrammar | None = None
-        if params.has_grammar and params.grammar_triggers:
-            self._lazy = LazyGrammar(vocab, prototypes, params, answer)
+        if grammar is not None and params.grammar_triggers:
+            self._lazy = LazyGrammar(vocab, grammar, params, answer)
             self.grammar = self._lazy.grammar
-        elif params.has_grammar:
-            self.grammar = Grammar(vocab, prototypes, params, answer)
+        elif grammar is not None:
+            grammar.replay(answer)
+            self.grammar = grammar
         self.params = params
         self.greedy = len(self._stages) == 1 and params.temp <= 0
         """The highest logit after biases wins: no chain is needed."""
@@ -103,6 +107,10 @@ class LlamaSampler:
         ids = top_candidates(logits, self._top + len(changed))
         return ids if ids is None or not len(changed) else np.union1d(ids, changed)
 
+    def can_sample(self, tokens: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return those of *tokens* that no bias suppresses."""
+        return np.setdiff1d(tokens, self._suppressed, assume_unique=True)
+
     def accept(self, token: int) -> None:
         """Add *token* to what the samplers have seen."""
         lib.llama_sampler_accept(self._chain, token)
@@ -141,13 +149,12 @@ class LlamaSampler:
     def try_trigger(self, token: int) -> None:
         """Start the lazy grammar, if the sampled *token* completes a trigger."""
         assert self._lazy is not None
-        self._lazy.hear(token)
+        self._lazy.add_token(token)
         self.grammar = self._lazy.grammar
 
     def close(self) -> None:
         """Free the chain and its samplers; a second call does nothing."""
-        if self.grammar is not None:
-            self.grammar.close()
+        self.grammar = None
         chain, self._chain = self._chain, None
         if chain is not None:
             lib.llama_sampler_free(chain)
@@ -194,7 +201,7 @@ class Candidates:
         return token
 
     def _sample_by_grammar(
-        self, sampler: LlamaSampler, grammar: Grammar, logits: Logits, index: int
+        self, sampler: LlamaSampler, grammar: GrammarState, logits: Logits, index: int
     ) -> int | None:
         """Sample a token without the grammar, and from all that it allows only if it refuses that
         token, as `common_sampler_sample` does (`common/sampling.cpp`).
@@ -202,14 +209,11 @@ class Candidates:
         self._fill_short(sampler, logits)
         token = self._pick(sampler.chain(index))
         if not grammar.allows(token):
-            self._fill(self._ids, logits)
-            grammar.mask(self._array)
-            self._data["logit"][grammar.never] = -np.inf
-            if not np.isfinite(self._data["logit"]).any():
+            allowed = sampler.can_sample(grammar.allowed())
+            if not len(allowed):
                 return None
+            self._fill(allowed, logits[allowed])
             token = self._pick(sampler.chain(index))
-            if not grammar.allows(token):
-                return None  # all allowed tokens are suppressed
         sampler.accept(token)
         grammar.accept(token)
         return token

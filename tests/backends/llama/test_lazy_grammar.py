@@ -94,7 +94,7 @@ def test_a_schema_may_be_lazy_too_and_begins_after_the_trigger(model: LlamaModel
     params = SamplingParams(temp=0, json_schema=schema, grammar_triggers=(("pattern", "<c[al]+>"),))
     sampler = model.sampler(params, PROMPT, tokens_of(model, "I say {<call>"))
     assert isinstance(sampler, LlamaSampler)
-    assert allowed(model, sampler, '{"a":7}') and sampler.complete
+    assert allowed(model, sampler, '{"a": 7}') and sampler.complete
     sampler.close()
 
 

@@ -488,7 +488,10 @@ def test_a_bias_for_an_unknown_token_refuses_only_its_task() -> None:
     sampler = bench.model.sampler
 
     def strict(
-        params: SamplingParams, prompt: Sequence[int], answer: Sequence[int] = ()
+        params: SamplingParams,
+        prompt: Sequence[int],
+        answer: Sequence[int] = (),
+        grammar: object | None = None,
     ) -> Sampler:
         if params.logit_bias:
             raise InvalidArgument("logit-bias: no such token")

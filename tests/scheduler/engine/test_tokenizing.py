@@ -225,13 +225,20 @@ class Guarded(EchoModel):
                 raise InvalidArgument("not a text")
         return super().tokenize(text, special=special, bos=bos)
 
+    def compile_grammar(self, params: SamplingParams, owner: int) -> object | None:
+        if params.grammar == SLOW.grammar:
+            assert self.gate.wait(10)
+        return super().compile_grammar(params, owner)
+
     def sampler(
-        self, params: SamplingParams, prompt: Sequence[int], answer: Sequence[int] = ()
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        answer: Sequence[int] = (),
+        grammar: object | None = None,
     ) -> Sampler:
         self.samplers += 1
-        if params.grammar == "bad":
-            raise InvalidArgument("not a grammar")
-        return super().sampler(params, prompt, answer)
+        return super().sampler(params, prompt, answer, grammar)
 
 
 def bench_of(model: Guarded) -> Bench:
@@ -344,6 +351,7 @@ def test_a_stream_keeps_nine_tenths_of_its_pace_beside_texts_of_another_user() -
 
 
 GRAMMAR = SamplingParams(grammar="root ::= [a-z]+")
+SLOW = SamplingParams(grammar="root ::= .*")
 
 
 def hold_back_texts(bench: Bench, owner: int) -> None:
@@ -365,6 +373,41 @@ def test_a_sampler_with_a_grammar_is_made_once_and_in_the_share_of_its_owner() -
     assert bench.text(2) == b"other" and model.samplers == 2
 
 
+def iterate_without_waiting(bench: Bench, *commands: m.Command) -> None:
+    """Iterate as often as a short answer takes, whatever the threads do."""
+    reports = [*bench.engine.begin_iteration(commands)]
+    for _ in range(20):
+        reports += [*bench.engine.compute_step(), *bench.engine.begin_iteration(())]
+    for report in reports:
+        bench.note(report)
+
+
+def test_steps_go_on_while_a_grammar_is_compiled() -> None:
+    model = Guarded(slots=4)
+    bench = bench_of(model)
+    slow = bench.submit(2, "other", owner=2, sampling=SLOW)
+    iterate_without_waiting(bench, bench.submit(1, "hello"), slow)
+    assert bench.text(1) == b"hello" and bench.end(1) is not None and 2 not in bench.order
+    model.gate.set()
+    bench.run()
+    assert bench.text(2) == b"other"
+    bench.engine.tokenizing.close()
+
+
+def test_a_task_may_end_and_change_while_its_grammar_is_compiled() -> None:
+    model = Guarded(slots=4)
+    bench = bench_of(model)
+    tasks = [bench.submit(n, "abcdefgh", owner=2, sampling=SLOW) for n in (2, 3)]
+    changes = m.Adjust(2, SLOW, 5, (), ()), m.Adjust(2, SamplingParams(), 3, (), ())
+    iterate_without_waiting(bench, *tasks, *changes, m.Cancel(3))
+    assert bench.error(3) == "Cancelled" and bench.end(2) is None
+    model.gate.set()
+    bench.run()
+    assert bench.text(2) == b"abc", "the last change counts"
+    assert not bench.engine.tokenizing.compiling.busy
+    bench.engine.tokenizing.close()
+
+
 def test_a_task_that_waits_for_its_sampler_can_be_cancelled_and_refused() -> None:
     model = Guarded(slots=4)
     bench = bench_of(model)
@@ -377,7 +420,7 @@ def test_a_task_that_waits_for_its_sampler_can_be_cancelled_and_refused() -> Non
     assert bench.error(2) == "Cancelled" and bench.end(3) is None
     bench.now += 10
     bench.run()
-    assert bench.error(3) == "InvalidArgument" and model.samplers == 2
+    assert bench.error(3) == "InvalidArgument" and model.samplers == 1
 
 
 def test_parameters_that_change_twice_are_applied_in_order() -> None:

@@ -102,7 +102,10 @@ def test_the_record_names_the_task_whose_sampler_is_made() -> None:
     seen: list[Activity] = []
 
     def recorded(
-        params: SamplingParams, prompt: Sequence[int], answer: Sequence[int] = ()
+        params: SamplingParams,
+        prompt: Sequence[int],
+        answer: Sequence[int] = (),
+        grammar: object | None = None,
     ) -> Sampler:
         seen.append(recorder.read_activity())
         return sampler(params, prompt, answer)

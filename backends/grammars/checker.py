@@ -1,0 +1,102 @@
+"""The trial of grammars in a process of its own, as its worker sees it.
+
+The process starts with the first grammar, in 0.15 s, and has 13 MB of its own. A trial and the
+compilation together take 3 ms, or 17 ms at the 99th percentile of the schemas in the tests.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..errors import BackendError, InferdError, Timeout, TooLarge, error_from_wire
+from ..sandbox.process import WAIT_S_MAX, SandboxEnded, SandboxProcess
+from .limits import CPU_S_MAX, GRAMMAR_BYTES_MAX, MEMORY_BYTES_MAX, SCHEMA_BYTES_MAX
+from .requests import CheckReply, CheckRequest
+
+__all__ = ("GrammarChecker",)
+
+_PROGRAM = "inferd.backends.grammars.check_program"
+_ATTEMPTS = 2
+_HINT = "use fewer or smaller alternatives, patterns and repetitions"
+
+
+class GrammarChecker:
+    """Tries one grammar at a time; its users see to that."""
+
+    def __init__(self) -> None:
+        self._sandbox: SandboxProcess | None = None
+
+    def check(self, request: CheckRequest) -> CheckReply:
+        """Return the form of a grammar for llguidance.
+
+        :raises InvalidArgument: it is not a grammar, or not a schema that is supported.
+        :raises TooLarge: it is past a limit on its text, or on its compilation.
+        :raises Timeout: the machine is too busy.
+        :raises BackendError: no process can run.
+        """
+        _check_size("grammar", request.gbnf, GRAMMAR_BYTES_MAX)
+        _check_size("json-schema", request.schema, SCHEMA_BYTES_MAX)
+        reply = self._reply_to(msgspec.msgpack.encode(request))
+        if reply.refusal is not None:
+            raise error_from_wire(reply.refusal)
+        return reply
+
+    def close(self) -> None:
+        """End the process; the next request starts another one."""
+        sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
+            sandbox.end()
+
+    def _reply_to(self, request: bytes) -> CheckReply:
+        """Return the reply to *request*; if something else ended the process, retry once."""
+        cause: Exception | None = None
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._exchange(request)
+            except TimeoutError:
+                self.close()
+                raise Timeout(
+                    f"the grammar was not compiled within {WAIT_S_MAX} s",
+                    hint="the machine is busy: try again later",
+                    data={"wait_s_max": WAIT_S_MAX},
+                ) from None
+            except SandboxEnded as exc:
+                self.close()
+                if (error := _limit_error(exc)) is not None:
+                    raise error from None
+                cause = exc
+            except (OSError, msgspec.DecodeError) as exc:
+                self.close()
+                cause = exc
+        raise BackendError(
+            f"no process can compile grammars: {cause}",
+            hint="try again later; if inferd was upgraded meanwhile, restart the daemon",
+        )
+
+    def _exchange(self, request: bytes) -> CheckReply:
+        if self._sandbox is None:
+            self._sandbox = SandboxProcess(_PROGRAM)
+        sandbox = self._sandbox
+        sandbox.send(request)
+        return msgspec.msgpack.decode(sandbox.receive_reply(), type=CheckReply)
+
+
+def _check_size(name: str, text: str, most: int) -> None:
+    size = len(text.encode())
+    if size > most:
+        raise TooLarge(
+            f"{name}: it has {size} bytes; at most {most} are compiled",
+            hint="shorten it",
+            data={"bytes": size, "bytes_max": most},
+        )
+
+
+def _limit_error(ended: SandboxEnded) -> InferdError | None:
+    """Return the error for a grammar that ended the process; None if something else did."""
+    if ended.used_up_cpu:
+        cause, data = f"{CPU_S_MAX} s of CPU time", {"cpu_s_max": CPU_S_MAX}
+    elif ended.crashed:
+        cause, data = f"{MEMORY_BYTES_MAX} bytes of memory", {"memory_bytes_max": MEMORY_BYTES_MAX}
+    else:
+        return None
+    return TooLarge(f"the grammar takes more than {cause} to compile", hint=_HINT, data=data)

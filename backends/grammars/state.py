@@ -1,0 +1,88 @@
+"""The state of a grammar after the tokens of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from ..errors import InvalidArgument, TooLarge
+
+__all__ = ("GrammarState",)
+
+
+class GrammarState:
+    """The tokens that may come next; used by one thread at a time.
+
+    llguidance never raises: after an error, such as a limit that was met, all answers of its
+    matcher are wrong. So each of them is checked.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int, ends: Collection[int]):
+        self._matcher, self._vocab_size, self._ends = matcher, vocab_size, ends
+
+    def copy(self) -> GrammarState:
+        """Return an equal state, which changes independently."""
+        return GrammarState(self._matcher.deep_copy(), self._vocab_size, self._ends)
+
+    def allows(self, token: int) -> bool:
+        """Return whether *token* may come next.
+
+        :raises TooLarge: a limit of the grammar was met.
+        """
+        if token in self._ends:  # a matcher where nothing can follow does not validate them
+            return self.complete
+        found = self._matcher.validate_tokens([token]) == 1
+        self._check()
+        return found
+
+    def allowed(self) -> NDArray[np.intp]:
+        """Return tokens that may come next, ascending.
+
+        Where the grammar forces a text, these are the tokens that tokenizing it gives.
+
+        :raises TooLarge: a limit of the grammar was met.
+        """
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._check()
+        bits = np.unpackbits(mask, count=self._vocab_size, bitorder="little")
+        return np.flatnonzero(bits)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer may end here."""
+        accepting = self._matcher.is_accepting()
+        self._check()
+        return accepting
+
+    def accept(self, token: int) -> None:
+        """Continue after *token*, which is allowed.
+
+        :raises TooLarge: a limit of the grammar was met.
+        """
+        self._matcher.consume_token(token)
+        self._check()
+
+    def replay(self, answer: Iterable[int]) -> None:
+        """Continue after the tokens of *answer*.
+
+        :raises InvalidArgument: *answer* does not follow the grammar.
+        """
+        for token in answer:
+            if not self.allows(token):
+                raise InvalidArgument("the answer so far does not follow the grammar")
+            self.accept(token)
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise _failure_of(self._matcher)
+
+
+def _failure_of(matcher: LLMatcher) -> TooLarge:
+    """Return the error for a matcher that has failed on an answer, without the answer's text."""
+    return TooLarge(
+        f"the grammar became too large for its answer ({matcher.stop_reason()})",
+        hint="use a smaller grammar or JSON schema: fewer alternatives, shorter texts",
+    )
