@@ -84,6 +84,16 @@ def _write_error(text: str) -> None:
     sys.stderr.flush()
 
 
+def _is_in_foreground() -> bool:
+    """Return whether the terminal is this process's: a shell's background job shares it with the
+    commands that its user runs meanwhile.
+    """
+    try:
+        return os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp()
+    except OSError:  # it does not control jobs
+        return True
+
+
 def has_colors(stream: TextIO) -> bool:
     """Return whether a stream shows colors: it is a terminal, and colors are wanted there."""
     return stream.isatty() and are_colors_wanted()
@@ -147,7 +157,7 @@ def _bar(show: bool, *, of_bytes: bool = False) -> Iterator[Report | None]:
 
     The bar appears with the first call, so no bar flashes for work that is done at once.
     """
-    if not show or not sys.stderr.isatty():
+    if not show or not sys.stderr.isatty() or not _is_in_foreground():
         yield None
         return
     from rich import progress as rich

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from inferd import __version__
 from inferd.ipc.client import Client
 from inferd.testing import RunningDaemon, running_daemon
-from tests.daemon.command_line import document, inferd, inferd_process, on_terminal
+from tests.daemon.command_line import document, inferd, inferd_process, on_terminal, terminal_of
 from tests.echo import echo_model
 from tests.tiny_gguf import write_tiny
 
@@ -152,6 +153,19 @@ def test_a_terminal_gets_a_bar_for_a_long_load_and_a_pipe_gets_none(socket: str)
         assert terminal.process.wait(60) == 0
     piped = inferd("run", "heavy", "hello", socket=socket)
     assert (piped.stdout, piped.stderr) == ("hello\n", "")
+
+
+@pytest.mark.parametrize("job", ["foreground", "background"])
+def test_only_a_foreground_job_draws_a_bar_on_its_terminal(socket: str, job: str) -> None:
+    inferd("unload", "heavy", socket=socket)
+    command = f"{sys.executable} -m inferd load heavy"
+    script = command if job == "foreground" else f"{command} & wait"
+    shell = f"os.execvp('bash', ['bash', '-c', 'set -m; {script}; echo end'])"
+    code = f"import fcntl, os, termios\nfcntl.ioctl(0, termios.TIOCSCTTY, 0)\n{shell}"
+    environ = {"INFERD_SOCKET": socket, "TERM": "xterm"}
+    with terminal_of([sys.executable, "-c", code], environ) as terminal:
+        assert ("loading heavy" in terminal.until("end\r\n")) == (job == "foreground")
+    assert "heavy" in inferd("ps", socket=socket).stdout
 
 
 def test_a_run_without_a_prompt_on_a_terminal_is_a_chat(socket: str, tmp_path: Path) -> None:
