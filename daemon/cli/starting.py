@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ...backends.errors import BackendError, ConnectionLost, InvalidArgument, PermissionDenied
+from ...backends.errors import (
+    BackendError,
+    ConnectionLost,
+    InvalidArgument,
+    PermissionDenied,
+    ShuttingDown,
+)
 from ...ipc.paths import client_socket_path
 from ..logs.log_lines import background_log, log_place
 from .one_shot import OneShotClient
@@ -40,12 +46,18 @@ def find_daemon(path: Path, *, started: bool = False) -> FoundDaemon | None:
     """Return the daemon at *path*, or None if no daemon answers there.
 
     :raises PermissionDenied: the socket is not open to this user.
+    :raises ShuttingDown: the daemon admits no more tasks.
     """
     try:
         with OneShotClient(path, timeout_s=START_S_MAX) as client:
             stats = client.stats()
     except ConnectionLost:
         return None
+    if stats["draining"]:
+        raise ShuttingDown(
+            f"the daemon (pid {stats['pid']}) at {path} finishes its tasks and admits no new ones",
+            hint="`inferd stop` stops it and waits for its end; then start another",
+        )
     place = log_place(stats, None)
     log = str(place) if isinstance(place, Path) else None
     return FoundDaemon(str(path), stats["pid"], log, started)

@@ -155,7 +155,10 @@ def _spawn(command: Sequence[str], output: int, writer: int) -> subprocess.Popen
             start_new_session=True,
         )
     except OSError as exc:
-        raise BackendError(f"no process can be started: {exc.strerror}") from None
+        raise BackendError(
+            f"no process can be started: {exc.strerror}",
+            hint=f"may this user run {command[0]}, and start more processes (ulimit -u)?",
+        ) from None
 
 
 def _read_report(reader: int, deadline: float) -> bytes | None:

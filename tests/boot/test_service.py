@@ -262,3 +262,21 @@ def test_stopped_it_is_started_by_inferd_start_but_by_no_other_command(
     shown = service.show("ActiveState", "MainPID")
     assert shown["ActiveState"] == "active" and f"(pid {shown['MainPID']})" in started
     assert "already runs" in service.inferd("start").stdout
+
+
+def test_a_user_whom_it_refuses_gets_a_daemon_of_their_own_by_inferd_start_alone(
+    service: BootedService,
+) -> None:
+    service.machine.run("install", "--directory", "--owner=ada", "/home/ada", "/home/ada/run")
+    own = ("env", "HOME=/home/ada", "XDG_RUNTIME_DIR=/home/ada/run", "INFERD_METRICS=off", "inferd")
+    socket = "/home/ada/run/inferd/inferd.sock"
+    refused = service.machine.run(*own, "run", "echo", "hello", user="ada", check=False)
+    assert refused.returncode == 1 and f"{SOCKET} is not open to this user" in refused.stderr
+    try:
+        started = service.machine.run(*own, "start", user="ada").stdout
+        assert f"is ready at {socket}\nlog: /home/ada/.local/state/inferd/inferd.log\n" in started
+        answer = service.machine.run(*own, "run", "echo", "hello", user="ada").stdout
+        assert answer == "hello\n"
+    finally:
+        ended = service.machine.run(*own, "stop", user="ada", check=False)
+    assert f"the daemon at {socket} has ended" in ended.stderr

@@ -123,6 +123,15 @@ def test_variables_of_the_starter_s_service_manager_are_not_passed_on(
         assert not [c for c in client.stats()["components"] if c["up"] is False]
 
 
+def test_a_daemon_that_ends_soon_is_not_taken_for_a_running_one(home: Home) -> None:
+    assert home.inferd("start").status == 0
+    assert home.inferd("drain").status == 0
+    done = home.inferd("start")
+    assert done.status == 4 and "admits no new ones" in done.stderr and "stop" in done.stderr
+    assert home.inferd("stop").status == 0
+    assert "is ready at" in home.inferd("start").stdout
+
+
 # Starts that fail.
 
 
