@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 
@@ -12,8 +11,6 @@ from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 # Else each of some thousand processes compiles all modules: half of the tests' time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# Until all tests are collected: scans of their objects for garbage took half of that time.
-gc.disable()
 
 STARTERS = frozenset(
     ("subprocess", "multiprocessing", "running_daemon", "RunningDaemon", "inferd_process")
@@ -46,10 +43,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Schedulin
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--no-processes"):
         sys.addaudithook(_refuse_process)
-
-
-def pytest_collection_finish() -> None:
-    gc.enable()
 
 
 def _refuse_process(event: str, arguments: tuple[object, ...]) -> None:
