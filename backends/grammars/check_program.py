@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,8 @@ def _use_one_arena() -> None:
 
 
 if __name__ == "__main__":
-    os.nice(NICE)
+    with suppress(PermissionError):  # systemd's unit forbids it
+        os.nice(NICE)
     threading.stack_size(STACK_BYTES)
     _use_one_arena()
     check_grammar(CheckRequest(schema="{}"))  # reads the library's code, which no user must pay

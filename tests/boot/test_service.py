@@ -267,6 +267,7 @@ def test_stopped_it_is_started_by_inferd_start_but_by_no_other_command(
 def test_a_user_whom_it_refuses_gets_a_daemon_of_their_own_by_inferd_start_alone(
     service: BootedService,
 ) -> None:
+    service.machine.run("usermod", "--groups=", "ada")  # another test may have added inferd
     service.machine.run("install", "--directory", "--owner=ada", "/home/ada", "/home/ada/run")
     own = ("env", "HOME=/home/ada", "XDG_RUNTIME_DIR=/home/ada/run", "INFERD_METRICS=off", "inferd")
     socket = "/home/ada/run/inferd/inferd.sock"

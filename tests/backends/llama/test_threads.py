@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,9 @@ def test_the_engine_is_built_without_threads_of_another_kind() -> None:
 def test_threads_begin_and_end_with_their_number(tmp_path: Path, embeds: bool) -> None:
     before = others()
     model, tokens = load_tiny("llama", tmp_path), tokens_of(1, 40)
+    for thread in threading.enumerate():
+        if thread.name == "grammar vocabulary":
+            thread.join()
     embedder = model.embedder() if embeds else None
 
     def step() -> bytes:

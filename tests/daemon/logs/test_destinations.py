@@ -342,14 +342,14 @@ def arguments(folder: Path) -> list[str]:
 
 
 def test_on_a_terminal_events_are_in_colours(tmp_path: Path) -> None:
-    with on_terminal(*arguments(tmp_path), socket="") as terminal:
+    with on_terminal(*arguments(tmp_path), socket="", TERM="xterm") as terminal:
         shown = terminal.until("daemon.ready") + terminal.until("\n")
     assert "\x1b[" in shown and "daemon" in shown
     assert "{" not in shown
 
 
 def test_no_colours_where_the_user_wants_none(tmp_path: Path) -> None:
-    with on_terminal(*arguments(tmp_path), socket="", NO_COLOR="1") as terminal:
+    with on_terminal(*arguments(tmp_path), socket="", TERM="xterm", NO_COLOR="1") as terminal:
         shown = terminal.until("daemon.ready") + terminal.until("\n")
     assert "\x1b" not in shown and "[daemon]" in shown
 
