@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -33,9 +34,11 @@ def reports_of(
 
 
 @pytest.fixture(scope="module")
-def real() -> Model:
+def real() -> Iterator[Model]:
     spec = ModelSpec(name="smollm2", path=str(smollm2()), slots=1, ctx_size=128, threads=1)
-    return load_model(spec, lambda _: True)
+    model = load_model(spec, lambda _: True)
+    yield model
+    model.close()
 
 
 def test_no_logprobs_are_reported_without_a_request() -> None:
