@@ -150,7 +150,7 @@ async def _main(
 def _report_ready(daemon: Daemon, report: ReadinessReport) -> None:
     """Report readiness to the starter, unless the daemon is already shutting down."""
     if not daemon.stopping.is_set() and not report.send_ready():
-        log.warning("daemon.starter_has_ended")  # as by Ctrl-C: nobody wants this daemon
+        log.warning("daemon.starter_has_ended")  # such as by Ctrl-C: no program uses this daemon
         daemon.stopping.set()
 
 

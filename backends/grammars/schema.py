@@ -52,9 +52,12 @@ def read_schema(text: str) -> Schema:
         if _levels(document) > LEVELS_MAX:
             raise schema_refusal("#", f"it has more than {LEVELS_MAX} levels", "make it flatter")
         document.pop("x-guidance", None)  # llguidance would read options from it
-        for found in list(keywords_of(document)):
+        keywords = list(keywords_of(document))
+        for found in keywords:
             _check_keyword(found)
-            _simplify_one_of(found.schema)
+        for found in keywords:
+            if found.keyword == "oneOf":
+                _simplify_one_of(found.schema)
     except msgspec.DecodeError as exc:
         raise InvalidArgument(
             f"json-schema: no valid JSON: {exc}", hint='send a schema, such as {"type": "object"}'

@@ -164,6 +164,7 @@ def _combined() -> Iterator[Schema]:
     yield {"type": "integer", "anyOf": [{"maximum": -10}, {"minimum": 10, "maximum": 99}]}
     yield {"oneOf": [INTEGER, SHORT, {"type": "array", "items": NULL}]}
     yield {"oneOf": [{"const": 1}, {"const": 2}, {"const": "1"}]}
+    yield {"type": "string", "oneOf": [{"const": "a"}, {"const": "b"}]}
     yield {
         "oneOf": [
             _object(["kind", "size"], kind={"const": "circle"}, size=INTEGER),
