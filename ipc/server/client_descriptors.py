@@ -9,7 +9,6 @@ connections, as unread messages hold descriptors, too, which the kernel then clo
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -23,15 +22,15 @@ import anyio
 
 from ...backends.errors import Busy, Timeout
 from .blocking_thread import BlockingThread
+from .closing import SCM_MAX_FD, close_connection, close_descriptor
 
-SCM_MAX_FD = 253
-"""The kernel's bound of a message. It closes those for which a receiver has no room, on the
-receiver's thread.
-"""
 OPERATION_S_MAX = 30.0
 """The time that a call waits for an operation on its descriptor."""
-INTERRUPT_S = 0.01
-"""Interval at which closes are interrupted: a program can make sockets that linger for years."""
+INTERRUPT_S, INTERRUPT_S_MIN = 0.01, 0.001
+"""Interval at which closes are interrupted, with few and with many connections to close. A program
+can make sockets that linger for years: see `closing` for those that do not need an interrupt.
+"""
+MANY_CLOSING = 16
 USERS_WITH_THREADS = 256
 """Users with threads of their own; further users share two."""
 _SHARED = -1
@@ -123,13 +122,13 @@ class UserDescriptors:
     def _close(self, descriptors: Sequence[int]) -> None:
         for descriptor in descriptors:
             with suppress(OSError):  # it is closed all the same
-                os.close(descriptor)
+                close_descriptor(descriptor)
             with self._lock:
                 self.count -= 1
 
     def _close_socket(self, sock: socket.socket) -> None:
         with suppress(OSError):
-            sock.close()
+            close_connection(sock)
         with self._lock:
             self.sockets_closing -= 1
 
@@ -180,7 +179,9 @@ class ClientDescriptors:
         """Interrupt closes that take long, until all are done."""
         if not self._interrupts:
             self._interrupts = True
-            asyncio.get_running_loop().call_later(INTERRUPT_S, self._interrupt)
+            many = self.sockets_closing >= MANY_CLOSING
+            interval_s = INTERRUPT_S_MIN if many else INTERRUPT_S
+            asyncio.get_running_loop().call_later(interval_s, self._interrupt)
 
     def _interrupt(self) -> None:
         self._interrupts = False

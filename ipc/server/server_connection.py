@@ -17,7 +17,8 @@ from ...backends.errors import Busy, InvalidArgument, ProtocolError
 from ...wire.frames import READ_BYTES, pack_frame
 from ..messages import CREDIT_MAX, Kind
 from ..peer import Peer
-from .client_descriptors import SCM_MAX_FD, UserDescriptors
+from .client_descriptors import UserDescriptors
+from .closing import SCM_MAX_FD
 from .loop_time import CHECK_S, LoopTime
 from .shares import SharedLimit
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,7 +18,7 @@ from inferd.backends.errors import Busy, InferdError
 from inferd.testing import RunningDaemon
 from inferd.wire.frames import READ_BYTES
 from tests.attacks.silent_file import silent_file
-from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
+from tests.daemon.other_users import ADA, BOB, as_user, client_of, daemon_for_all
 from tests.echo import echo_model
 from tests.raw import Closed, RawClient
 
@@ -112,6 +113,30 @@ def test_lingering_sockets_are_closed_long_before_their_time() -> None:
                 refuse_call(ada, sock.fileno())
         wait_until(lambda: open_descriptors(daemon) <= before)
         make_calls(bob)
+
+
+MANY = 400
+"""Connections whose closes would take `INTERRUPT_S` each."""
+MANY_S_MAX = 1.5
+
+
+def test_new_connections_do_not_wait_for_the_lingering_sockets_of_another_user() -> None:
+    with ExitStack() as stack:
+        daemon = stack.enter_context(daemon_for_all())
+        sockets = stack.enter_context(LingeringSockets(1000))
+        with stopped(daemon), as_user(ADA):
+            for _ in range(MANY):
+                with (
+                    socket.socket(socket.AF_UNIX) as ada,
+                    sockets.new_socket() as lingering,
+                ):
+                    ada.connect(daemon.socket)
+                    ada.sendall(b"\xff" * 2 * READ_BYTES)
+                    socket.send_fds(ada, [b"\xff"], [lingering.fileno()])
+        began_s = time.monotonic()
+        with client_of(daemon, BOB) as bob:
+            bob.call("models")
+        assert time.monotonic() - began_s < MANY_S_MAX
 
 
 def test_a_tensor_that_cannot_be_read_delays_only_its_user() -> None:

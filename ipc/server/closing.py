@@ -1,0 +1,44 @@
+"""Closes of descriptors that clients pass, without the wait that a client can ask for.
+
+The last close of a TCP socket with SO_LINGER waits until its data is sent. Without the option, the
+kernel sends it afterwards. A socket within an unread message of another socket keeps the option.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from contextlib import suppress
+
+from ...wire.frames import READ_BYTES
+
+SCM_MAX_FD = 253
+"""The kernel's bound of a message. It closes those for which a receiver has no room, on the
+receiver's thread.
+"""
+_NO_LINGER = struct.pack("ii", 0, 0)
+
+
+def close_descriptor(descriptor: int) -> None:
+    """Close a descriptor; a socket does not linger."""
+    with suppress(OSError):  # it is not a socket
+        # The arguments are not the socket's own: with them, Python does not ask the kernel.
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, descriptor)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        finally:
+            sock.detach()
+    os.close(descriptor)
+
+
+def close_connection(sock: socket.socket) -> None:
+    """Close a connection that was shut down, after the descriptors in its unread messages."""
+    flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+    with sock, suppress(OSError):  # nothing is left, or the client has reset the connection
+        data = b"unread"
+        while data:
+            data, descriptors, _, _ = socket.recv_fds(sock, READ_BYTES, SCM_MAX_FD, flags)
+            for descriptor in descriptors:
+                with suppress(OSError):
+                    close_descriptor(descriptor)
