@@ -22,7 +22,7 @@ import anyio
 
 from ...backends.errors import Busy, Timeout
 from .blocking_thread import BlockingThread
-from .closing import SCM_MAX_FD, close_connection, close_descriptor
+from .closing import SCM_MAX_FD, close_descriptor, close_unread_descriptors
 
 OPERATION_S_MAX = 30.0
 """The time that a call waits for an operation on its descriptor."""
@@ -128,7 +128,9 @@ class UserDescriptors:
 
     def _close_socket(self, sock: socket.socket) -> None:
         with suppress(OSError):
-            close_connection(sock)
+            if self.count < SCM_MAX_FD:
+                close_unread_descriptors(sock)
+            sock.close()
         with self._lock:
             self.sockets_closing -= 1
 

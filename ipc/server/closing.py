@@ -32,11 +32,14 @@ def close_descriptor(descriptor: int) -> None:
     os.close(descriptor)
 
 
-def close_connection(sock: socket.socket) -> None:
-    """Close a connection that was shut down, after the descriptors in its unread messages."""
+def close_unread_descriptors(sock: socket.socket) -> None:
+    """Read what a connection that was shut down still holds, and close all descriptors in it.
+
+    Those of one message are open at once: call it for users whose descriptors can be closed.
+    """
     flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-    with sock, suppress(OSError):  # nothing is left, or the client has reset the connection
-        data = b"unread"
+    data = b"unread"
+    with suppress(OSError):  # nothing is left, or the client has reset the connection
         while data:
             data, descriptors, _, _ = socket.recv_fds(sock, READ_BYTES, SCM_MAX_FD, flags)
             for descriptor in descriptors:
