@@ -20,9 +20,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 CHECKED = (
     *("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "README.md", "docs"),
-    *("backends", "daemon", "ipc", "scheduler", "sessions", "src", "wire"),
+    *("backends", "daemon", "gateways", "ipc", "scheduler", "sessions", "src", "wire"),
     *("bench", "examples", "tools"),
     *("tests/backends", "tests/bench", "tests/boot", "tests/examples", "tests/faults", "tests/ipc"),
+    "tests/gateways",
     *("tests/docs", "tests/scheduler", "tests/sessions", "tests/wire", "tests/daemon/access"),
     *("tests/daemon/calls", "tests/daemon/cli"),
     *("tests/daemon/config", "tests/daemon/doctor", "tests/daemon/logs", "tests/daemon/metrics"),

@@ -21,6 +21,7 @@ COMMANDS = {
     "inference.chat": ("chat",),
     "inference.embed": ("embed",),
     "inference.template_command": ("template",),
+    "...gateways.wasm.command": ("wasm",),
     "models.show_command": ("show",),
     "models.model_commands": (
         *("models", "load", "unload", "pin", "unpin", "swap"),
@@ -38,7 +39,9 @@ COMMANDS = {
     "monitoring.stats": ("stats",),
     "operations.config_commands": ("config",),
 }
-"""Commands by module, in the order of the help; each is a function or group of its name."""
+"""Commands by module, in the order of the help; each is a function or group of its name. Modules of
+gateways are named only here: the daemon does not import them.
+"""
 _MODULES = {name: module for module, names in COMMANDS.items() for name in names}
 
 
@@ -68,7 +71,8 @@ class LazyCommands(TyperGroup):
 
     def _import(self, module: str) -> None:
         app = typer.Typer(rich_markup_mode=None, add_completion=False)
-        functions = importlib.import_module(f"{__package__}.{module}")
+        relative = module if module.startswith(".") else f".{module}"
+        functions = importlib.import_module(relative, __package__)
         for name in COMMANDS[module]:
             command = getattr(functions, name.replace("-", "_"))
             if isinstance(command, typer.Typer):

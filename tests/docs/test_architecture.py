@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "ARCHITECTURE.md").read_text()
-PACKAGES = ("backends", "daemon", "ipc", "scheduler", "sessions", "wire")
+PACKAGES = ("backends", "daemon", "gateways", "ipc", "scheduler", "sessions", "wire")
 GROUPED = ("daemon/cli", "daemon/doctor", "ipc/client")
 """Packages whose parts the page names in their own row."""
 

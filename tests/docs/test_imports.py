@@ -7,7 +7,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("backends", "daemon", "ipc", "scheduler", "sessions", "wire")
+PACKAGES = ("backends", "daemon", "gateways", "ipc", "scheduler", "sessions", "wire")
 
 
 def modules() -> dict[str, Path]:

@@ -31,6 +31,7 @@ COMMANDS = {
     "stop", "pull", "queue", "rm-session", "pin", "unpin", "swap", "sessions", "template",
     "install-service", "uninstall-service", "add-adapter", "rm-adapter", "embed",
     "parameters", "config", "doctor", "top", "stats", "drain", "logs", "log-level", "park", "start",
+    "wasm",
 }  # fmt: skip
 CLIENT_COMMANDS = [
     ("run", "m", "p"), ("chat", "m"), ("models",), ("show", "m"), ("load", "m"), ("unload", "m"),
@@ -63,12 +64,13 @@ def test_the_help_lists_the_commands_and_the_exit_statuses() -> None:
 def test_all_commands_except_serve_write_json_and_those_of_a_daemon_take_a_socket() -> None:
     commands = dict(group_of_all_commands().commands)
     assert set(commands) == COMMANDS
-    group = commands.pop("config")
-    assert isinstance(group, TyperGroup)
-    commands |= {f"config {name}": command for name, command in group.commands.items()}
+    for above in ("config", "wasm"):
+        group = commands.pop(above)
+        assert isinstance(group, TyperGroup)
+        commands |= {f"{above} {name}": command for name, command in group.commands.items()}
     for name, command in commands.items():
         options = {option for parameter in command.params for option in parameter.opts}
-        assert ("--json" in options) == (name != "serve"), name
+        assert ("--json" in options) == (name not in ("serve", "wasm run")), name
         alone = name in ("pull", "parameters") or name.endswith("-service")
         alone = alone or name.startswith("config ")
         assert ("--socket" in options) == (not alone), name

@@ -1,0 +1,14 @@
+"""WebAssembly guests: wasi-nn's functions for wasmtime, computed by the daemon.
+
+`add_to_linker` offers them to guests that a program runs itself; `inferd wasm run` runs a guest.
+Importing this package does not import wasmtime.
+"""
+
+from __future__ import annotations
+
+from .dialects import Dialect
+from .guest import Guest
+from .host_functions import add_to_linker
+from .preloads import Preload, parse_preload
+
+__all__ = ("Dialect", "Guest", "Preload", "add_to_linker", "parse_preload")

@@ -1,0 +1,161 @@
+"""`inferd wasm`: WebAssembly guests on the command line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, get_args
+
+import typer
+
+from ...backends.errors import (
+    ContextFull,
+    EndOfSequence,
+    InferdError,
+    PromptTooLong,
+    TooLarge,
+)
+from ...daemon.cli.client import RETRIES, client_of
+from ...daemon.cli.commands import optional_import
+from ...daemon.cli.options import EXIT_BUSY, EXIT_INTERRUPTED, PriorityOption, SocketPath
+from ...daemon.cli.output import fail
+from .daemon_link import guest_timeout
+from .dialects import Dialect
+from .host_functions import add_to_linker
+from .preloads import parse_preload
+
+if TYPE_CHECKING:
+    from .watchdog import Ending
+
+ANSWERS = (EndOfSequence, ContextFull, PromptTooLong, TooLarge)
+"""Errors that guests expect and handle."""
+
+wasm = typer.Typer(
+    help="Run WebAssembly programs on the daemon's models (extra `wasm`).", no_args_is_help=True
+)
+
+
+@wasm.callback()
+def group() -> None:
+    """Keep `run` a command of its own: typer would merge a single one with the group."""
+
+
+@wasm.command()
+def run(
+    guest: Annotated[
+        Path, typer.Argument(metavar="GUEST.wasm", help="A core module with WASI preview 1.")
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ARGS...", help="The guest's arguments; put -- before them."),
+    ] = None,
+    directories: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dir",
+            metavar="GUEST_DIR[:HOST_DIR[:readonly]]",
+            help="A directory that the guest may use; repeatable.",
+        ),
+    ] = None,
+    environment: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="NAME=VALUE", help="An environment variable; repeatable."),
+    ] = None,
+    preloads: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--nn-preload",
+            metavar="NAME:GGML:AUTO:MODEL",
+            help="A model that the guest loads by NAME: a model of the daemon or the path of a GGUF"
+            " file; repeatable. Without any, the guest may load all models of the daemon.",
+        ),
+    ] = None,
+    priority: PriorityOption = "normal",
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0.001, help="End the guest after this time."),
+    ] = None,
+    dialect: Annotated[
+        Dialect,
+        typer.Option(
+            metavar="|".join(get_args(Dialect)), help="The numbers of encodings and errors."
+        ),
+    ] = "wasmedge",
+    unchecked_output: Annotated[
+        bool,
+        typer.Option(
+            "--unchecked-output", help="For guests that pass 0 as the size of a larger buffer."
+        ),
+    ] = False,
+    memory_bytes: Annotated[
+        int | None,
+        typer.Option(metavar="BYTES", min=0, help="The guest's memory at most."),
+    ] = None,
+    fuel: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="End the guest after about N instructions."),
+    ] = None,
+    socket: SocketPath = None,
+) -> None:
+    """Run a WebAssembly program whose wasi-nn calls the daemon computes.
+
+    The exit status is the guest's.
+    """
+    with optional_import("guests run in wasmtime", "wasm"):
+        from .runner import Program, run_program
+
+    program = Program(
+        path=guest,
+        arguments=arguments or (),
+        environment=[split_variable(text) for text in environment or ()],
+        directories=[split_directory(text) for text in directories or ()],
+        timeout_s=timeout,
+        memory_bytes=memory_bytes,
+        fuel=fuel,
+    )
+    models = dict(map(parse_preload, preloads or ()))
+    with client_of(socket, retries=RETRIES) as client:
+        status = run_program(
+            program,
+            lambda linker: add_to_linker(
+                linker,
+                client,
+                connect=lambda: client_of(socket, retries=RETRIES),
+                preloads=models,
+                priority=priority,
+                timeout=timeout,
+                dialect=dialect,
+                unchecked_output=unchecked_output,
+                on_error=print_error,
+            ),
+            lambda ending: end_process(ending, timeout),
+        )
+    raise typer.Exit(status)
+
+
+def split_variable(text: str) -> tuple[str, str]:
+    """Return the name and the value of NAME=VALUE."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise typer.BadParameter(f"--env {text!r} is not of the form NAME=VALUE")
+    return name, value
+
+
+def split_directory(text: str) -> tuple[str, str, bool]:
+    """Return the guest's name of a directory, its path, and whether the guest may change it."""
+    name, _, path = text.removesuffix(":readonly").partition(":")
+    return name, path or name, not text.endswith(":readonly")
+
+
+def print_error(call: str, error: InferdError) -> None:
+    """Print the error of a guest's call, of which the guest gets only the number."""
+    if not isinstance(error, ANSWERS):
+        fail(f"{call}: {error.message}", error.hint)
+
+
+def end_process(ending: Ending, timeout: float | None) -> None:
+    """End this process, whose guest waits in a function of WASI for input or a clock."""
+    if ending == "timeout" and timeout is not None:
+        error = guest_timeout(timeout)
+        fail(error.message, error.hint)
+    os._exit(EXIT_BUSY if ending == "timeout" else EXIT_INTERRUPTED)

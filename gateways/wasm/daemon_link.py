@@ -1,0 +1,91 @@
+"""A guest's connection to the daemon: its deadline, and a new client after a restart."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+from ...backends.errors import ConnectionLost, InferdError, ShuttingDown, Timeout
+
+if TYPE_CHECKING:
+    from ...ipc.client import Client
+
+R = TypeVar("R")
+CALL_S_MAX = 3600.0
+"""The longest time of a call of a guest without a deadline."""
+RECONNECT_S_MAX = 30.0
+"""The time in which a daemon that restarts has to answer again."""
+_PAUSE_S = 0.05
+
+
+def guest_timeout(seconds: float) -> Timeout:
+    """Return the error for a guest that has reached its deadline."""
+    return Timeout(f"the guest ran longer than {seconds:g} s", hint="raise the guest's timeout")
+
+
+class DaemonLink:
+    """The client of one guest, which another one replaces when its connection was lost.
+
+    Owned by the guest's thread. The `generation` counts the clients: each has handles of its own.
+    """
+
+    def __init__(self, client: Client, connect: Callable[[], Client], timeout_s: float | None):
+        self.client, self.generation = client, 0
+        self._given, self._connect = client, connect
+        self._guest_s_max = math.inf if timeout_s is None else timeout_s
+        self._deadline = time.monotonic() + self._guest_s_max
+
+    @property
+    def timeout_s(self) -> float:
+        """The time that a call may take now.
+
+        :raises Timeout: the guest's deadline has passed.
+        """
+        self.check_deadline()
+        return min(CALL_S_MAX, max(0.001, self._deadline - time.monotonic()))
+
+    def check_deadline(self) -> None:
+        """Check that the guest may still run.
+
+        :raises Timeout: the guest's deadline has passed.
+        """
+        if time.monotonic() >= self._deadline:
+            raise guest_timeout(self._guest_s_max)
+
+    def call(self, action: Callable[[Client], R]) -> R:
+        """Return the result of *action*; repeat it with a new client when the connection was lost.
+
+        :raises ConnectionLost: no daemon answered within `RECONNECT_S_MAX`.
+        """
+        until = 0.0
+        while True:
+            began = time.monotonic()
+            try:
+                return action(self.client)
+            except (ConnectionLost, ShuttingDown) as exc:
+                lost = time.monotonic()
+                if not until or lost - began > RECONNECT_S_MAX:
+                    until = lost + RECONNECT_S_MAX
+                self._reconnect(until, exc)
+
+    def _reconnect(self, until: float, cause: InferdError) -> None:
+        """Wait until a daemon accepts a connection; one that shuts down still does."""
+        while True:
+            self.check_deadline()
+            if time.monotonic() >= until:
+                raise cause
+            time.sleep(_PAUSE_S)
+            self.close()
+            self.client, self.generation = self._connect(), self.generation + 1
+            with suppress(ConnectionLost, ShuttingDown):
+                self.client.open()
+                return
+
+    def close(self) -> None:
+        """Close the client, unless it is the caller's."""
+        if self.client is not self._given:
+            with suppress(InferdError):
+                self.client.close()

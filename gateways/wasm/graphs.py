@@ -1,0 +1,83 @@
+"""The graphs and contexts of a guest, with all that is needed to open them again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ...ipc.client import Client
+
+METADATA_INDEX = 1
+SETTINGS_MAX = 64
+"""Texts of parameters that a context keeps: the last ones that differ."""
+
+
+@dataclass(eq=False)
+class GuestGraph:
+    """A graph: the function that loads it, its parameters, and the daemon's handle, which is valid
+    in one `generation` of the connection. The same `key` loads the same graph.
+    """
+
+    load: Callable[[Client, float], int]
+    config: bytes = b""
+    key: tuple[bytes, bytes] | None = None
+    handle: int = -1
+    generation: int = -1
+    unloaded: bool = False
+
+
+@dataclass(eq=False)
+class GuestContext:
+    """A context: its inputs, its output, and the daemon's handle, valid in one `generation`.
+
+    `text` is the output of the last turn; None: only the daemon has it. `metadata` is that of a
+    turn that has ended, else None. `in_turn`: tokens of a turn are being streamed or pulled;
+    `prefix` is the part of its text from before the context was opened again.
+    """
+
+    graph: GuestGraph
+    handle: int = -1
+    generation: int = -1
+    settings: dict[bytes, None] = field(default_factory=dict)
+    prompt: bytes | None = None
+    text: bytes | None = b""
+    piece: bytes = b""
+    metadata: bytes | None = None
+    in_turn: bool = False
+    prefix: bytes = b""
+
+    def clear_output(self, text: bytes | None = b"") -> None:
+        """Forget the last turn."""
+        self.text, self.piece, self.metadata = text, b"", None
+        self.in_turn, self.prefix = False, b""
+
+    def end_turn(self, text: bytes, metadata: bytes) -> None:
+        """Keep the output of a turn that has ended; *text* is the part after `prefix`."""
+        self.text, self.piece, self.metadata = self.prefix + text, b"", metadata
+        self.in_turn, self.prefix = False, b""
+
+    def note_settings(self, data: bytes) -> None:
+        """Keep parameters that the daemon has accepted."""
+        self.settings.pop(data, None)
+        self.settings[data] = None
+        if len(self.settings) > SETTINGS_MAX:
+            del self.settings[next(iter(self.settings))]
+
+    def wants(self, key: str) -> bool:
+        """Return whether *key* was last set to true."""
+        values = [read_key(text, key) for text in (self.graph.config, *self.settings)]
+        return next((value is True for value in reversed(values) if value is not None), False)
+
+
+def read_key(data: bytes, key: str) -> Any:
+    """Return the value of a key in JSON; None if it is missing, or the text is not an object."""
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return None
+    if not isinstance(found, dict):
+        return None
+    return found.get(key, found.get(key.replace("-", "_")))

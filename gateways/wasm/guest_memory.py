@@ -1,0 +1,66 @@
+"""A guest's memory: checked reads and writes, and the layouts of wasi-nn in it."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from ...backends.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from wasmtime import Caller, Memory
+
+BUILDERS_MAX = 16
+_TENSOR = struct.Struct("<IIB3xII")
+"""Pointer and number of the dimensions, type, pointer and size of the data. The type is one byte,
+which some guests write as four.
+"""
+_BUILDER = struct.Struct("<II")
+
+
+class GuestMemory:
+    """The memory of the guest that calls a host function, during this call."""
+
+    def __init__(self, memory: Memory, caller: Caller):
+        self._memory, self._caller = memory, caller
+
+    def check_range(self, address: int, size: int) -> None:
+        """Check that the guest's memory has *size* bytes at *address*.
+
+        :raises InvalidArgument: it ends before.
+        """
+        memory_size = self._memory.data_len(self._caller)
+        if address + size > memory_size:
+            raise InvalidArgument(
+                f"{size} bytes at {address:#x} are outside of the memory of {memory_size} bytes",
+                hint="the guest passed a wrong pointer or size",
+            )
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return *size* bytes at *address*."""
+        self.check_range(address, size)
+        return bytes(self._memory.read(self._caller, address, address + size))
+
+    def write(self, address: int, data: bytes) -> None:
+        """Write *data* at *address*."""
+        self.check_range(address, len(data))
+        if data:
+            self._memory.write(self._caller, data, address)
+
+    def write_u32(self, address: int, number: int) -> None:
+        """Write a u32 at *address*."""
+        self.write(address, struct.pack("<I", number))
+
+    def read_tensor(self, address: int) -> bytes:
+        """Return the bytes of the tensor whose record is at *address*; only they count."""
+        record = self.read(address, _TENSOR.size)
+        dimensions, dimensions_len, _, data, size = _TENSOR.unpack(record)
+        self.check_range(dimensions, 4 * dimensions_len)
+        return self.read(data, size)
+
+    def read_builders(self, address: int, number: int) -> list[bytes]:
+        """Return the builders of a graph, whose records are at *address*."""
+        if number > BUILDERS_MAX:
+            raise InvalidArgument(f"{number} builders", hint="the first names a model")
+        records = self.read(address, _BUILDER.size * number)
+        return [self.read(*record) for record in _BUILDER.iter_unpack(records)]

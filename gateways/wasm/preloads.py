@@ -1,0 +1,82 @@
+"""Models under the names by which a guest loads them, as `--nn-preload` gives them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...backends.errors import (
+    InvalidArgument,
+    InvalidEncoding,
+    ModelNotFound,
+    NotFound,
+    UnsupportedOperation,
+)
+
+if TYPE_CHECKING:
+    from ...ipc.client import Client, Graph
+
+_FORM = "NAME:GGML:AUTO:MODEL, where MODEL is a model of the daemon or the path of a GGUF file"
+
+
+@dataclass(frozen=True)
+class Preload:
+    """A *model* of the daemon, or with *is_file* the path of a GGUF file, and where it runs."""
+
+    model: str
+    target: str = "auto"
+
+    is_file: bool = False
+
+
+def parse_preload(text: str) -> tuple[str, Preload]:
+    """Return the name and the model of *text*, in WasmEdge's form NAME:ENCODING:TARGET:PATH.
+
+    :raises InferdError: it does not have this form, or names another kind of model.
+    """
+    name, encoding, target, model = (*text.split(":", 3), "", "", "")[:4]
+    if not (name and model):
+        raise InvalidArgument(f"{text!r} is not a preload", hint=_FORM)
+    if encoding.lower() not in ("ggml", "autodetect"):
+        raise InvalidEncoding(f"the encoding {encoding!r} of {name!r} is not supported", hint=_FORM)
+    if target.lower() not in ("auto", "cpu", "gpu"):
+        raise UnsupportedOperation(
+            f"the target {target!r} of {name!r} is not supported", hint="use AUTO, CPU or GPU"
+        )
+    return name, Preload(model, target.lower(), "/" in model or model.endswith(".gguf"))
+
+
+def find_preload(preloads: Mapping[str, Preload], name: str, target: str) -> Preload:
+    """Return the model that a guest loads by *name*. Without any *preloads*, it is the daemon's
+    model of this name, on the guest's *target*.
+
+    :raises NotFound: there are preloads, and none has this name.
+    """
+    if not preloads:
+        return Preload(name, target)
+    if name not in preloads:
+        raise NotFound(
+            f"the guest may not load {name!r}",
+            hint=f"its names are {', '.join(map(repr, preloads))}; --nn-preload adds others",
+        )
+    return preloads[name]
+
+
+def load_preload(client: Client, preload: Preload, config: bytes, timeout_s: float) -> Graph:
+    """Load a model with the parameters of *config*, which is JSON text or empty.
+
+    :raises ModelNotFound: the daemon has no such model, or the file does not exist.
+    """
+    if preload.is_file:
+        if not os.path.exists(preload.model):
+            raise ModelNotFound(f"there is no file {preload.model}", hint="check --nn-preload")
+        return client.load_file(
+            preload.model, config=config or None, target=preload.target, timeout=timeout_s
+        )
+    if preload.target == "auto":
+        return client.load_by_name_with_config(preload.model, config, timeout=timeout_s)
+    name = f"preload:{preload.model}".encode()
+    builders = [name, config] if config else [name]
+    return client.load(builders, "ggml", preload.target, timeout=timeout_s)

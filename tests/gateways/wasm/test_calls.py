@@ -1,0 +1,440 @@
+"""The twelve functions as a guest sees them: results, handles, buffers, numbers of errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferd import BackendError, Client
+from inferd.gateways.wasm import Preload
+from inferd.gateways.wasm import guest as guest_module
+from tests.gateways.wasm.driver import OUTSIDE, SIGNATURES, Driver
+from tests.tiny_gguf import write_tiny
+
+NEVER = 4711
+
+
+# Turns.
+
+
+def test_a_guest_loads_sets_input_computes_and_reads(client: Client) -> None:
+    with Driver(client) as guest:
+        context = guest.context()
+        assert guest.output(context) == b"" and guest.metadata(context)["input_tokens"] == 0
+        assert guest.set_input(context, b"What is up?") == 0
+        assert guest.metadata(context)["input_tokens"] == 13
+        assert guest.call("compute", context) == 0
+        assert guest.output(context) == b"What is up?"
+        assert guest.metadata(context)["stop_reason"] == "eos"
+
+
+def test_tokens_are_pulled_until_100(client: Client) -> None:
+    with Driver(client) as guest:
+        context = guest.context()
+        guest.set_input(context, b"abc")
+        pieces = []
+        while (number := guest.call("compute_single", context)) == 0:
+            pieces.append(guest.output(context, single=True))
+            assert guest.output(context) == b"".join(pieces)
+        assert (number, pieces) == (100, [b"a", b"b", b"c"])
+        assert guest.output(context) == b"abc" and guest.output(context, single=True) == b""
+        assert guest.metadata(context)["output_tokens"] == 4
+        assert guest.pull(context, 1) == b"a", "the next turn begins with the same prompt"
+        assert guest.call("fini_single", context) == 0
+        assert guest.output(context) == b"" == guest.output(context, single=True)
+        assert guest.metadata(context)["input_tokens"] == 5
+        assert guest.pull(context, 2) == b"ab"
+
+
+@pytest.mark.parametrize("call", ["set_input", "compute"])
+def test_a_call_during_a_pulled_turn_ends_that_turn(call: str, client: Client) -> None:
+    with Driver(client) as guest:
+        context = guest.context()
+        guest.set_input(context, b"one")
+        assert guest.pull(context, 1) == b"o"
+        if call == "set_input":
+            assert guest.set_input(context, b"two") == 0
+            assert guest.output(context) == b"" and guest.pull(context, 3) == b"two"
+        else:
+            assert guest.call("compute", context) == 0
+            assert guest.output(context) == b"one"
+
+
+def test_parameters_hold_for_their_context_and_are_validated(client: Client) -> None:
+    with Driver(client) as guest:
+        first, second = guest.context(), guest.context()
+        assert guest.set_input(first, {"n-predict": 2, "llama3": False}) == 0
+        for context in (first, second):
+            guest.set_input(context, b"hello")
+            assert guest.call("compute", context) == 0
+        assert (guest.output(first), guest.output(second)) == (b"he", b"hello")
+        assert guest.metadata(first)["ignored"] == ["llama3"]
+        assert guest.set_input(first, {"temp": -1}) == 1
+        assert guest.call("set_input", first, 1, guest.tensor(b"{no json")) == 2
+
+
+def test_contexts_take_turns_without_sharing_state(client: Client) -> None:
+    with Driver(client) as guest:
+        graph = guest.load()
+        one, two = guest.init(graph), guest.init(graph)
+        guest.set_input(one, b"abcd")
+        guest.set_input(two, b"wxyz")
+        pieces = [guest.pull(context, 1) for _ in range(4) for context in (one, two)]
+        assert b"".join(pieces) == b"awbxcydz"
+
+
+def test_a_full_context_is_101_and_its_text_can_be_read(client: Client) -> None:
+    with Driver(client) as guest:
+        context = guest.context(config={"ctx-size": 9})
+        guest.set_input(context, b"hello")
+        assert guest.call("compute", context) == 101
+        assert guest.output(context) == b"he"
+        assert [guest.call("compute_single", context) for _ in range(3)] == [0, 0, 101]
+        guest.set_input(context, {"stream-stdout": True})
+        assert guest.call("compute", context) == 101 and guest.output(context) == b"he"
+        guest.set_input(context, b"much too long for it")
+        assert guest.call("compute", context) == 102
+
+
+def test_embeddings_are_json(client: Client) -> None:
+    with Driver(client) as guest:
+        context = guest.context(config={"embedding": True, "stream-stdout": True})
+        vectors = []
+        for text in (b"one", b"another"):
+            guest.set_input(context, text)
+            assert guest.call("compute", context) == 0
+            found = json.loads(guest.output(context))
+            assert found["n_embedding"] == len(found["embedding"]) >= 5
+            vectors.append(found["embedding"])
+        assert vectors[0] != vectors[1]
+
+
+@pytest.mark.parametrize("place", ["config", "metadata"])
+def test_stream_stdout_writes_the_answer_piece_by_piece(place: str, client: Client) -> None:
+    written: list[bytes] = []
+    wish: dict[str, object] = {"stream-stdout": True}
+    with Driver(client, write_text=written.append) as guest:
+        context = guest.context(config=wish if place == "config" else None)
+        guest.set_input(context, "grüß dich".encode())
+        if place == "metadata":
+            assert guest.call("compute", context) == 0 and written == []
+            guest.set_input(context, wish)
+        assert guest.call("compute", context) == 0
+        assert b"".join(written).decode() == "grüß dich" and len(written) > 1
+        assert guest.output(context).decode() == "grüß dich"
+        written.clear()
+        guest.set_input(context, {"stream-stdout": False})
+        assert guest.call("compute", context) == 0 and written == []
+
+
+# Graphs and handles.
+
+
+def test_handles_count_from_0_and_are_not_used_again(client: Client) -> None:
+    with Driver(client) as guest:
+        for number in range(3):
+            graph = guest.load()
+            assert (graph, guest.init(graph)) == (number, number)
+            assert guest.call("unload", graph) == 0
+        assert len(client.sessions()) == 0, "the daemon has no context of an unloaded graph"
+
+
+def test_the_same_name_and_parameters_are_the_same_graph_until_its_unload(client: Client) -> None:
+    with Driver(client) as guest:
+        graph = guest.load()
+        assert guest.load() == graph != guest.load(config={"n-predict": 1})
+        assert guest.call("unload", graph) == 0 and guest.call("unload", graph) == 1
+        assert guest.load() > graph
+
+
+def test_after_unload_contexts_can_only_be_read(client: Client) -> None:
+    with Driver(client) as guest:
+        graph = guest.load()
+        done, pulled, fresh = (guest.init(graph) for _ in range(3))
+        for context in (done, pulled):
+            guest.set_input(context, b"hello")
+        assert guest.call("compute", done) == 0
+        guest.pull(pulled, 2)
+        assert guest.call("unload", graph) == 0
+        assert guest.call("init_execution_context", graph, guest.put(bytes(4))) == 1
+        assert [guest.output(c) for c in (done, pulled, fresh)] == [b"hello", b"he", b""]
+        assert guest.output(pulled, single=True) == b"e"
+        assert guest.metadata(pulled)["input_tokens"] == 7
+        assert "llama_commit" in guest.metadata(fresh)
+        for call in ("compute", "compute_single"):
+            assert guest.call(call, done) == 1
+        assert guest.set_input(done, b"x") == 1 and guest.set_input(done, {}) == 1
+        assert guest.call("fini_single", pulled) == 0 and guest.output(pulled) == b""
+        for number in (0, 1):
+            assert guest.call("finalize_execution_context", done) == number
+
+
+@pytest.mark.parametrize("name", [n for n in SIGNATURES if not n.startswith("load")])
+@pytest.mark.parametrize("handle", [NEVER, 0xFFFF_FFFF])
+def test_an_unknown_handle_is_1(name: str, handle: int, client: Client) -> None:
+    with Driver(client) as guest:
+        tail = [guest.tensor(b"x")] * (SIGNATURES[name] - 1)
+        if name == "set_input":
+            tail[0] = 0
+        elif name.startswith("get_output"):
+            tail[1:3] = [guest.put(bytes(64)), 64]
+        assert guest.call(name, handle, *tail) == 1
+        assert (
+            f"no {'graph' if name in ('unload', 'init_execution_context') else 'context'} {handle}"
+            in str(guest.errors)
+        )
+
+
+def test_contexts_are_bounded_and_detached_ones_make_place(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guest_module, "CONTEXTS_MAX", 3)
+    with Driver(client) as guest:
+        graph, other = guest.load(), guest.load(config={})
+        oldest, *_ = [guest.init(graph) for _ in range(3)]
+        out = guest.put(bytes(4))
+        assert guest.call("init_execution_context", graph, out) == 4
+        guest.call("unload", graph)
+        assert guest.init(other) == 3
+        assert guest.call("fini_single", oldest) == 1 and guest.call("fini_single", 1) == 0
+
+
+def test_closing_a_guest_closes_its_contexts(client: Client) -> None:
+    with Driver(client) as guest:
+        guest.context()
+        assert len(client.sessions()) == 1
+    assert client.sessions() == []
+    assert [model["leases"] for model in client.models()] == [0]
+
+
+# Models.
+
+
+@pytest.mark.parametrize("builder", [b"echo", b"preload:echo", b"preload:echo\0"])
+@pytest.mark.parametrize("encoding", [5, 6])
+@pytest.mark.parametrize("target", [0, 1, 3])
+def test_load_takes_a_models_name(
+    builder: bytes, encoding: int, target: int, client: Client
+) -> None:
+    with Driver(client) as guest:
+        assert load(guest, [builder, b'{"n-predict":2}'], encoding, target) == 0
+        context = guest.init(0)
+        guest.set_input(context, b"hello")
+        guest.call("compute", context)
+        assert guest.output(context) == b"he"
+
+
+def load(guest: Driver, builders: list[bytes], encoding: int = 6, target: int = 3) -> int:
+    records = b"".join(
+        guest.put(data).to_bytes(4, "little") + len(data).to_bytes(4, "little") for data in builders
+    )
+    return guest.call(
+        "load", guest.put(records), len(builders), encoding, target, guest.put(bytes(4))
+    )
+
+
+@pytest.mark.parametrize(
+    ("builders", "encoding", "target", "number"),
+    [
+        ([b"echo"], 0, 3, 2),
+        ([b"echo"], 7, 3, 2),
+        ([b"echo"], 6, 2, 6),
+        ([b"echo"], 6, 4, 1),
+        ([b"echo"], 6, 0xFFFF_FFFF, 1),
+        ([], 6, 3, 1),
+        ([b"x"] * 17, 6, 3, 1),
+        ([b"echo", b"{no json"], 6, 3, 2),
+        ([b"echo", b"\xff"], 6, 3, 2),
+        ([b"echo", b'{"temp":-1}'], 6, 3, 1),
+        ([b"\xff"], 6, 3, 1),
+        ([b"nothing"], 6, 3, 103),
+    ],
+)
+def test_load_refuses(
+    builders: list[bytes], encoding: int, target: int, number: int, client: Client
+) -> None:
+    with Driver(client) as guest:
+        assert load(guest, builders, encoding, target) == number
+        assert guest.load() == 0, "the refused call used no handle"
+
+
+def test_load_takes_a_models_bytes_unless_models_are_named(client: Client, tmp_path: Path) -> None:
+    model = write_tiny("llama", tmp_path).read_bytes()
+    pages = len(model) // 65536 + 4
+    with Driver(client, pages=pages) as guest:
+        assert load(guest, [model]) == 0
+        context = guest.init(0)
+        guest.set_input(context, {"n-predict": 2})
+        guest.set_input(context, b"a")
+        assert guest.call("compute", context) == 0
+        assert guest.metadata(context)["output_tokens"] == 2
+    with Driver(client, pages=pages, preloads={"default": Preload("echo")}) as guest:
+        assert load(guest, [model]) == 6
+
+
+def test_preloads_are_the_only_models(client: Client, tmp_path: Path) -> None:
+    file = write_tiny("llama", tmp_path)
+    preloads = {
+        "default": Preload("echo"),
+        "cpu": Preload("echo", "cpu"),
+        "file": Preload(str(file), is_file=True),
+        "missing": Preload("nothing"),
+        "missing file": Preload("/nonexistent.gguf", is_file=True),
+    }
+    with Driver(client, preloads=preloads) as guest:
+        for name in ("default", "cpu", "file"):
+            graph = guest.load(name, {"n-predict": 1})
+            context = guest.init(graph)
+            guest.set_input(context, b"hello")
+            assert guest.call("compute", context) == 0
+            assert guest.metadata(context)["model"].startswith(
+                "descriptor" if name == "file" else "echo"
+            )
+        for name, number in (("echo", 8), ("missing", 103), ("missing file", 103)):
+            assert guest.call("load_by_name", guest.put(name.encode()), len(name), 1024) == number
+        assert load(guest, [b"preload:default"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("dialect", "encodings", "missing", "too_long"),
+    [("wasmedge", {5, 6}, 103, 102), ("wamr", {5, 6}, 103, 102), ("witx", {5}, 8, 7)],
+)
+def test_dialects_differ_in_encodings_and_errors(
+    dialect: Any, encodings: set[int], missing: int, too_long: int, client: Client
+) -> None:
+    with Driver(client, dialect=dialect) as guest:
+        accepted = {number for number in range(16) if load(guest, [b"echo"], number) == 0}
+        assert accepted == encodings
+        assert guest.call("load_by_name", guest.put(b"nothing"), 7, 1024) == missing
+        context = guest.context(config={"ctx-size": 9})
+        guest.set_input(context, b"much too long for it")
+        assert guest.call("compute", context) == too_long
+
+
+# Buffers and pointers.
+
+
+@pytest.mark.parametrize("name", ["get_output", "get_output_single"])
+def test_a_buffer_that_is_too_small_gets_the_size_and_no_byte(name: str, client: Client) -> None:
+    with Driver(client) as guest:
+        context = guest.context()
+        guest.set_input(context, b"hello")
+        guest.call("compute", context)
+        index = 0 if name == "get_output" else 1
+        needed = len(guest.output(context, index))
+        buffer, written = guest.put(bytes(needed + 1)), guest.put(bytes(4))
+        for size in (0, needed - 1):
+            assert guest.call(name, context, index, buffer, size, written) == 7
+            assert guest.number_at(written) == needed
+            assert guest.read(buffer, needed) == bytes(needed)
+        assert guest.call(name, context, index, buffer, needed, written) == 0
+        assert guest.read(buffer, needed + 1) == guest.output(context, index) + b"\0"
+        assert guest.call(name, context, 2, buffer, needed, written) == 8
+
+
+def test_unchecked_output_is_for_size_0_alone(client: Client) -> None:
+    with Driver(client, unchecked_output=True) as guest:
+        context = guest.context()
+        guest.set_input(context, b"hello")
+        guest.call("compute", context)
+        buffer, written = guest.put(bytes(8)), guest.put(bytes(4))
+        assert guest.call("get_output", context, 0, buffer, 4, written) == 7
+        assert guest.call("get_output", context, 0, buffer, 0, written) == 0
+        assert guest.read(buffer, 8) == b"hello\0\0\0"
+        assert guest.call("get_output", context, 0, guest.size - 4, 0, written) == 1
+
+
+POINTERS = {
+    "load": (0, 4),
+    "load_by_name": (0, 2),
+    "load_by_name_with_config": (0, 2, 4),
+    "init_execution_context": (1,),
+    "set_input": (2,),
+    "get_output": (2, 4),
+    "get_output_single": (2, 4),
+}
+SIZES = {
+    "load": (1,),
+    "load_by_name": (1,),
+    "load_by_name_with_config": (1, 3),
+    "get_output": (3,),
+    "get_output_single": (3,),
+}
+
+
+def arguments_of(guest: Driver, name: str, graph: int, context: int) -> list[int]:
+    """Return arguments with which the call succeeds."""
+    text, out = guest.put(b"echo"), guest.put(bytes(4))
+    builders = guest.put(text.to_bytes(4, "little") + (4).to_bytes(4, "little"))
+    return {
+        "load": [builders, 1, 6, 3, out],
+        "load_by_name": [text, 4, out],
+        "load_by_name_with_config": [text, 4, guest.put(b"{  }"), 4, out],
+        "init_execution_context": [graph, out],
+        "set_input": [context, 0, guest.tensor(b"x")],
+        "get_output": [context, 0, guest.put(bytes(64)), 64, out],
+        "get_output_single": [context, 0, guest.put(bytes(64)), 64, out],
+    }[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "position"),
+    [(n, p) for table in (POINTERS, SIZES) for n, ps in table.items() for p in ps],
+)
+def test_a_wrong_pointer_or_size_is_1_and_does_nothing(
+    name: str, position: int, client: Client
+) -> None:
+    with Driver(client) as guest:
+        graph = guest.load("echo", {"n-predict": 9})
+        context = guest.init(graph)
+        right = arguments_of(guest, name, graph, context)
+        sessions = len(client.sessions())
+        wrong = [OUTSIDE, 0xFFFF_FFFF, guest.size, guest.size - 3]
+        for value in wrong if position in POINTERS[name] else [OUTSIDE, guest.size]:
+            arguments = list(right)
+            arguments[position] = value
+            assert guest.call(name, *arguments) == 1, hex(value)
+        assert len(client.sessions()) == sessions
+        assert guest.call(name, *right) == 0
+        if name.startswith("load"):
+            assert guest.number_at(right[-1]) == graph + 1, "the wrong calls used no handle"
+
+
+@pytest.mark.parametrize("field", ["dimensions", "dimensions_len", "data", "data_len"])
+def test_a_wrong_pointer_within_a_tensor_is_1(field: str, client: Client) -> None:
+    position = {"dimensions": 0, "dimensions_len": 1, "data": 3, "data_len": 4}[field]
+    with Driver(client) as guest:
+        context = guest.context()
+        tensor = guest.tensor(b"hello")
+        guest.memory.write(guest.store, OUTSIDE.to_bytes(4, "little"), tensor + 4 * position)
+        assert guest.call("set_input", context, 0, tensor) == 1
+        assert guest.metadata(context)["input_tokens"] == 0
+
+
+def test_a_wrong_pointer_within_a_builder_is_1(client: Client) -> None:
+    with Driver(client) as guest:
+        for pointer, size in ((OUTSIDE, 4), (1024, OUTSIDE)):
+            record = pointer.to_bytes(4, "little") + size.to_bytes(4, "little")
+            assert guest.call("load", guest.put(record), 1, 6, 3, guest.put(bytes(4))) == 1
+
+
+@pytest.mark.parametrize("kind", [0, 1, 2, 3, 4, 5, 0x0102_0303])
+@pytest.mark.parametrize("dimensions", [(), (1,), (5,), (1, 5)])
+def test_any_type_and_dimensions_of_a_tensor_are_taken(
+    kind: int, dimensions: tuple[int, ...], client: Client
+) -> None:
+    with Driver(client) as guest:
+        context = guest.context()
+        tensor = guest.tensor(b"hello", kind, dimensions)
+        assert guest.call("set_input", context, 0, tensor) == 0
+        assert guest.call("compute", context) == 0
+        assert guest.output(context) == b"hello"
+
+
+def test_a_guest_without_memory_traps(client: Client) -> None:
+    guest = Driver(client, exports_memory=False)
+    with pytest.raises(BackendError, match="exports no memory"):
+        guest.call("compute", 0)
