@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from operator import itemgetter
@@ -31,6 +31,8 @@ class Request:
     tokens: int
     label: str = ""
     priority: Priority = "normal"
+    schema: Mapping[str, Any] | None = None
+    """The JSON schema of the answer."""
 
 
 class Client(Protocol):
@@ -154,8 +156,15 @@ class LlamaServerClient:
     def _body(self, request: Request) -> dict[str, Any]:
         prompt = self._history if len(self._history) > 1 else request.text
         # A chain of only the temperature is llama-server's cheapest greedy sampling.
-        body = {"prompt": prompt, "n_predict": request.tokens, "stream": True, "temperature": 0}
+        body: dict[str, Any] = {
+            "prompt": prompt,
+            "n_predict": request.tokens,
+            "stream": True,
+            "temperature": 0,
+        }
         body |= {"samplers": ["temperature"], "ignore_eos": True, "cache_prompt": self._cache}
+        if request.schema is not None:
+            body["json_schema"] = request.schema
         # By default it takes the least recently used slots, which drift apart over time, and
         # llama.cpp splits a batch with gaps into several (4 streams: 105 to 122 tok/s, not 155).
         return body | {"id_slot": self._slot}

@@ -67,9 +67,8 @@ class StreamClient:
         pieces: list[str] = []
         try:
             session = await self.open_session()
-            stream = session.stream(
-                request.text, options=options(request.tokens), priority=request.priority
-            )
+            turn_options = options(request.tokens, request.schema)
+            stream = session.stream(request.text, options=turn_options, priority=request.priority)
             async for piece in stream:
                 arrivals.append(time.perf_counter())
                 pieces.append(piece)
@@ -90,7 +89,7 @@ class PullClient(StreamClient):
         requested_s = time.perf_counter()
         arrivals: list[float] = []
         session = await self.open_session()
-        await session.set_options(options(request.tokens))
+        await session.set_options(options(request.tokens, request.schema))
         await self.client.set_input(session.context, 0, request.text)
         with suppress(EndOfSequence):
             while True:
@@ -122,9 +121,10 @@ def _stream(
     )
 
 
-def options(n_predict: int) -> dict[str, Any]:
-    """Return the options of every turn of the bench."""
-    return {"temp": 0, "n-predict": n_predict, "ignore-eos": True}
+def options(n_predict: int, schema: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the options of a turn of the bench; a *schema*'s answer ends where it is complete."""
+    common = {"temp": 0, "n-predict": n_predict}
+    return common | ({"ignore-eos": True} if schema is None else {"json-schema": schema})
 
 
 @dataclass(frozen=True)

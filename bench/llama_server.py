@@ -114,11 +114,11 @@ class LlamaServer:
 
 @asynccontextmanager
 async def running(
-    slots: int, ctx_size: int, flags: Sequence[str] = ()
+    slots: int, ctx_size: int, flags: Sequence[str] = (), model: Path = MODEL
 ) -> AsyncIterator[LlamaServer]:
-    """Run llama-server on the bench's model, with *ctx_size* tokens of context per slot."""
+    """Run llama-server on *model*, with *ctx_size* tokens of context per slot."""
     port = _free_port()
-    command = [str(binary()), "-m", str(MODEL), "--host", "127.0.0.1", "--port", str(port)]
+    command = [str(binary()), "-m", str(model), "--host", "127.0.0.1", "--port", str(port)]
     command += ["-np", str(slots), "-c", str(slots * ctx_size), *FLAGS, *flags]
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL

@@ -5,11 +5,14 @@ from __future__ import annotations
 from . import (
     decode,
     external_load,
+    first_schema,
+    forced_keys,
     long_prompt,
     pipeline,
     prefix,
     returning,
     sampling,
+    schema,
     scrape,
     sessions,
     swap,
@@ -23,5 +26,6 @@ __all__ = ("SCENARIOS", "Scenario")
 _ALL = (
     *(decode, prefix, urgent, long_prompt, sessions),
     *(returning, swap, pipeline, two_models, external_load, scrape, sampling),
+    *(schema, forced_keys, first_schema),
 )
 SCENARIOS: dict[str, Scenario] = {module.SCENARIO.name: module.SCENARIO for module in _ALL}

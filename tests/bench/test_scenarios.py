@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from bench import report, result_files
-from bench.daemon import configuration
+from bench import report, result_files, schemas
+from bench.daemon import configuration, options
 from bench.runs import Run
-from bench.scenarios import SCENARIOS, decode, long_prompt, sampling, sessions, swap, urgent
+from bench.scenarios import (
+    SCENARIOS,
+    decode,
+    first_schema,
+    long_prompt,
+    sampling,
+    schema,
+    sessions,
+    swap,
+    urgent,
+)
 from bench.scenarios.base import Scenario, Work
 from bench.streams import Stream
 from inferd.daemon.config.sources import load_config
+from tests.backends.llama.schemas import SCHEMAS
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=lambda s: s.name)
@@ -136,3 +148,42 @@ def test_the_committed_results_are_those_of_the_page() -> None:
     for scenario in SCENARIOS.values():
         if found := result_files.load(scenario.name):
             assert report.section(scenario, found) in page
+
+
+def test_a_first_answer_with_a_schema_is_compared_with_the_one_before_it() -> None:
+    streams = [
+        Stream(10.0 * number + at, (10.0 * number + at + ttft,), 1, 2, kind)
+        for number in range(3)
+        for at, (kind, ttft) in enumerate(
+            (("free", 0.1), ("new", 0.12 + number), ("seen", 0.101 + number / 1000))
+        )
+    ]
+    figures = first_schema.measure(streams)
+    assert figures["new_later_p99_ms"] == pytest.approx(2020)
+    assert figures["new_later_p50_ms"] == pytest.approx(1020)
+    assert figures["seen_later_p99_ms"] == pytest.approx(3)
+    assert figures["free_p50_ms"] == pytest.approx(100)
+    failed = Stream(0.0, (), 0, 2, "new", error="refused")
+    with pytest.raises(AssertionError, match="refused"):
+        first_schema.measure([*streams, failed])
+
+
+def test_a_schema_is_new_in_each_run_and_seen_in_the_request_after() -> None:
+    known = list(SCHEMAS.values())
+    one, other = (first_schema.requests(Work(0, 1, serial), known) for serial in (7, 8))
+    kinds = [request.label for request in one]
+    assert kinds == ["free", "new", "seen"] * first_schema.SCHEMAS
+    assert all(request.schema is None for request in one if request.label == "free")
+    news = [[r.schema for r in requests if r.label == "new"] for requests in (one, other)]
+    assert news[0] == [r.schema for r in one if r.label == "seen"]
+    texts = {json.dumps(schema) for schemas in news for schema in schemas}
+    assert len(texts) == 2 * first_schema.SCHEMAS
+    assert len({request.text[:3] for request in one[:900]}) == 300, "no prompt begins as another"
+
+
+def test_the_sides_with_a_schema_get_the_prompts_of_free_text() -> None:
+    work = Work(4, 1, 5)
+    assert len({request.text for request in schema.requests(work)}) == 4
+    assert all(request.schema is None for request in schema.requests(work))
+    assert options(8, schemas.STOCK)["json-schema"] == schemas.STOCK
+    assert "ignore-eos" not in options(8, schemas.STOCK) and options(8)["ignore-eos"]

@@ -1,0 +1,75 @@
+"""Scenario of answers to a JSON schema: the cost of constrained output."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+from bench import texts
+from bench.clients import Request
+from bench.runs import Figure, Target
+from bench.schemas import STOCK
+
+from . import decode
+from .base import Scenario, Started, Work
+from .constrained import VOCABULARIES, constrained, free_text, reference, start_sides
+
+CASES = (1, 4, 16)
+SLOTS = 16
+CTX_SIZE = 512
+TOKENS, TOKENS_SMALL = 64, 16
+SHARE_MIN = 0.95
+
+
+def requests(work: Work) -> list[Request]:
+    """Return distinct prompts of 30 to 40 tokens, one per stream."""
+    rng = work.rng()
+    tokens = TOKENS_SMALL if work.small else TOKENS
+    return [
+        Request(f"{work.mark} {texts.question(rng, name)} The shop's stock is:", tokens, name)
+        for name in texts.names(rng, work.case)
+    ]
+
+
+async def start(stack: AsyncExitStack) -> Started:
+    """Start the servers."""
+    return await start_sides(stack, SLOTS, CTX_SIZE, requests, STOCK)
+
+
+SCENARIO = Scenario(
+    name="schema",
+    title="Answers to a JSON schema",
+    about=f"""\
+Each stream sends a prompt of 30 to 40 tokens and reads {TOKENS} tokens, of free text or of a JSON
+object: a shop with a list of items, which have a name, a description, a category, a price, a
+count, tags and a truth value. The list is longer than the answer. The same prompts go to SmolLM2
+135M with its 49 152 tokens and to Gemma 3 270M with its 262 144. **llama-server** gets the same
+schema and runs without prompt caches. Tokens per second are the generated tokens divided by the
+time of the whole run. {SLOTS} slots of {CTX_SIZE} tokens.""",
+    figures=(
+        Figure("tokens_per_s", "tokens/s", 1),
+        Figure("ttft_ms", "first token, ms", 1),
+        Figure("gap_p50_ms", "gap p50, ms", 1),
+        Figure("gap_p99_ms", "gap p99, ms", 1),
+    ),
+    targets=tuple(
+        target
+        for vocabulary in VOCABULARIES
+        for case in CASES
+        for target in (
+            Target(
+                "tokens_per_s",
+                constrained(vocabulary),
+                free_text(vocabulary),
+                least=SHARE_MIN,
+                case=case,
+            ),
+            Target("tokens_per_s", constrained(vocabulary), reference(vocabulary), case=case),
+        )
+    ),
+    start=start,
+    measure=decode.measure,
+    cases=CASES,
+    case_heading="streams",
+    pictures=(),
+    picture_case=16,
+)
