@@ -1,0 +1,59 @@
+"""The forms in which models write tool calls, recognised by marks in their chat templates."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+__all__ = ("MARK_TOKENS", "ToolFormat", "tool_format_of")
+
+
+class ToolFormat(StrEnum):
+    """A form of tool calls, by the name that clients see."""
+
+    NONE = "none"
+    """Answers are text."""
+    HERMES = "hermes"
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen."""
+    MISTRAL = "mistral"
+    """`[TOOL_CALLS][{"name": …, "arguments": {…}}]`, or `[TOOL_CALLS]name[ARGS]{…}`."""
+    LLAMA = "llama"
+    """`{"name": …, "parameters": {…}}`, perhaps after `<|python_tag|>`: Llama 3."""
+    FUNCTIONARY = "functionary"
+    """`>>>name`, and the arguments in the next line: functionary v3.2."""
+    FUNCTION_TAGS = "function-tags"
+    """`<function=name>`, and the arguments as JSON (Llama 3, functionary v3.1) or in
+    `<parameter=…>` tags (Qwen3-Coder).
+    """
+    JSON = "json"
+    """The whole answer is `{"name": …, "arguments": {…}}`: of models without a form of their own,
+    where a call is required.
+    """
+
+
+_MARKS = (
+    (">>>all", ToolFormat.FUNCTIONARY),
+    ("<function=", ToolFormat.FUNCTION_TAGS),
+    ("[TOOL_CALLS]", ToolFormat.MISTRAL),
+    ("<|python_tag|>", ToolFormat.LLAMA),
+    ("<|start_header_id|>ipython", ToolFormat.LLAMA),
+    ("<tool_call>", ToolFormat.HERMES),
+)
+"""In the order of the checks: templates with the later marks may have the earlier ones too."""
+_OTHER_MARKS = ("<arg_key>",)
+"""Marks of forms that are not supported, in templates with `<tool_call>`."""
+
+MARK_TOKENS: dict[ToolFormat, tuple[str, ...]] = {
+    ToolFormat.HERMES: ("<tool_call>", "</tool_call>"),
+    ToolFormat.FUNCTION_TAGS: ("<tool_call>", "</tool_call>"),
+    ToolFormat.MISTRAL: ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+    ToolFormat.LLAMA: ("<|python_tag|>",),
+}
+"""Special tokens whose names an answer must show, so that its calls can be recognised."""
+
+
+def tool_format_of(template: str) -> ToolFormat:
+    """Return the form of tool calls of a model with this chat template."""
+    found = next((form for mark, form in _MARKS if mark in template), ToolFormat.NONE)
+    if found is ToolFormat.HERMES and any(mark in template for mark in _OTHER_MARKS):
+        return ToolFormat.NONE
+    return found
