@@ -1,4 +1,6 @@
-"""Values as other systems spell them: llama-server's triggers, wasi_nn_backend's conditions."""
+"""Values as other systems spell them: llama-server's triggers, wasi_nn_backend's conditions, and
+OpenAI's formats of answers.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from ..shorten import shorten
 TRIGGER_KINDS = ("token", "word", "pattern", "pattern-full")
 """By llama-server's numbers (`common/common.h`)."""
 CONDITIONS_MAX = 512
+_ANY_OBJECT = {"type": "object"}
 _GLOBAL_FLAGS = re.compile(r"\(\?[aiLmsux]+\)")
 
 
@@ -131,10 +134,33 @@ def _dynamic_timeout(value: Any) -> dict[str, Any]:
     return {name: item[key] for key, name in names.items() if key in item}
 
 
+def _response_format(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{shorten(value)} is not a format: give a map with a type")
+    match value.get("type"):
+        case "text":
+            return {"json-schema": ""}
+        case "json_object":  # llama-server allows a schema here, too
+            return {"json-schema": _schema_of(value, _ANY_OBJECT)}
+        case "json_schema":
+            described = value.get("json_schema")
+            return {"json-schema": _schema_of(described if isinstance(described, dict) else {})}
+    kinds = "text, json_object, json_schema"
+    raise ValueError(f"there is no type {shorten(value.get('type'))}; use {kinds}")
+
+
+def _schema_of(value: Mapping[str, Any], default: Any = None) -> Any:
+    schema = value.get("schema", default)
+    if not isinstance(schema, dict | bool):
+        raise ValueError('there is no schema: give {"name": "…", "schema": {…}}')
+    return schema
+
+
 FORMS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "token-conditions": _token_conditions,
     "pattern-conditions": _pattern_conditions,
     "semantic-conditions": _semantic_conditions,
     "dynamic-timeout": _dynamic_timeout,
+    "response-format": _response_format,
 }
 """By the key's name, which has hyphens; the results are then read as parameters."""

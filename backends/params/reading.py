@@ -120,6 +120,7 @@ def read_options(raw: Mapping[str, Any], *, strict: bool = False) -> Options:
     """
     options = Options()
     errors: list[str] = []
+    names = set[str]()
     suggests = True
     strict = strict or raw.get("strict") is True
     for number, (key, name, value) in enumerate(_flat(raw)):
@@ -127,6 +128,7 @@ def read_options(raw: Mapping[str, Any], *, strict: bool = False) -> Options:
             raise TooLarge(f"more than {KEYS_MAX} keys", data={"keys_max": KEYS_MAX})
         if value is None or (name == "strict" and isinstance(value, bool)):
             continue
+        names.add(name)
         try:
             values = FORMS[name](value) if name in FORMS else {name: value}
         except ValueError as exc:
@@ -142,6 +144,8 @@ def read_options(raw: Mapping[str, Any], *, strict: bool = False) -> Options:
                 options.ignored.append(key)
         if len(errors) >= ERRORS_MAX:
             break
+    if names >= {"response-format", "json-schema"}:
+        errors.append("response-format: json-schema is given too; leave one of them out")
     if errors:
         raise InvalidArgument("; ".join(errors), hint=PARAMETERS_HINT, data={"errors": errors})
     return options

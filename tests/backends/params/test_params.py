@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import pytest
@@ -216,6 +217,43 @@ def test_the_sections_of_wasi_nn_backend_are_read_as_if_they_stood_at_the_top() 
         "logit-bias": [[3, -1.0]],
     }
     assert options.ignored == ["max_sessions", "cache_strategy", "level"]
+
+
+@pytest.mark.parametrize(
+    ("form", "schema"),
+    [
+        ({"type": "text"}, ""),
+        ({"type": "json_object"}, '{"type":"object"}'),
+        ({"type": "json_object", "schema": {"type": "array"}}, '{"type":"array"}'),
+        ({"type": "json_schema", "json_schema": {"name": "n", "schema": {}, "strict": 1}}, "{}"),
+    ],
+)
+def test_openais_formats_of_answers_are_schemas(form: dict[str, Any], schema: str) -> None:
+    for key in ("response-format", "response_format"):
+        assert read_options({key: form}, strict=True).values == {"json-schema": schema}
+
+
+@pytest.mark.parametrize(
+    ("form", "says"),
+    [
+        ("text", "'text' is not a format"),
+        ({}, "there is no type null; use text, json_object, json_schema"),
+        ({"type": "xml"}, "there is no type 'xml'; use text"),
+        ({"type": ["text"]}, "there is no type"),
+        ({"type": "json_schema"}, "there is no schema"),
+        ({"type": "json_schema", "json_schema": {"name": "n"}}, "there is no schema"),
+        ({"type": "json_object", "schema": []}, "there is no schema"),
+    ],
+)
+def test_a_format_that_is_unknown_or_lacks_its_schema_is_refused(form: Any, says: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"response_format: {re.escape(says)}"):
+        read_options({"response_format": form})
+
+
+def test_a_format_and_a_schema_contradict_each_other() -> None:
+    for form in ({"type": "text"}, {"type": "json_object"}):
+        with pytest.raises(InvalidArgument, match="response-format: json-schema is given too"):
+            read_options({"json_schema": {}, "response_format": form})
 
 
 @pytest.mark.parametrize("text", ["[1]", "7", '"a"', "{", "{]", '{"a":' * 2000, b"\xff"])
