@@ -16,6 +16,7 @@ from .adapter_keys import AdapterInfo, AdapterSpec
 from .batch import Chunk, Move
 from .embedder import Embedder, EmbedInfo
 from .params import SamplingParams
+from .tool_formats import ToolFormat
 
 Message = Mapping[str, Any]
 """One chat message: `role` and `content`, both text; an assistant's may have `tool_calls`."""
@@ -56,6 +57,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int
     token_bytes_max: int
     has_chat_template: bool
+    tool_format: ToolFormat = ToolFormat.NONE
+    """The form in which the model writes tool calls."""
     unused: dict[str, str] = {}
     """Parameters that have no effect on its answers, with the reasons."""
     kv_kind: KvKind = "plain"

@@ -57,6 +57,8 @@ class Turn:
         comparer: Comparer = compare_nothing,
     ):
         self.spec = spec
+        self.seed = spec.sampling.seed
+        """The seed at its beginning; `adjust` may change it."""
         self.comparisons = Comparisons(comparer)
         self.tokens: list[int] = []
         self.shifts: list[tuple[int, int]] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ..backends import ModelInfo, Rendering
 from ..backends.base import PLAIN_RENDERING
@@ -18,6 +18,17 @@ _RETRIES_MAX = 30
 """Times that a query is repeated after its worker has died: the model's source delays the later
 ones, to one in 4 s.
 """
+
+
+class ChatTokens(NamedTuple):
+    """The text of a chat with its tokens, or those that are *appended* to the history. *form* is
+    the form of the history's last answer that the text has.
+    """
+
+    text: str
+    tokens: list[int]
+    appended: bool
+    form: int = 0
 
 
 class TaskReader(Protocol):
@@ -79,9 +90,12 @@ class TextClient(Protocol):
         rendering: Rendering = PLAIN_RENDERING,
         *,
         turn: bool = False,
-    ) -> tuple[str, list[int], bool]:
-        """Return the rendered text, its tokens, and whether these only extend the text *said*,
-        which ends with *answer*; the next step waits a moment for the task of a *turn*.
+        answer_at: int = -1,
+        forms: Sequence[dict[str, Any]] = (),
+    ) -> ChatTokens:
+        """Return the rendered text, and its tokens or only those that extend the text *said*, which
+        ends with *answer*. The answer is the message number *answer_at*, of which there may be
+        other *forms*. The next step waits a moment for the task of a *turn*.
         """
 
 

@@ -14,9 +14,19 @@ from typing import Any
 import gguf
 import numpy as np
 
-__all__ = ("KINDS", "VOCAB_SIZE", "WINDOW", "byte_vocabulary", "write_split", "write_tiny")
+__all__ = (
+    "CONTROL",
+    "KINDS",
+    "VOCAB_SIZE",
+    "WINDOW",
+    "byte_vocabulary",
+    "write_split",
+    "write_tiny",
+)
 
 VOCAB_SIZE = 3 + 256
+CONTROL = 3
+"""The control token of the kind `calls`."""
 WINDOW = 64
 EMBEDDING, HEADS, HEADS_KV, FEED_FORWARD = 64, 4, 2, 128
 HEAD = EMBEDDING // HEADS
@@ -46,22 +56,27 @@ class _Writer:
         self.file.close()
 
 
-def byte_vocabulary(file: Any) -> None:
-    """Add a vocabulary of all bytes to a writer."""
+def byte_vocabulary(file: Any, control: str = "") -> None:
+    """Add a vocabulary of all bytes to a writer. A *control* token takes the place of byte 0."""
     names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     kinds = gguf.TokenType
+    types = [kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL] + [kinds.BYTE] * 256
+    if control:
+        names[CONTROL], types[CONTROL] = control, kinds.CONTROL
     file.add_tokenizer_model("llama")
     file.add_token_list(names)
     file.add_token_scores([0.0] * len(names))
-    file.add_token_types([kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL] + [kinds.BYTE] * 256)
+    file.add_token_types(types)
     file.add_unk_token_id(0)
     file.add_bos_token_id(1)
     file.add_eos_token_id(2)
 
 
-def _common(writer: _Writer, layers: int, norm: str = "output_norm.weight") -> None:
+def _common(
+    writer: _Writer, layers: int, norm: str = "output_norm.weight", control: str = ""
+) -> None:
     file = writer.file
-    byte_vocabulary(file)
+    byte_vocabulary(file, control)
     file.add_chat_template(CHAT_TEMPLATE)
     file.add_context_length(CONTEXT_TRAINED)
     file.add_embedding_length(EMBEDDING)
@@ -107,10 +122,10 @@ def _qk_norms(writer: _Writer, block: str) -> None:
     writer.ones(f"{block}.attn_k_norm.weight", HEAD)
 
 
-def _llama(path: Path, split_max_tensors: int = 0) -> None:
+def _llama(path: Path, split_max_tensors: int = 0, control: str = "") -> None:
     """Plain attention."""
     writer = _Writer(path, "llama", split_max_tensors)
-    _common(writer, layers=3)
+    _common(writer, layers=3, control=control)
     _output(writer)
     _heads(writer.file, HEADS_KV)
     for layer in range(3):
@@ -252,8 +267,14 @@ def _unknown_architecture(path: Path) -> None:
     writer.finish()
 
 
+def _calls(path: Path) -> None:
+    """Plain attention, and a control token that begins tool calls."""
+    _llama(path, control="[TOOL_CALLS]")
+
+
 KINDS: dict[str, Callable[[Path], None]] = {
     "llama": _llama,
+    "calls": _calls,
     "gemma3": _gemma3,
     "mamba": _mamba,
     "lfm2": _lfm2,

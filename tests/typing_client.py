@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, assert_type
 
 from inferd import (
@@ -28,6 +29,8 @@ from inferd import (
     Session,
     Stream,
     Tensor,
+    ToolCall,
+    ToolCallPart,
     __version__,
 )
 
@@ -52,6 +55,9 @@ async def asynchronous() -> None:
         assert_type(await client.models(), list[ModelInfo])
         assert_type((await client.show("m"))["size_bytes"], int)
         assert_type(await client.chat("m", "x"), Reply)
+        assert_type((await client.chat("m", "x")).tool_calls, list[ToolCall])
+        assert_type(ToolCall("i", "f", "{}").values, dict[str, Any])
+        assert_type(Piece("x").tool_calls, Sequence[ToolCallPart])
         assert_type(client.stream(12, "x"), AsyncStream)
         assert_type(await client.chat(12, [{"role": "user", "content": "x"}]), Reply)
         await client.compute_single(12, priority="lowest")  # type: ignore[arg-type]

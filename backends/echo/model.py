@@ -157,6 +157,7 @@ def _echo_info(spec: ModelSpec, options: EchoOptions) -> ModelInfo:
         parameters=0,
         token_bytes_max=1,
         has_chat_template=True,
+        tool_format=options.tool_format,
         unused=dict.fromkeys(("grammar", "json-schema"), "the model echo repeats its prompt")
         | {"tools": "the model echo has no chat template"},
         kv_kind=options.memory,

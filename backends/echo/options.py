@@ -11,7 +11,7 @@ for each token of a slot's context, `layer_bytes` for each of `layers`, which ru
 `device_bytes` free, and `embedding_bytes` once it makes embeddings; it allocates nothing. The
 characters of `surprising` have a surprisal of ten nats, all others zero. `variant` (a text) changes
 the model's fingerprint. `vocabulary` (a number) changes its vocabulary: token numbers of bytes are
-counted from there.
+counted from there. `tool_format` is the form in which its answers have tool calls.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import msgspec
 
 from ..base import KvKind
 from ..errors import BackendError
+from ..tool_formats import ToolFormat
 from .vocabulary import EchoVocabulary
 
 ECHO_CTX_SIZE = 4096
@@ -48,6 +49,7 @@ class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     surprising: str = ""
     variant: str = ""
     vocabulary: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
+    tool_format: ToolFormat = ToolFormat.NONE
     memory: KvKind = "plain"
     window: Annotated[int, msgspec.Meta(ge=1, le=10**9)] = 8
     kv_cells: Number = -1

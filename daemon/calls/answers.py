@@ -10,15 +10,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import anyio
+import msgspec
 
 from ...backends.errors import InferdError, InvalidArgument
 from ...ipc import messages as w
 from ...ipc.server.server_connection import Request
 from ...sessions import Session, TurnOptions
+from ...sessions.history.reasoning import AnswerParts
 from ...sessions.turn import TokensSink, Turn
 from ..core import Daemon
 from .arguments import turn_options
-from .turns import add_input, metadata_if_cancelled
+from .turns import add_input, metadata_if_cancelled, tool_call_parts
 
 ANSWERS_MAX = 16
 SEEDS = 1 << 32
@@ -62,7 +64,6 @@ class _Answers:
         """Set when the prompt is computed, or the first turn has ended."""
         self._seed = -1
         self._answers: list[dict[str, Any]] = [{} for _ in sessions]
-        self._splitters = [session.outputs.new_splitter(p.options) for session in sessions]
 
     async def start_first(self) -> None:
         """Start the first answer."""
@@ -89,11 +90,14 @@ class _Answers:
             error = exc
         finally:
             self._prompt_done.set()
-        parts = self._splitters[number].split_last(b"" if turn is None else bytes(turn.text))
+        outputs, parts = self.sessions[number].outputs, AnswerParts(b"")
+        if turn is not None:
+            parts = outputs.new_splitter(self._p.options, turn).split_last(bytes(turn.text))
         self._answers[number] = {
             "text": parts.text,
             "reasoning": parts.reasoning,
-            "metadata": self.sessions[number].outputs.metadata(turn),
+            "tool_calls": msgspec.to_builtins(tool_call_parts(parts.calls)),
+            "metadata": outputs.metadata(turn),
             "error": None if error is None else error.to_wire(),
         }
 

@@ -178,8 +178,8 @@ async def run_inference(daemon: Daemon, request: Request) -> w.TurnResult:
     async with session.input.for_turn(
         lambda: session.input.add_messages([message], options.values)
     ):
-        splitter = session.outputs.new_splitter(options.values)
         turn = await session.runner.start_turn(turn_settings)
+        splitter = session.outputs.new_splitter(options.values, turn)
     await finish_turn(request, session, turn)
     result = turn_result(session, splitter, bytes(turn.text))
     bounded(result.text, p.size_max)

@@ -67,10 +67,10 @@ async def apply_template(daemon: Daemon, request: Request) -> w.TemplateResult:
     graph = daemon.graph(request)
     messages, rendering = checked_messages(p.messages), _rendering(graph, p)
     requester = _requester(daemon, request)
-    text, tokens, _ = await graph.lease.query(
+    prompt = await graph.lease.query(
         lambda client: client.texts_of(requester).chat_prompt(messages, rendering=rendering)
     )
-    return w.TemplateResult(text=text.encode(), tokens=len(tokens))
+    return w.TemplateResult(text=prompt.text.encode(), tokens=len(prompt.tokens))
 
 
 def _requester(daemon: Daemon, request: Request) -> Requester:

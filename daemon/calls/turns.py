@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import anyio
+import msgspec
 
 from ...backends.errors import Cancelled, InvalidArgument
 from ...ipc import messages as w
@@ -13,9 +14,11 @@ from ...ipc.server.server_connection import Request
 from ...scheduler.messages import Position, Tokens
 from ...scheduler.output.logprobs import describe_logprobs
 from ...sessions import Session, Turn, TurnOptions
-from ...sessions.history.reasoning import AnswerParts, ReasoningSplitter
+from ...sessions.history.answer_splitter import AnswerSplitter
+from ...sessions.history.reasoning import AnswerParts
 from ...sessions.session.core import BeforeInput
-from ...sessions.turn import PositionSink, TokensSink
+from ...sessions.tool_calls.calls import ToolCallPart, merge_parts
+from ...sessions.turn import PositionSink
 from ..core import Daemon
 from .arguments import turn_options
 from .chat_messages import checked_messages
@@ -42,18 +45,20 @@ async def chat(daemon: Daemon, request: Request) -> w.TurnResult:
 
 async def _start_turn(
     daemon: Daemon, request: Request, *, streams: bool
-) -> tuple[Session, Turn, ReasoningSplitter]:
+) -> tuple[Session, Turn, AnswerSplitter]:
     """Start a turn on a call's input; if it *streams*, its tokens are sent as events."""
     p: w.StreamParams = request.params
     session = daemon.session(request)
     async with session.input.for_turn(lambda: add_input(daemon, session, p)):
-        splitter = session.outputs.new_splitter(p.options)
         credit = p.credit if streams else -1
         own = TurnOptions(options=p.options, credit=credit, special=False, watch=p.queue_events)
-        send_tokens = _tokens_sender(daemon, request, session, splitter) if streams else None
+        sender = _TokensSender(daemon, request, session)
         turn = await session.runner.start_turn(
-            turn_options(p, own), send_tokens, _position_sender(daemon, request)
+            turn_options(p, own),
+            sender.send_tokens if streams else None,
+            _position_sender(daemon, request),
         )
+        splitter = sender.splitter = session.outputs.new_splitter(p.options, turn)
     return session, turn, splitter
 
 
@@ -63,12 +68,13 @@ async def resume(daemon: Daemon, request: Request) -> w.TurnResult:
     _check_credit(p.credit)
     daemon.check_open()
     session = daemon.session(request)
-    text, splitter = session.outputs.resume_splitter(AnswerParts(p.text, p.reasoning))
+    text, splitter = session.outputs.resume_splitter(AnswerParts(p.text, p.reasoning), p.raw_text)
+    sender = _TokensSender(daemon, request, session, splitter, len(p.tokens))
     turn = await session.runner.resume_turn(
         turn_options(p, TurnOptions(credit=p.credit, watch=p.queue_events)),
         p.tokens,
         text,
-        _tokens_sender(daemon, request, session, splitter, len(p.tokens)),
+        sender.send_tokens,
         _position_sender(daemon, request),
     )
     request.pass_credit_to(turn.add_credit)
@@ -108,36 +114,60 @@ def _check_credit(credit: int) -> None:
         raise InvalidArgument(f"a credit of {credit}; the range is 1 … {w.CREDIT_MAX} events")
 
 
-def turn_result(session: Session, splitter: ReasoningSplitter, text: bytes) -> w.TurnResult:
+def turn_result(session: Session, splitter: AnswerSplitter, text: bytes) -> w.TurnResult:
     """Return the result of a turn with its last *text*."""
     last = splitter.split_last(text)
     return w.TurnResult(
-        text=last.text, reasoning=last.reasoning, metadata=session.outputs.metadata()
+        text=last.text,
+        reasoning=last.reasoning,
+        tool_calls=tool_call_parts(last.calls),
+        metadata=session.outputs.metadata(),
     )
 
 
-def _tokens_sender(
-    daemon: Daemon,
-    request: Request,
-    session: Session,
-    splitter: ReasoningSplitter,
-    offset: int = 0,
-) -> TokensSink:
-    """Return a function that sends tokens to the client, which already has *offset* of them."""
+def tool_call_parts(parts: Iterable[ToolCallPart]) -> list[w.ToolCallPart]:
+    """Return parts of tool calls as messages have them."""
+    return [
+        msgspec.convert(part, w.ToolCallPart, from_attributes=True) for part in merge_parts(parts)
+    ]
 
-    def send_tokens(report: Tokens) -> None:
-        nonlocal offset
-        text, reasoning = splitter.split(report.text)
-        event = w.TokensEvent(tokens=report.tokens, text=text, reasoning=reasoning, offset=offset)
-        turn = session.turn
+
+class _TokensSender:
+    """Sends a turn's tokens to its client, which already has *offset* of them. *splitter* is set
+    before the first ones come.
+    """
+
+    def __init__(
+        self,
+        daemon: Daemon,
+        request: Request,
+        session: Session,
+        splitter: AnswerSplitter | None = None,
+        offset: int = 0,
+    ):
+        self._daemon, self._request, self._session = daemon, request, session
+        self.splitter, self._offset = splitter, offset
+
+    def send_tokens(self, report: Tokens) -> None:
+        """Send the tokens of a report."""
+        assert self.splitter is not None
+        parts = self.splitter.split(report.text)
+        event = w.TokensEvent(
+            tokens=report.tokens,
+            text=parts.text,
+            reasoning=parts.reasoning,
+            tool_calls=tool_call_parts(parts.calls),
+            offset=self._offset,
+        )
+        if self.splitter.finds_calls and report.text != parts.text:
+            event.raw_text = report.text
+        turn = self._session.turn
         if report.logprobs and turn is not None:
             event.completion_probabilities = describe_logprobs(
                 report.logprobs, after_sampling=turn.spec.sampling.post_sampling_probs
             )
-        daemon.emit(request, event)
-        offset += len(report.tokens)
-
-    return send_tokens
+        self._daemon.emit(self._request, event)
+        self._offset += len(report.tokens)
 
 
 def _position_sender(daemon: Daemon, request: Request) -> PositionSink:

@@ -14,7 +14,7 @@ from ...backends.base import PLAIN_RENDERING
 from ...backends.errors import InferdError, WorkerCrashed
 from ...scheduler import messages as m
 from ...scheduler.priority import Requester
-from ...sessions.worker_client import TaskReader
+from ...sessions.worker_client import ChatTokens, TaskReader
 from .deaths import Death, Phase, Verdict
 from .quarantine import Quarantine, quarantine_error
 from .recovery import fail_readers, out_of_memory
@@ -279,12 +279,16 @@ class ProcessTexts:
         rendering: Rendering = PLAIN_RENDERING,
         *,
         turn: bool = False,
-    ) -> tuple[str, list[int], bool]:
-        """Return the rendered text, its tokens, and whether they only append to *said*."""
-        rendered = list(messages)
-        text, packed, appended = await self._client.query(
-            lambda i: m.ChatPrompt(i, rendered, said, answer, rendering, turn, self._requester),
+        answer_at: int = -1,
+        forms: Sequence[dict[str, Any]] = (),
+    ) -> ChatTokens:
+        """Return the rendered text, and its tokens or only those that extend *said*."""
+        rendered, others = list(messages), list(forms)
+        text, packed, appended, form = await self._client.query(
+            lambda i: m.ChatPrompt(
+                i, rendered, said, answer, rendering, turn, self._requester, answer_at, others
+            ),
             (rendered, rendering),
             self._requester.owner,
         )
-        return text, m.unpack_tokens(packed), appended
+        return ChatTokens(text, m.unpack_tokens(packed), appended, form)

@@ -13,6 +13,7 @@ from ..messages import (
     ServerHello,
     SwapResult,
     Tensor,
+    ToolCallPart,
 )
 from ..paths import client_socket_path, daemon_socket_path
 from ..payloads import Message, Prompt, TensorLike
@@ -23,7 +24,7 @@ from .results import Metadata, ModelInfo
 from .sessions.pull import AsyncPull
 from .sessions.session import AsyncSession
 from .streams.async_stream import AsyncStream
-from .streams.texts import Answer, Piece, Rendered, Reply
+from .streams.texts import Answer, Piece, Rendered, Reply, ToolCall
 from .sync.sync_client import Client, Session
 from .sync.sync_streams import Pull, Stream
 
@@ -58,6 +59,8 @@ __all__ = (
     "Stream",
     "Tensor",
     "TensorLike",
+    "ToolCall",
+    "ToolCallPart",
     "client_socket_path",
     "daemon_socket_path",
 )

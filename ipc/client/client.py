@@ -137,15 +137,18 @@ class AsyncClient(AsyncEmbedding):
         text: str = "",
         *,
         reasoning: str = "",
+        raw_text: str = "",
         on_queue: QueueCallback | None = None,
         **keywords: Unpack[SchedulingKeywords],
     ) -> AsyncStream:
         """Resume an interrupted turn of a context that was attached again.
 
-        *tokens*, *text* and *reasoning* are the part already read; the stream begins after them.
+        *tokens*, *text* and *reasoning* are the part already read; the stream begins after them. Of
+        a turn with `tools`, *raw_text* replaces text and reasoning.
         """
         settings = self._turn_settings(keywords, on_queue)
-        return self._stream(settings.resume_params(context, tokens, text, reasoning), settings)
+        params = settings.resume_params(context, tokens, text, reasoning, raw_text)
+        return self._stream(params, settings)
 
     @takes(TurnKeywords)
     async def chat(

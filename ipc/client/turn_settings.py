@@ -95,15 +95,16 @@ class TurnSettings:
         }
 
     def resume_params(
-        self, context: int, tokens: Sequence[int], text: str, reasoning: str
+        self, context: int, tokens: Sequence[int], text: str, reasoning: str, raw_text: str
     ) -> w.ResumeParams:
-        """Return the params of `resume` for the rest after *tokens*, *text* and *reasoning*."""
+        """Return the params of `resume` for the rest after the part of an answer."""
         return self.add_scheduling(
             w.ResumeParams(
                 context=context,
                 tokens=list(tokens),
                 text=text.encode(),
                 reasoning=reasoning.encode(),
+                raw_text=raw_text.encode(),
                 queue_events=self.on_queue is not None,
             )
         )

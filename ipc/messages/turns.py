@@ -65,6 +65,7 @@ class ResumeParams(StreamedParams):
     tokens: list[int] = []
     text: bytes = b""
     reasoning: bytes = b""
+    raw_text: bytes = b""
 
 
 class QueueEvent(Map):
@@ -79,16 +80,33 @@ class QueueEvent(Map):
     starts_in_s: float | None
 
 
+class ToolCallPart(Map):
+    """A part of the tool call number `index` of an answer.
+
+    The first part has the id and the name, and each one the next part of the arguments' JSON text.
+    A call that is `dropped` is not one after all: its source follows as text.
+    """
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+    dropped: bool = False
+
+
 class TokensEvent(Map):
     """New tokens of a stream, and the text that is complete with them, in whole characters.
 
     `offset` is the number of the answer's tokens before them. With `n-probs`,
-    `completion_probabilities` has their logprobs, in llama-server's form.
+    `completion_probabilities` has their logprobs, in llama-server's form. `raw_text` is the text
+    with tool calls as the model wrote them, where it differs from `text`.
     """
 
     tokens: list[int] = []
     text: bytes = b""
     reasoning: bytes = b""
+    tool_calls: list[ToolCallPart] = []
+    raw_text: bytes = b""
     offset: int = 0
     completion_probabilities: list[dict[str, Any]] = []
 
@@ -98,6 +116,7 @@ class TurnResult(Map):
 
     text: bytes = b""
     reasoning: bytes = b""
+    tool_calls: list[ToolCallPart] = []
     metadata: dict[str, Any] = {}
 
 
@@ -119,6 +138,6 @@ class AnswersEvent(Map):
 
 
 class AnswersResult(Map):
-    """A map for each answer: `text`, `reasoning`, `metadata`, `error`."""
+    """A map for each answer: `text`, `reasoning`, `tool_calls`, `metadata`, `error`."""
 
     answers: list[dict[str, Any]]

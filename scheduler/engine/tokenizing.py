@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ...backends import InferdError, Model, SamplingParams
+from ...backends import InferdError, Model, Rendering, SamplingParams
 from ...backends.errors import OutOfMemory, PromptTooLong
 from .. import messages as m
 from ..call_thread import CallResult, CallThread
@@ -20,6 +20,7 @@ from ..policy.text_order import TextOrder
 from ..policy.thread_share import ThreadShare
 from ..priority import Requester
 from ..recording.recorder import ActivityKind, Recorder
+from .chat_text import render_chat
 from .task_table import EngineClock
 
 TOKENIZE_S = 0.02
@@ -45,19 +46,6 @@ Parts = Generator["_Call | None", Any, object]
 """The work on a request. It yields a call for a thread, whose result it gets, or None where other
 requests may precede the rest.
 """
-
-
-def appended_text(text: str, history: str, answer: str = "") -> str | None:
-    """Return the part of *text* after *history*, which ends with *answer*; None if *text* does not
-    begin with it. White space around the answer may differ: templates trim it.
-    """
-    if not history:
-        return None
-    before = history.removesuffix(answer)
-    for answered in (history[len(before) :], answer.rstrip(), answer.lstrip(), answer.strip()):
-        if text.startswith(before + answered):
-            return text[len(before) + len(answered) :]
-    return None
 
 
 @dataclass(slots=True)
@@ -263,14 +251,16 @@ class TokenizeQueue:
             return m.pack_tokens(tokens)
         if isinstance(request, m.Detokenize):
             return (yield from self._detokenize(m.unpack_tokens(request.tokens)))
-        render = partial(self._model.render, request.messages, request.rendering)
-        text: str = yield _Call(self._rendering, render, RENDER_S, charged_s_max=RENDER_CHARGED_S)
-        appended = appended_text(text, request.history, request.answer)
+        text, appended, form = yield from render_chat(request, self._render)
         if appended is not None:
             tokens = yield from self._tokenize(appended.encode(), True, False)
         else:
             tokens = yield from self._tokenize(text.encode(), True, True)
-        return text, m.pack_tokens(tokens), appended is not None
+        return text, m.pack_tokens(tokens), appended is not None, form
+
+    def _render(self, messages: list[dict[str, Any]], rendering: Rendering) -> _Call:
+        render = partial(self._model.render, messages, rendering)
+        return _Call(self._rendering, render, RENDER_S, charged_s_max=RENDER_CHARGED_S)
 
     def _detokenize(self, tokens: list[int]) -> Generator[None, Any, bytes]:
         pieces = []

@@ -107,11 +107,14 @@ class Detokenize(RequestMessage):
 
 
 class ChatPrompt(RequestMessage):
-    """Render and tokenize messages. Answered with `(text, tokens, appended)`.
+    """Render and tokenize messages. Answered with `(text, tokens, appended, form)`.
 
     If the rendered text begins with *history* (the text so far, which ends with its last *answer*),
     only the rest is tokenized and *appended* is true: the history's tokens stay as they are. White
     space around the answer may differ: templates trim it. If it is for a *turn*, its task follows.
+
+    An answer with tool calls, the message number *answer_at*, has other *forms*, the last one of
+    which is its text; *form* is the number of the one that was rendered, 0 in `messages`.
     """
 
     messages: list[dict[str, Any]]
@@ -120,6 +123,8 @@ class ChatPrompt(RequestMessage):
     rendering: Rendering = Rendering()
     turn: bool = False
     requester: Requester = NOBODY
+    answer_at: int = -1
+    forms: list[dict[str, Any]] = []
 
 
 TextRequest = Tokenize | Detokenize | ChatPrompt

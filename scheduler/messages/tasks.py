@@ -55,6 +55,8 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The other stop conditions; they hold for the whole turn."""
     special: bool = False
     """Show special tokens' names in the text, as WasmEdge does."""
+    shown_tokens: tuple[str, ...] = ()
+    """Names of special tokens that are shown in any case: marks of tool calls."""
     queue_timeout_s: float = 0.0
     total_timeout_s: float = 0.0
     session: str = ""

@@ -113,5 +113,7 @@ def resume_text(model: Model, task: Task) -> Ending | None:
 
 
 def _piece(model: Model, task: Task, token: int) -> bytes:
-    hidden = not task.spec.special and model.is_control(token)
-    return b"" if hidden else model.piece(token)
+    piece, spec = model.piece(token), task.spec
+    if spec.special or not model.is_control(token):
+        return piece
+    return piece if piece.decode(errors="replace") in spec.shown_tokens else b""

@@ -14,8 +14,17 @@ from ...backends.errors import InvalidArgument
 from ...scheduler.messages import pack_tokens, unpack_tokens
 from ..admission.kept_bytes import TOKEN_BYTES, memory_bytes
 from ..journal.entries import HistoryEntry, Replay, StoredSession, TurnPiece, decode_history, encode
+from ..tool_calls.calls import NO_TOOLS, ToolUse
+from ..tool_calls.messages import (
+    answer_forms,
+    answer_message,
+    new_parser,
+    raw_answer,
+    without_raw_answer,
+)
+from ..tool_calls.parser import ToolCallParser
 from ..turn import Turn
-from ..worker_client import TextClient
+from ..worker_client import ChatTokens, TextClient
 from .reasoning import opens_reasoning
 
 MARKS_MAX = 1000
@@ -62,6 +71,8 @@ class History:
         """A context shift has dropped ids: no other session can share the KV state."""
         self.rendering = PLAIN_RENDERING
         """The template's last arguments other than the messages."""
+        self.tool_use = NO_TOOLS
+        """The tool calls that the answer to the prompt may have."""
         self.recomputed = NOTHING
         """The part of the history that the last messages have made obsolete."""
         self._rendering_bytes = 0
@@ -90,6 +101,7 @@ class History:
             open=self._open,
             shifted=self.shifted,
             rendering=self.rendering,
+            tool_use=self.tool_use,
             unfinished=unfinished,
         )
 
@@ -107,7 +119,7 @@ class History:
         new._replace_messages(entry.messages)
         new.marks = [Mark(*mark) for mark in entry.marks]
         new._rendered, new._loose, new._open = entry.rendered, entry.loose, entry.open
-        new.shifted = entry.shifted
+        new.shifted, new.tool_use = entry.shifted, entry.tool_use
         new._set_rendering(entry.rendering)
         return new
 
@@ -119,12 +131,24 @@ class History:
         new._open, new.prompt = False, turn.history()
         if self._rendered is not None:
             answer = turn.text.decode(errors="replace")
-            new._append_messages([{"role": "assistant", "content": answer}])
+            new._append_messages([answer_message(answer, self.new_parser(turn.seed))])
             # The ids include text that a stop text cut from the answer.
             new._rendered = None if turn.stopped_by_text else self._rendered + answer
         for keep, discard in turn.shifts:
             new._shift(keep, discard)
         return new
+
+    def new_parser(self, seed: int) -> ToolCallParser | None:
+        """Return the parser of the answer's tool calls, if it may have some; *seed* is its turn's.
+        An answer on the same history with the same seed has calls with the same ids.
+        """
+        prompt = self.prompt
+        return new_parser(
+            self.tool_use,
+            self.rendering,
+            self._rendered or "",
+            lambda: b"%d %b" % (seed, pack_tokens(prompt)),
+        )
 
     def _append_messages(self, messages: Sequence[dict[str, Any]]) -> None:
         self.messages = [*self.messages, *messages]
@@ -156,30 +180,40 @@ class History:
         client: TextClient,
         messages: Sequence[dict[str, Any]],
         rendering: Rendering = PLAIN_RENDERING,
+        tool_use: ToolUse = NO_TOOLS,
     ) -> None:
-        """Add messages by the model's template; after raw text, begin a new history.
+        """Add messages by the model's template; after raw text, begin a new history. The answer may
+        have tool calls as *tool_use* says.
 
         Where the template's text begins with the present text, only the rest is tokenized.
         """
-        was_chat = bool(self.messages)
-        previous, (_, answer) = await self._rendered_text(client), self._split_answer()
-        text, tokens, appended = await client.chat_prompt(
-            [*self.messages, *messages], previous, answer, rendering, turn=True
-        )
+        was_chat, messages = bool(self.messages), list(map(without_raw_answer, messages))
+        previous, (before, answer) = await self._rendered_text(client), self._split_answer()
+        forms = [form for last in self.messages[len(before) :] for form in answer_forms(last)]
+        prompt = await client.chat_prompt(
+            [*map(without_raw_answer, before), *map(without_raw_answer, forms[:1]), *messages],
+            previous, answer, rendering, turn=True,
+            answer_at=len(before), forms=list(map(without_raw_answer, forms[1:])),
+        )  # fmt: skip
         self._begin_turn()
-        if appended:
-            self.prompt = self.prompt + tokens
+        if prompt.appended:
+            self.prompt = self.prompt + prompt.tokens
         else:
-            shared = _common_length(self.prompt, tokens)
+            shared = _common_length(self.prompt, prompt.tokens)
             if obsolete := len(self.prompt) - shared:
                 other = rendering != self.rendering
-                cause = _recompute_cause(previous, text, was_chat=was_chat, other_arguments=other)
+                cause = _recompute_cause(
+                    previous, prompt.text, was_chat=was_chat, other_arguments=other
+                )
                 self.recomputed = Recomputed(obsolete, cause)
             self.marks = [Mark(min(m.tokens, shared), m.messages) for m in self.marks]
-            self.prompt = tokens
+            self.prompt = prompt.tokens
+        if len(forms) > 1:
+            self._replace_messages([*before, forms[prompt.form]])
         self._append_messages(messages)
-        self._rendered, self._loose = text, False
+        self._rendered, self._loose = prompt.text, False
         self._set_rendering(rendering)
+        self.tool_use = tool_use
 
     @property
     def opens_reasoning(self) -> bool:
@@ -191,7 +225,7 @@ class History:
         return all messages and an empty text.
         """
         if self.messages and self.messages[-1]["role"] == "assistant":
-            return self.messages[:-1], str(self.messages[-1]["content"])
+            return self.messages[:-1], raw_answer(self.messages[-1])
         return self.messages, ""
 
     async def retokenize(self, client: TextClient, text: bytes) -> None:
@@ -200,9 +234,10 @@ class History:
         """
         before, answer = self._split_answer()
         if before:
-            rendered, self.prompt, _ = await client.chat_prompt(before, rendering=self.rendering)
-            self.prompt += await client.tokenize(answer.encode(), special=True, bos=False)
-            self._rendered, self._loose = rendered + answer, False
+            prompt = await self._render(client, before)
+            rest = await client.tokenize(answer.encode(), special=True, bos=False)
+            self.prompt = prompt.tokens + rest
+            self._rendered, self._loose = prompt.text + answer, False
             self.marks = [Mark(0, mark.messages) for mark in self.marks]
         else:
             self.prompt, self.marks = await client.tokenize(text, special=True, bos=True), []
@@ -215,8 +250,11 @@ class History:
         before, answer = self._split_answer()
         if not before:
             return ""
-        text, _, _ = await client.chat_prompt(before, rendering=self.rendering)
-        return text + answer
+        return (await self._render(client, before)).text + answer
+
+    async def _render(self, client: TextClient, messages: list[dict[str, Any]]) -> ChatTokens:
+        shown = list(map(without_raw_answer, messages))
+        return await client.chat_prompt(shown, rendering=self.rendering)
 
     def _begin_turn(self) -> None:
         if not self._open:
@@ -226,7 +264,7 @@ class History:
 
     def _end_chat(self) -> None:
         self._replace_messages([])
-        self._rendered, self._loose = None, False
+        self._rendered, self._loose, self.tool_use = None, False, NO_TOOLS
 
     # Rewinding and shifting.
 

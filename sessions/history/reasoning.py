@@ -11,6 +11,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ...backends.errors import InvalidArgument
+from ..tool_calls.calls import ToolCallPart
 
 OPEN, CLOSE = b"<think>", b"</think>"
 SPACE_BYTES = 64
@@ -18,10 +19,11 @@ SPACE_BYTES = 64
 
 
 class AnswerParts(NamedTuple):
-    """Bytes of an answer, and of the reasoning before it."""
+    """Bytes of an answer, and of the reasoning before it; parts of the answer's tool calls."""
 
     text: bytes
     reasoning: bytes = b""
+    calls: tuple[ToolCallPart, ...] = ()
 
 
 class _At(Enum):

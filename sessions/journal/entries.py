@@ -20,6 +20,7 @@ from ...scheduler import PRIORITIES, Priority
 from ...scheduler.messages import pack_tokens, unpack_floats, unpack_tokens
 from ...scheduler.output.stopping import cuts_text
 from ..admission.kept_bytes import TOKEN_BYTES, memory_bytes
+from ..tool_calls.calls import NO_TOOLS, ToolUse
 
 
 class _WithPriority(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +85,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     open: bool = False
     shifted: bool = False
     rendering: Rendering = Rendering()
+    tool_use: ToolUse = NO_TOOLS
     unfinished: TurnPiece | None = None
 
 
@@ -121,6 +123,11 @@ class Replay:
         numbers = TOKEN_BYTES * (len(self.tokens) + len(self.surprisals))
         options = memory_bytes(self.begin.options)
         return numbers + len(self._whole.tokens) + len(self.text) + options
+
+    @property
+    def seed(self) -> int:
+        """The seed of its generator."""
+        return self.begin.seed
 
     @property
     def unfinished(self) -> TurnPiece | None:

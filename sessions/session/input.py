@@ -13,6 +13,7 @@ from ...backends.errors import TooLarge
 from ..admission.kept_bytes import memory_bytes
 from ..history.history import History
 from ..table import SessionCall, SessionState, step
+from ..tool_calls.calls import ToolUse
 from ..turns.turn_options import NO_OPTIONS, NO_TEMPLATE
 from ..worker_client import WorkerClient
 from .core import BeforeInput, SessionCore
@@ -82,12 +83,15 @@ class SessionInput:
         """Add chat messages to the history by the model's template, which gets the parameters of a
         turn with *options*. After raw text, begin a new history. Return the session before.
         """
-        rendering = self._core.settings.parameters.rendering(options)
+        parameters = self._core.settings.parameters
+        rendering = parameters.rendering(options)
         async with self._link.exclusive():
             step(self._core.state, SessionCall.SET_INPUT)
             self._check_messages(messages)
             history, unused = await self._link.query(
-                lambda c: self._with_messages(c, messages, rendering)
+                lambda c: self._with_messages(
+                    c, messages, rendering, parameters.tool_use(options, c.info.tool_format)
+                )
             )
             before = self._core.accept_turn_input(history, unused)
         return await self._record_input(before)
@@ -115,10 +119,15 @@ class SessionInput:
         self._core.check_growth(more)
 
     async def _with_messages(
-        self, client: WorkerClient, messages: Sequence[dict[str, Any]], rendering: Rendering
+        self,
+        client: WorkerClient,
+        messages: Sequence[dict[str, Any]],
+        rendering: Rendering,
+        tool_use: ToolUse,
     ) -> tuple[History, Mapping[str, str]]:
         history = self._core.conversation.current_history()
-        await history.add_messages(client.texts_of(self._core.requester), messages, rendering)
+        texts = client.texts_of(self._core.requester)
+        await history.add_messages(texts, messages, rendering, tool_use)
         return history, client.info.unused
 
     def reset_history(self, system: str | None = None) -> None:

@@ -11,6 +11,7 @@ import msgspec
 from ...backends.errors import NotFound
 from ...scheduler.messages import Embedded, TurnStats
 from ...scheduler.output.logprobs import describe_logprobs
+from ..history.answer_splitter import AnswerSplitter
 from ..history.reasoning import AnswerParts, ReasoningSplitter, resume_splitting
 from ..table import SessionCall, step
 from ..turn import Turn
@@ -51,25 +52,34 @@ class SessionOutputs:
         last = self._core.conversation.last
         return None if last.output_cleared else last.turn
 
-    def new_splitter(self, options: Mapping[str, Any]) -> ReasoningSplitter:
-        """Return the splitter of the next answer, for a turn with *options*."""
+    def new_splitter(self, options: Mapping[str, Any], turn: Turn) -> AnswerSplitter:
+        """Return the splitter of the answer of *turn*, which has begun with *options*."""
+        history = self._core.conversation.history_state.now
         on = self._core.settings.parameters.in_turn("reasoning-format", options) != "none"
-        opened = self._core.conversation.history_state.now.opens_reasoning
-        return ReasoningSplitter(on=on, opened=opened)
+        reasoning = ReasoningSplitter(on=on, opened=history.opens_reasoning)
+        return AnswerSplitter(reasoning, history.new_parser(turn.seed))
 
-    def resume_splitter(self, received: AnswerParts) -> tuple[bytes, ReasoningSplitter]:
-        """Return the interrupted turn's text that its reader has, and the splitter of the rest.
+    def resume_splitter(self, received: AnswerParts, raw: bytes) -> tuple[bytes, AnswerSplitter]:
+        """Return the interrupted turn's text that its reader has, and the splitter of the rest. Of
+        an answer that may have tool calls, the reader has the *raw* text.
 
         :raises InvalidArgument: the reader's parts differ.
         """
         history_state = self._core.conversation.history_state
         interrupted = history_state.interrupted
         if interrupted is None:
-            return received.text, ReasoningSplitter(on=False)
-        options = interrupted.begin.options
+            return received.text, AnswerSplitter(ReasoningSplitter(on=False))
+        options, history = interrupted.begin.options, history_state.before
         on = self._core.settings.parameters.in_turn("reasoning-format", options) != "none"
-        opened = history_state.before.opens_reasoning
-        return resume_splitting(interrupted.text, received, on=on, opened=opened)
+        opened = history.opens_reasoning
+        parser = history.new_parser(interrupted.seed)
+        if parser is not None:
+            splitter = AnswerSplitter(ReasoningSplitter(on=on, opened=opened), parser)
+            text = raw or received.text
+            splitter.split(text)
+            return text, splitter
+        text, reasoning = resume_splitting(interrupted.text, received, on=on, opened=opened)
+        return text, AnswerSplitter(reasoning)
 
     def metadata(self, turn: Turn | None = None) -> dict[str, Any]:
         """Return the metadata of *turn* or the last turn: WasmEdge's four keys, then inferd's."""
@@ -95,6 +105,7 @@ class SessionOutputs:
             "llama_build_number": build_number,
             "llama_commit": commit,
             **counters,
+            "tool_format": conversation.history_state.now.tool_use.form.value,
             "recomputed_tokens": recomputed.tokens,
             "recomputed_reason": recomputed.why,
             "seed": parameters.seed,

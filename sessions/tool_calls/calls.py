@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...backends.params.chat_options import CONTAINERS_MAX
+from ...backends.params.chat_options import check_containers
 from ...backends.params.json_texts import nests_deeper
 from ...backends.tool_formats import ToolFormat
 
-CALLS_MAX = 128
+ANSWER_CALLS_MAX = 128
 """Calls of one answer; later ones stay text."""
 ID_CHARACTERS = 9
 """Characters of an id: Mistral's chat templates refuse any other number."""
-NESTING_MAX = 48
+ARGUMENTS_LEVELS_MAX = 48
 """Levels of a call's arguments; a frame to the worker, which contains them, may nest 64 deep."""
 _ALPHABET = ascii_letters + digits
 
@@ -27,7 +27,7 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
     """The form of the tool calls in the answers to a prompt, and their number."""
 
     form: ToolFormat = ToolFormat.NONE
-    calls_max: int = CALLS_MAX
+    calls_max: int = ANSWER_CALLS_MAX
 
 
 NO_TOOLS = ToolUse()
@@ -98,7 +98,7 @@ def decode_object(text: str) -> dict[str, Any] | None:
         found = msgspec.json.decode(text.encode(), type=dict[str, Any])
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    return None if nests_deeper(found, NESTING_MAX) else found
+    return None if nests_deeper(found, ARGUMENTS_LEVELS_MAX) else found
 
 
 def template_arguments(text: str) -> dict[str, Any] | str:
@@ -106,11 +106,12 @@ def template_arguments(text: str) -> dict[str, Any] | str:
     values or longer numbers than messages may have.
     """
     found = decode_object(text)
-    if found is None or text.count("[") + text.count("{") > CONTAINERS_MAX:
+    if found is None:
         return text
     try:
+        check_containers(text.encode())
         msgspec.msgpack.encode(found)
-    except (OverflowError, msgspec.MsgspecError):
+    except (ValueError, OverflowError, msgspec.MsgspecError):
         return text
     return found
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ...backends.tool_formats import ToolFormat
-from .calls import CALLS_MAX, ToolCallPart, merge_parts
+from .calls import ANSWER_CALLS_MAX, ToolCallPart, merge_parts
 from .formats import AnswerReader
 from .reader import CallReader
 from .source import AnswerEnded, AnswerSource, Reading
@@ -36,7 +36,7 @@ class ToolCallParser:
         functions: Mapping[str, Mapping[str, Any]],
         new_id: Callable[[int], str],
         *,
-        calls_max: int = CALLS_MAX,
+        calls_max: int = ANSWER_CALLS_MAX,
         opened: bool = False,
         opens_reasoning: bool = False,
     ):

@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from .calls import NESTING_MAX, ToolCallPart, decode_object
+from .calls import ARGUMENTS_LEVELS_MAX, ToolCallPart, decode_object
 from .source import AnswerSource, NotACall, Reading
 
 __all__ = ("NAME", "CallReader")
 
 NAME = re.compile(r"[A-Za-z0-9_.-]*")
-NAME_CHARACTERS_MAX = 64
+_NAME_CHARACTERS_MAX = 64
 _IN_STRING = re.compile(r'[^"\\]*')
 _BETWEEN = re.compile(r'[^"{}\[\]]*')
 _SCALAR = re.compile(r"[^\s,}\]]*")
@@ -54,7 +54,7 @@ class CallReader:
         known = name in self.functions
         if not known and (declared or not name or not NAME.fullmatch(name)):
             raise NotACall
-        if len(name) > NAME_CHARACTERS_MAX:
+        if len(name) > _NAME_CHARACTERS_MAX:
             raise NotACall
         self._name = name
         index = self.source.calls
@@ -187,7 +187,7 @@ class CallReader:
             elif expected.pop() != character:
                 raise NotACall
             pass_on(source.take(1))
-            if len(expected) > NESTING_MAX:
+            if len(expected) > ARGUMENTS_LEVELS_MAX:
                 raise NotACall
             if not expected:
                 return

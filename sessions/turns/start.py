@@ -11,6 +11,7 @@ from structlog.contextvars import get_contextvars
 from ...backends.adapter_keys import adapter_key, split_key
 from ...backends.errors import InvalidArgument, error_from_wire
 from ...backends.params import nearest
+from ...backends.tool_formats import MARK_TOKENS
 from ...scheduler import PRIORITIES
 from ...scheduler import messages as m
 from ...scheduler.messages import AdapterReport
@@ -41,6 +42,7 @@ def task_of(
         pull=call.pull,
         credit=call.credit,
         special=call.special,
+        shown_tokens=MARK_TOKENS.get(session.conversation.history_state.now.tool_use.form, ()),
         queue_timeout_s=call.queue_timeout_s,
         total_timeout_s=call.timeout_s,
         session=session.name,

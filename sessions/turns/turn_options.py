@@ -20,9 +20,11 @@ from ...backends.params import (
     sampling_params,
     stopping_params,
 )
+from ...backends.tool_formats import ToolFormat
 from ...scheduler.messages import TaskSpec
 from ...scheduler.priority import Priority
 from ..admission.kept_bytes import MemoryMeter
+from ..tool_calls.calls import NO_TOOLS, ToolUse
 
 NO_SAMPLING = SamplingParams()
 """Placeholder in a spec until `Parameters.fill`."""
@@ -157,6 +159,12 @@ class Parameters:
         """
         tools = self.in_turn("tools", options)
         return Rendering(tools=tools, arguments=self.in_turn("chat-template-kwargs", options))
+
+    def tool_use(self, options: Mapping[str, Any], form: ToolFormat) -> ToolUse:
+        """Return the tool calls that the answer of a turn with *options* may have, of a model that
+        writes them in this *form*.
+        """
+        return ToolUse(form=form) if self.in_turn("tools", options) else NO_TOOLS
 
     def _requests(self, name: str) -> Iterator[tuple[Any, str]]:
         if name in self._turn:

@@ -59,6 +59,8 @@ __all__ = (
     "Tensor",
     "Timeout",
     "TooLarge",
+    "ToolCall",
+    "ToolCallPart",
     "UnsupportedOperation",
     "VersionMismatch",
     "WorkerCrashed",
@@ -123,6 +125,8 @@ if TYPE_CHECKING:
         Stream,
         SwapResult,
         Tensor,
+        ToolCall,
+        ToolCallPart,
     )
 else:  # hidden from type checkers, which would accept every misspelt name as an object
 

@@ -44,7 +44,7 @@ PAGE = (ROOT / "docs" / "protocol.md").read_text()
 CLIENT_MODULES = ("client", "handles", "paths", "payloads", "traceparent")
 TYPES: dict[Any, str] = {
     int: "int", str: "str", bytes: "bin", bool: "bool", float: "float", dict: "map",
-    type(None): "nil", w.Tensor: "tensor", w.Limits: "limits",
+    type(None): "nil", w.Tensor: "tensor", w.Limits: "limits", w.ToolCallPart: "tool call",
 }  # fmt: skip
 Row = tuple[str, ...]
 
@@ -190,6 +190,7 @@ def test_the_tables_of_a_call_have_exactly_its_fields(call: str) -> None:
         ("daemon hello", w.ServerHello),
         ("limits", w.Limits),
         ("tensor", w.Tensor),
+        ("tool call", w.ToolCallPart),
     ],
 )
 def test_the_tables_of_structs_have_exactly_their_fields(column: str, struct: Any) -> None:

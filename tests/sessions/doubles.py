@@ -11,7 +11,7 @@ import anyio
 from inferd.backends import AdapterInfo, AdapterSpec, ModelInfo, Rendering
 from inferd.backends.base import PLAIN_RENDERING
 from inferd.scheduler import messages as m
-from inferd.scheduler.engine.tokenizing import appended_text
+from inferd.scheduler.engine.chat_text import appended_text
 from inferd.scheduler.priority import Requester
 from inferd.sessions import AdmissionBounds, DormantLimits, Ledger, SessionManager
 from inferd.sessions.turn import Turn
@@ -21,7 +21,7 @@ from inferd.sessions.turns.sentence_comparison import (
     Similarity,
     compare_nothing,
 )
-from inferd.sessions.worker_client import Predecessor, TaskReader
+from inferd.sessions.worker_client import ChatTokens, Predecessor, TaskReader
 from tests.scheduler.doubles import Bench
 
 
@@ -79,13 +79,15 @@ class InProcessClient:
         rendering: Rendering = PLAIN_RENDERING,
         *,
         turn: bool = False,
-    ) -> tuple[str, list[int], bool]:
+        answer_at: int = -1,
+        forms: Sequence[dict[str, Any]] = (),
+    ) -> ChatTokens:
         model = self.bench.model
         text = model.render(list(messages), rendering)
         rest = appended_text(text, said, answer)
         if rest is not None:
-            return text, model.tokenize(rest.encode(), special=True, bos=False), True
-        return text, model.tokenize(text.encode(), special=True, bos=True), False
+            return ChatTokens(text, model.tokenize(rest.encode(), special=True, bos=False), True)
+        return ChatTokens(text, model.tokenize(text.encode(), special=True, bos=True), False)
 
     async def count_cached_tokens(
         self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]

@@ -16,6 +16,7 @@ from ...engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...errors import InvalidArgument, load_cancelled
 from ...model_spec import LoadProgress, ModelSpec
 from ...params import read_options
+from ...tool_formats import ToolFormat
 from ..kv.context import LlamaContext
 from ..kv.embedding_context import LlamaEmbedder, embed_info, open_embedding_context
 from ..kv.encoder_only import EncoderContext
@@ -148,6 +149,7 @@ def _model_info(
         parameters=int(lib.llama_model_n_params(model)),
         token_bytes_max=file.token_bytes_max,
         has_chat_template=template is not None,
+        tool_format=ToolFormat.NONE if template is None else template.tool_format,
         unused={} if template is None or template.uses_tools else {"tools": _NO_TOOLS},
         kv_kind=context.kv_kind,
         can_shift=context.can_shift,

@@ -9,6 +9,7 @@ from ...base import PLAIN_RENDERING, Message, Rendering
 from ...errors import InvalidArgument, LoadFailed, TooLarge
 from ...gguf.facts import uses_tools
 from ...model_spec import ModelSpec
+from ...tool_formats import tool_format_of
 from .renderer import Renderer, TemplateRefusal
 
 SOURCE_BYTES_MAX = 1 << 20
@@ -19,7 +20,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, *, bos: str, eos: str, strip_bos: bool):
         self._renderer = Renderer(source)
-        self.uses_tools = uses_tools(source)
+        self.uses_tools, self.tool_format = uses_tools(source), tool_format_of(source)
         self.start_process, self.close = self._renderer.start_process, self._renderer.close
         self._names = {"bos_token": bos, "eos_token": eos}
         self._bos_stripped = bos if strip_bos else ""

@@ -69,16 +69,22 @@ def print_answer(
         try:
             for piece in stream:
                 reasoning = getattr(piece, "reasoning", "")
+                calls = getattr(piece, "tool_calls", ())
                 if as_json:
-                    line = {"text": str(piece)}
-                    write_json_line(line | ({"reasoning": reasoning} if reasoning else {}))
+                    more = {"reasoning": reasoning, "tool_calls": calls}
+                    given = {key: value for key, value in more.items() if value}
+                    write_json_line({"text": str(piece)} | given)
                 else:
                     write_dimmed(reasoning)
                     write_answer(piece, end="")
                 last = piece or last
         finally:
-            if not as_json and not last.endswith("\n"):
+            calls_made = stream.tool_calls
+            if not as_json and not last.endswith("\n") and (last or not calls_made):
                 write("")
+        if not as_json:
+            for call in calls_made:
+                write_answer(f"{call.name}({call.arguments})")
     if as_json:
         write_json_line({"metadata": session.metadata})
     if stats:

@@ -173,18 +173,21 @@ class AsyncSession(SessionProperties):
         text: str = "",
         *,
         reasoning: str = "",
+        raw_text: str = "",
         on_queue: QueueCallback | None = None,
         **keywords: Unpack[SchedulingKeywords],
     ) -> AsyncStream:
         """Continue the turn that a restart of the daemon or a lost connection has interrupted.
 
         The session is then `attached` and its metadata's stop reason is `detached`. *tokens*,
-        *text* and *reasoning* are the part already read; the stream begins after them.
+        *text* and *reasoning* are the part already read; the stream begins after them. Of a turn
+        with `tools`, *raw_text* replaces text and reasoning.
         """
         timeout_s = self._client._seconds(None)
         settings = read_settings(timeout_s, keywords, on_queue)
         context = require_open(self._attachment.context)
-        return self._stream(settings.resume_params(context, tokens, text, reasoning), settings)
+        params = settings.resume_params(context, tokens, text, reasoning, raw_text)
+        return self._stream(params, settings)
 
     @takes(TurnKeywords)
     async def chat(
@@ -200,7 +203,7 @@ class AsyncSession(SessionProperties):
             params = settings.stream_params(require_open(self._attachment.context), prompt)
             async with self._stream(params, settings) as stream:
                 text = "".join([piece async for piece in stream])
-            return Reply(text, stream.metadata, stream.reasoning)
+            return Reply(text, stream.metadata, stream.reasoning, stream.tool_calls)
         params = settings.stream_params(self.context, prompt)
         await self._turns.end_previous()
         try:

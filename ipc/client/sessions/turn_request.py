@@ -138,14 +138,17 @@ class TurnRequest:
     def _rest_params(self, turn: StreamedTurn) -> w.ResumeParams:
         params = self._params
         tokens, text, reasoning = list(turn.tokens), bytes(turn.text), bytes(turn.reasoning)
+        raw_text = bytes(turn.raw_text)
         if isinstance(params, w.ResumeParams):
             tokens, text = params.tokens + tokens, params.text + text
             reasoning = params.reasoning + reasoning
+            raw_text = (params.raw_text or params.text) + raw_text
         return w.ResumeParams(
             context=params.context,
             tokens=tokens,
             text=text,
             reasoning=reasoning,
+            raw_text=raw_text,
             **{name: getattr(params, name) for name in w.StreamedParams.__struct_fields__},
         )
 

@@ -42,7 +42,7 @@ class AsyncStream(TurnSoFar, AsyncIterator[str], AbstractAsyncContextManager["As
                 else:
                     await request.wait()
                     continue
-                if piece or piece.reasoning:
+                if not piece.empty:
                     return piece
         except BaseException:
             self._ended = True
@@ -52,7 +52,7 @@ class AsyncStream(TurnSoFar, AsyncIterator[str], AbstractAsyncContextManager["As
     def _last_piece(self, request: InFlight) -> Piece:
         self._ended = True
         piece = self._turn.read_end(request)
-        if not piece and not piece.reasoning:
+        if piece.empty:
             raise StopAsyncIteration
         return piece
 

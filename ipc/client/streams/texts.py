@@ -2,40 +2,96 @@
 
 from __future__ import annotations
 
-from typing import Any, Self, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Self, cast
+
+import msgspec
 
 from ....backends.errors import InferdError, error_from_wire
-from ...messages import AnswersResult, TurnResult
+from ...messages import AnswersResult, ToolCallPart, TurnResult
+from ..caller import as_event
 from ..results import Metadata
 
 
-class Piece(str):
-    """A piece of an answer, with the new part of its `reasoning`.
-
-    Only the parameter `reasoning-format` makes `reasoning` non-empty; the text may then be empty.
+class ToolCall(NamedTuple):
+    """A call of the function *name* in an answer. Its result is sent as a message with the role
+    `tool` and the call's *id* as `tool_call_id`.
     """
 
-    __slots__ = ("reasoning",)
-    reasoning: str
+    id: str
+    name: str
+    arguments: str
+    """The JSON text of an object."""
 
-    def __new__(cls, text: str, reasoning: str = "") -> Self:
+    @property
+    def values(self) -> dict[str, Any]:
+        """The arguments by name."""
+        return msgspec.json.decode(self.arguments, type=dict[str, Any])
+
+
+class ToolCalls:
+    """The tool calls of an answer, put together from their parts."""
+
+    def __init__(self, parts: Iterable[ToolCallPart] = ()) -> None:
+        self._calls: dict[int, ToolCall] = {}
+        self.add_parts(parts)
+
+    def add_parts(self, parts: Iterable[ToolCallPart]) -> None:
+        """Add the next parts."""
+        for part in parts:
+            call = self._calls.pop(part.index, ToolCall(part.id, part.name, ""))
+            if not part.dropped:
+                self._calls[part.index] = call._replace(arguments=call.arguments + part.arguments)
+
+    def so_far(self) -> list[ToolCall]:
+        """Return the calls; the arguments of the last one may be incomplete."""
+        return list(self._calls.values())
+
+
+class Piece(str):
+    """A piece of an answer, with the new part of its `reasoning` and of its `tool_calls`.
+
+    Only the parameters `reasoning-format` and `tools` make these non-empty; the text may then be
+    empty.
+    """
+
+    __slots__ = ("reasoning", "tool_calls")
+    reasoning: str
+    tool_calls: Sequence[ToolCallPart]
+
+    def __new__(
+        cls, text: str, reasoning: str = "", tool_calls: Sequence[ToolCallPart] = ()
+    ) -> Self:
         """Make a piece from *text*."""
         self = super().__new__(cls, text)
-        self.reasoning = reasoning
+        self.reasoning, self.tool_calls = reasoning, tool_calls
         return self
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has neither text nor anything else."""
+        return not (self or self.reasoning or self.tool_calls)
 
 
 class Reply(str):
-    """A turn's whole text, with its `metadata` and its `reasoning`."""
+    """A turn's whole text, with its `metadata`, its `reasoning` and its `tool_calls`."""
 
-    __slots__ = ("metadata", "reasoning")
+    __slots__ = ("metadata", "reasoning", "tool_calls")
     metadata: Metadata
     reasoning: str
+    tool_calls: list[ToolCall]
 
-    def __new__(cls, text: str, metadata: Metadata | None = None, reasoning: str = "") -> Self:
+    def __new__(
+        cls,
+        text: str,
+        metadata: Metadata | None = None,
+        reasoning: str = "",
+        tool_calls: Sequence[ToolCall] = (),
+    ) -> Self:
         """Make a reply from *text*."""
         self = super().__new__(cls, text)
         self.metadata, self.reasoning = metadata or {}, reasoning
+        self.tool_calls = list(tool_calls)
         return self
 
 
@@ -61,7 +117,8 @@ class Rendered(str):
 def reply_of(result: TurnResult) -> Reply:
     """Return the reply in a whole turn's result."""
     metadata = cast("Metadata", result.metadata)
-    return Reply(_decode(result.text), metadata, _decode(result.reasoning))
+    calls = ToolCalls(result.tool_calls).so_far()
+    return Reply(_decode(result.text), metadata, _decode(result.reasoning), calls)
 
 
 def answers_of(result: AnswersResult) -> list[Answer]:
@@ -71,10 +128,20 @@ def answers_of(result: AnswersResult) -> list[Answer]:
 
 def _answer_of(fields: dict[str, Any]) -> Answer:
     text, reasoning = (_decode(fields.get(key, b"")) for key in ("text", "reasoning"))
-    answer = Answer(text, fields.get("metadata"), reasoning)
+    calls = ToolCalls(tool_call_parts(fields)).so_far()
+    answer = Answer(text, fields.get("metadata"), reasoning, calls)
     error = fields.get("error")
     answer.error = error and error_from_wire(error)
     return answer
+
+
+def tool_call_parts(fields: dict[str, Any]) -> list[ToolCallPart]:
+    """Return the parts of tool calls in an event or a result.
+
+    :raises ProtocolError: they have another form.
+    """
+    parts = fields.get("tool_calls")
+    return [as_event(part, ToolCallPart) for part in parts] if parts else []
 
 
 def _decode(data: bytes) -> str:

@@ -9,13 +9,13 @@ from typing import Any, Protocol
 import anyio
 
 from ....backends.errors import InferdError
-from ...messages import CREDIT_DEFAULT, QueueEvent
+from ...messages import CREDIT_DEFAULT, QueueEvent, ToolCallPart
 from ..caller import as_event
 from ..connection.inflight import InFlight, InFlightT
 from ..failures import is_loss, retrying, with_progress
 from ..results import Metadata
 from ..turn_settings import QueueCallback
-from .texts import Piece
+from .texts import Piece, ToolCall, ToolCalls, tool_call_parts
 
 SETTLE_S_MAX = 5.0
 """Time that an abandoned stream waits for the daemon's confirmation."""
@@ -64,6 +64,9 @@ class StreamedTurn:
         self.abandoned = False
         self.tokens: list[int] = []
         self.text, self.reasoning = bytearray(), bytearray()
+        self.raw_text = bytearray()
+        """The text with tool calls as the model wrote them, from which the turn can be resumed."""
+        self.tool_calls = ToolCalls()
         self.probabilities: list[dict[str, Any]] = []
         self._start, self._timeout_s, self._retries = start, timeout_s, retries
         self._on_queue, self._recovery = on_queue, recovery
@@ -124,7 +127,9 @@ class StreamedTurn:
             return Piece(""), 0
         self.probabilities += event.get("completion_probabilities", ())
         tokens, reasoning = event.get("tokens"), event.get("reasoning", b"")
-        piece = self._decode_piece(event.get("text", b""), reasoning)
+        text = event.get("text", b"")
+        self.raw_text += event.get("raw_text", text)
+        piece = self._decode_piece(text, reasoning, tool_call_parts(event))
         if tokens:
             self.tokens += tokens
         self._events_read += 1
@@ -133,10 +138,13 @@ class StreamedTurn:
         self._events_read = 0
         return piece, self._grant_at
 
-    def _decode_piece(self, text: bytes, reasoning: bytes, *, final: bool = False) -> Piece:
+    def _decode_piece(
+        self, text: bytes, reasoning: bytes, calls: list[ToolCallPart], *, final: bool = False
+    ) -> Piece:
         self.text += text
         self.reasoning += reasoning
-        return Piece(self._decoder.decode(text, final), reasoning.decode(errors="replace"))
+        self.tool_calls.add_parts(calls)
+        return Piece(self._decoder.decode(text, final), reasoning.decode(errors="replace"), calls)
 
     def read_end(self, request: InFlight) -> Piece:
         """Read the turn's end and return the last piece.
@@ -149,7 +157,8 @@ class StreamedTurn:
             if is_loss(exc):
                 raise self._with_progress(exc) from None
             raise
-        return self._decode_piece(result.get("text", b""), result.get("reasoning", b""), final=True)
+        text, reasoning = result.get("text", b""), result.get("reasoning", b"")
+        return self._decode_piece(text, reasoning, tool_call_parts(result), final=True)
 
     def abandon(self) -> None:
         """Cancel the turn; must be called on the connection's loop."""
@@ -189,3 +198,13 @@ class TurnSoFar:
     def reasoning(self) -> str:
         """The reasoning so far; empty except with `reasoning-format`."""
         return self._turn.reasoning.decode(errors="replace")
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        """The tool calls so far; the arguments of the last one may be incomplete."""
+        return self._turn.tool_calls.so_far()
+
+    @property
+    def raw_text(self) -> str:
+        """The text so far with tool calls as the model wrote them, for `resume`."""
+        return self._turn.raw_text.decode(errors="replace")

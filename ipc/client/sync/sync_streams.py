@@ -35,7 +35,7 @@ class Stream(TurnSoFar, Iterator[str], AbstractContextManager["Stream"]):
         try:
             while True:
                 piece = self._next_piece()
-                if piece or piece.reasoning:
+                if not piece.empty:
                     return piece
                 if self._ended:
                     raise StopIteration

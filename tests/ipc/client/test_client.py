@@ -259,7 +259,7 @@ async def test_every_call_has_its_wire_name_and_params(tmp_path: Path) -> None:
                 )
             ),
         ),
-        (AsyncStream, "aclose metadata probabilities reasoning tokens"),
+        (AsyncStream, "aclose metadata probabilities raw_text reasoning tokens tool_calls"),
         (AsyncPull, "aclose"),
     ],
 )

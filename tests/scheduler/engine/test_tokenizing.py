@@ -13,6 +13,7 @@ from inferd.backends.base import PLAIN_RENDERING, Message
 from inferd.backends.echo.model import EchoModel
 from inferd.backends.errors import BackendError, InvalidArgument, TooLarge
 from inferd.scheduler import messages as m
+from inferd.scheduler.engine.chat_text import appended_text
 from inferd.scheduler.engine.engine import Engine
 from inferd.scheduler.engine.task_table import EngineClock
 from inferd.scheduler.engine.tokenizing import (
@@ -20,7 +21,6 @@ from inferd.scheduler.engine.tokenizing import (
     PIECES,
     RENDER_CHARGED_S,
     TokenizeQueue,
-    appended_text,
 )
 from inferd.scheduler.policy.thread_share import BURST_S, SHARE
 from inferd.scheduler.priority import Requester

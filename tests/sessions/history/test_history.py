@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,10 +12,11 @@ from inferd.backends import Rendering, SamplingParams
 from inferd.backends.base import PLAIN_RENDERING
 from inferd.backends.errors import InvalidArgument
 from inferd.scheduler import messages as m
-from inferd.scheduler.engine.tokenizing import appended_text
+from inferd.scheduler.engine.chat_text import ChatText, render_chat
 from inferd.sessions.admission.kept_bytes import memory_bytes
 from inferd.sessions.history.history import MARKS_MAX, History, Mark
 from inferd.sessions.turn import Turn
+from inferd.sessions.worker_client import ChatTokens
 from tests.scheduler.doubles import Bench
 from tests.sessions.doubles import InProcessClient
 
@@ -40,11 +42,32 @@ class ChatClient(InProcessClient):
         rendering: Rendering = PLAIN_RENDERING,
         *,
         turn: bool = False,
-    ) -> tuple[str, list[int], bool]:
-        text = self.template(messages, rendering)
+        answer_at: int = -1,
+        forms: Sequence[dict[str, Any]] = (),
+    ) -> ChatTokens:
+        request = m.ChatPrompt(
+            0, list(messages), said, answer, rendering, answer_at=answer_at, forms=list(forms)
+        )
+        chat = render_chat(request, lambda *values: values)
+        send: Callable[[], Any] = partial(next, chat)
+        while True:
+            try:
+                values = send()
+            except StopIteration as ended:
+                found: ChatText = ended.value
+                break
+            send = self._result(chat, values)
+        rest = found.appended
+        tokens = ids(found.text if rest is None else rest)
+        return ChatTokens(found.text, tokens, rest is not None, found.form)
+
+    def _result(self, chat: Generator[Any, Any, ChatText], values: Any) -> Callable[[], Any]:
+        try:
+            text = self.template(*values)
+        except InvalidArgument as exc:
+            return partial(chat.throw, exc)
         self.rendered.append(text)
-        rest = appended_text(text, said, answer)
-        return text, ids(text if rest is None else rest), rest is not None
+        return partial(chat.send, text)
 
     def template(self, messages: Sequence[dict[str, Any]], rendering: Rendering) -> str:
         return text_of(messages)

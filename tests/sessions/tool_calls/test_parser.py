@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from inferd.backends.params.chat_options import CONTAINERS_MAX
 from inferd.backends.tool_formats import ToolFormat, tool_format_of
 from inferd.sessions.tool_calls.calls import (
-    CALLS_MAX,
+    ANSWER_CALLS_MAX,
+    ARGUMENTS_LEVELS_MAX,
     ID_CHARACTERS,
-    NESTING_MAX,
     ToolCall,
     ToolCallPart,
     call_id,
@@ -127,7 +127,7 @@ def test_calls_are_parsed(
         (F.HERMES, '<tool_call>{"name": "add" "arguments": {}}</tool_call>'),
         (F.HERMES, "<think>" + HERMES),
         (F.HERMES, '<tool_call>{"name":"%s"}' % ("x" * 65)),
-        (F.HERMES, '<tool_call>{"name":"now","arguments":{"a":%s}}' % ("[" * NESTING_MAX)),
+        (F.HERMES, '<tool_call>{"name":"now","arguments":{"a":%s}}' % ("[" * ARGUMENTS_LEVELS_MAX)),
         (F.HERMES, '<tool_call>{"name":"now","arguments":{"a":"\udcff"}}'),
         (F.MISTRAL, "[TOOL_CALLS] []"),
         (F.MISTRAL, "[TOOL_CALLS]add[CALL_ID]x{}"),
@@ -195,8 +195,8 @@ def test_a_call_that_is_broken_off_is_dropped_and_its_source_is_text() -> None:
 
 
 def test_calls_and_their_lengths_are_bounded() -> None:
-    found = parse(F.HERMES, HERMES * (CALLS_MAX + 1))
-    assert (found.text, len(calls(found))) == (HERMES, CALLS_MAX)
+    found = parse(F.HERMES, HERMES * (ANSWER_CALLS_MAX + 1))
+    assert (found.text, len(calls(found))) == (HERMES, ANSWER_CALLS_MAX)
     one = parse(F.HERMES, f"{HERMES}\n{HERMES}", calls_max=1)
     assert (one.text, calls(one)) == (HERMES, ADD)
     for form, answer in (

@@ -1,0 +1,169 @@
+"""Turns with tool calls on models: every form of a chat template, and the KV state that is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import inferd
+from inferd.testing import RunningDaemon, running_daemon
+from tests.models import smollm2
+from tests.tiny_gguf import CONTROL, write_tiny
+
+pytestmark = pytest.mark.model
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": SCHEMA}}]
+USER = "What is two and two?"
+MESSAGES = """\
+{%- if tools %}<|im_start|>system
+Functions: {{ tools | tojson }}<|im_end|>
+{% endif %}
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}
+{%- for call in m.tool_calls or [] %}{% set f = call.function %}CALL{% endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+START{% endif %}
+"""
+"""A minimal template; CALL is a call in the form of a model, START what begins each answer."""
+HERMES = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+JSON_CALL = '{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}'
+FORMS = {
+    "hermes": (f"<tool_call>\n{JSON_CALL}\n</tool_call>", "", HERMES),
+    "mistral": (
+        f"[TOOL_CALLS][{JSON_CALL}]", "", '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]'
+    ),
+    "llama": (
+        JSON_CALL.replace("arguments", "parameters", 1) + "{# <|python_tag|> #}",
+        "",
+        '{"name": "add", "parameters": {"a": 1}}',
+    ),
+    "functionary": (
+        ">>>{{ f.name }}\n{{ f.arguments }}{# >>>all #}", ">>>", 'add\n{"a":  1}'
+    ),
+    "function-tags": (
+        "<function={{ f.name }}>{{ f.arguments | tojson }}</function>",
+        "",
+        '<function=add>{"a": 1}</function>',
+    ),
+}  # fmt: skip
+"""By the form: a template's call, its START, and an answer."""
+CALLS_TEMPLATE = """\
+{%- for m in messages %}
+{%- if m.role == 'user' %}[INST]{{ m.content }}[/INST]
+{%- elif m.role == 'tool' %}[RESULT]{{ m.content }}[/RESULT]
+{%- else %}{{ " " ~ m.content if not m.tool_calls }}
+{%- for call in m.tool_calls or [] %}[TOOL_CALLS][{"name": "{{ call.function.name }}", "arguments":
+{{- call.function.arguments | tojson }}, "id": "{{ call.id }}"}]{% endfor %}</s>{% endif %}
+{%- endfor %}{# tools #}
+"""
+
+
+def grammar_of(answer: str) -> str:
+    """Return the grammar of one text, which a model without training for tools would not write."""
+    return f"root ::= {json.dumps(answer)}"
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    folder = tmp_path_factory.mktemp("tools")
+    config = ["[defaults]", "ctx-size = 2048", "slots = 2"]
+    for form, (call, start, _) in FORMS.items():
+        template = MESSAGES.replace("CALL", call).replace("START", start)
+        (folder / f"{form}.jinja").write_text(template)
+        config += [f"[models.{form}]", f'file = "{smollm2()}"']
+        config += [f'chat-template-file = "{folder / form}.jinja"']
+    (folder / "calls.jinja").write_text(CALLS_TEMPLATE)
+    config += ["[models.calls]", f'file = "{write_tiny("calls", folder)}"']
+    config += [f'chat-template-file = "{folder}/calls.jinja"']
+    with running_daemon("\n".join(config)) as running:
+        yield running
+
+
+def result_of(reply: inferd.Reply) -> list[dict[str, Any]]:
+    return [
+        {"role": "tool", "tool_call_id": call.id, "content": str(call.values["a"] + 1)}
+        for call in reply.tool_calls
+    ]
+
+
+def assert_kept(first: inferd.Reply, second: inferd.Reply) -> None:
+    """All tokens of the first turn were in the KV state, except the last ones."""
+    history = first.metadata["input_tokens"] + first.metadata["output_tokens"]
+    assert second.metadata["recomputed_reason"] == ""
+    assert second.metadata["recomputed_tokens"] == 0
+    assert history - 3 <= second.metadata["cached_tokens"] <= history
+    assert second.metadata["input_tokens"] > history
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_call_and_its_result_compute_only_what_is_new(client: inferd.Client, form: str) -> None:
+    answer = FORMS[form][2]
+    options = {"tools": TOOLS, "temp": 0, "n-predict": 40}
+    with client.session(form, options=options) as session:
+        first = session.chat(USER, options={"grammar": grammar_of(answer)})
+        [call] = first.tool_calls
+        assert (str(first), call.name, call.values) == ("", "add", {"a": 1})
+        assert first.metadata["tool_format"] == form
+        second = session.chat(result_of(first), options={"grammar": grammar_of(answer)})
+        assert_kept(first, second)
+        assert second.tool_calls[0].id != call.id
+        assert_kept(second, session.chat(result_of(second), options={"n-predict": 4}))
+
+
+def test_the_name_of_a_control_token_reaches_the_parser(client: inferd.Client) -> None:
+    """The template adds an id to the call: the tokens stay nevertheless."""
+    rest = '[{"name":"add","arguments":{"a":1}}]'
+    options = {"tools": TOOLS, "grammar": f"root ::= <[{CONTROL}]> {json.dumps(rest)}"}
+    with client.session("calls", options=options) as session:
+        first = session.chat("hi")
+        stream = session.stream(result_of(first))
+        text = "".join(stream)
+        assert stream.tool_calls[0].values == {"a": 1} and text == ""
+        assert stream.raw_text == f"[TOOL_CALLS]{rest}"
+        assert_kept(first, inferd.Reply("", stream.metadata))
+        session.set_options({"tools": []})
+        plain = session.chat("hi")
+    assert first.tool_calls[0].values == {"a": 1} and str(first) == ""
+    assert (str(plain), plain.tool_calls) == (rest, []), "without tools its name is hidden"
+
+
+def test_a_call_is_kept_over_a_restart_and_its_result_finds_its_state(
+    daemon: RunningDaemon,
+) -> None:
+    options = {"tools": TOOLS, "temp": 0, "grammar": grammar_of(HERMES)}
+    with (
+        inferd.Client(daemon.socket) as client,
+        client.session("hermes", session_id="restarted", options=options) as session,
+    ):
+        first = session.chat("What is four and four?")
+    assert daemon.stop() == 0
+    daemon.start_again()
+    with (
+        inferd.Client(daemon.socket) as client,
+        client.session("hermes", session_id="restarted") as session,
+    ):
+        second = session.chat(result_of(first))
+    assert_kept(first, second)
+    assert second.tool_calls[0].id != first.tool_calls[0].id
+
+
+def test_a_parked_turn_has_the_same_calls(client: inferd.Client) -> None:
+    options = {"tools": TOOLS, "temp": 0, "seed": 1, "grammar": grammar_of(HERMES)}
+    prompt = "What is three and three?"
+    with client.session("hermes", options=options) as session:
+        expected = session.chat(prompt)
+    with client.session("hermes", options=options) as session:
+        stream = session.stream(prompt)
+        next(stream)
+        client.park(session.context)
+        others = [client.chat("hermes", prompt, options=options) for _ in range(2)]
+        for _ in stream:
+            pass
+        assert stream.tool_calls == expected.tool_calls
+        assert [other.tool_calls for other in others] == [expected.tool_calls] * 2
+        kept = session.chat(result_of(expected))
+        assert_kept(expected, kept)
