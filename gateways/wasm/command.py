@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from ...backends.errors import (
-    ContextFull,
-    EndOfSequence,
-    InferdError,
-    PromptTooLong,
-    TooLarge,
-)
+from ...backends.errors import ContextFull, EndOfSequence, InferdError, PromptTooLong, TooLarge
 from ...daemon.cli.client import RETRIES, client_of
 from ...daemon.cli.commands import optional_import
 from ...daemon.cli.options import EXIT_BUSY, EXIT_INTERRUPTED, PriorityOption, SocketPath
@@ -30,71 +24,73 @@ if TYPE_CHECKING:
 ANSWERS = (EndOfSequence, ContextFull, PromptTooLong, TooLarge)
 """Errors that guests expect and handle."""
 
+GuestFile = Annotated[
+    Path, typer.Argument(metavar="GUEST.wasm", help="A core module with WASI preview 1.")
+]
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="ARGS...", help="The guest's arguments; put -- before them."),
+]
+Directories = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dir",
+        metavar="GUEST_DIR[:HOST_DIR[:readonly]]",
+        help="A directory that the guest may use; repeatable.",
+    ),
+]
+Variables = Annotated[
+    list[str] | None,
+    typer.Option("--env", metavar="NAME=VALUE", help="An environment variable; repeatable."),
+]
+Preloads = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--nn-preload",
+        metavar="NAME:GGML:AUTO:MODEL",
+        help="A model that the guest loads by NAME: a model of the daemon or the path of a GGUF"
+        " file; repeatable. Without any, the guest may load all models of the daemon.",
+    ),
+]
+Seconds = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", min=0.001, help="End the guest after this time."),
+]
+DialectName = Annotated[
+    Dialect,
+    typer.Option(metavar="|".join(get_args(Dialect)), help="The numbers of encodings and errors."),
+]
+UncheckedOutput = Annotated[
+    bool,
+    typer.Option(
+        "--unchecked-output", help="For guests that pass 0 as the size of a larger buffer."
+    ),
+]
+MemoryBytes = Annotated[
+    int | None, typer.Option(metavar="BYTES", min=0, help="The guest's memory at most.")
+]
+Fuel = Annotated[
+    int | None, typer.Option(metavar="N", min=0, help="End the guest after about N instructions.")
+]
+
 wasm = typer.Typer(
     help="Run WebAssembly programs on the daemon's models (extra `wasm`).", no_args_is_help=True
 )
 
 
-@wasm.callback()
-def group() -> None:
-    """Keep `run` a command of its own: typer would merge a single one with the group."""
-
-
 @wasm.command()
 def run(
-    guest: Annotated[
-        Path, typer.Argument(metavar="GUEST.wasm", help="A core module with WASI preview 1.")
-    ],
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="ARGS...", help="The guest's arguments; put -- before them."),
-    ] = None,
-    directories: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--dir",
-            metavar="GUEST_DIR[:HOST_DIR[:readonly]]",
-            help="A directory that the guest may use; repeatable.",
-        ),
-    ] = None,
-    environment: Annotated[
-        list[str] | None,
-        typer.Option("--env", metavar="NAME=VALUE", help="An environment variable; repeatable."),
-    ] = None,
-    preloads: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--nn-preload",
-            metavar="NAME:GGML:AUTO:MODEL",
-            help="A model that the guest loads by NAME: a model of the daemon or the path of a GGUF"
-            " file; repeatable. Without any, the guest may load all models of the daemon.",
-        ),
-    ] = None,
+    guest: GuestFile,
+    arguments: Arguments = None,
+    directories: Directories = None,
+    environment: Variables = None,
+    preloads: Preloads = None,
     priority: PriorityOption = "normal",
-    timeout: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", min=0.001, help="End the guest after this time."),
-    ] = None,
-    dialect: Annotated[
-        Dialect,
-        typer.Option(
-            metavar="|".join(get_args(Dialect)), help="The numbers of encodings and errors."
-        ),
-    ] = "wasmedge",
-    unchecked_output: Annotated[
-        bool,
-        typer.Option(
-            "--unchecked-output", help="For guests that pass 0 as the size of a larger buffer."
-        ),
-    ] = False,
-    memory_bytes: Annotated[
-        int | None,
-        typer.Option(metavar="BYTES", min=0, help="The guest's memory at most."),
-    ] = None,
-    fuel: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=0, help="End the guest after about N instructions."),
-    ] = None,
+    timeout: Seconds = None,
+    dialect: DialectName = "wasmedge",
+    unchecked_output: UncheckedOutput = False,
+    memory_bytes: MemoryBytes = None,
+    fuel: Fuel = None,
     socket: SocketPath = None,
 ) -> None:
     """Run a WebAssembly program whose wasi-nn calls the daemon computes.
