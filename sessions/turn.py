@@ -322,7 +322,9 @@ class Turn:
         assert self.stats is not None, "the turn has not ended"
         reason, detail = self.stats.stop_reason, self.stats.stop_detail
         if reason == CONTEXT_FULL.name:
-            return ContextFull(f"the context of {detail} tokens is full", data={"ctx_size": detail})
+            return ContextFull(
+                f"the context of {detail} tokens is full", data={"ctx_size": int(detail)}
+            )
         return EndOfSequence(f"the turn has ended: {reason}", data={"stop_reason": reason})
 
 
