@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-from inferd.backends.params.ignored_keys import IGNORED_KEYS
+from inferd.backends.params.ignored_keys import IGNORED_KEYS, REFUSED_KEYS
 from inferd.backends.params.parameter_table import PARAMETERS, Parameter
 from inferd.backends.params.parameters_schema import columns
 
@@ -13,7 +13,9 @@ __all__ = ("page",)
 
 def page() -> str:
     """Return the text of docs/parameters.md."""
-    return "\n".join([*_INTRODUCTION, *_tables(), *_IGNORED_INTRODUCTION, *_ignored(), ""])
+    ignored = *_IGNORED_INTRODUCTION, *_rows(IGNORED_KEYS)
+    refused = *_REFUSED_INTRODUCTION, *_rows(REFUSED_KEYS)
+    return "\n".join([*_INTRODUCTION, *_tables(), *ignored, *refused, ""])
 
 
 _INTRODUCTION = """\
@@ -56,6 +58,16 @@ Other runtimes have these keys. They are reported as `ignored`, or refused with 
 |---|---|""".splitlines()
 
 
+_REFUSED_INTRODUCTION = """
+## Keys that are refused
+
+An answer would be wrong without the values of these keys. They are refused with
+`UnsupportedOperation`, unless the value is false or empty.
+
+| keys | why |
+|---|---|""".splitlines()
+
+
 def _tables() -> Iterator[str]:
     for level in ("model", "context", "request"):
         yield f"## {level.capitalize()}"
@@ -72,9 +84,9 @@ def _line(p: Parameter) -> str:
     return f"| `{name}` | {_code(p.aliases)} | {kind} | {shown} | {bounds} | {meaning} |"
 
 
-def _ignored() -> Iterator[str]:
-    for reason in dict.fromkeys(IGNORED_KEYS.values()):
-        yield f"| {_code(k for k, why in IGNORED_KEYS.items() if why == reason)} | {reason} |"
+def _rows(keys: Mapping[str, str]) -> Iterator[str]:
+    for reason in dict.fromkeys(keys.values()):
+        yield f"| {_code(k for k, why in keys.items() if why == reason)} | {reason} |"
 
 
 def _code(names: Iterable[str]) -> str:

@@ -1,6 +1,6 @@
 """The parameters of clients and configurations: their table, reading them, adjusting them."""
 
-from .ignored_keys import IGNORED_KEYS
+from .ignored_keys import IGNORED_KEYS, REFUSED_KEYS
 from .parameter_table import (
     BY_NAME,
     BY_SPELLING,
@@ -19,6 +19,7 @@ __all__ = (
     "BY_NAME",
     "BY_SPELLING",
     "IGNORED_KEYS",
+    "REFUSED_KEYS",
     "KEYS_MAX",
     "PARAMETERS",
     "REQUESTABLE",

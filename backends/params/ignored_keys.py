@@ -1,4 +1,4 @@
-"""Keys of other runtimes that have no effect here, with the reasons.
+"""Keys of other runtimes that have no effect here or are refused, with the reasons.
 
 They come from WasmEdge's metadata parser, llama-server's requests and apuslabs/wasi_nn_backend's
 configuration, deleted versions included. Answers report them as ignored; with `strict` they are
@@ -27,9 +27,8 @@ _REASONS: dict[str, str] = {
         rope-freq-scale rope-scaling-type yarn-ext-factor yarn-attn-factor yarn-beta-fast
         yarn-beta-slow yarn-orig-ctx attention-type n-chunks no-perf no-perf-sampling
         backend-sampling""",
-    "not supported: images, speech, draft models": """
-        image always-regenerate-image-embd mmproj tts model-vocoder tts-output-file
-        tts-speaker-file hf-repo-vocoder hf-file-vocoder model-url-vocoder
+    "not supported: images, draft models": """
+        always-regenerate-image-embd
         n-ctx-speculative n-max-speculative n-min-speculative n-gpu-layers-speculative
         p-split-speculative p-min-speculative lookup-cache-static lookup-cache-dynamic
         spm-infill control-vector-load control-vector-layer-start control-vector-layer-end""",
@@ -48,8 +47,6 @@ _REASONS: dict[str, str] = {
         compute-ppl cvector-outfile cvector-positive-file cvector-negative-file
         cvector-dimre-method n-pca-batch n-pca-iterations ppl-stride ppl-output-type
         runtime context-aware timeout-config semantic-stopping token-filters""",
-    "not needed: `embed` returns the scores of a reranking model": """
-        reranking""",
     "not needed: any text and any token can trigger a grammar": """
         preserved-tokens""",
     "not supported (yet): the answer is generated without it": """
@@ -58,7 +55,20 @@ _REASONS: dict[str, str] = {
         generation-prompt chat-format chat-parser parse-tool-calls continue-final-message""",
 }
 
-IGNORED_KEYS: dict[str, str] = {
-    key: reason for reason, keys in _REASONS.items() for key in keys.split()
+_REFUSALS: dict[str, str] = {
+    "images are not supported": "image mmproj",
+    "speech is not supported": """
+        tts model-vocoder tts-output-file tts-speaker-file hf-repo-vocoder hf-file-vocoder
+        model-url-vocoder""",
+    "the call `embed` returns the scores of a reranking model": "reranking",
 }
+
+
+def _by_key(reasons: dict[str, str]) -> dict[str, str]:
+    return {key: reason for reason, keys in reasons.items() for key in keys.split()}
+
+
+IGNORED_KEYS = _by_key(_REASONS)
 """The reason by key, written with hyphens."""
+REFUSED_KEYS = _by_key(_REFUSALS)
+"""Keys whose answer would be a wrong one: the reason by key, written with hyphens."""

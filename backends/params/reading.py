@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from ..errors import InvalidArgument, InvalidEncoding, TooLarge
+from ..errors import InvalidArgument, InvalidEncoding, TooLarge, UnsupportedOperation
 from ..shorten import plain_number, shorten
 from .adapter_scales import check_distinct, read_scales
 from .chat_options import check_containers, read_arguments, read_choice, read_tools
-from .ignored_keys import IGNORED_KEYS
+from .ignored_keys import IGNORED_KEYS, REFUSED_KEYS
 from .json_texts import JSON_BYTES_MAX, decode_json
 from .other_spellings import FORMS, read_token, read_triggers
 from .parameter_table import (
@@ -43,6 +43,7 @@ LIST_CHARACTERS_MAX = 1000
 TEXT_CHARACTERS_MAX = 64 << 10
 """Characters of one text, and of all texts of one list."""
 SHARE_HIGH = 1e6
+REFUSED_HINT = "leave the key out; inferd reads and writes text only"
 
 _SECTIONS = {
     "model": "",
@@ -116,6 +117,7 @@ def read_options(raw: Mapping[str, Any], *, strict: bool = False) -> Options:
 
     :raises InvalidArgument: a value is wrong, or, with *strict* (or ``"strict": true``), a key is
         unknown.
+    :raises UnsupportedOperation: an answer without the value of a key would be wrong.
     :raises TooLarge: there are more than `KEYS_MAX` keys.
     """
     options = Options()
@@ -140,6 +142,8 @@ def read_options(raw: Mapping[str, Any], *, strict: bool = False) -> Options:
             elif strict:
                 errors.append(_unknown(key, name, suggests=suggests))
                 suggests = False
+            elif spelling in REFUSED_KEYS and item:
+                raise UnsupportedOperation(f"{key}: {REFUSED_KEYS[spelling]}", hint=REFUSED_HINT)
             else:
                 options.ignored.append(key)
         if len(errors) >= ERRORS_MAX:
@@ -166,6 +170,8 @@ def _flat(raw: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str, An
 def _unknown(key: str, name: str, *, suggests: bool) -> str:
     if name in IGNORED_KEYS:
         return f"key {key!r} has no effect here: {IGNORED_KEYS[name]}"
+    if name in REFUSED_KEYS:
+        return f"key {key!r} is not supported: {REFUSED_KEYS[name]}"
     return f"unknown key {key!r} {nearest(name, BY_SPELLING) if suggests else ''}".rstrip()
 
 

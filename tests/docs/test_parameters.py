@@ -6,7 +6,14 @@ import json
 
 import pytest
 
-from inferd.backends.params import BY_SPELLING, IGNORED_KEYS, PARAMETERS, Parameter, read_options
+from inferd.backends.params import (
+    BY_SPELLING,
+    IGNORED_KEYS,
+    PARAMETERS,
+    REFUSED_KEYS,
+    Parameter,
+    read_options,
+)
 from inferd.backends.params.parameters_schema import json_schema
 from tools.docs import pages
 
@@ -19,7 +26,8 @@ def test_the_pages_are_current() -> None:
 def test_no_spelling_means_two_things() -> None:
     spellings = [s for p in PARAMETERS for s in (p.name, *p.aliases)]
     assert len(spellings) == len(set(spellings)) == len(BY_SPELLING)
-    assert not set(spellings) & set(IGNORED_KEYS)
+    assert not set(spellings) & {*IGNORED_KEYS, *REFUSED_KEYS}
+    assert not set(IGNORED_KEYS) & set(REFUSED_KEYS)
 
 
 @pytest.mark.parametrize("parameter", PARAMETERS, ids=lambda p: p.name)

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from inferd.backends.errors import InvalidArgument, InvalidEncoding
+from inferd.backends.errors import InvalidArgument, InvalidEncoding, UnsupportedOperation
 from inferd.backends.params import (
     IGNORED_KEYS,
     PARAMETERS,
+    REFUSED_KEYS,
     SAMPLERS,
     Parameter,
     adjust_parameters,
@@ -165,6 +166,16 @@ def test_a_key_without_effect_is_reported_or_with_strict_refused(key: str) -> No
     for strict in ({"strict": True}, {}):
         with pytest.raises(InvalidArgument, match="has no effect here: "):
             read_options({key: "x", **strict}, strict=not strict)
+
+
+@pytest.mark.parametrize("key", REFUSED_KEYS)
+def test_a_key_whose_answer_would_be_wrong_is_refused_unless_it_is_off(key: str) -> None:
+    with pytest.raises(UnsupportedOperation, match=f"^{key}: .* \\(leave the key out"):
+        read_options({key: "x"})
+    with pytest.raises(InvalidArgument, match="is not supported: "):
+        read_options({key: "x"}, strict=True)
+    for off in (False, "", None):
+        assert read_options({key: off}).values == {}
 
 
 def test_a_legacy_document_of_wasi_nn_backend_is_read_whole() -> None:
@@ -341,10 +352,3 @@ def test_sampling_params_have_the_values_that_were_read() -> None:
     assert (params.seed, params.temp, params.samplers) == (9, 0.5, ("top-k", "temperature"))
     assert params.logit_bias == ((7, False),)
     assert sampling_params({}, 0).samplers == tuple(SAMPLERS)[:9]
-
-
-def test_a_reranking_mode_is_not_needed() -> None:
-    options = read_options({"reranking": True})
-    assert options.ignored == ["reranking"]
-    with pytest.raises(InvalidArgument, match="not needed: `embed` returns the scores"):
-        read_options({"reranking": True}, strict=True)

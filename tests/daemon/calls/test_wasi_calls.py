@@ -95,6 +95,16 @@ def test_unknown_keys_are_ignored_and_named_and_strict_refuses_them(client: RawC
     assert "n-predict" in caught.value.message
 
 
+@pytest.mark.parametrize("key", ["image", "mmproj", "tts", "reranking"])
+def test_a_key_that_would_make_the_answer_wrong_is_unsupported(client: RawClient, key: str) -> None:
+    text = f'{{"{key}":"x.bin"}}'
+    with pytest.raises(UnsupportedOperation):
+        client.call("load_by_name_with_config", name="echo", config=text)
+    context = client.context(config=f'{{"{key}":""}}')
+    with pytest.raises(UnsupportedOperation):
+        client.set_input(context, text.encode(), index=1)
+
+
 def test_all_bad_values_are_reported_together(client: RawClient) -> None:
     with pytest.raises(InvalidArgument) as caught:
         client.call(
@@ -320,6 +330,7 @@ def test_a_full_context_is_101_in_single_mode(client: RawClient) -> None:
             output += client.compute_single(context)
 
     assert caught.value.number == 101
+    assert caught.value.data == {"ctx_size": 9}
     assert output == b"he"
 
 
