@@ -14,7 +14,7 @@ from .errors import UnsupportedOperation
 
 if TYPE_CHECKING:
     from .adapter_keys import AdapterInfo, AdapterSpec
-    from .base import Model, ModelInfo, Rendering, Sampler
+    from .base import CompiledGrammar, Model, ModelInfo, Rendering, Sampler
     from .batch import Chunk
     from .embedder import EmbedInfo, EmbedSpec
     from .errors import InferdError
@@ -26,6 +26,7 @@ __all__ = (
     "AdapterInfo",
     "AdapterSpec",
     "Chunk",
+    "CompiledGrammar",
     "Device",
     "EmbedInfo",
     "EmbedSpec",

@@ -88,6 +88,14 @@ class TokenProbs(msgspec.Struct, frozen=True):
     top: list[tuple[int, float]]
 
 
+class CompiledGrammar(Protocol):
+    """The grammar of one turn."""
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """The paths of the constraints of its JSON schema that it does not keep."""
+
+
 class Sampler(Protocol):
     """Samples the tokens of one turn, token *t* with a generator seeded from (seed, t)."""
 
@@ -141,7 +149,7 @@ class Model(Protocol):
     def prepare_rendering(self) -> None:
         """Start what the first `render` needs, so that it need not wait."""
 
-    def compile_grammar(self, params: SamplingParams, owner: int) -> object | None:
+    def compile_grammar(self, params: SamplingParams, owner: int) -> CompiledGrammar | None:
         """Return the grammar of *params* for one `sampler`, None if there is none.
 
         It may be called in any thread, beside all other methods except `close`. Grammars are kept
@@ -157,7 +165,7 @@ class Model(Protocol):
         params: SamplingParams,
         prompt: Sequence[int],
         answer: Sequence[int] = (),
-        grammar: object | None = None,
+        grammar: CompiledGrammar | None = None,
     ) -> Sampler:
         """Return a sampler whose penalties have seen *prompt* and *answer*, its grammar *answer*.
 

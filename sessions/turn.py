@@ -18,6 +18,7 @@ from ..backends.errors import (
     Timeout,
     error_from_wire,
 )
+from ..backends.params import GRAMMAR_FIELDS
 from ..scheduler import messages as m
 from ..scheduler.output.stopping import cuts_text
 from ..scheduler.output.stopping.ending import CONTEXT_FULL
@@ -62,6 +63,8 @@ class Turn:
         self.comparisons = Comparisons(comparer)
         self.tokens: list[int] = []
         self.shifts: list[tuple[int, int]] = []
+        self.dropped: list[str] = []
+        """The paths of constraints of its JSON schema that its grammar does not keep."""
         self.logprobs: list[m.TokenLogprob] = []
         """Logprobs of the first tokens, if they were requested."""
         self.probabilities_max = PROBABILITIES_MAX
@@ -163,12 +166,8 @@ class Turn:
         """
         if not self.ended.is_set():
             begun = self.spec.sampling
-            sampling = msgspec.structs.replace(
-                spec.sampling,
-                grammar=begun.grammar,
-                json_schema=begun.json_schema,
-                grammar_triggers=begun.grammar_triggers,
-            )
+            grammar = {name: getattr(begun, name) for name in GRAMMAR_FIELDS}
+            sampling = msgspec.structs.replace(spec.sampling, **grammar)
             stopping = self.spec.stopping
             self.spec = spec = msgspec.structs.replace(
                 spec, sampling=sampling, stopping=stopping, embed=self.spec.embed
@@ -201,6 +200,8 @@ class Turn:
                     self._requested -= 1
                     self._pieces.append(text)
                     self._changed.set()
+            case m.ConstraintsDropped(_, paths):
+                self.dropped = paths
             case m.SentenceEnded():
                 self.comparisons.compare_sentence(self.spec, report, self._send_comparison)
             case m.StateChanged(_, state):
@@ -264,7 +265,16 @@ class Turn:
         vectors = b"" if self.embedding is None else self.embedding.vectors
         texts = len(self.spec.tokens) + len(self.text) + len(self.tail) + len(vectors)
         logprobs = LOGPROB_BYTES * min(self._logprobs_count, PROBABILITIES_MAX)
-        return TOKEN_BYTES * numbers + texts + sum(map(len, self._pieces)) + logprobs
+        pieces = sum(map(len, self._pieces)) + sum(map(len, self.dropped))
+        return TOKEN_BYTES * numbers + texts + pieces + logprobs
+
+    @property
+    def adjusted(self) -> dict[str, str]:
+        """The parameters that were not kept, by name, with the reasons."""
+        paths = ", ".join(self.dropped)
+        return self.comparisons.missed | (
+            {"json-schema": f"no grammar keeps these constraints: {paths}"} if paths else {}
+        )
 
     @property
     def generates(self) -> bool:

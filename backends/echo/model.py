@@ -12,7 +12,15 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from ..base import PLAIN_RENDERING, Message, ModelInfo, Rendering, Sampler, TokenProbs
+from ..base import (
+    PLAIN_RENDERING,
+    CompiledGrammar,
+    Message,
+    ModelInfo,
+    Rendering,
+    Sampler,
+    TokenProbs,
+)
 from ..batch import Chunk
 from ..embedder import EMBED_BATCH_TOKENS, EMBED_SLOTS, EmbedInfo
 from ..errors import load_cancelled
@@ -83,17 +91,16 @@ class EchoModel(EchoContext):
     def prepare_rendering(self) -> None:
         """Do nothing: the echo model has no template."""
 
-    def compile_grammar(self, params: SamplingParams, owner: int) -> object | None:
-        """Check the grammar of *params*; return a mark that it was checked."""
-        self._grammars.check(params)
-        return self if params.has_grammar else None
+    def compile_grammar(self, params: SamplingParams, owner: int) -> CompiledGrammar | None:
+        """Check the grammar of *params*, if any; return a mark that it was checked."""
+        return self._grammars.check(params)
 
     def sampler(
         self,
         params: SamplingParams,
         prompt: Sequence[int],
         answer: Sequence[int] = (),
-        grammar: object | None = None,
+        grammar: CompiledGrammar | None = None,
     ) -> Sampler:
         """Return a sampler, which ignores *prompt* and *answer*; see `Model.sampler`."""
         if grammar is None:

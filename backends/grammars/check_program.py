@@ -21,21 +21,18 @@ from ..errors import InferdError, InvalidArgument
 from ..sandbox.program import serve_requests
 from .gbnf import parse_gbnf, refusal
 from .lark import Vocabulary, lark_of
+from .lenient import leave_out_constraints
 from .limits import CPU_S_MAX, MATCHING_LIMITS, MEMORY_BYTES_MAX, STACK_BYTES
-from .refused_keyword import refused_path
+from .refused_keyword import refusal_of
 from .requests import CheckReply, CheckRequest
-from .schema import Schema, grammar_of_schema, read_schema, schema_refusal
+from .schema import Schema, read_schema
+from .schema_grammar import grammar_of_schema
 
 NICE = 5
 """Beside a busy thread of llama.cpp on its core, the process gets a quarter of it."""
 _CAUSE_CHARACTERS = 200
 _M_ARENA_MAX = -8
 """glibc's number for `mallopt`."""
-_CAUSES = {
-    "Unimplemented keys": "it is not supported",
-    "oneOf constraints": "its alternatives may overlap; anyOf allows that",
-}
-"""Clearer causes than llguidance's, by their beginnings."""
 _EMPTY = "no value fits it"
 
 
@@ -64,43 +61,50 @@ def check_grammar(request: CheckRequest) -> CheckReply:
     before = _resident_bytes()
     try:
         if request.gbnf:
-            matcher, grammar = _compile_gbnf(request)
+            reply, matcher = _compile_gbnf(request)
         else:
-            matcher, grammar = _compile_schema(request)
+            reply, matcher = _compile_schema(request)
     except InferdError as exc:
         return CheckReply(refusal=exc.to_wire())
-    reply = CheckReply(grammar=grammar, memory_bytes=max(0, _resident_bytes() - before))
+    reply.memory_bytes = max(0, _resident_bytes() - before)
     del matcher
     return reply
 
 
-def _compile_gbnf(request: CheckRequest) -> tuple[LLMatcher, str]:
+def _compile_gbnf(request: CheckRequest) -> tuple[CheckReply, LLMatcher]:
     vocabulary = Vocabulary(request.vocab_size, request.ends, request.names)
     grammar = LLMatcher.grammar_from_lark(lark_of(parse_gbnf(request.gbnf), vocabulary))
     matcher = _matcher(grammar, request.vocab_size, request.ends)
     if _cause(matcher):
         raise refusal(_EMPTY if _cause(matcher) == _EMPTY else "it cannot be compiled")
-    return matcher, grammar
+    return CheckReply(grammar=grammar), matcher
 
 
-def _compile_schema(request: CheckRequest) -> tuple[LLMatcher, str]:
+def _compile_schema(request: CheckRequest) -> tuple[CheckReply, LLMatcher]:
     document = read_schema(request.schema)
+
+    def compiles(document: Schema) -> bool:
+        return not isinstance(_try_schema(document, request.whitespace), str)
+
+    trial, dropped = _try_schema(document, request.whitespace), list[str]()
+    if isinstance(trial, str) and request.lenient:
+        dropped = leave_out_constraints(document, compiles)
+        trial = _try_schema(document, request.whitespace)
+    if isinstance(trial, str):
+        raise refusal_of(document, trial, compiles)
+    matcher, grammar = trial
+    return CheckReply(grammar=grammar, dropped=dropped), matcher
+
+
+def _try_schema(document: Schema, whitespace: str) -> tuple[LLMatcher, str] | str:
+    """Return the matcher and the grammar of a schema, or the cause of its refusal."""
     try:
-        grammar = grammar_of_schema(document, request.separators)
+        grammar = grammar_of_schema(document, whitespace)
     except ValueError as exc:
-        raise schema_refusal("#", str(exc)[:_CAUSE_CHARACTERS]) from None
+        return str(exc)[:_CAUSE_CHARACTERS]
     matcher = _matcher(grammar)
-    if (cause := _cause(matcher)) is None:
-        return matcher, grammar
-    cause = next((text for begin, text in _CAUSES.items() if cause.startswith(begin)), cause)
-    raise schema_refusal(refused_path(document, _compiles), cause)
-
-
-def _compiles(document: Schema) -> bool:
-    try:
-        return _cause(_matcher(grammar_of_schema(document))) is None
-    except ValueError:
-        return False
+    cause = _cause(matcher)
+    return (matcher, grammar) if cause is None else cause
 
 
 def _matcher(grammar: str, vocab_size: int = 0, ends: tuple[int, ...] = ()) -> LLMatcher:

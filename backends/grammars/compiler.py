@@ -18,7 +18,9 @@ from .state import GrammarState
 
 __all__ = ("GrammarCompiler", "VocabularyFacts")
 
-_Key = tuple[int, str, str]
+_KEY = ("grammar", "json_schema", "json_whitespace", "schema_lenient")
+"""The parameters that a compiled grammar depends on; the triggers only start it."""
+_Key = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class GrammarCompiler:
         :raises TooLarge: it is past a limit on its text, or on its compilation.
         :raises Timeout: the machine is too busy.
         """
-        key = (owner, params.grammar, params.json_schema)
+        key = (owner, *(getattr(params, name) for name in _KEY))
         with self._lock:
             if key not in self._kept:
                 self._keep(key, *self._compile(params))
@@ -68,6 +70,8 @@ class GrammarCompiler:
         request = CheckRequest(
             gbnf=params.grammar,
             schema=params.json_schema,
+            whitespace=params.json_whitespace,
+            lenient=params.schema_lenient,
             vocab_size=vocabulary.size,
             ends=ends,
             names=dict(vocabulary.names_in(params.grammar)),
@@ -80,7 +84,8 @@ class GrammarCompiler:
                 f"the grammar cannot be compiled for this vocabulary ({matcher.stop_reason()})",
                 hint="use fewer or smaller alternatives, patterns and repetitions",
             )
-        return GrammarState(matcher, vocabulary.size, ends), checked.memory_bytes
+        state = GrammarState(matcher, vocabulary.size, ends, tuple(checked.dropped))
+        return state, checked.memory_bytes
 
     def _keep(self, key: _Key, state: GrammarState, size: int) -> None:
         self._kept[key] = state, size

@@ -1,38 +1,66 @@
-"""The search for the keyword because of which llguidance refuses a schema; its errors name none."""
+"""The keyword because of which a schema is refused; llguidance's errors do not name it."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from .schema import Keyword, Schema, keywords_of
+from ..errors import InvalidArgument
+from .rewriting import unkept_keywords
+from .schema import Keyword, Schema, keywords_of, schema_refusal
+
+__all__ = ("Compiles", "refusal_of", "refused_keyword", "removable_keywords")
+
+Compiles = Callable[[Schema], bool]
 
 _NEVER_REMOVED = ("$defs", "definitions", "$schema", "$id", "$anchor")
 """Removing them would make references fail."""
+_OVERLAP = "its alternatives may overlap; anyOf allows that"
 _ORDER = {"type": 1, "$ref": 2} | dict.fromkeys(
     ("properties", "patternProperties", "items", "prefixItems", "allOf", "anyOf"), 3
 )
 
 
-def refused_path(document: Schema, compiles: Callable[[Schema], bool]) -> str:
-    """Return the path of a keyword without which the refused *document* compiles, or ``#``.
+def refusal_of(document: Schema, cause: str, compiles: Compiles) -> InvalidArgument:
+    """Return the error for *document*, which does not compile because of *cause*."""
+    unkept = unkept_keywords(document)
+    if unkept:
+        cause = _OVERLAP if unkept[0].keyword == "oneOf" else "it is not supported"
+        return schema_refusal(unkept[0].path, cause)
+    removable = removable_keywords(document)
+    index = refused_keyword(document, removable, compiles)
+    cause = "it is not supported" if cause.startswith("Unimplemented keys") else cause
+    return schema_refusal("#" if index is None else removable[index].path, cause)
+
+
+def removable_keywords(document: Schema) -> list[Keyword]:
+    """Return the keywords in the order in which they are removed."""
+    removable = [k for k in keywords_of(document) if k.keyword not in _NEVER_REMOVED]
+    return sorted(removable, key=_rank)
+
+
+def refused_keyword(
+    document: Schema, removable: Sequence[Keyword], compiles: Compiles
+) -> int | None:
+    """Return the index of a keyword that is refused in *document*, which does not compile.
 
     Keywords are removed in order until the rest compiles: the last one removed is refused. A binary
-    search finds it, so that *compiles* is called a few times only.
+    search finds it, so that *compiles* is called a few times only. None: no removal helps.
     """
-    removable = [k for k in keywords_of(document) if k.keyword not in _NEVER_REMOVED]
-    removable.sort(key=_rank)
 
     def compiles_without(count: int) -> bool:
-        values = [keyword.schema.pop(keyword.keyword) for keyword in removable[:count]]
+        before = [(keyword.schema, dict(keyword.schema)) for keyword in removable[:count]]
+        for keyword in removable[:count]:
+            del keyword.schema[keyword.keyword]
         try:
             return compiles(document)
         finally:
-            for keyword, value in zip(removable, values, strict=False):
-                keyword.schema[keyword.keyword] = value
+            for schema, keywords in before:  # in their order, which is that of the answers
+                schema.clear()
+                schema |= keywords
 
     count = bisect_left(range(len(removable) + 1), True, key=compiles_without)
-    return removable[count - 1].path if 0 < count <= len(removable) else "#"
+    return count - 1 if 0 < count <= len(removable) else None
 
 
 def _rank(keyword: Keyword) -> int:

@@ -1,21 +1,17 @@
-"""JSON schemas as llguidance reads them.
-
-All that the grammar of a schema allows is valid for the schema. Where llguidance would allow more,
-the schema is refused here.
-"""
+"""The documents of JSON schemas: their keywords and the references within them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
-from llguidance import LLMatcher
 
 from ..errors import InvalidArgument
 from ..shorten import shorten
 
-__all__ = ("Keyword", "grammar_of_schema", "keywords_of", "read_schema", "schema_refusal")
+__all__ = ("Keyword", "Schema", "keywords_of", "read_schema", "resolve", "schema_refusal")
 
 Schema = dict[str, Any]
 
@@ -24,7 +20,8 @@ LEVELS_MAX = 100
 _ONE = frozenset(("additionalItems", "additionalProperties", "contains", "else", "if", "items"))
 _ONE |= {"not", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties"}
 _LISTS = frozenset(("allOf", "anyOf", "items", "oneOf", "prefixItems"))
-_MAPS = frozenset(("$defs", "definitions", "dependentSchemas", "patternProperties", "properties"))
+_MAPS = frozenset(("$defs", "definitions", "dependencies", "dependentSchemas", "properties"))
+_MAPS |= {"patternProperties"}
 _HINT = "remove or rephrase it; docs/json-schema.md lists what is supported"
 
 
@@ -39,7 +36,7 @@ class Keyword(msgspec.Struct, frozen=True):
 def read_schema(text: str) -> Schema:
     """Return the document of *text*. The empty schema stands for any object, as in llama-server.
 
-    :raises InvalidArgument: it is not a schema, or no grammar of it would be strict enough.
+    :raises InvalidArgument: it is not a schema, it is too deep, or no value fits it.
     """
     try:
         document = msgspec.json.decode(text)
@@ -47,17 +44,14 @@ def read_schema(text: str) -> Schema:
             raise schema_refusal("#", f"{shorten(document)} is not a schema", "send an object")
         if document is False:
             raise schema_refusal("#", "no value fits it")
-        if document is True or not document:
+        if document is True:
+            return {"title": "anything"}
+        if not document:
             return {"type": "object"}
         if _levels(document) > LEVELS_MAX:
             raise schema_refusal("#", f"it has more than {LEVELS_MAX} levels", "make it flatter")
         document.pop("x-guidance", None)  # llguidance would read options from it
-        keywords = list(keywords_of(document))
-        for found in keywords:
-            _check_keyword(found)
-        for found in keywords:
-            if found.keyword == "oneOf":
-                _simplify_one_of(found.schema)
+        _remove_unused_definitions(document)
     except msgspec.DecodeError as exc:
         raise InvalidArgument(
             f"json-schema: no valid JSON: {exc}", hint='send a schema, such as {"type": "object"}'
@@ -70,29 +64,6 @@ def read_schema(text: str) -> Schema:
 def schema_refusal(path: str, cause: str, hint: str = _HINT) -> InvalidArgument:
     """Return the error for a schema that is refused at *path* because of *cause*."""
     return InvalidArgument(f"json-schema: {path}: {cause}", hint=hint, data={"path": path})
-
-
-def grammar_of_schema(document: Schema, separators: tuple[str, str] | None = (", ", ": ")) -> str:
-    """Return llguidance's form of a schema's grammar, which is not compiled yet.
-
-    *separators* stand between items, and after a name. None: any white space.
-
-    :raises ValueError: the document has numbers beyond all doubles, or is nested too deeply.
-    """
-    item, key = separators or (",", ":")
-    return LLMatcher.grammar_from_json_schema(
-        document,
-        overrides={
-            "item_separator": item,
-            "key_separator": key,
-            "whitespace_flexible": separators is None,
-            "coerce_one_of": False,
-            "lenient": False,
-            # Each text has one form only: with \u a name could repeat another one in disguise.
-            "json_allowed_escapes": '"\\bfnrt',
-            "json_allow_general_unicode_escapes": False,
-        },
-    )
 
 
 def keywords_of(schema: object, path: str = "#") -> Iterator[Keyword]:
@@ -112,6 +83,62 @@ def keywords_of(schema: object, path: str = "#") -> Iterator[Keyword]:
         yield Keyword(schema, keyword, at)
 
 
+def resolve(document: Schema, reference: object) -> Any:
+    """Return the schema to which a *reference* within *document* points; None if it is missing."""
+    names = _names_in(reference)
+    if names is None:
+        return None
+    found: Any = document
+    for name in names:
+        if (
+            isinstance(found, list)
+            and name.isdecimal()
+            and len(name) < 6
+            and int(name) < len(found)
+        ):
+            found = found[int(name)]
+        elif isinstance(found, dict) and name in found:
+            found = found[name]
+        else:
+            return None
+    return found
+
+
+def _names_in(reference: object) -> list[str] | None:
+    """Return the parts of a JSON pointer; None for references of other forms."""
+    if reference == "#":
+        return []
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    parts = unquote(reference[2:]).split("/")
+    return [part.replace("~1", "/").replace("~0", "~") for part in parts]
+
+
+def _remove_unused_definitions(document: Schema) -> None:
+    """Remove definitions to which nothing refers, unless a reference may be to any of them."""
+    maps = {k: v for k in ("$defs", "definitions") if isinstance(v := document.get(k), dict)}
+    used: set[tuple[str, str]] = set()
+    values: list[Any] = [{k: v for k, v in document.items() if k not in maps}]
+    while values:
+        value = values.pop()
+        if isinstance(value, list):
+            values += value
+        if not isinstance(value, dict):
+            continue
+        values += value.values()
+        if "$ref" not in value:
+            continue
+        names = _names_in(value["$ref"])
+        if names is None or names in (["$defs"], ["definitions"]):
+            return
+        place = tuple(names[:2])
+        if len(place) == 2 and place not in used and place[1] in maps.get(place[0], {}):
+            used.add((place[0], place[1]))
+            values.append(maps[place[0]][place[1]])
+    for keyword, definitions in maps.items():
+        document[keyword] = {n: v for n, v in definitions.items() if (keyword, n) in used}
+
+
 def _levels(value: object) -> int:
     if not isinstance(value, dict | list):
         return 0
@@ -121,35 +148,3 @@ def _levels(value: object) -> int:
 
 def _escaped(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
-
-
-def _check_keyword(found: Keyword) -> None:
-    value, required = found.schema[found.keyword], found.schema.get("required")
-    if found.keyword != "minProperties" or not isinstance(value, int | float):
-        return
-    if value > max(1, len(set(map(str, required))) if isinstance(required, list) else 0):
-        cause = "more than the required properties: a name that recurs would count twice"
-        raise schema_refusal(found.path, cause, "name the properties in `required`")
-
-
-def _simplify_one_of(schema: Schema) -> None:
-    """Write `anyOf` for a `oneOf` of distinct values, which llguidance does not compare."""
-    alternatives = schema.get("oneOf")
-    if "anyOf" in schema or not isinstance(alternatives, list):
-        return
-    values = [value for part in alternatives for value in _values_of(part)]
-    if len({(isinstance(v, bool), v) for v in values}) == len(values) > 0 and all(
-        _values_of(part) for part in alternatives
-    ):
-        schema["anyOf"] = schema.pop("oneOf")
-
-
-def _values_of(schema: object) -> list[str | int | float | bool | None]:
-    """Return the values that *schema* names, if all are numbers, texts, booleans or null."""
-    if not isinstance(schema, dict) or not ("const" in schema or "enum" in schema):
-        return []
-    values = [schema["const"]] if "const" in schema else schema["enum"]
-    simple = isinstance(values, list) and all(
-        isinstance(value, str | int | float | None) for value in values
-    )
-    return values if simple else []

@@ -17,15 +17,24 @@ class GrammarState:
     """The tokens that may come next; used by one thread at a time.
 
     llguidance never raises: after an error, such as a limit that was met, all answers of its
-    matcher are wrong. So each of them is checked.
+    matcher are wrong. So each of them is checked. *dropped* has the paths of the constraints of its
+    schema that it does not keep.
     """
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, ends: Collection[int]):
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        vocab_size: int,
+        ends: Collection[int],
+        dropped: tuple[str, ...] = (),
+    ):
         self._matcher, self._vocab_size, self._ends = matcher, vocab_size, ends
+        self.dropped = dropped
 
     def copy(self) -> GrammarState:
         """Return an equal state, which changes independently."""
-        return GrammarState(self._matcher.deep_copy(), self._vocab_size, self._ends)
+        matcher = self._matcher.deep_copy()
+        return GrammarState(matcher, self._vocab_size, self._ends, self.dropped)
 
     def allows(self, token: int) -> bool:
         """Return whether *token* may come next.

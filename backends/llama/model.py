@@ -10,7 +10,7 @@ import numpy as np
 from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
-from ..base import PLAIN_RENDERING, Message, ModelInfo, Rendering, Sampler
+from ..base import PLAIN_RENDERING, CompiledGrammar, Message, ModelInfo, Rendering, Sampler
 from ..batch import Chunk, Move, shift_moves
 from ..errors import BackendError, UnsupportedOperation
 from ..grammars.compiler import GrammarCompiler
@@ -91,7 +91,7 @@ class LlamaModel:
         params: SamplingParams,
         prompt: Sequence[int],
         answer: Sequence[int] = (),
-        grammar: object | None = None,
+        grammar: CompiledGrammar | None = None,
     ) -> Sampler:
         """Return a sampler that has seen *prompt* and *answer*; see `Model.sampler`."""
         seen, ctx_size = [*prompt, *answer], self.info.ctx_size

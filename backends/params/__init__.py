@@ -12,12 +12,13 @@ from .parameter_table import (
     Parameter,
 )
 from .reading import KEYS_MAX, Options, nearest, parse_json_options, read_options
-from .sampler_options import SamplingParams, adjust_parameters, sampling_params
+from .sampler_options import GRAMMAR_FIELDS, SamplingParams, adjust_parameters, sampling_params
 from .stop_options import StoppingParams, stopping_params
 
 __all__ = (
     "BY_NAME",
     "BY_SPELLING",
+    "GRAMMAR_FIELDS",
     "IGNORED_KEYS",
     "REFUSED_KEYS",
     "KEYS_MAX",

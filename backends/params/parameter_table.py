@@ -49,6 +49,7 @@ SAMPLERS = {
 """Samplers of a chain, with llama-server's letters (`common/sampling.cpp`)."""
 PARAMETERS_HINT = "correct it; docs/parameters.md lists the parameters and their ranges"
 SAMPLERS_DEFAULT = tuple(SAMPLERS)[:9]
+JSON_LAYOUTS = ("any", "compact", "spaced")
 DRY_BREAKERS = ("\n", ":", '"', "*")
 _COUNT_MAX = 1 << 24
 N_PROBS_MAX = 100
@@ -137,6 +138,8 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter("logit-bias", "biases", "request", [], "pairs of a token or a text and a number added to its logit; false: the token is never sampled"),
     Parameter("grammar", "text", "request", "", "GBNF grammar of the answer, which may end where the grammar is complete"),
     Parameter("json-schema", "schema", "request", "", "JSON schema of the answer, compiled to a grammar; unsupported keywords are rejected with their path; {}: any object; see json-schema.md"),
+    Parameter("json-whitespace", "choice", "request", "spaced", "white space in the JSON of a `json-schema`: spaced, `, ` and `: `; compact, none; any, at most 64 characters between two symbols", choices=JSON_LAYOUTS),
+    Parameter("schema-lenient", "bool", "request", False, "leave out the constraints of `json-schema` that no grammar can keep, and list them in the metadata (`adjusted`); false: refuse the schema"),
     Parameter("n-probs", "int", "request", 0, "number of top tokens returned with each sampled token, with the model's logprobs; 0: none", ("logprobs",), low=0, high=N_PROBS_MAX),
     Parameter("post-sampling-probs", "bool", "request", False, "return probabilities after the samplers instead"),
     Parameter("tools", "tools", "request", [], "functions for the chat template, as OpenAI defines them: a list, or its JSON text; up to 128, of 256 KiB"),

@@ -21,6 +21,10 @@ _INFILL_TOP_K_MAX = 1000
 """Infill compares every token with every other: with 49k of them a token takes minutes."""
 _NOT_A_BRACKET = re.compile(r"[^()]")
 """Brackets in quotes are counted too, which at worst refuses a grammar with very many."""
+GRAMMAR_FIELDS = (
+    *("grammar", "grammar_triggers", "json_schema", "json_whitespace", "schema_lenient"),
+)
+"""The fields of `SamplingParams` that determine the grammar of an answer."""
 Bias = tuple[int | str, float | bool]
 """A token or a text, and a number to add to its logits; False: it is never sampled."""
 
@@ -61,6 +65,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     grammar_triggers: tuple[tuple[str, str | int], ...] = ()
     """Pairs of (kind, value) that start the grammar; empty: it applies from the beginning."""
     json_schema: str = ""
+    json_whitespace: str = "spaced"
+    schema_lenient: bool = False
     n_probs: int = 0
     post_sampling_probs: bool = False
 
@@ -141,6 +147,9 @@ def _raise_dry_base(a: Adjustment) -> None:
 
 
 def _report_unused(a: Adjustment) -> None:
+    for name in ("json-whitespace", "schema-lenient"):
+        if a.value_of(name) != BY_NAME[name].default and not a.value_of("json-schema"):
+            a.reasons[name] = "it needs a json-schema"
     if a.value_of("adaptive-target") >= 0 and "adaptive-p" not in a.value_of("samplers"):
         a.reasons["adaptive-target"] = "adaptive-p is not among the samplers: name it there"
     if a.value_of("xtc-probability") > 0 and a.value_of("xtc-threshold") > 0.5:

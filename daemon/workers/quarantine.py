@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ...backends.errors import InferdError, QuotaExceeded, WorkerCrashed
+from ...backends.params import GRAMMAR_FIELDS
 from ...scheduler.messages import TaskSpec
 from ...scheduler.priority import Priority
 
@@ -132,7 +133,7 @@ def _grammar(spec: TaskSpec) -> object:
     sampling = spec.sampling
     if not sampling.has_grammar:
         return None
-    return sampling.grammar, sampling.grammar_triggers, sampling.json_schema
+    return [getattr(sampling, name) for name in GRAMMAR_FIELDS]
 
 
 def _hash(data: object) -> bytes:

@@ -16,6 +16,7 @@ from .deaths import Death
 TaskReport = (
     m.Tokens
     | m.SentenceEnded
+    | m.ConstraintsDropped
     | m.StateChanged
     | m.Position
     | m.Shifted

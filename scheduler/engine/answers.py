@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...backends import Model, Sampler, SamplingParams
+from ...backends import CompiledGrammar, Model, Sampler, SamplingParams
 from ...backends.errors import BackendError, InferdError
 from .. import messages as m
 from ..output.logprobs import token_logprobs
@@ -119,13 +119,13 @@ class Answers:
 
     # Submitted and adjusted tasks.
 
-    def prepare_sampler(self, task: Task, grammar: object | None) -> None:
+    def prepare_sampler(self, task: Task, grammar: CompiledGrammar | None) -> None:
         """Make the sampler of a waiting task, or fail the task if its parameters allow none."""
         if self._replace_sampler(task, task.spec.sampling, grammar):
             task.preparing = False
 
     def make_sampler(
-        self, task: Task, sampling: SamplingParams, grammar: object | None = None
+        self, task: Task, sampling: SamplingParams, grammar: CompiledGrammar | None = None
     ) -> Sampler:
         """Return a sampler that has seen the tokens of *task*. llama.cpp may abort meanwhile."""
         self._recorder.record_activity(ActivityKind.SAMPLE, [task.spec.id])
@@ -135,7 +135,7 @@ class Answers:
             self._recorder.record_activity(ActivityKind.OTHER)
 
     def _replace_sampler(
-        self, task: Task, sampling: SamplingParams, grammar: object | None
+        self, task: Task, sampling: SamplingParams, grammar: CompiledGrammar | None
     ) -> bool:
         """Make another sampler for *task*; fail the task if *sampling* allows none."""
         try:
@@ -154,7 +154,7 @@ class Answers:
         self._continue_task(task, resume_text(self._model, task))
         self._recorder.record_activity(ActivityKind.OTHER)
 
-    def adjust_task(self, task: Task, command: m.Adjust, grammar: object | None) -> None:
+    def adjust_task(self, task: Task, command: m.Adjust, grammar: CompiledGrammar | None) -> None:
         """Apply new parameters from the next token on. A sampler that may be refused is made now:
         once the task has a slot, a refusal would end the engine.
         """

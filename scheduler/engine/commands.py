@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from ...backends import InferdError, Model, SamplingParams
+from ...backends import CompiledGrammar, InferdError, Model, SamplingParams
 from ...backends.adapter_keys import split_key
 from ...backends.errors import (
     Busy,
@@ -117,7 +117,7 @@ class CommandHandler:
                 self._queue_sampler(task, spec.sampling, lambda g: prepare(task, g))
 
     def _queue_sampler(
-        self, task: Task, sampling: SamplingParams, make: Callable[[object | None], None]
+        self, task: Task, sampling: SamplingParams, make: Callable[[CompiledGrammar | None], None]
     ) -> None:
         """Queue the call of *make* with the compiled grammar of *sampling*, in the order of the
         owner's texts. It is dropped if the task ends before.
@@ -126,9 +126,9 @@ class CommandHandler:
         self.tokenizing.add_work(requester, self._sampler_parts(task, sampling, make))
 
     def _sampler_parts(
-        self, task: Task, sampling: SamplingParams, make: Callable[[object | None], None]
+        self, task: Task, sampling: SamplingParams, make: Callable[[CompiledGrammar | None], None]
     ) -> Parts:
-        grammar: object | None = None
+        grammar: CompiledGrammar | None = None
         # Behind an earlier grammar of the task, so that the parameters change in their order.
         if sampling.has_grammar or task.grammars_queued:
             task.grammars_queued += 1
@@ -141,6 +141,8 @@ class CommandHandler:
             finally:
                 task.grammars_queued -= 1
         if self._tasks.find_task(task.spec.id) is task:
+            if grammar is not None and grammar.dropped:
+                self._reporter.send(m.ConstraintsDropped(task.spec.id, list(grammar.dropped)))
             make(grammar)
         return None
 

@@ -108,6 +108,12 @@ class SentenceEnded(TaskMessage):
     text: str
 
 
+class ConstraintsDropped(TaskMessage):
+    """The constraints of a task's JSON schema that its grammar does not keep, by their *paths*."""
+
+    paths: list[str]
+
+
 class LogEvent(Message):
     """An event for the log; *fields* name the task and its request."""
 
@@ -200,6 +206,7 @@ Report = (
     | ModelNotLoaded
     | Tokens
     | SentenceEnded
+    | ConstraintsDropped
     | StateChanged
     | Position
     | LogEvent

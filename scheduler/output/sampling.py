@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from ...backends import Model, Sampler, SamplingParams
+from ...backends import CompiledGrammar, Model, Sampler, SamplingParams
 from ..messages import unpack_floats, unpack_tokens
 from ..task import Task
 from .stopping import Ending, TurnConditions
@@ -30,7 +30,7 @@ def needs_preparation(sampling: SamplingParams) -> bool:
 
 
 def sampler_for(
-    model: Model, task: Task, sampling: SamplingParams, grammar: object | None
+    model: Model, task: Task, sampling: SamplingParams, grammar: CompiledGrammar | None
 ) -> Sampler:
     """Return a sampler that has seen the tokens of *task* so far, with its compiled *grammar*."""
     prompt, answer = task.prompt_and_answer

@@ -115,10 +115,18 @@ class SessionOutputs:
             "session_id": core.session_id,
             "durable": core.recording.durable,
             "not_applied": parameters.not_applied,
-            "adjusted": parameters.adjusted | ({} if turn is None else turn.comparisons.missed),
+            "adjusted": _joined(parameters.adjusted, {} if turn is None else turn.adjusted),
             "ignored": parameters.ignored,
             **_probabilities(turn),
         }
+
+
+def _joined(reasons: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:
+    """Return the reasons of both maps by name; two reasons for a name follow each other."""
+    return {
+        **reasons,
+        **{n: "; ".join(filter(None, (reasons.get(n), w))) for n, w in others.items()},
+    }
 
 
 def _probabilities(turn: Turn | None) -> dict[str, Any]:

@@ -67,9 +67,11 @@ class Walker:
         except UnicodeDecodeError:
             return False
 
-    def fits(self, schema: Any, text: str) -> bool:
-        """Return whether the grammar of *schema* allows *text* as a whole."""
-        grammar = self._grammar(schema)
+    def fits(self, schema: Any, text: str, **options: Any) -> bool:
+        """Return whether the grammar of *schema* allows *text* as a whole. *options* are further
+        parameters, as in `SamplingParams`.
+        """
+        grammar = self._grammar(schema, **options)
         for byte in text.encode():
             token = self._bytes[byte]
             if not grammar.allows(token):
@@ -91,8 +93,9 @@ class Walker:
             text += found[token]
         return None
 
-    def _grammar(self, schema: Any) -> GrammarState:
-        return self._compiler.compile(SamplingParams(json_schema=json.dumps(schema)), owner=1)
+    def _grammar(self, schema: Any, **options: Any) -> GrammarState:
+        params = SamplingParams(json_schema=json.dumps(schema), **options)
+        return self._compiler.compile(params, owner=1)
 
     def _allowed(self, grammar: GrammarState, random_source: random.Random) -> dict[int, bytes]:
         """Return some tokens that may come next, with their texts; an end token has none."""

@@ -283,12 +283,12 @@ for _ in range(200):
     _NESTED = {"type": "array", "items": _NESTED}
 
 REFUSED: list[tuple[Schema, str]] = [
-    ({"not": STRING}, "#/not"),
-    ({"if": STRING, "then": {"minLength": 1}}, "#/then"),
-    (_object([], a={"propertyNames": {"pattern": "^a"}}), "#/properties/a/propertyNames"),
+    ({"not": {"minLength": 1}}, "#/not"),
+    ({"if": STRING, "then": {"minLength": 1}}, "#/if"),
+    (_object([], a={"propertyNames": {"minLength": 2}}), "#/properties/a/propertyNames"),
     ({"contains": INTEGER}, "#/contains"),
-    ({"dependentRequired": {"a": ["b"]}}, "#/dependentRequired"),
-    ({"unevaluatedProperties": False}, "#/unevaluatedProperties"),
+    ({"dependentRequired": {name: ["e"] for name in "abcdf"}}, "#/dependentRequired"),
+    ({"anyOf": [True], "unevaluatedProperties": False}, "#/unevaluatedProperties"),
     ({"$dynamicRef": "#a"}, "#/$dynamicRef"),
     ({"type": "array", "items": {"type": "array", "uniqueItems": True}}, "#/items/uniqueItems"),
     ({"type": "text"}, "#/type"),
@@ -319,7 +319,7 @@ REFUSED: list[tuple[Schema, str]] = [
     ({"type": "string", "minLength": 3, "maxLength": 2}, "#/minLength"),
     (_object(["a"], a=False), "#/required"),
     ({"type": "string", "const": 3}, "#/const"),
-    ({"oneOf": [{"type": "integer", "maximum": 0}, {"type": "integer", "minimum": 1}]}, "#/oneOf"),
+    ({"oneOf": [{"type": "integer", "maximum": 0}, {"type": "integer", "minimum": 0}]}, "#/oneOf"),
     *(
         ({"type": "string", "pattern": pattern}, "#/pattern")
         for pattern in ("(?=a)b", r"^(a)\1$", "a{3,2}", "[z-a]", "[a", "(a", "a)", "*a")

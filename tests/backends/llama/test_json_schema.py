@@ -16,6 +16,8 @@ from inferd.backends.errors import InvalidArgument, TooLarge
 from inferd.backends.grammars.checker import GrammarChecker
 from inferd.backends.grammars.limits import SCHEMA_BYTES_MAX
 from inferd.backends.grammars.requests import CheckReply, CheckRequest
+from inferd.backends.grammars.schema_grammar import WHITESPACE_MAX
+from inferd.backends.params.parameter_table import JSON_LAYOUTS
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
 from tests.backends.llama.schemas import PATTERNS, REFUSED, SCHEMAS
@@ -229,12 +231,38 @@ def test_a_named_property_cannot_recur_as_an_additional_one(bytewise: Walker) ->
     assert bytewise.fits(schema, '{"q\\"": 1, "": 2, "x": null}')
 
 
-def test_one_layout_is_allowed(bytewise: Walker) -> None:
-    schema = SCHEMAS["used-0"]
+@pytest.mark.parametrize("whitespace", JSON_LAYOUTS)
+def test_white_space_is_as_chosen(bytewise: Walker, whitespace: str) -> None:
+    schema = SCHEMAS["used-0"] | {"x-guidance": {"whitespace_flexible": True}}
     value = {"name": "get_time", "arguments": {"city": "Rom", "unit": "celsius"}}
-    assert bytewise.fits(schema, json.dumps(value))
-    assert not bytewise.fits(schema, json.dumps(value, separators=(",", ":")))
-    assert not bytewise.fits(schema, json.dumps(value, indent=2))
+    spaced, compact = json.dumps(value), json.dumps(value, separators=(",", ":"))
+    fitting = {
+        layout
+        for layout, text in {
+            "spaced": spaced, "compact": compact, "indented": json.dumps(value, indent="\t\r "),
+            "mixed": spaced.replace(", ", ","),
+            "wide": spaced.replace(", ", "," + " " * WHITESPACE_MAX),
+        }.items()
+        if bytewise.fits(schema, text, json_whitespace=whitespace)
+    }  # fmt: skip
+    everything = {"spaced", "compact", "indented", "mixed", "wide"}
+    assert fitting == (everything if whitespace == "any" else {whitespace})
+
+
+def test_any_white_space_has_a_bound_and_surrounds_no_value(bytewise: Walker) -> None:
+    for text in (
+        "[1," + " " * (WHITESPACE_MAX + 1) + "2]",
+        " [1]",
+        "[1] ",
+        "[1,\v2]",
+        "[1,\u00a02]",
+    ):
+        assert not bytewise.fits({"type": "array"}, text, json_whitespace="any"), text
+
+
+def test_white_space_in_texts_is_free(bytewise: Walker) -> None:
+    for whitespace in JSON_LAYOUTS:
+        assert bytewise.fits({"type": "string"}, '" a,  b: "', json_whitespace=whitespace)
 
 
 @pytest.mark.model

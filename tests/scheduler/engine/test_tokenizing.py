@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from inferd.backends import Chunk, ModelSpec, Rendering, Sampler, SamplingParams
+from inferd.backends import Chunk, CompiledGrammar, ModelSpec, Rendering, Sampler, SamplingParams
 from inferd.backends.base import PLAIN_RENDERING, Message
 from inferd.backends.echo.model import EchoModel
 from inferd.backends.errors import BackendError, InvalidArgument, TooLarge
@@ -225,7 +225,7 @@ class Guarded(EchoModel):
                 raise InvalidArgument("not a text")
         return super().tokenize(text, special=special, bos=bos)
 
-    def compile_grammar(self, params: SamplingParams, owner: int) -> object | None:
+    def compile_grammar(self, params: SamplingParams, owner: int) -> CompiledGrammar | None:
         if params.grammar == SLOW.grammar:
             assert self.gate.wait(10)
         return super().compile_grammar(params, owner)
@@ -235,7 +235,7 @@ class Guarded(EchoModel):
         params: SamplingParams,
         prompt: Sequence[int],
         answer: Sequence[int] = (),
-        grammar: object | None = None,
+        grammar: CompiledGrammar | None = None,
     ) -> Sampler:
         self.samplers += 1
         return super().sampler(params, prompt, answer, grammar)
