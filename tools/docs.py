@@ -8,6 +8,7 @@ from typing import Any
 
 from inferd.backends.params.parameters_schema import json_schema
 from inferd.daemon.config.settings_schema import config_schema
+from tools.json_schema_page import page as json_schema_page
 from tools.man_pages import man_pages
 from tools.metrics_page import metrics_page
 from tools.parameters_page import page
@@ -22,6 +23,7 @@ MAN = DOCS / "man"
 def pages() -> dict[Path, str]:
     """Return the content of each page by path."""
     return {
+        DOCS / "json-schema.md": json_schema_page(),
         DOCS / "metrics.md": metrics_page(),
         DOCS / "parameters.md": page(),
         DOCS / "settings.md": settings_page(),

@@ -1,4 +1,4 @@
-"""docs/json-schema.md lists the keywords and limits of the code."""
+"""docs/json-schema.md: each keyword of its table is treated as it says."""
 
 from __future__ import annotations
 
@@ -6,30 +6,22 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import jsonschema
 import pytest
 
 from inferd.backends.errors import InvalidArgument
-from inferd.backends.grammars import limits
 from inferd.backends.grammars.checker import GrammarChecker
+from inferd.backends.grammars.keyword_table import KEYWORDS, SchemaKeyword
 from inferd.backends.grammars.requests import CheckRequest
-from inferd.backends.grammars.schema import LEVELS_MAX
+from inferd.backends.grammars.rewriting import FORMATS
+from tests.backends.walking import Walker, compiler_of, vocabulary
+from tests.tiny_gguf import write_tiny
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "json-schema.md").read_text()
-PARTS = dict(zip(["", "Kept", "Narrowed", "Refused"], PAGE.split("\n## "), strict=True))
-KEPT: dict[str, Any] = {
-    "type": ["null", "integer"], "enum": [1, "a"], "const": [1], "$ref": "#/$defs/a",
-    "allOf": [{"minimum": 1}, {"maximum": 2}], "anyOf": [{"type": "null"}, {"type": "integer"}],
-    "oneOf": [{"type": "null"}, {"type": "integer"}],
-    "minimum": 1, "maximum": 2, "exclusiveMinimum": 0, "exclusiveMaximum": 9, "multipleOf": 2,
-    "minLength": 1, "maxLength": 2, "pattern": "^a", "format": "date",
-    "items": {"type": "null"}, "prefixItems": [{"type": "null"}], "additionalItems": False,
-    "minItems": 1, "maxItems": 2,
-    "properties": {"a": {"type": "null"}}, "required": ["a"], "additionalProperties": False,
-    "patternProperties": {"^a": {"type": "null"}}, "minProperties": 1, "maxProperties": 2,
-}  # fmt: skip
-"""The kept keywords with values."""
+BY_NAME = {keyword.name: keyword for keyword in KEYWORDS}
+ACCEPTED = [name for name, keyword in BY_NAME.items() if keyword.treatment != "refused"]
+REFUSED = [name for name, keyword in BY_NAME.items() if keyword.refused is not None]
 
 
 @pytest.fixture(scope="module")
@@ -39,43 +31,66 @@ def checker() -> Iterator[GrammarChecker]:
     checker.close()
 
 
+@pytest.fixture(scope="module")
+def walker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walker]:
+    path = write_tiny("llama", tmp_path_factory.mktemp("tiny"))
+    with vocabulary(path) as vocab, compiler_of(vocab) as compiler:
+        yield Walker(vocab, compiler)
+
+
 def check_schema(checker: GrammarChecker, schema: object) -> None:
     checker.check(CheckRequest(schema=json.dumps(schema)))
 
 
-def named(part: str) -> list[str]:
-    """Return the keywords at the beginning of a part: in its table, or its first item."""
-    table = "\n".join(line for line in PARTS[part].splitlines() if line.startswith("|"))
-    first = PARTS[part].partition("- ")[2].partition("\n- ")[0]
-    return re.findall(r"`([^`]+)`", table or first)
-
-
-def test_the_page_lists_the_keywords_that_are_tested() -> None:
-    assert named("Kept") == list(KEPT)
-
-
-@pytest.mark.parametrize("keyword", KEPT)
-def test_keywords_that_the_page_keeps_are_accepted(checker: GrammarChecker, keyword: str) -> None:
-    check_schema(checker, {keyword: KEPT[keyword], "$defs": {"a": {"type": "null"}}})
-
-
-@pytest.mark.parametrize("keyword", named("Refused"))
-def test_keywords_that_the_page_refuses_are_refused(checker: GrammarChecker, keyword: str) -> None:
-    with pytest.raises(InvalidArgument, match=re.escape(f"#/{keyword}")):
-        check_schema(checker, {keyword: {"type": "null"}})
-
-
-def test_formats_and_limits_match_the_code(checker: GrammarChecker) -> None:
-    formats = PARTS["Kept"].split("Formats: ")[1].split(".\n")[0]
-    for name in re.findall(r"`([^`]+)`", formats):
-        check_schema(checker, {"type": "string", "format": name})
-    numbers = re.findall(r"\d+", PARTS["Refused"].split("\n- ")[-1])
-    assert list(map(int, numbers)) == [
-        limits.SCHEMA_BYTES_MAX,
-        LEVELS_MAX,
-        int(limits.CPU_S_MAX),
-        limits.MEMORY_BYTES_MAX >> 20,
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_a_grammar_keeps_the_keyword_as_the_table_says(walker: Walker, name: str) -> None:
+    keyword = BY_NAME[name]
+    allows = [
+        value
+        for value in _values(keyword)
+        if walker.fits(keyword.example, json.dumps(value, ensure_ascii=False))
     ]
+    assert allows == list(keyword.allowed) and keyword.allowed and keyword.unfit
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_the_answers_of_the_table_fit_and_do_not_fit_as_it_says(name: str) -> None:
+    keyword = BY_NAME[name]
+    kind = (
+        jsonschema.Draft7Validator if "additionalItems" in name else jsonschema.Draft202012Validator
+    )
+    validator = kind(keyword.example, format_checker=kind.FORMAT_CHECKER)
+    fitting = [value for value in _values(keyword) if validator.is_valid(value)]
+    assert fitting == [*keyword.allowed, *keyword.lost]
+
+
+def _values(keyword: SchemaKeyword) -> list[object]:
+    return [*keyword.allowed, *keyword.lost, *keyword.unfit]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_keyword_is_refused_as_the_table_says(checker: GrammarChecker, name: str) -> None:
+    with pytest.raises(InvalidArgument, match="json-schema: #") as caught:
+        check_schema(checker, BY_NAME[name].refused)
+    assert caught.value.data == {"path": f"#/{name}"} and caught.value.hint
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_are_kept_or_refused_as_the_table_says(checker: GrammarChecker, name: str) -> None:
+    schema = {"type": "string", "format": name}
+    if FORMATS[name]:
+        check_schema(checker, schema)
+    else:
+        with pytest.raises(InvalidArgument, match="#/format"):
+            check_schema(checker, schema)
+    listed = PAGE.split("Formats: ")[1].split(". ")[0]
+    assert (f"`{name}`" in listed) is FORMATS[name]
+
+
+def test_each_keyword_is_on_the_page_once() -> None:
+    rows = re.findall(r"^\| `([^`]+)` \| (\w+) \|", PAGE, re.MULTILINE)
+    assert rows == [(keyword.name, keyword.treatment) for keyword in KEYWORDS]
+    assert len(rows) == len(BY_NAME)
 
 
 def test_the_example_is_accepted(checker: GrammarChecker) -> None:

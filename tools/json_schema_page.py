@@ -1,0 +1,91 @@
+"""The page docs/json-schema.md, made from the table of keywords and the limits of grammars."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from inferd.backends.grammars.keyword_table import KEYWORDS, SchemaKeyword
+from inferd.backends.grammars.lenient import DROPPED_MAX
+from inferd.backends.grammars.limits import CPU_S_MAX, MEMORY_BYTES_MAX, SCHEMA_BYTES_MAX
+from inferd.backends.grammars.rewriting import FORMATS
+from inferd.backends.grammars.schema import LEVELS_MAX
+from inferd.backends.grammars.schema_grammar import WHITESPACE_MAX
+
+__all__ = ("page",)
+
+_EXAMPLE = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+def page() -> str:
+    """Return the text of docs/json-schema.md."""
+    return "\n".join([_HEAD, *map(_line, KEYWORDS), _TAIL])
+
+
+def _line(keyword: SchemaKeyword) -> str:
+    cells = (f"`{keyword.name}`", keyword.treatment, keyword.remark, _code(keyword.example))
+    return f"| {' | '.join(cells)} |"
+
+
+def _code(schema: object) -> str:
+    text = json.dumps(schema, ensure_ascii=False)
+    return f"`{text}`".replace("|", "\\|")
+
+
+def _formats() -> Iterator[str]:
+    return (f"`{name}`" for name, kept in FORMATS.items() if kept)
+
+
+_HEAD = f"""\
+# Answers that fit a JSON schema
+
+`make docs` writes this page from the table in `backends/grammars/keyword_table.py`.
+
+The parameter `json-schema` takes a schema, or its JSON text, and makes a grammar of it. Every
+answer that the grammar allows is valid for the schema (draft 2020-12, or the draft in `$schema`).
+The answer ends where its value is complete, or at `n-predict`, in which case it is incomplete.
+
+```json
+{json.dumps({"json-schema": _EXAMPLE})}
+```
+
+The grammars are those of [llguidance](https://github.com/guidance-ai/llguidance).
+
+## Options
+
+- `json-whitespace` is the white space between the symbols of an answer. `spaced`, the default:
+  `", "` between items and `": "` after a name. `compact`: none. `any`: up to {WHITESPACE_MAX}
+  characters wherever JSON allows white space, except before and after the whole value.
+- `schema-lenient`: false, the default: a schema with a constraint that no grammar can keep is
+  refused, with the constraint's JSON path and a hint. true: such constraints are left out, and a
+  `oneOf` becomes `anyOf`, so the answer may violate them. `adjusted` in the metadata has their
+  paths. At most {DROPPED_MAX} are left out.
+
+## Keywords
+
+*Kept*: the grammar allows the valid answers. *Narrowed*: it does not allow all of them. *Refused*:
+it cannot keep the constraint. Other keywords, such as `title`, `default` or unknown ones, are
+annotations without effect, as the standard says.
+
+| keyword | treatment | remarks | example |
+|---|---|---|---|"""
+
+_TAIL = f"""
+Formats: {", ".join(_formats())}. Formats that the standard does not define, such as `int32`, have
+no effect.
+
+## Narrowed everywhere
+
+- Properties come in the order of the schema; others come last.
+- Strings have the escapes `\\"`, `\\\\`, `\\b`, `\\f`, `\\n`, `\\r` and `\\t`,
+  and other characters as they are, except further control characters.
+- `{{}}` alone means an object, `true` any value. Special tokens of the vocabulary are not text.
+- Integers have neither a fraction nor an exponent, and numbers with bounds no exponent.
+
+## Refused besides
+
+- Schemas that no value fits.
+- More than {SCHEMA_BYTES_MAX} bytes, or {LEVELS_MAX} levels of objects and lists. A schema that
+  takes more than {CPU_S_MAX:.0f} s of CPU time or {MEMORY_BYTES_MAX >> 20} MiB of memory to compile
+  is refused as `TooLarge`. `schema-lenient` does not change these limits.
+"""
