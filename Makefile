@@ -20,7 +20,7 @@ STAMP  := $(VENV)/.stamp
 ENGINE_STAMP := $(STAMP)-engine-$(ENGINE)$(GPU)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check lint bench attack compare dashboard-picture docs models prometheus install clean
+.PHONY: help demo test check lint bench attack compare dashboard-picture docs models schemas prometheus install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '  make %-17s %s\n' "$$name" "$$text"; done
@@ -30,7 +30,7 @@ demo: install ## several programs share one model: the main job, shown
 	@$(PY) tools/get_models.py --only smollm2
 	$(PY) tools/demo.py $(ARGS)
 
-test: $(STAMP)-test models prometheus ## run all tests, those on real models too
+test: $(STAMP)-test models schemas prometheus ## run all tests, those on real models too
 	$(PY) -m pytest $(PARALLEL) -m 'not alone' $(ARGS)$(NONE_CHOSEN)
 	$(PY) -m pytest -m alone $(ARGS)$(NONE_CHOSEN)
 
@@ -64,6 +64,9 @@ docs: install ## write the generated parts of docs/ anew
 
 models: $(STAMP)-venv ## get the models (350 MB) into .cache/models
 	@$(PY) tools/get_models.py
+
+schemas: $(STAMP)-venv ## get JSON schemas (27 MB) into .cache/schemas for the tests
+	@$(PY) tools/get_schemas.py
 
 prometheus: $(STAMP)-venv ## get Prometheus (Debian's package, not installed) for the tests
 	@$(PY) tools/get_prometheus.py
