@@ -16,6 +16,11 @@ __all__ = ("page",)
 
 _EXAMPLE = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
+_RESPONSE_FORMAT = {
+    "type": "json_schema",
+    "json_schema": {"name": "place", "schema": {"type": "object"}},
+}
+
 
 def page() -> str:
     """Return the text of docs/json-schema.md."""
@@ -48,6 +53,16 @@ The answer ends where its value is complete, or at `n-predict`, in which case it
 ```json
 {json.dumps({"json-schema": _EXAMPLE})}
 ```
+
+The same schema in OpenAI's and llama-server's form, of which `type` may also be `text` (no schema)
+or `json_object` (any object):
+
+```json
+{json.dumps({"response_format": _RESPONSE_FORMAT})}
+```
+
+A request has `json-schema` or `response_format`, not both. `strict` has no effect: `schema-lenient`
+decides.
 
 The grammars are those of [llguidance](https://github.com/guidance-ai/llguidance).
 
