@@ -24,6 +24,7 @@ from .components import Components
 from .config.access_settings import gid_of
 from .config.settings import Config
 from .core import Daemon
+from .heap import return_large_blocks
 from .logs.setup import logs
 from .metrics.http_listener import MetricsServer
 from .models.worker_launcher import LoadListener
@@ -71,6 +72,7 @@ def serve(
     try:
         raise_open_files_limit()
         allow_interrupts()
+        return_large_blocks()
         start_spawner()
         daemon = partial(
             Daemon, config, instance=instance, components=components, machine=machine, pace=pace
