@@ -26,14 +26,20 @@ def leave_out_constraints(document: Schema, compiles: Compiles) -> list[str]:
         `SEARCH_S_MAX`; or no removal helps.
     """
     dropped: list[str] = []
+    moved: list[tuple[str, str]] = []
 
     def leave_out(found: Keyword) -> None:
+        path = found.path
+        for new, old in reversed(moved):
+            path = old + path.removeprefix(new) if path.startswith(f"{new}/") else path
         if len(dropped) == DROPPED_MAX:
             raise schema_refusal(
-                found.path, f"{DROPPED_MAX} other constraints cannot be kept either", _HINT
+                path, f"{DROPPED_MAX} other constraints cannot be kept either", _HINT
             )
-        dropped.append(found.path[:PATH_CHARACTERS_MAX])
-        _remove(found)
+        dropped.append(path[:PATH_CHARACTERS_MAX])
+        place = _remove(found)
+        if place:
+            moved.append((place, path))
 
     for found in unkept_keywords(document):
         leave_out(found)
@@ -49,9 +55,11 @@ def leave_out_constraints(document: Schema, compiles: Compiles) -> list[str]:
     return dropped
 
 
-def _remove(found: Keyword) -> None:
-    value = found.schema.pop(found.keyword)
-    if found.keyword == "oneOf" and isinstance(value, list) and value:
-        parts = found.schema.get("allOf")
-        kept = parts if isinstance(parts, list) else []
-        found.schema["allOf"] = [*kept, {"anyOf": value}]
+def _remove(found: Keyword) -> str:
+    """Remove a keyword; return the new path of its alternatives, if it has any."""
+    schema, value = found.schema, found.schema.pop(found.keyword)
+    if found.keyword != "oneOf" or not isinstance(value, list) or not value:
+        return ""
+    parts = schema.get("allOf")
+    schema["allOf"] = [*(parts if isinstance(parts, list) else ()), {"anyOf": value}]
+    return f"{found.path.removesuffix('oneOf')}allOf/{len(schema['allOf']) - 1}/anyOf"

@@ -73,13 +73,16 @@ def rewritten_schema(document: Schema) -> Schema:
 
 
 def unkept_keywords(document: Schema) -> list[Keyword]:
-    """Return the keywords of *document* that no grammar keeps, and that others cannot express."""
+    """Return the keywords of *document* that no grammar keeps, and that others cannot express.
+
+    Those within another one of them are left out, except within a `oneOf`.
+    """
     _, places = _rewrite(document)
     found = [o for k, o in places if k.keyword in _UNKEPT and k.keyword in k.schema]
     # Without a condition, its branches have no effect.
     conditions = [o.path.removesuffix("if") for o in found if o.keyword == "if"]
     branches = {path + branch for path in conditions for branch in ("then", "else")}
-    left_out = branches | {o.path for o in found}
+    left_out = branches | {o.path for o in found if o.keyword != "oneOf"}
     return [o for o in found if not any(map(left_out.__contains__, _paths_above(o.path)))]
 
 

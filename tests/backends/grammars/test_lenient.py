@@ -1,0 +1,135 @@
+"""`schema-lenient`: constraints that no grammar keeps are left out and reported, within bounds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from inferd.backends.errors import InvalidArgument
+from inferd.backends.grammars.checker import GrammarChecker
+from inferd.backends.grammars.lenient import DROPPED_MAX, PATH_CHARACTERS_MAX
+from inferd.backends.grammars.requests import CheckRequest
+from tests.backends.llama.schemas import REFUSED, SCHEMAS
+from tests.backends.walking import Walker, compiler_of, vocabulary
+from tests.tiny_gguf import write_tiny
+
+pytestmark = pytest.mark.process
+UNIQUE = {"type": "array", "uniqueItems": True}
+INTEGER = {"type": "integer"}
+LEFT_OUT: dict[str, tuple[Any, list[str]]] = {
+    "one": ({"items": UNIQUE}, ["#/items/uniqueItems"]),
+    "several": (
+        {"properties": {"a/b": UNIQUE, "c": {"not": {"minLength": 1}}}},
+        ["#/properties/a~1b/uniqueItems", "#/properties/c/not"],
+    ),
+    "within another": ({"not": {"minLength": 1, "contains": {"uniqueItems": True}}}, ["#/not"]),
+    "a condition": (
+        {"if": {"contains": {}}, "then": {"not": {"minLength": 1}}, "else": UNIQUE},
+        ["#/if"],
+    ),
+    "alternatives": ({"oneOf": [INTEGER, {"type": "number"}]}, ["#/oneOf"]),
+    "of alternatives": (
+        {"oneOf": [INTEGER, {"type": "number", "minimum": "3"}]},
+        ["#/oneOf", "#/oneOf/1/minimum"],
+    ),
+    "of alternatives of alternatives": (
+        {"allOf": [True], "oneOf": [INTEGER, {"oneOf": [True, {"minimum": "3"}]}]},
+        ["#/oneOf/1/oneOf", "#/oneOf", "#/oneOf/1/oneOf/1/minimum"],
+    ),
+    "a format": ({"type": "string", "format": "regex"}, ["#/format"]),
+    "a pattern": ({"type": "string", "pattern": "(?=a)b"}, ["#/pattern"]),
+    "a reference": (
+        {"properties": {"a": {"$ref": "https://example.org/a"}}},
+        ["#/properties/a/$ref"],
+    ),
+    "what is referred to": (
+        {"$ref": "#/$defs/a", "$defs": {"a": UNIQUE, "b": {"not": {}}}},
+        ["#/$defs/a/uniqueItems"],
+    ),
+    "a wrong type": ({"type": "text", "minLength": 3}, ["#/type"]),
+    "a contradiction": ({"type": "integer", "minimum": 3, "maximum": 2}, ["#/minimum"]),
+}
+
+
+@pytest.fixture(scope="module")
+def checker() -> Iterator[GrammarChecker]:
+    checker = GrammarChecker()
+    yield checker
+    checker.close()
+
+
+@pytest.fixture(scope="module")
+def walker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walker]:
+    path = write_tiny("llama", tmp_path_factory.mktemp("tiny"))
+    with vocabulary(path) as vocab, compiler_of(vocab) as compiler:
+        yield Walker(vocab, compiler)
+
+
+def left_out(checker: GrammarChecker, schema: Any) -> list[str]:
+    return checker.check(CheckRequest(schema=json.dumps(schema), lenient=True)).dropped
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_only_the_constraints_that_are_refused_are_left_out(
+    checker: GrammarChecker, name: str
+) -> None:
+    schema, paths = LEFT_OUT[name]
+    with pytest.raises(InvalidArgument):
+        checker.check(CheckRequest(schema=json.dumps(schema)))
+    assert left_out(checker, schema) == paths
+
+
+def test_nothing_is_left_out_of_a_schema_that_is_accepted(checker: GrammarChecker) -> None:
+    for name in [name for name in SCHEMAS if name.endswith(("-0", "-5"))]:
+        assert left_out(checker, SCHEMAS[name]) == [], name
+
+
+@pytest.mark.parametrize(("schema", "path"), REFUSED, ids=[json.dumps(s)[:60] for s, _ in REFUSED])
+def test_each_refused_schema_is_accepted_or_has_no_values(
+    checker: GrammarChecker, schema: Any, path: str
+) -> None:
+    if path == "#":
+        with pytest.raises(InvalidArgument, match="levels"):
+            left_out(checker, schema)
+    else:
+        assert left_out(checker, schema)
+
+
+def test_the_other_constraints_are_kept_in_their_order(walker: Walker) -> None:
+    schema = {
+        "type": "object",
+        "not": {"minProperties": 9},
+        "properties": {"b": INTEGER, "a": UNIQUE | {"items": INTEGER}},
+        "required": ["a", "b"],
+    }
+    texts = ('{"b": 1, "a": [1, 1]}', '{"a": [], "b": 1}', '{"b": 1, "a": ["x"]}', '{"b": 1}')
+    fitting = [text for text in texts if walker.fits(schema, text, schema_lenient=True)]
+    assert fitting == ['{"b": 1, "a": [1, 1]}']
+
+
+def test_as_many_constraints_as_the_bound_are_left_out_and_one_more_is_refused(
+    checker: GrammarChecker,
+) -> None:
+    schema = {"prefixItems": [UNIQUE] * DROPPED_MAX}
+    assert len(left_out(checker, schema)) == DROPPED_MAX
+    with pytest.raises(InvalidArgument, match=f"{DROPPED_MAX} other constraints") as caught:
+        left_out(checker, {"prefixItems": [UNIQUE] * (DROPPED_MAX + 1)})
+    assert caught.value.data == {"path": f"#/prefixItems/{DROPPED_MAX}/uniqueItems"}
+
+
+def test_a_long_path_is_cut(checker: GrammarChecker) -> None:
+    [path] = left_out(checker, {"properties": {"n" * 1000: UNIQUE}})
+    assert len(path) == PATH_CHARACTERS_MAX
+
+
+def test_false_has_no_constraint_to_leave_out(checker: GrammarChecker) -> None:
+    with pytest.raises(InvalidArgument, match="no value fits it"):
+        left_out(checker, False)
+
+
+def test_true_is_any_value(walker: Walker) -> None:
+    assert walker.fits(True, "3") and walker.fits(True, '{"a": [null]}')
+    assert not walker.fits({}, "3"), "as in llama-server"
