@@ -11,6 +11,7 @@ import pytest
 from inferd.backends.errors import InvalidArgument
 from inferd.backends.grammars.checker import GrammarChecker
 from inferd.backends.grammars.lenient import DROPPED_MAX, PATH_CHARACTERS_MAX
+from inferd.backends.grammars.limits import SCHEMA_BYTES_MAX
 from inferd.backends.grammars.requests import CheckRequest
 from tests.backends.llama.schemas import REFUSED, SCHEMAS
 from tests.backends.walking import Walker, compiler_of, vocabulary
@@ -133,3 +134,18 @@ def test_false_has_no_constraint_to_leave_out(checker: GrammarChecker) -> None:
 def test_true_is_any_value(walker: Walker) -> None:
     assert walker.fits(True, "3") and walker.fits(True, '{"a": [null]}')
     assert not walker.fits({}, "3"), "as in llama-server"
+
+
+@pytest.mark.parametrize("lenient", [False, True])
+def test_a_large_schema_of_refused_keywords_does_not_end_the_process(
+    checker: GrammarChecker, lenient: bool
+) -> None:
+    """The search for them takes less CPU time than the process may."""
+    values = {f"{n:04}": {"type": "string", "pattern": "(?=a)", "maxLength": n} for n in range(900)}
+    text = json.dumps({"type": "object", "properties": values})
+    assert len(text) > 0.9 * SCHEMA_BYTES_MAX
+    left_out(checker, True)
+    sandbox = checker._sandbox
+    with pytest.raises(InvalidArgument, match="json-schema: #"):
+        checker.check(CheckRequest(schema=text, lenient=lenient))
+    assert checker._sandbox is sandbox

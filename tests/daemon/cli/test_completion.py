@@ -55,6 +55,11 @@ def offered(line: str, at: str = NOWHERE, **environ: str) -> list[str]:
         ("inferd parameters top-", [p.name for p in PARAMETERS if p.name.startswith("top-")]),
         ("inferd parameters temper", ["temperature"]),
         ("inferd run m p -o cache-p", ["cache-prompt=true", "cache-prompt=false"]),
+        (
+            "inferd run m p -o json-w",
+            ["json-whitespace=any", "json-whitespace=compact", "json-whitespace=spaced"],
+        ),
+        ("inferd run m p -o schema-l", ["schema-lenient=true", "schema-lenient=false"]),
         ("inferd chat m --option n-pred", ["n-predict="]),
         ("inferd serve --set kv-sh", ["kv-share=user", "kv-share=all"]),
         ("inferd log-level de", ["debug"]),
