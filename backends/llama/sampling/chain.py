@@ -21,6 +21,8 @@ from .logits import CANDIDATES_MAX, probs_after_sampling, probs_before_sampling,
 from .samplers import Prototypes, Setup, Stage, biases_of, input_bounds, logit_bias, stages_of
 
 Logits = NDArray[np.float32]
+_TRIED_MAX = 8
+"""Top tokens that are tried before the mask of all tokens that a grammar allows."""
 
 
 class LlamaSampler:
@@ -95,6 +97,24 @@ class LlamaSampler:
         if len(self._biased):
             logits[self._biased] += self._biases
         return int(logits.argmax())
+
+    def allowed_argmax(self, grammar: GrammarState, logits: Logits) -> int | None:
+        """Return the token with the highest logit of those that *grammar* allows; None if there are
+        none. Changes *logits*.
+
+        The top tokens are tried first: one of them takes 0.1 ms with 262k tokens, and a mask of all
+        tokens up to some ms.
+        """
+        token = self.argmax_token(logits)
+        for _ in range(_TRIED_MAX):
+            if logits[token] == -np.inf:  # only suppressed tokens are left
+                break
+            if grammar.allows(token):
+                return token
+            logits[token] = -np.inf
+            token = int(logits.argmax())
+        allowed = self.can_sample(grammar.allowed())
+        return int(allowed[logits[allowed].argmax()]) if len(allowed) else None
 
     def short_list(self, logits: Logits) -> NDArray[np.intp] | None:
         """Return the tokens that the chain can pick, ascending; None if it can pick any.
@@ -206,17 +226,27 @@ class Candidates:
         """Sample a token without the grammar, and from all that it allows only if it refuses that
         token, as `common_sampler_sample` does (`common/sampling.cpp`).
         """
+        if sampler.greedy:
+            found = sampler.allowed_argmax(grammar, logits)
+        else:
+            found = self._pick_allowed(sampler, grammar, logits, index)
+        if found is not None:
+            sampler.accept(found)
+            grammar.accept(found)
+        return found
+
+    def _pick_allowed(
+        self, sampler: LlamaSampler, grammar: GrammarState, logits: Logits, index: int
+    ) -> int | None:
         self._fill_short(sampler, logits)
         token = self._pick(sampler.chain(index))
-        if not grammar.allows(token):
-            allowed = sampler.can_sample(grammar.allowed())
-            if not len(allowed):
-                return None
-            self._fill(allowed, logits[allowed])
-            token = self._pick(sampler.chain(index))
-        sampler.accept(token)
-        grammar.accept(token)
-        return token
+        if grammar.allows(token):
+            return token
+        allowed = sampler.can_sample(grammar.allowed())
+        if not len(allowed):
+            return None
+        self._fill(allowed, logits[allowed])
+        return self._pick(sampler.chain(index))
 
     def _fill_short(self, sampler: LlamaSampler, logits: Logits) -> None:
         ids = sampler.short_list(logits)

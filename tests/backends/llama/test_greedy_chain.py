@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from inferd.backends import ModelSpec, SamplingParams
+from inferd.backends.grammars.state import GrammarState
 from inferd.backends.llama.loading.loader import load_llama
 from inferd.backends.llama.model import LlamaModel
 from tests.backends.driving import prefill
@@ -43,3 +44,45 @@ def test_a_sampler_before_the_penalties_limits_their_candidates(
         tokens.append(tiny.sample(0, sampler, 0))
         sampler.close()
     assert tokens == [first, third]
+
+
+LETTERS = SamplingParams(temp=0, grammar="root ::= [a-y]+")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("seed", range(5))
+def test_a_greedy_turn_gets_the_top_token_that_its_grammar_allows(
+    tiny: LlamaModel, seed: int
+) -> None:
+    """Among the top tokens, or far behind them; and never one that a bias suppresses."""
+    prefill_anew(tiny)
+    source = np.random.default_rng(seed)
+    logits = source.normal(size=tiny.info.vocab_size).astype(np.float32)
+    state = tiny.compile_grammar(LETTERS, 1)
+    assert isinstance(state, GrammarState)
+    allowed = state.allowed()
+    allowed = allowed[np.argsort(-logits[allowed])]
+    for behind in (0, 3, 100):  # refused tokens in front of the allowed ones
+        others = np.setdiff1d(np.arange(len(logits)), allowed)
+        logits[others[:behind]] = 10 + np.arange(behind, dtype=np.float32)
+        logits[others[behind:]] = -10
+        assert sampled(tiny, LETTERS, logits) == allowed[0]
+        without = msgspec.structs.replace(LETTERS, logit_bias=((int(allowed[0]), False),))
+        assert sampled(tiny, without, logits) == allowed[1]
+    never = tuple((int(token), False) for token in allowed)
+    none = msgspec.structs.replace(LETTERS, logit_bias=never)
+    assert tiny.is_eog(sampled(tiny, none, logits)), "the answer ends"
+
+
+def prefill_anew(model: LlamaModel) -> None:
+    model.trim(0, 0)
+    prefill(model, 0, [1, 10, 11])
+
+
+def sampled(model: LlamaModel, params: SamplingParams, logits: object) -> int:
+    sampler = model.sampler(params, [])
+    assert isinstance(logits, np.ndarray)
+    model.put_logits(0, logits.copy())
+    token = model.sample(0, sampler, 0)
+    sampler.close()
+    return token
