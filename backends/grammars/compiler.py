@@ -7,12 +7,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from llguidance import LLMatcher, LLTokenizer
-
 from ..errors import TooLarge
 from ..params import SamplingParams
 from .checker import GrammarChecker
-from .limits import CACHED_BYTES_MAX, CACHED_MAX, MATCHING_LIMITS
+from .limits import CACHED_BYTES_MAX, CACHED_MAX
+from .native import Matcher, MatchingTokenizer
 from .requests import CheckRequest
 from .state import GrammarState
 
@@ -33,7 +32,7 @@ class VocabularyFacts:
 
     size: int
     ends: Callable[[], tuple[int, ...]]
-    tokenizer: Callable[[], LLTokenizer]
+    tokenizer: Callable[[], MatchingTokenizer]
     names_in: Callable[[str], Mapping[str, int]]
 
 
@@ -77,11 +76,10 @@ class GrammarCompiler:
             names=dict(vocabulary.names_in(params.grammar)),
         )
         checked = self._checker.check(request)
-        tokenizer = vocabulary.tokenizer()
-        matcher = LLMatcher(tokenizer, checked.grammar, log_level=0, limits=MATCHING_LIMITS)
+        matcher = Matcher.compile(vocabulary.tokenizer(), checked.grammar)
         if matcher.is_error():  # with another vocabulary it has compiled
             raise TooLarge(
-                f"the grammar cannot be compiled for this vocabulary ({matcher.stop_reason()})",
+                f"the grammar cannot be compiled for this vocabulary ({matcher.get_error()})",
                 hint="use fewer or smaller alternatives, patterns and repetitions",
             )
         state = GrammarState(matcher, vocabulary.size, ends, tuple(checked.dropped))

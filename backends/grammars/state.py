@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 import numpy as np
-from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from ..errors import InvalidArgument, TooLarge
+from .native import Matcher
 
 __all__ = ("GrammarState",)
 
@@ -23,7 +23,7 @@ class GrammarState:
 
     def __init__(
         self,
-        matcher: LLMatcher,
+        matcher: Matcher,
         vocab_size: int,
         ends: Collection[int],
         dropped: tuple[str, ...] = (),
@@ -43,7 +43,7 @@ class GrammarState:
         """
         if token in self._ends:  # a matcher where nothing can follow does not validate them
             return self.complete
-        found = self._matcher.validate_tokens([token]) == 1
+        found = self._matcher.allows(token)
         self._check()
         return found
 
@@ -54,7 +54,7 @@ class GrammarState:
 
         :raises TooLarge: a limit of the grammar was met.
         """
-        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        mask = self._matcher.compute_bitmask()
         self._check()
         bits = np.unpackbits(mask, count=self._vocab_size, bitorder="little")
         return np.flatnonzero(bits)
@@ -89,9 +89,9 @@ class GrammarState:
             raise _failure_of(self._matcher)
 
 
-def _failure_of(matcher: LLMatcher) -> TooLarge:
+def _failure_of(matcher: Matcher) -> TooLarge:
     """Return the error for a matcher that has failed on an answer, without the answer's text."""
     return TooLarge(
-        f"the grammar became too large for its answer ({matcher.stop_reason()})",
+        f"the grammar became too large for its answer ({matcher.get_error()})",
         hint="use a smaller grammar or JSON schema: fewer alternatives, shorter texts",
     )

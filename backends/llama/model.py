@@ -41,6 +41,7 @@ class LlamaModel:
         info: ModelInfo,
         make_embedder: Callable[[], LlamaEmbedder],
         adapters: LlamaAdapters,
+        matching: MatchingVocab,
     ):
         self._pointer = pointer
         self._context = context
@@ -52,8 +53,8 @@ class LlamaModel:
         self._embedder: LlamaEmbedder | None = None
         self._threads = 0
         self._prototypes = Prototypes()
-        self._matching = MatchingVocab(vocab)
-        self._grammars = GrammarCompiler(self._matching.facts)
+        self._matching = matching
+        self._grammars = GrammarCompiler(matching.attach(vocab))
         self._candidates: Candidates | None = None
         self._logits: dict[int, int | NDArray[np.float32]] = {}
         """By slot: their index in the last batch until the next step, or a copy."""

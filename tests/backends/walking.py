@@ -9,12 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from llama_cpp import llama_cpp as lib
-
 from inferd.backends import SamplingParams
 from inferd.backends.grammars.compiler import GrammarCompiler
 from inferd.backends.grammars.state import GrammarState
 from inferd.backends.llama.llama_log import capture
+from inferd.backends.llama.loading.opening import open_vocab
 from inferd.backends.llama.text.matching import MatchingVocab
 from inferd.backends.llama.text.vocab import Vocab
 
@@ -31,19 +30,15 @@ LETTERS = [bytes([byte]) for byte in range(32, 127)] + [b"\n"]
 def vocabulary(path: Path) -> Iterator[Vocab]:
     """Yield the vocabulary of a model's file; nothing else is loaded."""
     capture()
-    params = lib.llama_model_default_params()
-    params.vocab_only = True
-    model = lib.llama_model_load_from_file(str(path).encode(), params)
-    assert model, f"no vocabulary in {path}"
-    yield Vocab(lib.llama_model_get_vocab(model))
-    lib.llama_model_free(model)
+    with open_vocab(str(path)) as vocab:
+        yield vocab
 
 
 @contextmanager
 def compiler_of(vocab: Vocab) -> Iterator[GrammarCompiler]:
     """Yield a compiler of grammars for *vocab*."""
-    matching = MatchingVocab(vocab)
-    compiler = GrammarCompiler(matching.facts)
+    matching = MatchingVocab()
+    compiler = GrammarCompiler(matching.attach(vocab))
     yield compiler
     compiler.close()
     matching.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from ..kv.encoder_only import EncoderContext
 from ..llama_log import LogRing, capture
 from ..lora import LlamaAdapters
 from ..model import LlamaModel
+from ..text.matching import MatchingVocab
 from ..text.template import ChatTemplate, configured_source
 from ..text.vocab import Vocab
 from .devices import layers_of
@@ -34,6 +36,7 @@ from .opening import (
     name_of,
     open_context,
     open_model,
+    open_vocab,
     read_llama_options,
 )
 
@@ -63,7 +66,9 @@ def load_llama(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
     log = capture()
     log.clear()
     with ExitStack() as undo:
-        model, file = _load_model(spec, progress, log)
+        matching = MatchingVocab()
+        undo.callback(matching.close)
+        model, file = _load_model(spec, progress, log, matching)
         undo.callback(lib.llama_model_free, model)
         pointer = open_context(spec, context_params(spec, options, model), model, log)
         embedding = embed_info(spec, model, pointer, file.values)
@@ -84,16 +89,18 @@ def load_llama(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
         template = _template(model, vocab, configured)
         info = _model_info(spec, model, context, file, embedding, fingerprint, template)
         adapters = LlamaAdapters(model, context.pointer, file)
-        loaded = LlamaModel(model, context, vocab, template, info, embedder, adapters)
+        loaded = LlamaModel(model, context, vocab, template, info, embedder, adapters, matching)
         undo.pop_all()
     return loaded
 
 
-def _load_model(spec: ModelSpec, progress: LoadProgress, log: LogRing) -> tuple[Any, GgufFile]:
+def _load_model(
+    spec: ModelSpec, progress: LoadProgress, log: LogRing, matching: MatchingVocab
+) -> tuple[Any, GgufFile]:
     watch = _Progress(progress)
     params = lib.llama_model_default_params()
     params.progress_callback = watch.callback
-    model, file = open_model(spec, params)
+    model, file = open_model(spec, params, lambda path: matching.begin(partial(open_vocab, path)))
     if watch.error is not None:
         raise watch.error
     if watch.cancelled:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from ...memory_need import check_devices
 from ...model_spec import ModelSpec
 from ...split_gguf import parts_of
 from ..llama_log import LogRing
+from ..text.vocab import Vocab
 from .amx import has_broken_amx
 from .devices import devices, place_layers
 from .gguf_check import GgufFile, open_model_file, read_gguf, read_parts
@@ -76,10 +77,13 @@ def ctx_size_of(spec: ModelSpec, model: Any) -> int:
     return _ctx_size(spec.ctx_size or min(trained, CTX_SIZE_DEFAULT_MAX))
 
 
-def open_model(spec: ModelSpec, params: Any) -> tuple[Any, GgufFile]:
+def open_model(
+    spec: ModelSpec, params: Any, begin: Callable[[str], None] | None = None
+) -> tuple[Any, GgufFile]:
     """Check the file of *spec* and load it with llama.cpp's *params*; the caller frees the model.
 
-    The model is null if llama.cpp failed, or if the callback in *params* stopped it.
+    *begin* is called with the file's path, if it has one, after the check and before the load. The
+    model is null if llama.cpp failed, or if the callback in *params* stopped it.
 
     :raises LoadFailed: the file is missing, unreadable, damaged or of an unknown kind.
     :raises UnsupportedOperation: this kind of model cannot be run.
@@ -98,6 +102,8 @@ def open_model(spec: ModelSpec, params: Any) -> tuple[Any, GgufFile]:
             model = _load_descriptor(fd, name, file, params)
         else:
             read_parts(path, file)
+            if begin is not None:
+                begin(path)
             model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if model:
         try:
@@ -106,6 +112,23 @@ def open_model(spec: ModelSpec, params: Any) -> tuple[Any, GgufFile]:
             lib.llama_model_free(model)
             raise
     return model, file
+
+
+@contextmanager
+def open_vocab(path: str) -> Iterator[Vocab]:
+    """Open the vocabulary of a model's file, which has been checked, and free it at the end."""
+    params = lib.llama_model_default_params()
+    params.vocab_only = True
+    model = lib.llama_model_load_from_file(os.fsencode(path), params)
+    if not model:
+        raise LoadFailed(f"llama.cpp cannot read the vocabulary of {os.path.basename(path)!r}")
+    try:
+        vocab = lib.llama_model_get_vocab(model)
+        if lib.llama_vocab_type(vocab) == lib.LLAMA_VOCAB_TYPE_NONE:  # llama.cpp would abort
+            raise LoadFailed(f"{os.path.basename(path)!r} has no vocabulary")
+        yield Vocab(vocab)
+    finally:
+        lib.llama_model_free(model)
 
 
 def _check_content(file: GgufFile, name: str) -> None:

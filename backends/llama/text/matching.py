@@ -3,70 +3,129 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+import os
 import re
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 
-from llama_cpp import llama_cpp as lib
-from llguidance import LLTokenizer
+import numpy as np
+from numpy.typing import NDArray
 
+from ...errors import BackendError, InferdError
 from ...grammars.compiler import VocabularyFacts
-from .vocab import PIECE_BYTES, Vocab
+from ...grammars.native import MatchingTokenizer
+from .vocab import Vocab, raw_function
 
-__all__ = ("BYTES_PER_TOKEN", "MatchingVocab")
+__all__ = ("BYTES_PER_TOKEN", "MatchingVocab", "read_pieces")
 
-BYTES_PER_TOKEN = 480
+BYTES_PER_TOKEN = 400
 """Memory of llguidance's form and of what making it leaves behind (measured by the growth of the
-process: 490 with 49k tokens, 400 to 550 with 262k)."""
-_SPECIAL = b"\xff"
+process, with 49k and 262k tokens)."""
+NICE = 10
+"""The niceness of the thread without the GIL: beside a busy thread on its core it gets a tenth."""
+_SPECIAL = 0xFF
 """Marks tokens that no text contains."""
+_PIECE_BYTES = 63
+"""Longer pieces are read one by one."""
+_PAUSE_S = 20e-6
+"""Pause after some tokens, in which a thread that waits for the GIL gets it."""
 _NAME = re.compile(r"<[^\[>][^>]*>")
 _NAMES_MAX = 1000
 
+OpenVocab = Callable[[], AbstractContextManager[Vocab]]
+
 
 class MatchingVocab:
-    """Makes llguidance's form of *vocab*, which must outlive it, in a thread.
+    """Makes llguidance's form of a model's vocabulary in a thread, while llama.cpp reads the model.
 
-    That takes 0.13 s with 49k tokens and 1.1 s with 262k, for which llguidance holds the GIL. The
-    thread starts as soon as there is a vocabulary, so that it runs while llama.cpp computes.
+    The thread has a vocabulary of its own: llama.cpp returns a model's only once it has all of it.
 
     Control tokens are not text: a grammar cannot spell them, only name them. User-defined tokens,
     such as Gemma's `<h1>`, are text: an answer shows them.
     """
 
-    def __init__(self, vocab: Vocab):
+    def __init__(self) -> None:
+        self._vocab: Vocab | None = None
+        self._tokenizer: MatchingTokenizer | None = None
+        self._error: InferdError | None = None
+        self._thread: threading.Thread | None = None
+
+    def begin(self, open_vocab: OpenVocab) -> None:
+        """Start the thread, which reads the vocabulary that *open_vocab* opens.
+
+        :raises BackendError: the system has no more threads.
+        """
+        self._thread = threading.Thread(
+            target=self._make, args=(open_vocab,), name="grammar vocabulary", daemon=True
+        )
+        try:
+            self._thread.start()
+        except RuntimeError as exc:
+            self._thread = None
+            raise BackendError(
+                f"the thread for the vocabulary of grammars cannot be started: {exc}",
+                hint="raise the limit on threads: TasksMax of the service, or ulimit -u",
+            ) from None
+
+    def attach(self, vocab: Vocab) -> VocabularyFacts:
+        """Return the facts that grammars are compiled with. *vocab* is the loaded model's; it must
+        outlive this object. The thread reads it if it has not begun.
+        """
         self._vocab = vocab
-        self._tokenizer: LLTokenizer | None = None
-        self._thread = threading.Thread(target=self._make, name="grammar vocabulary", daemon=True)
-        self._thread.start()
+        if self._thread is None:
+            self.begin(lambda: nullcontext(vocab))
+        return VocabularyFacts(vocab.size, vocab.eog, self.wait, self._names_in)
 
-    @property
-    def facts(self) -> VocabularyFacts:
-        """The facts that grammars are compiled with."""
-        vocab = self._vocab
-        return VocabularyFacts(vocab.size, vocab.eog, self._get, self._names_in)
+    def wait(self) -> MatchingTokenizer:
+        """Return llguidance's form; wait until it is complete.
 
-    def _get(self) -> LLTokenizer:
-        """Return llguidance's form; wait until it is complete."""
+        :raises InferdError: it could not be made.
+        """
+        assert self._thread is not None
         self._thread.join()
+        if self._error is not None:
+            raise self._error
         assert self._tokenizer is not None, "the thread has failed"
         return self._tokenizer
 
-    def _make(self) -> None:
-        vocab, ends = self._vocab, self._vocab.eog()
-        pieces = list(_pieces(vocab))
-        if not ends:  # a matcher needs a token that ends the answer
-            pieces.append(_SPECIAL + b"<end>")
-        self._tokenizer = LLTokenizer.from_llamacpp(  # type: ignore[attr-defined]
-            tokens=pieces,
-            vocab_ptr=ctypes.cast(vocab.pointer, ctypes.c_void_p).value,
-            tokenize_fptr=ctypes.cast(lib._lib.llama_tokenize, ctypes.c_void_p).value,
-            eos_token=list(ends) or [vocab.size],
-            slices=LLTokenizer.json_slices(),
-        )
+    def _make(self, open_vocab: OpenVocab) -> None:
+        try:
+            with open_vocab() as vocab:
+                ends, (lengths, texts) = vocab.eog(), read_pieces(vocab)
+            if not ends:  # a matcher needs a token that ends the answer
+                name = bytes((_SPECIAL,)) + b"<end>"
+                ends, texts = (len(lengths),), texts + name
+                lengths = np.append(lengths, np.uint32(len(name)))
+            pieces = _Pieces(lengths, texts)
+            with suppress(OSError):  # not before: the thread held the GIL, which others wait for
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+            self._tokenizer = MatchingTokenizer(
+                lengths, texts, ends, lambda text: self._tokenize(text, pieces)
+            )
+        except InferdError as exc:
+            self._error = exc
+
+    def _tokenize(self, text: bytes, pieces: _Pieces) -> list[int]:
+        """Return the tokens of *text*, without what llama.cpp may add in front; empty if it changes
+        the text.
+        """
+        vocab = self._vocab
+        if vocab is None:  # the model is closed
+            return []
+        for before in (b"", _BEFORE):
+            tokens = vocab.tokenize(before + text, special=False, bos=False)
+            head = vocab.tokenize(before, special=False, bos=False)
+            found = tokens[len(head) :]
+            if tokens[: len(head)] == head and pieces.join(found) == text:
+                return found
+        return []
 
     def _names_in(self, grammar: str) -> dict[str, int]:
         """Return the tokens that *grammar* may name, such as `<think>`."""
+        assert self._vocab is not None
         found = {}
         for name in dict.fromkeys(_NAME.findall(grammar)[:_NAMES_MAX]):
             tokens = self._vocab.tokenize(name.encode(), special=True, bos=False)
@@ -75,23 +134,62 @@ class MatchingVocab:
         return found
 
     def close(self) -> None:
-        """Wait for the thread, which reads the vocabulary, and free the memory."""
-        self._thread.join()
-        self._tokenizer = None
+        """Wait for the thread, and free the memory."""
+        if self._thread is not None:
+            self._thread.join()
+        self._tokenizer = self._vocab = None
 
 
-def _pieces(vocab: Vocab) -> Iterator[bytes]:
-    """Yield the bytes of each token. Raw calls: those of the bindings take three times as long."""
+_BEFORE = b"\x02"
+"""Stands before a text where llama.cpp would put a space in front of it."""
+
+
+class _Pieces:
+    """The texts of all tokens."""
+
+    def __init__(self, lengths: NDArray[np.uint32], texts: bytes):
+        self._ends = np.cumsum(lengths, dtype=np.uint32)
+        self._lengths, self._texts = lengths, texts
+
+    def join(self, tokens: list[int]) -> bytes:
+        """Return the text of *tokens*."""
+        return b"".join(map(self._text, tokens))
+
+    def _text(self, token: int) -> bytes:
+        end = int(self._ends[token])
+        return self._texts[end - int(self._lengths[token]) : end]
+
+
+def read_pieces(vocab: Vocab) -> tuple[NDArray[np.uint32], bytes]:
+    """Return the lengths and the texts of all tokens; those that no text contains are marked."""
+    control = vocab.flags("llama_vocab_is_control")
+    lengths = np.empty(vocab.size, dtype=np.uint32)
+    texts = bytearray()
+    for tokens in vocab.parts():
+        part = slice(tokens.start, tokens.stop)
+        lengths[part], found = _read_part(vocab, tokens, control[part])
+        texts += found
+        time.sleep(_PAUSE_S)
+    return lengths, bytes(texts)
+
+
+def _read_part(
+    vocab: Vocab, tokens: range, control: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], bytes]:
+    """Return the lengths and the texts of some tokens."""
     pointer, number = ctypes.c_void_p, ctypes.c_int32
-    address = ctypes.cast(lib._lib.llama_token_to_piece, pointer).value
-    kind = ctypes.PYFUNCTYPE(number, pointer, number, pointer, number, number, ctypes.c_bool)
-    assert address is not None
-    read, start = kind(address), ctypes.cast(vocab.pointer, pointer).value
-    buffer = ctypes.create_string_buffer(PIECE_BYTES)
-    for token in range(vocab.size):
-        length = read(start, token, ctypes.addressof(buffer), len(buffer), 0, True)
-        if length < 0:  # the buffer is too small
-            buffer = ctypes.create_string_buffer(-length)
-            length = read(start, token, ctypes.addressof(buffer), len(buffer), 0, True)
-        piece = ctypes.string_at(buffer, length)
-        yield _SPECIAL + piece if vocab.is_control(token) else piece
+    arguments = pointer, number, pointer, number, number, ctypes.c_bool
+    read = raw_function("llama_token_to_piece", number, *arguments)
+    width = 1 + _PIECE_BYTES
+    table = np.full((len(tokens), width), _SPECIAL, dtype=np.uint8)
+    addresses = itertools.count(table.ctypes.data + 1, width)
+    same = map(itertools.repeat, (_PIECE_BYTES, 0, True))
+    results = map(read, itertools.repeat(vocab.address), tokens, addresses, *same)
+    sizes = np.fromiter(results, np.int64, len(tokens))
+    if (sizes < 0).any():
+        marks = [bytes((_SPECIAL,)) if marked else b"" for marked in control.tolist()]
+        texts = [mark + vocab.piece(token) for mark, token in zip(marks, tokens, strict=True)]
+        return np.array(list(map(len, texts))), b"".join(texts)
+    columns = np.arange(width)
+    chosen = (columns >= 1 - control[:, None]) & (columns <= sizes[:, None])
+    return sizes + control, table[chosen].tobytes()

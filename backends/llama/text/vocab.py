@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Iterator
+from itertools import repeat
 from typing import Any
 
+import numpy as np
 from llama_cpp import llama_cpp as lib
+from numpy.typing import NDArray
 
 from ...errors import BackendError, InvalidArgument, TooLarge, not_utf8
 
 TEXT_BYTES_MAX = (1 << 31) - 1
 PIECE_BYTES = 256
+PART_TOKENS = 1024
+
+
+def raw_function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+    """Return a function of llama.cpp for many short calls: those of the bindings, which release the
+    GIL, take three times as long.
+    """
+    address = ctypes.cast(getattr(lib._lib, name), ctypes.c_void_p).value
+    assert address is not None
+    return ctypes.PYFUNCTYPE(result, *arguments)(address)
 
 
 class Vocab:
@@ -18,6 +32,7 @@ class Vocab:
 
     def __init__(self, pointer: Any):
         self.pointer = pointer
+        self.address = ctypes.cast(pointer, ctypes.c_void_p).value
         self.size = int(lib.llama_vocab_n_tokens(pointer))
         self._pieces: dict[int, bytes] = {}
         self._buffer = ctypes.create_string_buffer(PIECE_BYTES)
@@ -115,17 +130,30 @@ class Vocab:
     def eog(self) -> tuple[int, ...]:
         """Return all tokens that end a generation; the first call checks every token."""
         if self._eog is None:
-            ends, pointer = lib.llama_vocab_is_eog, self.pointer
-            self._eog = tuple(t for t in range(self.size) if ends(pointer, t))
+            self._eog = tuple(np.flatnonzero(self.flags("llama_vocab_is_eog")).tolist())
         return self._eog
 
     def special(self) -> list[int]:
         """Return the control tokens that end no generation; the first call checks every token."""
         if self._special is None:
-            is_control, pointer, ends = lib.llama_vocab_is_control, self.pointer, set(self.eog())
-            control = (t for t in range(self.size) if is_control(pointer, t))
-            self._special = [t for t in control if t not in ends]
+            control, ends = self.flags("llama_vocab_is_control"), self.eog()
+            control[list(ends)] = False
+            self._special = np.flatnonzero(control).tolist()
         return self._special
+
+    def flags(self, function: str) -> NDArray[np.bool_]:
+        """Return the results of a *function* of llama.cpp for all tokens."""
+        call = raw_function(function, ctypes.c_bool, ctypes.c_void_p, ctypes.c_int32)
+        parts = [
+            np.fromiter(map(call, repeat(self.address), tokens), np.bool_, len(tokens))
+            for tokens in self.parts()
+        ]
+        return np.concatenate(parts)
+
+    def parts(self) -> Iterator[range]:
+        """Yield the tokens in parts: in a loop in C no other thread gets the GIL."""
+        for begin in range(0, self.size, PART_TOKENS):
+            yield range(begin, min(begin + PART_TOKENS, self.size))
 
 
 def _check_text(text: bytes) -> None:

@@ -44,7 +44,7 @@ need = estimator.need(estimator.shape)
 estimator.close()
 model = load_model(spec, lambda _: True)
 model.step([Chunk(0, list(range(5, 5 + model.info.batch_size)), 0, True)])
-model._matching._thread.join()
+model._matching.wait()
 print(need.total - before, resident() - before)
 """
 
