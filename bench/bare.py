@@ -17,6 +17,7 @@ from typing import Any
 
 import llama_cpp
 
+from inferd.backends.llama.llama_log import capture
 from inferd.backends.llama.threads import ComputeThreads
 
 from .machine import MODEL, THREADS
@@ -33,8 +34,7 @@ class Bare:
 
     def __init__(self, slots: int, ctx_size: int) -> None:
         self.ctx_size = ctx_size
-        self._log = llama_cpp.llama_log_callback(lambda *_: None)
-        llama_cpp.llama_log_set(self._log, ctypes.c_void_p(0))
+        capture()
         llama_cpp.llama_backend_init()
         self.model = llama_cpp.llama_model_load_from_file(
             str(MODEL).encode(), llama_cpp.llama_model_default_params()

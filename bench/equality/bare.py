@@ -16,6 +16,7 @@ import llama_cpp as lib
 import numpy as np
 from numpy.typing import NDArray
 
+from inferd.backends.llama.llama_log import capture
 from inferd.backends.llama.threads import ComputeThreads
 
 from .sides import THREADS
@@ -51,8 +52,7 @@ class Bare:
     """A model and a context for one sequence, owned by the process's only thread."""
 
     def __init__(self, path: Path):
-        self._log = lib.llama_log_callback(lambda *_: None)
-        lib.llama_log_set(self._log, ctypes.c_void_p(0))
+        capture()
         lib.llama_backend_init()
         self._model = lib.llama_model_load_from_file(
             str(path).encode(), lib.llama_model_default_params()
