@@ -44,9 +44,12 @@ def test_the_suite_is_judged_rightly(walker: Walker, whitespace: str) -> None:
     assert counts["accepted"] >= 230 and counts["right"] >= 793 and counts["valid rejected"] <= 30
 
 
+@pytest.mark.timeout(300)
 def test_schemas_that_programs_use_are_accepted() -> None:
-    """llguidance alone accepts 199 of them."""
+    """llguidance alone accepts 199 of them. On an idle machine 239 and 437 are accepted; on a busy
+    one, some large ones are not compiled in time.
+    """
     texts = small_schemas(folder_of(store()))
     assert len(texts) == 443
-    assert measure(texts, lenient=False).accepted >= 233
-    assert measure(texts, lenient=True).accepted >= 417
+    assert measure(texts, lenient=False).accepted >= 235
+    assert measure(texts, lenient=True).accepted >= 425
