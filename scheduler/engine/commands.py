@@ -12,9 +12,11 @@ from ...backends.errors import (
     Busy,
     Cancelled,
     InvalidArgument,
+    Outcome,
     PromptTooLong,
     UnsupportedOperation,
 )
+from ...backends.unexpected import error_of
 from .. import messages as m
 from ..embeddings.inputs import check_text
 from ..output.sampling import needs_preparation
@@ -134,9 +136,8 @@ class CommandHandler:
             task.grammars_queued += 1
             try:
                 grammar = yield self.tokenizing.compilation(sampling, task.spec.owner)
-            except InferdError as exc:
-                if self._tasks.find_task(task.spec.id) is task:
-                    self._tasks.fail_task(task, exc)
+            except Exception as exc:  # of code that reads a user's grammar: only this turn ends
+                self._fail_compilation(task, error_of(exc, "compiling the grammar"))
                 return None
             finally:
                 task.grammars_queued -= 1
@@ -145,6 +146,12 @@ class CommandHandler:
                 self._reporter.send(m.ConstraintsDropped(task.spec.id, list(grammar.dropped)))
             make(grammar)
         return None
+
+    def _fail_compilation(self, task: Task, error: InferdError) -> None:
+        if error.outcome is Outcome.FAILED:
+            self._reporter.log_compilation_failed(task, error)
+        if self._tasks.find_task(task.spec.id) is task:
+            self._tasks.fail_task(task, error)
 
     def _park_by_hand(self, task_id: int) -> bool:
         task = self._tasks.find_task(task_id)

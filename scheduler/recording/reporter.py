@@ -110,6 +110,12 @@ class Reporter:
         }
         self._log("error", "backends", "step.failed", fields)
 
+    def log_compilation_failed(self, task: Task, error: InferdError) -> None:
+        """Log a grammar that could not be compiled, other than because of the grammar."""
+        fields = {"task": task.spec.id, "request": task.spec.request}
+        fields |= {"error": error.name, "cause": error.message}
+        self._log("error", "backends", "grammar.failed", fields)
+
     def _logs(self, level: str, logger: str) -> bool:
         return LEVELS[level] >= self._levels.get(logger, SILENT)
 
