@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from ..grammars.checker import GrammarChecker
+from ..grammars.formats import NO_VOCABULARY, check_request
 from ..grammars.gbnf import parse_gbnf
-from ..grammars.requests import CheckRequest
 from ..params import SamplingParams
 
 
@@ -17,7 +17,7 @@ class CheckedGrammar(msgspec.Struct, frozen=True):
 
 
 class EchoGrammars:
-    """Checks the grammar or JSON schema of a turn. The tokens that a grammar names may be any."""
+    """Checks the format of a turn's answer. The tokens that a grammar names may be any."""
 
     def __init__(self) -> None:
         self._checker = GrammarChecker()
@@ -27,15 +27,11 @@ class EchoGrammars:
         if params.grammar:
             parse_gbnf(params.grammar)
             return CheckedGrammar()
-        if not params.json_schema:
+        if not params.has_grammar:
             return None
-        request = CheckRequest(
-            schema=params.json_schema,
-            whitespace=params.json_whitespace,
-            lenient=params.schema_lenient,
-        )
+        request = check_request(params, NO_VOCABULARY)
         return CheckedGrammar(tuple(self._checker.check(request).dropped))
 
     def close(self) -> None:
-        """End the process that compiles schemas on trial."""
+        """End the process that compiles grammars on trial."""
         self._checker.close()

@@ -26,7 +26,7 @@ from ..embedder import EMBED_BATCH_TOKENS, EMBED_SLOTS, EmbedInfo
 from ..errors import load_cancelled
 from ..memory_need import layers_on_devices
 from ..model_spec import LoadProgress, ModelSpec
-from ..params import SamplingParams
+from ..params import FORMATS, SamplingParams
 from .adapters import EchoAdapters, adapt
 from .context import EchoContext
 from .embedding import EMBEDDING_SIZE, EchoEmbedder
@@ -165,7 +165,7 @@ def _echo_info(spec: ModelSpec, options: EchoOptions) -> ModelInfo:
         token_bytes_max=1,
         has_chat_template=True,
         tool_format=options.tool_format,
-        unused=dict.fromkeys(("grammar", "json-schema"), "the model echo repeats its prompt")
+        unused=dict.fromkeys(FORMATS, "the model echo repeats its prompt")
         | {"tools": "the model echo has no chat template"},
         kv_kind=options.memory,
         can_shift=options.memory == "plain",

@@ -7,26 +7,41 @@ compiles it. Here only this process ends.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
+import re
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from ..errors import InferdError, InvalidArgument
+from ..errors import InferdError, InvalidArgument, TooLarge
 from ..sandbox.program import serve_requests
+from ..unexpected import place_of
 from .gbnf import parse_gbnf, refusal
-from .lark import Vocabulary, lark_of
+from .lark import lark_of
 from .lenient import leave_out_constraints
-from .limits import CPU_S_MAX, MATCHING_LIMITS, MEMORY_BYTES_MAX, STACK_BYTES
+from .limits import (
+    CPU_S_MAX,
+    MATCHING_LIMITS,
+    MEMORY_BYTES_MAX,
+    SMALLER_HINT,
+    STACK_BYTES,
+    too_much_memory,
+)
 from .refused_keyword import refusal_of
-from .requests import CheckReply, CheckRequest
+from .requests import CheckReply, CheckRequest, TagRequest
 from .schema import Schema, read_schema
 from .schema_grammar import grammar_of_schema
+from .tags_lark import grammar_of_tags, regex_literal
+from .token_conflicts import without_conflicts
+from .user_lark import FORMATS_HINT, lark_refusal, rewrite_lark
+from .vocabulary import Vocabulary
 
 NICE = 5
 """Beside a busy thread of llama.cpp on its core, the process gets a quarter of it."""
@@ -34,6 +49,11 @@ _CAUSE_CHARACTERS = 200
 _M_ARENA_MAX = -8
 """glibc's number for `mallopt`."""
 _EMPTY = "no value fits it"
+_LIMIT = re.compile(r"too (big|large|many|complex)|max is|exceed|fuel|limits?\b", re.IGNORECASE)
+"""Words of llguidance's messages about limits that were met."""
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|/.*/')
+_POSITION = re.compile(r"^at (\d+)\(\d+\): ")
+"""The line and column of a message; only the line is the user's."""
 
 
 class _Bytes:
@@ -60,10 +80,7 @@ def check_grammar(request: CheckRequest) -> CheckReply:
     """Compile a grammar on trial, and return its form for llguidance."""
     before = _resident_bytes()
     try:
-        if request.gbnf:
-            reply, matcher = _compile_gbnf(request)
-        else:
-            reply, matcher = _compile_schema(request)
+        reply, matcher = _compile(request)
     except InferdError as exc:
         return CheckReply(refusal=exc.to_wire())
     reply.memory_bytes = max(0, _resident_bytes() - before)
@@ -71,13 +88,78 @@ def check_grammar(request: CheckRequest) -> CheckReply:
     return reply
 
 
-def _compile_gbnf(request: CheckRequest) -> tuple[CheckReply, LLMatcher]:
-    vocabulary = Vocabulary(request.vocab_size, request.ends, request.names)
-    grammar = LLMatcher.grammar_from_lark(lark_of(parse_gbnf(request.gbnf), vocabulary))
+def _compile(request: CheckRequest) -> tuple[CheckReply, LLMatcher]:
+    if request.gbnf:
+        grammar = LLMatcher.grammar_from_lark(_lark_of_gbnf(request.gbnf, request))
+        return _compiled(grammar, request, refusal)
+    if request.lark:
+        lark = rewrite_lark(
+            request.lark,
+            _vocabulary(request),
+            lambda schema: _inner_schema(request, json.dumps(schema)),
+        )
+        grammar = LLMatcher.grammar_from_lark(lark)
+        return _compiled(grammar, request, lark_refusal)
+    if request.regex:
+        grammar = LLMatcher.grammar_from_lark(f"start: {regex_literal(request.regex)}")
+        return _compiled(grammar, request, _regex_refusal)
+    if request.tags:
+        grammar = grammar_of_tags(request, partial(_content, request))
+        return _compiled(grammar, request, _tags_refusal)
+    return _compile_schema(request)
+
+
+def _vocabulary(request: CheckRequest) -> Vocabulary:
+    return Vocabulary(
+        request.vocab_size, request.ends, request.names, request.special, request.texts
+    )
+
+
+def _lark_of_gbnf(gbnf: str, request: CheckRequest) -> str:
+    vocabulary = _vocabulary(request)
+    return lark_of(without_conflicts(parse_gbnf(gbnf), vocabulary), vocabulary)
+
+
+def _compiled(
+    grammar: str, request: CheckRequest, refuse: Callable[[str], InvalidArgument]
+) -> tuple[CheckReply, LLMatcher]:
+    """Return the reply with a grammar, and the matcher.
+
+    :raises TooLarge: a limit of llguidance was met.
+    :raises InvalidArgument: *refuse* makes it of the cause.
+    """
     matcher = _matcher(grammar, request.vocab_size, request.ends)
-    if _cause(matcher):
-        raise refusal(_EMPTY if _cause(matcher) == _EMPTY else "it cannot be compiled")
+    if (cause := _cause(matcher)) is not None:
+        raise _limit_error(cause) or refuse(cause)
     return CheckReply(grammar=grammar), matcher
+
+
+def _limit_error(cause: str) -> TooLarge | None:
+    if _LIMIT.search(_QUOTED.sub("", cause)):
+        return TooLarge(f"the grammar is too large: {cause}", hint=SMALLER_HINT)
+    return None
+
+
+def _content(request: CheckRequest, tag: TagRequest) -> dict[str, Any]:
+    """Return the grammar of a tag's content, as a field of llguidance's lists."""
+    if tag.gbnf:
+        return {"lark_grammar": _lark_of_gbnf(tag.gbnf, request)}
+    return {"json_schema": _inner_schema(request, tag.schema)}
+
+
+def _inner_schema(request: CheckRequest, schema: str) -> Any:
+    """Return llguidance's form of a schema within a grammar; it is compiled alone first."""
+    reply, _ = _compile_schema(msgspec.structs.replace(request, schema=schema))
+    [found] = json.loads(reply.grammar)["grammars"]
+    return found["json_schema"]
+
+
+def _regex_refusal(cause: str) -> InvalidArgument:
+    return InvalidArgument(f"regex: {cause}", hint=FORMATS_HINT)
+
+
+def _tags_refusal(cause: str) -> InvalidArgument:
+    return InvalidArgument(f"structural-tag: {cause}", hint=FORMATS_HINT)
 
 
 def _compile_schema(request: CheckRequest) -> tuple[CheckReply, LLMatcher]:
@@ -116,14 +198,22 @@ def _matcher(grammar: str, vocab_size: int = 0, ends: tuple[int, ...] = ()) -> L
 def _cause(matcher: LLMatcher) -> str | None:
     """Return why the grammar is refused; None if it is not."""
     if matcher.is_error():
-        found = matcher.get_error()
-        return (
-            _EMPTY if found.startswith("NoExtension") else found.splitlines()[0][:_CAUSE_CHARACTERS]
-        )
+        return _error_of(matcher)
     mask = matcher.compute_bitmask()
-    if matcher.is_error() or not (any(mask) or matcher.is_accepting()):
+    if matcher.is_error():
+        return _error_of(matcher)
+    first = next((8 * at + byte.bit_length() - 1 for at, byte in enumerate(mask) if byte), None)
+    if first is None:
+        return None if matcher.is_accepting() else _EMPTY
+    after = matcher.deep_copy()  # some limits are checked after a token only
+    return None if after.consume_token(first) else _error_of(after)
+
+
+def _error_of(matcher: LLMatcher) -> str:
+    found = matcher.get_error()
+    if found.startswith("NoExtension"):
         return _EMPTY
-    return None
+    return _POSITION.sub(r"line \1: ", found.splitlines()[0])[:_CAUSE_CHARACTERS]
 
 
 def _resident_bytes() -> int:
@@ -132,19 +222,26 @@ def _resident_bytes() -> int:
 
 def _reply(request: bytes) -> bytes:
     """Return the packed reply to a request, which a thread with a small stack handles."""
-    found: list[Any] = []
+    found: list[CheckReply] = []
 
     def handle() -> None:
         try:
             found.append(check_grammar(msgspec.msgpack.decode(request, type=CheckRequest)))
         except RecursionError:
-            error = InvalidArgument("the grammar or schema is nested too deeply", hint="flatten it")
-            found.append(CheckReply(refusal=error.to_wire()))
+            found.append(CheckReply(refusal=_too_deep().to_wire()))
+        except MemoryError:
+            found.append(CheckReply(refusal=too_much_memory().to_wire()))
+        except BaseException as exc:  # a panic of llguidance is not an Exception
+            found.append(CheckReply(failure=place_of(exc)))
 
     thread = threading.Thread(target=handle)
     thread.start()
     thread.join()
     return msgspec.msgpack.encode(found[0])
+
+
+def _too_deep() -> InvalidArgument:
+    return InvalidArgument("the grammar or schema is nested too deeply", hint="flatten it")
 
 
 def _use_one_arena() -> None:

@@ -10,14 +10,22 @@ import msgspec
 
 from ..errors import BackendError, InferdError, Timeout, TooLarge, error_from_wire
 from ..sandbox.process import WAIT_S_MAX, SandboxEnded, SandboxProcess
-from .limits import CPU_S_MAX, GRAMMAR_BYTES_MAX, MEMORY_BYTES_MAX, SCHEMA_BYTES_MAX
+from ..unexpected import failure_of
+from .limits import (
+    CPU_S_MAX,
+    GRAMMAR_BYTES_MAX,
+    REGEX_BYTES_MAX,
+    SCHEMA_BYTES_MAX,
+    SMALLER_HINT,
+    STACK_BYTES,
+    too_much_memory,
+)
 from .requests import CheckReply, CheckRequest
 
 __all__ = ("GrammarChecker",)
 
 _PROGRAM = "inferd.backends.grammars.check_program"
 _ATTEMPTS = 2
-_HINT = "use fewer or smaller alternatives, patterns and repetitions"
 
 
 class GrammarChecker:
@@ -34,11 +42,13 @@ class GrammarChecker:
         :raises Timeout: the machine is too busy.
         :raises BackendError: no process can run.
         """
-        _check_size("grammar", request.gbnf, GRAMMAR_BYTES_MAX)
-        _check_size("json-schema", request.schema, SCHEMA_BYTES_MAX)
+        _check_sizes(request)
         reply = self._reply_to(msgspec.msgpack.encode(request))
         if reply.refusal is not None:
             raise error_from_wire(reply.refusal)
+        if reply.failure:
+            self.close()  # the process may be in any state
+            raise failure_of("compiling the grammar", reply.failure)
         return reply
 
     def close(self) -> None:
@@ -81,6 +91,17 @@ class GrammarChecker:
         return msgspec.msgpack.decode(sandbox.receive_reply(), type=CheckReply)
 
 
+def _check_sizes(request: CheckRequest) -> None:
+    _check_size("grammar", request.gbnf, GRAMMAR_BYTES_MAX)
+    _check_size("json-schema", request.schema, SCHEMA_BYTES_MAX)
+    _check_size("lark", request.lark, GRAMMAR_BYTES_MAX)
+    _check_size("regex", request.regex, REGEX_BYTES_MAX)
+    for tag in request.tags:
+        _check_size("structural-tag: regex", tag.regex, REGEX_BYTES_MAX)
+        _check_size("structural-tag: schema", tag.schema, SCHEMA_BYTES_MAX)
+        _check_size("structural-tag: grammar", tag.gbnf, GRAMMAR_BYTES_MAX)
+
+
 def _check_size(name: str, text: str, most: int) -> None:
     size = len(text.encode())
     if size > most:
@@ -94,9 +115,15 @@ def _check_size(name: str, text: str, most: int) -> None:
 def _limit_error(ended: SandboxEnded) -> InferdError | None:
     """Return the error for a grammar that ended the process; None if something else did."""
     if ended.used_up_cpu:
-        cause, data = f"{CPU_S_MAX} s of CPU time", {"cpu_s_max": CPU_S_MAX}
-    elif ended.crashed:
-        cause, data = f"{MEMORY_BYTES_MAX} bytes of memory", {"memory_bytes_max": MEMORY_BYTES_MAX}
-    else:
-        return None
-    return TooLarge(f"the grammar takes more than {cause} to compile", hint=_HINT, data=data)
+        return TooLarge(
+            f"the grammar takes more than {CPU_S_MAX} s of CPU time to compile",
+            hint=SMALLER_HINT,
+            data={"cpu_s_max": CPU_S_MAX},
+        )
+    if ended.overflowed:
+        return TooLarge(
+            "the grammar's rules or schemas refer to each other in too long a chain",
+            hint="let the rules refer to fewer others within each other",
+            data={"stack_bytes_max": STACK_BYTES},
+        )
+    return too_much_memory() if ended.crashed else None

@@ -4,36 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+from llguidance import LLParserLimits
 
 from ..errors import TooLarge
-from ..params import SamplingParams
+from ..params import GRAMMAR_FIELDS, SamplingParams
 from .checker import GrammarChecker
-from .limits import CACHED_BYTES_MAX, CACHED_MAX
-from .native import Matcher, MatchingTokenizer
-from .requests import CheckRequest
+from .formats import VocabularyFacts, check_request
+from .limits import CACHED_BYTES_MAX, CACHED_MAX, MATCHING_LIMITS, SMALLER_HINT
+from .native import Matcher
 from .state import GrammarState
 
-__all__ = ("GrammarCompiler", "VocabularyFacts")
+__all__ = ("GrammarCompiler",)
 
-_KEY = ("grammar", "json_schema", "json_whitespace", "schema_lenient")
-"""The parameters that a compiled grammar depends on; the triggers only start it."""
 _Key = tuple[object, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class VocabularyFacts:
-    """The facts of a vocabulary that compilation needs; its functions may be called in any thread.
-
-    `tokenizer` returns llguidance's form of the vocabulary, and may wait for it. `names_in` returns
-    the tokens that a text names.
-    """
-
-    size: int
-    ends: Callable[[], tuple[int, ...]]
-    tokenizer: Callable[[], MatchingTokenizer]
-    names_in: Callable[[str], Mapping[str, int]]
+_KEY = tuple(name for name in GRAMMAR_FIELDS if name != "grammar_triggers")
+"""The parameters that a compiled grammar depends on; the triggers only start it."""
 
 
 class GrammarCompiler:
@@ -43,8 +29,8 @@ class GrammarCompiler:
     others used.
     """
 
-    def __init__(self, vocabulary: VocabularyFacts):
-        self._vocabulary = vocabulary
+    def __init__(self, vocabulary: VocabularyFacts, limits: LLParserLimits = MATCHING_LIMITS):
+        self._vocabulary, self._limits = vocabulary, limits
         self._checker = GrammarChecker()
         self._kept: OrderedDict[_Key, tuple[GrammarState, int]] = OrderedDict()
         """States at the beginning, with the memory that they take."""
@@ -65,24 +51,16 @@ class GrammarCompiler:
             return self._kept[key][0].copy()
 
     def _compile(self, params: SamplingParams) -> tuple[GrammarState, int]:
-        vocabulary, ends = self._vocabulary, self._vocabulary.ends()
-        request = CheckRequest(
-            gbnf=params.grammar,
-            schema=params.json_schema,
-            whitespace=params.json_whitespace,
-            lenient=params.schema_lenient,
-            vocab_size=vocabulary.size,
-            ends=ends,
-            names=dict(vocabulary.names_in(params.grammar)),
-        )
-        checked = self._checker.check(request)
-        matcher = Matcher.compile(vocabulary.tokenizer(), checked.grammar)
+        vocabulary = self._vocabulary
+        checked = self._checker.check(check_request(params, vocabulary))
+        matcher = Matcher.compile(vocabulary.tokenizer(), checked.grammar, self._limits)
         if matcher.is_error():  # with another vocabulary it has compiled
             raise TooLarge(
                 f"the grammar cannot be compiled for this vocabulary ({matcher.get_error()})",
-                hint="use fewer or smaller alternatives, patterns and repetitions",
+                hint=SMALLER_HINT,
             )
-        state = GrammarState(matcher, vocabulary.size, ends, tuple(checked.dropped))
+        dropped = tuple(checked.dropped)
+        state = GrammarState(matcher, vocabulary.size, vocabulary.ends(), dropped)
         return state, checked.memory_bytes
 
     def _keep(self, key: _Key, state: GrammarState, size: int) -> None:

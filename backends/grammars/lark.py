@@ -6,27 +6,17 @@ would no longer match "abc". So every lexeme here is one character, and the lang
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from .gbnf import Chars, Choice, Item, Name, Repeat, Rules, Sequence, Token, references, refusal
+from .vocabulary import Vocabulary
 
-__all__ = ("Vocabulary", "lark_of")
+__all__ = ("lark_of",)
 
 _SURROGATES = (0xD800, 0xDFFF)
 _EMPTY = '""'
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """The facts of a vocabulary that grammars refer to."""
-
-    size: int
-    ends: Collection[int]
-    """The tokens that end a generation; no grammar mentions them."""
-    names: Mapping[str, int]
-    """Tokens by name, at least those that the grammar names."""
 
 
 def lark_of(rules: Rules, vocabulary: Vocabulary) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from llguidance import _lib
+from llguidance import LLParserLimits, _lib
 from numpy.typing import NDArray
 
 from ..errors import BackendError
@@ -200,10 +200,12 @@ class Matcher:
         weakref.finalize(self, _free_matcher, pointer)
 
     @classmethod
-    def compile(cls, tokenizer: MatchingTokenizer, grammar: str) -> Matcher:
+    def compile(
+        cls, tokenizer: MatchingTokenizer, grammar: str, limits: LLParserLimits = MATCHING_LIMITS
+    ) -> Matcher:
         """Return a grammar's state at its beginning. *grammar* is in llguidance's form."""
-        limits = _Limits(*(getattr(MATCHING_LIMITS, name) for name, _ in _Limits._fields_))
-        init = _MatcherInit(tokenizer=tokenizer.pointer, limits=limits)
+        values = _Limits(*(getattr(limits, name) for name, _ in _Limits._fields_))
+        init = _MatcherInit(tokenizer=tokenizer.pointer, limits=values)
         kind = b"llguidance" if grammar.startswith("{") else b"lark"
         return cls(tokenizer, _new_matcher(ctypes.byref(init), kind, grammar.encode()))
 

@@ -4,6 +4,7 @@ from .ignored_keys import IGNORED_KEYS, REFUSED_KEYS
 from .parameter_table import (
     BY_NAME,
     BY_SPELLING,
+    FORMATS,
     PARAMETERS,
     REQUESTABLE,
     SAMPLERS,
@@ -14,10 +15,12 @@ from .parameter_table import (
 from .reading import KEYS_MAX, Options, nearest, parse_json_options, read_options
 from .sampler_options import GRAMMAR_FIELDS, SamplingParams, adjust_parameters, sampling_params
 from .stop_options import StoppingParams, stopping_params
+from .structural_tags import StructuralTag, StructuralTags, structural_tag_text
 
 __all__ = (
     "BY_NAME",
     "BY_SPELLING",
+    "FORMATS",
     "GRAMMAR_FIELDS",
     "IGNORED_KEYS",
     "REFUSED_KEYS",
@@ -31,10 +34,13 @@ __all__ = (
     "Parameter",
     "SamplingParams",
     "StoppingParams",
+    "StructuralTag",
+    "StructuralTags",
     "nearest",
     "parse_json_options",
     "read_options",
     "sampling_params",
     "adjust_parameters",
     "stopping_params",
+    "structural_tag_text",
 )

@@ -49,7 +49,7 @@ def read_choice(parameter: Parameter, value: Any) -> str:
 
 def read_tools(_: Parameter, value: Any) -> list[dict[str, Any]]:
     """Return function definitions, given as a list or its JSON text, or raise ValueError."""
-    tools = _as_json(value, TOOLS_BYTES_MAX)
+    tools = read_json(value, TOOLS_BYTES_MAX)
     if not isinstance(tools, list) or len(tools) > TOOLS_MAX:
         raise ValueError(f"{shorten(value)} is not a list of up to {TOOLS_MAX} tools")
     try:
@@ -61,7 +61,7 @@ def read_tools(_: Parameter, value: Any) -> list[dict[str, Any]]:
 
 def read_arguments(_: Parameter, value: Any) -> dict[str, Any]:
     """Return a template's own arguments by name, given as a map or its JSON text."""
-    arguments = _as_json(value, ARGUMENTS_BYTES_MAX)
+    arguments = read_json(value, ARGUMENTS_BYTES_MAX)
     if not isinstance(arguments, dict) or len(arguments) > ARGUMENTS_MAX:
         raise ValueError(f"{shorten(value)} is not a map of up to {ARGUMENTS_MAX} arguments")
     for name in arguments:
@@ -78,8 +78,11 @@ def check_containers(text: bytes) -> None:
         raise ValueError(f"{count} opening brackets; {CONTAINERS_MAX} at most")
 
 
-def _as_json(value: Any, bytes_max: int) -> Any:
-    """Return *value* as plain JSON types; a text is decoded as JSON."""
+def read_json(value: Any, bytes_max: int) -> Any:
+    """Return *value* as plain JSON types; a text is decoded as JSON.
+
+    :raises ValueError: it is not JSON, or exceeds a bound.
+    """
     try:
         text = value.encode() if isinstance(value, str) else msgspec.json.encode(value)
         if len(text) > bytes_max:

@@ -145,7 +145,9 @@ def _response_format(value: Any) -> dict[str, Any]:
         case "json_schema":
             described = value.get("json_schema")
             return {"json-schema": _schema_of(described if isinstance(described, dict) else {})}
-    kinds = "text, json_object, json_schema"
+        case "structural_tag":
+            return {"structural-tag": value}
+    kinds = "text, json_object, json_schema, structural_tag"
     raise ValueError(f"there is no type {shorten(value.get('type'))}; use {kinds}")
 
 

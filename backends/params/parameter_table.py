@@ -26,6 +26,7 @@ Kind = Literal[
     "tokens",
     "triggers",
     "schema",
+    "structural-tag",
     "choice",
     "tools",
     "arguments",
@@ -47,6 +48,8 @@ SAMPLERS = {
     "adaptive-p": "a",
 }
 """Samplers of a chain, with llama-server's letters (`common/sampling.cpp`)."""
+FORMATS = ("json-schema", "grammar", "lark", "regex", "structural-tag")
+"""The parameters that give the form of an answer; at most one is set."""
 PARAMETERS_HINT = "correct it; docs/parameters.md lists the parameters and their ranges"
 SAMPLERS_DEFAULT = tuple(SAMPLERS)[:9]
 JSON_LAYOUTS = ("any", "compact", "spaced")
@@ -140,6 +143,9 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter("json-schema", "schema", "request", "", "JSON schema of the answer, compiled to a grammar; unsupported keywords are rejected with their path; {}: any object; see json-schema.md"),
     Parameter("json-whitespace", "choice", "request", "spaced", "white space in the JSON of a `json-schema`: spaced, `, ` and `: `; compact, none; any, at most 64 characters between two symbols", choices=JSON_LAYOUTS),
     Parameter("schema-lenient", "bool", "request", False, "leave out the constraints of `json-schema` that no grammar can keep, and list them in the metadata (`adjusted`); false: refuse the schema"),
+    Parameter("lark", "text", "request", "", "Lark grammar of the answer, in llguidance's dialect; see grammars.md"),
+    Parameter("regex", "text", "request", "", "regular expression that the whole answer matches; see grammars.md"),
+    Parameter("structural-tag", "structural-tag", "request", "", "free text with parts that follow a schema: `structures` of `begin`, `schema` and `end`, with `triggers`; see grammars.md"),
     Parameter("n-probs", "int", "request", 0, "number of top tokens returned with each sampled token, with the model's logprobs; 0: none", ("logprobs",), low=0, high=N_PROBS_MAX),
     Parameter("post-sampling-probs", "bool", "request", False, "return probabilities after the samplers instead"),
     Parameter("tools", "tools", "request", [], "functions for the chat template, as OpenAI defines them: a list, or its JSON text; up to 128, of 256 KiB"),

@@ -34,6 +34,7 @@ _TYPES: dict[Kind, tuple[str, dict[str, Any]]] = {
         {"type": ["string", "array", "object"]},
     ),
     "schema": ("object, or its JSON text", {"type": ["object", "boolean", "string"]}),
+    "structural-tag": ("object, or its JSON text", {"type": ["object", "string"]}),
     "choice": ("name", {"type": "string"}),
     "tools": ("array of tools, or text", {"type": _TEXT_OR_LIST, "items": {"type": "object"}}),
     "arguments": ("map, or text", {"type": ["string", "object"]}),

@@ -27,6 +27,7 @@ from .parameter_table import (
     Level,
     Parameter,
 )
+from .structural_tags import read_structural_tag
 
 KEY_CHARACTERS_MAX = 100
 """A longer key is not a misspelling: messages shorten it and suggest no other."""
@@ -345,6 +346,7 @@ _READERS: dict[Kind, Callable[[Parameter, Any], Any]] = {
     "shares": _read_shares,
     "tokens": _read_tokens,
     "triggers": lambda _, value: read_triggers(value),
+    "structural-tag": lambda _, value: read_structural_tag(value),
     "choice": read_choice,
     "tools": read_tools,
     "arguments": read_arguments,

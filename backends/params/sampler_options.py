@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidArgument
-from .parameter_table import BY_NAME, DRY_BREAKERS, PARAMETERS_HINT, SAMPLERS_DEFAULT
+from .parameter_table import BY_NAME, DRY_BREAKERS, FORMATS, PARAMETERS_HINT, SAMPLERS_DEFAULT
 from .stop_options import STOPPING_RULES, Adjustment, Rule, fields_of
 
 _BREAKERS_MAX, _BREAKER_CHARACTERS_MAX = 8, 40
@@ -21,9 +21,9 @@ _INFILL_TOP_K_MAX = 1000
 """Infill compares every token with every other: with 49k of them a token takes minutes."""
 _NOT_A_BRACKET = re.compile(r"[^()]")
 """Brackets in quotes are counted too, which at worst refuses a grammar with very many."""
-GRAMMAR_FIELDS = (
-    *("grammar", "grammar_triggers", "json_schema", "json_whitespace", "schema_lenient"),
-)
+FORMAT_FIELDS = tuple(name.replace("-", "_") for name in FORMATS)
+"""The fields of `SamplingParams` that `FORMATS` names."""
+GRAMMAR_FIELDS = (*FORMAT_FIELDS, "grammar_triggers", "json_whitespace", "schema_lenient")
 """The fields of `SamplingParams` that determine the grammar of an answer."""
 Bias = tuple[int | str, float | bool]
 """A token or a text, and a number to add to its logits; False: it is never sampled."""
@@ -67,13 +67,22 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     json_schema: str = ""
     json_whitespace: str = "spaced"
     schema_lenient: bool = False
+    lark: str = ""
+    regex: str = ""
+    structural_tag: str = ""
+    """The JSON text of `StructuralTags`."""
     n_probs: int = 0
     post_sampling_probs: bool = False
 
     @property
+    def formats(self) -> tuple[str, ...]:
+        """The values of `FORMATS`, at most one of which is not empty."""
+        return tuple(getattr(self, field) for field in FORMAT_FIELDS)
+
+    @property
     def has_grammar(self) -> bool:
-        """Whether the answer follows a grammar, given as such or as a schema."""
-        return bool(self.grammar or self.json_schema)
+        """Whether the answer follows a grammar, given in one of the formats."""
+        return any(self.formats)
 
 
 def sampling_params(values: Mapping[str, Any], seed: int) -> SamplingParams:
@@ -132,10 +141,9 @@ def _end_with_grammar(a: Adjustment) -> None:
 
 
 def _check_grammar(a: Adjustment) -> None:
-    grammar = a.value_of("grammar")
-    if grammar and a.value_of("json-schema"):
-        a.errors.append('json-schema: grammar is set too; set one of them to ""')
-    brackets = _NOT_A_BRACKET.sub("", grammar)
+    first, *others = [name for name in FORMATS if a.value_of(name)] or [""]
+    a.errors += [f'{first}: {other} is set too; set one of them to ""' for other in others]
+    brackets = _NOT_A_BRACKET.sub("", a.value_of("grammar"))
     depths = accumulate(1 if bracket == "(" else -1 for bracket in brackets)
     a.limit("grammar", max(depths, default=0), _GRAMMAR_NESTING_MAX, "brackets are open at once")
 

@@ -10,7 +10,7 @@ import msgspec
 
 from ..errors import InvalidArgument
 from ..incremental_regex import STEPS_MAX, WEIGHT_MAX, Pattern
-from .parameter_table import BY_NAME
+from .parameter_table import BY_NAME, FORMATS
 
 COMPLETE_KINDS = ("json", "fence", "sentence")
 PATTERNS_MAX = 8
@@ -77,8 +77,8 @@ class Adjustment:
 
     @property
     def has_grammar(self) -> bool:
-        """Whether a grammar or a schema is set."""
-        return bool(self.value_of("grammar") or self.value_of("json-schema"))
+        """Whether the answer follows a grammar, given in one of the formats."""
+        return any(map(self.value_of, FORMATS))
 
     def adjust(self, name: str, reason: str, value: Any) -> None:
         """Replace the value of a parameter."""
@@ -146,6 +146,11 @@ def _check_triggers(a: Adjustment) -> None:
     for name in ("grammar-triggers", "stop-grammar"):
         if a.value_of(name) and not a.has_grammar:
             a.reasons[name] = "it needs a grammar"
+    if a.value_of("structural-tag"):
+        if a.value_of("grammar-triggers"):
+            a.errors.append("structural-tag: it has its own triggers; leave out grammar-triggers")
+        if a.value_of("stop-grammar"):
+            a.adjust("stop-grammar", "the text of structural-tag may always end", False)
 
 
 STOPPING_RULES: tuple[Rule, ...] = (_check_patterns, _check_stops, _check_triggers)

@@ -30,6 +30,11 @@ class SandboxEnded(Exception):
         return self.status == -signal.SIGPROF
 
     @property
+    def overflowed(self) -> bool:
+        """Whether its stack was full, as far as the status shows that."""
+        return self.status == -signal.SIGSEGV
+
+    @property
     def crashed(self) -> bool:
         """Whether it ended itself: it found no memory, or its stack was full."""
         return self.status in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)

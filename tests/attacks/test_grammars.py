@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from inferd.backends.errors import TooLarge
 from inferd.testing import RunningDaemon
 from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
 from tests.raw import RawClient
@@ -50,6 +54,13 @@ def shared(tmp_path: Path) -> Iterator[RunningDaemon]:
         yield daemon
 
 
+@pytest.fixture(scope="module")
+def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    model = f"file = '{write_tiny('llama', tmp_path_factory.mktemp('tiny'))}'"
+    with daemon_for_all(f"[models.shared]\n{model}\nslots = 2\nctx-size = 4096\n") as daemon:
+        yield daemon
+
+
 def schema(number: int) -> dict[str, object]:
     """Return one of many schemas of the same size, whose grammars take long to make."""
     names = [f"{number:03}{index:03}" for index in range(PROPERTIES)]
@@ -78,3 +89,90 @@ def test_the_time_of_a_turn_does_not_tell_which_grammars_others_used(
             known.append(cpu_s_of_turn(pid, bob, theirs, number))
             unknown.append(cpu_s_of_turn(pid, bob, theirs, number + 1))
         assert min(known) > 0.7 * min(unknown)
+
+
+def chained(count: int) -> str:
+    """Return a Lark grammar whose rules refer to each other in a chain."""
+    rules = "".join(f"a{i}: a{i + 1}\n" for i in range(count))
+    return f'start: a0\n{rules}a{count}: "x"\n'
+
+
+BOMBED: dict[str, tuple[dict[str, Any], str]] = {
+    "a chain of rules": ({"lark": chained(3000)}, "stack_bytes_max"),
+    "a row of alternatives": ({"lark": f"start: {' | '.join(f'/{i}x/' for i in range(3000))}"}, ""),
+    "multiples": ({"json-schema": {"type": "integer", "multipleOf": 9999991}}, ""),
+    "patterns": (
+        {"lark": f"start: A\nA: {' & '.join(f'/.*a{i}.{{{i}}}b.*/' for i in range(24))}"},
+        "memory_bytes_max",
+    ),
+}
+"""Grammars past a limit, with the field of the error's data that names it, if there is one."""
+HEAVY: dict[str, dict[str, Any]] = {
+    "nested repetitions": {"lark": 'start: ((("a"{0,999}){0,999}){0,999}){0,99} "b"'},
+    "a regex of nested repetitions": {"regex": "((((a|b){0,99}c){0,99}){0,99}){0,99}"},
+    "a regex of many states": {"regex": "(a|b)*a(a|b){4000}(a|b)*a(a|b){4000}c"},
+    "ambiguous rules": {"lark": 'start: start start start | "a" |'},
+}
+"""Grammars that take long in other libraries."""
+GAP_S_MAX, ATTEMPTS = 0.05, 4
+
+
+def longest_gap_s(victim: RawClient, context: int, attacker: RawClient) -> float:
+    """Return the longest time of a token of *victim* until *attacker* has an answer."""
+    longest = 0.0
+    while not select.select([attacker.socket], [], [], 0)[0]:
+        began = time.perf_counter()
+        victim.call("compute_single", context=context)
+        longest = max(longest, time.perf_counter() - began)
+    return longest
+
+
+def gaps_beside(
+    bob: RawClient, ada: RawClient, options: dict[str, Any], outcome: Callable[[int], None]
+) -> list[float]:
+    """Return the longest gaps of Bob's tokens beside turns of Ada; one short gap is enough, as
+    another program of the machine cannot be to blame for all.
+    """
+    attack = ada.context("shared")
+    gaps: list[float] = []
+    while not gaps or (min(gaps) > GAP_S_MAX and len(gaps) < ATTEMPTS):
+        victim = bob.context("shared", '{"ignore-eos": true}')
+        bob.set_input(victim, b"Once upon a time")
+        bob.compute_single(victim)
+        turn = {"context": attack, "prompt": "Hi", "raw": True, "options": options}
+        request = ada.start_request("chat", **turn)
+        gaps.append(longest_gap_s(bob, victim, ada))
+        outcome(request)
+        bob.call("fini_single", context=victim)
+        ada.call("reset", context=attack)
+    return gaps
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", BOMBED)
+def test_a_bomb_is_too_large_and_delays_no_other_stream(roomy: RunningDaemon, name: str) -> None:
+    options, limit = BOMBED[name]
+    with client_of(roomy, ADA) as ada, client_of(roomy, BOB) as bob:
+
+        def refused(request: int) -> None:
+            with pytest.raises(TooLarge) as caught:
+                ada.wait_result(request)
+            assert caught.value.hint and (not limit or limit in caught.value.data)
+
+        assert min(gaps_beside(bob, ada, options, refused)) <= GAP_S_MAX
+        ok = {"n-predict": 4, "regex": "a{3}"}
+        answer = ada.call("chat", context=ada.context("shared"), prompt="Hi", raw=True, options=ok)
+        assert answer["text"] == b"aaa", "the attacker's next turn works"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", HEAVY)
+def test_a_heavy_grammar_delays_no_other_stream(roomy: RunningDaemon, name: str) -> None:
+    options = HEAVY[name] | {"n-predict": 60}
+    with client_of(roomy, ADA) as ada, client_of(roomy, BOB) as bob:
+
+        def answered(request: int) -> None:
+            with suppress(TooLarge):
+                assert ada.wait_result(request)["metadata"]["output_tokens"]
+
+        assert min(gaps_beside(bob, ada, options, answered)) <= GAP_S_MAX

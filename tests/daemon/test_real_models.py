@@ -240,6 +240,55 @@ def test_answers_fit_a_schema_given_as_an_object_or_as_its_text(
         assert jsonschema.Draft202012Validator(schema).is_valid(json.loads(text))
 
 
+CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+CALL = {
+    "structures": [{"begin": "<call>", "schema": CITY, "end": "</call>"}],
+    "triggers": ["<call"],
+}
+
+
+@pytest.mark.parametrize("model", ["smollm2", "gemma3"])
+@pytest.mark.parametrize(
+    ("options", "pattern"),
+    [
+        ({"regex": "(Yes|No), [a-z ]{3,30}[.]"}, "(Yes|No), [a-z ]{3,30}[.]"),
+        (
+            {"lark": 'start: item{2}\nitem: "- " /[A-Za-z ]{2,20}/ "\\n"'},
+            "(- [A-Za-z ]{2,20}\n){2}",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": CITY}}},
+            '{"city": .*}',
+        ),
+    ],
+    ids=["regex", "lark", "response_format"],
+)
+def test_answers_have_the_format_of_the_turn(
+    client: inferd.Client, model: str, options: dict[str, Any], pattern: str
+) -> None:
+    common = {"n-predict": 60, "temp": 1.0, "seed": 3, **options}
+    with client.session(model, raw=True) as session:
+        for answer in session.answers("Is Rome in Italy?", n=2, options=common):
+            assert re.fullmatch(pattern, answer), answer
+        assert re.fullmatch(pattern, session.chat("Is Oslo in Norway?", options=common))
+        [fork] = session.fork()
+        assert re.fullmatch(pattern, fork.chat("And Paris?", options=common))
+
+
+def test_a_mark_in_free_text_forces_the_rest_of_a_call(daemon: RunningDaemon) -> None:
+    bias = [["<", 9.0], ["call", 4.0]]
+    options = {"structural-tag": CALL, "n-predict": 80, "temp": 0, "logit-bias": bias}
+    with RawClient(daemon.socket) as raw:
+        context = raw.context("smollm2")
+        raw.set_input(context, json.dumps(options).encode(), index=1)
+        raw.set_input(context, b"Repeat: <call> <call> <call>")
+        raw.call("compute", context=context)
+        text = raw.output(context).decode()
+    calls = re.findall("<call(.*?)(?:</call>|$)", text, re.S)
+    assert calls, text
+    assert all(c == '>{"city": "Rome"}' or c == '>{"city": "Oslo"}' for c in calls[:-1])
+
+
 def test_a_schema_that_cannot_be_kept_is_refused_with_its_path(client: inferd.Client) -> None:
     schema = {"properties": {"a": {"uniqueItems": True, "type": "array"}}}
     with client.session("smollm2") as session:

@@ -8,14 +8,14 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import BackendError, InferdError
-from ...grammars.compiler import VocabularyFacts
+from ...grammars.formats import VocabularyFacts
 from ...grammars.native import MatchingTokenizer
 from .vocab import Vocab, raw_function
 
@@ -34,6 +34,10 @@ _PAUSE_S = 20e-6
 """Pause after some tokens, in which a thread that waits for the GIL gets it."""
 _NAME = re.compile(r"<[^\[>][^>]*>")
 _NAMES_MAX = 1000
+_PART_BYTES = 512
+"""Bytes of a forced text that are tokenized at once. The time grows faster than the size with some
+vocabularies: 64 kB took 0.7 s with one of bytes.
+"""
 
 OpenVocab = Callable[[], AbstractContextManager[Vocab]]
 
@@ -43,13 +47,22 @@ class MatchingVocab:
 
     The thread has a vocabulary of its own: llama.cpp returns a model's only once it has all of it.
 
-    Control tokens are not text: a grammar cannot spell them, only name them. User-defined tokens,
-    such as Gemma's `<h1>`, are text: an answer shows them.
+    Tokens are special or text, by their type in the model's file. Control tokens are special: no
+    text contains them, so a grammar cannot spell them, only name them. All others are text, also
+    the user-defined ones in angle brackets: Gemma has 72 of them, such as `<table>` and `<h1>`. An
+    answer shows them, `.` and a JSON string match them, and llama.cpp's tokenizer makes one of
+    their text always. (`</s>`, one of the 72, is special: llama.cpp takes it for an end mark.) So
+    a vocabulary decides whether `<tool_call>` in a structural tag or a Lark grammar is matched as a
+    token or as text.
     """
 
     def __init__(self) -> None:
         self._vocab: Vocab | None = None
         self._tokenizer: MatchingTokenizer | None = None
+        self._special: tuple[tuple[int, int], ...] = ()
+        self._pieces: _Pieces | None = None
+        self._last: tuple[bytes, list[int]] = b"", []
+        """The text tokenized last, and its tokens."""
         self._error: InferdError | None = None
         self._thread: threading.Thread | None = None
 
@@ -77,7 +90,15 @@ class MatchingVocab:
         self._vocab = vocab
         if self._thread is None:
             self.begin(lambda: nullcontext(vocab))
-        return VocabularyFacts(vocab.size, vocab.eog, self.wait, self._names_in)
+        return VocabularyFacts(
+            size=vocab.size,
+            ends=vocab.eog,
+            tokenizer=self.wait,
+            special=self._get_special,
+            names_in=self._names_in,
+            special_in=self._special_in,
+            piece=self._piece,
+        )
 
     def wait(self) -> MatchingTokenizer:
         """Return llguidance's form; wait until it is complete.
@@ -91,15 +112,28 @@ class MatchingVocab:
         assert self._tokenizer is not None, "the thread has failed"
         return self._tokenizer
 
+    def _get_special(self) -> tuple[tuple[int, int], ...]:
+        """Return the ranges of special tokens; wait until they are known."""
+        self.wait()
+        return self._special
+
+    def _piece(self, token: int) -> bytes:
+        """Return the bytes of *token*. `Vocab.piece` belongs to the engine's thread."""
+        self.wait()
+        assert self._pieces is not None and self._vocab is not None
+        piece = self._pieces.join([token])
+        return piece[1:] if self._vocab.is_control(token) else piece
+
     def _make(self, open_vocab: OpenVocab) -> None:
         try:
             with open_vocab() as vocab:
                 ends, (lengths, texts) = vocab.eog(), read_pieces(vocab)
+                self._special = _ranges(np.flatnonzero(vocab.flags("llama_vocab_is_control")))
             if not ends:  # a matcher needs a token that ends the answer
                 name = bytes((_SPECIAL,)) + b"<end>"
                 ends, texts = (len(lengths),), texts + name
                 lengths = np.append(lengths, np.uint32(len(name)))
-            pieces = _Pieces(lengths, texts)
+            self._pieces = pieces = _Pieces(lengths, texts)
             with suppress(OSError):  # not before: the thread held the GIL, which others wait for
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
             self._tokenizer = MatchingTokenizer(
@@ -110,8 +144,20 @@ class MatchingVocab:
 
     def _tokenize(self, text: bytes, pieces: _Pieces) -> list[int]:
         """Return the tokens of *text*, without what llama.cpp may add in front; empty if it changes
-        the text.
+        the text. A long text is tokenized in parts, and not again for its rest: llguidance wants
+        the tokens of all the text that a grammar forces for each mask, of 64 kB for a constant.
         """
+        if len(text) <= _PART_BYTES:
+            return self._tokenize_part(text, pieces)
+        last, tokens = self._last
+        rest = pieces.tokens_of_end(tokens, len(text)) if last.endswith(text) else None
+        if rest is None:
+            parts = [self._tokenize_part(part, pieces) for part in _parts(text)]
+            rest = list(itertools.chain(*parts)) if all(parts) else []
+        self._last = text, rest
+        return rest
+
+    def _tokenize_part(self, text: bytes, pieces: _Pieces) -> list[int]:
         vocab = self._vocab
         if vocab is None:  # the model is closed
             return []
@@ -133,6 +179,13 @@ class MatchingVocab:
                 found[name] = tokens[0]
         return found
 
+    def _special_in(self, text: str) -> list[tuple[str, int]]:
+        """Return the special tokens that llama.cpp finds in *text*, in their order."""
+        vocab = self._vocab
+        assert vocab is not None
+        tokens = vocab.tokenize(text.encode(), special=True, bos=False)
+        return [(self._piece(t).decode(), t) for t in tokens if vocab.is_control(t)]
+
     def close(self) -> None:
         """Wait for the thread, and free the memory."""
         if self._thread is not None:
@@ -142,6 +195,28 @@ class MatchingVocab:
 
 _BEFORE = b"\x02"
 """Stands before a text where llama.cpp would put a space in front of it."""
+
+
+def _parts(text: bytes) -> Iterator[bytes]:
+    """Yield parts of a text in UTF-8, each of whole characters."""
+    begin = 0
+    while begin < len(text):
+        end = begin + _PART_BYTES
+        while end < len(text) and text[end] & 0xC0 == 0x80:
+            end += 1
+        yield text[begin:end]
+        begin = end
+
+
+def _ranges(tokens: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Return the first and last numbers of the runs in *tokens*, which ascend."""
+    runs: list[tuple[int, int]] = []
+    for token in map(int, tokens):
+        if runs and token == runs[-1][1] + 1:
+            runs[-1] = runs[-1][0], token
+        else:
+            runs.append((token, token))
+    return tuple(runs)
 
 
 class _Pieces:
@@ -154,6 +229,15 @@ class _Pieces:
     def join(self, tokens: list[int]) -> bytes:
         """Return the text of *tokens*."""
         return b"".join(map(self._text, tokens))
+
+    def tokens_of_end(self, tokens: list[int], size: int) -> list[int] | None:
+        """Return the last of *tokens* whose texts have *size* bytes; None if there are none."""
+        removed = int(self._lengths[tokens].sum()) - size
+        for index, token in enumerate(tokens):
+            if removed <= 0:
+                return tokens[index:] if removed == 0 else None
+            removed -= int(self._lengths[token])
+        return None
 
     def _text(self, token: int) -> bytes:
         end = int(self._ends[token])

@@ -1,0 +1,130 @@
+"""The format of a turn's answer, as the request to compile its grammar for a vocabulary."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ..errors import InvalidArgument
+from ..params import SamplingParams, StructuralTag, StructuralTags
+from ..shorten import shorten
+from .native import MatchingTokenizer
+from .requests import CheckRequest, Mark, TagRequest
+from .vocabulary import Vocabulary
+
+__all__ = ("NO_VOCABULARY", "VocabularyFacts", "check_request")
+
+_NUMBERS_MAX = 1000
+_NUMBER = re.compile(r"<\[([0-9]{1,9})\]>")
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyFacts:
+    """The facts of a vocabulary that compilation needs; its functions may be called in any thread.
+
+    `tokenizer` returns llguidance's form of the vocabulary, and `special` the ranges of its special
+    tokens; both may wait for them. `names_in` returns the tokens that a grammar names, and
+    `special_in` the special tokens in a text in their order, with their names. `piece` returns the
+    bytes of a token.
+    """
+
+    size: int
+    ends: Callable[[], tuple[int, ...]]
+    tokenizer: Callable[[], MatchingTokenizer]
+    special: Callable[[], tuple[tuple[int, int], ...]]
+    names_in: Callable[[str], Mapping[str, int]]
+    special_in: Callable[[str], Sequence[tuple[str, int]]]
+    piece: Callable[[int], bytes]
+
+
+def _no_tokenizer() -> MatchingTokenizer:
+    raise AssertionError("there is no vocabulary")
+
+
+NO_VOCABULARY = VocabularyFacts(
+    size=0,
+    ends=tuple,
+    tokenizer=_no_tokenizer,
+    special=tuple,
+    names_in=lambda _: {},
+    special_in=lambda _: (),
+    piece=lambda _: b"",
+)
+"""For the check of a grammar alone, which may name any token."""
+
+
+def check_request(params: SamplingParams, vocabulary: VocabularyFacts) -> CheckRequest:
+    """Return the request to compile the grammar of *params*.
+
+    :raises InvalidArgument: a trigger of a structural tag contains a special token, and text before
+        it.
+    """
+    if params.json_schema:
+        return CheckRequest(
+            schema=params.json_schema,
+            whitespace=params.json_whitespace,
+            lenient=params.schema_lenient,
+        )
+    tags = _read_tags(params.structural_tag)
+    found = [tag.grammar for tag in tags.tags if tag.grammar] if tags else []
+    grammar = "\n".join((params.grammar, params.lark, *found))
+    names = dict(vocabulary.names_in(grammar))
+    return CheckRequest(
+        whitespace=params.json_whitespace,
+        gbnf=params.grammar,
+        lark=params.lark,
+        regex=params.regex,
+        tags=tuple(_tag_request(tag, vocabulary) for tag in tags.tags) if tags else (),
+        at_least_one=tags is not None and tags.at_least_one,
+        stop_after_first=tags is not None and tags.stop_after_first,
+        vocab_size=vocabulary.size,
+        ends=vocabulary.ends(),
+        names=names,
+        special=vocabulary.special(),
+        texts=_texts(grammar, names, vocabulary),
+    )
+
+
+def _read_tags(text: str) -> StructuralTags | None:
+    return msgspec.json.decode(text, type=StructuralTags) if text else None
+
+
+def _texts(grammar: str, names: Mapping[str, int], vocabulary: VocabularyFacts) -> dict[int, bytes]:
+    """Return the texts of the tokens that *grammar* mentions and that are text."""
+    numbers = map(int, _NUMBER.findall(grammar)[:_NUMBERS_MAX])
+    mentioned = {*names.values(), *(n for n in numbers if n < vocabulary.size)}
+    special = Vocabulary(vocabulary.size, (), {}, vocabulary.special())
+    return {t: vocabulary.piece(t) for t in mentioned if not special.is_special(t)}
+
+
+def _tag_request(tag: StructuralTag, vocabulary: VocabularyFacts) -> TagRequest:
+    begin, end = (_mark(text, vocabulary) for text in (tag.begin, tag.end))
+    if isinstance(begin[0], int):
+        trigger, rest = begin[:1], begin[1:]
+    elif begin[0].startswith(tag.trigger):
+        trigger, rest = (tag.trigger,), (begin[0][len(tag.trigger) :], *begin[1:])
+    else:
+        raise InvalidArgument(
+            f"structural-tag: the trigger {shorten(tag.trigger)} has text before a special token",
+            hint="begin the trigger with the special token, or end it before",
+        )
+    return TagRequest(
+        trigger=trigger,
+        rest=rest,
+        end=end,
+        schema="" if tag.schema is None else msgspec.json.encode(tag.schema).decode(),
+        gbnf=tag.grammar or "",
+        regex=tag.regex or "",
+    )
+
+
+def _mark(text: str, vocabulary: VocabularyFacts) -> Mark:
+    """Return *text* as texts and special tokens."""
+    parts: list[str | int] = []
+    for name, token in vocabulary.special_in(text):
+        before, _, text = text.partition(name)
+        parts += [before, token] if before else [token]
+    return (*parts, text) if text else tuple(parts)

@@ -1,0 +1,186 @@
+"""Users' Lark grammars: checked, and rewritten for llguidance.
+
+The text is split into its symbols, and only known symbols are written again. So llguidance reads
+nothing that was not checked here, whatever its own reader takes for a comment or a string.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import InvalidArgument, TooLarge
+from ..shorten import shorten
+from .limits import LITERAL_BYTES_MAX, REGEX_BYTES_MAX, RULES_MAX
+from .vocabulary import Vocabulary
+
+__all__ = ("FORMATS_HINT", "lark_refusal", "rewrite_lark")
+
+FORMATS_HINT = "docs/grammars.md describes what is supported"
+_SYMBOL = re.compile(
+    r"""
+    (?P<space>(?:(?:\#|//)[^\n]*|[ \t]+)+)
+    |(?P<newline>(?:\r?\n)+[ \t]*)
+    |(?P<json>%(?:json|regex|llguidance))
+    |(?P<statement>%[a-z]*)
+    |(?P<string>"(?:\\(?:["\\/bfnrt]|u[a-fA-F0-9]{4}|x[a-fA-F0-9]{2})|[^"\\\x00-\x1F\x7F])*"i?)
+    |(?P<regex>/(?:\\.|[^/\\])+/[imsux]*)
+    |(?P<token><[^<>\s]+>)
+    |(?P<name>!?[_?]?[a-z][_a-z0-9-]*|_?[A-Z][_A-Z0-9-]*)
+    |(?P<number>0[xX][0-9a-fA-F]+|[+-]?[0-9]+(?:\.(?!\.)[0-9]*)?(?:[eE][+-]?[0-9]+)?)
+    |(?P<sign>->|\.\.|::|[:,.()\[\]{}~|&=_+*?])
+    """,
+    re.VERBOSE,
+)
+_SPACE = re.compile(r"[ \t\r\n]*")
+_STATEMENTS = ("%ignore", "%import", "%lark", "%if")
+_OPTIONS = ("allow_initial_skip", "ignore_once")
+"""The options of `%llguidance` that change the language. Others change how tokens are matched."""
+_ATTRIBUTES = {
+    "stop": "it takes back text that was sent; write the text after the rule, or [lazy]",
+    "suffix": "write the text after the rule, or [lazy]",
+    "max_tokens": "use n-predict, or a repetition",
+    "temperature": "use temp, which applies to the whole answer",
+}
+"""Advice for attributes of rules that are not supported."""
+
+
+def lark_refusal(cause: str, hint: str = FORMATS_HINT) -> InvalidArgument:
+    """Return the error for a Lark grammar that is refused because of *cause*."""
+    return InvalidArgument(f"lark: {cause}", hint=hint)
+
+
+def rewrite_lark(text: str, vocabulary: Vocabulary, checked_schema: Callable[[Any], Any]) -> str:
+    """Return the Lark grammar of *text* for llguidance, with the same numbers of lines.
+
+    Special tokens are written by their numbers, and the names of tokens that are text as texts.
+    *checked_schema* returns the form for llguidance of a schema after `%json`.
+
+    :raises InvalidArgument: it is not a grammar, or uses what is not supported.
+    :raises TooLarge: it is past a limit on its size.
+    """
+    return _Rewriter(text, vocabulary, checked_schema).rewrite()
+
+
+@dataclass(slots=True)
+class _Rewriter:
+    """Rewrites `text`; `at` is its position there."""
+
+    text: str
+    vocabulary: Vocabulary
+    checked_schema: Callable[[Any], Any]
+    at: int = 0
+    written: list[str] = field(default_factory=list)
+
+    def rewrite(self) -> str:
+        """Return the whole text."""
+        rules = 0
+        while self.at < len(self.text):
+            found = _SYMBOL.match(self.text, self.at)
+            if found is None:
+                raise self._error(f"unexpected {shorten(self.text[self.at : self.at + 20])}")
+            self.at = found.end()
+            rules += found[0] == ":"
+            if rules > RULES_MAX:
+                raise _too_large("rules", rules, RULES_MAX)
+            self.written.append(self._symbol(str(found.lastgroup), found[0]))
+        return " ".join(filter(None, self.written)) + "\n"
+
+    def _symbol(self, kind: str, symbol: str) -> str:
+        match kind:
+            case "space":
+                return ""
+            case "newline":
+                return "\n" * symbol.count("\n")
+            case "json":
+                begin, value = self.at, self._json(symbol)
+                lines = "\n" * self.text.count("\n", begin, self.at)
+                return f"{symbol} {lines}{json.dumps(value)}"
+            case "statement":
+                self._check_statement(symbol)
+            case "string":
+                _check_size("literal", symbol, LITERAL_BYTES_MAX)
+            case "regex":
+                _check_size("regular expression", symbol, REGEX_BYTES_MAX)
+            case "token":
+                return self._token(symbol)
+        if symbol == "=":
+            self._refuse_attribute()
+        return symbol
+
+    def _json(self, keyword: str) -> Any:
+        """Return the checked JSON value after *keyword*."""
+        begin = _SPACE.match(self.text, self.at).end()  # type: ignore[union-attr]
+        try:
+            value, self.at = _DECODER.raw_decode(self.text, begin)
+        except ValueError:
+            raise self._error(f"expecting JSON after {keyword}") from None
+        if keyword == "%json":
+            return self.checked_schema(value)
+        if keyword == "%llguidance":
+            unknown = [k for k in value if k not in _OPTIONS] if isinstance(value, dict) else [""]
+            if unknown:
+                known = ", ".join(_OPTIONS)
+                raise self._error(f"%llguidance: {shorten(unknown[0])} is not one of {known}")
+        return value
+
+    def _check_statement(self, symbol: str) -> None:
+        if symbol not in _STATEMENTS:
+            raise self._error(f"{symbol} is not supported")
+        if symbol == "%import" and not re.match(r"[ \t]*common\b", self.text[self.at :][:80]):
+            raise self._error("%import: only common can be imported, such as %import common.INT")
+
+    def _refuse_attribute(self) -> None:
+        name = next(filter(None, reversed(self.written)), "")
+        advice = _ATTRIBUTES.get(name)
+        raise self._error(f"{name}= is not supported{f': {advice}' if advice else ''}")
+
+    def _token(self, symbol: str) -> str:
+        vocabulary = self.vocabulary
+        if symbol.startswith("<["):
+            return self._token_numbers(symbol)
+        token = vocabulary.names.get(symbol)
+        if token is None and vocabulary.size:
+            raise self._error(f"{shorten(symbol)} is not a token of the vocabulary")
+        if token is not None and vocabulary.is_special(token):
+            return f"<[{token}]>"
+        return json.dumps(symbol)
+
+    def _token_numbers(self, symbol: str) -> str:
+        """Return tokens given by numbers. Those that are text are refused: llguidance would match
+        them by their numbers alone where their texts are allowed, too.
+        """
+        if not re.fullmatch(r"<\[[0-9]{1,9}(-[0-9]{1,9})?(,[0-9]{1,9}(-[0-9]{1,9})?)*\]>", symbol):
+            raise self._error(f"{shorten(symbol)}: give numbers and ranges, such as <[3,7-9]>")
+        for part in symbol[2:-2].split(","):
+            first, last = (int(number) for number in (*part.split("-"), part)[:2])
+            if self.vocabulary.size and not self.vocabulary.is_special(first, last):
+                raise self._error(f"<[{part}]> is not a special token; write the token's text")
+        return symbol
+
+    def _error(self, cause: str) -> InvalidArgument:
+        line = self.text.count("\n", 0, max(0, self.at - 1)) + 1
+        return lark_refusal(f"line {line}: {cause}")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def _check_size(unit: str, text: str, most: int) -> None:
+    if (size := len(text.encode())) > most:
+        raise _too_large(f"bytes in one {unit}", size, most)
+
+
+def _too_large(unit: str, count: int, most: int) -> TooLarge:
+    return TooLarge(
+        f"lark: {count} {unit}; {most} at most",
+        hint="use fewer or smaller rules and texts",
+        data={"count": count, "most": most},
+    )
