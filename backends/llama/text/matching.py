@@ -24,8 +24,10 @@ __all__ = ("BYTES_PER_TOKEN", "MatchingVocab", "read_pieces")
 BYTES_PER_TOKEN = 400
 """Memory of llguidance's form and of what making it leaves behind (measured by the growth of the
 process, with 49k and 262k tokens)."""
-NICE = 10
-"""The niceness of the thread without the GIL: beside a busy thread on its core it gets a tenth."""
+NICE = 5
+"""The niceness of the thread without the GIL: beside a busy thread on its core it gets a quarter.
+With 10, the form took 26 to 42 s beside seven busy threads on two cores; with 5, 6 to 9 s.
+"""
 _SPECIAL = 0xFF
 """Marks tokens that no text contains."""
 _PIECE_BYTES = 63
