@@ -23,7 +23,7 @@ from tests.raw import RawClient
 HOUR_S = 3600
 DAY_S = 24 * HOUR_S
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("backends", "daemon", "ipc", "scheduler", "sessions", "wire")
+PACKAGES = ("backends", "daemon", "gateways", "ipc", "scheduler", "sessions", "wire")
 
 SITECUSTOMIZE = """
 import time
