@@ -107,6 +107,15 @@ class Sampler(Protocol):
     def probs(self) -> TokenProbs | None:
         """The probabilities of the last sampled token, if `n_probs` requests them."""
 
+    def take_forced(self) -> int | None:
+        """Return the next token, and continue after it, if the grammar leaves no choice.
+
+        None: the token must be sampled. No random number is drawn. A turn with `n_probs`, or with a
+        sampler that learns from each token that it picks (mirostat, adaptive-p), samples all.
+
+        :raises TooLarge: the grammar has met a limit.
+        """
+
     def close(self) -> None:
         """Free the sampler's memory."""
 

@@ -57,6 +57,10 @@ class Task:
     slot: int = -1
     computed: int = 0
     has_logits: bool = False
+    forced: int = 0
+    """Tokens of its answer that its grammar forced."""
+    forced_behind: int = 0
+    """Tokens that its grammar forced behind the last sampled one: a chunk to compute."""
     tokens_requested: int = 0
     """Tokens that a pull reader has requested and not received."""
     credit: int = -1
@@ -151,6 +155,7 @@ class Task:
             trial_tokens=spec.trial_tokens,
             dropped=before.dropped,
             shifts=before.shifts,
+            forced=before.forced_tokens,
             started_at=None if before.started_s is None else now + before.started_s,
             first_token_at=None if before.first_token_s is None else now + before.first_token_s,
         )
@@ -190,8 +195,9 @@ class Task:
 
     @property
     def prefilling(self) -> bool:
-        """Whether more than the last token is to be decoded."""
-        return self.pending > 1 or self.computed + self.dropped < self.prompt_size
+        """Whether more is to be decoded than the last token and those forced behind it."""
+        unread = self.computed + self.dropped < self.prompt_size
+        return unread or self.pending > 1 + self.forced_behind
 
     def tokens_to_checkpoint(self) -> int:
         """Return the number of tokens up to the next point at which the state is saved."""
@@ -267,4 +273,5 @@ class Task:
             parks=self.parks,
             shifts=self.shifts,
             shifted=self.shifted,
+            forced_tokens=self.forced,
         )

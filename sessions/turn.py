@@ -70,6 +70,8 @@ class Turn:
         self.probabilities_max = PROBABILITIES_MAX
         self._logprobs_count = 0
         self.text = bytearray()
+        self.forced_tokens = 0
+        """Those of `tokens` that the grammar forced."""
         self.surprisals: list[float] = []
         """The surprisal of each token, where it is needed and known."""
         self.tail = b""
@@ -127,6 +129,7 @@ class Turn:
             tokens_requested=max(0, self._requested),
             dropped=sum(discard for _, discard in self.shifts),
             shifts=len(self.shifts),
+            forced_tokens=self.forced_tokens,
             age_s=time.monotonic() - self.queued_at,
             started_s=self._since_queued(self.started_at),
             first_token_s=self._since_queued(self.first_token_at),
@@ -189,6 +192,7 @@ class Turn:
                     self._unread_at = None if self._credit else time.monotonic()
                 self.tokens += tokens
                 self.text += text
+                self.forced_tokens += report.forced
                 if report.surprisal is not None:
                     self.surprisals.append(report.surprisal)
                 self._keep_logprobs(report.logprobs)

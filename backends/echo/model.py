@@ -8,7 +8,7 @@ was lost, mixed up or cut shows in the text. `EchoOptions` slow it down or break
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
@@ -43,15 +43,29 @@ class EchoSampler:
 
     complete = False
 
-    def __init__(self, params: SamplingParams):
+    def __init__(self, params: SamplingParams, tokens: Sequence[int], forced: Collection[int]):
         self._params, self.grammar = params, params.grammar.encode()
+        jumps = params.has_grammar and params.jump_forward and not params.n_probs
+        self._forced = forced if jumps else ()
+        self._tokens = list(tokens)
         self.probs: TokenProbs | None = None
 
-    def report_probs(self, token: int) -> int:
-        """Set `probs` for *token* if `n_probs` requests them; return *token*."""
+    def accept(self, token: int) -> int:
+        """Continue after *token* and return it; set `probs` if `n_probs` requests it."""
+        self._tokens.append(token)
         if self._params.n_probs:
             value = 1.0 if self._params.post_sampling_probs else 0.0
             self.probs = TokenProbs(token, value, [(token, value)])
+        return token
+
+    def take_forced(self) -> int | None:
+        """Return the next token if it is forced, as the option `forced` requests."""
+        if not self._forced:
+            return None
+        token = next_token(self._tokens)
+        if token not in self._forced:
+            return None
+        self._tokens.append(token)
         return token
 
     def close(self) -> None:
@@ -70,6 +84,8 @@ class EchoModel(EchoContext):
         self._vocabulary = vocabulary = EchoVocabulary(self.options.vocabulary)
         self.faults = EchoFaults(self.options, vocabulary)
         self._embedder: EchoEmbedder | None = None
+        forced = [vocabulary.token(byte) for byte in self.options.forced.encode()]
+        self._forced = frozenset([*forced, EOG] if forced else ())
         self.piece = vocabulary.piece
         self.is_control = vocabulary.is_control
         self.is_eog = vocabulary.is_eog
@@ -102,10 +118,10 @@ class EchoModel(EchoContext):
         answer: Sequence[int] = (),
         grammar: CompiledGrammar | None = None,
     ) -> Sampler:
-        """Return a sampler, which ignores *prompt* and *answer*; see `Model.sampler`."""
+        """Return a sampler that has seen *prompt* and *answer*; see `Model.sampler`."""
         if grammar is None:
             self.compile_grammar(params, 0)
-        return EchoSampler(params)
+        return EchoSampler(params, [*prompt, *answer], self._forced)
 
     def step(self, chunks: Sequence[Chunk]) -> None:
         """Append the chunks to their slots, after the pauses and faults of the options."""
@@ -125,7 +141,7 @@ class EchoModel(EchoContext):
         token = next_token(sequence.tokens)
         if token < EOG:
             token = vocabulary.token(adapt(vocabulary.piece(token), sequence.adapters)[0])
-        return sampler.report_probs(token)
+        return sampler.accept(token)
 
     def surprisal(self, slot: int) -> Callable[[int], float]:
         """Return a function that is ten nats for the bytes of `surprising`, else zero."""

@@ -9,7 +9,9 @@ text). `memory` sets the kind of memory, `window` its attention window in tokens
 the cells that all slots share. The model claims to need `weight_bytes` of memory, `token_bytes`
 for each token of a slot's context, `layer_bytes` for each of `layers`, which run on devices with
 `device_bytes` free, and `embedding_bytes` once it makes embeddings; it allocates nothing. The
-characters of `surprising` have a surprisal of ten nats, all others zero. `variant` (a text) changes
+characters of `surprising` have a surprisal of ten nats, all others zero. In a turn with a grammar
+the characters of `forced`, which adapters must not change, and the end are forced (empty: nothing).
+`variant` (a text) changes
 the model's fingerprint. `vocabulary` (a number) changes its vocabulary: token numbers of bytes are
 counted from there. `tool_format` is the form in which its answers have tool calls.
 """
@@ -47,6 +49,7 @@ class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     abort_on: str = ""
     abort_in: Literal["step", "grammar", "tokenize"] = "step"
     surprising: str = ""
+    forced: str = ""
     variant: str = ""
     vocabulary: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
     tool_format: ToolFormat = ToolFormat.NONE

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +26,13 @@ class GrammarState:
         self,
         matcher: Matcher,
         vocab_size: int,
-        ends: Collection[int],
+        ends: Sequence[int],
         dropped: tuple[str, ...] = (),
     ):
         self._matcher, self._vocab_size, self._ends = matcher, vocab_size, ends
         self.dropped = dropped
+        self._forced: deque[int] | None = None
+        """The next tokens, as far as the grammar forces them; None: not computed yet."""
 
     def copy(self) -> GrammarState:
         """Return an equal state, which changes independently."""
@@ -60,6 +63,23 @@ class GrammarState:
         return np.flatnonzero(bits)
 
     @property
+    def forced(self) -> int | None:
+        """The next token, if the grammar leaves no choice; None if the model chooses.
+
+        A forced text has the tokens that tokenizing it gives, except last ones that could become
+        others with the text behind them. Where nothing can follow, the first end token is forced.
+
+        :raises TooLarge: a limit of the grammar was met.
+        """
+        if self._forced is None:
+            forced = deque(self._matcher.compute_ff_tokens())
+            if not forced and self._matcher.is_stopped():
+                forced.extend(self._ends[:1])
+            self._check()
+            self._forced = forced
+        return self._forced[0] if self._forced else None
+
+    @property
     def complete(self) -> bool:
         """Whether the answer may end here."""
         accepting = self._matcher.is_accepting()
@@ -73,6 +93,9 @@ class GrammarState:
         """
         self._matcher.consume_token(token)
         self._check()
+        # A long forced text is tokenized once, not again for each of its tokens.
+        if not (self._forced and self._forced.popleft() == token and self._forced):
+            self._forced = deque() if token in self._ends else None
 
     def replay(self, answer: Iterable[int]) -> None:
         """Continue after the tokens of *answer*.

@@ -146,6 +146,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter("lark", "text", "request", "", "Lark grammar of the answer, in llguidance's dialect; see grammars.md"),
     Parameter("regex", "text", "request", "", "regular expression that the whole answer matches; see grammars.md"),
     Parameter("structural-tag", "structural-tag", "request", "", "free text with parts that follow a schema: `structures` of `begin`, `schema` and `end`, with `triggers`; see grammars.md"),
+    Parameter("jump-forward", "bool", "request", True, "tokens that the grammar forces are not sampled, and several of them are computed at once; false: each token is sampled"),
     Parameter("n-probs", "int", "request", 0, "number of top tokens returned with each sampled token, with the model's logprobs; 0: none", ("logprobs",), low=0, high=N_PROBS_MAX),
     Parameter("post-sampling-probs", "bool", "request", False, "return probabilities after the samplers instead"),
     Parameter("tools", "tools", "request", [], "functions for the chat template, as OpenAI defines them: a list, or its JSON text; up to 128, of 256 KiB"),

@@ -71,6 +71,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     regex: str = ""
     structural_tag: str = ""
     """The JSON text of `StructuralTags`."""
+    jump_forward: bool = True
     n_probs: int = 0
     post_sampling_probs: bool = False
 

@@ -48,7 +48,9 @@ class Inferd:
     async def send_request(self, prompt: str, request: Mapping[str, Any]) -> Answer:
         """Return the answer to *prompt*."""
         await self._session.reset()
-        async with self._session.stream(prompt, options=dict(request)) as stream:
+        # llama-server samples each token, also those that a grammar forces.
+        options = {**request, "jump-forward": False}
+        async with self._session.stream(prompt, options=options) as stream:
             text = "".join([piece async for piece in stream])
         return Answer(text, list(stream.tokens), str(stream.metadata["stop_reason"]))
 

@@ -118,6 +118,7 @@ def _counters(daemon: Daemon) -> Read:
 
 COUNTER_OF_FAMILY = {
     "generation_tokens": "generated",
+    "generation_tokens_forced": "forced",
     "prompt_tokens_cached": "cached",
     "prefix_cache_queries": "prefix_queries",
     "num_preemptions": "parks",

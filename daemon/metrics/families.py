@@ -116,6 +116,7 @@ _TOKENS = (
     counter("prompt_tokens", "Prompt tokens, computed or cached.", MODEL),
     counter("prompt_tokens_cached", "Prompt tokens that were not computed again.", MODEL),
     counter("generation_tokens", "Tokens of answers.", MODEL),
+    counter("generation_tokens_forced", "Tokens of answers that a grammar forced.", MODEL),
     counter("prefix_cache_queries", "Prompt tokens looked up in the KV states.", MODEL),
     counter(
         "prefix_cache_hits",

@@ -22,6 +22,7 @@ class Metadata(TypedDict, total=False):
     shifts: int
     shifted: bool
     parks: int
+    forced_tokens: int
     tool_format: str
     recomputed_tokens: int
     recomputed_reason: str

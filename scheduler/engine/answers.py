@@ -8,7 +8,14 @@ from ...backends import CompiledGrammar, Model, Sampler, SamplingParams
 from ...backends.errors import BackendError, InferdError
 from .. import messages as m
 from ..output.logprobs import token_logprobs
-from ..output.sampling import needs_preparation, resume_text, sample_token, sampler_for
+from ..output.sampling import (
+    AddedToken,
+    needs_preparation,
+    resume_text,
+    sample_token,
+    sampler_for,
+    take_forced,
+)
 from ..output.stopping.ending import CONTEXT_FULL, LENGTH, Ending
 from ..output.stopping.sentences import Sentences
 from ..policy.cost import StepCost, StepLoad
@@ -17,6 +24,11 @@ from ..recording.recorder import ActivityKind
 from ..task import Task, TaskState
 from .metrics_publisher import MetricsPublisher
 from .task_table import TaskTable
+
+FORCED_MAX = 64
+"""A task has at most this many forced tokens that are not computed yet. This bounds the time that
+they take between two steps, and the size of the event that reports them.
+"""
 
 
 class Answers:
@@ -30,7 +42,9 @@ class Answers:
         self._counts = metrics.counts
 
     def sample_tokens(self, tasks: Iterable[Task]) -> None:
-        """Sample a token for each task whose reader takes one; all of *tasks* have logits."""
+        """Add a token to the answer of each task whose reader takes one, and those that a grammar
+        forces behind it; all of *tasks* have logits.
+        """
         now = self._clock.now
         for task in tasks:
             if task.prompt_done_at is None:
@@ -38,17 +52,55 @@ class Answers:
             if task.spec.n_predict == 0:
                 self._tasks.finish_task(task, Ending(LENGTH, "0"))
             elif task.wants_token:
-                self._recorder.record_activity(ActivityKind.SAMPLE, [task.spec.id])
-                self._sample_token(task)
+                self._extend_answer(task)
             elif task.unread_since is None:
                 task.reader_away_since = now
         self._recorder.record_activity(ActivityKind.OTHER)
 
-    def _sample_token(self, task: Task) -> None:
-        started, started_cpu = self._clock.read(), self._clock.cpu()
-        self._sample_and_report(task)
-        seconds = self._clock.cpu() - started_cpu
-        slow_s = self.slow.note_token(task, seconds)
+    def add_forced_tokens(self, tasks: Iterable[Task]) -> None:
+        """Add the tokens that grammars force to the answers of *tasks*, none of which has logits:
+        before, their readers took no more. A task on trial computes each token before the next.
+        """
+        for task in tasks:
+            able = task.spec.sampling.has_grammar and task.spec.n_predict and not task.trial_tokens
+            if able and task.wants_token and not task.prefilling:
+                self._extend_answer(task)
+        self._recorder.record_activity(ActivityKind.OTHER)
+
+    def _extend_answer(self, task: Task) -> None:
+        """Add tokens to the answer of *task* until the model has to choose one without logits. A
+        stream gets them in one event; on demand, each is reported when it is requested.
+        """
+        self._recorder.record_activity(ActivityKind.SAMPLE, [task.spec.id])
+        event: m.Tokens | None = None
+        while self._takes_token(task, event):
+            started, started_cpu = self._clock.read(), self._clock.cpu()
+            added = self._next_token(task)
+            if added is not None:
+                event = self._report_token(task, added, event)
+                self._continue_task(task, added.ending)
+            self._note_time(task, added, started, started_cpu)
+            if added is None:
+                break
+
+    def _takes_token(self, task: Task, event: m.Tokens | None) -> bool:
+        """Return whether *task* takes another token, which may be reported in *event*."""
+        if self._tasks.find_task(task.spec.id) is not task or task.pending > FORCED_MAX:
+            return False
+        if event is not None and task.trial_tokens:
+            return False
+        if event is None or task.spec.pull:
+            return task.wants_token
+        return task.comparing_since is None
+
+    def _note_time(
+        self, task: Task, added: AddedToken | None, started: float, started_cpu: float
+    ) -> None:
+        """Bound the time in which a token was *added*, or in which it was found that none is
+        forced. Only sampled tokens show what is usual for the model.
+        """
+        seconds, usual = self._clock.cpu() - started_cpu, added is not None and not added.forced
+        slow_s = self.slow.note_token(task, seconds, usual=usual)
         if slow_s:  # neighbours also wait while another process has the core
             self._charge_slow_token(task, max(slow_s, self._clock.read() - started))
         error = self.slow.timeout(seconds)
@@ -65,31 +117,51 @@ class Answers:
         task.quantum += tokens
         self._tasks.owners.served[task.spec.owner] += tokens
 
-    def _sample_and_report(self, task: Task) -> None:
+    def _next_token(self, task: Task) -> AddedToken | None:
+        """Add a token that is forced, or else sampled from the logits, to the tokens of *task*.
+        Return None if it has neither, or has failed.
+        """
         last = len(task.tokens) + 1 >= task.ctx_size and not self._may_shift(task)
+        now = self._clock.now
         try:
-            sampled = sample_token(self._model, task, self._clock.now, last=last)
+            added = take_forced(self._model, task, now, last=last)
+            if added is None and task.has_logits:
+                added = sample_token(self._model, task, now, last=last)
         except InferdError as exc:
             self._reporter.log_step_failed([task], exc)
             self._tasks.fail_task(task, exc)
-            return
-        self._counts["generated"] += 1
-        task.trial_tokens = max(0, task.trial_tokens - 1)
-        if task.first_token_at is None:
-            task.first_token_at = self._clock.now
-        if sampled.text is not None:
-            self._report_token(task, sampled.token, sampled.text, sampled.surprisal)
-        self._continue_task(task, sampled.ending)
+            return None
+        if added is not None:
+            self._counts["generated"] += 1
+            self._counts["forced"] += added.forced
+            task.trial_tokens = max(0, task.trial_tokens - 1)
+            if task.first_token_at is None:
+                task.first_token_at = now
+        return added
 
-    def _report_token(self, task: Task, token: int, text: bytes, surprisal: float | None) -> None:
-        logprobs = token_logprobs(self._model, task)
-        self._reporter.send(m.Tokens(task.spec.id, [token], text, surprisal, logprobs))
+    def _report_token(
+        self, task: Task, added: AddedToken, event: m.Tokens | None
+    ) -> m.Tokens | None:
+        """Report an *added* token, unless it only ends the turn; return the event that has it. That
+        is the stream's *event*, which is not sent before the iteration's other reports.
+        """
+        if added.text is None:
+            return event
+        if event is not None and not task.spec.pull:
+            event.tokens.append(added.token)
+            event.text += added.text
+            event.forced += added.forced
+            return event
+        event = m.Tokens(task.spec.id, [added.token], added.text, forced=int(added.forced))
+        event.surprisal, event.logprobs = added.surprisal, token_logprobs(self._model, task)
+        self._reporter.send(event)
         if task.spec.pull:
             task.tokens_requested -= 1
         elif task.credit > 0:
             task.credit -= 1
         if not task.wants_token:
             task.reader_away_since = self._clock.now
+        return event
 
     def _continue_task(self, task: Task, ending: Ending | None) -> None:
         """Have a completed sentence compared (`stop-similarity`), or else end a task that has met

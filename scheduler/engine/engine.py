@@ -74,6 +74,7 @@ class Engine:
         reporter.send(*self.kv.poll(tasks.queue, clock.now))
         tasks.expire_tasks()
         self._answers.sample_tokens([t for t in self.slots.tasks if t.has_logits])
+        self._answers.add_forced_tokens([t for t in self.slots.tasks if not t.has_logits])
         self.assignment.assign_slots()
         reporter.send(*tasks.embeddings.assign_slots(tasks.order(), clock.tokens, clock.now))
         tasks.report_positions()

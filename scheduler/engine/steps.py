@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ...backends import Chunk, InferdError, Model
 from ...backends.errors import BackendError, KvFull
@@ -10,12 +11,32 @@ from ..policy.adapter_quantum import AdapterQuantum, plan_adapters
 from ..policy.cost import StepCost, StepLoad
 from ..policy.embeddings_plan import embeds_next
 from ..policy.plan import ScheduledTokens, next_trial, plan_tokens, plan_trial
+from ..recording.engine_metrics import StepKind
 from ..recording.recorder import ActivityKind
 from ..task import Task
 from .answers import Answers
 from .metrics_publisher import MetricsPublisher
 from .slot_assignment import SlotAssignment
 from .task_table import TaskTable
+
+
+@dataclass(frozen=True, slots=True)
+class _ComputedStep:
+    """A step of generations; *candidates* had slots or texts and were not excluded from it."""
+
+    batch: Sequence[ScheduledTokens]
+    chunks: Sequence[Chunk]
+    kind: StepKind
+    seconds: float
+    candidates: Sequence[Task]
+
+
+def _kind_of(batch: Sequence[ScheduledTokens]) -> StepKind:
+    """Return the kind of a step that is about to compute *batch*."""
+    prompts = sum(part.task.prefilling for part in batch)
+    if not prompts:
+        return StepKind.DECODE
+    return StepKind.PREFILL if prompts == len(batch) else StepKind.MIXED
 
 
 class Steps:
@@ -36,8 +57,8 @@ class Steps:
         """The last step was one of embeddings."""
         self._tried = False
         """The last step of generations computed a task on trial."""
-        self._unlearned: tuple[list[ScheduledTokens], list[Chunk], float, list[Task]] | None = None
-        """The batch, chunks and seconds of the last step, and the tasks that had slots or texts."""
+        self._unlearned: _ComputedStep | None = None
+        """The last step of generations, unless it was learned."""
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -100,7 +121,7 @@ class Steps:
         if not batch:
             return
         self._slots.hold_logits({p.task.slot for p in batch})
-        chunks = [p.chunk() for p in batch]
+        chunks, kind = [p.chunk() for p in batch], _kind_of(batch)
         self._recorder.record_activity(ActivityKind.STEP, [p.task.spec.id for p in batch])
         started = self._clock.read()
         try:
@@ -115,7 +136,7 @@ class Steps:
             return
         seconds = self._end_step(started)
         candidates = [t for t in self._slots.tasks if t not in self._skipping]
-        self._unlearned = batch, chunks, seconds, [*candidates, *passed_over]
+        self._unlearned = _ComputedStep(batch, chunks, kind, seconds, [*candidates, *passed_over])
         for task in self._skipping:
             task.quantum += 1
         for part in batch:
@@ -139,14 +160,12 @@ class Steps:
         """Learn the cost of the last step, and age the tasks that had no token in it."""
         if self._unlearned is None:
             return
-        batch, chunks, seconds, candidates = self._unlearned
-        self._unlearned = None
-        load = StepLoad.of_chunks([(chunk.position, len(chunk.tokens)) for chunk in chunks])
-        self._cost.learn_step(load, seconds)
+        step, self._unlearned = self._unlearned, None
+        load = StepLoad.of_chunks([(chunk.position, len(chunk.tokens)) for chunk in step.chunks])
+        self._cost.learn_step(load, step.seconds)
         self._quantum = self._quantum.with_tokens(load.tokens)
-        decodes = load.tokens == len(batch) or any(part.count == 1 for part in batch)
-        self._metrics.page.count_step(load.tokens, len(batch), seconds, decodes=decodes)
-        self._age_others(batch, candidates)
+        self._metrics.page.count_step(step.kind, load.tokens, len(step.batch), step.seconds)
+        self._age_others(step.batch, step.candidates)
 
     def _plan_tokens(self) -> list[ScheduledTokens]:
         for task in self._slots.tasks:

@@ -28,6 +28,8 @@ class TurnStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Context shifts in this turn."""
     shifted: bool = False
     """The KV state was approximate, by a shift in this turn or an earlier one."""
+    forced_tokens: int = 0
+    """Output tokens that the grammar forced."""
 
 
 class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,13 +92,16 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tokens(TaskMessage):
-    """New tokens of a task, the text that they release (whole UTF-8 characters), and logprobs."""
+    """New tokens of a task, the text that they release (whole UTF-8 characters), and logprobs. The
+    last *forced* ones were not sampled.
+    """
 
     tokens: list[int]
     text: bytes
     surprisal: float | None = None
     """−ln of the probability that the model gave the last token, if the turn needs it."""
     logprobs: list[TokenLogprob] = []
+    forced: int = 0
 
 
 class SentenceEnded(TaskMessage):

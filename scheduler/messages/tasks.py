@@ -26,6 +26,7 @@ class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
     tokens_requested: int = 0
     dropped: int = 0
     shifts: int = 0
+    forced_tokens: int = 0
     age_s: float = 0.0
     started_s: float | None = None
     first_token_s: float | None = None

@@ -13,15 +13,16 @@ from .stopping.ending import CONTEXT_FULL, END_MARK, GRAMMAR, LENGTH, TIME, TOKE
 
 
 @dataclass(frozen=True, slots=True)
-class SampledToken:
-    """A sampled token. *text* is the text that it releases; None if it only ends the turn. The
-    *surprisal* is known if the turn needs it.
+class AddedToken:
+    """A token of an answer, sampled or *forced* by the grammar. *text* is the text that it
+    releases; None if it only ends the turn. The *surprisal* is known if the turn needs it.
     """
 
     token: int
     text: bytes | None
     ending: Ending | None = None
     surprisal: float | None = None
+    forced: bool = False
 
 
 def needs_preparation(sampling: SamplingParams) -> bool:
@@ -37,33 +38,62 @@ def sampler_for(
     return model.sampler(sampling, prompt, answer, grammar)
 
 
-def sample_token(model: Model, task: Task, now: float, *, last: bool) -> SampledToken:
+def sample_token(model: Model, task: Task, now: float, *, last: bool) -> AddedToken:
     """Sample the next token of *task*, whose slot has logits, and add it to its tokens.
 
     *last*: its context is full with this token.
     """
     assert task.sampler is not None
-    conditions = task.conditions
-    needed = conditions is not None and conditions.surprisal is not None
-    surprisal_of = model.surprisal(task.slot) if needed else None
+    surprisal_of = model.surprisal(task.slot) if _needs_surprisal(task) else None
     token = model.sample(task.slot, task.sampler, task.generated)
+    task.forced_behind = 0
+    surprisal = None if surprisal_of is None else surprisal_of(token)
+    text, ending = _add_token(model, task, token, surprisal, now, last=last)
+    return AddedToken(token, text, ending, surprisal)
+
+
+def take_forced(model: Model, task: Task, now: float, *, last: bool) -> AddedToken | None:
+    """Add the next token of *task* to its tokens, if its grammar forces it. Logits are not needed,
+    and those that the slot has are out of date.
+
+    A turn that needs the surprisal of its tokens has none forced. Nor has one that may shift its
+    context, as that happens only when a single token is left to compute.
+    """
+    if task.sampler is None or task.spec.ctx_shift or _needs_surprisal(task):
+        return None
+    token = task.sampler.take_forced()
+    if token is None:
+        return None
+    task.forced += 1
+    task.forced_behind += 1
+    text, ending = _add_token(model, task, token, None, now, last=last)
+    return AddedToken(token, text, ending, forced=True)
+
+
+def _needs_surprisal(task: Task) -> bool:
+    return task.conditions is not None and task.conditions.surprisal is not None
+
+
+def _add_token(
+    model: Model, task: Task, token: int, surprisal: float | None, now: float, *, last: bool
+) -> tuple[bytes | None, Ending | None]:
+    """Add *token* to *task*; return the text that it releases, and the ending that it causes."""
+    spec, conditions = task.spec, task.conditions
     task.has_logits = False
     task.tokens.append(token)
-    spec = task.spec
     if model.is_eog(token) and not spec.sampling.ignore_eos:
-        return SampledToken(token, None, Ending(END_MARK, str(token), model.piece(token)))
+        return None, Ending(END_MARK, str(token), model.piece(token))
     if conditions is not None and token in conditions.tokens:
-        return SampledToken(token, None, Ending(TOKEN, str(token)))
+        return None, Ending(TOKEN, str(token))
     piece = _piece(model, task, token)
     text, ending = task.text.add_piece(piece)
-    surprisal = None if surprisal_of is None else surprisal_of(token)
     if ending is None and conditions is not None:
         ending = _met_condition(conditions, task, token, piece, surprisal, now)
     if ending is None and 0 <= spec.n_predict <= task.generated:
         ending = Ending(LENGTH, str(spec.n_predict))
     elif ending is None and last:
         ending = Ending(CONTEXT_FULL, str(task.ctx_size))
-    return SampledToken(token, text, ending, surprisal)
+    return text, ending
 
 
 def _met_condition(

@@ -20,6 +20,7 @@ from ..priority import PRIORITY_MAX, Priority
 from ..settings import EngineSettings
 from ..task import Task
 from .cost import StepCost, StepLoad
+from .forced_chunks import plan_forced
 
 LOW_STEP = 2 / 3
 """Share of `step_s_target` for a step in which prompts of the lowest class are computed."""
@@ -218,20 +219,23 @@ def plan_tokens(
 ) -> list[ScheduledTokens]:
     """Return the next batch of the *running* tasks, in their order, that have these *adapters*.
 
-    Every decoding task gets one token. Prompts share the rest of the step's time (`_step_s`), in
-    the order of the queue. They get at least half as much time as the decoding tokens take, even if
-    the step then exceeds its target. Prompts of a lower class wait for those of a higher one.
+    Every decoding task gets one token, or a chunk of forced ones (`plan_forced`). Prompts share the
+    rest of the step's time (`_step_s`), in the order of the queue. They get at least half as much
+    time as the decoding tokens take, even if the step then exceeds its target. Prompts of a lower
+    class wait for those of a higher one.
     """
     tasks = [t for t in running if t.has_work and t.spec.adapters == adapters]
     prompts = [t for t in tasks if t.prefilling]
-    if not prompts:
-        return [ScheduledTokens(t, 1) for t in tasks]
     decoding = [t for t in tasks if not t.prefilling]
-    counts = {id(t): 1 for t in decoding}
-    left = batch_size - len(decoding)
-    left = left if cost.known else min(left, FIRST_STEP_TOKENS)
-    chunks = [(t.computed, 1) for t in decoding]
-    step = StepBudget(chunks, cost, left, settings.prompt_tokens_min)
+    most = batch_size if cost.known else min(batch_size, len(decoding) + FIRST_STEP_TOKENS)
+    most_forced = most - settings.prompt_tokens_min if prompts else most
+    seconds = _forced_s(decoding, prompts, order, settings)
+    planned = plan_forced(decoding, cost, seconds, max(most_forced, len(decoding)))
+    if not prompts:
+        return [ScheduledTokens(t, n) for t, n in zip(decoding, planned, strict=True)]
+    counts = {id(t): n for t, n in zip(decoding, planned, strict=True)}
+    chunks = [(t.computed, counts[id(t)]) for t in decoding]
+    step = StepBudget(chunks, cost, most - sum(planned), settings.prompt_tokens_min)
     prompts.sort(key=order.key)
     first = order.effective(prompts[0])
     prompts = [t for t in prompts if order.effective(t) == first]
@@ -241,6 +245,20 @@ def plan_tokens(
     for task in prompts:
         counts[id(task)] = step.schedule_prompt(task)
     return [ScheduledTokens(t, counts[id(t)]) for t in tasks if counts.get(id(t))]
+
+
+def _forced_s(
+    decoding: Sequence[Task], prompts: Sequence[Task], order: Order, settings: EngineSettings
+) -> float:
+    """Return the time for a step with chunks of forced tokens, before its prompts: streams stand
+    still for it as for a prompt's chunk.
+    """
+    if prompts:
+        return settings.step_s_target / 2
+    if len(decoding) > 1:
+        return settings.step_s_target
+    low = any(order.effective(t) == Priority.LOW for t in decoding)
+    return LOW_STEP * settings.step_s_target if low else settings.step_s_max
 
 
 def _step_s(

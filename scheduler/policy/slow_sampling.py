@@ -33,15 +33,18 @@ class SlowSampling:
         self.predicted_s = SLOW_S
         self._share = ThreadShare()
 
-    def note_token(self, task: Task, seconds: float) -> float:
+    def note_token(self, task: Task, seconds: float, *, usual: bool = True) -> float:
         """Note that sampling a token of *task* took *seconds* of CPU time; return by how many
-        seconds that was slow.
+        seconds that was slow. A token that was forced is not *usual*: it takes less.
         """
-        if seconds < self.predicted_s:
-            self.predicted_s += FALL * (seconds - self.predicted_s)
+        if not usual:
+            task.sampling_s = max(task.sampling_s, seconds)
         else:
-            self.predicted_s *= 1 + RISE
-        task.sampling_s = seconds
+            task.sampling_s = seconds
+            if seconds < self.predicted_s:
+                self.predicted_s += FALL * (seconds - self.predicted_s)
+            else:
+                self.predicted_s *= 1 + RISE
         return max(0.0, seconds - self._usual_s)
 
     def charge_task(self, task: Task, slow_s: float, now: float, tasks: Collection[Task]) -> None:

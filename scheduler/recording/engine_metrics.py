@@ -50,7 +50,7 @@ STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.
 POWERS_OF_TWO = tuple(float(1 << n) for n in range(12))
 
 ENGINE_COUNTS = (
-    *("batch_tokens", "generated", "prompt", "cached", "prefix_queries"),
+    *("batch_tokens", "generated", "forced", "prompt", "cached", "prefix_queries"),
     *("parks", "shifts", "kv_full"),
 )
 """Counters that the engine itself counts, in `MetricsPublisher.counts`."""
@@ -107,16 +107,15 @@ class MetricsPage:
         self.due_at = -math.inf
         """The time at which a changed page is to be written again."""
         self._changed, self._changes = True, 0
-        self._decode, self._mixed, self._prefill = (Histogram(STEP_S) for _ in StepKind)
+        self._steps = {kind: Histogram(STEP_S) for kind in StepKind}
         self._tokens, self._sequences = Histogram(POWERS_OF_TWO), Histogram(POWERS_OF_TWO)
 
-    def count_step(self, tokens: int, sequences: int, seconds: float, *, decodes: bool) -> None:
-        """Count a step in which a task *decodes* or none does."""
+    def count_step(self, kind: StepKind, tokens: int, sequences: int, seconds: float) -> None:
+        """Count a step."""
         self._changed = True
-        with_prompts = self._mixed if decodes else self._prefill
-        if seconds > self.target_s and decodes:
+        if seconds > self.target_s and kind is not StepKind.PREFILL:
             self.over_target += 1
-        (self._decode if tokens == sequences else with_prompts).observe(seconds)
+        self._steps[kind].observe(seconds)
         self._tokens.observe(tokens)
         self._sequences.observe(sequences)
 
@@ -130,8 +129,7 @@ class MetricsPage:
         """Write the counters and gauges in *values*, and the histograms of the steps."""
         self.due_at, self._changed, self._changes = now + WRITTEN_S, False, changes
         cells = [values[name] for name in PAGE_COUNTERS]
-        steps = (self._decode, self._mixed, self._prefill, self._tokens, self._sequences)
-        for histogram in steps:
+        for histogram in (*self._steps.values(), self._tokens, self._sequences):
             cells += (*histogram.counts, histogram.sum)
         cells += [values[name] for name in PAGE_GAUGES]
         _PAGE.pack_into(self._page, ACTIVITY_BYTES, *cells)

@@ -92,6 +92,7 @@ class SessionOutputs:
             counters.pop("parks")
             error = None if turn is None else turn.error
             counters["output_tokens"] = 0 if turn is None else len(turn.tokens)
+            counters["forced_tokens"] = 0 if turn is None else turn.forced_tokens
             counters["stop_reason"] = None if error is None else error.name
             counters["stop_detail"] = "" if error is None else str(error.data.get("by", ""))
         if turn is None and conversation.history_state.interrupted is not None:

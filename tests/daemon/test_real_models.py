@@ -351,3 +351,35 @@ def test_a_turn_ends_with_the_sentence_that_means_the_given_text(
     assert float(reply.metadata["stop_detail"]) == pytest.approx(near, abs=2e-3)
     assert reply.metadata["adjusted"] == {}
     client.unload(graph)
+
+
+@pytest.mark.parametrize("model", ["smollm2", "gemma3"])
+def test_forced_tokens_are_counted_and_the_same_on_demand_as_in_a_stream(
+    daemon: RunningDaemon, client: inferd.Client, model: str
+) -> None:
+    names = ("name_of_the_capital", "has_a_famous_cathedral", "is_on_the_mediterranean")
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "boolean"} for name in names},
+        "required": list(names),
+        "additionalProperties": False,
+    }
+    options = {"temp": 0, "n-predict": 100, "json-schema": json.dumps(schema)}
+    prompt = "Is Rome by the sea?"
+    with client.session(model, raw=True, options=options) as session:
+        stream = session.stream(prompt)
+        events = list(stream)
+        metadata = stream.metadata
+    assert list(json.loads("".join(events))) == list(names)
+    assert metadata["forced_tokens"] >= 15
+    assert len(events) < metadata["output_tokens"] - metadata["forced_tokens"] + 2
+    pulled, ended = b"", False
+    with RawClient(daemon.socket) as raw:
+        context = raw.context(model, json.dumps(options))
+        raw.set_input(context, prompt.encode())
+        while not ended:
+            try:
+                pulled += raw.compute_single(context)
+            except inferd.EndOfSequence:
+                ended = True
+    assert pulled.decode().startswith("".join(events))

@@ -33,6 +33,7 @@ def metadata(prompt: int, output: int, **fields: Any) -> dict[str, Any]:
         "shifts": 0,
         "shifted": False,
         "parks": 0,
+        "forced_tokens": 0,
         "tool_format": "none",
         "recomputed_tokens": 0,
         "recomputed_reason": "",

@@ -18,7 +18,16 @@ from ...params import SamplingParams
 from ..lazy import LazyGrammar
 from ..text.vocab import Vocab
 from .logits import CANDIDATES_MAX, probs_after_sampling, probs_before_sampling, top_candidates
-from .samplers import Prototypes, Setup, Stage, biases_of, input_bounds, logit_bias, stages_of
+from .samplers import (
+    Prototypes,
+    Setup,
+    Stage,
+    adapts,
+    biases_of,
+    input_bounds,
+    logit_bias,
+    stages_of,
+)
 
 Logits = NDArray[np.float32]
 _TRIED_MAX = 8
@@ -67,6 +76,7 @@ class LlamaSampler:
             grammar.replay(answer)
             self.grammar = grammar
         self.params = params
+        self._jumps = params.jump_forward and not params.n_probs and not adapts(params)
         self.greedy = len(self._stages) == 1 and params.temp <= 0
         """The highest logit after biases wins: no chain is needed."""
         self.probs: TokenProbs | None = None
@@ -135,6 +145,20 @@ class LlamaSampler:
         """Add *token* to what the samplers have seen."""
         lib.llama_sampler_accept(self._chain, token)
         self._recent.append(token)
+
+    def take_forced(self) -> int | None:
+        """Return the next token if the grammar forces it; see `Sampler.take_forced`.
+
+        A token that a bias suppresses is never generated, not even if the grammar forces it.
+        """
+        token = self.grammar.forced if self._jumps and self.grammar is not None else None
+        if token is None or token in self._suppressed:
+            return None
+        assert self.grammar is not None
+        self._check_open()
+        self.accept(token)
+        self.grammar.accept(token)
+        return token
 
     def chain(self, index: int) -> Any:
         """Return the chain, ready to sample token number *index*."""

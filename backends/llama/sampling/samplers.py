@@ -114,6 +114,11 @@ def input_bounds(setup: Setup) -> tuple[int, int]:
     return (1, window) if p.temp <= 0 else (0, 0)
 
 
+def adapts(p: SamplingParams) -> bool:
+    """Return whether the sampler that picks learns from each token that it picks."""
+    return _picker(p) in (_MIROSTAT_1, _MIROSTAT_2, _ADAPTIVE_P)
+
+
 def _picker(p: SamplingParams) -> Stage:
     if p.temp <= 0:
         return _GREEDY

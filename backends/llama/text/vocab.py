@@ -128,9 +128,14 @@ class Vocab:
         return self._suppressed
 
     def eog(self) -> tuple[int, ...]:
-        """Return all tokens that end a generation; the first call checks every token."""
+        """Return all tokens that end a generation, first the one that the model's file names.
+
+        The first call checks every token.
+        """
         if self._eog is None:
-            self._eog = tuple(np.flatnonzero(self.flags("llama_vocab_is_eog")).tolist())
+            found: list[int] = np.flatnonzero(self.flags("llama_vocab_is_eog")).tolist()
+            own = int(lib.llama_vocab_eos(self.pointer))
+            self._eog = tuple(sorted(found, key=lambda token: token != own))
         return self._eog
 
     def special(self) -> list[int]:

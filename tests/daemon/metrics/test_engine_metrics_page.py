@@ -26,7 +26,7 @@ def test_counters_are_read_from_the_shared_record_and_the_activity_stays() -> No
     engine, daemon, acts = MetricsPage(record), MetricsPage(record), Recorder(record)
     acts.record_activity(ActivityKind.STEP, range(509))
     assert set(daemon.read_counters()) == {0.0}
-    engine.count_step(3, 3, 0.004, decodes=True)
+    engine.count_step(StepKind.DECODE, 3, 3, 0.004)
     engine.write_page(1.0, 0, VALUES)
     os.close(record)
     assert dict(zip(PAGE_COUNTERS, daemon.read_counters(), strict=False)) == {
@@ -55,7 +55,7 @@ def test_a_step_is_of_one_kind_and_prompts_alone_may_take_longer(
 ) -> None:
     figures = MetricsPage(target_s=0.15)
     for seconds in (0.1, 0.2):
-        figures.count_step(sum(counts), len(counts), seconds, decodes=1 in counts)
+        figures.count_step(kind, sum(counts), len(counts), seconds)
     figures.write_page(0.0, 0, VALUES)
     found = histograms_of(figures.read_counters())
     counted = {k: sum(found[f"{k}_s"].counts) for k in StepKind}
@@ -68,7 +68,7 @@ def test_a_step_is_of_one_kind_and_prompts_alone_may_take_longer(
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 1023, 1024, 1025, 2048, 2049, 1 << 20])
 def test_powers_of_two_are_buckets_like_any(rows: int) -> None:
     figures, wanted = MetricsPage(), Histogram(POWERS_OF_TWO)
-    figures.count_step(rows, 1, 0.1, decodes=False)
+    figures.count_step(StepKind.PREFILL, rows, 1, 0.1)
     figures.write_page(0.0, 0, VALUES)
     wanted.observe(rows)
     assert histograms_of(figures.read_counters())["tokens_per_step"].counts == wanted.counts
@@ -80,5 +80,5 @@ def test_counters_are_due_only_after_a_step_or_a_change() -> None:
     figures.write_page(5.0, 0, VALUES)
     assert figures.due_in(5.0, 0) is None and figures.due_in(9.0, 0) is None
     assert figures.due_in(5.01, 1) == pytest.approx(WRITTEN_S - 0.01)
-    figures.count_step(1, 1, 0.1, decodes=True)
+    figures.count_step(StepKind.DECODE, 1, 1, 0.1)
     assert figures.due_in(5.0 + 2 * WRITTEN_S, 0) == pytest.approx(-WRITTEN_S)

@@ -92,6 +92,18 @@ def test_a_turn_is_counted_with_its_model_class_times_and_tokens() -> None:
         assert scraped("model_load_seconds_count", model_name="m") == 1
 
 
+def test_forced_tokens_are_counted() -> None:
+    with (
+        running_daemon(echo_model("m", forced="=")) as daemon,
+        Client(daemon.socket) as client,
+        client.session("m", raw=True, options={"grammar": "root ::= .*"}) as session,
+    ):
+        assert session.chat("ab===c") == "ab===c"
+        assert (session.metadata["forced_tokens"], session.metadata["output_tokens"]) == (4, 7)
+        found = until(daemon, lambda f: f("generation_tokens_total", model_name="m") == 7)
+        assert found("generation_tokens_forced_total", model_name="m") == 4
+
+
 def test_running_and_waiting_turns_are_counted_by_class() -> None:
     with running_daemon(CONFIG) as daemon, RawClient(daemon.socket) as client:
         contexts = [client.context("slow") for _ in range(3)]

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from inferd.backends import EmbedSpec
+from inferd.backends import EmbedSpec, SamplingParams
 from inferd.backends.base import KvKind
 from inferd.backends.echo.embedding import echo_vectors
 from inferd.backends.echo.options import EchoOptions
@@ -43,6 +43,8 @@ HEADS = (
 )
 TAILS = st.text("abcdefghé€", min_size=1, max_size=40)
 PICK = st.integers(0, 1000)
+FORCED = ", é"
+"""Characters that the model forces on tasks with a grammar; adapters do not change them."""
 CTX_SIZE = 300
 KV_RAM = (1, 400, 2000, 1 << 20)
 TURNS_MAX = 3000
@@ -98,7 +100,7 @@ class EngineMachine(RuleBasedStateMachine):
             checkpoint_tokens=32,
         )
         self.disk, self.settings = disk, settings
-        self.options = EchoOptions(memory=self.memory, kv_cells=kv_cells)
+        self.options = EchoOptions(memory=self.memory, kv_cells=kv_cells, forced=FORCED)
         self.slots = slots
         self.bench = self.start_worker()
 
@@ -148,6 +150,7 @@ class EngineMachine(RuleBasedStateMachine):
         credit=st.sampled_from([-1, 1, 3]),
         upper=st.booleans(),
         timeout=st.sampled_from([0.0, 0.0, 0.5]),
+        grammar=st.booleans(),
     )
     def arrive(
         self,
@@ -160,10 +163,12 @@ class EngineMachine(RuleBasedStateMachine):
         credit: int,
         upper: bool,
         timeout: float,
+        grammar: bool,
     ) -> None:
         spec = self.bench.spec(
             len(self.specs) + 1,
             head + tail,
+            sampling=SamplingParams(grammar="root ::= .*" if grammar else ""),
             priority=priority,
             owner=owner,
             session=session,
@@ -313,6 +318,15 @@ class EngineMachine(RuleBasedStateMachine):
                 self.check_embedding(number)
                 ends = 1 if end.stats.stop_reason == "eos" else 0
                 assert end.stats.output_tokens == len(self.bench.tokens(number)) + ends
+                self.check_forced(number, end.stats)
+
+    def check_forced(self, number: int, stats: m.TurnStats) -> None:
+        """Count the forced tokens, those of earlier workers and the end included."""
+        forced = 0
+        if self.specs[number].sampling.has_grammar:
+            forced = sum(byte in FORCED.encode() for byte in self.bench.text(number))
+            forced += stats.stop_reason == "eos"
+        assert stats.forced_tokens == forced
 
     def check_embedding(self, number: int) -> None:
         spec, turn = self.specs[number], self.turns[number]

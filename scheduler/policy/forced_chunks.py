@@ -1,0 +1,51 @@
+"""The chunks of decoding tasks for which grammars have forced several tokens. Pure, as `plan`."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from ..task import Task
+from .cost import StepCost, StepLoad
+
+TASKS_PER_TOKEN = 4
+"""Chunks are computed beside at most this many decoding tasks for each token that they add to the
+step: their pass delays all, and costs about as much as its first token.
+"""
+
+
+def plan_forced(
+    decoding: Sequence[Task], cost: StepCost, seconds: float, tokens_max: int
+) -> list[int]:
+    """Return how many tokens of each *decoding* task the next step computes: one, or the size of
+    the chunks, as long as the step keeps to *seconds* and to *tokens_max* tokens.
+
+    All chunks have one size, as different ones are computed one after the other (see `StepLoad`).
+    It is the size by which the step computes most tokens. The rest is left for the next steps.
+    """
+    pending = [_pending(task) for task in decoding]
+    size = max(pending, key=lambda size: _added(pending, size), default=1)
+    chunks = sum(count >= size for count in pending)
+
+    def load(size_tried: int) -> StepLoad:
+        counts = [size_tried if count >= size else 1 for count in pending]
+        return StepLoad.of_chunks([(t.computed, c) for t, c in zip(decoding, counts, strict=True)])
+
+    if size > 1:
+        most = min(size, 1 + (tokens_max - len(decoding)) // chunks)
+        fitting = bisect_right(range(2, most + 1), seconds, key=lambda n: cost.predict(load(n)))
+        added = fitting * chunks
+        if chunks == len(decoding) or added * TASKS_PER_TOKEN >= len(decoding):
+            return [1 + fitting if count >= size else 1 for count in pending]
+    return [1] * len(decoding)
+
+
+def _pending(task: Task) -> int:
+    """Return how many tokens of *task* may be computed at once."""
+    most = min(task.pending, task.tokens_to_checkpoint())
+    return min(most, task.reserved_tokens or most)
+
+
+def _added(pending: Sequence[int], size: int) -> int:
+    """Return how many tokens chunks of *size* add to a step with one token of each task."""
+    return (size - 1) * sum(count >= size for count in pending)
