@@ -15,7 +15,9 @@ class ToolFormat(StrEnum):
     HERMES = "hermes"
     """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen."""
     MISTRAL = "mistral"
-    """`[TOOL_CALLS][{"name": …, "arguments": {…}}]`, or `[TOOL_CALLS]name[ARGS]{…}`."""
+    """`[TOOL_CALLS][{"name": …, "arguments": {…}}]`."""
+    MISTRAL_ARGS = "mistral-args"
+    """`[TOOL_CALLS]name[ARGS]{…}`, of newer versions; answers in both forms are read as either."""
     LLAMA = "llama"
     """`{"name": …, "parameters": {…}}`, perhaps after `<|python_tag|>`: Llama 3."""
     FUNCTIONARY = "functionary"
@@ -33,6 +35,7 @@ class ToolFormat(StrEnum):
 _MARKS = (
     (">>>all", ToolFormat.FUNCTIONARY),
     ("<function=", ToolFormat.FUNCTION_TAGS),
+    ("[ARGS]", ToolFormat.MISTRAL_ARGS),
     ("[TOOL_CALLS]", ToolFormat.MISTRAL),
     ("<|python_tag|>", ToolFormat.LLAMA),
     ("<|start_header_id|>ipython", ToolFormat.LLAMA),
@@ -45,7 +48,8 @@ _OTHER_MARKS = ("<arg_key>",)
 MARK_TOKENS: dict[ToolFormat, tuple[str, ...]] = {
     ToolFormat.HERMES: ("<tool_call>", "</tool_call>"),
     ToolFormat.FUNCTION_TAGS: ("<tool_call>", "</tool_call>"),
-    ToolFormat.MISTRAL: ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+    ToolFormat.MISTRAL: ("[TOOL_CALLS]",),
+    ToolFormat.MISTRAL_ARGS: ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
     ToolFormat.LLAMA: ("<|python_tag|>",),
 }
 """Special tokens whose names an answer must show, so that its calls can be recognised."""

@@ -1,6 +1,5 @@
 """Let the model call a function: choose the tool, run it, answer with its result."""
 
-import json
 import sys
 
 import inferd
@@ -9,21 +8,15 @@ MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
 NUMBERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
 PARAMETERS = {**NUMBERS, "required": ["a", "b"]}
 ADD = {"name": "add", "description": "Add two integers.", "parameters": PARAMETERS}
-CALL = {
-    "type": "object",
-    "properties": {"name": {"const": "add"}, "arguments": PARAMETERS},
-    "required": ["name", "arguments"],
-}
 OPTIONS = {"n-predict": 60, "temp": 0, "tools": [{"type": "function", "function": ADD}]}
 
 with inferd.Client() as client, client.session(MODEL, options=OPTIONS) as session:
-    # The schema forces a call, also from a model whose template does not know tools.
-    answer = session.chat("What is 2 plus 3?", options={"json-schema": CALL})
-    try:
-        arguments = json.loads(answer)["arguments"]
-    except ValueError:  # cut off at `n-predict`, or by a model without grammars such as `echo`
-        print("no call:", answer)
-    else:
-        print("call: add", arguments)
-        result = arguments["a"] + arguments["b"]
-        print("answer:", session.chat([{"role": "tool", "content": str(result)}]))
+    # `required` forces a call, also from a model whose template does not know tools.
+    reply = session.chat("What is 2 plus 3?", options={"tool-choice": "required"})
+    if not reply.tool_calls:  # cut off at `n-predict`, or a model without grammars such as `echo`
+        print("no call:", reply)
+    for call in reply.tool_calls:
+        print("call:", call.name, call.values)
+        result = str(call.values["a"] + call.values["b"])
+        message = {"role": "tool", "tool_call_id": call.id, "content": result}
+        print("answer:", session.chat([message], options={"tool-choice": "none"}))

@@ -181,7 +181,7 @@ def _echo_info(spec: ModelSpec, options: EchoOptions) -> ModelInfo:
         token_bytes_max=1,
         has_chat_template=True,
         tool_format=options.tool_format,
-        unused=dict.fromkeys(FORMATS, "the model echo repeats its prompt")
+        unused=dict.fromkeys((*FORMATS, "tool-choice"), "the model echo repeats its prompt")
         | {"tools": "the model echo has no chat template"},
         kv_kind=options.memory,
         can_shift=options.memory == "plain",

@@ -12,6 +12,7 @@ from .json_texts import decode_json, nests_deeper
 from .parameter_table import Parameter
 
 TOOLS_MAX = 128
+TOOL_CHOICES = ("auto", "none", "required")
 TOOLS_BYTES_MAX = 256 << 10
 ARGUMENTS_MAX = 64
 ARGUMENTS_BYTES_MAX = 64 << 10
@@ -24,6 +25,7 @@ frame, which may nest 64 deep.
 
 _ARGUMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _RESERVED = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
+_NAMED_SHAPE = '{"type": "function", "function": {"name": "…"}}'
 _SHAPE = '{"type": "function", "function": {"name": "…", "description": "…", "parameters": {…}}}'
 
 
@@ -31,6 +33,11 @@ class _Function(msgspec.Struct):
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}\Z")]
     description: str = ""
     parameters: dict[str, Any] = {}
+
+
+class _NamedTool(msgspec.Struct):
+    type: Literal["function"]
+    function: _Function
 
 
 class _Tool(msgspec.Struct):
@@ -57,6 +64,18 @@ def read_tools(_: Parameter, value: Any) -> list[dict[str, Any]]:
     except msgspec.ValidationError as exc:
         raise ValueError(f"{exc}; a tool is {_SHAPE}") from None
     return tools
+
+
+def read_tool_choice(_: Parameter, value: Any) -> str | dict[str, Any]:
+    """Return whether and which tools are called: a name, or a map that names a function."""
+    if isinstance(value, str) and value.lower() in TOOL_CHOICES:
+        return value.lower()
+    try:
+        named = msgspec.convert(value, _NamedTool)
+    except msgspec.ValidationError:
+        choices = ", ".join(TOOL_CHOICES)
+        raise ValueError(f"{shorten(value)} is neither {choices} nor {_NAMED_SHAPE}") from None
+    return {"type": "function", "function": {"name": named.function.name}}
 
 
 def read_arguments(_: Parameter, value: Any) -> dict[str, Any]:

@@ -37,6 +37,7 @@ _TYPES: dict[Kind, tuple[str, dict[str, Any]]] = {
     "structural-tag": ("object, or its JSON text", {"type": ["object", "string"]}),
     "choice": ("name", {"type": "string"}),
     "tools": ("array of tools, or text", {"type": _TEXT_OR_LIST, "items": {"type": "object"}}),
+    "tool-choice": ("name, or map", {"type": ["string", "object"]}),
     "arguments": ("map, or text", {"type": ["string", "object"]}),
     "scales": ("map of numbers, or array", {"type": ["object", "array", "null"]}),
 }

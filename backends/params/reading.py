@@ -13,7 +13,13 @@ import msgspec
 from ..errors import InvalidArgument, InvalidEncoding, TooLarge, UnsupportedOperation
 from ..shorten import plain_number, shorten
 from .adapter_scales import check_distinct, read_scales
-from .chat_options import check_containers, read_arguments, read_choice, read_tools
+from .chat_options import (
+    check_containers,
+    read_arguments,
+    read_choice,
+    read_tool_choice,
+    read_tools,
+)
 from .ignored_keys import IGNORED_KEYS, REFUSED_KEYS
 from .json_texts import JSON_BYTES_MAX, decode_json
 from .other_spellings import FORMS, read_token, read_triggers
@@ -349,6 +355,7 @@ _READERS: dict[Kind, Callable[[Parameter, Any], Any]] = {
     "structural-tag": lambda _, value: read_structural_tag(value),
     "choice": read_choice,
     "tools": read_tools,
+    "tool-choice": read_tool_choice,
     "arguments": read_arguments,
     "scales": lambda _, value: read_scales(value),
 }

@@ -149,6 +149,18 @@ def _check_grammar(a: Adjustment) -> None:
     a.limit("grammar", max(depths, default=0), _GRAMMAR_NESTING_MAX, "brackets are open at once")
 
 
+def _check_tool_choice(a: Adjustment) -> None:
+    choice, names = a.value_of("tool-choice"), [t["function"]["name"] for t in a.value_of("tools")]
+    if choice in ("auto", "none"):
+        return
+    if not names:
+        a.reasons["tool-choice"] = "there are no tools"
+    elif isinstance(choice, dict) and choice["function"]["name"] not in names:
+        a.errors.append(f"tool-choice: no tool is named {choice['function']['name']!r}")
+    elif a.has_grammar:
+        a.errors.append("tool-choice: a required call has its own grammar; leave out the other one")
+
+
 def _raise_dry_base(a: Adjustment) -> None:
     if a.value_of("dry-base") < 1:
         reason = "below 1 the penalty would shrink: 1.75 is used"
@@ -171,6 +183,7 @@ _RULES: tuple[Rule, ...] = (
     _check_infill,
     _end_with_grammar,
     _check_grammar,
+    _check_tool_choice,
     _raise_dry_base,
     _report_unused,
     *STOPPING_RULES,

@@ -19,6 +19,7 @@ from ..tool_calls.messages import (
     answer_forms,
     answer_message,
     new_parser,
+    opens_call,
     raw_answer,
     without_raw_answer,
 )
@@ -214,6 +215,11 @@ class History:
         self._rendered, self._loose = prompt.text, False
         self._set_rendering(rendering)
         self.tool_use = tool_use
+
+    @property
+    def opens_call(self) -> bool:
+        """Whether the prompt ends with the mark before a call, where its answer begins."""
+        return opens_call(self._rendered or "")
 
     @property
     def opens_reasoning(self) -> bool:

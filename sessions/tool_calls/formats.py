@@ -33,6 +33,7 @@ class AnswerReader:
         yield from {
             ToolFormat.HERMES: self._hermes,
             ToolFormat.MISTRAL: self._mistral,
+            ToolFormat.MISTRAL_ARGS: self._mistral,
             ToolFormat.LLAMA: self._llama,
             ToolFormat.FUNCTIONARY: self._functionary,
             ToolFormat.FUNCTION_TAGS: self._function_tags,

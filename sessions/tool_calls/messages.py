@@ -11,7 +11,14 @@ from ..history.reasoning import opens_reasoning
 from .calls import ToolCall, ToolUse, call_id, join_parts, json_text, template_arguments
 from .parser import ToolCallParser
 
-__all__ = ("answer_forms", "answer_message", "new_parser", "raw_answer", "without_raw_answer")
+__all__ = (
+    "answer_forms",
+    "answer_message",
+    "new_parser",
+    "opens_call",
+    "raw_answer",
+    "without_raw_answer",
+)
 
 _RAW = "raw_answer"
 """The key of an answer's whole text, beside its text and its calls. No template gets it."""
@@ -30,9 +37,14 @@ def new_parser(
         _schemas(rendering.tools),
         lambda index: call_id(context(), index),
         calls_max=use.calls_max,
-        opened=rendered.endswith(">>>"),
+        opened=opens_call(rendered),
         opens_reasoning=opens_reasoning(rendered),
     )
+
+
+def opens_call(prompt: str) -> bool:
+    """Return whether a prompt ends with the mark before a call, as functionary's do."""
+    return prompt.endswith(">>>")
 
 
 def _schemas(tools: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

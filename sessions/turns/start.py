@@ -50,7 +50,11 @@ def task_of(
         watch=call.watch,
         request=str(get_contextvars().get("request", "")),
     )
+    history = session.conversation.history_state.now
     spec = session.settings.parameters.fill(spec)
+    spec = session.settings.parameters.constrain_calls(
+        spec, history.tool_use, opened=history.opens_call
+    )
     return msgspec.structs.replace(
         spec,
         no_cache=_ignores_cache(session, now),

@@ -24,12 +24,13 @@ from ...backends.tool_formats import ToolFormat
 from ...scheduler.messages import TaskSpec
 from ...scheduler.priority import Priority
 from ..admission.kept_bytes import MemoryMeter
-from ..tool_calls.calls import NO_TOOLS, ToolUse
+from ..tool_calls.calls import ANSWER_CALLS_MAX, NO_TOOLS, ToolUse
+from ..tool_calls.constraint import AUTO, NO_CALLS, constraint_of
 
 NO_SAMPLING = SamplingParams()
 """Placeholder in a spec until `Parameters.fill`."""
 NO_OPTIONS: Mapping[str, Any] = {}
-NO_TEMPLATE = {"tools": "raw text has no tools: send messages"}
+NO_TEMPLATE = dict.fromkeys(("tools", "tool-choice"), "raw text has no tools: send messages")
 SESSION, TURN, BUILTIN, GRAPH = "session", "turn", "built-in", "graph"
 TurnParameters = tuple[dict[str, Any], int, dict[str, str]]
 """The options of a turn, its seed and its adjusted values."""
@@ -164,7 +165,29 @@ class Parameters:
         """Return the tool calls that the answer of a turn with *options* may have, of a model that
         writes them in this *form*.
         """
-        return ToolUse(form=form) if self.in_turn("tools", options) else NO_TOOLS
+        tools, choice = self.in_turn("tools", options), self.in_turn("tool-choice", options)
+        if not tools or choice == NO_CALLS:
+            return NO_TOOLS
+        if form is ToolFormat.NONE and choice != AUTO:
+            form = ToolFormat.JSON
+        parallel = self.in_turn("parallel-tool-calls", options)
+        return ToolUse(form=form, calls_max=ANSWER_CALLS_MAX if parallel else 1)
+
+    def constrain_calls(self, spec: TaskSpec, use: ToolUse, *, opened: bool) -> TaskSpec:
+        """Return *spec* with the grammar of the tool calls that its answer may have or must have.
+        The prompt may have *opened* the first one.
+
+        :raises InvalidArgument: no grammar can be made of the tools.
+        """
+        if use.form is ToolFormat.NONE or spec.sampling.has_grammar or spec.embed is not None:
+            return spec
+        choice, parallel = self.get("tool-choice"), use.calls_max > 1
+        tools = self.get("tools")
+        fields = constraint_of(use.form, tools, choice, parallel=parallel, opened=opened)
+        if not fields:
+            return spec
+        sampling = msgspec.structs.replace(spec.sampling, **fields, ignore_eos=False)
+        return msgspec.structs.replace(spec, sampling=sampling, ctx_shift=False)
 
     def _requests(self, name: str) -> Iterator[tuple[Any, str]]:
         if name in self._turn:
@@ -189,7 +212,8 @@ class Parameters:
     def _adjust(self) -> tuple[dict[str, Any], dict[str, str]]:
         """Return the values in force, and the reasons where they differ from those requested."""
         values, adjusted = adjust_parameters(self.defaults | self.options | self._turn)
-        return values, adjusted | {n: why for n, why in self.unused.items() if values.get(n)}
+        given = {n for n, value in values.items() if value and value != BY_NAME[n].default}
+        return values, adjusted | {n: why for n, why in self.unused.items() if n in given}
 
     def fill(self, spec: TaskSpec) -> TaskSpec:
         """Return *spec* with the parameters in force."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema
 import pytest
 
 import inferd
@@ -76,6 +77,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
         (folder / f"{form}.jinja").write_text(template)
         config += [f"[models.{form}]", f'file = "{smollm2()}"']
         config += [f'chat-template-file = "{folder / form}.jinja"']
+    config += ["[models.plain]", f'file = "{smollm2()}"']
     (folder / "calls.jinja").write_text(CALLS_TEMPLATE)
     config += ["[models.calls]", f'file = "{write_tiny("calls", folder)}"']
     config += [f'chat-template-file = "{folder}/calls.jinja"']
@@ -167,3 +169,29 @@ def test_a_parked_turn_has_the_same_calls(client: inferd.Client) -> None:
         assert [other.tool_calls for other in others] == [expected.tool_calls] * 2
         kept = session.chat(result_of(expected))
         assert_kept(expected, kept)
+
+
+@pytest.mark.parametrize("form", [*FORMS, "plain"])
+def test_a_required_call_fits_the_schema(client: inferd.Client, form: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer", "maximum": 99}, "kind": {"enum": ["x", "y"]}},
+        "required": ["a", "kind"],
+        "additionalProperties": False,
+    }
+    other = {"type": "function", "function": {"name": "sub", "parameters": schema}}
+    tools = [{"type": "function", "function": {"name": "add", "parameters": schema}}, other]
+    named = {"type": "function", "function": {"name": "sub"}}
+    options = {"tools": tools, "n-predict": 60, "temp": 0.8, "parallel-tool-calls": False}
+    for seed, choice in enumerate(("required", named, "required", named)):
+        turn = {"tool_choice": choice, "seed": seed}
+        with client.session(form, options=options) as session:
+            first = session.chat("What is five minus three?", options=turn)
+            [call] = first.tool_calls
+            jsonschema.validate(call.values, schema)
+            assert call.name in (("add", "sub") if choice == "required" else ("sub",))
+            second = session.chat(result_of(first), options={"tool_choice": "none"})
+        assert first.metadata["tool_format"] == (form if form != "plain" else "json")
+        assert first.metadata["adjusted"].get("tool-choice") is None
+        assert (second.tool_calls, second.metadata["tool_format"]) == ([], "none")
+        assert second.metadata["recomputed_tokens"] == 0

@@ -284,12 +284,23 @@ async def watched(client: AsyncClient) -> None:
     assert [(place.position, place.waiting) for place in places] == [(1, 1)]
 
 
+async def tool_call(client: AsyncClient) -> None:
+    now = {"type": "function", "function": {"name": "now"}}
+    options = {"tools": [now], "tool-choice": "required", "seed": 7}
+    graph = await client.load_by_name("echo")
+    context = await client.init_execution_context(graph)
+    reply = await client.chat(context, '{"name": "now", "arguments": {}}', options=options)
+    assert [(call.name, call.values) for call in reply.tool_calls] == [("now", {})]
+    assert len(reply.tool_calls[0].id) == 9 and reply == ""
+
+
 CALLS: dict[str, Callable[[AsyncClient], Awaitable[None]]] = {
     "compute": compute,
     "stream": stream,
     "compute_single": compute_single,
     "compute with named tensors": named_tensors,
     "chat in a session with an id": session_with_an_id,
+    "a tool call": tool_call,
     "embeddings": embeddings,
     "branches": branches,
     "a turn that is resumed": resumed_turn,

@@ -8,8 +8,9 @@ from typing import Any
 from inferd.backends.echo.embedding import EMBEDDING_SIZE, echo_vectors
 from inferd.backends.errors import EndOfSequence
 from inferd.ipc import messages as w
-from inferd.scheduler.messages import Embedded
+from inferd.scheduler.messages import Embedded, pack_tokens
 from inferd.sessions.session.outputs import embedding_json
+from inferd.sessions.tool_calls.calls import call_id
 
 from .exchange import Exchange
 
@@ -195,6 +196,35 @@ def branched() -> dict[str, Any]:
     return x.done()
 
 
+def called() -> dict[str, Any]:
+    """A tool call that an answer must have."""
+    x = Exchange("a tool call")
+    _, context = x.open()
+    now = {"type": "function", "function": {"name": "now"}}
+    options = {"tools": [now], "tool-choice": "required", "seed": 7}
+    answer = '{"name": "now", "arguments": {}}'
+    tokens = [258, *answer.encode(), 257]
+    one = call_id(b"7 " + pack_tokens(tokens), 0)
+    details = metadata(
+        len(tokens),
+        len(answer) + 1,
+        tool_format="json",
+        adjusted={
+            "tools": "the model echo has no chat template",
+            "tool-choice": "the model echo repeats its prompt",
+        },
+    )
+    x.call(
+        "chat",
+        w.StreamParams(context=context, prompt=answer, options=options),
+        w.TurnResult(
+            tool_calls=[w.ToolCallPart(index=0, id=one, name="now", arguments="{}")],
+            metadata=details,
+        ),
+    )
+    return x.done()
+
+
 def resumed() -> dict[str, Any]:
     """A turn that is interrupted, attached again, and resumed after the text that was read."""
     x = Exchange("a turn that is resumed")
@@ -287,5 +317,6 @@ def embedded() -> dict[str, Any]:
 
 
 EXCHANGES = (
-    computed, streamed, single, named, natural, embedded, branched, resumed, watched, passed
+    computed, streamed, single, named, natural, called, embedded, branched, resumed, watched,
+    passed,
 )  # fmt: skip

@@ -98,6 +98,10 @@ BAD: dict[str, list[Any]] = {
     "structural-tag": [1, [], "{", "[]", {}, {"structures": []}, [10**400], "\ud800"],
     "choice": ["openai", "me an", 1, True, ["none"], [], {}],
     "tools": [1, "", "{", {}, [1], [{}], [10**400], "\ud800"],
+    "tool-choice": [
+        *(1, "", "maybe", [], {}, {"type": "function"}),
+        {"type": "function", "function": {"name": "a b"}},
+    ],
     "arguments": [1, "", "[]", [], {"a b": 1}, "\ud800"],
 }
 

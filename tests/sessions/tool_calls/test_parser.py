@@ -288,6 +288,7 @@ def test_arguments_that_messages_cannot_have_stay_text_for_the_template() -> Non
         ("<tool_call>{{ name }}<arg_key>", F.NONE),
         ("<tool_call><function=", F.FUNCTION_TAGS),
         ("[AVAILABLE_TOOLS][TOOL_CALLS]", F.MISTRAL),
+        ("[TOOL_CALLS]{{ name }}[ARGS]", F.MISTRAL_ARGS),
         ("<|start_header_id|>ipython<|end_header_id|>", F.LLAMA),
         ("<|python_tag|><function=", F.FUNCTION_TAGS),
         (">>>all<|python_tag|>", F.FUNCTIONARY),
