@@ -218,6 +218,14 @@ VALUES: dict[str, list[Any]] = {
         [[]] * 31_000,
     ],
     "schema": [{"enum": ["a"] * 16_000}, "[" * 60_000, {"a": DEEP}],
+    "structural-tag": [
+        {"structures": [{"begin": "<f>", "end": "</f>"}] * 8000, "triggers": ["<f"]},
+        {"structures": [{"begin": "<f>", "end": "x" * SPACE}], "triggers": ["<f"]},
+        {"structures": [{"begin": "<f>", "end": "", "schema": DEEP}], "triggers": ["<f"]},
+        {"structures": [{"begin": "z", "end": ""}] * 128, "triggers": ["y"] * 100_000},
+        "[" * 60_000,
+    ],
+    "tool-choice": ["a" * SPACE, misspelt(15_000), {"type": "function", "function": DEEP}],
     "choice": ["a" * SPACE, [1] * SPACE],
     "tools": [
         [TOOL] * 128,

@@ -145,9 +145,10 @@ class MatchingVocab:
             self._error = exc
 
     def _tokenize(self, text: bytes, pieces: _Pieces) -> list[int]:
-        """Return the tokens of *text*, without what llama.cpp may add in front; empty if it changes
-        the text. A long text is tokenized in parts, and not again for its rest: llguidance wants
-        the tokens of all the text that a grammar forces for each mask, of 64 kB for a constant.
+        """Return the tokens of *text*, without what llama.cpp may add in front. If it changes the
+        text, they are those of its bytes, or none. A long text is tokenized in parts, and not again
+        for its rest: llguidance wants the tokens of all the text that a grammar forces for each
+        mask, of 64 kB for a constant.
         """
         if len(text) <= _PART_BYTES:
             return self._tokenize_part(text, pieces)
@@ -169,7 +170,7 @@ class MatchingVocab:
             found = tokens[len(head) :]
             if tokens[: len(head)] == head and pieces.join(found) == text:
                 return found
-        return []
+        return vocab.spelled(text)
 
     def _names_in(self, grammar: str) -> dict[str, int]:
         """Return the tokens that *grammar* may name, such as `<think>`."""

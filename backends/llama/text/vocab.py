@@ -35,7 +35,6 @@ class Vocab:
         self.address = ctypes.cast(pointer, ctypes.c_void_p).value
         self.size = int(lib.llama_vocab_n_tokens(pointer))
         self._pieces: dict[int, bytes] = {}
-        self._buffer = ctypes.create_string_buffer(PIECE_BYTES)
         self._bytes: dict[bytes, int] | None = None
         self._suppressed: tuple[int, ...] | None = None
         self._eog: tuple[int, ...] | None = None
@@ -79,14 +78,11 @@ class Vocab:
             piece = self._pieces[token] = self._piece(self._checked(token))
         return piece
 
-    def _piece(self, token: int) -> bytes:
-        length = lib.llama_token_to_piece(
-            self.pointer, token, self._buffer, len(self._buffer), 0, True
-        )
-        if length < 0:
-            self._buffer = ctypes.create_string_buffer(-length)
-            return self._piece(token)
-        return self._buffer.raw[:length]
+    def _piece(self, token: int, size: int = PIECE_BYTES) -> bytes:
+        # A buffer of each call: the thread that reads the vocabulary for grammars calls it, too.
+        buffer = ctypes.create_string_buffer(size)
+        length = lib.llama_token_to_piece(self.pointer, token, buffer, size, 0, True)
+        return self._piece(token, -length) if length < 0 else buffer.raw[:length]
 
     def is_control(self, token: int) -> bool:
         """Return whether *token* is a special token that does not stand for text."""

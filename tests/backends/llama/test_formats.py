@@ -92,7 +92,8 @@ def test_answers_have_their_format(model: LlamaModel, name: str, seed: int) -> N
 def test_a_parked_answer_continues_as_if_it_had_not_been_parked(
     model: LlamaModel, name: str
 ) -> None:
-    sampling = sampling_of(name, temp=2.0, seed=3)
+    # Forced tokens are reported together, so that there would be few places to park.
+    sampling = sampling_of(name, temp=2.0, seed=3, jump_forward=False)
     text = answer(model, sampling)
     for park_at in (0, 3, 6):
         assert answer(model, sampling, park_at) == text
