@@ -60,15 +60,18 @@ STOCK: Schema = _object(
 )
 """A list as programs extract it from texts: short names, and values of all kinds."""
 
+_COUNT = {"type": "integer", "minimum": 0, "maximum": 999}
+"""Small models would write zeros without end if the number had no limit."""
+
 FORMS: Schema = _object(
     {
         "delivery_confirmation_forms": _list_of(
             _object(
                 {
-                    "customer_identification_number": {"type": "integer"},
+                    "customer_identification_number": _COUNT,
                     "preferred_delivery_time_window": {"enum": ["morning", "afternoon"]},
                     "signature_required_on_delivery": {"type": "boolean"},
-                    "estimated_package_weight_in_kilograms": {"type": "integer"},
+                    "estimated_package_weight_in_kilograms": _COUNT,
                     "insurance_coverage_requested_by_sender": {"type": "boolean"},
                     "destination_country_and_postal_region": {"enum": ["domestic", "foreign"]},
                 }
