@@ -75,9 +75,11 @@ def _status(file: Path) -> tuple[int, ...]:
         s = os.stat(file)
     except OSError as exc:
         return (exc.errno or -1,)
-    return identity_of(s)
+    return *identity_of(s), s.st_ctime_ns
 
 
 def identity_of(s: os.stat_result) -> tuple[int, ...]:
-    """Return a value that identifies an unchanged file."""
-    return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
+    """Return a value that identifies an unchanged file, under each of its names. A new hard link or
+    a rename changes only the time of its status.
+    """
+    return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import inferd
 from inferd.backends.errors import LoadFailed, QuotaExceeded
 from inferd.testing import RunningDaemon, running_daemon
 from tests.attacks.silent_file import silent_file
@@ -66,6 +67,22 @@ def test_a_file_that_a_user_loads_again_shares_its_worker(tmp_path: Path) -> Non
         for graph in loaded[1:]:
             ada.call("unload", graph=graph["graph"])
         ada.call("init_execution_context", graph=loaded[0]["graph"])
+
+
+def test_a_file_is_one_model_under_all_its_names_until_it_changes(tmp_path: Path) -> None:
+    path = write_tiny("llama", tmp_path)
+    symbolic, hard, moved = (tmp_path / name for name in ("symbolic", "hard", "moved.gguf"))
+    symbolic.symlink_to(path)
+    with running_daemon() as daemon, inferd.Client(daemon.socket) as client:
+        graphs = [client.load_file(path), client.load_file(symbolic)]
+        hard.hardlink_to(path)
+        graphs += [client.load_file(hard), client.load_file(f"{tmp_path}/../{tmp_path.name}/hard")]
+        path.rename(moved)
+        with RawClient(daemon.socket) as another:
+            names = {graph.model for graph in graphs} | {load_descriptor(another, moved)["model"]}
+            assert len(names) == 1 and workers(daemon) == 1
+            moved.write_bytes(moved.read_bytes())
+            assert client.load_file(hard).model not in names, "its time has changed"
 
 
 def test_an_access_rule_forbids_models_from_descriptors(tmp_path: Path) -> None:
