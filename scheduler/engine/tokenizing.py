@@ -275,7 +275,12 @@ class TokenizeQueue:
             raise PromptTooLong(
                 f"the prompt has {len(text)} bytes; a context of {self._model.info.ctx_size}"
                 f" tokens holds at most {self._bytes_max}",
-                data={"prompt_bytes": len(text), "prompt_bytes_max": self._bytes_max},
+                data={
+                    "prompt_bytes": len(text),
+                    "prompt_bytes_max": self._bytes_max,
+                    "prompt_tokens": -(-len(text) // self._model.info.token_bytes_max),
+                    "ctx_size": self._model.info.ctx_size,
+                },
             )
         if len(text) <= LONG_BYTES or self._seconds() < self._alone_until:
             return self._model.tokenize(text, special=special, bos=bos)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from ...backends.errors import PromptTooLong
 from ...scheduler.priority import Priority, Requester
 from ..admission.bounds import Ticket
 from ..admission.kept_bytes import SESSION_BYTES, memory_bytes
@@ -44,6 +45,27 @@ class SessionSettings:
         return replace(self, parameters=self.parameters.copy(), lora=dict(self.lora))
 
 
+class Overlong(NamedTuple):
+    """A prompt with more bytes than any context of the model holds. It was not tokenized, and has
+    at least this number of *tokens*.
+    """
+
+    size: int
+    tokens: int
+    ctx_size: int
+    """The tokens of the model's contexts."""
+
+    def error(self, history_tokens: int, requested_ctx_size: int = 0) -> PromptTooLong:
+        """Return the error of a turn on a history with this prompt."""
+        tokens = history_tokens + self.tokens
+        ctx_size = min(self.ctx_size, requested_ctx_size or self.ctx_size)
+        return PromptTooLong(
+            f"the prompt has {self.size} bytes, and with its history at least {tokens} tokens; the"
+            f" context holds {ctx_size - 1} and one for the answer",
+            data={"prompt_tokens": tokens, "ctx_size": ctx_size, "prompt_bytes": self.size},
+        )
+
+
 @dataclass
 class LastTurn:
     """The last turn on a history; new input replaces this object."""
@@ -59,6 +81,8 @@ class LastTurn:
     ending_read: bool = False
     before: BeforeInput | None = None
     """The session before the turn's input, which is restored if the turn is refused."""
+    overlong: Overlong | None = None
+    """Input that is not in the history, as no context of the model holds it."""
 
     @cached_property
     def options_bytes(self) -> int:

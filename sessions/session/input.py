@@ -9,14 +9,14 @@ from typing import Any
 import anyio
 
 from ...backends import Rendering
-from ...backends.errors import TooLarge
+from ...backends.errors import PromptTooLong, TooLarge
 from ..admission.kept_bytes import memory_bytes
 from ..history.history import History
 from ..table import SessionCall, SessionState, step
 from ..tool_calls.calls import ToolUse
 from ..turns.turn_options import NO_OPTIONS, NO_TEMPLATE
 from ..worker_client import WorkerClient
-from .core import BeforeInput, SessionCore
+from .core import BeforeInput, Overlong, SessionCore
 from .model_link import ModelLink
 
 MESSAGES_BYTES_MAX = 8 << 20
@@ -34,23 +34,41 @@ class SessionInput:
         """Held from the input of a turn until its start."""
 
     async def set_input(self, text: bytes) -> int:
-        """Make *text* the prompt, or append it to the history; return the number of its tokens.
+        """Make *text* the prompt, or append it to the history; return the number of its tokens, or
+        the least number of tokens that a text too long for any context can have. The next turn on
+        that is refused.
 
         :raises SessionBusy: a turn is under way.
         """
+        core = self._core
         async with self._link.exclusive():
-            appends = bool(self._core.settings.parameters.standing("append"))
-            history, tokens, unused = await self._with_text(text, appends=appends)
-            self._core.accept_input(history, unused)
-        await self._core.wait_recorded()
+            appends = bool(core.settings.parameters.standing("append"))
+            before, overlong = core.conversation.last.overlong, None
+            try:
+                history, tokens, unused = await self._with_text(text, appends=appends)
+            except PromptTooLong as exc:
+                tokens, unused = exc.data["prompt_tokens"], NO_TEMPLATE
+                history = core.conversation.current_history() if appends else History()
+                overlong = Overlong(len(text), tokens, exc.data["ctx_size"])
+            if appends and before is not None:
+                size, tokens = before.size + len(text), before.tokens + tokens
+                overlong = before._replace(size=size, tokens=tokens)
+                history = core.conversation.current_history()
+            core.accept_input(history, unused)
+            core.conversation.last.overlong = overlong
+        await core.wait_recorded()
         return tokens
 
     async def add_text(self, text: bytes) -> BeforeInput:
         """Append *text* to the history, for a turn; return the session before.
 
         :raises SessionBusy: a turn is under way.
+        :raises PromptTooLong: no context holds it.
         """
         async with self._link.exclusive():
+            overlong = self._core.conversation.last.overlong
+            if overlong is not None:
+                raise overlong.error(len(self._core.conversation.prompt))
             history, _, unused = await self._with_text(text, appends=True)
             before = self._core.accept_turn_input(history, unused)
         return await self._record_input(before)

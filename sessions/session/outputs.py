@@ -100,8 +100,9 @@ class SessionOutputs:
         build_number, commit = conversation.vocabulary.build
         recomputed = conversation.history_state.now.recomputed
         current_fingerprint = conversation.vocabulary.fingerprint
+        overlong = conversation.last.overlong
         return {
-            "input_tokens": len(conversation.prompt),
+            "input_tokens": len(conversation.prompt) + (overlong.tokens if overlong else 0),
             "output_tokens": counters.pop("output_tokens"),
             "llama_build_number": build_number,
             "llama_commit": commit,

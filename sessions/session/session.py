@@ -123,6 +123,7 @@ class Session(SessionCore):
             new.conversation.history_state.replace_history(history)
         else:
             new.accept_history(SessionCall.SET_INPUT, history)
+            new.conversation.last.overlong = self.conversation.last.overlong
         return new
 
     def end(self, call: SessionCall, why: str) -> None:

@@ -126,6 +126,8 @@ class TurnRunner:
                 "the context makes embeddings; this call generates text",
                 hint="use compute and get_output, or set the parameter embedding to false",
             )
+        if conversation.last.overlong is not None:
+            raise conversation.last.overlong.error(len(conversation.prompt), spec.ctx_size)
         core.check_growth(len(spec.tokens))
         ticket = ticket_of(core, spec, client.info.slots, quota_checked=call.quota_checked)
         ledger.admit_turn(ticket)

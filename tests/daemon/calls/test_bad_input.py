@@ -366,11 +366,12 @@ def test_cancel_by_request_ends_a_stream_with_cancelled(daemon: RunningDaemon) -
         assert client.call("chat", context=context, prompt="next", raw=True)["text"] == b"next"
 
 
-def test_a_prompt_with_more_bytes_than_the_context_takes_is_refused(daemon: RunningDaemon) -> None:
+def test_a_turn_on_more_bytes_than_any_context_holds_is_refused(daemon: RunningDaemon) -> None:
     with bystander(daemon), RawClient(daemon.socket) as client:
         context = client.context()
+        client.set_input(context, b"x" * 100_000)
         with pytest.raises(PromptTooLong):
-            client.set_input(context, b"x" * 100_000)
+            client.call("compute", context=context)
 
 
 def test_descriptors_that_no_call_takes_end_the_connection(daemon: RunningDaemon) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 
@@ -514,6 +515,49 @@ def test_a_prompt_too_long_is_102_with_both_numbers(client: RawClient) -> None:
         client.call("compute", context=context)
     assert caught.value.number == 102
     assert caught.value.data == {"prompt_tokens": 22, "ctx_size": 16}
+
+
+LONG = b"x" * 100_000
+"""More bytes than any context of the echo model holds."""
+
+
+@pytest.mark.parametrize("config", ["{}", '{"ctx-size":16}'])
+def test_the_turn_reports_a_prompt_that_no_context_holds(client: RawClient, config: str) -> None:
+    context = client.context(config=config)
+    client.set_input(context, LONG)
+    least = client.metadata(context)["input_tokens"]
+    for call in ("compute", "compute_single"):
+        with pytest.raises(PromptTooLong) as caught:
+            client.call(call, context=context)
+        ctx_size = caught.value.data["ctx_size"]
+        assert caught.value.data == {
+            "prompt_tokens": least, "ctx_size": ctx_size, "prompt_bytes": len(LONG),
+        }  # fmt: skip
+        assert 4096 < least <= len(LONG) and ctx_size in (16, 4096)
+    with pytest.raises(PromptTooLong):
+        client.call("prompt_compute", context=context, prompt="more of it")
+    client.set_input(context, b"short")
+    assert client.metadata(context)["input_tokens"] == len("short") + 2
+    client.call("compute", context=context)
+    assert client.output(context) == b"short"
+
+
+def test_a_branch_and_appended_text_keep_a_prompt_that_no_context_holds(client: RawClient) -> None:
+    context = client.context()
+    client.set_input(context, b"begin")
+    client.set_input(context, json.dumps({"append": True}).encode(), index=1)
+    client.set_input(context, LONG)
+    client.set_input(context, b"end")
+    [branch] = client.call("fork_session", context=context)["contexts"]
+    for handle in (context, branch):
+        with pytest.raises(PromptTooLong) as caught:
+            client.call("compute", context=handle)
+        assert caught.value.data["prompt_bytes"] == len(LONG) + len("end")
+        assert caught.value.data["prompt_tokens"] == client.metadata(handle)["input_tokens"]
+    client.call("reset", context=context)
+    client.set_input(context, b"anew")
+    client.call("compute", context=context)
+    assert client.output(context) == b"anew"
 
 
 def test_a_large_prompt_travels_in_a_memfd(client: RawClient) -> None:
