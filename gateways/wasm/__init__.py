@@ -6,9 +6,9 @@ Importing this package does not import wasmtime.
 
 from __future__ import annotations
 
+from ..guests import Preload, parse_preload
 from .dialects import Dialect
 from .guest import Guest
 from .host_functions import add_to_linker
-from .preloads import Preload, parse_preload
 
 __all__ = ("Dialect", "Guest", "Preload", "add_to_linker", "parse_preload")

@@ -13,10 +13,9 @@ from ...daemon.cli.client import RETRIES, client_of
 from ...daemon.cli.commands import optional_import
 from ...daemon.cli.options import EXIT_BUSY, EXIT_INTERRUPTED, PriorityOption, SocketPath
 from ...daemon.cli.output import fail
-from .daemon_link import guest_timeout
+from ..guests import guest_timeout, parse_preload
 from .dialects import Dialect
 from .host_functions import add_to_linker
-from .preloads import parse_preload
 
 if TYPE_CHECKING:
     from .watchdog import Ending

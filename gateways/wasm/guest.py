@@ -1,238 +1,58 @@
-"""A guest's calls: wasi-nn as WasmEdge behaves, computed on contexts of the daemon."""
+"""A guest in this process: the calls of wasi-nn, which block its thread."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
+from functools import update_wrapper
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ...backends.errors import Busy, InferdError, InvalidArgument, NotFound, PermissionDenied
-from .graphs import METADATA_INDEX, GuestContext, GuestGraph
-from .preloads import Preload, find_preload, load_preload
-from .remote import Remote
-from .turns import TurnAction, next_token, streamed_turn, whole_turn
+from .. import guests
+from .blocking import run
 
-if TYPE_CHECKING:
-    from ...ipc.client import Client
-    from ...ipc.priorities import Priority
+P = ParamSpec("P")
+R = TypeVar("R")
 
-CONTEXTS_MAX = 1000
-TARGETS = ("cpu", "gpu", "tpu", "auto")
-_PRELOAD = b"preload:"
+
+def _blocking(
+    method: Callable[Concatenate[guests.Guest, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Guest, P], R]:
+    def call(self: Guest, /, *arguments: P.args, **keywords: P.kwargs) -> R:
+        return run(method(self.calls, *arguments, **keywords))
+
+    update_wrapper(call, method)
+    return call
 
 
 class Guest:
-    """The graphs and contexts of one guest, by handles that count from 0 and are not used again.
+    """The graphs and contexts of one guest. Owned by the guest's thread.
 
-    Owned by the guest's thread. A method raises the error that the guest gets as a number.
-    `in_call`: whether a call is under way. Only then may a signal's handler raise an exception.
+    A method raises the error that the guest gets as a number. `in_call`: whether a call is under
+    way. Only then may a signal's handler raise an exception.
     """
 
-    def __init__(
-        self,
-        remote: Remote,
-        *,
-        preloads: Mapping[str, Preload],
-        priority: Priority,
-        write_text: Callable[[bytes], object],
-    ):
-        self.remote, self.in_call = remote, False
-        self._preloads, self._priority, self._write_text = preloads, priority, write_text
-        self._graphs: dict[int, GuestGraph] = {}
-        self._contexts: dict[int, GuestContext] = {}
-        self._graphs_loaded = self._contexts_opened = 0
+    def __init__(self, calls: guests.Guest):
+        self.calls, self.in_call = calls, False
 
-    # Graphs.
+    load = _blocking(guests.Guest.load)
+    load_by_name = _blocking(guests.Guest.load_by_name)
+    unload = _blocking(guests.Guest.unload)
+    init_execution_context = _blocking(guests.Guest.init_execution_context)
+    finalize_execution_context = _blocking(guests.Guest.finalize_execution_context)
+    set_input = _blocking(guests.Guest.set_input)
+    compute = _blocking(guests.Guest.compute)
+    compute_single = _blocking(guests.Guest.compute_single)
+    fini_single = _blocking(guests.Guest.fini_single)
+    get_output = _blocking(guests.Guest.get_output)
+    get_output_single = _blocking(guests.Guest.get_output_single)
+    close = _blocking(guests.Guest.close)
 
-    def load(self, builders: list[bytes], target: int) -> int:
-        """Load a model by the name in the first builder, or from the model's bytes there."""
-        if not builders or target >= len(TARGETS):
-            raise InvalidArgument(
-                f"load with {len(builders)} builders and the target {target}",
-                hint="the first builder names a model; targets are 0 cpu, 1 gpu, 2 tpu, 3 auto",
-            )
-        config = builders[1] if len(builders) > 1 else b""
-        if not builders[0].startswith(b"GGUF"):
-            name = builders[0].rstrip(b"\0").removeprefix(_PRELOAD)
-            return self.load_by_name(name, config, TARGETS[target])
-        if self._preloads:
-            raise PermissionDenied(
-                "the guest may not load a model of its own", hint="use the names of --nn-preload"
-            )
+    def check_deadline(self) -> None:
+        """Check that the guest may still run.
 
-        def load_bytes(client: Client, timeout_s: float) -> int:
-            return client.load(list(builders[:2]), "ggml", TARGETS[target], timeout=timeout_s)
-
-        return self._add_graph(GuestGraph(load_bytes, config))
-
-    def load_by_name(self, name: bytes, config: bytes = b"", target: str = "auto") -> int:
-        """Load a model; return the same graph for the same name and parameters until its unload."""
-        for handle, graph in self._graphs.items():
-            if graph.key == (name, config):
-                return handle
-        try:
-            preload = find_preload(self._preloads, name.decode(), target)
-        except UnicodeDecodeError as exc:
-            raise InvalidArgument(f"the name is not UTF-8: {exc}", hint="send UTF-8") from None
-
-        def load_named(client: Client, timeout_s: float) -> int:
-            return load_preload(client, preload, config, timeout_s)
-
-        return self._add_graph(GuestGraph(load_named, config, (name, config)))
-
-    def _add_graph(self, graph: GuestGraph) -> int:
-        self.remote.load_graph(graph)
-        handle, self._graphs_loaded = self._graphs_loaded, self._graphs_loaded + 1
-        self._graphs[handle] = graph
-        return handle
-
-    def unload(self, handle: int) -> None:
-        """End the lease on a model; the outputs of its contexts can still be read."""
-        graph = self._graph(handle)
-        for context in self._contexts.values():
-            if context.graph is graph:
-                self._detach(context)
-        self.remote.unload_graph(graph)
-        del self._graphs[handle]
-        graph.unloaded = True
-
-    def _detach(self, context: GuestContext) -> None:
-        """Read a context's output, and close it in the daemon, where it counts as a session."""
-        if context.text is None:
-            context.text = self.remote.read_output(context, 0)
-        if context.metadata is None:
-            context.metadata = self.remote.read_output(context, METADATA_INDEX)
-        context.in_turn = False
-        self.remote.close_context(context)
-
-    # Contexts.
-
-    def init_execution_context(self, handle: int) -> int:
-        """Open a context on a graph."""
-        context = GuestContext(self._graph(handle))
-        if len(self._contexts) >= CONTEXTS_MAX:
-            self._drop_detached_context()
-        self.remote.open_context(context)
-        handle, self._contexts_opened = self._contexts_opened, self._contexts_opened + 1
-        self._contexts[handle] = context
-        return handle
-
-    def _drop_detached_context(self) -> None:
-        """Drop the oldest context whose graph was unloaded: guests seldom close them."""
-        detached = (h for h, context in self._contexts.items() if context.graph.unloaded)
-        oldest = next(detached, None)
-        if oldest is None:
-            raise Busy(f"the guest has {CONTEXTS_MAX} contexts", hint="finalize some")
-        del self._contexts[oldest]
-
-    def finalize_execution_context(self, handle: int) -> None:
-        """Close a context."""
-        self.remote.close_context(self._context(handle))
-        del self._contexts[handle]
-
-    def set_input(self, handle: int, index: int, data: bytes) -> None:
-        """Set parameters at index 1, at any other the prompt, which ends a turn under way."""
-        context = self._live_context(handle)
-        if index == METADATA_INDEX:
-            self.remote.set_input(context, METADATA_INDEX, data)
-            context.note_settings(data)
-            return
-        self._end_turn(context)
-        self.remote.set_input(context, 0, data)
-        context.clear_output()
-        context.prompt = data
-
-    def _end_turn(self, context: GuestContext) -> None:
-        """End a turn whose tokens are pulled, as WasmEdge does; the daemon would be `Busy`."""
-        if context.in_turn:
-            self.remote.clear_output(context)
-            context.clear_output()
-
-    # Turns.
-
-    def compute(self, handle: int) -> None:
-        """Compute a whole turn, and print its text if `stream-stdout` is set.
-
-        :raises ContextFull: the context is full; the output so far can be read.
+        :raises Timeout: the guest's deadline has passed.
         """
-        context = self._live_context(handle)
-        self._end_turn(context)
-        context.clear_output(None)
-        if context.wants("stream-stdout") and not context.wants("embedding"):
-            self._run(context, streamed_turn(context, self._priority, self._write_text))
-        else:
-            self._run(context, whole_turn(context, self._priority))
+        self.calls.remote.link.check_deadline()
 
-    def compute_single(self, handle: int) -> None:
-        """Compute the next token.
-
-        :raises EndOfSequence: the turn has ended; so does `ContextFull`.
-        """
-        context = self._live_context(handle)
-        if not context.in_turn:
-            context.clear_output()
-            context.in_turn = True
-        self._run(context, next_token(context, self._priority))
-
-    def _run(self, context: GuestContext, action: TurnAction) -> None:
-        try:
-            end = self.remote.call(context, action)
-        except InferdError:
-            context.in_turn = False  # the next call begins the same prompt again
-            raise
-        if end is not None:
-            raise end
-
-    def fini_single(self, handle: int) -> None:
-        """End the turn and discard its output."""
-        context = self._context(handle)
-        if not context.graph.unloaded:
-            self.remote.clear_output(context)
-        context.clear_output()
-
-    def get_output(self, handle: int, index: int) -> bytes:
-        """Return the text of the turn so far, or at index 1 its metadata as JSON."""
-        context = self._context(handle)
-        if index == METADATA_INDEX:
-            if context.metadata is None:
-                return self.remote.read_output(context, METADATA_INDEX)
-            return context.metadata
-        if index:
-            raise NotFound(f"there is no output {index}", hint="0 is the text, 1 the metadata")
-        if context.text is None:
-            context.text = self.remote.read_output(context, 0)
-        return context.text
-
-    def get_output_single(self, handle: int, index: int) -> bytes:
-        """Return the text of the last token, or at index 1 the metadata as JSON."""
-        return self.get_output(handle, index) if index else self._context(handle).piece
-
-    def close(self) -> None:
-        """Close all contexts and graphs, and the client that has replaced the caller's."""
-        for context in self._contexts.values():
-            self.remote.close_context(context)
-        for graph in self._graphs.values():
-            self.remote.unload_graph(graph)
-        self._contexts.clear()
-        self._graphs.clear()
-        self.remote.link.close()
-
-    # Handles.
-
-    def _graph(self, handle: int) -> GuestGraph:
-        if handle not in self._graphs:
-            raise InvalidArgument(f"there is no graph {handle}", hint="load one")
-        return self._graphs[handle]
-
-    def _context(self, handle: int) -> GuestContext:
-        if handle not in self._contexts:
-            raise InvalidArgument(f"there is no context {handle}", hint="open one on a graph")
-        return self._contexts[handle]
-
-    def _live_context(self, handle: int) -> GuestContext:
-        """Return a context that can compute."""
-        context = self._context(handle)
-        if context.graph.unloaded:
-            raise InvalidArgument(
-                f"the graph of context {handle} was unloaded", hint="load the model again"
-            )
-        return context
+    def disconnect(self) -> None:
+        """Close the client that has replaced the caller's; the daemon frees all that it had."""
+        run(self.calls.remote.link.close())

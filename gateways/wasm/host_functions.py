@@ -12,12 +12,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ...backends.errors import BackendError, InferdError, TooLarge
-from .daemon_link import DaemonLink
+from .. import guests
+from .blocking import BlockingLink
 from .dialects import Dialect, check_encoding, error_number
 from .guest import Guest
 from .guest_memory import GuestMemory
-from .preloads import Preload
-from .remote import Remote
 
 if TYPE_CHECKING:
     from wasmtime import Caller, Linker
@@ -35,11 +34,12 @@ def add_to_linker(
     client: Client,
     *,
     connect: Callable[[], Client] | None = None,
-    preloads: Mapping[str, Preload] | None = None,
+    preloads: Mapping[str, guests.Preload] | None = None,
     priority: Priority = "normal",
     timeout: float | None = None,
     dialect: Dialect = "wasmedge",
     unchecked_output: bool = False,
+    contexts_max: int = guests.CONTEXTS_MAX,
     write_text: Callable[[bytes], object] | None = None,
     on_error: ErrorSink | None = None,
 ) -> Guest:
@@ -53,13 +53,15 @@ def add_to_linker(
     """
     from wasmtime import FuncType, ValType
 
-    link = DaemonLink(client, connect or (lambda: type(client)(client.path)), timeout)
-    guest = Guest(
-        Remote(link),
+    link = BlockingLink(client, connect or (lambda: type(client)(client.path)), timeout)
+    calls = guests.Guest(
+        guests.Remote(link),
         preloads=preloads or {},
         priority=priority,
         write_text=write_text or write_to_stdout,
+        contexts_max=contexts_max,
     )
+    guest = Guest(calls)
     host = HostFunctions(guest, dialect, unchecked_output=unchecked_output, on_error=on_error)
     for name, (size, function) in host.functions().items():
         kind = FuncType([ValType.i32()] * size, [ValType.i32()])
@@ -114,7 +116,7 @@ class HostFunctions:
             try:
                 function(GuestMemory(memory, caller), *(a & 0xFFFF_FFFF for a in arguments))
             except InferdError as exc:
-                self._guest.remote.link.check_deadline()
+                self._guest.check_deadline()
                 if self._on_error is not None:
                     self._on_error(name, exc)
                 return error_number(self._dialect, exc)

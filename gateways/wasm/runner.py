@@ -22,7 +22,7 @@ from wasmtime import (
 )
 
 from ...backends.errors import BackendError, InvalidArgument, UnsupportedOperation
-from .daemon_link import guest_timeout
+from ..guests import guest_timeout
 from .watchdog import Ending, Watchdog
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _run(
             raise InvalidArgument(f"{program.path} has no function _start", hint="run a program")
         start(store)
     finally:
-        guest.remote.link.close()
+        guest.disconnect()
     return 0
 
 

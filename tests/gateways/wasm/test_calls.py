@@ -10,7 +10,6 @@ import pytest
 
 from inferd import BackendError, Client
 from inferd.gateways.wasm import Preload
-from inferd.gateways.wasm import guest as guest_module
 from tests.gateways.wasm.driver import OUTSIDE, SIGNATURES, Driver
 from tests.tiny_gguf import write_tiny
 
@@ -188,11 +187,8 @@ def test_an_unknown_handle_is_1(name: str, handle: int, client: Client) -> None:
         )
 
 
-def test_contexts_are_bounded_and_detached_ones_make_place(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(guest_module, "CONTEXTS_MAX", 3)
-    with Driver(client) as guest:
+def test_contexts_are_bounded_and_detached_ones_make_place(client: Client) -> None:
+    with Driver(client, contexts_max=3) as guest:
         graph, other = guest.load(), guest.load(config={})
         oldest, *_ = [guest.init(graph) for _ in range(3)]
         out = guest.put(bytes(4))

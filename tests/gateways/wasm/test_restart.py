@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from inferd import Client, ConnectionLost
-from inferd.gateways.wasm import daemon_link
+from inferd.gateways.guests import daemon_link
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.gateways.wasm.driver import Driver

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, TypeVar
+
+import anyio
 
 from ...backends.errors import ConnectionLost, InferdError, ShuttingDown, Timeout
 
 if TYPE_CHECKING:
-    from ...ipc.client import Client
+    from ...ipc.client import AsyncClient
 
 R = TypeVar("R")
 CALL_S_MAX = 3600.0
@@ -29,11 +31,19 @@ def guest_timeout(seconds: float) -> Timeout:
 class DaemonLink:
     """The client of one guest, which another one replaces when its connection was lost.
 
-    Owned by the guest's thread. The `generation` counts the clients: each has handles of its own.
+    The `generation` counts the clients: each has handles of its own. `exclusive` orders the steps
+    that several calls may take at the same time: connecting, and opening graphs again.
     """
 
-    def __init__(self, client: Client, connect: Callable[[], Client], timeout_s: float | None):
-        self.client, self.generation = client, 0
+    exclusive: AbstractAsyncContextManager[object]
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        connect: Callable[[], AsyncClient],
+        timeout_s: float | None = None,
+    ):
+        self.client, self.generation, self.exclusive = client, 0, anyio.Lock()
         self._given, self._connect = client, connect
         self._guest_s_max = math.inf if timeout_s is None else timeout_s
         self._deadline = time.monotonic() + self._guest_s_max
@@ -55,37 +65,43 @@ class DaemonLink:
         if time.monotonic() >= self._deadline:
             raise guest_timeout(self._guest_s_max)
 
-    def call(self, action: Callable[[Client], R]) -> R:
+    async def call(self, action: Callable[[AsyncClient], Awaitable[R]]) -> R:
         """Return the result of *action*; repeat it with a new client when the connection was lost.
 
         :raises ConnectionLost: no daemon answered within `RECONNECT_S_MAX`.
         """
         until = 0.0
         while True:
-            began = time.monotonic()
+            generation, began = self.generation, time.monotonic()
             try:
-                return action(self.client)
+                return await action(self.client)
             except (ConnectionLost, ShuttingDown) as exc:
                 lost = time.monotonic()
                 if not until or lost - began > RECONNECT_S_MAX:
                     until = lost + RECONNECT_S_MAX
-                self._reconnect(until, exc)
+                async with self.exclusive:
+                    if generation == self.generation:  # no other call has connected again
+                        await self._reconnect(until, exc)
 
-    def _reconnect(self, until: float, cause: InferdError) -> None:
+    async def _reconnect(self, until: float, cause: InferdError) -> None:
         """Wait until a daemon accepts a connection; one that shuts down still does."""
         while True:
             self.check_deadline()
             if time.monotonic() >= until:
                 raise cause
-            time.sleep(_PAUSE_S)
-            self.close()
+            await self.pause(_PAUSE_S)
+            await self.close()
             self.client, self.generation = self._connect(), self.generation + 1
             with suppress(ConnectionLost, ShuttingDown):
-                self.client.open()
+                await self.client.open()
                 return
 
-    def close(self) -> None:
+    async def pause(self, seconds: float) -> None:
+        """Wait before the next attempt to connect."""
+        await anyio.sleep(seconds)
+
+    async def close(self) -> None:
         """Close the client, unless it is the caller's."""
         if self.client is not self._given:
             with suppress(InferdError):
-                self.client.close()
+                await self.client.aclose()

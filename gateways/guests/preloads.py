@@ -16,7 +16,7 @@ from ...backends.errors import (
 )
 
 if TYPE_CHECKING:
-    from ...ipc.client import Client, Graph
+    from ...ipc.client import AsyncClient, Graph
 
 _FORM = "NAME:GGML:AUTO:MODEL, where MODEL is a model of the daemon or the path of a GGUF file"
 
@@ -64,19 +64,25 @@ def find_preload(preloads: Mapping[str, Preload], name: str, target: str) -> Pre
     return preloads[name]
 
 
-def load_preload(client: Client, preload: Preload, config: bytes, timeout_s: float) -> Graph:
+async def load_preload(
+    client: AsyncClient, preload: Preload, config: bytes, timeout_s: float
+) -> Graph:
     """Load a model with the parameters of *config*, which is JSON text or empty.
 
     :raises ModelNotFound: the daemon has no such model, or the file does not exist.
     """
     if preload.is_file:
-        if not os.path.exists(preload.model):
-            raise ModelNotFound(f"there is no file {preload.model}", hint="check --nn-preload")
-        return client.load_file(
+        _check_exists(preload.model)
+        return await client.load_file(
             preload.model, config=config or None, target=preload.target, timeout=timeout_s
         )
     if preload.target == "auto":
-        return client.load_by_name_with_config(preload.model, config, timeout=timeout_s)
+        return await client.load_by_name_with_config(preload.model, config, timeout=timeout_s)
     name = f"preload:{preload.model}".encode()
     builders = [name, config] if config else [name]
-    return client.load(builders, "ggml", preload.target, timeout=timeout_s)
+    return await client.load(builders, "ggml", preload.target, timeout=timeout_s)
+
+
+def _check_exists(path: str) -> None:
+    if not os.path.exists(path):
+        raise ModelNotFound(f"there is no file {path}", hint="check --nn-preload")

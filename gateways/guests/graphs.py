@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ...ipc.client import Client
+    from ...ipc.client import AsyncClient
 
 METADATA_INDEX = 1
 SETTINGS_MAX = 64
@@ -21,7 +21,7 @@ class GuestGraph:
     in one `generation` of the connection. The same `key` loads the same graph.
     """
 
-    load: Callable[[Client, float], int]
+    load: Callable[[AsyncClient, float], Awaitable[int]]
     config: bytes = b""
     key: tuple[bytes, bytes] | None = None
     handle: int = -1
@@ -33,6 +33,7 @@ class GuestGraph:
 class GuestContext:
     """A context: its inputs, its output, and the daemon's handle, valid in one `generation`.
 
+    `has_inputs`: the daemon's context has the inputs.
     `text` is the output of the last turn; None: only the daemon has it. `metadata` is that of a
     turn that has ended, else None. `in_turn`: tokens of a turn are being streamed or pulled;
     `prefix` is the part of its text from before the context was opened again.
@@ -41,6 +42,7 @@ class GuestContext:
     graph: GuestGraph
     handle: int = -1
     generation: int = -1
+    has_inputs: bool = False
     settings: dict[bytes, None] = field(default_factory=dict)
     prompt: bytes | None = None
     text: bytes | None = b""

@@ -1,0 +1,22 @@
+"""Guests of other runtimes: their graphs and contexts by handles, on contexts of the daemon.
+
+A `Guest` makes the calls of wasi-nn for one guest. It is asynchronous; `gateways/wasm` runs it in a
+thread that its calls block.
+"""
+
+from __future__ import annotations
+
+from .daemon_link import DaemonLink, guest_timeout
+from .guest import CONTEXTS_MAX, Guest
+from .preloads import Preload, parse_preload
+from .remote import Remote
+
+__all__ = (
+    "CONTEXTS_MAX",
+    "DaemonLink",
+    "Guest",
+    "Preload",
+    "Remote",
+    "guest_timeout",
+    "parse_preload",
+)

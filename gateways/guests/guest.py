@@ -1,0 +1,249 @@
+"""A guest's calls: wasi-nn as WasmEdge behaves, computed on contexts of the daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from ...backends.errors import Busy, InferdError, InvalidArgument, NotFound, PermissionDenied
+from .graphs import METADATA_INDEX, GuestContext, GuestGraph
+from .preloads import Preload, find_preload, load_preload
+from .remote import Remote
+from .turns import TurnAction, next_token, streamed_turn, whole_turn
+
+if TYPE_CHECKING:
+    from ...ipc.client import AsyncClient
+    from ...ipc.priorities import Priority
+
+CONTEXTS_MAX = 1000
+GRAPHS_MAX = 1000
+TARGETS = ("cpu", "gpu", "tpu", "auto")
+_PRELOAD = b"preload:"
+
+
+class Guest:
+    """The graphs and contexts of one guest, by handles that count from 0 and are not used again.
+
+    A method raises the error that the guest gets as a number. Its calls may run side by side if
+    they are for different contexts. Without *write_text*, `stream-stdout` has no effect.
+    """
+
+    def __init__(
+        self,
+        remote: Remote,
+        *,
+        preloads: Mapping[str, Preload],
+        priority: Priority,
+        write_text: Callable[[bytes], object] | None = None,
+        contexts_max: int = CONTEXTS_MAX,
+        graphs_max: int = GRAPHS_MAX,
+    ):
+        self.remote = remote
+        self._preloads, self._priority, self._write_text = preloads, priority, write_text
+        self._contexts_max, self._graphs_max = contexts_max, graphs_max
+        self._graphs: dict[int, GuestGraph] = {}
+        self._contexts: dict[int, GuestContext] = {}
+        self._graphs_loaded = self._contexts_opened = self._contexts_opening = 0
+
+    # Graphs.
+
+    async def load(self, builders: list[bytes], target: int) -> int:
+        """Load a model by the name in the first builder, or from the model's bytes there."""
+        if not builders or target >= len(TARGETS):
+            raise InvalidArgument(
+                f"load with {len(builders)} builders and the target {target}",
+                hint="the first builder names a model; targets are 0 cpu, 1 gpu, 2 tpu, 3 auto",
+            )
+        config = builders[1] if len(builders) > 1 else b""
+        if not builders[0].startswith(b"GGUF"):
+            name = builders[0].rstrip(b"\0").removeprefix(_PRELOAD)
+            return await self.load_by_name(name, config, TARGETS[target])
+        if self._preloads:
+            raise PermissionDenied(
+                "the guest may not load a model of its own", hint="use the names of --nn-preload"
+            )
+
+        async def load_bytes(client: AsyncClient, timeout_s: float) -> int:
+            return await client.load(list(builders[:2]), "ggml", TARGETS[target], timeout=timeout_s)
+
+        return await self._add_graph(GuestGraph(load_bytes, config))
+
+    async def load_by_name(self, name: bytes, config: bytes = b"", target: str = "auto") -> int:
+        """Load a model; return the same graph for the same name and parameters until its unload."""
+        for handle, graph in self._graphs.items():
+            if graph.key == (name, config):
+                return handle
+        try:
+            preload = find_preload(self._preloads, name.decode(), target)
+        except UnicodeDecodeError as exc:
+            raise InvalidArgument(f"the name is not UTF-8: {exc}", hint="send UTF-8") from None
+
+        async def load_named(client: AsyncClient, timeout_s: float) -> int:
+            return await load_preload(client, preload, config, timeout_s)
+
+        return await self._add_graph(GuestGraph(load_named, config, (name, config)))
+
+    async def _add_graph(self, graph: GuestGraph) -> int:
+        if len(self._graphs) >= self._graphs_max:
+            raise Busy(f"the guest has {self._graphs_max} graphs", hint="unload some")
+        await self.remote.load_graph(graph)
+        handle, self._graphs_loaded = self._graphs_loaded, self._graphs_loaded + 1
+        self._graphs[handle] = graph
+        return handle
+
+    async def unload(self, handle: int) -> None:
+        """End the lease on a model; the outputs of its contexts can still be read."""
+        graph = self._graph(handle)
+        for context in list(self._contexts.values()):
+            if context.graph is graph:
+                await self._detach(context)
+        await self.remote.unload_graph(graph)
+        del self._graphs[handle]
+        graph.unloaded = True
+
+    async def _detach(self, context: GuestContext) -> None:
+        """Read a context's output, and close it in the daemon, where it counts as a session."""
+        if context.text is None:
+            context.text = await self.remote.read_output(context, 0)
+        if context.metadata is None:
+            context.metadata = await self.remote.read_output(context, METADATA_INDEX)
+        context.in_turn = False
+        await self.remote.close_context(context)
+
+    # Contexts.
+
+    async def init_execution_context(self, handle: int) -> int:
+        """Open a context on a graph."""
+        context = GuestContext(self._graph(handle))
+        if len(self._contexts) + self._contexts_opening >= self._contexts_max:
+            self._drop_detached_context()
+        self._contexts_opening += 1
+        try:
+            await self.remote.open_context(context)
+        finally:
+            self._contexts_opening -= 1
+        handle, self._contexts_opened = self._contexts_opened, self._contexts_opened + 1
+        self._contexts[handle] = context
+        return handle
+
+    def _drop_detached_context(self) -> None:
+        """Drop the oldest context whose graph was unloaded: guests seldom close them."""
+        detached = (h for h, context in self._contexts.items() if context.graph.unloaded)
+        oldest = next(detached, None)
+        if oldest is None:
+            raise Busy(f"the guest has {self._contexts_max} contexts", hint="finalize some")
+        del self._contexts[oldest]
+
+    async def finalize_execution_context(self, handle: int) -> None:
+        """Close a context."""
+        await self.remote.close_context(self._context(handle))
+        del self._contexts[handle]
+
+    async def set_input(self, handle: int, index: int, data: bytes) -> None:
+        """Set parameters at index 1, at any other the prompt, which ends a turn under way."""
+        context = self._live_context(handle)
+        if index == METADATA_INDEX:
+            await self.remote.set_input(context, METADATA_INDEX, data)
+            context.note_settings(data)
+            return
+        await self._end_turn(context)
+        await self.remote.set_input(context, 0, data)
+        context.clear_output()
+        context.prompt = data
+
+    async def _end_turn(self, context: GuestContext) -> None:
+        """End a turn whose tokens are pulled, as WasmEdge does; the daemon would be `Busy`."""
+        if context.in_turn:
+            await self.remote.clear_output(context)
+            context.clear_output()
+
+    # Turns.
+
+    async def compute(self, handle: int) -> None:
+        """Compute a whole turn, and print its text if `stream-stdout` is set.
+
+        :raises ContextFull: the context is full; the output so far can be read.
+        """
+        context = self._live_context(handle)
+        await self._end_turn(context)
+        context.clear_output(None)
+        write_text = self._write_text
+        if write_text and context.wants("stream-stdout") and not context.wants("embedding"):
+            await self._run(context, streamed_turn(context, self._priority, write_text))
+        else:
+            await self._run(context, whole_turn(context, self._priority))
+
+    async def compute_single(self, handle: int) -> None:
+        """Compute the next token.
+
+        :raises EndOfSequence: the turn has ended; so does `ContextFull`.
+        """
+        context = self._live_context(handle)
+        if not context.in_turn:
+            context.clear_output()
+            context.in_turn = True
+        await self._run(context, next_token(context, self._priority))
+
+    async def _run(self, context: GuestContext, action: TurnAction) -> None:
+        try:
+            end = await self.remote.call(context, action)
+        except InferdError:
+            context.in_turn = False  # the next call begins the same prompt again
+            raise
+        if end is not None:
+            raise end
+
+    async def fini_single(self, handle: int) -> None:
+        """End the turn and discard its output."""
+        context = self._context(handle)
+        if not context.graph.unloaded:
+            await self.remote.clear_output(context)
+        context.clear_output()
+
+    async def get_output(self, handle: int, index: int) -> bytes:
+        """Return the text of the turn so far, or at index 1 its metadata as JSON."""
+        context = self._context(handle)
+        if index == METADATA_INDEX:
+            if context.metadata is None:
+                return await self.remote.read_output(context, METADATA_INDEX)
+            return context.metadata
+        if index:
+            raise NotFound(f"there is no output {index}", hint="0 is the text, 1 the metadata")
+        if context.text is None:
+            context.text = await self.remote.read_output(context, 0)
+        return context.text
+
+    async def get_output_single(self, handle: int, index: int) -> bytes:
+        """Return the text of the last token, or at index 1 the metadata as JSON."""
+        return await self.get_output(handle, index) if index else self._context(handle).piece
+
+    async def close(self) -> None:
+        """Close all contexts and graphs, and the client that has replaced the caller's."""
+        for context in self._contexts.values():
+            await self.remote.close_context(context)
+        for graph in self._graphs.values():
+            await self.remote.unload_graph(graph)
+        self._contexts.clear()
+        self._graphs.clear()
+        await self.remote.link.close()
+
+    # Handles.
+
+    def _graph(self, handle: int) -> GuestGraph:
+        if handle not in self._graphs:
+            raise InvalidArgument(f"there is no graph {handle}", hint="load one")
+        return self._graphs[handle]
+
+    def _context(self, handle: int) -> GuestContext:
+        if handle not in self._contexts:
+            raise InvalidArgument(f"there is no context {handle}", hint="open one on a graph")
+        return self._contexts[handle]
+
+    def _live_context(self, handle: int) -> GuestContext:
+        """Return a context that can compute."""
+        context = self._context(handle)
+        if context.graph.unloaded:
+            raise InvalidArgument(
+                f"the graph of context {handle} was unloaded", hint="load the model again"
+            )
+        return context

@@ -1,0 +1,114 @@
+"""The daemon's graphs and contexts of a guest, which are opened again when the daemon lost them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+from ...backends.errors import ConnectionLost, SessionExpired, ShuttingDown
+from .daemon_link import DaemonLink
+from .graphs import METADATA_INDEX, GuestContext, GuestGraph
+
+if TYPE_CHECKING:
+    from ...ipc.client import AsyncClient
+
+R = TypeVar("R")
+_LOST = (ConnectionLost, ShuttingDown, SessionExpired)
+
+
+class Remote:
+    """Calls to the daemon for one guest's graphs and contexts.
+
+    A restart of the daemon voids all handles, and an idle context expires. The next call opens the
+    context again, with its parameters and its prompt.
+    """
+
+    def __init__(self, link: DaemonLink):
+        self.link = link
+
+    async def load_graph(self, graph: GuestGraph) -> None:
+        """Load the model of a graph."""
+        await self.link.call(lambda client: self._graph(client, graph))
+
+    async def open_context(self, context: GuestContext) -> None:
+        """Open a context."""
+        await self.link.call(lambda client: self._context(client, context))
+
+    async def call(
+        self, context: GuestContext, action: Callable[[AsyncClient, int, float], Awaitable[R]]
+    ) -> R:
+        """Return the result of *action*, which gets a client, the context's handle and a timeout.
+        It is repeated when the daemon has lost the context.
+        """
+
+        async def act(client: AsyncClient) -> R:
+            handle = await self._context(client, context)
+            return await action(client, handle, self.link.timeout_s)
+
+        try:
+            return await self.link.call(act)
+        except SessionExpired:
+            context.generation = -1
+            return await self.link.call(act)
+
+    async def read_output(self, context: GuestContext, index: int) -> bytes:
+        """Return an output of the last turn."""
+        return await self.call(context, lambda c, handle, s: c.get_output(handle, index, timeout=s))
+
+    async def set_input(self, context: GuestContext, index: int, data: bytes) -> None:
+        """Set an input."""
+        await self.call(context, lambda c, handle, s: c.set_input(handle, index, data, timeout=s))
+
+    async def clear_output(self, context: GuestContext) -> None:
+        """End the turn of a context and discard its output."""
+        await self.call(context, lambda c, handle, s: c.fini_single(handle, timeout=s))
+
+    async def close_context(self, context: GuestContext) -> None:
+        """Close a context, if the daemon still has it."""
+        if context.generation == self.link.generation:
+            with suppress(*_LOST):
+                await self.link.client.finalize_execution_context(
+                    context.handle, timeout=self.link.timeout_s
+                )
+            context.generation = -1
+
+    async def unload_graph(self, graph: GuestGraph) -> None:
+        """End a lease, if the daemon still has it."""
+        if graph.generation == self.link.generation:
+            with suppress(*_LOST):
+                await self.link.client.unload(graph.handle, timeout=self.link.timeout_s)
+            graph.generation = -1
+
+    async def _graph(self, client: AsyncClient, graph: GuestGraph) -> int:
+        generation = self.link.generation
+        if graph.generation != generation:
+            async with self.link.exclusive:  # two contexts of one graph load it once
+                if graph.generation != generation:
+                    graph.handle = await graph.load(client, self.link.timeout_s)
+                    graph.generation = generation
+        return graph.handle
+
+    async def _context(self, client: AsyncClient, context: GuestContext) -> int:
+        """Return the daemon's handle of a context. An unfinished turn continues after its text.
+
+        A call that fails or is cancelled on the way leaves the context to the next one.
+        """
+        generation = self.link.generation
+        if context.generation != generation:
+            graph = await self._graph(client, context.graph)
+            context.handle = await client.init_execution_context(graph, timeout=self.link.timeout_s)
+            context.generation, context.has_inputs = generation, False
+        if not context.has_inputs:
+            await self._restore_inputs(client, context)
+            context.has_inputs = True
+        return context.handle
+
+    async def _restore_inputs(self, client: AsyncClient, context: GuestContext) -> None:
+        handle = context.handle
+        for data in list(context.settings):
+            await client.set_input(handle, METADATA_INDEX, data, timeout=self.link.timeout_s)
+        context.prefix = (context.text or b"") if context.in_turn else b""
+        if context.prompt is not None:
+            prompt = context.prompt + context.prefix
+            await client.set_input(handle, 0, prompt, timeout=self.link.timeout_s)
