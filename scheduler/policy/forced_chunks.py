@@ -23,9 +23,10 @@ def plan_forced(
     All chunks have one size, as different ones are computed one after the other (see `StepLoad`).
     It is the size by which the step computes most tokens. The rest is left for the next steps.
     """
+    if all(task.pending == 1 for task in decoding):
+        return [1] * len(decoding)
     pending = [_pending(task) for task in decoding]
-    size = max(pending, key=lambda size: _added(pending, size), default=1)
-    chunks = sum(count >= size for count in pending)
+    size, chunks = _most_tokens(pending)
 
     def load(size_tried: int) -> StepLoad:
         counts = [size_tried if count >= size else 1 for count in pending]
@@ -46,6 +47,11 @@ def _pending(task: Task) -> int:
     return min(most, task.reserved_tokens or most)
 
 
-def _added(pending: Sequence[int], size: int) -> int:
-    """Return how many tokens chunks of *size* add to a step with one token of each task."""
-    return (size - 1) * sum(count >= size for count in pending)
+def _most_tokens(pending: Sequence[int]) -> tuple[int, int]:
+    """Return the size of the chunks that add most tokens to a step with one token of each task,
+    and their number.
+    """
+    descending = sorted(pending, reverse=True)
+    added = [(size - 1) * count for count, size in enumerate(descending, start=1)]
+    index = added.index(max(added))
+    return descending[index], index + 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -97,6 +100,32 @@ def test_a_chunk_ends_at_a_checkpoint_and_with_a_reserved_quantum() -> None:
     assert counts([task]) == [4]
     task.checkpoints, task.reserved_tokens = set(), 3
     assert counts([task]) == [3]
+
+
+@contextmanager
+def counted_calls() -> Iterator[list[str]]:
+    """Record the calls of functions, and the steps of generators."""
+    calls: list[str] = []
+    sys.setprofile(lambda frame, event, _: calls.append(event) if event == "call" else None)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.parametrize("forced", [0, 1])
+def test_the_work_of_a_plan_grows_as_the_number_of_tasks(forced: int) -> None:
+    tasks = [decoding(forced * (index + 1)) for index in range(200)]
+    with counted_calls() as calls:
+        planned = plan_forced(tasks, Machine(), 10.0, 512)
+    assert len(planned) == 200 and (sum(planned) > 200) == bool(forced)
+    assert len(calls) < 50 * 200
+
+
+def test_nothing_forced_is_found_without_a_prediction() -> None:
+    with counted_calls() as calls:
+        assert plan_forced([decoding()] * 200, Machine(), 10.0, 512) == [1] * 200
+    assert len(calls) < 3 * 200
 
 
 @pytest.mark.parametrize("forced", [[0], [5, 0, 3], [9] * 4])
