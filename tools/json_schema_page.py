@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 from inferd.backends.grammars.keyword_table import KEYWORDS, SchemaKeyword
 from inferd.backends.grammars.lenient import DROPPED_MAX
-from inferd.backends.grammars.limits import CPU_S_MAX, MEMORY_BYTES_MAX, SCHEMA_BYTES_MAX
+from inferd.backends.grammars.limits import CPU_S_MAX, MEMORY_BYTES_MAX
 from inferd.backends.grammars.rewriting import FORMATS
 from inferd.backends.grammars.schema import LEVELS_MAX
 from inferd.backends.grammars.schema_grammar import WHITESPACE_MAX
+from inferd.backends.params.schema_texts import SCHEMA_BYTES_MAX
 
 __all__ = ("page",)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from inferd.backends.errors import InferdError
 from inferd.backends.grammars.checker import GrammarChecker
-from inferd.backends.grammars.limits import SCHEMA_BYTES_MAX
 from inferd.backends.grammars.requests import CheckRequest
+from inferd.backends.params.schema_texts import SCHEMA_BYTES_MAX
 from tools.get_schemas import MISSING, store
 
 __all__ = ("Coverage", "measure", "small_schemas")

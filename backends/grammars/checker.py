@@ -9,13 +9,13 @@ from __future__ import annotations
 import msgspec
 
 from ..errors import BackendError, InferdError, Timeout, TooLarge, error_from_wire
+from ..params.schema_texts import SCHEMA_BYTES_MAX
 from ..sandbox.process import WAIT_S_MAX, SandboxEnded, SandboxProcess
 from ..unexpected import failure_of
 from .limits import (
     CPU_S_MAX,
     GRAMMAR_BYTES_MAX,
     REGEX_BYTES_MAX,
-    SCHEMA_BYTES_MAX,
     SMALLER_HINT,
     STACK_BYTES,
     too_much_memory,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from ..params.schema_texts import PATH_CHARACTERS_MAX
 from .refused_keyword import Compiles, refused_keyword, removable_keywords
 from .rewriting import unkept_keywords
 from .schema import Keyword, Schema, schema_refusal
@@ -13,7 +14,6 @@ __all__ = ("DROPPED_MAX", "leave_out_constraints")
 DROPPED_MAX = 100
 SEARCH_S_MAX = 1.0
 """CPU time after which no further keyword is searched for; the process may take twice as much."""
-PATH_CHARACTERS_MAX = 300
 _HINT = "remove some of them"
 
 

@@ -6,7 +6,6 @@ from llguidance import LLParserLimits
 
 from ..errors import TooLarge
 
-SCHEMA_BYTES_MAX = 64 << 10
 GRAMMAR_BYTES_MAX = 256 << 10
 CPU_S_MAX = 2.0
 """CPU time of one compilation. The schemas in the tests take 17 ms at the 99th percentile."""

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 import msgspec
 
 from ..errors import InvalidArgument
+from ..params.schema_texts import escaped_name
 from ..shorten import shorten
 
 __all__ = ("Keyword", "Schema", "keywords_of", "read_schema", "resolve", "schema_refusal")
@@ -71,10 +72,10 @@ def keywords_of(schema: object, path: str = "#") -> Iterator[Keyword]:
     if not isinstance(schema, dict):
         return
     for keyword, value in schema.items():
-        at = f"{path}/{_escaped(keyword)}"
+        at = f"{path}/{escaped_name(keyword)}"
         if keyword in _MAPS and isinstance(value, dict):
             for name, part in value.items():
-                yield from keywords_of(part, f"{at}/{_escaped(name)}")
+                yield from keywords_of(part, f"{at}/{escaped_name(name)}")
         elif keyword in _LISTS and isinstance(value, list):
             for index, part in enumerate(value):
                 yield from keywords_of(part, f"{at}/{index}")
@@ -144,7 +145,3 @@ def _levels(value: object) -> int:
         return 0
     parts = value.values() if isinstance(value, dict) else value
     return 1 + max(map(_levels, parts), default=0)
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")

@@ -13,13 +13,7 @@ import msgspec
 from ..errors import InvalidArgument, InvalidEncoding, TooLarge, UnsupportedOperation
 from ..shorten import plain_number, shorten
 from .adapter_scales import check_distinct, read_scales
-from .chat_options import (
-    check_containers,
-    read_arguments,
-    read_choice,
-    read_tool_choice,
-    read_tools,
-)
+from .chat_options import read_arguments, read_choice, read_tool_choice, read_tools
 from .ignored_keys import IGNORED_KEYS, REFUSED_KEYS
 from .json_texts import JSON_BYTES_MAX, decode_json
 from .other_spellings import FORMS, read_token, read_triggers
@@ -33,6 +27,7 @@ from .parameter_table import (
     Level,
     Parameter,
 )
+from .schema_texts import read_schema
 from .structural_tags import read_structural_tag
 
 KEY_CHARACTERS_MAX = 100
@@ -227,19 +222,6 @@ def _read_text(_: Parameter, value: Any) -> str:
     return value
 
 
-def _read_schema(_: Parameter, value: Any) -> str:
-    """Return a schema as JSON text; its keywords are checked later, when it becomes a grammar."""
-    if isinstance(value, dict | bool):
-        encoded = msgspec.json.encode(value)
-        check_containers(encoded)
-        value = encoded.decode()
-    text = _read_text(_, value).strip()
-    schema = decode_json(text) if text else True
-    if not isinstance(schema, dict | bool):
-        raise ValueError(f"{shorten(value)} is not a schema: send an object, or its JSON text")
-    return text
-
-
 def _read_texts(_: Parameter, value: Any) -> list[str]:
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, list) or not all(isinstance(i, str) for i in items):
@@ -346,7 +328,7 @@ _READERS: dict[Kind, Callable[[Parameter, Any], Any]] = {
     "float": _read_float,
     "text": _read_text,
     "texts": _read_texts,
-    "schema": _read_schema,
+    "schema": lambda _, value: read_schema(value),
     "samplers": _read_samplers,
     "biases": _read_biases,
     "shares": _read_shares,

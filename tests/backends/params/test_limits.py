@@ -30,6 +30,7 @@ from inferd.backends.params.reading import (
     LIST_CHARACTERS_MAX,
     TEXT_CHARACTERS_MAX,
 )
+from inferd.backends.params.schema_texts import SCHEMA_BYTES_MAX
 
 
 def misspelt(count: int) -> dict[str, Any]:
@@ -85,6 +86,42 @@ def test_a_list_of_texts_is_bounded_in_items_and_characters(most: list[str]) -> 
     assert read_options({"stop": most}).values == {"stop": most}
     with pytest.raises(InvalidArgument, match=f"({ITEMS_MAX}|{TEXT_CHARACTERS_MAX}) at most"):
         read_options({"stop": [*most, "b"]})
+
+
+def schema_of(size: int) -> str:
+    return json.dumps({"const": "x" * (size - len('{"const": ""}'))})
+
+
+def test_a_schema_is_bounded_in_bytes() -> None:
+    assert read_options({"json-schema": schema_of(SCHEMA_BYTES_MAX)}).values
+    with pytest.raises(TooLarge, match=f"json-schema: #/const: .* {SCHEMA_BYTES_MAX + 1} bytes"):
+        read_options({"json-schema": schema_of(SCHEMA_BYTES_MAX + 1)})
+
+
+LONG = "x" * 300_000
+TOO_LARGE: dict[str, tuple[Any, str]] = {
+    "a constant": ({"properties": {"a/b": {"const": LONG}}}, "#/properties/a~1b/const"),
+    "a value of an enum": ({"items": {"enum": ["x", LONG]}}, "#/items/enum/1"),
+    "a name": ({"properties": {LONG: {}}}, "#/properties"),
+    "many short ones": ({"enum": [f"{n:09}" for n in range(9_000)]}, "#"),
+    "a long path": ({"n" * 30_000: {"const": LONG}}, f"#/{'n' * 298}"),
+}
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_the_error_of_a_too_large_schema_has_the_path_of_the_cause(name: str) -> None:
+    schema, path = TOO_LARGE[name]
+    forms = [
+        {"json-schema": schema},
+        {"json-schema": json.dumps(schema)},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}},
+    ]
+    for options in forms:
+        with pytest.raises(TooLarge) as caught:
+            read_options(options)
+        assert caught.value.data["path"] == path and caught.value.hint
+        assert caught.value.data["bytes"] > caught.value.data["bytes_max"] == SCHEMA_BYTES_MAX
+        assert len(caught.value.message) < 500
 
 
 @pytest.mark.parametrize("name", ["samplers", "tensor-split"])
