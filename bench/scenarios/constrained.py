@@ -1,4 +1,4 @@
-"""The sides of the scenarios that compare answers to a JSON schema with free text."""
+"""Scenarios that compare answers to a JSON schema with free text."""
 
 from __future__ import annotations
 
@@ -9,16 +9,68 @@ from functools import partial
 
 from bench import daemon, llama_server
 from bench.clients import Client, Request, send_together
+from bench.runs import Figure, Target
 from bench.schemas import Schema
 from bench.streams import Stream
 from tools.get_models import MODELS_DIR, SOURCES
 
-from .base import LLAMA_SERVER, Side, Started, Work, start_inferd
+from . import decode
+from .base import LLAMA_SERVER, Scenario, Side, Started, Work, start_inferd
 
 VOCABULARIES: Mapping[str, str] = {"49k": SOURCES["smollm2"].file, "262k": SOURCES["gemma3"].file}
 """Files of models, by the number of their tokens."""
 Requests = Callable[[Work], list[Request]]
 """Returns the requests without their schema, one per stream."""
+
+
+def scenario(
+    name: str,
+    title: str,
+    about: str,
+    requests_of: Requests,
+    schema: Schema,
+    *,
+    slots: int,
+    ctx_size: int,
+    share_min: float,
+    cases: tuple[int, ...],
+) -> Scenario:
+    """Return the scenario of these requests; in the *cases*, each a number of streams, those with
+    the schema get at least *share_min* of the tokens per second of free text.
+    """
+    return Scenario(
+        name=name,
+        title=title,
+        about=about,
+        figures=(
+            Figure("tokens_per_s", "tokens/s", 1),
+            Figure("ttft_ms", "first token, ms", 1),
+            Figure("gap_p50_ms", "gap p50, ms", 1),
+            Figure("gap_p99_ms", "gap p99, ms", 1),
+        ),
+        targets=tuple(
+            target
+            for vocabulary in VOCABULARIES
+            for case in cases
+            for target in _targets(vocabulary, case, share_min)
+        ),
+        start=partial(
+            start_sides, slots=slots, ctx_size=ctx_size, requests_of=requests_of, schema=schema
+        ),
+        measure=decode.measure,
+        cases=cases,
+        case_heading="streams",
+        pictures=(),
+        picture_case=cases[-1],
+    )
+
+
+def _targets(vocabulary: str, case: int, share_min: float) -> tuple[Target, Target]:
+    own = constrained(vocabulary)
+    return (
+        Target("tokens_per_s", own, free_text(vocabulary), least=share_min, case=case),
+        Target("tokens_per_s", own, reference(vocabulary), case=case),
+    )
 
 
 def free_text(vocabulary: str) -> str:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
-
 from bench import texts
 from bench.clients import Request
-from bench.runs import Figure, Target
 from bench.schemas import STOCK
 
-from . import decode
-from .base import Scenario, Started, Work
-from .constrained import VOCABULARIES, constrained, free_text, reference, start_sides
+from .base import Work
+from .constrained import scenario
 
 CASES = (1, 4, 16)
 SLOTS = 16
@@ -30,12 +26,7 @@ def requests(work: Work) -> list[Request]:
     ]
 
 
-async def start(stack: AsyncExitStack) -> Started:
-    """Start the servers."""
-    return await start_sides(stack, SLOTS, CTX_SIZE, requests, STOCK)
-
-
-SCENARIO = Scenario(
+SCENARIO = scenario(
     name="schema",
     title="Answers to a JSON schema",
     about=f"""\
@@ -45,31 +36,10 @@ count, tags and a truth value. The list is longer than the answer. The same prom
 135M with its 49 152 tokens and to Gemma 3 270M with its 262 144. **llama-server** gets the same
 schema and runs without prompt caches. Tokens per second are the generated tokens divided by the
 time of the whole run. {SLOTS} slots of {CTX_SIZE} tokens.""",
-    figures=(
-        Figure("tokens_per_s", "tokens/s", 1),
-        Figure("ttft_ms", "first token, ms", 1),
-        Figure("gap_p50_ms", "gap p50, ms", 1),
-        Figure("gap_p99_ms", "gap p99, ms", 1),
-    ),
-    targets=tuple(
-        target
-        for vocabulary in VOCABULARIES
-        for case in CASES
-        for target in (
-            Target(
-                "tokens_per_s",
-                constrained(vocabulary),
-                free_text(vocabulary),
-                least=SHARE_MIN,
-                case=case,
-            ),
-            Target("tokens_per_s", constrained(vocabulary), reference(vocabulary), case=case),
-        )
-    ),
-    start=start,
-    measure=decode.measure,
+    requests_of=requests,
+    schema=STOCK,
+    slots=SLOTS,
+    ctx_size=CTX_SIZE,
+    share_min=SHARE_MIN,
     cases=CASES,
-    case_heading="streams",
-    pictures=(),
-    picture_case=16,
 )
