@@ -41,7 +41,7 @@ class VocabularyFacts:
 
 
 def _no_tokenizer() -> MatchingTokenizer:
-    raise AssertionError("there is no vocabulary")
+    raise AssertionError("no vocabulary is loaded")
 
 
 NO_VOCABULARY = VocabularyFacts(

@@ -52,7 +52,7 @@ class CheckReply(msgspec.Struct, omit_defaults=True):
     """The *grammar* in llguidance's form and the memory that it takes, with the paths of the
     *dropped* constraints; or the *refusal*.
 
-    *failure*: the type and the place of an exception that nobody expects.
+    *failure*: the type and the place of an unexpected exception.
     """
 
     grammar: str = ""

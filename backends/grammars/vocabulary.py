@@ -17,7 +17,7 @@ class Vocabulary:
     """
 
     size: int
-    """0: there is no vocabulary, and grammars may name any token."""
+    """0 without a vocabulary: grammars may name any token then."""
     ends: Collection[int]
     """The tokens that end a generation; no negated token stands for them."""
     names: Mapping[str, int]

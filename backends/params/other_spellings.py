@@ -154,7 +154,7 @@ def _response_format(value: Any) -> dict[str, Any]:
 def _schema_of(value: Mapping[str, Any], default: Any = None) -> Any:
     schema = value.get("schema", default)
     if not isinstance(schema, dict | bool):
-        raise ValueError('there is no schema: give {"name": "…", "schema": {…}}')
+        raise ValueError('the schema is missing: give {"name": "…", "schema": {…}}')
     return schema
 
 

@@ -154,7 +154,7 @@ def _check_tool_choice(a: Adjustment) -> None:
     if choice in ("auto", "none"):
         return
     if not names:
-        a.reasons["tool-choice"] = "there are no tools"
+        a.reasons["tool-choice"] = "the turn has no tools"
     elif isinstance(choice, dict) and choice["function"]["name"] not in names:
         a.errors.append(f"tool-choice: no tool is named {choice['function']['name']!r}")
     elif a.has_grammar:

@@ -85,4 +85,4 @@ async def load_preload(
 
 def _check_exists(path: str) -> None:
     if not os.path.exists(path):
-        raise ModelNotFound(f"there is no file {path}", hint="check --nn-preload")
+        raise ModelNotFound(f"{path} does not exist", hint="check --nn-preload")

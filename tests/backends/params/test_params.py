@@ -256,9 +256,9 @@ def test_openais_formats_of_answers_are_schemas(form: dict[str, Any], schema: st
         ({}, "there is no type null; use text, json_object, json_schema"),
         ({"type": "xml"}, "there is no type 'xml'; use text"),
         ({"type": ["text"]}, "there is no type"),
-        ({"type": "json_schema"}, "there is no schema"),
-        ({"type": "json_schema", "json_schema": {"name": "n"}}, "there is no schema"),
-        ({"type": "json_object", "schema": []}, "there is no schema"),
+        ({"type": "json_schema"}, "the schema is missing"),
+        ({"type": "json_schema", "json_schema": {"name": "n"}}, "the schema is missing"),
+        ({"type": "json_object", "schema": []}, "the schema is missing"),
     ],
 )
 def test_a_format_that_is_unknown_or_lacks_its_schema_is_refused(form: Any, says: str) -> None:

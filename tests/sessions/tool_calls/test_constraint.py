@@ -96,7 +96,7 @@ def test_a_choice_is_read_in_openais_forms() -> None:
     tools = read_options({"tools": TOOLS}).values
     assert adjust_parameters(tools | {"tool-choice": NAMED})[1] == {}
     assert adjust_parameters({"tool-choice": "required"})[1] == {
-        "tool-choice": "there are no tools"
+        "tool-choice": "the turn has no tools"
     }
     other = {"type": "function", "function": {"name": "sub"}}
     for values, says in (
