@@ -79,10 +79,12 @@ def test_chunks_have_the_size_that_computes_most_tokens() -> None:
     assert counts([decoding(9), decoding(1), decoding(1)]) == [10, 1, 1]
 
 
-def test_a_pass_for_few_tokens_does_not_delay_many_streams() -> None:
-    streams = [decoding() for _ in range(15)]
-    assert counts([decoding(3), *streams]) == [1] * 16
-    assert counts([decoding(4), *streams]) == [5, *[1] * 15]
+def test_a_pass_adds_as_many_tokens_as_the_step_has_without_it() -> None:
+    streams = [decoding() for _ in range(9)]
+    assert counts([decoding(9), *streams]) == [1] * 10
+    assert counts([decoding(10), *streams]) == [11, *[1] * 9]
+    assert counts([decoding(3)] * 3 + streams[:7]) == [1] * 10
+    assert counts([decoding(4)] * 3 + streams[:7]) == [5] * 3 + [1] * 7
     assert counts([decoding(1)] * 16) == [2] * 16, "no stream waits for another pass"
 
 
