@@ -23,7 +23,7 @@ CHECKED = (
     *("backends", "daemon", "gateways", "ipc", "scheduler", "sessions", "src", "wire"),
     *("bench", "examples", "tools"),
     *("tests/backends", "tests/bench", "tests/boot", "tests/examples", "tests/faults", "tests/ipc"),
-    "tests/gateways",
+    *("tests/clients", "tests/gateways"),
     *("tests/docs", "tests/scheduler", "tests/sessions", "tests/wire", "tests/daemon/access"),
     *("tests/daemon/calls", "tests/daemon/cli"),
     *("tests/daemon/config", "tests/daemon/doctor", "tests/daemon/logs", "tests/daemon/metrics"),

@@ -1,0 +1,247 @@
+/* inferd: a client for the local inference daemon, in one header and one source file (C11, Linux).
+ *
+ *     inferd_client *client;
+ *     inferd_error error;
+ *     if (inferd_connect(NULL, &client, &error))
+ *         fprintf(stderr, "%s: %s (%s)\n", error.name, error.message, error.hint);
+ *
+ * Results. Each function that can fail returns 0 (INFERD_OK) or the number of an error, and fills
+ * `error`, which may be NULL. Handles and results are written only on success.
+ *
+ * Ownership. The caller owns everything that it passes, and may free it when the call returns: texts,
+ * buffers and descriptors are copied or duplicated. The client owns its socket and its memory until
+ * `inferd_close`. The caller owns the text of an event until `inferd_event_clear`.
+ *
+ * Threads. All functions except `inferd_connect` and `inferd_close` may be called by any thread at any
+ * time: a lock guards the client, and a call that waits does not hold it. So threads share one client, and
+ * their turns are computed side by side. `inferd_close` must be the last call, with no other under way.
+ * A child process after `fork` must not use its parent's client.
+ *
+ * Bounds. A frame from the daemon has at most `reply_bytes_max` bytes; unread replies and events take at
+ * most 64 MiB, frames that wait to be sent 4 MiB, and 256 requests run at once. The connection ends with an
+ * error where the daemon breaks a bound; a call that would break one is refused.
+ *
+ * Events. A program with an event loop polls `inferd_fd` for `inferd_poll_events`, calls
+ * `inferd_process`, which never blocks, and takes events by `inferd_next_event` with the timeout 0.
+ */
+#ifndef INFERD_H
+#define INFERD_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Numbers of errors, as in docs/protocol.md. */
+enum {
+    INFERD_OK = 0,
+    INFERD_INVALID_ARGUMENT = 1,
+    INFERD_INVALID_ENCODING = 2,
+    INFERD_MISSING_MEMORY = 3,
+    INFERD_BUSY = 4,
+    INFERD_RUNTIME_ERROR = 5,
+    INFERD_UNSUPPORTED_OPERATION = 6,
+    INFERD_TOO_LARGE = 7,
+    INFERD_NOT_FOUND = 8,
+    INFERD_END_OF_SEQUENCE = 100,
+    INFERD_CONTEXT_FULL = 101,
+    INFERD_PROMPT_TOO_LONG = 102,
+    INFERD_MODEL_NOT_FOUND = 103,
+    INFERD_TIMEOUT = 200,
+    INFERD_CANCELLED = 201,
+    INFERD_SESSION_BUSY = 202,
+    INFERD_SESSION_EXPIRED = 203,
+    INFERD_READER_TIMEOUT = 204,
+    INFERD_WORKER_CRASHED = 205,
+    INFERD_LOAD_FAILED = 206,
+    INFERD_PERMISSION_DENIED = 207,
+    INFERD_SHUTTING_DOWN = 208,
+    INFERD_PROTOCOL_ERROR = 209,
+    INFERD_VERSION_MISMATCH = 210,
+    INFERD_CONNECTION_LOST = 211,
+    INFERD_KV_FULL = 212,
+    INFERD_QUOTA_EXCEEDED = 213,
+    INFERD_UNKNOWN = 299
+};
+
+/* An error. Texts are cut to their arrays and always end with a zero byte. */
+typedef struct inferd_error {
+    int number;           /* one of the numbers above; 0: no error */
+    int wasi;             /* the number of WasmEdge's wasi-nn: 1 to 8, 100 to 103 */
+    int retryable;        /* whether the same call may succeed later */
+    double retry_after_s; /* seconds after which to retry, if the daemon gave them; else 0 */
+    uint64_t needed;      /* TooLarge: bytes of the buffer that is needed; else 0 */
+    char name[32];        /* the error's name, such as "Busy"; a name not known here has the number 299 */
+    char message[512];
+    char hint[512];
+} inferd_error;
+
+typedef struct inferd_client inferd_client;
+typedef uint64_t inferd_handle; /* a graph or a context */
+
+/* Settings of a connection. A zeroed struct has the defaults. */
+typedef struct inferd_options {
+    const char *socket;     /* NULL: $INFERD_SOCKET, $XDG_RUNTIME_DIR/inferd/inferd.sock, /run/inferd/inferd.sock */
+    const char *software;   /* a name for the daemon's log; NULL: "inferd-c" */
+    int connect_timeout_ms; /* 0: 10 s */
+    int call_timeout_ms;    /* bound of each waiting call; past it the request is cancelled. 0: none */
+} inferd_options;
+
+/* Connect to the daemon and exchange hellos. Errors: ConnectionLost, Timeout, VersionMismatch, Busy… */
+int inferd_connect(const inferd_options *options, inferd_client **client, inferd_error *error);
+
+/* Close the connection and free the client. The daemon ends its requests, contexts and graphs. */
+void inferd_close(inferd_client *client);
+
+/* ---- Calls that wait ---- */
+
+/* Turn parameters; NULL or a zeroed struct: the context's priority, no bounds. */
+typedef struct inferd_turn {
+    const char *priority;   /* "low", "normal", "high", "urgent"; NULL: the context's */
+    double queue_timeout_s; /* the turn must begin within this; 0: no bound */
+    double timeout_s;       /* the turn must end within this; 0: no bound */
+} inferd_turn;
+
+typedef struct inferd_model {
+    char name[257];
+    char state[16]; /* "cold", "loading", "ready", "unloading", "failed" */
+} inferd_model;
+
+/* Write the first `size` of the daemon's models to `models`, and the number of all to `count`. */
+int inferd_models(inferd_client *client, inferd_model *models, size_t size, size_t *count,
+                  inferd_error *error);
+
+/* Load a model by its name, with parameters as JSON or NULL, and take a lease on it. */
+int inferd_load(inferd_client *client, const char *name, const char *config, inferd_handle *graph,
+                inferd_error *error);
+
+/* Load a GGUF file for this user alone; the daemon gets a descriptor of it, opened for reading. */
+int inferd_load_file(inferd_client *client, const char *path, const char *config, inferd_handle *graph,
+                     inferd_error *error);
+
+/* End the lease. */
+int inferd_unload(inferd_client *client, inferd_handle graph, inferd_error *error);
+
+/* Open a context. With a session id, which may be NULL, its history outlives connection and daemon. */
+int inferd_open(inferd_client *client, inferd_handle graph, const char *session_id,
+                inferd_handle *context, inferd_error *error);
+
+/* Set the prompt (index 0) or parameters as JSON (index 1). Large data travels in a memfd. */
+int inferd_set_input(inferd_client *client, inferd_handle context, uint32_t index, const void *data,
+                     size_t length, inferd_error *error);
+
+/* Compute a whole turn. */
+int inferd_compute(inferd_client *client, inferd_handle context, const inferd_turn *turn,
+                   inferd_error *error);
+
+/* Compute the next token and write its text, which may be empty. At the end: EndOfSequence.
+ * With a buffer that is too small, TooLarge; `inferd_get_output_single` returns the text again. */
+int inferd_compute_single(inferd_client *client, inferd_handle context, const inferd_turn *turn,
+                          void *buffer, size_t size, size_t *length, inferd_error *error);
+
+/* End a turn of `inferd_compute_single` and discard its output. */
+int inferd_fini_single(inferd_client *client, inferd_handle context, inferd_error *error);
+
+/* Write the output (index 0) or the metadata as JSON (index 1), without a zero byte at the end.
+ * If `size` is too small: TooLarge, `*length` is the size that is needed, and nothing is lost. */
+int inferd_get_output(inferd_client *client, inferd_handle context, uint32_t index, void *buffer,
+                      size_t size, size_t *length, inferd_error *error);
+int inferd_get_output_single(inferd_client *client, inferd_handle context, uint32_t index,
+                             void *buffer, size_t size, size_t *length, inferd_error *error);
+
+/* Answer a message through the chat template, as wasi_nn_backend does; config is JSON or NULL.
+ * If `size` is too small: TooLarge as in `inferd_get_output`, which then returns the answer. */
+int inferd_run_inference(inferd_client *client, inferd_handle context, const void *data,
+                         size_t length, const char *config, const inferd_turn *turn, void *buffer,
+                         size_t size, size_t *written, inferd_error *error);
+
+/* Cancel a context's turn, which another thread or client of this user may wait for. */
+int inferd_cancel(inferd_client *client, inferd_handle context, int *cancelled, inferd_error *error);
+
+/* Close a context. A session with an id is deleted, or with `keep` becomes dormant. */
+int inferd_close_context(inferd_client *client, inferd_handle context, int keep, inferd_error *error);
+
+/* ---- Calls that do not wait, and streams ---- */
+
+typedef enum inferd_kind {
+    INFERD_LOAD,              /* name, config */
+    INFERD_LOAD_FILE,         /* fd, config */
+    INFERD_UNLOAD,            /* handle */
+    INFERD_OPEN,              /* handle */
+    INFERD_OPEN_SESSION,      /* handle, name: the session id */
+    INFERD_SET_INPUT,         /* handle, index, data */
+    INFERD_COMPUTE,           /* handle, turn */
+    INFERD_COMPUTE_SINGLE,    /* handle, turn */
+    INFERD_GET_OUTPUT,        /* handle, index, size_max */
+    INFERD_GET_OUTPUT_SINGLE, /* handle, index, size_max */
+    INFERD_FINI_SINGLE,       /* handle */
+    INFERD_RUN_INFERENCE,     /* handle, data, config, size_max, turn */
+    INFERD_STREAM,            /* handle, turn; data: the message, or NULL for the prompt of SET_INPUT */
+    INFERD_CANCEL,            /* handle */
+    INFERD_CLOSE,             /* handle, keep */
+    INFERD_MODELS             /* only for inferd_models */
+} inferd_kind;
+
+/* A request; its kind reads the fields named beside it. A zeroed field has its default. */
+typedef struct inferd_call {
+    inferd_kind kind;
+    inferd_handle handle;
+    uint32_t index;
+    const void *data;
+    size_t length;
+    const char *name;
+    const char *config;
+    int fd;
+    size_t size_max; /* bytes of output that the caller takes; 0: no bound */
+    int keep;
+    int raw; /* INFERD_STREAM: use data unchanged, without the chat template */
+    inferd_turn turn;
+} inferd_call;
+
+typedef enum inferd_event_kind {
+    INFERD_EVENT_NONE,  /* nothing yet */
+    INFERD_EVENT_TEXT,  /* a part of a stream */
+    INFERD_EVENT_END,   /* the request has ended; of a stream, text is the rest */
+    INFERD_EVENT_FAILED /* the request has ended with `error` */
+} inferd_event_kind;
+
+typedef struct inferd_event {
+    inferd_event_kind kind;
+    uint64_t request;
+    inferd_handle handle; /* END: the graph of LOAD, the context of OPEN; 1 if CANCEL cancelled a turn */
+    char *text;           /* the output, with a zero byte behind it, or NULL; freed by inferd_event_clear */
+    size_t length;
+    char stop_reason[32]; /* END of a stream or of RUN_INFERENCE */
+    inferd_error error;   /* FAILED */
+} inferd_event;
+
+/* Send a request without waiting for its reply; `request` receives its id. */
+int inferd_start(inferd_client *client, const inferd_call *call, uint64_t *request,
+                 inferd_error *error);
+
+/* Take the next event of a request, or of any (request 0). Waits at most `timeout_ms`; 0: does not wait,
+ * -1: no bound. In vain, also if nothing is under way, the event has the kind NONE. After END or FAILED the
+ * request no longer exists. If the connection has ended, each request has a FAILED. An error is returned only
+ * for a wrong argument or without memory. */
+int inferd_next_event(inferd_client *client, uint64_t request, int timeout_ms, inferd_event *event,
+                      inferd_error *error);
+
+/* Free an event's text. */
+void inferd_event_clear(inferd_event *event);
+
+/* Cancel a request that was started; its event FAILED, or END if that came first, follows. */
+int inferd_cancel_request(inferd_client *client, uint64_t request, inferd_error *error);
+
+/* The descriptor to poll, and the events to poll it for (POLLIN, POLLOUT). */
+int inferd_fd(const inferd_client *client);
+short inferd_poll_events(inferd_client *client);
+
+/* Send and receive what is possible without waiting. Returns the error that has ended the connection. */
+int inferd_process(inferd_client *client, inferd_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,412 @@
+/* A program that uses the C client against a real daemon; each scenario is a test. */
+#include "check.h"
+#include "inferd.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <unistd.h>
+
+static inferd_client *client;
+static inferd_error error;
+
+static inferd_handle load(const char *model, const char *config) {
+    inferd_handle graph = 0;
+    CHECK_EQUAL(inferd_load(client, model, config, &graph, &error), 0);
+    CHECK(graph);
+    return graph;
+}
+
+static inferd_handle open_context(const char *model, const char *config) {
+    inferd_handle context = 0;
+    CHECK_EQUAL(inferd_open(client, load(model, config), NULL, &context, &error), 0);
+    return context;
+}
+
+static void set_prompt(inferd_handle context, const char *text) {
+    CHECK_EQUAL(inferd_set_input(client, context, 0, text, strlen(text), &error), 0);
+}
+
+/* The output as a text in a buffer that lasts until the next call. */
+static const char *output(inferd_handle context, uint32_t index) {
+    static char text[1 << 16];
+    size_t length = 0;
+    CHECK_EQUAL(inferd_get_output(client, context, index, text, sizeof text - 1, &length, &error), 0);
+    text[length] = 0;
+    return text;
+}
+
+SCENARIO(computes_a_turn_and_closes_everything) {
+    inferd_handle graph = load("echo", NULL), context = 0;
+    CHECK_EQUAL(inferd_open(client, graph, NULL, &context, &error), 0);
+    set_prompt(context, "one two three");
+    CHECK_EQUAL(inferd_compute(client, context, NULL, &error), 0);
+    CHECK_TEXT(output(context, 0), "one two three");
+    CHECK(strstr(output(context, 1), "\"input_tokens\""));
+    CHECK_EQUAL(inferd_close_context(client, context, 0, &error), 0);
+    CHECK_EQUAL(inferd_close_context(client, context, 0, &error), INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_unload(client, graph, &error), 0);
+}
+
+SCENARIO(lists_the_models_up_to_the_size_of_the_array) {
+    inferd_model models[8];
+    size_t count = 0;
+    CHECK_EQUAL(inferd_models(client, models, 8, &count, &error), 0);
+    CHECK_EQUAL(count, 3);
+    bool found = false;
+    for (size_t i = 0; i < count; i++)
+        found |= !strcmp(models[i].name, "slow") && models[i].state[0];
+    CHECK(found);
+    models[1].name[0] = '!';
+    CHECK_EQUAL(inferd_models(client, models, 1, &count, &error), 0);
+    CHECK_EQUAL(count, 3);
+    CHECK(models[1].name[0] == '!');
+}
+
+SCENARIO(an_error_has_its_name_numbers_and_hint) {
+    inferd_handle graph = 7;
+    CHECK_EQUAL(inferd_load(client, "nothing", NULL, &graph, &error), INFERD_MODEL_NOT_FOUND);
+    CHECK_EQUAL(graph, 7);
+    CHECK_TEXT(error.name, "ModelNotFound");
+    CHECK_EQUAL(error.wasi, 103);
+    CHECK(strstr(error.message, "nothing") && error.hint[0] && !error.retryable);
+    CHECK_EQUAL(inferd_load(client, "echo", "{", &graph, &error), INFERD_INVALID_ENCODING);
+    CHECK_EQUAL(inferd_load(client, NULL, NULL, &graph, &error), INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_load(client, "echo", NULL, &graph, NULL), 0);
+    CHECK_EQUAL(inferd_load_file(client, "/nothing.gguf", NULL, &graph, &error), INFERD_MODEL_NOT_FOUND);
+}
+
+SCENARIO(pulls_tokens_until_the_end_and_ends_a_turn_early) {
+    inferd_handle context = open_context("echo", NULL);
+    char text[256] = "", piece[64], again[64];
+    size_t length = 0;
+    int number;
+    set_prompt(context, "one two three");
+    while (!(number = inferd_compute_single(client, context, NULL, piece, sizeof piece, &length, &error))) {
+        size_t same = 0;
+        CHECK_EQUAL(inferd_get_output_single(client, context, 0, again, sizeof again, &same, &error), 0);
+        CHECK(same == length && !memcmp(piece, again, length));
+        strncat(text, piece, length);
+    }
+    CHECK_EQUAL(number, INFERD_END_OF_SEQUENCE);
+    CHECK_TEXT(text, "one two three");
+    CHECK_EQUAL(inferd_compute_single(client, context, NULL, piece, sizeof piece, &length, &error), 0);
+    CHECK_EQUAL(inferd_fini_single(client, context, &error), 0);
+    CHECK_TEXT(output(context, 0), "");
+    CHECK_EQUAL(inferd_compute(client, context, NULL, &error), 0);
+    CHECK_TEXT(output(context, 0), "one two three");
+}
+
+SCENARIO(a_buffer_is_filled_to_its_last_byte_and_never_beyond) {
+    inferd_handle context = open_context("echo", NULL);
+    char buffer[8] = "#######";
+    size_t length = 99;
+    set_prompt(context, "12345");
+    CHECK_EQUAL(inferd_compute(client, context, NULL, &error), 0);
+    CHECK_EQUAL(inferd_get_output(client, context, 0, buffer, 4, &length, &error), INFERD_TOO_LARGE);
+    CHECK_EQUAL(length, 5);
+    CHECK_EQUAL(error.needed, 5);
+    CHECK_EQUAL(inferd_get_output(client, context, 0, NULL, 0, &length, &error), INFERD_TOO_LARGE);
+    CHECK_EQUAL(length, 5);
+    CHECK_TEXT(buffer, "#######");
+    CHECK_EQUAL(inferd_get_output(client, context, 0, buffer, 5, &length, &error), 0);
+    CHECK_TEXT(buffer, "12345##");
+    CHECK_EQUAL(inferd_run_inference(client, context, "abcdef", 6, NULL, NULL, buffer, 5, &length, &error),
+                INFERD_TOO_LARGE);
+    CHECK_EQUAL(length, 6);
+    CHECK_TEXT(output(context, 0), "abcdef");
+}
+
+SCENARIO(parameters_hold_for_their_turn_context_or_graph) {
+    char text[64];
+    size_t length = 0;
+    inferd_handle context = open_context("echo", "{\"n-predict\": 2}");
+    set_prompt(context, "one two three");
+    CHECK_EQUAL(inferd_compute(client, context, NULL, &error), 0);
+    CHECK_TEXT(output(context, 0), "on");
+    CHECK_EQUAL(inferd_set_input(client, context, 1, "{\"n-predict\": 1}", 16, &error), 0);
+    CHECK_EQUAL(inferd_compute(client, context, NULL, &error), 0);
+    CHECK_TEXT(output(context, 0), "o");
+    CHECK_EQUAL(inferd_run_inference(client, context, "a b c d", 7, "{\"n_predict\": 3}", NULL, text, sizeof text,
+                                     &length, &error), 0);
+    CHECK_EQUAL(length, 3);
+    CHECK(!memcmp(text, "a b", 3));
+}
+
+SCENARIO(a_session_with_an_id_outlives_its_connection) {
+    inferd_handle graph = load("echo", NULL), context = 0;
+    CHECK_EQUAL(inferd_open(client, graph, "c-session", &context, &error), 0);
+    set_prompt(context, "kept words");
+    CHECK_EQUAL(inferd_compute(client, context, NULL, &error), 0);
+    CHECK_EQUAL(inferd_close_context(client, context, 1, &error), 0);
+    inferd_close(client);
+    CHECK_EQUAL(inferd_connect(NULL, &client, &error), 0);
+    CHECK_EQUAL(inferd_open(client, load("echo", NULL), "c-session", &context, &error), 0);
+    CHECK_EQUAL(inferd_set_input(client, context, 1, "{\"append\": true}", 16, &error), 0);
+    set_prompt(context, "more");
+    CHECK_EQUAL(inferd_compute(client, context, NULL, &error), 0);
+    const char *tokens = strstr(output(context, 1), "\"input_tokens\":");
+    CHECK(tokens && atoi(strchr(tokens, ':') + 1) > 20); /* the history's and the new ones */
+    CHECK_EQUAL(inferd_close_context(client, context, 0, &error), 0);
+}
+
+SCENARIO(a_prompt_larger_than_a_frame_travels_in_a_memfd) {
+    inferd_handle context = open_context("echo", NULL);
+    size_t size = 2 << 20;
+    char *prompt = malloc(size);
+    CHECK(prompt);
+    memset(prompt, 'x', size);
+    int number = inferd_set_input(client, context, 0, prompt, size, &error);
+    if (!number)
+        number = inferd_compute(client, context, NULL, &error);
+    CHECK_EQUAL(number, INFERD_PROMPT_TOO_LONG);
+    inferd_call call = {.kind = INFERD_STREAM, .handle = context, .data = prompt, .length = size};
+    uint64_t request = 0;
+    CHECK_EQUAL(inferd_start(client, &call, &request, &error), INFERD_TOO_LARGE);
+    CHECK_EQUAL(request, 0);
+    free(prompt);
+    set_prompt(context, "still works");
+    CHECK_EQUAL(inferd_compute(client, context, NULL, &error), 0);
+}
+
+/* Take the stream's events by polling, as a program with an event loop does; return its text. */
+static void stream_by_polling(uint64_t request, char *text, size_t size, inferd_event *last) {
+    size_t length = 0;
+    for (;;) {
+        struct pollfd polled = {inferd_fd(client), inferd_poll_events(client), 0};
+        CHECK(poll(&polled, 1, 20000) == 1);
+        CHECK_EQUAL(inferd_process(client, &error), 0);
+        for (;;) {
+            CHECK_EQUAL(inferd_next_event(client, request, 0, last, &error), 0);
+            if (last->kind == INFERD_EVENT_NONE)
+                break;
+            CHECK(length + last->length < size);
+            if (last->length)
+                memcpy(text + length, last->text, last->length);
+            length += last->length;
+            text[length] = 0;
+            inferd_event event = *last;
+            free(event.text);
+            last->text = NULL;
+            if (last->kind != INFERD_EVENT_TEXT)
+                return;
+        }
+    }
+}
+
+SCENARIO(streams_more_events_than_its_credit_without_blocking) {
+    char prompt[2000] = "", text[2000] = "";
+    inferd_handle context = open_context("echo", NULL);
+    for (int i = 0; i < 300; i++)
+        strcat(prompt, i ? " word" : "word");
+    inferd_call call = {.kind = INFERD_STREAM, .handle = context, .data = prompt, .length = strlen(prompt), .raw = 1};
+    uint64_t request = 0;
+    inferd_event last;
+    CHECK_EQUAL(inferd_start(client, &call, &request, &error), 0);
+    stream_by_polling(request, text, sizeof text, &last);
+    CHECK_EQUAL(last.kind, INFERD_EVENT_END);
+    CHECK_TEXT(text, prompt);
+    CHECK_TEXT(last.stop_reason, "eos");
+    CHECK_EQUAL(inferd_next_event(client, request, -1, &last, &error), 0);
+    CHECK_EQUAL(last.kind, INFERD_EVENT_NONE);
+}
+
+SCENARIO(every_call_can_be_started_without_waiting) {
+    inferd_event event;
+    uint64_t request = 0;
+    inferd_call call = {.kind = INFERD_LOAD, .name = "echo"};
+    CHECK_EQUAL(inferd_start(client, &call, &request, &error), 0);
+    CHECK_EQUAL(inferd_next_event(client, request, -1, &event, &error), 0);
+    CHECK_EQUAL(event.kind, INFERD_EVENT_END);
+    call = (inferd_call){.kind = INFERD_OPEN, .handle = event.handle};
+    CHECK_EQUAL(inferd_start(client, &call, &request, &error), 0);
+    CHECK_EQUAL(inferd_next_event(client, 0, -1, &event, &error), 0);
+    CHECK_EQUAL(event.kind, INFERD_EVENT_END);
+    CHECK(event.request == request && event.handle);
+    call = (inferd_call){.kind = INFERD_COMPUTE, .handle = event.handle};
+    CHECK_EQUAL(inferd_start(client, &call, &request, &error), 0);
+    CHECK_EQUAL(inferd_next_event(client, 0, -1, &event, &error), 0);
+    CHECK_EQUAL(event.kind, INFERD_EVENT_FAILED);
+    CHECK_EQUAL(event.error.number, INFERD_INVALID_ARGUMENT);
+}
+
+static void *cancel_other(void *context) {
+    int cancelled = 0;
+    while (!cancelled)
+        CHECK_EQUAL(inferd_cancel(client, *(inferd_handle *)context, &cancelled, NULL), 0);
+    return NULL;
+}
+
+SCENARIO(another_thread_cancels_a_call_that_waits) {
+    inferd_handle context = open_context("slow", NULL);
+    pthread_t thread;
+    set_prompt(context, "a b c d e f g h");
+    CHECK(!pthread_create(&thread, NULL, cancel_other, &context));
+    CHECK_EQUAL(inferd_compute(client, context, NULL, &error), INFERD_CANCELLED);
+    CHECK(!pthread_join(thread, NULL));
+}
+
+SCENARIO(a_started_request_is_cancelled_by_its_id) {
+    inferd_handle context = open_context("slow", NULL);
+    inferd_call call = {.kind = INFERD_STREAM, .handle = context, .data = "a b c d e f g h", .length = 15, .raw = 1};
+    uint64_t request = 0;
+    inferd_event event;
+    CHECK_EQUAL(inferd_start(client, &call, &request, &error), 0);
+    CHECK_EQUAL(inferd_next_event(client, request, -1, &event, &error), 0);
+    CHECK_EQUAL(event.kind, INFERD_EVENT_TEXT);
+    inferd_event_clear(&event);
+    CHECK_EQUAL(inferd_cancel_request(client, request, &error), 0);
+    do {
+        inferd_event_clear(&event);
+        CHECK_EQUAL(inferd_next_event(client, request, -1, &event, &error), 0);
+    } while (event.kind == INFERD_EVENT_TEXT);
+    CHECK_EQUAL(event.kind, INFERD_EVENT_FAILED);
+    CHECK_EQUAL(event.error.number, INFERD_CANCELLED);
+    CHECK_EQUAL(inferd_cancel_request(client, request, &error), INFERD_INVALID_ARGUMENT);
+}
+
+SCENARIO(a_call_that_takes_too_long_is_cancelled) {
+    inferd_options options = {.call_timeout_ms = 50};
+    inferd_handle context = 0;
+    inferd_close(client);
+    CHECK_EQUAL(inferd_connect(NULL, &client, &error), 0);
+    load("slow", NULL); /* so that its load is not what takes long */
+    inferd_client *patient = client;
+    CHECK_EQUAL(inferd_connect(&options, &client, &error), 0);
+    context = open_context("slow", NULL);
+    set_prompt(context, "a b c d e f g h");
+    CHECK_EQUAL(inferd_compute(client, context, NULL, &error), INFERD_TIMEOUT);
+    CHECK_EQUAL(inferd_fini_single(client, context, &error), 0);
+    inferd_close(patient);
+}
+
+SCENARIO(a_turn_ends_at_its_own_timeout) {
+    inferd_handle context = open_context("slow", NULL);
+    inferd_turn turn = {.priority = "low", .timeout_s = 0.05};
+    set_prompt(context, "a b c d e f g h");
+    CHECK_EQUAL(inferd_compute(client, context, &turn, &error), INFERD_TIMEOUT);
+    turn.priority = "none";
+    CHECK_EQUAL(inferd_compute(client, context, &turn, &error), INFERD_INVALID_ARGUMENT);
+}
+
+SCENARIO(the_requests_of_a_connection_are_bounded) {
+    inferd_handle context = open_context("slow", NULL);
+    inferd_call call = {.kind = INFERD_STREAM, .handle = context, .data = "a b c d e f g h", .length = 15};
+    inferd_call other = {.kind = INFERD_GET_OUTPUT, .handle = context};
+    uint64_t request = 0;
+    CHECK_EQUAL(inferd_start(client, &call, &request, &error), 0);
+    for (int i = 0; i < 255; i++)
+        CHECK_EQUAL(inferd_start(client, &other, &request, &error), 0);
+    CHECK_EQUAL(inferd_start(client, &other, &request, &error), INFERD_BUSY);
+    CHECK(error.retryable);
+    inferd_event event;
+    CHECK_EQUAL(inferd_next_event(client, request, -1, &event, &error), 0);
+    inferd_event_clear(&event);
+    CHECK_EQUAL(inferd_start(client, &other, &request, &error), 0);
+}
+
+enum { THREADS = 8, TURNS = 20 };
+
+static void *compute_turns(void *number) {
+    char prompt[32], text[32];
+    size_t length = 0;
+    inferd_handle graph = 0, context = 0;
+    snprintf(prompt, sizeof prompt, "thread %d", *(int *)number);
+    CHECK_EQUAL(inferd_load(client, "echo", NULL, &graph, NULL), 0);
+    CHECK_EQUAL(inferd_open(client, graph, NULL, &context, NULL), 0);
+    for (int i = 0; i < TURNS; i++) {
+        CHECK_EQUAL(inferd_set_input(client, context, 0, prompt, strlen(prompt), NULL), 0);
+        CHECK_EQUAL(inferd_compute(client, context, NULL, NULL), 0);
+        CHECK_EQUAL(inferd_get_output(client, context, 0, text, sizeof text - 1, &length, NULL), 0);
+        text[length] = 0;
+        CHECK_TEXT(text, prompt);
+    }
+    CHECK_EQUAL(inferd_close_context(client, context, 0, NULL), 0);
+    return NULL;
+}
+
+SCENARIO(threads_share_a_client) {
+    pthread_t threads[THREADS];
+    int numbers[THREADS];
+    for (int i = 0; i < THREADS; i++) {
+        numbers[i] = i;
+        CHECK(!pthread_create(&threads[i], NULL, compute_turns, &numbers[i]));
+    }
+    for (int i = 0; i < THREADS; i++)
+        CHECK(!pthread_join(threads[i], NULL));
+}
+
+SCENARIO(a_file_is_loaded_by_its_descriptor) {
+    inferd_handle graph = 0, context = 0;
+    CHECK_EQUAL(inferd_load_file(client, getenv("MODEL_FILE"), "{\"n-predict\": 4, \"temp\": 0}", &graph, &error), 0);
+    CHECK_EQUAL(inferd_open(client, graph, NULL, &context, &error), 0);
+    set_prompt(context, "Once upon a time");
+    CHECK_EQUAL(inferd_compute(client, context, NULL, &error), 0);
+    CHECK(output(context, 0)[0]);
+    CHECK(strstr(output(context, 1), "\"output_tokens\":4"));
+}
+
+/* The daemon is killed once this program has printed a line. */
+SCENARIO(a_killed_daemon_fails_the_calls_under_way_and_all_later_ones) {
+    inferd_handle context = open_context("slow", NULL);
+    inferd_call call = {.kind = INFERD_STREAM, .handle = context, .data = "a b c d e f g h", .length = 15, .raw = 1};
+    uint64_t request = 0;
+    inferd_event event;
+    CHECK_EQUAL(inferd_start(client, &call, &request, &error), 0);
+    CHECK_EQUAL(inferd_next_event(client, request, -1, &event, &error), 0);
+    CHECK_EQUAL(event.kind, INFERD_EVENT_TEXT);
+    puts("running");
+    fflush(stdout);
+    do {
+        inferd_event_clear(&event);
+        CHECK_EQUAL(inferd_next_event(client, request, -1, &event, &error), 0);
+    } while (event.kind == INFERD_EVENT_TEXT);
+    CHECK_EQUAL(event.kind, INFERD_EVENT_FAILED);
+    CHECK_EQUAL(event.error.number, INFERD_CONNECTION_LOST);
+    CHECK_EQUAL(inferd_compute(client, context, NULL, &error), INFERD_CONNECTION_LOST);
+    CHECK_EQUAL(inferd_process(client, &error), INFERD_CONNECTION_LOST);
+    inferd_client *other = NULL;
+    CHECK_EQUAL(inferd_connect(NULL, &other, &error), INFERD_CONNECTION_LOST);
+    CHECK(error.hint[0] && !other);
+}
+
+/* The program ends with a turn under way. */
+SCENARIO(vanishes_during_a_turn) {
+    inferd_handle context = open_context("slow", NULL);
+    inferd_call call = {.kind = INFERD_STREAM, .handle = context, .data = "a b c d e f g h", .length = 15, .raw = 1};
+    uint64_t request = 0;
+    inferd_event event;
+    CHECK_EQUAL(inferd_start(client, &call, &request, &error), 0);
+    CHECK_EQUAL(inferd_next_event(client, request, -1, &event, &error), 0);
+    inferd_event_clear(&event);
+}
+
+#define ENTRY(name) {#name, name}
+static const scenario SCENARIOS[] = {
+    ENTRY(computes_a_turn_and_closes_everything),
+    ENTRY(lists_the_models_up_to_the_size_of_the_array),
+    ENTRY(an_error_has_its_name_numbers_and_hint),
+    ENTRY(pulls_tokens_until_the_end_and_ends_a_turn_early),
+    ENTRY(a_buffer_is_filled_to_its_last_byte_and_never_beyond),
+    ENTRY(parameters_hold_for_their_turn_context_or_graph),
+    ENTRY(a_session_with_an_id_outlives_its_connection),
+    ENTRY(a_prompt_larger_than_a_frame_travels_in_a_memfd),
+    ENTRY(streams_more_events_than_its_credit_without_blocking),
+    ENTRY(every_call_can_be_started_without_waiting),
+    ENTRY(another_thread_cancels_a_call_that_waits),
+    ENTRY(a_started_request_is_cancelled_by_its_id),
+    ENTRY(a_call_that_takes_too_long_is_cancelled),
+    ENTRY(a_turn_ends_at_its_own_timeout),
+    ENTRY(the_requests_of_a_connection_are_bounded),
+    ENTRY(threads_share_a_client),
+    ENTRY(a_file_is_loaded_by_its_descriptor),
+    ENTRY(a_killed_daemon_fails_the_calls_under_way_and_all_later_ones),
+    ENTRY(vanishes_during_a_turn),
+};
+
+int main(int argc, char **argv) {
+    CHECK_EQUAL(inferd_connect(NULL, &client, &error), 0);
+    int status = run_scenario(SCENARIOS, sizeof SCENARIOS / sizeof *SCENARIOS, argc, argv);
+    inferd_close(client);
+    return status;
+}

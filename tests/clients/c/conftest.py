@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from inferd.testing import RunningDaemon, running_daemon
+from tests.echo import echo_model
+from tests.tiny_gguf import write_tiny
+
+MODELS = echo_model("slow", step_ms=100) + echo_model("echo")
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny GGUF file that llama.cpp runs."""
+    return write_tiny("llama", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def daemon(tiny: Path) -> Iterator[RunningDaemon]:
+    config = MODELS + f'[models.tiny]\nfile = "{tiny}"\n'
+    with running_daemon(config) as running:
+        yield running

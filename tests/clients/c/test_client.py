@@ -1,0 +1,66 @@
+"""The C client against a real daemon, as programs with sanitizers."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from inferd import Client
+from inferd.testing import RunningDaemon, running_daemon
+
+from .build import ADDRESS, THREAD, build, scenarios
+from .conftest import MODELS
+
+PROGRAM = "client_host"
+WITH_A_PARTNER = (
+    "a_killed_daemon_fails_the_calls_under_way_and_all_later_ones",
+    "vanishes_during_a_turn",
+)
+THREADED = ("threads_share_a_client", "another_thread_cancels_a_call_that_waits")
+
+
+def run(daemon: RunningDaemon, sanitizers: str, scenario: str, **environment: str) -> None:
+    done = subprocess.run(
+        [str(build(sanitizers) / PROGRAM), scenario],
+        env={**daemon.environment, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("scenario", [s for s in scenarios(PROGRAM) if s not in WITH_A_PARTNER])
+def test_a_c_program(daemon: RunningDaemon, tiny: Path, scenario: str) -> None:
+    run(daemon, ADDRESS, scenario, MODEL_FILE=str(tiny))
+    with Client(daemon.socket) as client:
+        assert client.sessions(dormant=True) == client.queue() == []
+
+
+@pytest.mark.parametrize("scenario", THREADED)
+def test_threads_of_a_c_program_do_not_race(daemon: RunningDaemon, scenario: str) -> None:
+    run(daemon, THREAD, scenario)
+
+
+def test_a_program_that_vanishes_leaves_nothing_behind(daemon: RunningDaemon) -> None:
+    run(daemon, ADDRESS, "vanishes_during_a_turn")
+    with Client(daemon.socket) as client:
+        while client.queue() or client.sessions():
+            pass
+
+
+def test_a_killed_daemon_fails_the_calls_of_a_c_program() -> None:
+    with running_daemon(MODELS) as daemon:
+        program = subprocess.Popen(
+            [str(build(ADDRESS) / PROGRAM), WITH_A_PARTNER[0]],
+            env=daemon.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        with program:
+            assert program.stdout and program.stderr
+            assert program.stdout.readline() == b"running\n"
+            daemon.kill()
+            assert program.wait(30) == 0, program.stderr.read().decode()

@@ -1,0 +1,321 @@
+/* A program that tests the insides of the C client: its msgpack reader, its frames, its behaviour with a
+ * daemon that sends anything. It includes the source file to reach its static functions. */
+#include "inferd.c" /* NOLINT */
+
+#include "check.h"
+
+/* ---- Frames as JSON, in the form of docs/protocol-vectors.json ---- */
+
+static void print_json(reader *r);
+
+static void print_text(const value *v) {
+    putchar('"');
+    for (uint32_t i = 0; i < v->length; i++) {
+        uint8_t c = v->bytes[i];
+        if (c < 0x20 || c == '"' || c == '\\')
+            printf("\\u%04x", c);
+        else
+            putchar(c);
+    }
+    putchar('"');
+}
+
+static void print_bin(const value *v) {
+    printf("{\"$bin\": \"");
+    for (uint32_t i = 0; i < v->length; i++)
+        printf("%02x", v->bytes[i]);
+    printf("\"}");
+}
+
+static void print_items(reader *r, const value *head) {
+    bool is_map = head->type == MAP;
+    putchar(is_map ? '{' : '[');
+    for (uint32_t i = 0; i < head->length; i++) {
+        if (i)
+            putchar(',');
+        print_json(r);
+        if (is_map) {
+            putchar(':');
+            print_json(r);
+        }
+    }
+    putchar(is_map ? '}' : ']');
+}
+
+static void print_json(reader *r) {
+    value v;
+    CHECK(read_value(r, &v));
+    switch (v.type) {
+    case NIL: printf("null"); break;
+    case BOOL: printf(v.number ? "true" : "false"); break;
+    case INT: v.negative ? printf("%lld", (long long)v.number) : printf("%llu", (unsigned long long)v.number); break;
+    case REAL: printf("%.17g", v.real); break;
+    case TEXT: print_text(&v); break;
+    case BIN: print_bin(&v); break;
+    default: print_items(r, &v);
+    }
+}
+
+static uint8_t *read_hex(const char *line, size_t *length) {
+    *length = strcspn(line, "\n") / 2;
+    uint8_t *bytes = malloc(*length ? *length : 1);
+    CHECK(bytes);
+    for (size_t i = 0; i < *length; i++) {
+        unsigned byte;
+        CHECK(sscanf(line + 2 * i, "%2x", &byte) == 1);
+        bytes[i] = (uint8_t)byte;
+    }
+    return bytes;
+}
+
+/* Read frames in hex, one a line. Returns false at the end. */
+static bool next_frame(uint8_t **frame, size_t *length) {
+    char *line = NULL;
+    size_t size = 0;
+    bool found = getline(&line, &size, stdin) > 0;
+    if (found)
+        *frame = read_hex(line, length);
+    free(line);
+    return found;
+}
+
+SCENARIO(prints_each_frame_as_json) {
+    uint8_t *frame;
+    size_t length;
+    while (next_frame(&frame, &length)) {
+        reader r = {frame + LENGTH_BYTES, frame + length}, whole = r;
+        CHECK(skip_value(&whole) && whole.at == whole.end);
+        print_json(&r);
+        putchar('\n');
+        free(frame);
+    }
+}
+
+/* ---- Damaged frames ---- */
+
+/* A client whose daemon is the other end of a pair of sockets, with the stream 1 and the call 2 under way. */
+static inferd_client *make_fed_client(int *daemon) {
+    int ends[2];
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends));
+    inferd_client *client = make_client(ends[0], 0);
+    CHECK(client);
+    client->greeted = true;
+    inferd_call stream = {.kind = INFERD_STREAM, .handle = 1}, call = {.kind = INFERD_GET_OUTPUT, .handle = 1};
+    uint64_t id;
+    CHECK_EQUAL(inferd_start(client, &stream, &id, NULL), 0);
+    CHECK_EQUAL(inferd_start(client, &call, &id, NULL), 0);
+    *daemon = ends[1];
+    return client;
+}
+
+/* Feed bytes to a client, take all events, and end the connection: nothing may be left or read beyond. */
+static void feed(const uint8_t *bytes, size_t length) {
+    int daemon;
+    inferd_event event;
+    inferd_client *client = make_fed_client(&daemon);
+    CHECK_EQUAL(write(daemon, bytes, length), length);
+    inferd_process(client, NULL);
+    CHECK(!shutdown(daemon, SHUT_RDWR));
+    for (int i = 0; i < 2000; i++) {
+        CHECK_EQUAL(inferd_next_event(client, 0, -1, &event, NULL), 0);
+        bool none = event.kind == INFERD_EVENT_NONE;
+        inferd_event_clear(&event);
+        if (none)
+            break;
+    }
+    CHECK(!client->requests && !client->stored_bytes);
+    close(daemon);
+    inferd_close(client);
+}
+
+/* Feed the frame cut at each length, in an allocation of exactly that size. */
+static void feed_cut(const uint8_t *frame, size_t length) {
+    for (size_t cut = LENGTH_BYTES; cut < length; cut++) {
+        uint8_t *part = malloc(cut);
+        CHECK(part);
+        memcpy(part, frame, cut);
+        for (size_t i = 0; i < LENGTH_BYTES; i++)
+            part[i] = (uint8_t)((cut - LENGTH_BYTES) >> (8 * i));
+        feed(part, cut);
+        free(part);
+    }
+}
+
+/* Feed the frame with each byte of its body replaced by bytes that change types and lengths. */
+static void feed_changed(uint8_t *frame, size_t length) {
+    static const uint8_t BYTES[] = {0x00, 0x80, 0x8f, 0x9f, 0xc0, 0xc1, 0xc6, 0xc9, 0xcf, 0xdb, 0xdd, 0xdf, 0xff};
+    for (size_t at = LENGTH_BYTES; at < length && at < 120; at++) {
+        uint8_t before = frame[at];
+        for (size_t i = 0; i < sizeof BYTES; i++) {
+            frame[at] = BYTES[i];
+            feed(frame, length);
+        }
+        frame[at] = before;
+    }
+}
+
+SCENARIO(damaged_frames_end_in_events) {
+    uint8_t *frame;
+    size_t length;
+    while (next_frame(&frame, &length)) {
+        feed_cut(frame, length);
+        feed_changed(frame, length);
+        free(frame);
+    }
+}
+
+/* Whether a body of one value inside `levels` arrays can be read. */
+static bool reads_levels(size_t levels) {
+    uint8_t body[NESTING_MAX + 4];
+    memset(body, 0x91, levels);
+    body[levels] = 0xc0;
+    reader r = {body, body + levels + 1};
+    return skip_value(&r);
+}
+
+SCENARIO(a_frame_has_at_most_64_levels) {
+    CHECK(reads_levels(NESTING_MAX));
+    CHECK(!reads_levels(NESTING_MAX + 1));
+}
+
+/* Write `head` and zeros: a body of 4096 bytes that claims more. */
+static void check_unreadable(const char *head, size_t length) {
+    uint8_t body[4096] = {0};
+    memcpy(body, head, length);
+    reader r = {body, body + sizeof body};
+    CHECK(!skip_value(&r));
+}
+
+SCENARIO(lengths_beyond_the_frame_are_not_read) {
+    check_unreadable("\xdd\xff\xff\xff\xff", 5);
+    check_unreadable("\xdf\xff\xff\xff\xff", 5);
+    check_unreadable("\xdb\xff\xff\xff\xff", 5);
+    check_unreadable("\xc6\xff\xff\xff\xff", 5);
+    check_unreadable("\xc9\xff\xff\xff\xff", 5);
+    check_unreadable("\xda\x0f\xfe", 3);
+    check_unreadable("\xc1", 1);
+}
+
+SCENARIO(numbers_have_their_values) {
+    uint8_t bytes[] = {0xff, 0xd0, 0x80, 0xd3, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xfe, 0xca, 0x3f, 0xc0, 0, 0};
+    reader r = {bytes, bytes + sizeof bytes};
+    value v;
+    CHECK(read_value(&r, &v) && v.negative && (int64_t)v.number == -1);
+    CHECK(read_value(&r, &v) && v.negative && (int64_t)v.number == -128);
+    CHECK(read_value(&r, &v) && v.negative && (int64_t)v.number == -2);
+    CHECK(read_value(&r, &v) && v.type == REAL && v.real == 1.5);
+}
+
+static void put_event(buffer *b, uint64_t id, uint64_t kind, size_t text_length) {
+    static char text[1 << 20];
+    size_t start = b->length;
+    put_bytes(b, "\0\0\0", LENGTH_BYTES);
+    put_array(b, 3);
+    put_uint(b, kind);
+    put_uint(b, id);
+    put_map(b, 1);
+    put_text(b, "text");
+    put_bin(b, text, text_length);
+    size_t length = b->length - start - LENGTH_BYTES;
+    for (size_t i = 0; i < LENGTH_BYTES; i++)
+        b->data[start + i] = (uint8_t)(length >> (8 * i));
+}
+
+/* The number of the error that ends the connection when the daemon sends `events` events of the stream. */
+static int end_after_events(int events) {
+    int daemon;
+    buffer bytes = {0};
+    inferd_client *client = make_fed_client(&daemon);
+    for (int i = 0; i < events; i++)
+        put_event(&bytes, 1, EVENT, 1);
+    CHECK_EQUAL(write(daemon, bytes.data, bytes.length), bytes.length);
+    int number = inferd_process(client, NULL);
+    free(bytes.data);
+    close(daemon);
+    inferd_close(client);
+    return number;
+}
+
+SCENARIO(a_stream_has_at_most_64_events_that_were_not_taken) {
+    CHECK_EQUAL(end_after_events(CREDIT), 0);
+    CHECK_EQUAL(end_after_events(CREDIT + 1), INFERD_PROTOCOL_ERROR);
+}
+
+SCENARIO(replies_that_were_not_taken_have_a_bound) {
+    inferd_client *client = make_client(-1, 0);
+    CHECK(client);
+    client->greeted = true;
+    buffer body = {0};
+    inferd_call call = {.kind = INFERD_GET_OUTPUT, .handle = 1};
+    uint64_t id;
+    put_event(&body, 1, REPLY, 1 << 20);
+    reader content = {body.data + LENGTH_BYTES, body.data + body.length};
+    int taken = 0;
+    while (!client->ended) {
+        CHECK_EQUAL(start_request(client, &call, false, &id, NULL), 0);
+        receive_answer(client, REPLY, id, content);
+        taken += !client->ended;
+    }
+    CHECK_EQUAL(taken, 63); /* of a little more than 1 MiB each */
+    CHECK_EQUAL(client->end.number, INFERD_TOO_LARGE);
+    free(body.data);
+    inferd_close(client);
+}
+
+SCENARIO(bytes_that_wait_to_be_sent_have_a_bound) {
+    int ends[2];
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends));
+    inferd_client *client = make_client(ends[0], 0);
+    static char data[900 << 10];
+    inferd_call call = {.kind = INFERD_SET_INPUT, .handle = 1, .data = data, .length = sizeof data};
+    inferd_error error = {0};
+    uint64_t id;
+    int started = 0;
+    CHECK(client);
+    while (!inferd_start(client, &call, &id, &error))
+        started++;
+    CHECK_EQUAL(error.number, INFERD_BUSY);
+    CHECK(started >= 4 && client->out.length <= OUT_BYTES_MAX);
+    CHECK(inferd_poll_events(client) & POLLOUT);
+    static char sink[1 << 16];
+    while (client->out.length) {
+        while (read(ends[1], sink, sizeof sink) > 0)
+            continue;
+        CHECK_EQUAL(inferd_process(client, NULL), 0);
+    }
+    CHECK_EQUAL(inferd_start(client, &call, &id, &error), 0);
+    close(ends[1]);
+    inferd_close(client);
+}
+
+/* ---- A daemon that plays a vector ---- */
+
+/* Connect, make the call `models`, and print the error's name, or `reply`. */
+SCENARIO(calls_a_daemon_and_prints_the_outcome) {
+    inferd_options options = {.connect_timeout_ms = 5000, .call_timeout_ms = 300};
+    inferd_client *client = NULL;
+    inferd_error error;
+    inferd_model model;
+    size_t count = 0;
+    if (!inferd_connect(&options, &client, &error))
+        inferd_models(client, &model, 1, &count, &error);
+    puts(error.number == INFERD_UNKNOWN ? "Unknown" : error.number ? error.name : "reply");
+    inferd_close(client);
+}
+
+#define ENTRY(name) {#name, name}
+static const scenario SCENARIOS[] = {
+    ENTRY(prints_each_frame_as_json),
+    ENTRY(damaged_frames_end_in_events),
+    ENTRY(a_frame_has_at_most_64_levels),
+    ENTRY(lengths_beyond_the_frame_are_not_read),
+    ENTRY(numbers_have_their_values),
+    ENTRY(a_stream_has_at_most_64_events_that_were_not_taken),
+    ENTRY(replies_that_were_not_taken_have_a_bound),
+    ENTRY(bytes_that_wait_to_be_sent_have_a_bound),
+    ENTRY(calls_a_daemon_and_prints_the_outcome),
+};
+
+int main(int argc, char **argv) {
+    return run_scenario(SCENARIOS, sizeof SCENARIOS / sizeof *SCENARIOS, argc, argv);
+}
