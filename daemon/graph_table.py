@@ -28,11 +28,13 @@ class Graph:
         """The sources of options: the model file or the model's configuration, else the graph."""
         self.not_applied: dict[str, Any] = {}
         self.ignored = requested.ignored
+        self.adjusted = requested.adjusted
 
     @property
     def kept_bytes(self) -> int:
         """The memory that it takes."""
-        return memory_bytes(self.options, self.origins, self.not_applied, self.ignored)
+        notes = self.not_applied, self.ignored, self.adjusted
+        return memory_bytes(self.options, self.origins, *notes)
 
 
 class GraphTable:

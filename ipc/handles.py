@@ -11,7 +11,7 @@ class Graph(int):
     """A graph's handle, with the model's properties.
 
     `not_applied` has the values in force where the configuration requested others. `ignored` lists
-    the keys that the daemon does not know.
+    the keys that the daemon does not know, `adjusted` the values out of their range.
     """
 
     model: str
@@ -20,6 +20,7 @@ class Graph(int):
     slots: int
     not_applied: dict[str, Any]
     ignored: list[str]
+    adjusted: dict[str, str]
 
     @classmethod
     def from_result(cls, result: GraphResult) -> Self:
@@ -28,6 +29,7 @@ class Graph(int):
         self.model, self.fingerprint = result.model, result.fingerprint
         self.ctx_size, self.slots = result.ctx_size, result.slots
         self.not_applied, self.ignored = result.not_applied, result.ignored
+        self.adjusted = result.adjusted
         return self
 
 

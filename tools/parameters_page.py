@@ -33,7 +33,10 @@ nested objects of the latter are read too (`model`, `sampling`, `stopping`, `mem
 
 In JSON an unknown key has no effect and is reported as `ignored`, unless `"strict": true` stands
 beside it; everywhere else it is refused, and the error names the nearest known key. A value out of
-its range is refused with the range and the nearest valid value. All errors are reported at once.
+its range is refused with the range and the nearest valid value. In JSON that is not strict, another
+value is used and reported as `adjusted`: the nearest valid one, for an `n-predict` of −2 the rest
+of the context, for a `seed` its remainder modulo 2^32. A `pooling-type` there may be llama.cpp's
+number. All errors are reported at once.
 [stopping.md](stopping.md) describes what ends a turn, and the further forms that are read.
 
 **Precedence**: the turn's value, then the session's, the graph's, the model's in the configuration,

@@ -16,6 +16,7 @@ from .adapter_scales import check_distinct, read_scales
 from .chat_options import read_arguments, read_choice, read_tool_choice, read_tools
 from .ignored_keys import IGNORED_KEYS, REFUSED_KEYS
 from .json_texts import JSON_BYTES_MAX, decode_json
+from .lenient_values import adjust_value
 from .other_spellings import FORMS, read_token, read_triggers
 from .parameter_table import (
     BY_NAME,
@@ -75,10 +76,13 @@ _SAMPLER_SPELLINGS = {n.replace("-", ""): n for n in SAMPLERS} | {
 
 
 class Options(msgspec.Struct, kw_only=True):
-    """The values by parameter name that were read from a JSON object, and the ignored keys."""
+    """The values by parameter name that were read from a JSON object, the ignored keys, and by name
+    why a value is not the one that was given.
+    """
 
     values: dict[str, Any] = {}
     ignored: list[str] = []
+    adjusted: dict[str, str] = {}
 
     def level(self, *levels: Level) -> dict[str, Any]:
         """Return the values of the parameters of *levels*."""
@@ -94,7 +98,8 @@ def nearest(key: str, keys: Iterable[str]) -> str:
 
 
 def parse_json_options(text: bytes | str, *, strict: bool = False) -> Options:
-    """Read the JSON text of a wasi-nn call; empty text is an empty object.
+    """Read the JSON text of a wasi-nn call; empty text is an empty object. Unless it is strict,
+    values out of their range are adjusted.
 
     :raises InvalidEncoding: *text* is not a JSON object.
     :raises InvalidArgument: a value is wrong, or, with *strict*, a key is unknown.
@@ -108,11 +113,12 @@ def parse_json_options(text: bytes | str, *, strict: bool = False) -> Options:
         raise InvalidEncoding(
             f"the metadata is not a JSON object: {exc}", hint='send one JSON object, as {"temp":0}'
         ) from None
-    return read_options(value, strict=strict)
+    return read_options(value, strict=strict, lenient=True)
 
 
-def read_options(raw: Mapping[str, Any], *, strict: bool = False) -> Options:
-    """Read parameters from a decoded object; `ignored` lists unknown keys.
+def read_options(raw: Mapping[str, Any], *, strict: bool = False, lenient: bool = False) -> Options:
+    """Read parameters from a decoded object; `ignored` lists unknown keys. If it is *lenient* and
+    not strict, values out of their range are `adjusted` as `adjust_value` says.
 
     Of several spellings of one parameter the last one applies. The first `ERRORS_MAX` errors are
     reported together, each with key, value and range; one of them suggests the nearest known key.
@@ -140,7 +146,14 @@ def read_options(raw: Mapping[str, Any], *, strict: bool = False) -> Options:
             continue
         for spelling, item in values.items():
             if spelling in BY_SPELLING:
-                _read_value(BY_SPELLING[spelling], key, item, options.values, errors)
+                _read_value(
+                    BY_SPELLING[spelling],
+                    key,
+                    item,
+                    options,
+                    errors,
+                    lenient=not strict and lenient,
+                )
             elif strict:
                 errors.append(_unknown(key, name, suggests=suggests))
                 suggests = False
@@ -178,10 +191,20 @@ def _unknown(key: str, name: str, *, suggests: bool) -> str:
 
 
 def _read_value(
-    parameter: Parameter, key: str, value: Any, values: dict[str, Any], errors: list[str]
+    parameter: Parameter,
+    key: str,
+    value: Any,
+    options: Options,
+    errors: list[str],
+    *,
+    lenient: bool,
 ) -> None:
+    used, reason = adjust_value(parameter, value) if lenient else (value, "")
     try:
-        values[parameter.name] = _READERS[parameter.kind](parameter, value)
+        options.values[parameter.name] = _READERS[parameter.kind](parameter, used)
+        options.adjusted.pop(parameter.name, None)
+        if reason:
+            options.adjusted[parameter.name] = reason
     except RecursionError:
         errors.append(f"{key}: it nests too deep")
     except ValueError as exc:

@@ -43,6 +43,8 @@ def _open_session(
         parameters.origins = dict(graph.origins)
     parameters.not_applied = dict(graph.not_applied)
     parameters.ignored = list(graph.ignored)
+    if not attached:
+        parameters.out_of_range = dict(graph.adjusted)
     return session, attached
 
 
@@ -185,6 +187,7 @@ async def run_inference(daemon: Daemon, request: Request) -> w.TurnResult:
     bounded(result.text, p.size_max)
     metadata = result.metadata
     metadata["ignored"] = sorted({*metadata["ignored"], *options.ignored})
+    metadata["adjusted"] |= options.adjusted
     return result
 
 

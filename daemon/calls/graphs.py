@@ -148,6 +148,7 @@ async def _open_graph(
         slots=info.slots,
         not_applied=graph.not_applied,
         ignored=graph.ignored,
+        adjusted=graph.adjusted,
     )
 
 

@@ -53,6 +53,7 @@ class GraphResult(Map):
     slots: int = 0
     not_applied: dict[str, Any] = {}
     ignored: list[str] = []
+    adjusted: dict[str, str] = {}
 
 
 class ProgressEvent(Map):

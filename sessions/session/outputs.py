@@ -117,7 +117,7 @@ class SessionOutputs:
             "session_id": core.session_id,
             "durable": core.recording.durable,
             "not_applied": parameters.not_applied,
-            "adjusted": _joined(parameters.adjusted, {} if turn is None else turn.adjusted),
+            "adjusted": _joined(parameters.reported, {} if turn is None else turn.adjusted),
             "ignored": parameters.ignored,
             **_probabilities(turn),
         }

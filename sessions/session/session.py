@@ -100,7 +100,7 @@ class Session(SessionCore):
     def apply_options(self, options: Options) -> None:
         """Set parameters that were read; note those that do not apply."""
         parameters, turn = self.settings.parameters, self.turn
-        self.check_growth(memory_bytes(options.values, options.ignored))
+        self.check_growth(memory_bytes(options.values, options.ignored, options.adjusted))
         parameters.apply(options)
         self.count_kept_bytes()
         if turn is not None and self.active:

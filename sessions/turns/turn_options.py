@@ -66,7 +66,8 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Parameters:
     """Owned by its session. `defaults` are its graph's, with their `origins`; `options` are the
     session's. `ignored` and `not_applied` were requested and do not apply; `adjusted` says why a
-    value differs from the requested one. `seed` is that of the last turn.
+    value of the last turn differs from the requested one, and `out_of_range` why a value that was
+    set as JSON does. `seed` is that of the last turn.
     """
 
     def __init__(self, defaults: Mapping[str, Any], origins: Mapping[str, str] | None = None):
@@ -76,6 +77,7 @@ class Parameters:
         self.ignored: list[str] = []
         self.not_applied: dict[str, Any] = {}
         self.adjusted: dict[str, str] = {}
+        self.out_of_range: dict[str, str] = {}
         self.seed = 0
         self.unused: Mapping[str, str] = {}
         """Parameters without effect on the present input's turn, with the reasons."""
@@ -89,7 +91,12 @@ class Parameters:
         """The memory that they take."""
         maps = (self.defaults, self.origins, self.options, self._turn)
         notes = {"ignored": self.ignored, "adjusted": self.adjusted}
-        return self._meter.count_bytes(*maps, self.not_applied, notes)
+        return self._meter.count_bytes(*maps, self.not_applied, notes, self.out_of_range)
+
+    @property
+    def reported(self) -> dict[str, str]:
+        """Why values differ from those requested, by name: of the last turn, and set since then."""
+        return self.out_of_range | self.adjusted
 
     @property
     def of_turn(self) -> TurnParameters:
@@ -105,6 +112,7 @@ class Parameters:
         new = Parameters(self.defaults, self.origins)
         new.options, new.ignored = dict(self.options), list(self.ignored)
         new.not_applied, new.unused = dict(self.not_applied), self.unused
+        new.out_of_range = dict(self.out_of_range)
         return new
 
     def apply(self, options: Options) -> None:
@@ -116,6 +124,8 @@ class Parameters:
         own = self.options | {k: v for k, v in options.values.items() if k not in model}
         adjust_parameters(self.defaults | own | self._turn)
         self.options = own
+        kept = {n: why for n, why in self.out_of_range.items() if n not in options.values}
+        self.out_of_range = kept | options.adjusted
         self.not_applied |= {k: v for k, v in model.items() if self.defaults.get(k) != v}
         self.ignored = sorted({*self.ignored, *options.ignored})[:KEYS_MAX]
 
@@ -213,7 +223,9 @@ class Parameters:
         """Return the values in force, and the reasons where they differ from those requested."""
         values, adjusted = adjust_parameters(self.defaults | self.options | self._turn)
         given = {n for n, value in values.items() if value and value != BY_NAME[n].default}
-        return values, adjusted | {n: why for n, why in self.unused.items() if n in given}
+        before = {n: why for n, why in self.out_of_range.items() if n not in self._turn}
+        unused = {n: why for n, why in self.unused.items() if n in given}
+        return values, before | adjusted | unused
 
     def fill(self, spec: TaskSpec) -> TaskSpec:
         """Return *spec* with the parameters in force."""

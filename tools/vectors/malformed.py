@@ -15,6 +15,8 @@ from .exchange import INSTANCE, daemon_hello
 
 __all__ = ("ignored", "malformed", "malformed_daemon", "refused")
 
+TOO_COLD = '{"temp":-1,"strict":true}'
+
 
 def framed(body: bytes) -> bytes:
     """Return *body* with its length prefix."""
@@ -134,7 +136,7 @@ def refused() -> list[dict[str, Any]]:
         ),
         case(
             "a parameter out of its range",
-            [[1, 1, "load_by_name_with_config", {"name": "echo", "config": '{"temp":-1}'}]],
+            [[1, 1, "load_by_name_with_config", {"name": "echo", "config": TOO_COLD}]],
             argument,
         ),
     ]

@@ -164,6 +164,68 @@ def test_all_errors_are_reported_at_once() -> None:
     ]
 
 
+@pytest.mark.parametrize("parameter", NUMBERS, ids=lambda p: p.name)
+def test_json_texts_have_numbers_out_of_range_clamped_unless_they_are_strict(
+    parameter: Parameter,
+) -> None:
+    for bound, value in ((parameter.low, -1e12), (parameter.high, 1e12)):
+        if parameter.name == "seed" or math.isinf(bound):
+            continue
+        options = parse_json_options(json.dumps({parameter.name: value, "llama3": 1}))
+        assert options.values == {parameter.name: bound} and options.ignored == ["llama3"]
+        assert set(options.adjusted) == {parameter.name}
+        for strict in ({"strict": True}, {}):
+            with pytest.raises(InvalidArgument, match=r" is outside .*; nearest: "):
+                parse_json_options(json.dumps({parameter.name: value, **strict}), strict=not strict)
+        with pytest.raises(InvalidArgument, match=" is outside "):
+            read_options({parameter.name: value})
+        again = {parameter.name: value, parameter.name.upper(): parameter.low}
+        assert parse_json_options(json.dumps(again)).adjusted == {}, "the last spelling applies"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "used", "reason"),
+    [
+        ("n_predict", -2, -1, "-2 means until the context is full: -1 is used"),
+        ("n-predict", -3, -1, "-3 is outside -1 … 16777216: -1 is used"),
+        (
+            "seed",
+            -2,
+            (1 << 32) - 2,
+            "-2 is outside 0 … 4294967295: 4294967294 is used, modulo 2^32",
+        ),
+        ("seed", 1 << 32, 0, "4294967296 is outside 0 … 4294967295: 0 is used, modulo 2^32"),
+        ("seed", 5 + (1 << 65), 5, "5 is used, modulo 2^32"),
+        ("temp", 101, 100.0, "101 is outside 0 … 100: 100 is used"),
+        ("pooling-type", -1, "", "-1 means the default"),
+        ("pooling_type", 3, "last", "3 means last"),
+    ],
+)
+def test_json_texts_have_other_runtimes_values_adjusted(
+    key: str, value: object, used: object, reason: str
+) -> None:
+    [(name, found)] = (options := parse_json_options(json.dumps({key: value}))).values.items()
+    assert found == used and type(found) is type(used)
+    assert options.adjusted[name].endswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("seed", -1), ("seed", (1 << 32) - 1), ("n-predict", -1), ("pooling", "cls")]
+)
+def test_json_texts_keep_values_in_range(key: str, value: object) -> None:
+    options = parse_json_options(json.dumps({key: value}))
+    assert options.values == {key: value} and options.adjusted == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("temp", "hot"), ("top-k", 1.5), ("seed", 0.5), ("temp", True), ("pooling-type", 9)],
+)
+def test_json_texts_have_values_of_another_kind_refused(key: str, value: object) -> None:
+    with pytest.raises(InvalidArgument):
+        parse_json_options(json.dumps({key: value}))
+
+
 @pytest.mark.parametrize("key", IGNORED_KEYS)
 def test_a_key_without_effect_is_reported_or_with_strict_refused(key: str) -> None:
     options = read_options({key: "x", "temp": 0})

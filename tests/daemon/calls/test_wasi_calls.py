@@ -109,10 +109,50 @@ def test_a_key_that_would_make_the_answer_wrong_is_unsupported(client: RawClient
 def test_all_bad_values_are_reported_together(client: RawClient) -> None:
     with pytest.raises(InvalidArgument) as caught:
         client.call(
-            "load_by_name_with_config", name="echo", config='{"temp":-1,"top-p":2,"seed":"x"}'
+            "load_by_name_with_config", name="echo", config='{"temp":"","top-p":[],"seed":"x"}'
         )
 
     assert len(caught.value.data["errors"]) == 3
+
+
+def test_values_out_of_range_are_adjusted_and_reported(client: RawClient) -> None:
+    graph = client.call(
+        "load_by_name_with_config", name="echo", config='{"n-predict":-2,"temp":-1,"slots":0}'
+    )
+    assert set(graph["adjusted"]) == {"n-predict", "temp", "slots"}
+    context = client.call("init_execution_context", graph=graph["graph"])["context"]
+    assert client.metadata(context)["adjusted"] == graph["adjusted"]
+    client.set_input(context, b'{"temp":0.5,"seed":-7}', index=1)
+    found = client.metadata(context)["adjusted"]
+    assert set(found) == {"n-predict", "seed", "slots"}
+    client.set_input(context, b"hello")
+    client.call("compute", context=context)
+
+    assert client.output(context) == b"hello"
+    assert client.metadata(context)["adjusted"] == found
+    assert client.metadata(context)["seed"] == (1 << 32) - 7
+    client.call("set_options", context=context, options={"seed": 1})
+    client.call("compute", context=context)
+    assert set(client.metadata(context)["adjusted"]) == {"n-predict", "slots"}
+
+
+def test_values_out_of_range_are_refused_in_options_and_where_strict_is_set(
+    client: RawClient,
+) -> None:
+    context = client.context()
+    with pytest.raises(InvalidArgument, match="n-predict: -2 is outside"):
+        client.set_input(context, b'{"n-predict":-2,"strict":true}', index=1)
+    with pytest.raises(InvalidArgument, match="n-predict: -2 is outside"):
+        client.call("set_options", context=context, options={"n-predict": -2})
+    assert client.metadata(context)["adjusted"] == {}
+
+
+def test_run_inference_adjusts_the_values_of_its_configuration(client: RawClient) -> None:
+    context = client.context()
+    result = client.call(
+        "run_inference", context=context, tensor={"data": b"hello"}, config='{"n-predict":-2}'
+    )
+    assert result["text"] == b"hello" and set(result["metadata"]["adjusted"]) == {"n-predict"}
 
 
 def test_a_second_configuration_gets_a_graph_of_its_own(client: RawClient) -> None:

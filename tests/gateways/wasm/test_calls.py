@@ -71,8 +71,20 @@ def test_parameters_hold_for_their_context_and_are_validated(client: Client) -> 
             assert guest.call("compute", context) == 0
         assert (guest.output(first), guest.output(second)) == (b"he", b"hello")
         assert guest.metadata(first)["ignored"] == ["llama3"]
-        assert guest.set_input(first, {"temp": -1}) == 1
+        assert guest.set_input(first, {"temp": "hot"}) == 1
+        assert guest.set_input(first, {"temp": -1, "strict": True}) == 1
         assert guest.call("set_input", first, 1, guest.tensor(b"{no json")) == 2
+
+
+def test_values_of_other_runtimes_are_adjusted(client: Client) -> None:
+    with Driver(client) as guest:
+        graph = load(guest, [b"echo", b'{"n-predict":-2,"seed":-1234,"pooling-type":1}'])
+        assert graph == 0, guest.errors
+        context = guest.init(graph)
+        assert guest.set_input(context, {"temp": -1}) == 0
+        guest.set_input(context, b"hello")
+        assert guest.call("compute", context) == 0 and guest.output(context) == b"hello"
+        assert set(guest.metadata(context)["adjusted"]) == {"n-predict", "pooling", "seed", "temp"}
 
 
 def test_contexts_take_turns_without_sharing_state(client: Client) -> None:
@@ -244,7 +256,7 @@ def load(guest: Driver, builders: list[bytes], encoding: int = 6, target: int = 
         ([b"x"] * 17, 6, 3, 1),
         ([b"echo", b"{no json"], 6, 3, 2),
         ([b"echo", b"\xff"], 6, 3, 2),
-        ([b"echo", b'{"temp":-1}'], 6, 3, 1),
+        ([b"echo", b'{"temp":"hot"}'], 6, 3, 1),
         ([b"\xff"], 6, 3, 1),
         ([b"nothing"], 6, 3, 103),
     ],
