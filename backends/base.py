@@ -135,7 +135,9 @@ class Model(Protocol):
         With *special*, names of special tokens in the text become these tokens. With *bos*, the
         tokens that the model expects at the start (and end) of a prompt are added.
 
-        :raises InvalidArgument: *text* is not UTF-8.
+        Bytes that are not UTF-8 become a token each.
+
+        :raises InvalidArgument: *text* has such a byte for which the vocabulary has no token.
         """
 
     def piece(self, token: int) -> bytes:

@@ -302,13 +302,12 @@ class ConnectionLost(InferdError, outcome=Outcome.FAILED):
     hint_default = "is the daemon running? start it with `inferd start`"
 
 
-def not_utf8(exc: UnicodeDecodeError, start: int = 0) -> InvalidArgument:
-    """Return the error for a text of which the part from *start* on could not be decoded."""
-    at = start + exc.start
+def not_utf8(byte: int, at: int) -> InvalidArgument:
+    """Return the error for a *byte* of a text that is not UTF-8, and has no token."""
     return InvalidArgument(
-        f"the text is not UTF-8: byte {exc.object[exc.start]:#04x} at {at}",
+        f"the text is not UTF-8: byte {byte:#04x} at {at}, for which the model has no token",
         hint="send text in UTF-8",
-        data={"byte": at},
+        data={"byte": at, "value": byte},
     )
 
 

@@ -17,6 +17,7 @@ from ..core import Daemon
 from .arguments import (
     bounded,
     decode_text,
+    located_in,
     metadata_text,
     tensor_bytes,
     tensor_type,
@@ -176,12 +177,14 @@ async def run_inference(daemon: Daemon, request: Request) -> w.TurnResult:
     data = (await tensor_bytes(request, p.tensor)).rstrip(b"\0")
     options = parse_json_options(metadata_text(p.config))
     turn_settings = turn_options(p, TurnOptions(options=options.values, special=False))
-    message = {"role": "user", "content": await decode_text(data)}
-    async with session.input.for_turn(
-        lambda: session.input.add_messages([message], options.values)
-    ):
-        turn = await session.runner.start_turn(turn_settings)
-        splitter = session.outputs.new_splitter(options.values, turn)
+    text = await decode_text(data)
+    message = {"role": "user", "content": text}
+    with located_in(text):
+        async with session.input.for_turn(
+            lambda: session.input.add_messages([message], options.values)
+        ):
+            turn = await session.runner.start_turn(turn_settings)
+            splitter = session.outputs.new_splitter(options.values, turn)
     await finish_turn(request, session, turn)
     result = turn_result(session, splitter, bytes(turn.text))
     bounded(result.text, p.size_max)

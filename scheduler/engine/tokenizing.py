@@ -14,6 +14,7 @@ from typing import Any
 
 from ...backends import InferdError, Model, Rendering, SamplingParams
 from ...backends.errors import OutOfMemory, PromptTooLong
+from ...backends.raw_bytes import bytes_of, is_utf8
 from .. import messages as m
 from ..call_thread import CallResult, CallThread
 from ..policy.text_order import TextOrder
@@ -27,6 +28,8 @@ TOKENIZE_S = 0.02
 """Time for texts per step: 1 M characters take 0.3–0.6 s, which no stream should wait for."""
 LONG_BYTES = 16 << 10
 """A longer text is tokenized in the thread. It stays whole, so that its tokens do not change."""
+LONG_RAW_BYTES = 2 << 10
+"""As `LONG_BYTES`, for texts that are not UTF-8: each part between such bytes takes 10 us."""
 RENDER_S = 0.01
 """The engine waits this long for a rendering, and then goes on without it. Most take 0.1 ms."""
 RENDER_CHARGED_S = 0.5
@@ -253,9 +256,9 @@ class TokenizeQueue:
             return (yield from self._detokenize(m.unpack_tokens(request.tokens)))
         text, appended, form = yield from render_chat(request, self._render)
         if appended is not None:
-            tokens = yield from self._tokenize(appended.encode(), True, False)
+            tokens = yield from self._tokenize(bytes_of(appended), True, False)
         else:
-            tokens = yield from self._tokenize(text.encode(), True, True)
+            tokens = yield from self._tokenize(bytes_of(text), True, True)
         return text, m.pack_tokens(tokens), appended is not None, form
 
     def _render(self, messages: list[dict[str, Any]], rendering: Rendering) -> _Call:
@@ -282,11 +285,15 @@ class TokenizeQueue:
                     "ctx_size": self._model.info.ctx_size,
                 },
             )
-        if len(text) <= LONG_BYTES or self._seconds() < self._alone_until:
+        if not _is_long(text) or self._seconds() < self._alone_until:
             return self._model.tokenize(text, special=special, bos=bos)
         tokenize = partial(self._model.tokenize, text, special=special, bos=bos)
         tokens: list[int] = yield _Call(self._tokenizing, tokenize)
         return tokens
+
+
+def _is_long(text: bytes) -> bool:
+    return len(text) > LONG_BYTES or (len(text) > LONG_RAW_BYTES and not is_utf8(text))
 
 
 def _error_of(exc: InferdError | MemoryError) -> InferdError:

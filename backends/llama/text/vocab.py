@@ -11,7 +11,9 @@ import numpy as np
 from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
-from ...errors import BackendError, InvalidArgument, TooLarge, not_utf8
+from ...errors import BackendError, InvalidArgument, TooLarge
+from ...raw_bytes import is_utf8
+from .byte_tokens import NAME_TYPES, ByteTokens
 
 TEXT_BYTES_MAX = (1 << 31) - 1
 PIECE_BYTES = 256
@@ -36,6 +38,7 @@ class Vocab:
         self.size = int(lib.llama_vocab_n_tokens(pointer))
         self._pieces: dict[int, bytes] = {}
         self._bytes: dict[bytes, int] | None = None
+        self._byte_tokens = ByteTokens(self, raw_function("llama_vocab_get_text", *NAME_TYPES))
         self._suppressed: tuple[int, ...] | None = None
         self._eog: tuple[int, ...] | None = None
         self._special: list[int] | None = None
@@ -60,7 +63,19 @@ class Vocab:
 
     def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
         """Return the token ids of *text*; see `Model.tokenize`."""
-        _check_text(text)
+        if len(text) > TEXT_BYTES_MAX // 2:
+            raise TooLarge(f"a text of {len(text)} bytes", hint="shorten the text")
+        if is_utf8(text):
+            return self._tokenize(text, special=special, bos=bos)
+        # llama.cpp's BPE tokenizer reads these bytes as U+FFFD, others take valid ones with them.
+        around = self._tokenize(b"", special=special, bos=bos)
+        tokens = self._byte_tokens.tokenize(
+            text, lambda part: self._tokenize(part, special=special, bos=False)
+        )
+        begin = int(bos and self.adds_bos)
+        return [*around[:begin], *tokens, *around[begin:]]
+
+    def _tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
         count = len(text) // 3 + 16
         while True:
             tokens = (ctypes.c_int32 * count)()
@@ -155,13 +170,3 @@ class Vocab:
         """Yield the tokens in parts: in a loop in C no other thread gets the GIL."""
         for begin in range(0, self.size, PART_TOKENS):
             yield range(begin, min(begin + PART_TOKENS, self.size))
-
-
-def _check_text(text: bytes) -> None:
-    if len(text) > TEXT_BYTES_MAX // 2:
-        raise TooLarge(f"a text of {len(text)} bytes", hint="shorten the text")
-    try:
-        text.decode("utf-8")
-    except UnicodeDecodeError as exc:
-        # llama.cpp's BPE tokenizer throws a C++ exception, which ends the process.
-        raise not_utf8(exc) from None

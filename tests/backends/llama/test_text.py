@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -67,12 +68,50 @@ def test_no_piece_is_longer_than_token_bytes_max(llama: Model, gemma: Model) -> 
         assert longest <= model.info.token_bytes_max
 
 
-@pytest.mark.parametrize("text", [b"\xff", b"ab\xc3", b"\xed\xa0\x80", b"\xf5\x80\x80\x80"])
+@pytest.mark.parametrize(
+    "text", [b"\xe8", b"ab\xc3", b"\xed\xa0\x80", b"a \xe9 b", b"\xe9 \n\xe8", b"\n\xa9\n\n x"]
+)
+@pytest.mark.parametrize("bos", [False, True])
 @pytest.mark.model
-def test_text_that_is_not_utf8_is_refused(llama: Model, text: bytes) -> None:
-    """llama.cpp's BPE tokenizer aborts the process for some of these."""
-    with pytest.raises(InvalidArgument, match="UTF-8"):
-        llama.tokenize(text, special=False, bos=True)
+def test_bytes_that_are_not_utf8_are_tokens(
+    llama: Model, gemma: Model, text: bytes, bos: bool
+) -> None:
+    """llama.cpp's BPE tokenizer reads them as U+FFFD."""
+    for model in (llama, gemma):
+        tokens = model.tokenize(text, special=False, bos=bos)
+        around = model.tokenize(b"", special=False, bos=bos)
+        assert tokens[: len(around)] == around
+        assert b"".join(map(model.piece, tokens[len(around) :])) == text
+        for part in re.findall(rb"[\x80-\xff]", text):
+            assert part in map(model.piece, tokens)
+
+
+@pytest.mark.model
+def test_the_text_beside_other_bytes_has_its_usual_tokens(llama: Model, gemma: Model) -> None:
+    for model in (llama, gemma):
+        plain = [model.tokenize(text, special=True, bos=False) for text in (b"Hello ", b" world")]
+        [raw] = model.tokenize(b"\xe9", special=True, bos=False)
+        found = model.tokenize(b"Hello \xe9 world", special=True, bos=False)
+        assert found == [*plain[0], raw, *plain[1]]
+
+
+def test_a_vocabulary_that_puts_a_space_before_a_text_puts_none_after_a_byte(
+    tiny: LlamaModel,
+) -> None:
+    before = tiny.tokenize(b"a", special=True, bos=True)
+    assert len(before) > 2
+    tokens = tiny.tokenize(b"a\xe9b\xe8", special=True, bos=True)
+    assert tokens[: len(before)] == before
+    assert [tiny.piece(t) for t in tokens[len(before) :]] == [b"\xe9", b"b", b"\xe8"]
+
+
+@pytest.mark.model
+def test_a_byte_without_a_token_is_refused_with_its_offset(llama: Model) -> None:
+    with pytest.raises(
+        InvalidArgument, match="byte 0xf5 at 4, for which the model has no"
+    ) as caught:
+        llama.tokenize(b"a\xe9\xc3\xa9\xf5\x80", special=False, bos=True)
+    assert caught.value.data == {"byte": 4, "value": 0xF5}
 
 
 @pytest.mark.model

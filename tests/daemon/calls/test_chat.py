@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 import inferd
-from inferd.backends.errors import InvalidArgument, LoadFailed
-from inferd.daemon.calls.arguments import TEXT_PART_BYTES, decode_text
+from inferd.backends.errors import InvalidArgument, LoadFailed, TooLarge
+from inferd.backends.raw_bytes import bytes_of
+from inferd.daemon.calls.arguments import RAW_BYTES_MAX, TEXT_PART_BYTES, decode_text
 from inferd.daemon.calls.chat_messages import (
     MESSAGES_MAX,
     ROLES,
@@ -221,27 +222,36 @@ def test_echo_checks_what_it_does_not_follow(client: inferd.Client) -> None:
         assert (reply, list(reply.metadata["adjusted"])) == ("x", [name])
 
 
-@pytest.mark.parametrize(("text", "at"), [(b"a\xffb", 1), (b"cut \xc3", 4)])
-def test_text_that_is_not_utf8_is_refused_by_every_call(
-    client: inferd.Client, text: bytes, at: int
-) -> None:
-    context = client.init_execution_context(client.load_by_name("tiny"))
-    with pytest.raises(InvalidArgument, match="not UTF-8") as set_input:
-        client.set_input(context, 0, text)
-    with pytest.raises(InvalidArgument, match="not UTF-8") as run_inference:
-        client.run_inference(context, text)
-    assert set_input.value.data == run_inference.value.data == {"byte": at}
-    assert client.run_inference(context, "é", config=GREEDY).metadata["input_tokens"]
+RAW = b"a\xff\xfe\xc3\xa9 \xf4\x8f\xb9\xbf cut \xc3"
+
+
+def test_bytes_that_are_not_utf8_reach_the_model_by_every_call(client: inferd.Client) -> None:
+    graph = client.load_by_name("tiny")
+    one, other = (client.init_execution_context(graph) for _ in range(2))
+    text = client.apply_template(graph, [{"role": "user", "content": "RAW"}])
+    client.set_input(one, 0, text.encode().replace(b"RAW", RAW))
+    client.set_input(one, 1, json.dumps(GREEDY))
+    client.compute(one)
+    by_set_input = json.loads(client.get_output(one, 1))
+    by_inference = client.run_inference(other, RAW, config=GREEDY).metadata
+    assert by_set_input["input_tokens"] == by_inference["input_tokens"]
+    assert by_inference["cached_tokens"] >= by_inference["input_tokens"] - 1, "the same tokens"
+    assert client.run_inference(other, "é", config=GREEDY).metadata["recomputed_tokens"] == 0
 
 
 def test_a_long_text_is_decoded_in_parts() -> None:
     before = b"x" * (TEXT_PART_BYTES - 1)
     assert asyncio.run(decode_text(before + "é".encode())) == before.decode() + "é"
     assert asyncio.run(decode_text(b"")) == ""
-    for end, at in ((b"\xc3", 0), (b"\xc3x", 0), (b"\xc3\xa9\xff", 2)):
-        with pytest.raises(InvalidArgument) as caught:
-            asyncio.run(decode_text(before + end))
-        assert caught.value.data == {"byte": len(before) + at}
+    for end in (b"\xc3", b"\xc3x", b"\xc3\xa9\xff"):
+        assert bytes_of(asyncio.run(decode_text(before + end))) == before + end
+
+
+def test_the_number_of_bytes_that_are_not_utf8_is_limited() -> None:
+    raw = b"\xff" * RAW_BYTES_MAX
+    assert bytes_of(asyncio.run(decode_text(raw))) == raw
+    with pytest.raises(TooLarge, match="are not UTF-8"):
+        asyncio.run(decode_text(raw + b"\xff"))
 
 
 def test_a_conversation_by_roles_computes_only_what_is_new(client: inferd.Client) -> None:
