@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from ...backends.errors import Busy, InferdError, InvalidArgument, NotFound, PermissionDenied
+from ...backends.errors import (
+    Busy,
+    InferdError,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    SessionBusy,
+)
 from .graphs import METADATA_INDEX, GuestContext, GuestGraph
 from .preloads import Preload, find_preload, load_preload
 from .remote import Remote
@@ -91,13 +98,15 @@ class Guest:
         self._graphs[handle] = graph
         return handle
 
-    async def unload(self, handle: int) -> None:
-        """End the lease on a model; the outputs of its contexts can still be read."""
+    async def unload(self, handle: int, *, keep: bool = False) -> None:
+        """End the lease on a model; the outputs of its contexts can still be read. With *keep* the
+        model stays loaded for its `keep-alive`.
+        """
         graph = self._graph(handle)
         for context in list(self._contexts.values()):
             if context.graph is graph:
                 await self._detach(context)
-        await self.remote.unload_graph(graph)
+        await self.remote.unload_graph(graph, keep=keep)
         del self._graphs[handle]
         graph.unloaded = True
 
@@ -147,7 +156,11 @@ class Guest:
             context.note_settings(data)
             return
         await self._end_turn(context)
-        await self.remote.set_input(context, 0, data)
+        try:
+            await self.remote.set_input(context, 0, data)
+        except SessionBusy:  # a call that failed here can have begun a turn in the daemon
+            await self.remote.clear_output(context)
+            await self.remote.set_input(context, 0, data)
         context.clear_output()
         context.prompt = data
 
@@ -218,11 +231,13 @@ class Guest:
         return await self.get_output(handle, index) if index else self._context(handle).piece
 
     async def close(self) -> None:
-        """Close all contexts and graphs, and the client that has replaced the caller's."""
+        """Close all contexts and graphs, and the client that has replaced the caller's. Models stay
+        loaded for their `keep-alive`.
+        """
         for context in self._contexts.values():
             await self.remote.close_context(context)
         for graph in self._graphs.values():
-            await self.remote.unload_graph(graph)
+            await self.remote.unload_graph(graph, keep=True)
         self._contexts.clear()
         self._graphs.clear()
         await self.remote.link.close()

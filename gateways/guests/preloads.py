@@ -59,7 +59,7 @@ def find_preload(preloads: Mapping[str, Preload], name: str, target: str) -> Pre
     if name not in preloads:
         raise NotFound(
             f"the guest may not load {name!r}",
-            hint=f"its names are {', '.join(map(repr, preloads))}; --nn-preload adds others",
+            hint=f"its names are {', '.join(map(repr, preloads))}; --allow-model adds others",
         )
     return preloads[name]
 

@@ -73,11 +73,11 @@ class Remote:
                 )
             context.generation = -1
 
-    async def unload_graph(self, graph: GuestGraph) -> None:
+    async def unload_graph(self, graph: GuestGraph, *, keep: bool = False) -> None:
         """End a lease, if the daemon still has it."""
         if graph.generation == self.link.generation:
             with suppress(*_LOST):
-                await self.link.client.unload(graph.handle, timeout=self.link.timeout_s)
+                await self.link.client.unload(graph.handle, keep=keep, timeout=self.link.timeout_s)
             graph.generation = -1
 
     async def _graph(self, client: AsyncClient, graph: GuestGraph) -> int:

@@ -13,7 +13,7 @@ from ...daemon.cli.client import RETRIES, client_of
 from ...daemon.cli.commands import optional_import
 from ...daemon.cli.options import EXIT_BUSY, EXIT_INTERRUPTED, PriorityOption, SocketPath
 from ...daemon.cli.output import fail
-from ..guests import guest_timeout, parse_preload
+from ..guests import Preload, guest_timeout, parse_preload
 from .dialects import Dialect
 from .host_functions import add_to_linker
 
@@ -48,7 +48,16 @@ Preloads = Annotated[
         "--nn-preload",
         metavar="NAME:GGML:AUTO:MODEL",
         help="A model that the guest loads by NAME: a model of the daemon or the path of a GGUF"
-        " file; repeatable. Without any, the guest may load all models of the daemon.",
+        " file; repeatable. Without it and --allow-model, the guest may load all models of the"
+        " daemon.",
+    ),
+]
+Allowed = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-model",
+        metavar="MODEL",
+        help="A model of the daemon that the guest may load by its own name; repeatable.",
     ),
 ]
 Seconds = Annotated[
@@ -84,6 +93,7 @@ def run(
     directories: Directories = None,
     environment: Variables = None,
     preloads: Preloads = None,
+    allowed: Allowed = None,
     priority: PriorityOption = "normal",
     timeout: Seconds = None,
     dialect: DialectName = "wasmedge",
@@ -108,7 +118,8 @@ def run(
         memory_bytes=memory_bytes,
         fuel=fuel,
     )
-    models = dict(map(parse_preload, preloads or ()))
+    models = {name: Preload(name) for name in allowed or ()}
+    models |= map(parse_preload, preloads or ())
     with client_of(socket, retries=RETRIES) as client:
         status = run_program(
             program,

@@ -28,6 +28,9 @@ from .watchdog import Ending, Watchdog
 if TYPE_CHECKING:
     from .guest import Guest
 
+TABLES_MAX, TABLE_ELEMENT_BYTES = 4, 16
+"""With a limit on its memory, a guest's tables have this much at most, besides."""
+
 
 @dataclass(frozen=True)
 class Program:
@@ -100,7 +103,13 @@ def _run(
     module = _read_module(engine, program.path)
     linker, store = Linker(engine), Store(engine)
     store.set_epoch_deadline(1)
-    store.set_limits(memory_size=-1 if program.memory_bytes is None else program.memory_bytes)
+    if program.memory_bytes is not None:
+        store.set_limits(
+            memory_size=program.memory_bytes,
+            memories=1,
+            table_elements=program.memory_bytes // TABLES_MAX // TABLE_ELEMENT_BYTES,
+            tables=TABLES_MAX,
+        )
     if program.fuel is not None:
         store.set_fuel(program.fuel)
     store.set_wasi(_wasi_config(program))
@@ -138,7 +147,7 @@ def _read_module(engine: Engine, path: Path) -> Module:
     except WasmtimeError as exc:
         raise InvalidArgument(
             f"{path} is not a WebAssembly module: {_lines(exc)[0]}",
-            hint="compile the guest for wasm32-wasip1; components are not supported",
+            hint="compile the guest for wasm32-wasip1; components run in programs (inferd.wasm)",
         ) from None
 
 
