@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from ...backends.errors import InferdError, InvalidEncoding
+from ...backends.errors import InferdError, InvalidEncoding, PermissionDenied, Timeout
 
 Dialect: TypeAlias = Literal["wasmedge", "witx", "wamr"]
 
@@ -20,6 +20,11 @@ _ERRORS: dict[Dialect, dict[int, int]] = {
     "wasmedge": {},
     "wamr": {},
     "witx": {101: 7, 102: 7, 103: 8},  # too_large, not_found
+}
+
+_CODES = {
+    **{1: "invalid-argument", 2: "invalid-encoding", 6: "unsupported-operation", 8: "not-found"},
+    **{7: "too-large", 101: "too-large", 102: "too-large", 103: "not-found"},
 }
 
 
@@ -39,3 +44,12 @@ def check_encoding(dialect: Dialect, number: int) -> None:
 def error_number(dialect: Dialect, error: InferdError) -> int:
     """Return the number that a guest gets for *error*."""
     return _ERRORS[dialect].get(error.wasi_number, error.wasi_number)
+
+
+def component_code(error: InferdError) -> str:
+    """Return the name of an error for a component, in `wasi:nn`."""
+    if isinstance(error, Timeout):
+        return "timeout"
+    if isinstance(error, PermissionDenied):
+        return "security"
+    return _CODES.get(error.wasi_number, "runtime-error")

@@ -53,20 +53,43 @@ def add_to_linker(
     """
     from wasmtime import FuncType, ValType
 
-    link = BlockingLink(client, connect or (lambda: type(client)(client.path)), timeout)
-    calls = guests.Guest(
-        guests.Remote(link),
-        preloads=preloads or {},
+    guest = new_guest(
+        client,
+        connect=connect,
+        preloads=preloads,
         priority=priority,
-        write_text=write_text or write_to_stdout,
+        timeout=timeout,
         contexts_max=contexts_max,
+        write_text=write_text,
     )
-    guest = Guest(calls)
     host = HostFunctions(guest, dialect, unchecked_output=unchecked_output, on_error=on_error)
     for name, (size, function) in host.functions().items():
         kind = FuncType([ValType.i32()] * size, [ValType.i32()])
         linker.define_func(MODULE, name, kind, host.entry(name, function), access_caller=True)
     return guest
+
+
+def new_guest(
+    client: Client,
+    *,
+    connect: Callable[[], Client] | None,
+    preloads: Mapping[str, guests.Preload] | None,
+    priority: Priority,
+    timeout: float | None,
+    contexts_max: int = guests.CONTEXTS_MAX,
+    write_text: Callable[[bytes], object] | None = None,
+) -> Guest:
+    """Return a guest without graphs; the parameters are those of `add_to_linker`."""
+    link = BlockingLink(client, connect or (lambda: type(client)(client.path)), timeout)
+    return Guest(
+        guests.Guest(
+            guests.Remote(link),
+            preloads=preloads or {},
+            priority=priority,
+            write_text=write_text or write_to_stdout,
+            contexts_max=contexts_max,
+        )
+    )
 
 
 def write_to_stdout(data: bytes) -> None:

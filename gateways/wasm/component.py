@@ -1,0 +1,192 @@
+"""The component world `wasi:nn@0.2.0-rc-2024-10-28`, for components in wasmtime.
+
+A context's inputs have names: `metadata` is JSON parameters, any other name the prompt. The outputs
+are `output`, the text, and `metadata`. wasmtime converts lists of bytes slowly, one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from ...backends.errors import ContextFull, InferdError, InvalidEncoding, TooLarge
+from ..guests import METADATA_INDEX, TARGETS, Preload
+from .dialects import component_code
+from .guest import Guest
+from .host_functions import ErrorSink, new_guest
+
+if TYPE_CHECKING:
+    from wasmtime.component import Linker
+
+    from ...ipc.client import Client
+    from ...ipc.priorities import Priority
+
+VERSION = "0.2.0-rc-2024-10-28"
+RESOURCES_MAX, TENSORS_BYTES_MAX = 10_000, 64 << 20
+"""Resources of all kinds, and bytes of all tensors, that a guest may hold."""
+PARAMETER_NAMES = ("metadata", "options", "config", "1")
+TENSOR, ERROR, GRAPH, CONTEXT = KINDS = ("tensor", "error", "graph", "graph-execution-context")
+_INTERFACES = {TENSOR: "tensor", ERROR: "errors", GRAPH: "graph", CONTEXT: "inference"}
+Held = tuple[Any, ...]
+"""A tensor's dimensions, type and bytes; an error's code and text; the handle of a graph; or those
+of a context's graph and the context.
+"""
+
+
+def add_component_to_linker(
+    linker: Linker,
+    client: Client,
+    *,
+    connect: Callable[[], Client] | None = None,
+    preloads: Mapping[str, Preload] | None = None,
+    priority: Priority = "normal",
+    timeout: float | None = None,
+    on_error: ErrorSink | None = None,
+) -> Guest:
+    """Define the interfaces of `wasi:nn` in a component's *linker*, for one guest; close the
+    returned object at its end: wasmtime does not drop the resources that a guest leaves. The
+    parameters are those of `add_to_linker`.
+    """
+    from wasmtime.component import ResourceType
+
+    guest = new_guest(
+        client, connect=connect, preloads=preloads, priority=priority, timeout=timeout
+    )
+    host = ComponentHost(guest, on_error)
+    with linker.root() as root:
+        for number, kind in enumerate(KINDS):
+            with root.add_instance(f"wasi:nn/{_INTERFACES[kind]}@{VERSION}") as instance:
+                instance.add_resource(kind, ResourceType.host(number), host.drop_resource(kind))
+                for name, function in host.functions(kind).items():
+                    instance.add_func(name, host.entry(name, function))
+    return guest
+
+
+class ComponentHost:
+    """The resources of one guest, by kind and number, and the functions on them."""
+
+    def __init__(self, guest: Guest, on_error: ErrorSink | None):
+        self._guest, self._on_error = guest, on_error
+        self._held: dict[str, dict[int, Held]] = {kind: {} for kind in KINDS}
+        self._created = 0
+
+    def functions(self, kind: str) -> dict[str, Callable[..., Any]]:
+        """Return the functions of the interface with a *kind* of resource."""
+        if kind == TENSOR:
+            parts = {"dimensions": 0, "ty": 1, "data": 2}
+            made = {"[constructor]tensor": lambda *tensor: self._add_resource(TENSOR, tensor)}
+            return made | {f"[method]tensor.{n}": _part(i) for n, i in parts.items()}
+        if kind == ERROR:
+            return {"[method]error.code": _part(0), "[method]error.data": _part(1)}
+        if kind == CONTEXT:
+            return {f"[method]{CONTEXT}.compute": self._compute}
+        init = "[method]graph.init-execution-context"
+        return {init: self._init, "load": self._load, "load-by-name": self._load_by_name}
+
+    def entry(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function that wasmtime calls. Errors become results where there are some, else
+        the guest traps: wasmtime passes on only its own exceptions, and loses others.
+        """
+        from wasmtime import WasmtimeError
+        from wasmtime.component import Variant
+
+        fails = name.startswith("load") or name.endswith(("context", ".compute"))
+        tagged = fails and not name.endswith(".compute")  # both cases are resources
+
+        def call(store: Any, *values: Any) -> Any:
+            self._guest.in_call = True
+            try:
+                arguments = [self._take(store, value) for value in values]
+                try:
+                    result, case = function(*arguments), "ok"
+                except InferdError as exc:
+                    if not fails:
+                        raise
+                    result, case = self._error(name, exc), "err"
+            except BaseException as exc:
+                raise WasmtimeError(str(exc) or type(exc).__name__) from exc
+            finally:
+                self._guest.in_call = False
+            return Variant(case, result) if tagged else result
+
+        return call
+
+    def _error(self, name: str, error: InferdError) -> Any:
+        self._guest.check_deadline()
+        if self._on_error is not None:
+            self._on_error(name, error)
+        return self._add_resource(ERROR, (component_code(error), f"{error.name}: {error}"))
+
+    def drop_resource(self, kind: str) -> Callable[[Any, int], None]:
+        """Return the function that wasmtime calls when the guest drops a resource. It closes a
+        context, and a graph to which no other resource refers.
+        """
+        return lambda store, number: self._drop(kind, self._held[kind].pop(number, ()))
+
+    def _drop(self, kind: str, held: Held) -> None:
+        if not held or kind not in (GRAPH, CONTEXT):
+            return
+        try:
+            if kind == CONTEXT:
+                self._guest.finalize_execution_context(held[1])
+            others = *self._held[GRAPH].values(), *self._held[CONTEXT].values()
+            if held[0] not in (other[0] for other in others):
+                self._guest.unload(held[0], keep=True)
+        except InferdError as exc:
+            if self._on_error is not None:
+                self._on_error(f"[resource-drop]{kind}", exc)
+
+    def _take(self, store: Any, value: Any) -> Any:
+        """Return *value* with the resources for their handles; those that the guest gives away are
+        removed.
+        """
+        from wasmtime.component import ResourceAny
+
+        if isinstance(value, list | tuple):
+            return type(value)([self._take(store, item) for item in value])
+        if not isinstance(value, ResourceAny):
+            return value
+        owned, handle = value.owned, value.to_host(store)  # which ends the borrow, too
+        held = self._held[KINDS[handle.type]]
+        return held.pop(handle.rep) if owned else held[handle.rep]
+
+    def _add_resource(self, kind: str, held: Held) -> Any:
+        from wasmtime.component import ResourceHost
+
+        size = sum(len(tensor[2]) for tensor in self._held[TENSOR].values())
+        more = len(held[2]) if kind == TENSOR else 0
+        if sum(map(len, self._held.values())) >= RESOURCES_MAX or size + more > TENSORS_BYTES_MAX:
+            raise TooLarge(
+                f"the guest holds {RESOURCES_MAX} resources or {size} bytes of tensors",
+                hint="drop resources that are no longer needed",
+            )
+        self._created += 1
+        self._held[kind][self._created] = held
+        return ResourceHost.own(self._created, KINDS.index(kind))
+
+    def _load(self, builders: list[bytes], encoding: str, target: str) -> Any:
+        if encoding not in ("ggml", "autodetect"):
+            raise InvalidEncoding(f"the graph encoding {encoding} is not supported")
+        return self._add_resource(GRAPH, (self._guest.load(builders, TARGETS.index(target)),))
+
+    def _load_by_name(self, name: str) -> Any:
+        return self._add_resource(GRAPH, (self._guest.load_by_name(name.encode()),))
+
+    def _init(self, graph: Held) -> Any:
+        context = self._guest.init_execution_context(graph[0])
+        return self._add_resource(CONTEXT, (graph[0], context))
+
+    def _compute(self, context: Held, inputs: list[tuple[str, Held]]) -> list[tuple[str, Any]]:
+        for name, tensor in inputs:
+            index = METADATA_INDEX if name in PARAMETER_NAMES else 0
+            self._guest.set_input(context[1], index, tensor[2])
+        with suppress(ContextFull):  # the metadata has it as `stop_reason`
+            self._guest.compute(context[1])
+        outputs = {"output": 0, "metadata": METADATA_INDEX}
+        texts = {name: self._guest.get_output(context[1], i) for name, i in outputs.items()}
+        return [(n, self._add_resource(TENSOR, ([len(t)], "U8", t))) for n, t in texts.items()]
+
+
+def _part(index: int) -> Callable[[Held], Any]:
+    return lambda held: held[index]

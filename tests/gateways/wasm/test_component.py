@@ -1,0 +1,161 @@
+"""The component world `wasi:nn`, with a component in text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wasmtime import Engine, Store, WasmtimeError
+from wasmtime.component import Component, Linker
+
+import inferd.wasm
+from inferd import Client
+from inferd.gateways.wasm import component as component_module
+from inferd.testing import RunningDaemon
+from inferd.wasm import Preload, add_component_to_linker
+from tests.echo import echo_model
+
+CONFIG = echo_model("slow", step_ms=20)
+DONE = 255
+"""The code of a call without an error; others count as in WIT."""
+INVALID_ARGUMENT, INVALID_ENCODING, NOT_FOUND = 0, 1, 6
+TEXT = (Path(__file__).parent / "guests" / "component.wat").read_text()
+
+
+@pytest.fixture(scope="module")
+def program() -> tuple[Engine, Component]:
+    engine = Engine()
+    return engine, Component(engine, TEXT)
+
+
+class Guest:
+    """An instance of the component, with the errors of its calls."""
+
+    def __init__(self, program: tuple[Engine, Component], client: Client, **settings: Any):
+        engine, component = program
+        self.store = Store(engine)
+        self.errors: list[tuple[str, Exception]] = []
+        linker = Linker(engine)
+        settings.setdefault("on_error", lambda name, error: self.errors.append((name, error)))
+        self.guest = add_component_to_linker(linker, client, **settings)
+        self.instance = linker.instantiate(self.store, component)
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        function = self.instance.get_func(self.store, name)
+        assert function is not None
+        result = function(self.store, *arguments)
+        function.post_return(self.store)
+        return result
+
+    def ask(
+        self, model: str, prompt: bytes, options: object = None, *, tidy: bool = True
+    ) -> tuple[int, bytes]:
+        code, data = self.call("ask", model, prompt, json.dumps(options or {}).encode(), tidy)
+        return code, data
+
+
+@pytest.fixture
+def guest(program: tuple[Engine, Component], client: Client) -> Iterator[Guest]:
+    running = Guest(program, client)
+    yield running
+    running.guest.close()
+
+
+def test_a_component_loads_by_name_sets_tensors_computes_and_reads(guest: Guest) -> None:
+    assert guest.ask("echo", b"What is up?") == (DONE, b"What is up?")
+    assert guest.ask("echo", bytes(range(256)), {"n-predict": 200}) == (DONE, bytes(range(200)))
+    assert guest.ask("echo", b"hello", {"n-predict": -2, "ctx-size": 5}) == (DONE, b"hello")
+
+
+def test_a_full_context_is_no_error(guest: Guest) -> None:
+    code, output = guest.ask("echo", b"x" * 2500)
+    assert code == DONE and 0 < len(output) < 2500
+
+
+def test_dropped_resources_are_closed(guest: Guest, client: Client) -> None:
+    guest.ask("echo", b"hello")
+    assert client.sessions() == [] and sum(m["leases"] for m in client.models()) == 0
+    assert next(m["state"] for m in client.models() if m["name"] == "echo") == "ready"
+
+
+def test_resources_that_a_component_leaves_are_closed_with_its_guest(
+    program: tuple[Engine, Component], client: Client
+) -> None:
+    guest = Guest(program, client)
+    for _ in range(2):
+        assert guest.ask("echo", b"hello", tidy=False)[0] == DONE
+    assert len(client.sessions()) == 2
+    guest.guest.close()
+    assert client.sessions() == [] and sum(m["leases"] for m in client.models()) == 0
+
+
+def test_errors_have_codes_and_texts(guest: Guest, client: Client) -> None:
+    code, text = guest.ask("nothing", b"x")
+    assert code == NOT_FOUND and text.startswith(b"ModelNotFound: there is no model 'nothing'")
+    code, text = guest.ask("echo", b"x", {"temp": "hot"})
+    assert code == INVALID_ARGUMENT and b"temp: 'hot' is not a number" in text
+    assert [name for name, _ in guest.errors] == [
+        "load-by-name", "[method]graph-execution-context.compute",
+    ]  # fmt: skip
+    assert guest.ask("echo", b"hello") == (DONE, b"hello")
+
+
+@pytest.mark.parametrize(
+    ("builder", "encoding", "target", "code"),
+    [
+        (b"echo", 5, 0, DONE),
+        (b"preload:echo", 6, 1, DONE),
+        (b"echo", 0, 0, INVALID_ENCODING),
+        (b"echo", 5, 2, 4),
+        (b"nothing", 5, 0, NOT_FOUND),
+        (b"\xff", 5, 0, INVALID_ARGUMENT),
+    ],
+)
+def test_load_takes_a_models_name(
+    builder: bytes, encoding: int, target: int, code: int, guest: Guest
+) -> None:
+    found, text = guest.call("load", builder, encoding, target)
+    assert found == code, text
+
+
+def test_preloads_are_the_only_models(program: tuple[Engine, Component], client: Client) -> None:
+    guest = Guest(program, client, preloads={"default": Preload("echo")})
+    assert guest.ask("default", b"hello") == (DONE, b"hello")
+    assert guest.ask("echo", b"hello")[0] == NOT_FOUND
+    guest.guest.close()
+
+
+@pytest.mark.parametrize(("bound", "value"), [("RESOURCES_MAX", 8), ("TENSORS_BYTES_MAX", 8 << 10)])
+def test_resources_of_a_component_are_bounded(
+    bound: str, value: int, guest: Guest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(component_module, bound, value)
+    guest.call("hoard", 8)
+    with pytest.raises(WasmtimeError, match="drop resources that are no longer needed"):
+        guest.call("hoard", 1)
+
+
+def test_the_deadline_of_a_component_ends_its_call(
+    program: tuple[Engine, Component], client: Client
+) -> None:
+    guest = Guest(program, client, timeout=0.5)
+    with pytest.raises(WasmtimeError, match=r"ran longer than 0\.5 s"):
+        guest.ask("slow", b"and so on " * 100)
+    client.close()
+
+
+def test_a_component_does_not_notice_a_restart(
+    guest: Guest, daemon: RunningDaemon, client: Client
+) -> None:
+    assert guest.ask("echo", b"before") == (DONE, b"before")
+    daemon.kill()
+    daemon.start_again()
+    assert guest.ask("echo", b"after") == (DONE, b"after")
+
+
+def test_the_package_has_the_name_of_the_documentation() -> None:
+    assert inferd.wasm.add_to_linker.__module__ == "inferd.gateways.wasm.host_functions"
+    assert set(inferd.wasm.__all__) == set(inferd.gateways.wasm.__all__)
