@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 import pytest
 
 from inferd import Client
 from inferd.testing import RunningDaemon, running_daemon
-from tests.daemon.command_line import inferd_process
 from tests.gateways.wasm.driver import Driver
-from tests.gateways.wasm.guests import c_guest
+from tests.gateways.wasm.serving import ServingGuest, serving_guests
 from tests.models import smollm2
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 GUESTS = 16
-RUN_S_MAX = 300.0
+TOKENS = 24
 CONFIG = "[models.smollm2]\nslots = 2\nctx-size = 512\n"
 PROMPT = "The capital of France is"
 
@@ -36,41 +33,35 @@ def test_sixteen_guests_share_one_model_and_the_urgent_one_is_served_first(
     daemon: RunningDaemon, client: Client
 ) -> None:
     ended: list[int] = []
-    texts: dict[int, str] = {}
+    tokens: dict[int, int] = {}
 
-    def wait_for(number: int, process: subprocess.Popen[bytes]) -> None:
-        output, errors = process.communicate(timeout=RUN_S_MAX)
+    def read_answer(number: int, guest: ServingGuest) -> None:
+        _, metadata = guest.read_answer()
         ended.append(number)
-        text = output.decode(errors="replace")  # the last token may end within a character
-        texts[number] = f"{process.returncode} {errors.decode()}{text}"
+        tokens[number] = metadata["output_tokens"]
 
-    with ExitStack() as stack:
+    config = {"n-predict": TOKENS, "temp": 0, "ignore-eos": True}
+    priorities = ["high"] + ["normal"] * (GUESTS - 1)
+    with serving_guests(daemon.socket, "smollm2", config, priorities) as guests:
 
-        def start(number: int, priority: str, tokens: int) -> threading.Thread:
-            config = f'{{"n-predict":{tokens},"temp":0,"ignore-eos":true}}'
-            process = inferd_process(
-                *("wasm", "run", "--priority", priority, str(c_guest()), "--"),
-                *("stream", "smollm2", f"{PROMPT} {number}", config),
-                socket=daemon.socket,
-            )
-            stack.callback(process.kill)
-            thread = threading.Thread(target=wait_for, args=(number, process))
+        def start(number: int) -> threading.Thread:
+            guests[number].send_prompt(f"{PROMPT} {number}")
+            thread = threading.Thread(target=read_answer, args=(number, guests[number]))
             thread.start()
             return thread
 
-        threads = [start(number, "normal", 100) for number in range(GUESTS - 1)]
+        threads = [start(number) for number in range(1, GUESTS)]
         while len(client.queue()) + len(ended) < GUESTS - 1:
             pass
         before = len(ended)
-        threads.append(start(GUESTS - 1, "high", 8))
+        assert before < GUESTS // 2, "most of them wait"
+        threads.append(start(0))
         for thread in threads:
             thread.join()
         [model] = [m for m in client.models() if m["state"] == "ready"]
     assert model["name"] == "smollm2"
-    assert {text.split()[0] for text in texts.values()} == {"0"}, texts
-    assert {text.split()[-1] for number, text in texts.items() if number < GUESTS - 1} == {"100"}
-    assert ended.index(GUESTS - 1) - before <= 2, ended
-    assert client.sessions() == [] and client.queue() == []
+    assert tokens == dict.fromkeys(range(GUESTS), TOKENS)
+    assert ended.index(0) - before <= 2, ended
 
 
 def test_a_guest_reads_the_text_that_the_client_reads(

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,14 @@ def test_preloads_name_the_guests_models(daemon: RunningDaemon, guest: str) -> N
     assert status == 10 + 8 and "may not load 'echo'" in errors
 
 
+def test_allowed_models_are_loaded_by_their_own_names(daemon: RunningDaemon, guest: str) -> None:
+    allow = ("--allow-model", "echo", "--nn-preload", "default:GGML:AUTO:slow")
+    for name in ("echo", "default"):
+        assert finished(daemon, *allow, guest, "twice", name, "x") == (0, "3\n3\n", "")
+    status, _, errors = finished(daemon, *allow, guest, "twice", "slow", "x")
+    assert status == 10 + 8 and "its names are 'echo', 'default'" in errors
+
+
 def test_arguments_environment_and_directories_are_the_guests(
     daemon: RunningDaemon, guest: str, tmp_path: Path
 ) -> None:
@@ -162,19 +170,23 @@ def wait_for_output(process: subprocess.Popen[bytes]) -> None:
 WAYS = ("loop", "sleep", "read", "compute")
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_timeout_ends_a_guest_wherever_it_is(
-    way: str, daemon: RunningDaemon, guest: str, client: Client
+def test_a_timeout_ends_guests_wherever_they_are(
+    daemon: RunningDaemon, guest: str, client: Client
 ) -> None:
-    arguments = ("--timeout", "3", guest, "--", "leave", "slow", LONG, way)
     begun = time.monotonic()
-    with wasm_run(daemon, *arguments, stdin=subprocess.PIPE) as process:
-        wait_for_output(process)
-        assert process.stderr is not None
-        assert process.stderr.read().decode() == (
-            "inferd: the guest ran longer than 3 s\n  raise the guest's timeout\n"
-        )
-        assert process.wait(END_S_MAX) == 4
+    with ExitStack() as stack:
+        processes = []
+        for way in WAYS:
+            arguments = ("--timeout", "3", guest, "--", "leave", "slow", LONG, way)
+            run = wasm_run(daemon, *arguments, stdin=subprocess.PIPE)
+            processes.append(stack.enter_context(run))
+        for way, process in zip(WAYS, processes, strict=True):
+            wait_for_output(process)
+            assert process.stderr is not None
+            assert process.stderr.read().decode() == (
+                "inferd: the guest ran longer than 3 s\n  raise the guest's timeout\n"
+            ), way
+            assert process.wait(END_S_MAX) == 4, way
     assert 3 <= time.monotonic() - begun < 10
     wait_until_nothing_is_left(client)
 
@@ -192,11 +204,19 @@ def test_ctrl_c_ends_a_guest_wherever_it_is(
     wait_until_nothing_is_left(client)
 
 
-def test_memory_and_fuel_are_limited(daemon: RunningDaemon, guest: str) -> None:
+def table_of(folder: Path, elements: int) -> Path:
+    path = folder / "table.wasm"
+    path.write_bytes(wat2wasm(f'(module (table {elements} funcref) (func (export "_start")))'))
+    return path
+
+
+def test_memory_and_fuel_are_limited(daemon: RunningDaemon, guest: str, tmp_path: Path) -> None:
     limit = ("--memory-bytes", str(64 << 20))
     status, output, _ = finished(daemon, *limit, guest, "--", "grow")
     assert status == 0 and 16 <= int(output.split()[0]) < 64
     status, _, errors = finished(daemon, "--memory-bytes", "65536", guest, "--", "grow")
+    assert status == 1 and "cannot be started" in errors
+    status, _, errors = finished(daemon, *limit, str(table_of(tmp_path, 64 << 20)))
     assert status == 1 and "cannot be started" in errors
     arguments = ("--fuel", "10000000", guest, "--", "leave", "echo", "x", "loop")
     status, output, errors = finished(daemon, *arguments)

@@ -72,6 +72,25 @@ static int stream(const char *model, const char *prompt, const char *config) {
   return 0; /* neither fini_single nor unload */
 }
 
+/* Sets each line as a prompt and pulls its turn: the text, a NUL, the metadata. JSON is parameters. */
+static int serve(const char *model, const char *config) {
+  static char line[4096];
+  uint32_t context = init(load(model, config));
+  printf("ready\n");
+  fflush(stdout);
+  while (fgets(line, sizeof line, stdin)) {
+    line[strcspn(line, "\n")] = 0;
+    set_input(context, line[0] == '{', line);
+    if (line[0] == '{') continue;
+    uint32_t number = pull(context);
+    if (number != END_OF_SEQUENCE) check("compute_single", number);
+    putchar(0);
+    printf("%s\n", output(context, 1));
+    fflush(stdout);
+  }
+  return 0;
+}
+
 static int interactive(const char *model) {
   static char line[4096];
   uint32_t context = init(load(model, "{\"n-predict\":40}"));
@@ -189,6 +208,7 @@ int main(int argc, char **argv) {
   const char *scenario = argc > 1 ? argv[1] : "", *model = argc > 2 ? argv[2] : "echo";
   const char *text = argc > 3 ? argv[3] : "", *more = argc > 4 ? argv[4] : NULL;
   if (!strcmp(scenario, "stream")) return stream(model, text, more);
+  if (!strcmp(scenario, "serve")) return serve(model, text);
   if (!strcmp(scenario, "interactive")) return interactive(model);
   if (!strcmp(scenario, "basic")) return basic(model, text);
   if (!strcmp(scenario, "unload")) return unload(model, text);

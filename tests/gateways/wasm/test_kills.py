@@ -1,0 +1,81 @@
+"""Guests of `inferd wasm run` while their bridge, their model's worker or the daemon is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import time
+
+import pytest
+
+from inferd import Client
+from inferd.testing import RunningDaemon
+from tests.echo import echo_model
+from tests.gateways.wasm.serving import serving_guests
+
+CONFIG = echo_model("slow", step_ms=20, slots=4)
+GUESTS = 3
+FREED_S_MAX = 0.05
+ROUNDS = 3
+LONG = "and so on " * 100
+SENTENCE = "a text that takes the slow model a second or so to echo"
+
+
+@pytest.mark.alone
+def test_killed_bridges_leave_no_session_and_no_slot_after_50_ms(
+    daemon: RunningDaemon, client: Client
+) -> None:
+    assert statistics.median(freed_s(daemon, client) for _ in range(ROUNDS)) < FREED_S_MAX
+
+
+def freed_s(daemon: RunningDaemon, client: Client) -> float:
+    """Kill guests in their turns; return the seconds until the daemon has freed all they had."""
+    with serving_guests(daemon.socket, "slow", {}, ["normal"] * GUESTS) as guests:
+        for guest in guests:
+            guest.send_prompt(LONG)
+        for guest in guests:
+            guest.read_text(3)
+        assert len(client.sessions()) == len(client.queue()) == GUESTS
+        for guest in guests:
+            guest.process.kill()
+        for guest in guests:
+            guest.process.wait()
+        begun = time.monotonic()
+        while client.sessions() or client.queue():
+            pass
+        return time.monotonic() - begun
+
+
+def test_guests_do_not_notice_that_a_worker_was_killed(
+    daemon: RunningDaemon, client: Client
+) -> None:
+    with serving_guests(daemon.socket, "slow", {}, ["normal"] * GUESTS) as guests:
+        for number, guest in enumerate(guests):
+            guest.send_prompt(f"{number} {SENTENCE}")
+        begun = [guest.read_text(3) for guest in guests]
+        [worker] = [model["pid"] for model in client.models() if model["name"] == "slow"]
+        os.kill(int(worker), signal.SIGKILL)
+        for number, (guest, before) in enumerate(zip(guests, begun, strict=True)):
+            text, metadata = guest.read_answer()
+            assert (before + text).decode() == f"{number} {SENTENCE}"
+            assert metadata["stop_reason"] == "eos"
+
+
+def test_guests_go_on_after_the_daemon_was_killed(daemon: RunningDaemon, client: Client) -> None:
+    with serving_guests(daemon.socket, "slow", {}, ["normal"] * GUESTS) as guests:
+        for guest in guests:
+            guest.send_prompt(SENTENCE)
+        begun = [guest.read_text(3) for guest in guests]
+        daemon.kill()
+        daemon.start_again()
+        for guest, first in zip(guests, begun, strict=True):
+            text = (first + guest.read_answer()[0]).decode()
+            # The daemon gets prompt and text so far as the prompt, which echo repeats as a whole.
+            before = text[: (len(text) - len(SENTENCE)) // 2]
+            assert text == before + SENTENCE + before and SENTENCE.startswith(before)
+            guest.send_prompt("again")
+            assert guest.read_answer()[0] == b"again"
+        for guest in guests:
+            _, errors = guest.process.communicate(timeout=60)
+            assert (guest.process.returncode, errors) == (0, b"")
