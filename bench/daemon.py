@@ -73,9 +73,9 @@ class StreamClient:
                 arrivals.append(time.perf_counter())
                 pieces.append(piece)
         except InferdError as exc:
-            return _stream(request, requested_s, arrivals, {}, str(exc) or exc.name)
+            return stream_of(request, requested_s, arrivals, {}, str(exc) or exc.name)
         self.last_answer = "".join(pieces)
-        return _stream(request, requested_s, arrivals, session.metadata)
+        return stream_of(request, requested_s, arrivals, session.metadata)
 
 
 class PullClient(StreamClient):
@@ -96,16 +96,17 @@ class PullClient(StreamClient):
                 await self.client.compute_single(session.context)
                 arrivals.append(time.perf_counter())
         metadata = json.loads(await self.client.get_output(session.context, 1))
-        return _stream(request, requested_s, arrivals, metadata)
+        return stream_of(request, requested_s, arrivals, metadata)
 
 
-def _stream(
+def stream_of(
     request: Request,
     requested_s: float,
     arrivals: list[float],
     metadata: Mapping[str, Any],
     error: str = "",
 ) -> Stream:
+    """Return the record of a turn with the *metadata* that the daemon returned."""
     return Stream(
         requested_s=requested_s,
         arrivals_s=tuple(arrivals),

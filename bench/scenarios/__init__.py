@@ -7,6 +7,7 @@ from . import (
     external_load,
     first_schema,
     forced_keys,
+    guests,
     long_prompt,
     pipeline,
     prefix,
@@ -26,6 +27,6 @@ __all__ = ("SCENARIOS", "Scenario")
 _ALL = (
     *(decode, prefix, urgent, long_prompt, sessions),
     *(returning, swap, pipeline, two_models, external_load, scrape, sampling),
-    *(schema, forced_keys, first_schema),
+    *(schema, forced_keys, first_schema, guests),
 )
 SCENARIOS: dict[str, Scenario] = {module.SCENARIO.name: module.SCENARIO for module in _ALL}
