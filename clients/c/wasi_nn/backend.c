@@ -1,0 +1,451 @@
+/* The shared part of both wasi-nn libraries; see backend.h. */
+#define _POSIX_C_SOURCE 200809L
+#include "backend.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { GRAPHS_MAX = 1000, NAME_BYTES_MAX = 4096, CONFIG_BYTES_MAX = 1 << 20, SESSION_ID_BYTES_MAX = 4096 };
+
+/* A graph or a context of the host. */
+typedef struct entry {
+    struct entry *next;
+    uint32_t number;
+    inferd_handle handle;
+    char *session_id;   /* of a context, or NULL */
+    int64_t used_ms;    /* the end of its last call */
+    unsigned calls;     /* under way on it */
+} entry;
+
+typedef struct table {
+    entry *first;
+    size_t count;
+    uint32_t next_number;
+} table;
+
+struct backend {
+    pthread_mutex_t opening; /* held while graphs or contexts are opened or closed; taken before `lock` */
+    pthread_mutex_t lock;    /* guards all that follows, never held during a call to the daemon */
+    inferd_client *client;
+    unsigned calls; /* under way with `client` */
+    table graphs, contexts;
+    backend_limits limits;
+    inferd_turn turn;
+    const char *models;
+    bool quiet;
+};
+
+static int fail(inferd_error *error, int number, int wasi, const char *name, const char *message, const char *hint) {
+    *error = (inferd_error){.number = number, .wasi = wasi};
+    snprintf(error->name, sizeof error->name, "%s", name);
+    snprintf(error->message, sizeof error->message, "%s", message);
+    snprintf(error->hint, sizeof error->hint, "%s", hint);
+    return number;
+}
+
+static int fail_argument(inferd_error *error, const char *message) {
+    return fail(error, INFERD_INVALID_ARGUMENT, 1, "InvalidArgument", message, "pass what an earlier call returned");
+}
+
+static int fail_busy(inferd_error *error, const char *message) {
+    return fail(error, INFERD_BUSY, 4, "Busy", message, "close contexts that are no longer used");
+}
+
+static int fail_memory(inferd_error *error) {
+    return fail(error, INFERD_MISSING_MEMORY, 3, "MissingMemory", "the program's memory is exhausted", "free memory");
+}
+
+/* Print an error, except those that hosts expect; return its number. */
+static int report(const backend *b, const char *call, const inferd_error *error) {
+    bool expected = error->number == INFERD_TOO_LARGE || (error->number >= 100 && error->number <= 102);
+    if (error->number && !expected && !b->quiet)
+        fprintf(stderr, "inferd: %s: %s: %s (%s)\n", call, error->name, error->message, error->hint);
+    return error->number;
+}
+
+static int64_t now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* ---- Tables of graphs and contexts; the lock is held ---- */
+
+static entry *find_entry(const table *t, uint32_t number) {
+    entry *e = t->first;
+    while (e && e->number != number)
+        e = e->next;
+    return e;
+}
+
+static entry *find_session(const table *t, const char *session_id) {
+    entry *e = t->first;
+    while (e && !(e->session_id && !strcmp(e->session_id, session_id)))
+        e = e->next;
+    return e;
+}
+
+static entry *find_idle_longest(const table *t) {
+    entry *found = NULL;
+    for (entry *e = t->first; e; e = e->next)
+        if (!e->calls && (!found || e->used_ms < found->used_ms))
+            found = e;
+    return found;
+}
+
+static void remove_entry(table *t, entry *removed) {
+    entry **link = &t->first;
+    while (*link != removed)
+        link = &(*link)->next;
+    *link = removed->next;
+    t->count--;
+    free(removed->session_id);
+    free(removed);
+}
+
+/* Add an entry without a handle, or return NULL. */
+static entry *add_entry(table *t, const char *session_id) {
+    entry *made = calloc(1, sizeof *made);
+    if (made && session_id && !(made->session_id = strdup(session_id))) {
+        free(made);
+        return NULL;
+    }
+    if (!made)
+        return NULL;
+    made->number = t->next_number++;
+    made->used_ms = now_ms();
+    made->next = t->first;
+    t->first = made;
+    t->count++;
+    return made;
+}
+
+static void remove_all(table *t) {
+    while (t->first)
+        remove_entry(t, t->first);
+}
+
+/* ---- Calls ---- */
+
+/* The client for a call on a graph or context, whose handle it writes; NULL: there is none. `end_call`
+ * follows. */
+static inferd_client *begin_call(backend *b, table *t, uint32_t number, inferd_handle *handle, inferd_error *error) {
+    pthread_mutex_lock(&b->lock);
+    entry *e = find_entry(t, number);
+    inferd_client *client = e ? b->client : NULL;
+    if (client) {
+        *handle = e->handle;
+        e->calls++;
+        b->calls++;
+    }
+    pthread_mutex_unlock(&b->lock);
+    if (!client)
+        fail_argument(error, t == &b->graphs ? "no such graph" : "no such context; it may have been closed");
+    return client;
+}
+
+static void end_call(backend *b, table *t, uint32_t number) {
+    pthread_mutex_lock(&b->lock);
+    entry *e = find_entry(t, number);
+    if (e) {
+        e->calls--;
+        e->used_ms = now_ms();
+    }
+    b->calls--;
+    pthread_mutex_unlock(&b->lock);
+}
+
+int backend_set_input(backend *b, uint32_t context, uint32_t index, const void *data, size_t length,
+                      inferd_error *error) {
+    inferd_handle handle;
+    inferd_client *client = begin_call(b, &b->contexts, context, &handle, error);
+    if (client) {
+        inferd_set_input(client, handle, index, data, length, error);
+        end_call(b, &b->contexts, context);
+    }
+    return report(b, "set_input", error);
+}
+
+int backend_compute(backend *b, uint32_t context, inferd_error *error) {
+    inferd_handle handle;
+    inferd_client *client = begin_call(b, &b->contexts, context, &handle, error);
+    if (client) {
+        inferd_compute(client, handle, &b->turn, error);
+        end_call(b, &b->contexts, context);
+    }
+    return report(b, "compute", error);
+}
+
+int backend_get_output(backend *b, uint32_t context, uint32_t index, void *buffer, size_t size, size_t *length,
+                       inferd_error *error) {
+    inferd_handle handle;
+    inferd_client *client = begin_call(b, &b->contexts, context, &handle, error);
+    if (client) {
+        inferd_get_output(client, handle, index, buffer, size, length, error);
+        end_call(b, &b->contexts, context);
+    }
+    return report(b, "get_output", error);
+}
+
+/* A copy with a zero byte at its end; NULL for NULL, and if it is too long or memory is exhausted. */
+static char *copy_text(const char *text, size_t length, size_t length_max) {
+    return text && length <= length_max ? strndup(text, length) : NULL;
+}
+
+int backend_run_inference(backend *b, uint32_t context, const void *text, size_t text_length, const char *config,
+                          size_t config_length, void *buffer, size_t size, size_t *length, inferd_error *error) {
+    inferd_handle handle;
+    char *json = copy_text(config, config_length, CONFIG_BYTES_MAX);
+    inferd_client *client = NULL;
+    if (config && !json)
+        fail_argument(error, "the configuration is too long");
+    else
+        client = begin_call(b, &b->contexts, context, &handle, error);
+    if (client) {
+        inferd_run_inference(client, handle, text, text_length, json, &b->turn, buffer, size, length, error);
+        end_call(b, &b->contexts, context);
+    }
+    free(json);
+    return report(b, "run_inference", error);
+}
+
+/* ---- Models ---- */
+
+/* Find the model of a name in NAME=MODEL,… and write it; else write the name itself. */
+static void map_name(const char *models, const char *name, char *model, size_t size) {
+    snprintf(model, size, "%s", name);
+    while (models && *models) {
+        size_t length = strcspn(models, ","), name_length = strcspn(models, "=");
+        bool any = name_length == 1 && *models == '*';
+        if (name_length < length && (any || (strlen(name) == name_length && !memcmp(models, name, name_length)))) {
+            snprintf(model, size, "%.*s", (int)(length - name_length - 1), models + name_length + 1);
+            return;
+        }
+        models += length + (models[length] == ',');
+    }
+}
+
+static bool is_file(const char *model) {
+    const char *end = strrchr(model, '.');
+    return strchr(model, '/') || (end && !strcmp(end, ".gguf"));
+}
+
+/* Connect, or connect again if the connection was lost and no call is under way. */
+static int connect_backend(backend *b, inferd_error *error) {
+    int number = INFERD_OK;
+    pthread_mutex_lock(&b->lock);
+    if (b->client && inferd_process(b->client, error) && !b->calls) {
+        inferd_close(b->client);
+        b->client = NULL;
+        remove_all(&b->graphs);
+        remove_all(&b->contexts);
+    }
+    if (!b->client)
+        number = inferd_connect(&(inferd_options){.software = "wasi-nn"}, &b->client, error);
+    if (!number)
+        b->calls++;
+    pthread_mutex_unlock(&b->lock);
+    return number;
+}
+
+/* Load a model and add its graph; the connection is there. */
+static int load_graph(backend *b, const char *model, const char *config, uint32_t *graph, inferd_error *error) {
+    inferd_handle handle;
+    int number = (is_file(model) ? inferd_load_file : inferd_load)(b->client, model, config, &handle, error);
+    if (number)
+        return number;
+    pthread_mutex_lock(&b->lock);
+    entry *made = b->graphs.count < GRAPHS_MAX ? add_entry(&b->graphs, NULL) : NULL;
+    if (made) {
+        made->handle = handle;
+        *graph = made->number;
+    }
+    pthread_mutex_unlock(&b->lock);
+    if (made)
+        return INFERD_OK;
+    inferd_unload(b->client, handle, NULL);
+    return fail_busy(error, "too many graphs, or the program's memory is exhausted");
+}
+
+int backend_load(backend *b, const char *name, size_t name_length, const char *config, size_t config_length,
+                 uint32_t *graph, inferd_error *error) {
+    char model[NAME_BYTES_MAX];
+    char *text = copy_text(name, name_length, NAME_BYTES_MAX - 1);
+    char *json = copy_text(config, config_length, CONFIG_BYTES_MAX);
+    if (!text || (config && !json)) {
+        fail_argument(error, "the name or the configuration is missing or too long");
+    } else {
+        map_name(b->models, text, model, sizeof model);
+        pthread_mutex_lock(&b->opening);
+        if (!connect_backend(b, error)) {
+            load_graph(b, model, json, graph, error);
+            pthread_mutex_lock(&b->lock);
+            b->calls--;
+            pthread_mutex_unlock(&b->lock);
+        }
+        pthread_mutex_unlock(&b->opening);
+    }
+    free(text);
+    free(json);
+    return report(b, "load_by_name", error);
+}
+
+/* ---- Contexts; `opening` is held ---- */
+
+/* Remove a context and close it in the daemon. */
+static void close_entry(backend *b, entry *e, inferd_error *error) {
+    inferd_handle handle = e->handle;
+    pthread_mutex_lock(&b->lock);
+    remove_entry(&b->contexts, e);
+    b->calls++;
+    pthread_mutex_unlock(&b->lock);
+    inferd_close_context(b->client, handle, 0, error);
+    pthread_mutex_lock(&b->lock);
+    b->calls--;
+    pthread_mutex_unlock(&b->lock);
+}
+
+/* Close the context that has been idle for longest, if that is longer than `idle_ms`. */
+static bool close_idle_context(backend *b, int64_t idle_ms) {
+    pthread_mutex_lock(&b->lock);
+    entry *found = find_idle_longest(&b->contexts);
+    if (found && now_ms() - found->used_ms <= idle_ms)
+        found = NULL;
+    pthread_mutex_unlock(&b->lock);
+    if (found)
+        close_entry(b, found, NULL);
+    return found;
+}
+
+/* Make a place for another context, if the limits permit it. */
+static bool evict_context(backend *b) { return b->limits.evicts && close_idle_context(b, -1); }
+
+/* Open a context in the daemon. If the daemon's own limit refuses it, it is requested again after an
+ * eviction. */
+static int open_handle(backend *b, uint32_t graph, inferd_handle *context, inferd_error *error) {
+    inferd_handle handle;
+    inferd_client *client = begin_call(b, &b->graphs, graph, &handle, error);
+    if (!client)
+        return error->number;
+    int number = inferd_open(client, handle, NULL, context, error);
+    if ((number == INFERD_BUSY || number == INFERD_QUOTA_EXCEEDED) && evict_context(b))
+        number = inferd_open(client, handle, NULL, context, error);
+    end_call(b, &b->graphs, graph);
+    return number;
+}
+
+static int open_context(backend *b, uint32_t graph, const char *session_id, uint32_t *context, inferd_error *error) {
+    inferd_handle handle;
+    while (b->limits.idle_ms && close_idle_context(b, b->limits.idle_ms))
+        continue;
+    if (b->contexts.count >= b->limits.contexts_max && !evict_context(b))
+        return fail_busy(error, "the maximum of contexts is open");
+    if (open_handle(b, graph, &handle, error))
+        return error->number;
+    pthread_mutex_lock(&b->lock);
+    entry *made = add_entry(&b->contexts, session_id);
+    if (made) {
+        made->handle = handle;
+        *context = made->number;
+    }
+    pthread_mutex_unlock(&b->lock);
+    return made ? INFERD_OK : fail_memory(error);
+}
+
+int backend_open(backend *b, uint32_t graph, const char *session_id, uint32_t *context, inferd_error *error) {
+    pthread_mutex_lock(&b->opening);
+    entry *open = NULL;
+    if (session_id && strnlen(session_id, SESSION_ID_BYTES_MAX) < SESSION_ID_BYTES_MAX) {
+        pthread_mutex_lock(&b->lock);
+        open = find_session(&b->contexts, session_id);
+        if (open) {
+            *context = open->number;
+            open->used_ms = now_ms();
+        }
+        pthread_mutex_unlock(&b->lock);
+    }
+    if (open)
+        *error = (inferd_error){0};
+    else
+        open_context(b, graph, session_id, context, error);
+    pthread_mutex_unlock(&b->opening);
+    return report(b, "init_execution_context", error);
+}
+
+int backend_close(backend *b, uint32_t context, inferd_error *error) {
+    pthread_mutex_lock(&b->opening);
+    pthread_mutex_lock(&b->lock);
+    entry *found = find_entry(&b->contexts, context);
+    pthread_mutex_unlock(&b->lock);
+    if (found)
+        close_entry(b, found, error);
+    else
+        fail_argument(error, "no such context; it may have been closed");
+    pthread_mutex_unlock(&b->opening);
+    return report(b, "close_execution_context", error);
+}
+
+/* Take a graph other than `kept` from the table. */
+static bool take_graph(backend *b, uint32_t kept, inferd_handle *handle) {
+    pthread_mutex_lock(&b->lock);
+    entry *e = b->graphs.first;
+    while (e && e->number == kept)
+        e = e->next;
+    if (e) {
+        *handle = e->handle;
+        remove_entry(&b->graphs, e);
+    }
+    pthread_mutex_unlock(&b->lock);
+    return e;
+}
+
+static entry *first_context(backend *b) {
+    pthread_mutex_lock(&b->lock);
+    entry *first = b->contexts.first;
+    pthread_mutex_unlock(&b->lock);
+    return first;
+}
+
+void backend_keep_graph(backend *b, uint32_t graph) {
+    inferd_handle handle;
+    entry *first;
+    pthread_mutex_lock(&b->opening);
+    while ((first = first_context(b)))
+        close_entry(b, first, NULL);
+    while (take_graph(b, graph, &handle))
+        inferd_unload(b->client, handle, NULL);
+    pthread_mutex_unlock(&b->opening);
+}
+
+/* ---- The backend ---- */
+
+backend *backend_new(uint32_t first_number, const backend_limits *limits) {
+    backend *b = calloc(1, sizeof *b);
+    const char *timeout = getenv("INFERD_WASI_NN_TIMEOUT_S"), *quiet = getenv("INFERD_WASI_NN_QUIET");
+    if (!b)
+        return NULL;
+    pthread_mutex_init(&b->opening, NULL);
+    pthread_mutex_init(&b->lock, NULL);
+    b->graphs.next_number = 0;
+    b->contexts.next_number = first_number;
+    b->limits = *limits;
+    b->models = getenv("INFERD_WASI_NN_MODELS");
+    b->turn.priority = getenv("INFERD_WASI_NN_PRIORITY");
+    b->turn.timeout_s = timeout ? strtod(timeout, NULL) : 0;
+    b->quiet = quiet && !strcmp(quiet, "1");
+    return b;
+}
+
+void backend_free(backend *b) {
+    if (!b)
+        return;
+    inferd_close(b->client);
+    remove_all(&b->graphs);
+    remove_all(&b->contexts);
+    pthread_mutex_destroy(&b->lock);
+    pthread_mutex_destroy(&b->opening);
+    free(b);
+}

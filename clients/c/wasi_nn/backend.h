@@ -1,0 +1,54 @@
+/* The part that both wasi-nn libraries share: a connection to the daemon, and its graphs and contexts by
+ * 32-bit numbers, which begin with `first_number` and are never used again.
+ *
+ * All functions may be called by several threads, except `backend_free`. They return 0 or the number of an
+ * inferd error, fill `error`, and print errors that the host would see only as a number. The connection is
+ * made by the first load. If it was lost, the next load connects again; older numbers are then not valid.
+ *
+ * Environment, read by `backend_new`:
+ *   INFERD_SOCKET             the daemon's socket
+ *   INFERD_WASI_NN_MODELS     NAME=MODEL,…: the model or file that a name stands for; the name * is any
+ *   INFERD_WASI_NN_PRIORITY   the priority of turns: low, normal, high, urgent
+ *   INFERD_WASI_NN_TIMEOUT_S  the seconds after which a turn fails
+ *   INFERD_WASI_NN_QUIET      1: print no errors
+ */
+#ifndef INFERD_WASI_NN_BACKEND_H
+#define INFERD_WASI_NN_BACKEND_H
+
+#include "../inferd.h"
+
+#include <stdbool.h>
+
+typedef struct backend backend;
+
+/* Bounds of the contexts of one backend. */
+typedef struct backend_limits {
+    size_t contexts_max;
+    int64_t idle_ms; /* a new context closes those that were idle for longer; 0: none */
+    bool evicts;     /* at contexts_max, a new context closes the one that was idle for longest */
+} backend_limits;
+
+/* NULL: memory is exhausted. */
+backend *backend_new(uint32_t first_number, const backend_limits *limits);
+void backend_free(backend *b);
+
+/* Load a model. A name with a slash, or with .gguf at its end, is a file. Texts need no zero byte. */
+int backend_load(backend *b, const char *name, size_t name_length, const char *config, size_t config_length,
+                 uint32_t *graph, inferd_error *error);
+
+/* Close all contexts, and unload all graphs except one. */
+void backend_keep_graph(backend *b, uint32_t graph);
+
+/* Open a context. With a session id, which may be NULL: or return the open one with this id. */
+int backend_open(backend *b, uint32_t graph, const char *session_id, uint32_t *context, inferd_error *error);
+int backend_close(backend *b, uint32_t context, inferd_error *error);
+
+int backend_set_input(backend *b, uint32_t context, uint32_t index, const void *data, size_t length,
+                      inferd_error *error);
+int backend_compute(backend *b, uint32_t context, inferd_error *error);
+int backend_get_output(backend *b, uint32_t context, uint32_t index, void *buffer, size_t size, size_t *length,
+                       inferd_error *error);
+int backend_run_inference(backend *b, uint32_t context, const void *text, size_t text_length, const char *config,
+                          size_t config_length, void *buffer, size_t size, size_t *length, inferd_error *error);
+
+#endif

@@ -1,0 +1,118 @@
+"""The wasi-nn libraries in C hosts that open them with dlopen, against a real daemon."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from inferd import Client
+from inferd.testing import RunningDaemon, running_daemon
+
+from .build import ADDRESS, CLIENT, THREAD, build, compiler, scenarios
+
+RESTART = "a_load_after_a_restart_of_the_daemon_connects_again"
+MAPPED = "the_environment_maps_names_to_models"
+THREADED = "threads_share_a_backend"
+LIBRARIES = {"wamr_host": "libwasi_nn_llamacpp.so"}
+SYMBOLS = {
+    "libwasi_nn_llamacpp.so": {
+        *("init_backend", "deinit_backend", "load", "load_by_name", "load_by_name_with_config"),
+        *("init_execution_context", "set_input", "compute", "get_output"),
+    },
+}
+SCENARIOS = [
+    (program, scenario)
+    for program in LIBRARIES
+    for scenario in scenarios(program)
+    if scenario != RESTART
+]
+
+
+def start(
+    daemon: RunningDaemon, sanitizers: str, program: str, scenario: str, **environment: str
+) -> subprocess.Popen[str]:
+    folder = build(sanitizers)
+    return subprocess.Popen(
+        [str(folder / program), scenario],
+        env={**daemon.environment, "LIBRARY": str(folder / LIBRARIES[program]), **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(
+    daemon: RunningDaemon, sanitizers: str, program: str, scenario: str, **environment: str
+) -> str:
+    """Run a scenario, and return the errors that the library has printed."""
+    with start(daemon, sanitizers, program, scenario, **environment) as process:
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    return errors
+
+
+@pytest.mark.parametrize(("program", "scenario"), SCENARIOS)
+def test_a_host(daemon: RunningDaemon, tiny: Path, program: str, scenario: str) -> None:
+    models = "default=echo,*=echo" if scenario == MAPPED else ""
+    run(daemon, ADDRESS, program, scenario, MODEL_FILE=str(tiny), INFERD_WASI_NN_MODELS=models)
+    with Client(daemon.socket) as client:
+        while client.sessions() or client.queue():  # the daemon notices the end of the connection
+            pass
+
+
+@pytest.mark.parametrize("program", LIBRARIES)
+def test_threads_of_a_host_do_not_race(daemon: RunningDaemon, program: str) -> None:
+    run(daemon, THREAD, program, THREADED)
+
+
+@pytest.mark.parametrize("program", LIBRARIES)
+def test_a_host_survives_a_killed_daemon(program: str) -> None:
+    with (
+        running_daemon() as daemon,
+        start(daemon, ADDRESS, program, RESTART) as process,
+    ):
+        assert process.stdin and process.stdout and process.stderr
+        for act in (daemon.kill, daemon.start_again):
+            assert process.stdout.readline() == "now\n", process.stderr.read()
+            act()
+            process.stdin.write("\n")
+            process.stdin.flush()
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        assert "ConnectionLost" in errors
+
+
+def test_an_error_is_printed_with_its_hint_unless_the_host_wants_silence(
+    daemon: RunningDaemon,
+) -> None:
+    scenario = "wrong_arguments_have_wasmedges_numbers"
+    errors = run(daemon, ADDRESS, "wamr_host", scenario)
+    assert "inferd: load_by_name: ModelNotFound: " in errors
+    assert not run(daemon, ADDRESS, "wamr_host", scenario, INFERD_WASI_NN_QUIET="1")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the libraries as users build them."""
+    folder = tmp_path_factory.mktemp("plain")
+    made = subprocess.run(
+        ["make", "-s", "-C", str(CLIENT), f"BUILD={folder}", f"CC={compiler()}"],
+        capture_output=True,
+        text=True,
+    )
+    assert made.returncode == 0, made.stderr
+    return folder
+
+
+@pytest.mark.parametrize("library", SYMBOLS)
+def test_a_library_exports_the_functions_of_its_dialect_only(plain: Path, library: str) -> None:
+    listed = subprocess.run(
+        ["nm", "-D", "--defined-only", "--format=posix", str(plain / library)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {line.split()[0] for line in listed.stdout.splitlines()} == SYMBOLS[library]

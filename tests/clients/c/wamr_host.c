@@ -1,0 +1,264 @@
+/* A host that opens libwasi_nn_llamacpp.so as WAMR does, by the names and with the types of its wasi-nn. */
+#include "check.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdint.h>
+
+/* WAMR's wasi_nn_types.h, as far as backends use it. */
+typedef enum { success, invalid_argument, invalid_encoding, missing_memory, busy, runtime_error,
+               unsupported_operation, too_large, not_found, model_not_found = 103 } wasi_nn_error;
+typedef struct { uint32_t *buf; uint32_t size; } tensor_dimensions;
+typedef struct { uint8_t *buf; uint32_t size; } tensor_data;
+typedef struct { tensor_dimensions *dimensions; uint8_t type; uint8_t pad[3]; tensor_data data; } tensor;
+typedef struct { uint8_t *buf; uint32_t size; } graph_builder;
+typedef struct { graph_builder *buf; uint32_t size; } graph_builder_array;
+typedef enum { ggml = 5 } graph_encoding;
+typedef enum { cpu = 0 } execution_target;
+typedef uint32_t graph, graph_execution_context;
+
+static struct {
+    wasi_nn_error (*init)(void **);
+    wasi_nn_error (*deinit)(void *);
+    wasi_nn_error (*load)(void *, graph_builder_array *, graph_encoding, execution_target, graph *);
+    wasi_nn_error (*load_by_name)(void *, const char *, uint32_t, graph *);
+    wasi_nn_error (*load_by_name_with_config)(void *, const char *, uint32_t, void *, uint32_t, graph *);
+    wasi_nn_error (*init_execution_context)(void *, graph, graph_execution_context *);
+    wasi_nn_error (*set_input)(void *, graph_execution_context, uint32_t, tensor *);
+    wasi_nn_error (*compute)(void *, graph_execution_context);
+    wasi_nn_error (*get_output)(void *, graph_execution_context, uint32_t, tensor_data *, uint32_t *);
+} api;
+
+static void *backend;
+
+/* A host's own function of this name must not replace the library's. */
+wasi_nn_error load_by_name(void *ctx, const char *name, uint32_t length, graph *g);
+wasi_nn_error load_by_name(void *ctx, const char *name, uint32_t length, graph *g) {
+    (void)ctx, (void)name, (void)length, (void)g;
+    abort();
+}
+
+static void look_up(void *library, const char *name, void *function) {
+    void *found = dlsym(library, name);
+    CHECK(found);
+    memcpy(function, &found, sizeof found);
+}
+
+static void open_library(void) {
+    void *library = dlopen(getenv("LIBRARY"), RTLD_LAZY | RTLD_LOCAL);
+    if (!library)
+        fprintf(stderr, "%s\n", dlerror());
+    CHECK(library);
+    look_up(library, "init_backend", &api.init);
+    look_up(library, "deinit_backend", &api.deinit);
+    look_up(library, "load", &api.load);
+    look_up(library, "load_by_name", &api.load_by_name);
+    look_up(library, "load_by_name_with_config", &api.load_by_name_with_config);
+    look_up(library, "init_execution_context", &api.init_execution_context);
+    look_up(library, "set_input", &api.set_input);
+    look_up(library, "compute", &api.compute);
+    look_up(library, "get_output", &api.get_output);
+}
+
+static wasi_nn_error load(const char *name, const char *config, graph *g) {
+    char json[256];
+    if (!config)
+        return api.load_by_name(backend, name, (uint32_t)strlen(name), g);
+    snprintf(json, sizeof json, "%s#", config); /* the length bounds it, not a zero byte */
+    return api.load_by_name_with_config(backend, name, (uint32_t)strlen(name), json, (uint32_t)strlen(config), g);
+}
+
+static graph_execution_context open_context(const char *name, const char *config) {
+    graph g = 99;
+    graph_execution_context context = 99;
+    CHECK_EQUAL(load(name, config, &g), success);
+    CHECK_EQUAL(api.init_execution_context(backend, g, &context), success);
+    CHECK(context != 99);
+    return context;
+}
+
+static wasi_nn_error set_input(graph_execution_context context, uint32_t index, const char *text) {
+    uint32_t one = 1;
+    char copy[256];
+    tensor_dimensions dimensions = {&one, 1};
+    tensor input = {&dimensions, 3, {0}, {(uint8_t *)copy, (uint32_t)strlen(text)}};
+    snprintf(copy, sizeof copy, "%s#", text);
+    return api.set_input(backend, context, index, &input);
+}
+
+static wasi_nn_error get_output(graph_execution_context context, uint32_t index, char *text, uint32_t size) {
+    tensor_data output = {(uint8_t *)text, size - 1};
+    uint32_t length = 0;
+    wasi_nn_error error = api.get_output(backend, context, index, &output, &length);
+    text[error ? 0 : length] = 0;
+    return error;
+}
+
+/* Compute a prompt and compare the answer. */
+static void check_answer(graph_execution_context context, const char *prompt, const char *answer) {
+    char text[256];
+    CHECK_EQUAL(set_input(context, 0, prompt), success);
+    CHECK_EQUAL(api.compute(backend, context), success);
+    CHECK_EQUAL(get_output(context, 0, text, sizeof text), success);
+    CHECK_TEXT(text, answer);
+}
+
+SCENARIO(a_model_answers_by_its_name) {
+    char metadata[4096];
+    graph_execution_context context = open_context("echo", NULL);
+    check_answer(context, "What is up?", "What is up?");
+    CHECK_EQUAL(get_output(context, 1, metadata, sizeof metadata), success);
+    CHECK(strstr(metadata, "\"input_tokens\":") && strstr(metadata, "\"llama_commit\""));
+    check_answer(context, "And again?", "And again?");
+}
+
+SCENARIO(a_model_answers_by_the_path_of_its_file) {
+    char text[4096];
+    graph_execution_context context = open_context(getenv("MODEL_FILE"), "{\"n-predict\": 6, \"temp\": 0}");
+    CHECK_EQUAL(set_input(context, 0, "The capital of France is"), success);
+    CHECK_EQUAL(api.compute(backend, context), success);
+    CHECK_EQUAL(get_output(context, 0, text, sizeof text), success);
+    CHECK(text[0]);
+    CHECK_EQUAL(get_output(context, 1, text, sizeof text), success);
+    CHECK(strstr(text, "\"output_tokens\":6"));
+}
+
+SCENARIO(the_environment_maps_names_to_models) {
+    check_answer(open_context("default", NULL), "mapped", "mapped");
+    check_answer(open_context("any/other.gguf", NULL), "mapped", "mapped");
+}
+
+SCENARIO(contexts_and_graphs_are_independent) {
+    graph_execution_context one = open_context("echo", "{\"n-predict\": 3}"), two = open_context("echo", NULL);
+    char text[64];
+    CHECK(one != two);
+    CHECK_EQUAL(set_input(one, 0, "first"), success);
+    CHECK_EQUAL(set_input(two, 0, "second"), success);
+    CHECK_EQUAL(api.compute(backend, two), success);
+    CHECK_EQUAL(api.compute(backend, one), success);
+    CHECK_EQUAL(get_output(one, 0, text, sizeof text), success);
+    CHECK_TEXT(text, "fir");
+    CHECK_EQUAL(get_output(two, 0, text, sizeof text), success);
+    CHECK_TEXT(text, "second");
+    CHECK_EQUAL(set_input(two, 1, "{\"n-predict\": 2}"), success);
+    check_answer(two, "third", "th");
+    check_answer(one, "third", "thi");
+}
+
+SCENARIO(a_small_buffer_gets_nothing_but_the_size) {
+    graph_execution_context context = open_context("echo", NULL);
+    uint8_t bytes[8] = "#######";
+    tensor_data output = {bytes, 4};
+    uint32_t length = 0;
+    check_answer(context, "12345", "12345");
+    CHECK_EQUAL(api.get_output(backend, context, 0, &output, &length), too_large);
+    CHECK_EQUAL(length, 5);
+    CHECK_TEXT((char *)bytes, "#######");
+    output.size = 5;
+    CHECK_EQUAL(api.get_output(backend, context, 0, &output, &length), success);
+    CHECK_TEXT((char *)bytes, "12345##");
+    output = (tensor_data){NULL, 0};
+    CHECK_EQUAL(api.get_output(backend, context, 0, &output, &length), too_large);
+    CHECK_EQUAL(length, 5);
+}
+
+SCENARIO(wrong_arguments_have_wasmedges_numbers) {
+    graph g = 7;
+    graph_execution_context context = open_context("echo", NULL);
+    uint32_t length = 0;
+    tensor_data output = {NULL, 4};
+    tensor input = {NULL, 3, {0}, {NULL, 4}};
+    CHECK_EQUAL(load("nothing", NULL, &g), model_not_found);
+    CHECK_EQUAL(load("/nothing.gguf", NULL, &g), model_not_found);
+    CHECK_EQUAL(load("echo", "{", &g), invalid_encoding);
+    CHECK_EQUAL(g, 7);
+    CHECK_EQUAL(api.load(backend, NULL, ggml, cpu, &g), unsupported_operation);
+    CHECK_EQUAL(api.init(NULL), invalid_argument);
+    CHECK_EQUAL(api.deinit(NULL), invalid_argument);
+    CHECK_EQUAL(api.load_by_name(backend, NULL, 0, &g), invalid_argument);
+    CHECK_EQUAL(api.load_by_name(NULL, "echo", 4, &g), invalid_argument);
+    CHECK_EQUAL(api.load_by_name(backend, "echo", 4, NULL), invalid_argument);
+    CHECK_EQUAL(api.init_execution_context(backend, 1000, &context), invalid_argument);
+    CHECK_EQUAL(api.compute(backend, context), invalid_argument); /* it has no input */
+    CHECK_EQUAL(api.compute(backend, 1000), invalid_argument);
+    CHECK_EQUAL(api.set_input(backend, context, 0, NULL), invalid_argument);
+    CHECK_EQUAL(api.set_input(backend, context, 0, &input), invalid_argument);
+    CHECK_EQUAL(api.get_output(backend, context, 0, &output, &length), invalid_argument);
+    CHECK_EQUAL(api.get_output(backend, context, 0, NULL, &length), invalid_argument);
+    output = (tensor_data){(uint8_t[4]){0}, 4};
+    CHECK_EQUAL(api.get_output(backend, context, 2, &output, &length), not_found);
+}
+
+SCENARIO(the_graphs_of_a_backend_are_bounded) {
+    graph g = 0;
+    for (int i = 0; i < 1000; i++)
+        CHECK_EQUAL(load("echo", NULL, &g), success);
+    CHECK_EQUAL(g, 999);
+    CHECK(load("echo", NULL, &g) != success);
+    CHECK_EQUAL(g, 999);
+}
+
+enum { THREADS = 4, TURNS = 5 };
+
+static void *compute_turns(void *number) {
+    char prompt[32];
+    graph_execution_context context = open_context("echo", NULL);
+    snprintf(prompt, sizeof prompt, "thread %d", *(int *)number);
+    for (int i = 0; i < TURNS; i++)
+        check_answer(context, prompt, prompt);
+    return NULL;
+}
+
+SCENARIO(threads_share_a_backend) {
+    pthread_t threads[THREADS];
+    int numbers[THREADS];
+    for (int i = 0; i < THREADS; i++) {
+        numbers[i] = i;
+        CHECK(!pthread_create(&threads[i], NULL, compute_turns, &numbers[i]));
+    }
+    for (int i = 0; i < THREADS; i++)
+        CHECK(!pthread_join(threads[i], NULL));
+}
+
+/* Print a line, and wait until the tests have done their part. */
+static void wait_for_partner(void) {
+    char line[8];
+    puts("now");
+    fflush(stdout);
+    CHECK(fgets(line, sizeof line, stdin));
+}
+
+SCENARIO(a_load_after_a_restart_of_the_daemon_connects_again) {
+    graph_execution_context old = open_context("echo", NULL);
+    char text[64];
+    wait_for_partner(); /* the daemon is killed */
+    CHECK_EQUAL(set_input(old, 0, "lost"), runtime_error);
+    graph g;
+    CHECK_EQUAL(load("echo", NULL, &g), runtime_error);
+    wait_for_partner(); /* another one has started */
+    graph_execution_context context = open_context("echo", NULL);
+    check_answer(context, "again", "again");
+    CHECK(context != old);
+    CHECK_EQUAL(get_output(old, 0, text, sizeof text), invalid_argument);
+}
+
+#define ENTRY(name) {#name, name}
+static const scenario SCENARIOS[] = {
+    ENTRY(a_model_answers_by_its_name),
+    ENTRY(a_model_answers_by_the_path_of_its_file),
+    ENTRY(the_environment_maps_names_to_models),
+    ENTRY(contexts_and_graphs_are_independent),
+    ENTRY(a_small_buffer_gets_nothing_but_the_size),
+    ENTRY(wrong_arguments_have_wasmedges_numbers),
+    ENTRY(the_graphs_of_a_backend_are_bounded),
+    ENTRY(threads_share_a_backend),
+    ENTRY(a_load_after_a_restart_of_the_daemon_connects_again),
+};
+
+int main(int argc, char **argv) {
+    open_library();
+    CHECK_EQUAL(api.init(&backend), success);
+    int status = run_scenario(SCENARIOS, sizeof SCENARIOS / sizeof *SCENARIOS, argc, argv);
+    CHECK_EQUAL(api.deinit(backend), success);
+    return status;
+}
