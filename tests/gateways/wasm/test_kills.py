@@ -14,10 +14,11 @@ from inferd.testing import RunningDaemon
 from tests.echo import echo_model
 from tests.gateways.wasm.serving import serving_guests
 
-CONFIG = echo_model("slow", step_ms=20, slots=4)
+CONFIG = echo_model("slow", step_ms=20, slots=4) + echo_model("deadly", abort_on="die")
 GUESTS = 3
 FREED_S_MAX = 0.05
 ROUNDS = 3
+END_S_MAX = 60.0
 LONG = "and so on " * 100
 SENTENCE = "a text that takes the slow model a second or so to echo"
 
@@ -77,5 +78,28 @@ def test_guests_go_on_after_the_daemon_was_killed(daemon: RunningDaemon, client:
             guest.send_prompt("again")
             assert guest.read_answer()[0] == b"again"
         for guest in guests:
-            _, errors = guest.process.communicate(timeout=60)
+            _, errors = guest.process.communicate(timeout=END_S_MAX)
             assert (guest.process.returncode, errors) == (0, b"")
+
+
+def test_a_prompt_that_kills_workers_is_error_5(daemon: RunningDaemon, client: Client) -> None:
+    with serving_guests(daemon.socket, "deadly", {}, ["normal"]) as [guest]:
+        guest.send_prompt("live")
+        assert guest.read_answer()[0] == b"live"
+        guest.send_prompt("die")
+        output, errors = guest.process.communicate(timeout=END_S_MAX)
+    assert (guest.process.returncode, output) == (10 + 5, b"")
+    assert errors.startswith(b"inferd: compute_single: ")
+    assert errors.endswith(b"compute_single: error 5\n")
+    assert client.sessions() == client.queue() == []
+
+
+def test_ctrl_c_ends_a_guest_that_waits_for_a_daemon(daemon: RunningDaemon) -> None:
+    with serving_guests(daemon.socket, "echo", {}, ["normal"]) as [guest]:
+        daemon.kill()
+        try:
+            guest.send_prompt("x")
+            guest.process.send_signal(signal.SIGINT)
+            assert guest.process.wait(END_S_MAX) == 130
+        finally:
+            daemon.start_again()
