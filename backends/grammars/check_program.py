@@ -23,6 +23,13 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from ..errors import InferdError, InvalidArgument, TooLarge
 from ..sandbox.program import serve_requests
 from ..unexpected import place_of
+from .forced_text import (
+    ForcedText,
+    forced_by_lark,
+    forced_by_schema,
+    together,
+    with_bounded_texts,
+)
 from .gbnf import parse_gbnf, refusal
 from .lark import lark_of
 from .lenient import leave_out_constraints
@@ -91,20 +98,24 @@ def check_grammar(request: CheckRequest) -> CheckReply:
 def _compile(request: CheckRequest) -> tuple[CheckReply, LLMatcher]:
     if request.gbnf:
         grammar = LLMatcher.grammar_from_lark(_lark_of_gbnf(request.gbnf, request))
+        grammar = with_bounded_texts(grammar, ForcedText(len(request.gbnf.encode()), 1))
         return _compiled(grammar, request, refusal)
+    inner: list[ForcedText] = []
     if request.lark:
         lark = rewrite_lark(
             request.lark,
             _vocabulary(request),
-            lambda schema: _inner_schema(request, json.dumps(schema)),
+            lambda schema: _inner_schema(request, json.dumps(schema), inner),
         )
         grammar = LLMatcher.grammar_from_lark(lark)
+        grammar = with_bounded_texts(grammar, forced_by_lark(request.lark, inner))
         return _compiled(grammar, request, lark_refusal)
     if request.regex:
         grammar = LLMatcher.grammar_from_lark(f"start: {regex_literal(request.regex)}")
         return _compiled(grammar, request, _regex_refusal)
     if request.tags:
-        grammar = grammar_of_tags(request, partial(_content, request))
+        grammar = grammar_of_tags(request, partial(_content, request, inner))
+        grammar = with_bounded_texts(grammar, together(inner))
         return _compiled(grammar, request, _tags_refusal)
     return _compile_schema(request)
 
@@ -140,18 +151,20 @@ def _limit_error(cause: str) -> TooLarge | None:
     return None
 
 
-def _content(request: CheckRequest, tag: TagRequest) -> dict[str, Any]:
+def _content(request: CheckRequest, inner: list[ForcedText], tag: TagRequest) -> dict[str, Any]:
     """Return the grammar of a tag's content, as a field of llguidance's lists."""
     if tag.gbnf:
         return {"lark_grammar": _lark_of_gbnf(tag.gbnf, request)}
-    return {"json_schema": _inner_schema(request, tag.schema)}
+    return {"json_schema": _inner_schema(request, tag.schema, inner)}
 
 
-def _inner_schema(request: CheckRequest, schema: str) -> Any:
-    """Return llguidance's form of a schema within a grammar; it is compiled alone first."""
+def _inner_schema(request: CheckRequest, schema: str, inner: list[ForcedText]) -> Any:
+    """Return llguidance's form of a schema within a grammar; it is compiled alone first. Its forced
+    text is added to *inner*.
+    """
     reply, _ = _compile_schema(msgspec.structs.replace(request, schema=schema))
-    [found] = json.loads(reply.grammar)["grammars"]
-    return found["json_schema"]
+    inner.append(forced_by_schema(read_schema(schema)))
+    return json.loads(reply.grammar)["grammars"][-1]["json_schema"]
 
 
 def _regex_refusal(cause: str) -> InvalidArgument:
@@ -182,6 +195,7 @@ def _try_schema(document: Schema, whitespace: str) -> tuple[LLMatcher, str] | st
     """Return the matcher and the grammar of a schema, or the cause of its refusal."""
     try:
         grammar = grammar_of_schema(document, whitespace)
+        grammar = with_bounded_texts(grammar, forced_by_schema(document))
     except ValueError as exc:
         return str(exc)[:_CAUSE_CHARACTERS]
     matcher = _matcher(grammar)

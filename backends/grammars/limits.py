@@ -31,7 +31,7 @@ MATCHING_LIMITS = LLParserLimits(
     max_lexer_states=50_000,
     max_grammar_size=500_000,
     max_items_in_row=2000,
-    step_max_items=100_000,
+    step_max_items=40_000,
     precompute_large_lexemes=True,
     verbose_errors=False,  # the texts of users
 )
@@ -43,7 +43,7 @@ row, and 20 000 items for a mask with Gemma's 262k tokens.
 - A state of the lexer takes 1 to 2 kB, so 50 000 (of 250 000 by default) take 100 MB at most.
 - The fuel of a step, by default 14 ms, was never used up by the expressions in `tests/attacks`.
 - The items in a row bound the alternatives in one place, and the depth of right recursion.
-- Ambiguous rules take 0.12 s for a mask of 100 000 items, and 0.6 s for 500 000 (SmolLM2, 49k
+- Ambiguous rules take 0.05 s for a mask of 40 000 items, and 0.6 s for 500 000 (SmolLM2, 49k
   tokens). A token that takes longer than a second ends its turn with `Timeout`.
 - Without the precomputation, compiling a long string takes 37 ms instead of 10 ms.
 """

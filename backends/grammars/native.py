@@ -21,8 +21,12 @@ from .limits import MATCHING_LIMITS
 __all__ = ("Matcher", "MatchingTokenizer")
 
 _ERROR_BYTES = 300
-_FORCED_MAX = 4096
+FORCED_MAX = 128
 """Forced tokens of one call; the next call returns those behind them."""
+_CHOPPED_MAX = 4
+"""Last tokens of a forced text that llguidance leaves out, as they could become others."""
+TOKENS_MIN = FORCED_MAX + 2 * _CHOPPED_MAX
+"""Tokens that a long text must have at least, of its beginning."""
 _SLICES = (rb'[^"\\\x00-\x1F\x7F]{1,10}', rb'[^"\\\x00-\x1F\x7F]{1,30}')
 """Texts of a JSON string, whose tokens llguidance allows at once where it may contain any of them:
 a mask takes 0.2 to 1 ms then, not 10 ms (measured with 262k tokens). Two more, of llguidance's
@@ -141,7 +145,8 @@ class MatchingTokenizer:
 
     *lengths* and *texts* are those of the tokens; a text after the byte 0xFF is a name, which no
     text contains. *ends* are the tokens that end an answer. *tokenize* returns the tokens of a
-    text in UTF-8; it is called where a grammar forces a text, in any thread, and must not raise.
+    text in UTF-8, or `TOKENS_MIN` and more of its first ones; it is called where a grammar forces a
+    text, in any thread, and must not raise.
     """
 
     def __init__(
@@ -248,7 +253,7 @@ class Matcher:
         return mask
 
     def compute_ff_tokens(self) -> list[int]:
-        """Return the next tokens, as far as the grammar forces them."""
-        found = (ctypes.c_uint32 * _FORCED_MAX)()
-        count = _compute_forced(self._pointer, ctypes.addressof(found), _FORCED_MAX)
+        """Return the next tokens, as far as the grammar forces them, at most `FORCED_MAX`."""
+        found = (ctypes.c_uint32 * FORCED_MAX)()
+        count = _compute_forced(self._pointer, ctypes.addressof(found), FORCED_MAX)
         return found[: max(0, count)]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...errors import BackendError, InferdError
 from ...grammars.formats import VocabularyFacts
-from ...grammars.native import MatchingTokenizer
+from ...grammars.native import TOKENS_MIN, MatchingTokenizer
 from .vocab import Vocab, raw_function
 
 __all__ = ("BYTES_PER_TOKEN", "MatchingVocab", "read_pieces")
@@ -64,7 +64,7 @@ class MatchingVocab:
         self._special: tuple[tuple[int, int], ...] = ()
         self._pieces: _Pieces | None = None
         self._last: tuple[bytes, list[int]] = b"", []
-        """The text tokenized last, and its tokens."""
+        """The text tokenized last, and its first tokens."""
         self._error: InferdError | None = None
         self._thread: threading.Thread | None = None
 
@@ -146,19 +146,30 @@ class MatchingVocab:
 
     def _tokenize(self, text: bytes, pieces: _Pieces) -> list[int]:
         """Return the tokens of *text*, without what llama.cpp may add in front. If it changes the
-        text, they are those of its bytes, or none. A long text is tokenized in parts, and not again
-        for its rest: llguidance wants the tokens of all the text that a grammar forces for each
-        mask, of 64 kB for a constant.
+        text, they are those of its bytes, or none.
+
+        llguidance wants the tokens of all the text that a grammar forces for each mask, of 64 kB
+        for a constant. Only its beginning is tokenized, in parts, and not again for its rest.
         """
         if len(text) <= _PART_BYTES:
             return self._tokenize_part(text, pieces)
         last, tokens = self._last
-        rest = pieces.tokens_of_end(tokens, len(text)) if last.endswith(text) else None
-        if rest is None:
-            parts = [self._tokenize_part(part, pieces) for part in _parts(text)]
-            rest = list(itertools.chain(*parts)) if all(parts) else []
+        rest = pieces.tokens_from(tokens, len(last) - len(text)) if last.endswith(text) else []
+        if len(rest) < TOKENS_MIN:
+            rest = self._tokenize_begin(text, pieces)
         self._last = text, rest
         return rest
+
+    def _tokenize_begin(self, text: bytes, pieces: _Pieces) -> list[int]:
+        tokens: list[int] = []
+        for part in _parts(text):
+            found = self._tokenize_part(part, pieces)
+            tokens += found
+            if not found:
+                return []
+            if len(tokens) >= TOKENS_MIN:
+                break
+        return tokens
 
     def _tokenize_part(self, text: bytes, pieces: _Pieces) -> list[int]:
         vocab = self._vocab
@@ -233,14 +244,13 @@ class _Pieces:
         """Return the text of *tokens*."""
         return b"".join(map(self._text, tokens))
 
-    def tokens_of_end(self, tokens: list[int], size: int) -> list[int] | None:
-        """Return the last of *tokens* whose texts have *size* bytes; None if there are none."""
-        removed = int(self._lengths[tokens].sum()) - size
+    def tokens_from(self, tokens: list[int], begin: int) -> list[int]:
+        """Return those of *tokens* behind their first *begin* bytes; none if one is there."""
         for index, token in enumerate(tokens):
-            if removed <= 0:
-                return tokens[index:] if removed == 0 else None
-            removed -= int(self._lengths[token])
-        return None
+            if begin <= 0:
+                return tokens[index:] if begin == 0 else []
+            begin -= int(self._lengths[token])
+        return []
 
     def _text(self, token: int) -> bytes:
         end = int(self._ends[token])
