@@ -20,7 +20,7 @@ STAMP  := $(VENV)/.stamp
 ENGINE_STAMP := $(STAMP)-engine-$(ENGINE)$(GPU)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check lint bench attack compare dashboard-picture docs models schemas prometheus install clean
+.PHONY: help demo test check lint bench attack compare dashboard-picture protobuf docs models schemas prometheus install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '  make %-17s %s\n' "$$name" "$$text"; done
@@ -56,6 +56,9 @@ compare: $(STAMP)-bench models ## check that llama-server gives the same answers
 
 dashboard-picture: install models prometheus ## draw docs/dashboard.png; needs Node.js, chromium, pngquant
 	$(PY) -m tools.dashboard_picture $(ARGS)
+
+protobuf: $(STAMP)-test ## generate the messages of WasmEdge's RPC service from their .proto
+	cd gateways/nnrpc && $(abspath $(PY)) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. wasi_ephemeral_nn.proto
 
 docs: install ## write the generated parts of docs/ anew
 	@$(PY) -m tools.vectors

@@ -22,6 +22,7 @@ COMMANDS = {
     "inference.embed": ("embed",),
     "inference.template_command": ("template",),
     "...gateways.wasm.command": ("wasm",),
+    "...gateways.nnrpc.command": ("nnrpc",),
     "models.show_command": ("show",),
     "models.model_commands": (
         *("models", "load", "unload", "pin", "unpin", "swap"),

@@ -13,7 +13,8 @@ from ...daemon.cli.client import RETRIES, client_of
 from ...daemon.cli.commands import optional_import
 from ...daemon.cli.options import EXIT_BUSY, EXIT_INTERRUPTED, PriorityOption, SocketPath
 from ...daemon.cli.output import fail
-from ..guests import Preload, guest_timeout, parse_preload
+from ..guests import guest_timeout
+from ..guests.options import Allowed, Preloads, models_of
 from .dialects import Dialect
 from .host_functions import add_to_linker
 
@@ -41,24 +42,6 @@ Directories = Annotated[
 Variables = Annotated[
     list[str] | None,
     typer.Option("--env", metavar="NAME=VALUE", help="An environment variable; repeatable."),
-]
-Preloads = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--nn-preload",
-        metavar="NAME:GGML:AUTO:MODEL",
-        help="A model that the guest loads by NAME: a model of the daemon or the path of a GGUF"
-        " file; repeatable. Without it and --allow-model, the guest may load all models of the"
-        " daemon.",
-    ),
-]
-Allowed = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--allow-model",
-        metavar="MODEL",
-        help="A model of the daemon that the guest may load by its own name; repeatable.",
-    ),
 ]
 Seconds = Annotated[
     float | None,
@@ -118,8 +101,6 @@ def run(
         memory_bytes=memory_bytes,
         fuel=fuel,
     )
-    models = {name: Preload(name) for name in allowed or ()}
-    models |= map(parse_preload, preloads or ())
     with client_of(socket, retries=RETRIES) as client:
         status = run_program(
             program,
@@ -127,7 +108,7 @@ def run(
                 linker,
                 client,
                 connect=lambda: client_of(socket, retries=RETRIES),
-                preloads=models,
+                preloads=models_of(preloads, allowed),
                 priority=priority,
                 timeout=timeout,
                 dialect=dialect,

@@ -1,0 +1,104 @@
+"""`inferd nnrpc`: WasmEdge's RPC service on the command line."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...backends.errors import InferdError, InvalidArgument
+from ...daemon.cli.client import RETRIES
+from ...daemon.cli.commands import optional_import
+from ...daemon.cli.options import PriorityOption, SocketPath
+from ...daemon.cli.output import note
+from ..guests.options import Allowed, Preloads, models_of
+from .limits import Limits
+
+if TYPE_CHECKING:
+    from ...ipc.client import AsyncClient
+    from ...ipc.server.listener import InheritedListener, UnixListener
+
+_DEFAULTS = Limits()
+
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        metavar="unix:PATH",
+        help="The socket for clients; systemd may pass one instead.",
+        show_default=False,
+    ),
+]
+SocketMode = Annotated[str, typer.Option(metavar="MODE", help="The socket's permission bits.")]
+ConnectionsMax = Annotated[int, typer.Option(metavar="N", min=1, help="Clients at most.")]
+ContextsMax = Annotated[int, typer.Option(metavar="N", min=1, help="A client's contexts at most.")]
+
+
+def nnrpc(
+    listen: Listen = None,
+    preloads: Preloads = None,
+    allowed: Allowed = None,
+    priority: PriorityOption = "normal",
+    mode: SocketMode = "0600",
+    connections_max: ConnectionsMax = _DEFAULTS.connections_max,
+    contexts_max: ContextsMax = _DEFAULTS.contexts_max,
+    socket: SocketPath = None,
+) -> None:
+    """Serve WasmEdge's RPC for wasi-nn, for `wasmedge --nn-rpc-uri` (extra `nnrpc`).
+
+    It runs until SIGTERM or Ctrl-C; calls under way may then end, for up to 10 s.
+    """
+    with optional_import("the gateway uses gRPC", "nnrpc"):
+        from .server import Server
+    import anyio
+
+    from ...ipc.client import AsyncClient
+
+    def connect() -> AsyncClient:
+        return AsyncClient(socket, retries=RETRIES, software="inferd nnrpc")
+
+    models = models_of(preloads, allowed)
+    listener = open_listener(listen, mode)
+    try:
+        server = Server(
+            listener.socket,
+            connect,
+            preloads=models,
+            priority=priority,
+            limits=Limits(connections_max=connections_max, contexts_max=contexts_max),
+        )
+        note_ready = partial(note, f"serving WasmEdge's RPC on unix:{listener.path}")
+        note_stop = partial(note, "calls under way may end; a second signal ends them")
+        anyio.run(server.run, note_ready, note_stop)
+    finally:
+        listener.close()
+
+
+def open_listener(listen: str | None, mode: str) -> UnixListener | InheritedListener:
+    """Return the socket that *listen* names, or that systemd passed."""
+    from ...ipc.server.listener import UnixListener, inherited_listener
+
+    if listen is None:
+        inherited = inherited_listener(os.environ)
+        if inherited is None:
+            raise InvalidArgument("no socket to listen on", hint="name one: --listen unix:PATH")
+        return inherited
+    scheme, _, path = listen.partition(":")
+    path = path.removeprefix("//")
+    if scheme != "unix" or not path:
+        raise typer.BadParameter(f"--listen {listen!r} is not of the form unix:PATH")
+    try:
+        bits = int(mode, 8)
+    except ValueError:
+        bits = -1
+    if not 0 <= bits <= 0o777:
+        raise typer.BadParameter(f"--mode {mode!r} is not octal, such as 0600")
+    listener = UnixListener(str(Path(path).absolute()), bits)
+    try:
+        listener.bind()
+    except InferdError:
+        listener.close()
+        raise
+    return listener

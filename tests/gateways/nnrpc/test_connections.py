@@ -1,0 +1,289 @@
+"""Clients of the gateway: two, many, too many, killed ones, garbage; and the gateway's own end."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
+import pytest
+
+from inferd import Client
+from inferd.testing import RunningDaemon
+from tests.daemon.command_line import inferd, inferd_process
+from tests.echo import echo_model
+from tests.gateways.nnrpc.driver import RpcError, WasmEdge, gateway, victim
+
+CONFIG = echo_model("slow", step_ms=20, slots=16)
+LONG = "and so on " * 100
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+FRAME_BYTES_MAX = 16384
+SETTINGS, MAX_CONCURRENT_STREAMS = 4, 3
+GUESTS = CALLS_MAX = 16
+END_S_MAX = 30.0
+
+
+def test_clients_have_handles_of_their_own(guest: WasmEdge, path: str) -> None:
+    with WasmEdge(path) as other:
+        first, second = guest.context(), other.context()
+        assert first == second == 0
+        guest.set_input(first, b"one")
+        other.set_input(second, b"two")
+        assert guest.compute(first) == 0 == other.compute(second)
+        assert (guest.output(first), other.output(second)) == (b"one", b"two")
+        guest.init(0)
+        assert other.compute(1) == 1, "the other client's context is not this one's"
+
+
+def test_sixteen_clients_compute_side_by_side(path: str, client: Client) -> None:
+    guests = [WasmEdge(path) for _ in range(GUESTS)]
+    calls = []
+    for number, each in enumerate(guests):
+        context = each.context("slow")
+        each.set_input(context, b"guest %d" % number)
+        calls.append(each.begin("Compute", resource_handle=context))
+    for number, (each, call) in enumerate(zip(guests, calls, strict=True)):
+        call.result()
+        assert each.output(0) == b"guest %d" % number
+    assert [model["name"] for model in client.models() if model["name"] == "slow"] == ["slow"]
+    for each in guests:
+        each.channel.close()
+    wait_until_empty(client)
+
+
+def wait_until_empty(client: Client) -> float:
+    """Wait until the daemon has neither sessions nor turns, and return the time that it took."""
+    began = time.monotonic()
+    while client.sessions() or client.queue():
+        assert time.monotonic() - began < END_S_MAX
+    return time.monotonic() - began
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("call", ["Compute", "ComputeSingle"])
+def test_a_killed_client_leaves_nothing_after_50_ms(call: str, path: str, client: Client) -> None:
+    with victim(path, "slow", call, LONG) as process:
+        assert process.stdout is not None
+        if call == "ComputeSingle":
+            process.stdout.readline()  # after the first token
+        while not client.queue():
+            pass
+        assert len(client.sessions()) == 1
+        process.kill()
+        process.wait()
+        assert wait_until_empty(client) <= 0.05
+    assert [model["leases"] for model in client.models() if model["name"] == "slow"] == [0]
+
+
+def test_a_killed_gateway_leaves_nothing(daemon: RunningDaemon, client: Client) -> None:
+    listen = str(daemon.directory / "killed.sock")
+    with gateway(daemon, listen=listen) as (path, process), WasmEdge(path) as guest:
+        context = guest.context("slow")
+        guest.set_input(context, LONG.encode())
+        call = guest.begin("Compute", resource_handle=context)
+        while not client.queue():
+            pass
+        process.kill()
+        wait_until_empty(client)
+        assert call.exception().code() is grpc.StatusCode.UNAVAILABLE
+
+
+# Bounds.
+
+
+def test_contexts_and_graphs_of_a_client_are_bounded(daemon: RunningDaemon) -> None:
+    listen = str(daemon.directory / "bounds.sock")
+    with ExitStack() as stack:
+        path, _ = stack.enter_context(gateway(daemon, "--contexts-max", "2", listen=listen))
+        guest, other = (stack.enter_context(WasmEdge(path)) for _ in range(2))
+        graph = guest.load()
+        begun = [guest.begin("InitExecutionContext", resource_handle=graph) for _ in range(5)]
+        errors = [RpcError(error) for call in begun if (error := call.exception())]
+        assert [error.number for error in errors] == [4, 4, 4]
+        other.context()
+        configs = [f'{{"n-predict":{number}}}' for number in range(1, 65)]
+        numbers = [
+            guest.number("LoadByNameWithConfig", name="echo", config=text) for text in configs
+        ]
+        assert numbers == [0] * 63 + [4]
+
+
+def test_connections_are_bounded(daemon: RunningDaemon) -> None:
+    listen = str(daemon.directory / "few.sock")
+    with ExitStack() as stack:
+        path, _ = stack.enter_context(gateway(daemon, "--connections-max", "2", listen=listen))
+        first, second, third = (stack.enter_context(WasmEdge(path)) for _ in range(3))
+        assert first.load() == 0 == second.load()
+        with pytest.raises(RpcError) as caught:
+            third.load()
+        assert caught.value.status == "UNAVAILABLE"
+        second.channel.close()
+        third.call("LoadByName", name="echo", wait=True)  # in the second's place
+        assert first.load() == 0
+
+
+def test_a_request_is_bounded(guest: WasmEdge, daemon: RunningDaemon) -> None:
+    context = guest.context()
+    allowed = (4 << 20) - 64
+    assert guest.set_input(context, b" " * allowed) in (0, 102)
+    assert guest.set_input(context, b" " * (allowed + 64)) == 7
+    assert guest.set_input(context, b" " * (64 << 20)) == 7
+    assert guest.set_input(context, b"ab") == 0 == guest.compute(context)
+
+
+# Frames of HTTP/2.
+
+
+def frame(kind: int, stream: int, payload: bytes, flags: int = 0) -> bytes:
+    """Return a frame of HTTP/2."""
+    return (
+        struct.pack(">I", len(payload))[1:]
+        + bytes((kind, flags))
+        + struct.pack(">I", stream)
+        + payload
+    )
+
+
+def test_the_number_of_calls_under_way_is_a_setting_of_http(path: str) -> None:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(path)
+        sock.sendall(PREFACE + frame(SETTINGS, 0, b""))
+        data = b""
+        while struct.pack(">HI", MAX_CONCURRENT_STREAMS, CALLS_MAX) not in data:
+            received = sock.recv(FRAME_BYTES_MAX)
+            assert received
+            data += received
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff" * 100,
+        PREFACE + frame(SETTINGS, 0, b"\xff" * 7),
+        PREFACE + frame(SETTINGS, 0, b"") + frame(1, 1, b"\xff\xff\xff", 4),
+        PREFACE + frame(SETTINGS, 0, b"") + frame(0, 1, b"data of no call"),
+        PREFACE + frame(SETTINGS, 0, b"") + frame(1, 2, b"\x82", 5),
+    ],
+    ids=["http/1", "bytes", "frames", "headers", "data", "stream"],
+)
+def test_garbage_ends_only_its_own_connection(garbage: bytes, path: str, guest: WasmEdge) -> None:
+    context = guest.context()
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(END_S_MAX)
+        sock.connect(path)
+        sock.sendall(garbage)
+        while sock.recv(FRAME_BYTES_MAX):
+            pass
+    guest.set_input(context, b"ab")
+    assert guest.compute(context) == 0
+
+
+# The socket, and the gateway's end.
+
+
+def test_only_the_user_may_connect(path: str) -> None:
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+
+
+def test_the_mode_and_the_form_of_a_uri_can_be_chosen(daemon: RunningDaemon) -> None:
+    listen = daemon.directory / "uri.sock"
+    arguments = ("nnrpc", "--listen", f"unix://{listen}", "--mode", "0660")
+    with inferd_process(*arguments, socket=daemon.socket) as process:
+        assert process.stderr is not None and process.stderr.readline()
+        assert stat.S_IMODE(os.stat(listen).st_mode) == 0o660
+        process.terminate()
+        assert process.wait() == 0
+    assert not listen.exists()
+
+
+def test_systemd_may_pass_the_socket(daemon: RunningDaemon) -> None:
+    path = str(daemon.directory / "passed.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        started = f"""import os
+os.dup2({listener.fileno()}, 3)
+os.environ |= {{"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"}}
+from inferd.daemon.cli import main
+main()
+"""
+        passed = {"main": started, "pass_fds": (listener.fileno(),)}
+        with (
+            inferd_process("nnrpc", socket=daemon.socket, **passed) as process,
+            WasmEdge(path) as guest,
+        ):
+            assert guest.load() == 0
+            process.terminate()
+            assert process.wait() == 0
+    assert Path(path).exists(), "the path is systemd's"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        ((), 1, "name one: --listen unix:PATH"),
+        (("--listen", "localhost:80"), 2, "not of the form unix:PATH"),
+        (("--listen", "unix:x", "--mode", "rw"), 2, "is not octal"),
+        (("--listen", "unix:x", "--nn-preload", "m"), 1, "NAME:GGML:AUTO:MODEL"),
+    ],
+)
+def test_wrong_options_are_refused(arguments: tuple[str, ...], status: int, text: str) -> None:
+    result = inferd("nnrpc", *arguments)
+    assert result.exit_code == status and text in result.stderr, result.stderr
+
+
+def test_two_gateways_do_not_share_a_path(path: str) -> None:
+    result = inferd("nnrpc", "--listen", f"unix:{path}")
+    assert result.exit_code == 4 and "already answers" in result.stderr
+
+
+def test_a_gateway_stops_when_calls_under_way_have_ended(
+    daemon: RunningDaemon, client: Client
+) -> None:
+    listen = str(daemon.directory / "stopped.sock")
+    with ExitStack() as stack:
+        path, process = stack.enter_context(gateway(daemon, listen=listen))
+        guest, idle = (stack.enter_context(WasmEdge(path)) for _ in range(2))
+        idle.context()
+        context = guest.context("slow")
+        guest.set_input(context, b"a short text")
+        call = guest.begin("Compute", resource_handle=context)
+        while not client.queue():
+            pass
+        process.terminate()
+        call.result()
+        assert process.wait(END_S_MAX) == 0
+    assert not Path(listen).exists()
+
+
+def test_a_second_signal_ends_calls(daemon: RunningDaemon, client: Client) -> None:
+    listen = str(daemon.directory / "twice.sock")
+    with gateway(daemon, listen=listen) as (path, process), WasmEdge(path) as guest:
+        context = guest.context("slow")
+        guest.set_input(context, LONG.encode())
+        call = guest.begin("Compute", resource_handle=context)
+        while not client.queue():
+            pass
+        for _ in range(2):
+            process.terminate()
+            assert process.stderr is not None
+            process.stderr.readline()
+        assert process.wait(END_S_MAX) == 0
+        assert call.exception().code() is grpc.StatusCode.UNAVAILABLE
+    wait_until_empty(client)
+
+
+def test_a_preload_names_the_models_of_all_clients(daemon: RunningDaemon) -> None:
+    listen = str(daemon.directory / "preload.sock")
+    options = ("--nn-preload", "default:GGML:AUTO:echo")
+    with gateway(daemon, *options, listen=listen) as (path, _), WasmEdge(path) as guest:
+        context = guest.context("default")
+        guest.set_input(context, b"ab")
+        assert guest.compute(context) == 0
+        assert guest.number("LoadByName", name="echo") == 8
