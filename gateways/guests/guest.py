@@ -50,7 +50,9 @@ class Guest:
         self._contexts_max, self._graphs_max = contexts_max, graphs_max
         self._graphs: dict[int, GuestGraph] = {}
         self._contexts: dict[int, GuestContext] = {}
-        self._graphs_loaded = self._contexts_opened = self._contexts_opening = 0
+        self._graphs_loaded = self._contexts_opened = 0
+        # A cancelled call keeps its place: the daemon may have opened its object.
+        self._graph_places = self._context_places = 0
 
     # Graphs.
 
@@ -91,9 +93,14 @@ class Guest:
         return await self._add_graph(GuestGraph(load_named, config, (name, config)))
 
     async def _add_graph(self, graph: GuestGraph) -> int:
-        if len(self._graphs) >= self._graphs_max:
+        if self._graph_places >= self._graphs_max:
             raise Busy(f"the guest has {self._graphs_max} graphs", hint="unload some")
-        await self.remote.load_graph(graph)
+        self._graph_places += 1
+        try:
+            await self.remote.load_graph(graph)
+        except InferdError:
+            self._graph_places -= 1
+            raise
         handle, self._graphs_loaded = self._graphs_loaded, self._graphs_loaded + 1
         self._graphs[handle] = graph
         return handle
@@ -108,6 +115,7 @@ class Guest:
                 await self._detach(context)
         await self.remote.unload_graph(graph, keep=keep)
         del self._graphs[handle]
+        self._graph_places -= 1
         graph.unloaded = True
 
     async def _detach(self, context: GuestContext) -> None:
@@ -124,13 +132,14 @@ class Guest:
     async def init_execution_context(self, handle: int) -> int:
         """Open a context on a graph."""
         context = GuestContext(self._graph(handle))
-        if len(self._contexts) + self._contexts_opening >= self._contexts_max:
+        if self._context_places >= self._contexts_max:
             self._drop_detached_context()
-        self._contexts_opening += 1
+        self._context_places += 1
         try:
             await self.remote.open_context(context)
-        finally:
-            self._contexts_opening -= 1
+        except InferdError:
+            self._context_places -= 1
+            raise
         handle, self._contexts_opened = self._contexts_opened, self._contexts_opened + 1
         self._contexts[handle] = context
         return handle
@@ -141,12 +150,16 @@ class Guest:
         oldest = next(detached, None)
         if oldest is None:
             raise Busy(f"the guest has {self._contexts_max} contexts", hint="finalize some")
-        del self._contexts[oldest]
+        self._drop_context(oldest)
 
     async def finalize_execution_context(self, handle: int) -> None:
         """Close a context."""
         await self.remote.close_context(self._context(handle))
+        self._drop_context(handle)
+
+    def _drop_context(self, handle: int) -> None:
         del self._contexts[handle]
+        self._context_places -= 1
 
     async def set_input(self, handle: int, index: int, data: bytes) -> None:
         """Set parameters at index 1, at any other the prompt, which ends a turn under way."""

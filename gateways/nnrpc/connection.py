@@ -19,7 +19,7 @@ from h2.settings import SettingCodes
 
 from ...backends.errors import TooLarge
 from ..guests import Guest
-from .limits import Limits
+from .limits import UNREAD_BYTES_MAX, Limits
 from .service import Service
 
 log = logging.getLogger(__name__)
@@ -108,6 +108,7 @@ class _Protocol(H2Protocol):
         self._calls_max = limits.calls_max
 
     def connection_made(self, transport: Any) -> None:
+        self._transport = transport
         super().connection_made(transport)
         http = self.connection._connection
         http.update_settings({SettingCodes.MAX_CONCURRENT_STREAMS: self._calls_max})
@@ -116,6 +117,8 @@ class _Protocol(H2Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             super().data_received(data)
+            if self._transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
+                self._transport.abort()
         except Exception:  # of many kinds: h2 and grpclib do not expect every sequence of bytes
             log.debug("unreadable data", exc_info=True)
             self.processor.close("Unreadable data")

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 OLD_OUTPUT_BYTES_MAX = 65536
 """The buffer of a client that does not send its size: WasmEdge's before it sent this field."""
+UNREAD_BYTES_MAX = 1 << 20
+"""Of replies that a client does not read. A reply's data waits until the client has read; the
+answers to its pings and settings do not.
+"""
 STOP_S_MAX = 10.0
 """The time that calls under way have to end after SIGTERM."""
 ERROR_CHARACTERS_MAX = 1000

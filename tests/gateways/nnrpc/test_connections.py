@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import socket
 import stat
 import struct
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -23,7 +26,7 @@ CONFIG = echo_model("slow", step_ms=20, slots=16)
 LONG = "and so on " * 100
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_BYTES_MAX = 16384
-SETTINGS, MAX_CONCURRENT_STREAMS = 4, 3
+SETTINGS, PING, MAX_CONCURRENT_STREAMS = 4, 6, 3
 GUESTS = CALLS_MAX = 16
 END_S_MAX = 30.0
 
@@ -56,6 +59,16 @@ def test_sixteen_clients_compute_side_by_side(path: str, client: Client) -> None
     wait_until_empty(client)
 
 
+def begin_turn(guest: WasmEdge, client: Client, text: str = LONG) -> Any:
+    """Begin a turn of the slow model, and return the call that computes it."""
+    context = guest.context("slow")
+    guest.set_input(context, text.encode())
+    call = guest.begin("Compute", resource_handle=context)
+    while not client.queue():
+        pass
+    return call
+
+
 def wait_until_empty(client: Client) -> float:
     """Wait until the daemon has neither sessions nor turns, and return the time that it took."""
     began = time.monotonic()
@@ -83,11 +96,7 @@ def test_a_killed_client_leaves_nothing_after_50_ms(call: str, path: str, client
 def test_a_killed_gateway_leaves_nothing(daemon: RunningDaemon, client: Client) -> None:
     listen = str(daemon.directory / "killed.sock")
     with gateway(daemon, listen=listen) as (path, process), WasmEdge(path) as guest:
-        context = guest.context("slow")
-        guest.set_input(context, LONG.encode())
-        call = guest.begin("Compute", resource_handle=context)
-        while not client.queue():
-            pass
+        call = begin_turn(guest, client)
         process.kill()
         wait_until_empty(client)
         assert call.exception().code() is grpc.StatusCode.UNAVAILABLE
@@ -136,6 +145,21 @@ def test_a_request_is_bounded(guest: WasmEdge, daemon: RunningDaemon) -> None:
     assert guest.set_input(context, b"ab") == 0 == guest.compute(context)
 
 
+def test_cancelled_calls_keep_their_places(daemon: RunningDaemon) -> None:
+    listen = str(daemon.directory / "places.sock")
+    with ExitStack() as stack:
+        path, _ = stack.enter_context(gateway(daemon, "--contexts-max", "2", listen=listen))
+        guest = stack.enter_context(WasmEdge(path))
+        graph = guest.load()
+        os.kill(daemon.pid, signal.SIGSTOP)
+        with pytest.raises(RpcError) as caught:
+            guest.call("InitExecutionContext", resource_handle=graph, timeout=0.2)
+        assert caught.value.status == "DEADLINE_EXCEEDED"
+        os.kill(daemon.pid, signal.SIGCONT)
+        guest.init(graph)
+        assert guest.number("InitExecutionContext", resource_handle=graph) == 4
+
+
 # Frames of HTTP/2.
 
 
@@ -182,6 +206,17 @@ def test_garbage_ends_only_its_own_connection(garbage: bytes, path: str, guest: 
             pass
     guest.set_input(context, b"ab")
     assert guest.compute(context) == 0
+
+
+def test_a_client_that_does_not_read_is_disconnected(path: str) -> None:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(END_S_MAX)
+        sock.connect(path)
+        sock.sendall(PREFACE + frame(SETTINGS, 0, b""))
+        with pytest.raises(OSError) as caught:
+            while True:
+                sock.sendall(frame(PING, 0, bytes(8)) * 1000)
+        assert caught.value.errno in (errno.EPIPE, errno.ECONNRESET)
 
 
 # The socket, and the gateway's end.
@@ -251,11 +286,7 @@ def test_a_gateway_stops_when_calls_under_way_have_ended(
         path, process = stack.enter_context(gateway(daemon, listen=listen))
         guest, idle = (stack.enter_context(WasmEdge(path)) for _ in range(2))
         idle.context()
-        context = guest.context("slow")
-        guest.set_input(context, b"a short text")
-        call = guest.begin("Compute", resource_handle=context)
-        while not client.queue():
-            pass
+        call = begin_turn(guest, client, "a short text")
         process.terminate()
         call.result()
         assert process.wait(END_S_MAX) == 0
@@ -265,11 +296,7 @@ def test_a_gateway_stops_when_calls_under_way_have_ended(
 def test_a_second_signal_ends_calls(daemon: RunningDaemon, client: Client) -> None:
     listen = str(daemon.directory / "twice.sock")
     with gateway(daemon, listen=listen) as (path, process), WasmEdge(path) as guest:
-        context = guest.context("slow")
-        guest.set_input(context, LONG.encode())
-        call = guest.begin("Compute", resource_handle=context)
-        while not client.queue():
-            pass
+        call = begin_turn(guest, client)
         for _ in range(2):
             process.terminate()
             assert process.stderr is not None
