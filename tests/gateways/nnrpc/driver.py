@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
+from google.protobuf.message_factory import GetMessageClass
 
 from inferd.gateways.nnrpc import wasi_ephemeral_nn_pb2 as pb
 from inferd.testing import RunningDaemon
@@ -21,8 +22,8 @@ OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
 METHODS = {
     method.name: (
         f"/{service.full_name}/{method.name}",
-        method.input_type._concrete_class,
-        method.output_type._concrete_class,
+        GetMessageClass(method.input_type),
+        GetMessageClass(method.output_type),
     )
     for service in pb.DESCRIPTOR.services_by_name.values()
     for method in service.methods

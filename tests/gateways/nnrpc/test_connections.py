@@ -248,7 +248,7 @@ os.environ |= {{"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"}}
 from inferd.daemon.cli import main
 main()
 """
-        passed = {"main": started, "pass_fds": (listener.fileno(),)}
+        passed: dict[str, Any] = {"main": started, "pass_fds": (listener.fileno(),)}
         with (
             inferd_process("nnrpc", socket=daemon.socket, **passed) as process,
             WasmEdge(path) as guest,
@@ -308,9 +308,10 @@ def test_a_second_signal_ends_calls(daemon: RunningDaemon, client: Client) -> No
 
 def test_a_preload_names_the_models_of_all_clients(daemon: RunningDaemon) -> None:
     listen = str(daemon.directory / "preload.sock")
-    options = ("--nn-preload", "default:GGML:AUTO:echo")
+    options = ("--nn-preload", "default:GGML:AUTO:echo", "--allow-model", "slow")
     with gateway(daemon, *options, listen=listen) as (path, _), WasmEdge(path) as guest:
         context = guest.context("default")
         guest.set_input(context, b"ab")
         assert guest.compute(context) == 0
         assert guest.number("LoadByName", name="echo") == 8
+        assert guest.load("slow") == 1
