@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -33,6 +34,15 @@ def test_a_guest_that_does_not_end_is_given_up() -> None:
     assert endings == ["timeout"]
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Python's handler, which a shell's background jobs do not have."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_raises_only_where_it_may() -> None:
     interrupted = threading.Event()
     with Watchdog(None, interrupted.set, lambda ending: None) as watchdog:
