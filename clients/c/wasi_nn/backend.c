@@ -9,6 +9,7 @@
 #include <time.h>
 
 enum { GRAPHS_MAX = 1000, NAME_BYTES_MAX = 4096, CONFIG_BYTES_MAX = 1 << 20, SESSION_ID_BYTES_MAX = 4096 };
+enum { NS_PER_S = 1000000000, NS_PER_MS = 1000000 };
 
 /* A graph or a context of the host. */
 typedef struct entry {
@@ -16,7 +17,7 @@ typedef struct entry {
     uint32_t number;
     inferd_handle handle;
     char *session_id;   /* of a context, or NULL */
-    int64_t used_ms;    /* the end of its last call */
+    int64_t used_ns;    /* the end of its last call */
     unsigned calls;     /* under way on it */
 } entry;
 
@@ -66,10 +67,10 @@ static int report(const backend *b, const char *call, const inferd_error *error)
     return error->number;
 }
 
-static int64_t now_ms(void) {
+static int64_t now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+    return (int64_t)now.tv_sec * NS_PER_S + now.tv_nsec;
 }
 
 /* ---- Tables of graphs and contexts; the lock is held ---- */
@@ -91,7 +92,7 @@ static entry *find_session(const table *t, const char *session_id) {
 static entry *find_idle_longest(const table *t) {
     entry *found = NULL;
     for (entry *e = t->first; e; e = e->next)
-        if (!e->calls && (!found || e->used_ms < found->used_ms))
+        if (!e->calls && (!found || e->used_ns < found->used_ns))
             found = e;
     return found;
 }
@@ -116,7 +117,7 @@ static entry *add_entry(table *t, const char *session_id) {
     if (!made)
         return NULL;
     made->number = t->next_number++;
-    made->used_ms = now_ms();
+    made->used_ns = now_ns();
     made->next = t->first;
     t->first = made;
     t->count++;
@@ -152,7 +153,7 @@ static void end_call(backend *b, table *t, uint32_t number) {
     entry *e = find_entry(t, number);
     if (e) {
         e->calls--;
-        e->used_ms = now_ms();
+        e->used_ns = now_ns();
     }
     b->calls--;
     pthread_mutex_unlock(&b->lock);
@@ -312,7 +313,7 @@ static void close_entry(backend *b, entry *e, inferd_error *error) {
 static bool close_idle_context(backend *b, int64_t idle_ms) {
     pthread_mutex_lock(&b->lock);
     entry *found = find_idle_longest(&b->contexts);
-    if (found && now_ms() - found->used_ms <= idle_ms)
+    if (found && now_ns() - found->used_ns <= idle_ms * NS_PER_MS)
         found = NULL;
     pthread_mutex_unlock(&b->lock);
     if (found)
@@ -363,7 +364,7 @@ int backend_open(backend *b, uint32_t graph, const char *session_id, uint32_t *c
         open = find_session(&b->contexts, session_id);
         if (open) {
             *context = open->number;
-            open->used_ms = now_ms();
+            open->used_ns = now_ns();
         }
         pthread_mutex_unlock(&b->lock);
     }

@@ -20,6 +20,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def daemon(tiny: Path) -> Iterator[RunningDaemon]:
-    config = MODELS + f'[models.tiny]\nfile = "{tiny}"\n'
+    config = "[daemon]\nsessions-max = 16\n" + MODELS + f'[models.tiny]\nfile = "{tiny}"\n'
     with running_daemon(config) as running:
         yield running

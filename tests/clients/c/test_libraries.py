@@ -3,30 +3,50 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from inferd import Client
 from inferd.testing import RunningDaemon, running_daemon
+from tests.models import smollm2
 
 from .build import ADDRESS, CLIENT, THREAD, build, compiler, scenarios
 
+RUN_S_MAX = 120
 RESTART = "a_load_after_a_restart_of_the_daemon_connects_again"
-MAPPED = "the_environment_maps_names_to_models"
+ENVIRONMENTS = {
+    "the_environment_maps_names_to_models": {"INFERD_WASI_NN_MODELS": "default=echo,*=echo"},
+    "a_turn_ends_at_the_timeout_of_the_environment": {"INFERD_WASI_NN_TIMEOUT_S": "0.05"},
+}
+REMEMBERS = "a_session_remembers_its_turns"  # echo answers the last message only
+REAL = (
+    REMEMBERS,
+    "models_load_with_flat_and_nested_configurations",
+    "inference_answers",
+    "runtime_parameters_hold_for_their_turn",
+    "an_answer_is_the_same_for_the_same_seed",
+)
 THREADED = "threads_share_a_backend"
-LIBRARIES = {"wamr_host": "libwasi_nn_llamacpp.so"}
+LIBRARIES = {"wamr_host": "libwasi_nn_llamacpp.so", "backend_host": "libwasi_nn_backend.so"}
 SYMBOLS = {
     "libwasi_nn_llamacpp.so": {
         *("init_backend", "deinit_backend", "load", "load_by_name", "load_by_name_with_config"),
         *("init_execution_context", "set_input", "compute", "get_output"),
+    },
+    "libwasi_nn_backend.so": {
+        *("init_backend", "init_backend_with_config", "deinit_backend", "load", "load_by_name"),
+        *("load_by_name_with_config", "init_execution_context", "close_execution_context"),
+        *("init_execution_context_with_session_id", "run_inference"),
+        *("set_input", "compute", "get_output"),
     },
 }
 SCENARIOS = [
     (program, scenario)
     for program in LIBRARIES
     for scenario in scenarios(program)
-    if scenario != RESTART
+    if scenario not in (RESTART, REMEMBERS)
 ]
 
 
@@ -34,9 +54,10 @@ def start(
     daemon: RunningDaemon, sanitizers: str, program: str, scenario: str, **environment: str
 ) -> subprocess.Popen[str]:
     folder = build(sanitizers)
+    library = str(folder / LIBRARIES[program])
     return subprocess.Popen(
         [str(folder / program), scenario],
-        env={**daemon.environment, "LIBRARY": str(folder / LIBRARIES[program]), **environment},
+        env={**daemon.environment, "MODEL": "echo", "LIBRARY": library, **environment},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -49,18 +70,31 @@ def run(
 ) -> str:
     """Run a scenario, and return the errors that the library has printed."""
     with start(daemon, sanitizers, program, scenario, **environment) as process:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=RUN_S_MAX)
     assert process.returncode == 0, errors
     return errors
 
 
 @pytest.mark.parametrize(("program", "scenario"), SCENARIOS)
 def test_a_host(daemon: RunningDaemon, tiny: Path, program: str, scenario: str) -> None:
-    models = "default=echo,*=echo" if scenario == MAPPED else ""
-    run(daemon, ADDRESS, program, scenario, MODEL_FILE=str(tiny), INFERD_WASI_NN_MODELS=models)
+    environment = ENVIRONMENTS.get(scenario, {})
+    run(daemon, ADDRESS, program, scenario, MODEL_FILE=str(tiny), **environment)
     with Client(daemon.socket) as client:
         while client.sessions() or client.queue():  # the daemon notices the end of the connection
             pass
+
+
+@pytest.fixture(scope="module")
+def real_daemon() -> Iterator[RunningDaemon]:
+    with running_daemon(f'[models.smollm2]\nfile = "{smollm2()}"\n') as running:
+        yield running
+
+
+@pytest.mark.model
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("scenario", REAL)
+def test_a_host_on_a_real_model(real_daemon: RunningDaemon, scenario: str) -> None:
+    run(real_daemon, ADDRESS, "backend_host", scenario, MODEL="smollm2")
 
 
 @pytest.mark.parametrize("program", LIBRARIES)
@@ -80,7 +114,7 @@ def test_a_host_survives_a_killed_daemon(program: str) -> None:
             act()
             process.stdin.write("\n")
             process.stdin.flush()
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=RUN_S_MAX)
         assert process.returncode == 0, errors
         assert "ConnectionLost" in errors
 
