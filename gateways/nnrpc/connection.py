@@ -37,7 +37,8 @@ class Connection(Handler):
         self.protocol = _Protocol(self, limits)
         self.closed = anyio.Event()
         self._message_bytes_max = limits.message_bytes_max
-        self._calls, self._stopping = 0, False
+        self._calls: set[H2Stream] = set()
+        self._stopping = False
 
     def accept(
         self, stream: H2Stream, headers: list[tuple[str, str]], release_stream: Callable[[], Any]
@@ -46,14 +47,17 @@ class Connection(Handler):
         assert stream.id is not None
         acknowledge = partial(stream.connection.ack, stream.id)
         stream.buffer = _MessageBuffer(acknowledge, self._message_bytes_max)
-        self._calls += 1
+        self._calls.add(stream)
 
-        def end_call() -> None:
-            release_stream()
-            self._calls -= 1
-            self._close_if_stopped()
+        def end_call(_: object = None) -> None:
+            if stream in self._calls:
+                self._calls.remove(stream)
+                release_stream()
+                self._close_if_stopped()
 
         super().accept(stream, headers, end_call)
+        # A call that is cancelled before its task has begun never releases its stream.
+        self._tasks[stream].add_done_callback(end_call)
 
     def close(self) -> None:
         """Cancel all calls."""

@@ -15,8 +15,11 @@ from typing import Any
 
 import grpc
 import pytest
+from h2.connection import H2Connection
+from h2.events import PingAckReceived
 
 from inferd import Client
+from inferd.gateways.nnrpc.limits import STOP_S_MAX
 from inferd.testing import RunningDaemon
 from tests.daemon.command_line import inferd, inferd_process
 from tests.echo import echo_model
@@ -217,6 +220,35 @@ def test_a_client_that_does_not_read_is_disconnected(path: str) -> None:
             while True:
                 sock.sendall(frame(PING, 0, bytes(8)) * 1000)
         assert caught.value.errno in (errno.EPIPE, errno.ECONNRESET)
+
+
+def test_calls_that_are_reset_at_once_leave_nothing(daemon: RunningDaemon) -> None:
+    headers = (
+        *((":method", "POST"), (":path", "/wasi_ephemeral_nn.Graph/LoadByName")),
+        *((":scheme", "http"), (":authority", "localhost")),
+        *(("content-type", "application/grpc"), ("te", "trailers")),
+    )
+    http = H2Connection()
+    http.initiate_connection()
+    listen = str(daemon.directory / "reset.sock")
+    with gateway(daemon, listen=listen) as (path, process), socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(END_S_MAX)
+        sock.connect(path)
+        for stream in range(1, 2001, 2):
+            http.send_headers(stream, headers)
+            http.reset_stream(stream)
+        http.ping(bytes(8))
+        sock.sendall(http.data_to_send())
+        while not any(isinstance(e, PingAckReceived) for e in http.receive_data(received(sock))):
+            pass
+        process.terminate()
+        assert process.wait(STOP_S_MAX / 2) == 0, "no call is under way"
+
+
+def received(sock: socket.socket) -> bytes:
+    data = sock.recv(FRAME_BYTES_MAX)
+    assert data, "the connection stands"
+    return data
 
 
 # The socket, and the gateway's end.
