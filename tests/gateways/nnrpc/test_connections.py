@@ -347,3 +347,11 @@ def test_a_preload_names_the_models_of_all_clients(daemon: RunningDaemon) -> Non
         assert guest.compute(context) == 0
         assert guest.number("LoadByName", name="echo") == 8
         assert guest.load("slow") == 1
+
+
+def test_without_the_extra_the_command_names_it() -> None:
+    main = "import sys\nsys.modules['grpclib'] = None\nfrom inferd.daemon.cli import main\nmain()"
+    with inferd_process("nnrpc", "--listen", "unix:/nonexistent/nn.sock", main=main) as process:
+        _, errors = process.communicate()
+    assert process.returncode == 1
+    assert b"the gateway uses gRPC; grpclib" in errors and b"[nnrpc]" in errors
