@@ -473,6 +473,14 @@ static request *find_request(inferd_client *client, uint64_t id) {
     return r;
 }
 
+static void append_request(inferd_client *client, request *r) {
+    request **end = &client->requests;
+    while (*end)
+        end = &(*end)->next;
+    *end = r;
+    client->request_count++;
+}
+
 static void drop_first(inferd_client *client, request *r) {
     stored *first = r->first;
     r->first = first->next;
@@ -729,7 +737,7 @@ static void wait_for_change(inferd_client *client, int64_t deadline) {
     pthread_cond_timedwait(&client->changed, &client->lock, &until);
 }
 
-/* The request with the id, or any that nobody waits for (0), from which an event can be taken; else NULL.
+/* The request with the id, or the oldest that no call waits for (0), from which an event can be taken; else NULL.
  * `exists`: whether there is a request that can have events later. */
 static request *find_ready(inferd_client *client, uint64_t id, bool *exists) {
     *exists = false;
@@ -1122,13 +1130,11 @@ static int start_request(inferd_client *client, const inferd_call *call, bool wa
         free(made);
         return number;
     }
-    made->next = client->requests;
     made->id = ++client->last_id;
     made->kind = call->kind;
     made->waited_for = waited_for;
     made->last = &made->first;
-    client->requests = made;
-    client->request_count++;
+    append_request(client, made);
     *id = made->id;
     return INFERD_OK;
 }

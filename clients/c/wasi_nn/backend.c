@@ -48,7 +48,8 @@ static int fail(inferd_error *error, int number, int wasi, const char *name, con
 }
 
 static int fail_argument(inferd_error *error, const char *message) {
-    return fail(error, INFERD_INVALID_ARGUMENT, 1, "InvalidArgument", message, "pass what an earlier call returned");
+    return fail(error, INFERD_INVALID_ARGUMENT, 1, "InvalidArgument", message,
+                "correct the argument; graphs and contexts are numbers from earlier calls");
 }
 
 static int fail_busy(inferd_error *error, const char *message) {
@@ -215,18 +216,21 @@ int backend_run_inference(backend *b, uint32_t context, const void *text, size_t
 
 /* ---- Models ---- */
 
-/* Find the model of a name in NAME=MODEL,… and write it; else write the name itself. */
-static void map_name(const char *models, const char *name, char *model, size_t size) {
+/* Write the model of a name in NAME=MODEL,…; without that list, the name itself. False: it is not listed. */
+static bool map_name(const char *models, const char *name, char *model, size_t size) {
     snprintf(model, size, "%s", name);
-    while (models && *models) {
+    if (!models || !*models)
+        return true;
+    while (*models) {
         size_t length = strcspn(models, ","), name_length = strcspn(models, "=");
         bool any = name_length == 1 && *models == '*';
         if (name_length < length && (any || (strlen(name) == name_length && !memcmp(models, name, name_length)))) {
             snprintf(model, size, "%.*s", (int)(length - name_length - 1), models + name_length + 1);
-            return;
+            return true;
         }
         models += length + (models[length] == ',');
     }
+    return false;
 }
 
 static bool is_file(const char *model) {
@@ -278,8 +282,10 @@ int backend_load(backend *b, const char *name, size_t name_length, const char *c
     char *json = copy_text(config, config_length, CONFIG_BYTES_MAX);
     if (!text || (config && !json)) {
         fail_argument(error, "the name or the configuration is missing or too long");
+    } else if (!map_name(b->models, text, model, sizeof model)) {
+        fail(error, INFERD_MODEL_NOT_FOUND, 103, "ModelNotFound", "the name is not in INFERD_WASI_NN_MODELS",
+             "add NAME=MODEL to the variable");
     } else {
-        map_name(b->models, text, model, sizeof model);
         pthread_mutex_lock(&b->opening);
         if (!connect_backend(b, error)) {
             load_graph(b, model, json, graph, error);

@@ -7,7 +7,8 @@
  *
  * Environment, read by `backend_new`:
  *   INFERD_SOCKET             the daemon's socket
- *   INFERD_WASI_NN_MODELS     NAME=MODEL,…: the model or file that a name stands for; the name * is any
+ *   INFERD_WASI_NN_MODELS     NAME=MODEL,…: the models or files that may be loaded, by the names of the host;
+ *                             the name * is any. Without it, names are models of the daemon, or files
  *   INFERD_WASI_NN_PRIORITY   the priority of turns: low, normal, high, urgent
  *   INFERD_WASI_NN_TIMEOUT_S  the seconds after which a turn fails
  *   INFERD_WASI_NN_QUIET      1: print no errors

@@ -116,6 +116,7 @@ def test_the_c_client_handles_a_malformed_daemon_as_in_the_vector(
     [
         (HELLO, b"\x00", "Timeout"),  # it sends a part of a frame
         (b"\xff\xff\xff\xff", b"", "TooLarge"),
+        (struct.pack("<I", (1 << 16) + 1), b"", "TooLarge"),  # the bound of a hello
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", "TooLarge"),
         (HELLO, struct.pack("<I", 5) + b"\x93\x02\x01\x80", "Timeout"),
         (HELLO, struct.pack("<I", 3) + b"\x93\x02\x01", "ProtocolError"),
@@ -130,6 +131,7 @@ def test_the_c_client_handles_a_malformed_daemon_as_in_the_vector(
     ids=[
         "a part",
         "a length",
+        "a hello",
         "another protocol",
         "cut",
         "no content",

@@ -128,6 +128,33 @@ SCENARIO(the_environment_maps_names_to_models) {
     check_answer(open_context("any/other.gguf", NULL), "mapped", "mapped");
 }
 
+/* INFERD_WASI_NN_MODELS is other=echo,default=slow. */
+SCENARIO(the_environment_limits_the_names) {
+    graph g = 7;
+    check_answer(open_context("other", NULL), "x", "x");
+    CHECK_EQUAL(load("echo", NULL, &g), model_not_found);
+    CHECK_EQUAL(load("othe", NULL, &g), model_not_found);
+    CHECK_EQUAL(load("other=echo", NULL, &g), model_not_found);
+    CHECK_EQUAL(load("", NULL, &g), model_not_found);
+    CHECK_EQUAL(load(getenv("MODEL_FILE"), NULL, &g), model_not_found);
+    CHECK_EQUAL(g, 7);
+}
+
+SCENARIO(names_and_configurations_have_bounds) {
+    graph g = 7;
+    uint32_t size = (1 << 20) + 1;
+    char *text = malloc(size);
+    CHECK(text);
+    memset(text, ' ', size);
+    memcpy(text, "{}", 2);
+    CHECK_EQUAL(api.load_by_name_with_config(backend, "echo", 4, text, 900 << 10, &g), success);
+    CHECK_EQUAL(api.load_by_name_with_config(backend, "echo", 4, text, size - 1, &g), too_large); /* by its frame */
+    CHECK_EQUAL(api.load_by_name_with_config(backend, "echo", 4, text, size, &g), invalid_argument);
+    CHECK_EQUAL(api.load_by_name(backend, text, 4095, &g), model_not_found);
+    CHECK_EQUAL(api.load_by_name(backend, text, 4096, &g), invalid_argument);
+    free(text);
+}
+
 SCENARIO(contexts_and_graphs_are_independent) {
     graph_execution_context one = open_context("echo", "{\"n-predict\": 3}"), two = open_context("echo", NULL);
     char text[64];
@@ -247,6 +274,8 @@ static const scenario SCENARIOS[] = {
     ENTRY(a_model_answers_by_its_name),
     ENTRY(a_model_answers_by_the_path_of_its_file),
     ENTRY(the_environment_maps_names_to_models),
+    ENTRY(the_environment_limits_the_names),
+    ENTRY(names_and_configurations_have_bounds),
     ENTRY(contexts_and_graphs_are_independent),
     ENTRY(a_small_buffer_gets_nothing_but_the_size),
     ENTRY(wrong_arguments_have_wasmedges_numbers),

@@ -288,6 +288,68 @@ SCENARIO(bytes_that_wait_to_be_sent_have_a_bound) {
     inferd_close(client);
 }
 
+SCENARIO(descriptors_that_wait_to_be_sent_have_a_bound) {
+    int ends[2];
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends));
+    inferd_client *client = make_client(ends[0], 0);
+    CHECK(client);
+    static char data[900 << 10];
+    inferd_call filler = {.kind = INFERD_SET_INPUT, .handle = 1, .data = data, .length = sizeof data};
+    inferd_call file = {.kind = INFERD_LOAD_FILE, .fd = 0};
+    inferd_error error = {0};
+    uint64_t id;
+    CHECK_EQUAL(inferd_start(client, &filler, &id, &error), 0); /* fills the socket */
+    for (int i = 0; i < DESCRIPTORS_MAX; i++)
+        CHECK_EQUAL(inferd_start(client, &file, &id, &error), 0);
+    CHECK_EQUAL(inferd_start(client, &file, &id, &error), INFERD_BUSY);
+    file.fd = -1;
+    client->descriptor_count--; /* one place is free */
+    CHECK_EQUAL(inferd_start(client, &file, &id, &error), INFERD_INVALID_ARGUMENT);
+    client->descriptor_count++;
+    close(ends[1]);
+    inferd_close(client);
+}
+
+SCENARIO(a_refused_request_takes_its_descriptor_back) {
+    int ends[2];
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends));
+    inferd_client *client = make_client(ends[0], 0);
+    CHECK(client);
+    char *config = calloc(1, 5 << 20);
+    CHECK(config);
+    memset(config, ' ', (5 << 20) - 1);
+    inferd_call call = {.kind = INFERD_LOAD_FILE, .fd = 0, .config = config};
+    uint64_t id = 0;
+    CHECK_EQUAL(inferd_start(client, &call, &id, NULL), INFERD_TOO_LARGE);
+    CHECK(!client->descriptor_count && !client->out.length && !client->requests && !id);
+    free(config);
+    close(ends[1]);
+    inferd_close(client);
+}
+
+SCENARIO(long_texts_of_an_error_are_cut_between_characters) {
+    char text[600];
+    inferd_error error;
+    for (size_t i = 0; i < sizeof text; i += 2)
+        memcpy(text + i, "\xc3\xa9", 2);
+    for (size_t length = 508; length < 516; length += 2) {
+        copy_cut(error.message, sizeof error.message, text, length);
+        CHECK_EQUAL(strlen(error.message), length < 512 ? length : 510);
+    }
+}
+
+SCENARIO(a_path_of_a_socket_has_at_most_107_bytes) {
+    char path[109];
+    inferd_client *client = NULL;
+    memset(path, 'x', sizeof path);
+    path[108] = 0;
+    inferd_options options = {.socket = path};
+    CHECK_EQUAL(inferd_connect(&options, &client, NULL), INFERD_INVALID_ARGUMENT);
+    path[107] = 0;
+    CHECK_EQUAL(inferd_connect(&options, &client, NULL), INFERD_CONNECTION_LOST);
+    CHECK(!client);
+}
+
 /* ---- A daemon that plays a vector ---- */
 
 /* Connect, make the call `models`, and print the error's name, or `reply`. */
@@ -313,6 +375,10 @@ static const scenario SCENARIOS[] = {
     ENTRY(a_stream_has_at_most_64_events_that_were_not_taken),
     ENTRY(replies_that_were_not_taken_have_a_bound),
     ENTRY(bytes_that_wait_to_be_sent_have_a_bound),
+    ENTRY(descriptors_that_wait_to_be_sent_have_a_bound),
+    ENTRY(a_refused_request_takes_its_descriptor_back),
+    ENTRY(long_texts_of_an_error_are_cut_between_characters),
+    ENTRY(a_path_of_a_socket_has_at_most_107_bytes),
     ENTRY(calls_a_daemon_and_prints_the_outcome),
 };
 
