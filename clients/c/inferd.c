@@ -610,9 +610,10 @@ static void receive_frames(inferd_client *client) {
     drop_front(&client->in, at);
 }
 
-static void end_by_errno(inferd_client *client) {
+/* `reason` is an errno, or 0: the daemon has closed the connection. */
+static void end_lost(inferd_client *client, int reason) {
     char message[128];
-    snprintf(message, sizeof message, "the connection to the daemon was lost (errno %d)", errno);
+    snprintf(message, sizeof message, "the connection was lost: %s", reason ? strerror(reason) : "closed by the daemon");
     end_with(client, INFERD_CONNECTION_LOST, message, "connect again; the daemon may have been restarted");
 }
 
@@ -629,8 +630,7 @@ static void receive(inferd_client *client) {
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return;
         if (got <= 0) {
-            errno = got ? errno : 0;
-            end_by_errno(client);
+            end_lost(client, got ? errno : 0);
             return;
         }
         client->in.length += (size_t)got;
@@ -673,8 +673,7 @@ static void transmit(inferd_client *client) {
         if (sent < 0) {
             int reason = errno;
             receive(client); /* a goodbye that explains it may have come before */
-            errno = reason;
-            end_by_errno(client);
+            end_lost(client, reason);
             return;
         }
         drop_descriptors(client);
@@ -813,7 +812,7 @@ static int connect_to(const char *path, int64_t deadline, int *fd, inferd_error 
     *fd = connect_socket(&address, deadline);
     if (*fd >= 0)
         return INFERD_OK;
-    snprintf(message, sizeof message, "cannot connect to %.107s (errno %d)", path, errno);
+    snprintf(message, sizeof message, "cannot connect to %.107s: %s", path, strerror(errno));
     return fail(error, INFERD_CONNECTION_LOST, message, "start the daemon with `inferd serve`, or set INFERD_SOCKET");
 }
 
@@ -1366,7 +1365,7 @@ int inferd_load_file(inferd_client *client, const char *path, const char *config
     char message[512];
     int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     if (fd < 0) {
-        snprintf(message, sizeof message, "cannot open %.400s (errno %d)", path ? path : "NULL", errno);
+        snprintf(message, sizeof message, "cannot open %.400s: %s", path ? path : "NULL", strerror(errno));
         return fail(error, INFERD_MODEL_NOT_FOUND, message, "check the path of the file");
     }
     inferd_call call = {.kind = INFERD_LOAD_FILE, .config = config, .fd = fd};

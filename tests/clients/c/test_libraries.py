@@ -31,6 +31,7 @@ REAL = (
 )
 THREADED = "threads_share_a_backend"
 LIBRARIES = {"wamr_host": "libwasi_nn_llamacpp.so", "backend_host": "libwasi_nn_backend.so"}
+PARTS = "parts_host"  # linked with the client, without a library
 SYMBOLS = {
     "libwasi_nn_llamacpp.so": {
         *("init_backend", "deinit_backend", "load", "load_by_name", "load_by_name_with_config"),
@@ -55,7 +56,7 @@ def start(
     daemon: RunningDaemon, sanitizers: str, program: str, scenario: str, **environment: str
 ) -> subprocess.Popen[str]:
     folder = build(sanitizers)
-    library = str(folder / LIBRARIES[program])
+    library = str(folder / LIBRARIES.get(program, ""))
     return subprocess.Popen(
         [str(folder / program), scenario],
         env={**daemon.environment, "MODEL": "echo", "LIBRARY": library, **environment},
@@ -83,6 +84,11 @@ def test_a_host(daemon: RunningDaemon, tiny: Path, program: str, scenario: str) 
     with Client(daemon.socket) as client:
         while client.sessions() or client.queue():  # the daemon notices the end of the connection
             pass
+
+
+@pytest.mark.parametrize("scenario", scenarios(PARTS))
+def test_the_part_that_both_libraries_share(daemon: RunningDaemon, scenario: str) -> None:
+    run(daemon, ADDRESS, PARTS, scenario)
 
 
 @pytest.fixture(scope="module")
