@@ -80,6 +80,7 @@ def check_request(params: SamplingParams, vocabulary: VocabularyFacts) -> CheckR
         tags=tuple(_tag_request(tag, vocabulary) for tag in tags.tags) if tags else (),
         at_least_one=tags is not None and tags.at_least_one,
         stop_after_first=tags is not None and tags.stop_after_first,
+        opened=tags.opened if tags else "",
         vocab_size=vocabulary.size,
         ends=vocabulary.ends(),
         names=names,

@@ -28,7 +28,7 @@ class CheckRequest(msgspec.Struct, omit_defaults=True):
     """A grammar to compile: *gbnf*, *lark*, *regex*, the JSON text of a *schema*, or *tags*.
 
     *whitespace* is that of the answers to a schema (`json-whitespace`); *lenient*: without the
-    constraints that cannot be kept. *at_least_one* and *stop_after_first* are those of
+    constraints that cannot be kept. *at_least_one*, *stop_after_first* and *opened* are those of
     `StructuralTags`. The fields from *vocab_size* on describe the vocabulary: see `Vocabulary`.
     """
 
@@ -41,6 +41,7 @@ class CheckRequest(msgspec.Struct, omit_defaults=True):
     tags: tuple[TagRequest, ...] = ()
     at_least_one: bool = False
     stop_after_first: bool = False
+    opened: str = ""
     vocab_size: int = 0
     ends: tuple[int, ...] = ()
     names: dict[str, int] = {}

@@ -60,7 +60,9 @@ def _start_rules(request: CheckRequest, triggers: Sequence[Mark]) -> Iterator[st
         yield f"other: TEXT <[{others}]>"
         parts = "tag | other"
     yield "tag: " + " | ".join(f"h{number} t{number}" for number in range(len(triggers)))
-    if request.at_least_one:
+    if request.opened:
+        yield from _opened_rules(request.opened, parts, triggers, f"<[{others}]>" if others else "")
+    elif request.at_least_one:
         first = (f"{' '.join(_chars(t))} t{number}" for number, t in enumerate(triggers))
         yield "first: " + " | ".join(first)
         yield "start: first" if request.stop_after_first else f"start: first ({parts})* TEXT"
@@ -68,6 +70,25 @@ def _start_rules(request: CheckRequest, triggers: Sequence[Mark]) -> Iterator[st
         yield f"start: {'other* ' if others else ''}(tag | TEXT)"
     else:
         yield f"start: ({parts})* TEXT"
+
+
+def _opened_rules(opened: str, parts: str, triggers: Sequence[Mark], others: str) -> Iterator[str]:
+    """Yield the rules of an answer that may begin with the rest of a trigger that *opened* begins:
+    the free text at its begin cannot start so.
+    """
+    rests = [str(mark).removeprefix(opened) for [mark] in triggers]
+    yield f"FIRST: /(?s:.)*/ & ~/({'|'.join(map(_escaped, rests))})(?s:.)*/"
+    yield f"more: ({parts})* TEXT"
+    begins = [f"{_literal(rest)} t{number}" for number, rest in enumerate(rests)]
+    for number, [mark] in enumerate(triggers):
+        yield f"f{number}[lazy]: FIRST {_literal(str(mark))}"
+        begins.append(f"f{number} t{number}")
+    begins += [f"FIRST {others}"] if others else []
+    yield f"start: ({' | '.join(begins)}) more | FIRST"
+
+
+def _escaped(text: str) -> str:
+    return "".join(f"\\x{{{ord(character):x}}}" for character in text)
 
 
 def _head_rule(number: int, trigger: Mark) -> str:

@@ -43,12 +43,14 @@ class StructuralTag(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class StructuralTags(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Free text in which each trigger starts one of its *tags*.
 
-    *at_least_one*: the answer begins with a tag. *stop_after_first*: it ends after one tag.
+    *at_least_one*: the answer begins with a tag. *stop_after_first*: it ends after one tag. The
+    text before the answer may have *opened* the first tag by the beginning of the triggers.
     """
 
     tags: tuple[StructuralTag, ...]
     at_least_one: bool = False
     stop_after_first: bool = False
+    opened: str = ""
 
 
 class _Structure(msgspec.Struct, forbid_unknown_fields=True):

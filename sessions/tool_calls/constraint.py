@@ -16,6 +16,7 @@ __all__ = ("AUTO", "NO_CALLS", "constraint_of")
 
 AUTO, NO_CALLS, REQUIRED = "auto", "none", "required"
 """Values of `tool-choice`; the others are maps that name a function."""
+FUNCTIONARY_MARK = ">>>"
 _ANY_OBJECT = {"type": "object"}
 _JSON = {ToolFormat.JSON: "arguments", ToolFormat.LLAMA: "parameters"}
 """The forms whose calls are JSON objects alone, and the key of the arguments."""
@@ -48,9 +49,11 @@ def constraint_of(
         calls = {f["name"]: _schema(f) for f in functions if named in (None, f["name"])}
     if form in _JSON:
         return {"json_schema": _json_schema(calls, _JSON[form])}
-    required = choice != AUTO
+    required, opened = choice != AUTO, opened and form is ToolFormat.FUNCTIONARY
     tags = [_tag(form, *call, opened=opened and required) for call in calls.items()]
-    return {"structural_tag": _tags_text(tags, required=required, single=not parallel or opened)}
+    single = required and (not parallel or opened)
+    mark = FUNCTIONARY_MARK if opened and not required else ""
+    return {"structural_tag": _tags_text(tags, required=required, single=single, opened=mark)}
 
 
 def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,7 +101,7 @@ def _tag(form: ToolFormat, name: str, schema: dict[str, Any], *, opened: bool) -
         case ToolFormat.MISTRAL_ARGS:
             trigger, begin, end = "[TOOL_CALLS]", f"[TOOL_CALLS]{name}[ARGS]", ""
         case ToolFormat.FUNCTIONARY:
-            begin = f"{name}\n" if opened else f">>>{name}\n"
+            begin = f"{name}\n" if opened else f"{FUNCTIONARY_MARK}{name}\n"
             trigger, end = begin, ""
         case _:
             begin, end = f"<function={name}>", "</function>"
@@ -106,11 +109,11 @@ def _tag(form: ToolFormat, name: str, schema: dict[str, Any], *, opened: bool) -
     return StructuralTag(begin=begin, end=end, trigger=trigger, schema=schema)
 
 
-def _tags_text(tags: Sequence[StructuralTag], *, required: bool, single: bool) -> str:
+def _tags_text(tags: Sequence[StructuralTag], *, required: bool, single: bool, opened: str) -> str:
     try:
         return structural_tag_text(
             StructuralTags(
-                tags=tuple(tags), at_least_one=required, stop_after_first=required and single
+                tags=tuple(tags), at_least_one=required, stop_after_first=single, opened=opened
             )
         )
     except ValueError as exc:

@@ -277,6 +277,35 @@ def test_the_number_of_parts_can_be_bounded(
         assert texts.fits(params, text) is expected
 
 
+OPENED = {
+    'add\n{"a": 1}': True,
+    'add\n{"a": 1}>>>sub\n{}': True,
+    'add\n{"b": 1}': False,
+    "add\n1": False,
+    "adding": True,
+    "add": True,
+    "": True,
+    "all\nadd\nsub": True,
+    'all\nSure.>>>add\n{"a": 1}': True,
+    'all\nSure.>>>add\n{"b": 1}': False,
+}
+
+
+@pytest.mark.parametrize("text", OPENED)
+def test_an_answer_may_begin_with_the_rest_of_an_opened_mark(texts: Texts, text: str) -> None:
+    only_a = {"properties": {"a": {"type": "integer"}}, "additionalProperties": False}
+    schemas: dict[str, Any] = {"add": {"type": "object", **only_a}, "sub": {"type": "object"}}
+    value = StructuralTags(
+        tags=tuple(
+            StructuralTag(begin=f">>>{name}\n", end="", trigger=f">>>{name}\n", schema=schema)
+            for name, schema in schemas.items()
+        ),
+        opened=">>>",
+    )
+    params = SamplingParams(structural_tag=structural_tag_text(value))
+    assert texts.fits(params, text) is OPENED[text]
+
+
 def test_parts_may_follow_a_regex_or_a_grammar(texts: Texts) -> None:
     value = StructuralTags(
         tags=(

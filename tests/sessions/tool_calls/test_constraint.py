@@ -83,6 +83,13 @@ def test_only_strict_functions_follow_their_schemas(form: ToolFormat) -> None:
     assert constraint_of(ToolFormat.LLAMA, tools, "auto", parallel=True, opened=False) == {}
 
 
+def test_a_strict_call_that_the_prompt_opens_is_known_to_be_open() -> None:
+    strict: list[Any] = [{"type": "function", "function": ADD | {"strict": True}}]
+    assert tags(ToolFormat.FUNCTIONARY, "auto", strict)["opened"] == ">>>"
+    assert "opened" not in tags(ToolFormat.FUNCTIONARY, "auto", strict, opened=False)
+    assert "opened" not in tags(ToolFormat.FUNCTIONARY, "required", strict)
+
+
 def test_too_many_schemas_are_refused() -> None:
     long = {"name": "long", "parameters": {"description": "x" * 300_000}}
     with pytest.raises(InvalidArgument, match="tools: no grammar"):
