@@ -1,6 +1,6 @@
 """Random grammars, schemas, expressions and tags: whatever they are, only typed errors come.
 
-`INFERD_FUZZ_S` sets the seconds, 10 by default, and `INFERD_FUZZ_SEED` the first seed.
+`INFERD_FUZZ_S` sets the seconds, 2 by default, and `INFERD_FUZZ_SEED` the first seed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.backends.llama.schemas import SCHEMAS
 from tests.backends.walking import compiler_of, vocabulary
 from tests.models import smollm2
 
-SECONDS = float(os.environ.get("INFERD_FUZZ_S", 10))
+SECONDS = float(os.environ.get("INFERD_FUZZ_S", 2))
 SEED = int(os.environ.get("INFERD_FUZZ_SEED", 1))
 STEPS = 30
 WORDS = ["a", "b", "start", "root", "x1", "ABC", "é", "\U0001f600", "\\", '"', "'", "/", "\n", "\t"]
