@@ -169,6 +169,21 @@ SCENARIO(a_prompt_larger_than_a_frame_travels_in_a_memfd) {
     CHECK_EQUAL(inferd_compute(client, context, NULL, &error), 0);
 }
 
+SCENARIO(a_frame_larger_than_the_sockets_buffer_is_sent_in_parts) {
+    inferd_handle context = open_context("echo", "{\"n-predict\": 1}");
+    size_t size = 1000 << 10; /* with the rest of its frame just below the bound of frames */
+    char *prompt = malloc(size);
+    CHECK(prompt);
+    memset(prompt, 'x', size);
+    int number = inferd_set_input(client, context, 0, prompt, size, &error);
+    if (!number)
+        number = inferd_compute(client, context, NULL, &error);
+    CHECK_EQUAL(number, INFERD_PROMPT_TOO_LONG);
+    CHECK_EQUAL(inferd_set_input(client, context, 0, prompt, 4000, &error), 0);
+    CHECK_EQUAL(inferd_compute(client, context, NULL, &error), 0);
+    free(prompt);
+}
+
 /* Take the stream's events by polling, as a program with an event loop does; return its text. */
 static void stream_by_polling(uint64_t request, char *text, size_t size, inferd_event *last) {
     size_t length = 0;
@@ -336,6 +351,49 @@ SCENARIO(threads_share_a_client) {
         CHECK(!pthread_join(threads[i], NULL));
 }
 
+static void *time_out(void *context) {
+    CHECK_EQUAL(inferd_compute(client, *(inferd_handle *)context, NULL, NULL), INFERD_TIMEOUT);
+    return NULL;
+}
+
+SCENARIO(threads_time_out_side_by_side) {
+    inferd_options options = {.call_timeout_ms = 300};
+    inferd_handle contexts[THREADS];
+    pthread_t threads[THREADS];
+    inferd_client *patient = client;
+    load("slow", NULL);
+    CHECK_EQUAL(inferd_connect(&options, &client, &error), 0);
+    for (int i = 0; i < THREADS; i++) {
+        contexts[i] = open_context("slow", NULL);
+        set_prompt(contexts[i], "a b c d e f g h i j k l m n");
+    }
+    for (int i = 0; i < THREADS; i++)
+        CHECK(!pthread_create(&threads[i], NULL, time_out, &contexts[i]));
+    for (int i = 0; i < THREADS; i++)
+        CHECK(!pthread_join(threads[i], NULL));
+    inferd_close(patient);
+}
+
+enum { CLIENTS = 100 };
+
+static void *connect_once(void *unused) {
+    inferd_client *own = NULL;
+    inferd_handle graph = 0;
+    (void)unused;
+    CHECK_EQUAL(inferd_connect(NULL, &own, NULL), 0);
+    CHECK_EQUAL(inferd_load(own, "echo", NULL, &graph, NULL), 0);
+    inferd_close(own);
+    return NULL;
+}
+
+SCENARIO(a_hundred_clients_connect_at_once) {
+    pthread_t threads[CLIENTS];
+    for (int i = 0; i < CLIENTS; i++)
+        CHECK(!pthread_create(&threads[i], NULL, connect_once, NULL));
+    for (int i = 0; i < CLIENTS; i++)
+        CHECK(!pthread_join(threads[i], NULL));
+}
+
 SCENARIO(a_file_is_loaded_by_its_descriptor) {
     inferd_handle graph = 0, context = 0;
     CHECK_EQUAL(inferd_load_file(client, getenv("MODEL_FILE"), "{\"n-predict\": 4, \"temp\": 0}", &graph, &error), 0);
@@ -399,6 +457,9 @@ static const scenario SCENARIOS[] = {
     ENTRY(a_turn_ends_at_its_own_timeout),
     ENTRY(the_requests_of_a_connection_are_bounded),
     ENTRY(threads_share_a_client),
+    ENTRY(threads_time_out_side_by_side),
+    ENTRY(a_hundred_clients_connect_at_once),
+    ENTRY(a_frame_larger_than_the_sockets_buffer_is_sent_in_parts),
     ENTRY(a_file_is_loaded_by_its_descriptor),
     ENTRY(a_killed_daemon_fails_the_calls_under_way_and_all_later_ones),
     ENTRY(vanishes_during_a_turn),

@@ -18,7 +18,11 @@ WITH_A_PARTNER = (
     "a_killed_daemon_fails_the_calls_under_way_and_all_later_ones",
     "vanishes_during_a_turn",
 )
-THREADED = ("threads_share_a_client", "another_thread_cancels_a_call_that_waits")
+THREADED = (
+    "threads_share_a_client",
+    "threads_time_out_side_by_side",
+    "another_thread_cancels_a_call_that_waits",
+)
 
 
 def run(daemon: RunningDaemon, sanitizers: str, scenario: str, **environment: str) -> None:
