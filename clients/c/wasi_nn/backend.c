@@ -60,11 +60,18 @@ static int fail_memory(inferd_error *error) {
     return fail(error, INFERD_MISSING_MEMORY, 3, "MissingMemory", "the program's memory is exhausted", "free memory");
 }
 
-/* Print an error, except those that hosts expect; return its number. */
+/* Print an error, except those that hosts expect; return its number. A guest may have chosen a part of the
+ * text, so control characters, which a terminal would obey, are replaced. */
 static int report(const backend *b, const char *call, const inferd_error *error) {
+    char line[2 * sizeof *error];
     bool expected = error->number == INFERD_TOO_LARGE || (error->number >= 100 && error->number <= 102);
-    if (error->number && !expected && !b->quiet)
-        fprintf(stderr, "inferd: %s: %s: %s (%s)\n", call, error->name, error->message, error->hint);
+    if (!error->number || expected || b->quiet)
+        return error->number;
+    snprintf(line, sizeof line, "inferd: %s: %s: %s (%s)", call, error->name, error->message, error->hint);
+    for (char *c = line; *c; c++)
+        if ((unsigned char)*c < ' ' || *c == 0x7f)
+            *c = '?';
+    fprintf(stderr, "%s\n", line);
     return error->number;
 }
 

@@ -132,6 +132,7 @@ def test_an_error_is_printed_with_its_hint_unless_the_host_wants_silence(
     scenario = "wrong_arguments_have_wasmedges_numbers"
     errors = run(daemon, ADDRESS, "wamr_host", scenario)
     assert "inferd: load_by_name: ModelNotFound: " in errors
+    assert "cannot open /?[2J?nothing.gguf: No such file or directory" in errors
     assert not run(daemon, ADDRESS, "wamr_host", scenario, INFERD_WASI_NN_QUIET="1")
 
 

@@ -196,7 +196,7 @@ SCENARIO(wrong_arguments_have_wasmedges_numbers) {
     tensor_data output = {NULL, 4};
     tensor input = {NULL, 3, {0}, {NULL, 4}};
     CHECK_EQUAL(load("nothing", NULL, &g), model_not_found);
-    CHECK_EQUAL(load("/nothing.gguf", NULL, &g), model_not_found);
+    CHECK_EQUAL(load("/\x1b[2J\nnothing.gguf", NULL, &g), model_not_found);
     CHECK_EQUAL(load("echo", "{", &g), invalid_encoding);
     CHECK_EQUAL(g, 7);
     CHECK_EQUAL(api.load(backend, NULL, ggml, cpu, &g), unsupported_operation);
