@@ -5,11 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import anyio.to_thread
 import msgspec
 
 from ..backends.errors import InvalidArgument, InvalidEncoding, TooLarge
@@ -50,15 +48,14 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_to_plain_type)
 _json = msgspec.json.Encoder(enc_hook=_to_plain_type)
 
 
-@contextmanager
-def _errors_of_encoding() -> Iterator[None]:
-    """Raise the encoders' exceptions as `InvalidArgument`."""
-    try:
-        yield
-    except RecursionError:
-        raise InvalidArgument("a value contains itself, or nests too deep to be sent") from None
-    except (OverflowError, TypeError, UnicodeEncodeError) as exc:
-        raise InvalidArgument(f"a value cannot be sent: {exc}") from None
+_ENCODING_ERRORS = (RecursionError, OverflowError, TypeError, UnicodeEncodeError)
+
+
+def _encoding_error(exc: Exception) -> InvalidArgument:
+    """Return the error for a value that an encoder has refused with *exc*."""
+    if isinstance(exc, RecursionError):
+        return InvalidArgument("a value contains itself, or nests too deep to be sent")
+    return InvalidArgument(f"a value cannot be sent: {exc}")
 
 
 def pack_message(message: Any) -> bytes:
@@ -66,8 +63,10 @@ def pack_message(message: Any) -> bytes:
 
     :raises InvalidArgument: a value has no such form.
     """
-    with _errors_of_encoding():
+    try:
         return pack_frame(message, _encoder)
+    except _ENCODING_ERRORS as exc:
+        raise _encoding_error(exc) from None
 
 
 def json_text(config: Config | None) -> str:
@@ -75,8 +74,10 @@ def json_text(config: Config | None) -> str:
     if config is None or isinstance(config, str):
         return config or ""
     if not isinstance(config, bytes):
-        with _errors_of_encoding():
+        try:
             return _json.encode(config).decode()
+        except _ENCODING_ERRORS as exc:
+            raise _encoding_error(exc) from None
     try:
         return config.decode()
     except UnicodeDecodeError as exc:
@@ -113,14 +114,8 @@ def turn_input(prompt: Prompt | None) -> tuple[str | None, list[dict[str, Any]] 
     )
 
 
-async def memfd(data: bytes) -> int:
-    """Return a sealed memfd with *data*; the caller closes it."""
-    if len(data) < _THREAD_BYTES_MIN:
-        return _write_memfd(data)
-    return await anyio.to_thread.run_sync(_write_memfd, data)
-
-
 def _write_memfd(data: bytes) -> int:
+    """Return a sealed memfd with *data*; the caller closes it."""
     fd = os.memfd_create("inferd", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with open(fd, "wb", closefd=False) as file:
@@ -150,10 +145,14 @@ def traceparent_of(given: str | None) -> str:
 
 
 class Payload:
-    """A frame's tensors, and memfds of the tensors that do not fit. Close it after sending."""
+    """A frame's tensors, and memfds of the tensors that do not fit. Close it after sending.
 
-    def __init__(self) -> None:
+    *run_in_thread* runs a function that takes long.
+    """
+
+    def __init__(self, run_in_thread: Callable[..., Awaitable[int]]) -> None:
         self.descriptors: list[int] = []
+        self._run_in_thread = run_in_thread
         self._bytes_left = FRAME_BYTES_MAX - ENVELOPE_BYTES
 
     async def pack_tensor(self, value: TensorLike) -> Tensor:
@@ -176,7 +175,10 @@ class Payload:
 
     async def add_memfd(self, data: bytes) -> int:
         """Write *data* to a memfd and return its index among the frame's descriptors."""
-        self.descriptors.append(await memfd(data))
+        if len(data) < _THREAD_BYTES_MIN:
+            self.descriptors.append(_write_memfd(data))
+        else:
+            self.descriptors.append(await self._run_in_thread(_write_memfd, data))
         return len(self.descriptors) - 1
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ READ_BYTES = 1 << 14
 such a buffer anew each time; with 64 KiB malloc trims its free lists each time.
 """
 _LENGTH = struct.Struct("<I")
+HEADER_BYTES = _LENGTH.size
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -28,6 +29,21 @@ def pack_frame(message: Any, encoder: msgspec.msgpack.Encoder = _encoder) -> byt
     """Return *message* as a frame."""
     body = encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
+
+
+def frame_size(data: bytes | bytearray, start: int, bytes_max: int) -> int:
+    """Return the size of the frame whose header is at *start*, without the header.
+
+    :raises TooLarge: the frame announces more than *bytes_max*; reading cannot continue.
+    """
+    (size,) = _LENGTH.unpack_from(data, start)
+    if size > bytes_max:
+        raise TooLarge(
+            f"a frame of {size} bytes; the limit is {bytes_max}",
+            hint="pass large prompts and tensors in a descriptor (memfd)",
+            data={"bytes": size, "frame_bytes_max": bytes_max},
+        )
+    return int(size)
 
 
 class FrameReader:
@@ -65,16 +81,10 @@ class FrameReader:
         """
         self._buffer += data
         start = 0
-        while len(self._buffer) - start >= 4:
-            (size,) = _LENGTH.unpack_from(self._buffer, start)
-            if size > self._bytes_max:
-                raise TooLarge(
-                    f"a frame of {size} bytes; the limit is {self._bytes_max}",
-                    hint="pass large prompts and tensors in a descriptor (memfd)",
-                    data={"bytes": size, "frame_bytes_max": self._bytes_max},
-                )
-            if len(self._buffer) - start - 4 < size:
+        while len(self._buffer) - start >= HEADER_BYTES:
+            size = frame_size(self._buffer, start, self._bytes_max)
+            if len(self._buffer) - start - HEADER_BYTES < size:
                 break
-            yield bytes(self._buffer[start + 4 : start + 4 + size])
-            start += 4 + size
+            yield bytes(self._buffer[start + HEADER_BYTES : start + HEADER_BYTES + size])
+            start += HEADER_BYTES + size
         del self._buffer[:start]

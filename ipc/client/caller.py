@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 from warnings import warn
 
-import anyio
 import msgspec
 
 from ...backends.errors import ConnectionLost, InvalidArgument, ProtocolError
 from .. import messages as w
 from ..paths import client_socket_path
-from .connection.connecting import hold_connection
-from .connection.connection import ClientConnection
+from .connection.async_driver import AsyncDriver
+from .connection.core import ConnectionCore
+from .connection.driver import Driver
 from .connection.inflight import InFlight
-from .connection.owner import ConnectionOwner
 from .failures import retrying
 
 R = TypeVar("R")
@@ -35,10 +34,6 @@ class AsyncCaller:
     that time is over (the daemon then cancels the call), `ConnectionLost` when the connection was
     lost, and any error that the daemon returns.
     """
-
-    _connection: ClientConnection | None = None
-    _owner: ConnectionOwner | None = None
-    _closed = False
 
     def __init__(
         self,
@@ -60,30 +55,33 @@ class AsyncCaller:
         self._resume_timeout, self._retries = resume_timeout, retries
         self.path = Path(path) if path is not None else client_socket_path()
         """The daemon's socket."""
-        self._timeout, self._connect_timeout = timeout, connect_timeout
-        self._software = software or "inferd python client"
-        self._connecting = anyio.Lock()
+        self._timeout = timeout
+        software = software or "inferd python client"
+        self._driver = self._make_driver(str(self.path), software, connect_timeout)
+
+    def _make_driver(self, path: str, software: str, connect_timeout_s: float) -> Driver:
+        return AsyncDriver(path, software, connect_timeout_s)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.path}>"
 
     @property
-    def _open_connection(self) -> ClientConnection:
+    def _open_connection(self) -> ConnectionCore:
         """The connection that carries the calls.
 
         :raises ConnectionLost: the client is not open.
         """
-        if self._connection is None:
+        if self._driver.connection is None:
             raise ConnectionLost(
                 f"the client of {self.path} is not open",
                 hint="use it as `async with AsyncClient() as client:`, or make a call",
             )
-        return self._connection
+        return self._driver.connection
 
     @property
     def connected(self) -> bool:
         """Whether the connection stands; a client that is not open has none."""
-        return self._connection is not None and not self._connection.lost
+        return self._driver.connection is not None and not self._driver.connection.lost
 
     @property
     def server(self) -> w.ServerHello:
@@ -95,33 +93,15 @@ class AsyncCaller:
 
         :raises ConnectionLost: no daemon answers, or the client was closed.
         """
-        async with self._connecting:
-            self._check_not_closed()
-            if self._owner is None:
-                owner = ConnectionOwner()
-                try:
-                    await owner.start()
-                    connection = await self._connect(owner)
-                    self._check_not_closed()
-                except BaseException:
-                    await owner.aclose()
-                    raise
-                self._owner, self._connection = owner, connection
+        await self._driver.open()
         return self
-
-    def _check_not_closed(self) -> None:
-        if self._closed:
-            raise ConnectionLost(f"the client of {self.path} is closed", hint="make a new client")
 
     async def aclose(self) -> None:
         """Close the connection, which ends all calls; a second call does nothing."""
-        self._closed = True
-        owner, self._owner, self._connection = self._owner, None, None
-        if owner is not None:
-            await owner.aclose()
+        await self._driver.close()
 
     async def __aenter__(self) -> Self:
-        if self._owner is not None:
+        if self._driver.connection is not None:
             raise InvalidArgument("the client is already open", hint="make another client")
         return await self.open()
 
@@ -129,28 +109,13 @@ class AsyncCaller:
         await self.aclose()
 
     def __del__(self) -> None:
-        owner, connection = self._owner, self._connection
-        if owner is not None and connection is not None and not connection.forked:
-            connection.run_soon(owner.close_soon)
+        driver: Driver | None = getattr(self, "_driver", None)  # None after a failed __init__
+        if driver is not None and driver.close_unused():
             text = f"unclosed {self!r}: use `async with` (`with` for `Client`), or close it"
             warn(text, ResourceWarning, stacklevel=2, source=self)
 
-    async def _connect(self, owner: ConnectionOwner) -> ClientConnection:
-        connection = await owner.group.start(
-            hold_connection, str(self.path), self._software, self._connect_timeout
-        )
-        assert isinstance(connection, ClientConnection)
-        return connection
-
-    async def _reconnect(self) -> None:
-        """Connect again if the connection was lost; its requests have all ended.
-
-        :raises ConnectionLost: no daemon answers.
-        """
-        await self.open()
-        async with self._connecting:
-            if self._open_connection.lost and self._owner is not None:
-                self._connection = await self._connect(self._owner)
+    async def _live_connection(self) -> ConnectionCore:
+        return self._driver.connection or await self._driver.open()
 
     def _seconds(self, timeout: float | None) -> float:
         """Return *timeout*, or the client's where it is None."""
@@ -168,22 +133,25 @@ class AsyncCaller:
         on_start: Callable[[InFlight], None] | None = None,
     ) -> R:
         """Make any call of the protocol; *params* and *result* are structs of `messages`."""
-        connection = self._connection or (await self.open())._open_connection
         deadline = time.monotonic() + self._seconds(timeout)
+        connection = await self._live_connection()
+        requests: list[InFlight] = []
 
         async def attempt() -> InFlight:
             request = InFlight(call, deadline)
+            requests.append(request)
             await connection.start_request(request, params, descriptors)
             if on_start is not None:
                 on_start(request)
             return request
 
-        request = await retrying(attempt, self._retries)
         try:
+            request = await retrying(attempt, self._retries, self._driver)
             await _pass_events(request, on_event)
         finally:
-            if not request.done:
-                connection.abandon_request(request)
+            for begun in requests:
+                if not begun.done:
+                    connection.abandon_request(begun)
         try:
             return msgspec.convert(request.outcome(), result)
         except msgspec.ValidationError as exc:
@@ -196,9 +164,9 @@ async def _pass_events(
     """Pass the events of *request* on until it is done."""
     while True:
         await request.wait()
-        if not request.events:
+        if not request.has_events():
             return
-        event = request.events.popleft()
+        event = request.next_event()
         if on_event is not None:
             on_event(event)
 

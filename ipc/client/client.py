@@ -6,15 +6,13 @@ import os
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-import anyio.to_thread
-
 from ...backends.errors import InvalidArgument
 from .. import messages as w
 from ..handles import Graph
 from ..payloads import Config, Prompt, json_text
 from ..priorities import Priority
 from .caller import as_event
-from .connection.inflight import InFlightT
+from .connection.inflight import InFlight
 from .embeddings import AsyncEmbedding
 from .sessions.attachment import ClientSessionSettings
 from .sessions.session import AsyncSession
@@ -62,7 +60,7 @@ class AsyncClient(AsyncEmbedding):
     ) -> Graph:
         """Load one of the user's own files: the daemon gets its descriptor, not its path."""
         try:
-            fd = await anyio.to_thread.run_sync(os.open, path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = await self._driver.run_in_thread(os.open, path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as exc:
             raise InvalidArgument(
                 f"{os.fspath(path)} cannot be read: {exc.strerror}",
@@ -185,12 +183,21 @@ class AsyncClient(AsyncEmbedding):
     def _stream(
         self, params: w.StreamParams | w.ResumeParams, settings: TurnSettings
     ) -> AsyncStream:
-        async def start(kind: type[InFlightT], deadline: float) -> InFlightT:
-            request = kind(stream_call(params), deadline)
-            await (await self.open())._open_connection.start_request(request, params)
+        async def start(deadline: float) -> InFlight:
+            request = InFlight(stream_call(params), deadline)
+            connection = await self._live_connection()
+            try:
+                await connection.start_request(request, params)
+            except BaseException:
+                connection.abandon_request(request)
+                raise
             return request
 
         turn = StreamedTurn(
-            start, timeout_s=settings.timeout_s, retries=self._retries, on_queue=settings.on_queue
+            start,
+            self._driver,
+            timeout_s=settings.timeout_s,
+            retries=self._retries,
+            on_queue=settings.on_queue,
         )
         return AsyncStream(turn)

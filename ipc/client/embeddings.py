@@ -6,11 +6,10 @@ import sys
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Unpack
 
-import anyio
-
-from ...backends.errors import InferdError, InvalidArgument, ProtocolError
+from ...backends.errors import InferdError, InvalidArgument, ProtocolError, Timeout
 from ...wire.frames import FRAME_BYTES_MAX
 from .. import messages as w
 from ..payloads import ENVELOPE_BYTES, Config, json_text
@@ -84,9 +83,9 @@ class AsyncEmbedding(AsyncOperations):
             params.graph = graph
             return await self._embed(params, every, deadline)
         finally:
-            with anyio.move_on_after(CLOSE_S_MAX, shield=True):
-                if self.connected:
-                    await self.unload(graph, keep=True)
+            if self.connected:
+                with self._driver.shield(), suppress(Timeout):
+                    await self.unload(graph, keep=True, timeout=CLOSE_S_MAX)
 
     async def _embed(
         self, params: w.EmbedParams, texts: Sequence[str], deadline: float

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
-
-import anyio
+from collections.abc import Awaitable, Callable, Iterator
 
 from ...backends.errors import Busy, ConnectionLost, InferdError, ShuttingDown, error_from_wire
-from .connection.inflight import InFlightT
+from .connection.driver import Driver
+from .connection.inflight import InFlight
 
 RETRY_S_MAX = 30.0
+RETRY_PAUSE_S = 0.05
+RETRY_PAUSE_S_MAX = 1.0
+"""The first and the longest pause between two attempts to connect or attach again."""
 PROGRESS_HINT = (
     "`data` has the tokens and the text that were read; a session with an id continues after them"
     " by resume(tokens, text), or by itself if it is opened with resume=True"
@@ -41,7 +43,9 @@ def retry_delay_s(error: InferdError, remaining_s: float) -> float | None:
     return delay_s if delay_s < remaining_s else None
 
 
-async def retrying(attempt: Callable[[], Awaitable[InFlightT]], retries: int) -> InFlightT:
+async def retrying(
+    attempt: Callable[[], Awaitable[InFlight]], retries: int, driver: Driver
+) -> InFlight:
     """Return the request of the first *attempt* that is not refused, or of the last attempt.
 
     While retries remain, it returns only after the request's first event or its end: after the
@@ -62,4 +66,12 @@ async def retrying(attempt: Callable[[], Awaitable[InFlightT]], retries: int) ->
             delay_s = retry_delay_s(request.error, request.remaining_s)
         if delay_s is None:
             return request
-        await anyio.sleep(delay_s)
+        await driver.sleep(delay_s)
+
+
+def retry_pauses() -> Iterator[float]:
+    """Yield the pauses between attempts to connect again, without an end."""
+    pause_s = RETRY_PAUSE_S
+    while True:
+        yield pause_s * random.uniform(1.0, 1.25)  # many clients retry at the same time
+        pause_s = min(2 * pause_s, RETRY_PAUSE_S_MAX)

@@ -41,7 +41,7 @@ class AsyncWasiCalls(AsyncCaller):
         params = w.LoadParams(
             builders=parts, encoding=encoding, target=target, progress=on_progress is not None
         )
-        with closing(Payload()) as packed:
+        with closing(Payload(self._driver.run_in_thread)) as packed:
             descriptors = packed.descriptors if fd is None else [fd]
             if not descriptors and parts and _is_model(parts[0]):
                 await packed.add_memfd(parts[0])
@@ -119,7 +119,7 @@ class AsyncWasiCalls(AsyncCaller):
 
         A tensor that does not fit into a frame is sent in a memfd.
         """
-        with closing(Payload()) as packed:
+        with closing(Payload(self._driver.run_in_thread)) as packed:
             params = w.SetInputParams(
                 context=context, index=index, tensor=await packed.pack_tensor(tensor)
             )
@@ -134,7 +134,7 @@ class AsyncWasiCalls(AsyncCaller):
     ) -> w.ComputeResult:
         """Compute a whole turn on the context's input, or on named tensors with named outputs."""
         settings = read_settings(self._seconds(None), keywords)
-        with closing(Payload()) as packed:
+        with closing(Payload(self._driver.run_in_thread)) as packed:
             named = None
             if inputs is not None:
                 named = [(name, await packed.pack_tensor(t)) for name, t in inputs.items()]
@@ -246,7 +246,7 @@ class AsyncWasiCalls(AsyncCaller):
         traceparent: str | None = None,
     ) -> Reply:
         """Compute one turn by the chat template and add it to the history."""
-        with closing(Payload()) as packed:
+        with closing(Payload(self._driver.run_in_thread)) as packed:
             params = w.RunInferenceParams(
                 context=context,
                 tensor=await packed.pack_tensor(tensor),

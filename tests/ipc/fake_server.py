@@ -118,6 +118,16 @@ class FakeServer:
         while any(peer.requests for peer in self.peers):
             await self._changed.wait()
 
+    async def stop_reading(self) -> None:
+        """Receive at most one more part of the data, until `reading` is set."""
+        self.reading = anyio.Event()
+
+    async def cancel_all(self) -> None:
+        """Cancel all requests."""
+        for peer in self.peers:
+            for exchange in peer.requests.values():
+                exchange.cancelled.set()
+
     def change(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()

@@ -21,7 +21,7 @@ import pytest
 from inferd import AsyncClient
 from inferd.backends.errors import EndOfSequence, InferdError
 from inferd.ipc import messages as w
-from inferd.ipc.client.connection.inflight import InFlightT
+from inferd.ipc.client.connection.inflight import InFlight
 from inferd.ipc.client.streams.async_stream import AsyncStream
 from inferd.ipc.client.streams.turn import StreamedTurn
 from inferd.ipc.payloads import pack_message
@@ -179,13 +179,13 @@ async def compute(client: AsyncClient) -> None:
 async def stream(client: AsyncClient) -> None:
     context = await client.init_execution_context(await client.load_by_name("echo"))
 
-    async def start(kind: type[InFlightT], deadline: float) -> InFlightT:
-        request = kind("stream", deadline)
+    async def start(deadline: float) -> InFlight:
+        request = InFlight("stream", deadline)
         params = w.StreamParams(context=context, prompt="hé!", credit=2)
         await client._open_connection.start_request(request, params)
         return request
 
-    turn = StreamedTurn(start, timeout_s=math.inf, retries=0, credit=2)
+    turn = StreamedTurn(start, client._driver, timeout_s=math.inf, retries=0, credit=2)
     stream = AsyncStream(turn)
     assert [piece async for piece in stream] == ["h", "é", "!"]
     assert stream.tokens == [104, 195, 169, 33]

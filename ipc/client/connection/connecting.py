@@ -10,7 +10,7 @@ import anyio
 import anyio.abc
 
 from ...greeting import connect_error, connect_timeout_error
-from .connection import ClientConnection
+from .async_connection import AsyncConnection
 
 _CONNECT_PAUSE_S = 0.02
 
@@ -37,7 +37,7 @@ async def hold_connection(
     software: str,
     timeout_s: float,
     *,
-    task_status: anyio.abc.TaskStatus[ClientConnection] = anyio.TASK_STATUS_IGNORED,
+    task_status: anyio.abc.TaskStatus[AsyncConnection] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Connect, run the connection's tasks until it is lost, and close it.
 
@@ -47,12 +47,12 @@ async def hold_connection(
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
         sock.setblocking(False)
-        connection = ClientConnection(sock, path)
+        connection = AsyncConnection(sock, path)
         async with own_group() as group:
             with anyio.move_on_after(timeout_s) as scope:
                 await _connect(sock, path)
                 group.start_soon(connection.read_frames)
-                group.start_soon(connection.outbox.write_unsent)
+                group.start_soon(connection.write_unsent)
                 group.start_soon(connection.watch_deadlines)
                 await connection.greet(software)
             if scope.cancelled_caught:

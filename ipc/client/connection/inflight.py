@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import queue
+import math
 import time
-from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
-
-import anyio
+from typing import Any, Protocol
 
 from ....backends.errors import InferdError, error_from_wire
 from ..results import Metadata
+
+_READ_EVENTS_MAX = 64
 
 
 class RequestOwner(Protocol):
@@ -25,7 +23,12 @@ class RequestOwner(Protocol):
         """Cancel *request* on the daemon; its events are dropped."""
 
     def run_soon(self, action: Callable[[], object]) -> None:
-        """Run *action* soon on the connection's loop; `__del__` may call this."""
+        """Run *action* soon, wherever the connection may be used; `__del__` may call this."""
+
+    async def wait_for(
+        self, request: InFlight, ready: Callable[[], bool], until: float = math.inf
+    ) -> None:
+        """Wait until *request* changed so that *ready* returns true, or *until* then."""
 
 
 class InFlight:
@@ -34,12 +37,13 @@ class InFlight:
     `done`: the request has a result or an error for the caller. `answered`: the daemon has finished
     it too, which for a request that was timed out or abandoned happens after `done`. `begun`: an
     event has arrived, read or not. `lost`: the connection was lost before the answer. `metadata` is
-    that of a turn in the answer: in the result, or in the data of `Cancelled`.
+    that of a turn in the answer: in the result, or in the data of `Cancelled`. `wake` belongs to
+    the connection.
     """
 
     __slots__ = (
-        "_wake", "abandoned", "answered", "begun", "call", "connection", "deadline", "done",
-        "error", "events", "id", "lost", "metadata", "result",
+        "_events", "_events_read", "abandoned", "answered", "begun", "call", "connection",
+        "deadline", "done", "error", "id", "lost", "metadata", "result", "wake",
     )  # fmt: skip
 
     def __init__(self, call: str, deadline: float):
@@ -47,12 +51,13 @@ class InFlight:
         self.connection: RequestOwner
         self.call = call
         self.deadline = deadline
-        self.events: deque[dict[str, Any]] = deque()
         self.result: dict[str, Any] = {}
         self.error: InferdError | None = None
         self.metadata: Metadata = {}
         self.done = self.answered = self.abandoned = self.begun = self.lost = False
-        self._wake: asyncio.Event | anyio.Event | None = None
+        self.wake: Any = None
+        self._events: list[dict[str, Any]] = []
+        self._events_read = 0
 
     @property
     def remaining_s(self) -> float:
@@ -60,16 +65,28 @@ class InFlight:
         return self.deadline - time.monotonic()
 
     def add_event(self, event: dict[str, Any]) -> None:
-        """Add an event that the connection received."""
+        """Add an event that the connection received; the last event again changes nothing."""
+        if not self._events or self._events[-1] is not event:
+            self._events.append(event)
         self.begun = True
-        self.events.append(event)
-        self._notify()
+
+    def has_events(self) -> bool:
+        """Return whether there is an event to read."""
+        return self._events_read < len(self._events)
+
+    def next_event(self) -> dict[str, Any]:
+        """Return the next event."""
+        event = self._events[self._events_read]
+        self._events_read += 1
+        if self._events_read > _READ_EVENTS_MAX:
+            del self._events[:_READ_EVENTS_MAX]  # not the last: `add_event` compares it
+            self._events_read -= _READ_EVENTS_MAX
+        return event
 
     def finish(self, result: dict[str, Any] | None, error: InferdError | None) -> None:
         """Set the result or the error; only the first call counts."""
         if not self.done:
             self.result, self.error, self.done = result or {}, error, True
-        self._notify()
 
     def outcome(self) -> dict[str, Any]:
         """Return the result of a request that is done.
@@ -80,69 +97,29 @@ class InFlight:
             raise error_from_wire(self.error.to_wire())
         return self.result
 
+    def has_news(self) -> bool:
+        """Return whether there is an event to read, or the request is done."""
+        return self.done or self._events_read < len(self._events)
+
+    def has_begun(self) -> bool:
+        """Return whether the first event has arrived, or the request is done."""
+        return self.done or self.begun
+
+    def is_answered(self) -> bool:
+        """Return whether the daemon has answered, or the connection was lost."""
+        return self.answered
+
     async def wait(self) -> None:
         """Wait until there is an event to read, or the request is done."""
-        while not self.done and not self.events:
-            await self._wait_for_change()
+        if not self.has_news():
+            await self.connection.wait_for(self, self.has_news)
 
     async def wait_begun(self) -> None:
         """Wait until the first event has arrived, or the request is done."""
-        while not self.done and not self.begun:
-            await self._wait_for_change()
+        if not self.has_begun():
+            await self.connection.wait_for(self, self.has_begun)
 
-    async def wait_answered(self) -> None:
-        """Wait until the daemon has answered, or the connection was lost."""
-        while not self.answered:
-            await self._wait_for_change()
-
-    async def _wait_for_change(self) -> None:
-        if self._wake is None:
-            self._wake = _new_event()
-        await self._wake.wait()
-
-    def _notify(self) -> None:
-        wake = self._wake
-        if wake is None:
-            return
-        wake.set()
-        if isinstance(wake, asyncio.Event):
-            wake.clear()  # waiting tasks wake all the same; a new event per token costs 30 us
-        else:
-            self._wake = None
-
-
-def _new_event() -> asyncio.Event | anyio.Event:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return anyio.Event()
-    return asyncio.Event()
-
-
-class InFlightThread(InFlight):
-    """A request whose events another thread reads from `pieces`, which ends with None.
-
-    The reader task fills the queue itself: a token needs neither a task nor a call to the loop.
-    """
-
-    __slots__ = ("pieces",)
-
-    def __init__(self, call: str, deadline: float):
-        super().__init__(call, deadline)
-        self.pieces: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-
-    def add_event(self, event: dict[str, Any]) -> None:
-        """Add an event for the reading thread."""
-        self.begun = True
-        self.pieces.put(event)
-        self._notify()
-
-    def finish(self, result: dict[str, Any] | None, error: InferdError | None) -> None:
-        """Set the result or the error; only the first call counts."""
-        first = not self.done
-        super().finish(result, error)
-        if first:
-            self.pieces.put(None)
-
-
-InFlightT = TypeVar("InFlightT", bound=InFlight)
+    async def wait_answered(self, s_max: float) -> None:
+        """Wait until the daemon has answered, or the connection was lost, for at most *s_max*."""
+        if not self.answered:
+            await self.connection.wait_for(self, self.is_answered, time.monotonic() + s_max)

@@ -1,70 +1,73 @@
-"""Sending of whole frames over a socket, in order; cancelling a caller never truncates one."""
+"""Sending of whole frames over a socket, in order, without waiting.
+
+Neither a cancelled caller nor Ctrl-C between any two lines truncates or repeats a frame: the number
+of bytes that the kernel accepted is recorded by the same C function that sends them.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
+from array import array
 from collections import deque
 from collections.abc import Sequence
+from itertools import starmap
 
-import anyio
+
+class _UnsentFrame:
+    """A frame, the descriptors sent with its first byte, and the sizes of the parts sent."""
+
+    __slots__ = ("data", "descriptors", "sent")
+
+    def __init__(self, data: bytes, descriptors: Sequence[int]):
+        self.data = data
+        self.descriptors = [os.dup(fd) for fd in descriptors]
+        self.sent: list[int] = []
 
 
 class Outbox:
-    """Sends at once as much as the socket accepts; `write_unsent` sends the rest.
-
-    One loop owns it. `send` never waits, so a cancelled caller cannot leave half a frame.
-    """
+    """The frames that are not sent yet, of a socket that does not block."""
 
     def __init__(self, sock: socket.socket):
         self.unsent_bytes = 0
         self._socket = sock
-        self._unsent: deque[tuple[memoryview, list[int]]] = deque()
-        self._waiting = anyio.Event()
+        self._unsent: deque[_UnsentFrame] = deque()
 
-    def send(self, frame: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send *frame* with *descriptors*, which stay the caller's, at its first byte."""
-        sent = 0 if self._unsent else self._try_send(frame, descriptors)
-        if sent == len(frame):
-            return
-        duplicates = [] if sent else [os.dup(fd) for fd in descriptors]
-        self._unsent.append((memoryview(frame)[sent:], duplicates))
-        self.unsent_bytes += len(frame) - sent
-        self._waiting.set()
+    def add_frame(self, frame: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Add *frame* with *descriptors*, which stay the caller's; `flush` sends it."""
+        self._unsent.append(_UnsentFrame(frame, descriptors))
+        self.unsent_bytes += len(frame)
 
-    def _try_send(self, data: bytes | memoryview, descriptors: Sequence[int]) -> int:
-        try:
-            if not descriptors:
-                return self._socket.send(data)
-            return socket.send_fds(self._socket, [data], descriptors)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            return len(data)  # the daemon closed its end; the reader task must still read a goodbye
+    def flush(self) -> None:
+        """Send as much as the socket accepts."""
+        while self._unsent:
+            frame = self._unsent[0]
+            position = sum(frame.sent)
+            if position < len(frame.data):
+                try:
+                    self._send_part(frame, position)
+                except BlockingIOError:
+                    return
+                except OSError:  # the daemon closed its end; a goodbye must still be read
+                    frame.sent.append(len(frame.data) - position)
+            else:
+                self._unsent.popleft()
+                _close(frame.descriptors)
+        self.unsent_bytes = 0
 
-    async def write_unsent(self) -> None:
-        """Send the data that the socket did not accept at once, until cancelled."""
-        while True:
-            await self._waiting.wait()
-            self._waiting = anyio.Event()
-            while self._unsent:
-                await anyio.wait_writable(self._socket)
-                self._send_first()
-
-    def _send_first(self) -> None:
-        data, descriptors = self._unsent[0]
-        sent = self._try_send(data, descriptors)
-        self.unsent_bytes -= sent
-        if sent:
-            self._unsent[0] = (data[sent:], [])
-            _close(descriptors)
-        if sent == len(data):
-            self._unsent.popleft()
+    def _send_part(self, frame: _UnsentFrame, position: int) -> None:
+        if position or not frame.descriptors:
+            data = memoryview(frame.data)[position:] if position else frame.data
+            frame.sent.extend(map(self._socket.send, (data,)))
+        else:
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", frame.descriptors))
+            frame.sent.extend(starmap(self._socket.sendmsg, [([frame.data], [rights])]))
+        self.unsent_bytes -= sum(frame.sent) - position
 
     def close(self) -> None:
         """Drop the unsent frames."""
         while self._unsent:
-            _close(self._unsent.popleft()[1])
+            _close(self._unsent.popleft().descriptors)
         self.unsent_bytes = 0
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import random
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-import anyio
 import msgspec
 
 from ....backends.errors import (
@@ -19,21 +16,19 @@ from ....backends.errors import (
     InvalidArgument,
     SessionExpired,
     ShuttingDown,
+    Timeout,
 )
 from ...handles import Context, Graph
 from ...payloads import Config, json_text
 from ...priorities import Priority
 from ..caller import CLOSE_S_MAX
-from ..connection.connection import ClientConnection
-from ..failures import is_loss
+from ..connection.core import ConnectionCore
+from ..failures import is_loss, retry_pauses
 from ..operations import AsyncOperations
 from ..wasi_calls import ProgressCallback
 
-RETRY_PAUSE_S = 0.05
-RETRY_PAUSE_S_MAX = 1.0
-"""The first and the longest pause between two attempts to attach again."""
-_CLOSED_ERRORS = (InvalidArgument, SessionExpired, ConnectionLost, ShuttingDown)
-"""Errors of a closing call whose object is already closed or lost."""
+_CLOSED_ERRORS = (InvalidArgument, SessionExpired, ConnectionLost, ShuttingDown, Timeout)
+"""Errors of a closing call whose object is already closed or lost, or that takes too long."""
 Handle = TypeVar("Handle", bound=int)
 
 
@@ -80,11 +75,11 @@ class Attachment:
         self.settings = settings
         self.graph: Graph | None = None
         self.context: Context | None = None
-        self.connection: ClientConnection | None = None
+        self.connection: ConnectionCore | None = None
         self.has_history = False
         self._client = client
         self._leases = False
-        self._lock = anyio.Lock()
+        self._lock = client._driver.lock()
 
     @property
     def lost(self) -> bool:
@@ -105,7 +100,7 @@ class Attachment:
     async def open(self) -> None:
         """Lease the model, open the context, and set its system prompt and options."""
         if self.settings.resume:
-            await self._client._reconnect()
+            await self._client._driver.reconnect()
         else:
             await self._client.open()
         try:
@@ -119,20 +114,30 @@ class Attachment:
             await self._renew(lost, time.monotonic() + self._client._resume_timeout)
             await self._initialize()
 
-    async def _open_context(self) -> None:
-        """Lease the model and open the context; if either fails, close both."""
+    async def _open_context(self, until: float = math.inf) -> None:
+        """Lease the model and open the context; if either fails, close both.
+
+        :raises Timeout: that was not done *until* then.
+        """
         client, settings = self._client, self.settings
+
+        def timeout() -> float:
+            return min(client._seconds(None), until - time.monotonic())
+
         self.connection = client._open_connection
         try:
             self.graph = await client.load_by_name_with_config(
-                settings.model, json_text(settings.config), on_progress=settings.on_progress
+                settings.model,
+                json_text(settings.config),
+                on_progress=settings.on_progress,
+                timeout=timeout(),
             )
             self._leases = True
             if settings.session_id is None:
-                self.context = await client.init_execution_context(self.graph)
+                self.context = await client.init_execution_context(self.graph, timeout=timeout())
             else:
                 self.context = await client.init_execution_context_with_session_id(
-                    self.graph, settings.session_id, persist=settings.persist
+                    self.graph, settings.session_id, persist=settings.persist, timeout=timeout()
                 )
         except BaseException:
             await self.close()
@@ -159,13 +164,20 @@ class Attachment:
         context, graph = self.context, self.graph if self._leases else None
         self.context = self.graph = None
         self._leases = False
-        with anyio.move_on_after(CLOSE_S_MAX, shield=True):
+        if self.lost:
+            return  # the daemon has closed them
+        until = time.monotonic() + CLOSE_S_MAX
+        with self._client._driver.shield():
             if context is not None:
                 with suppress(*_CLOSED_ERRORS):
-                    await self._client.finalize_execution_context(context, keep=True)
+                    timeout = until - time.monotonic()
+                    await self._client.finalize_execution_context(
+                        context, keep=True, timeout=timeout
+                    )
             if graph is not None:
                 with suppress(*_CLOSED_ERRORS):
-                    await self._client.unload(graph, keep=True)
+                    timeout = until - time.monotonic()
+                    await self._client.unload(graph, keep=True, timeout=timeout)
 
     async def ensure_connected(self, until: float = math.inf) -> None:
         """Attach again if the connection was lost and the session resumes."""
@@ -198,7 +210,7 @@ class Attachment:
             )
         await self._initialize()
 
-    async def _renew(self, lost: ClientConnection, until: float) -> None:
+    async def _renew(self, lost: ConnectionCore, until: float) -> None:
         """Attach over a new connection after *lost* has ended; retry *until* then.
 
         :raises InferdError: the error of the last attempt.
@@ -210,25 +222,28 @@ class Attachment:
                 f"no new connection to {self._client.path} within the time",
                 hint="raise resume_timeout, or see `inferd status`",
             )
-            with anyio.move_on_after(until - time.monotonic()):
-                await lost.ended.wait()
-                for pause_s in _pauses():
-                    try:
-                        return await self._reconnect()
-                    except InferdError as exc:
-                        if not (exc.retryable or self.lost or isinstance(exc, ConnectionLost)):
-                            raise
-                        error = exc
-                    await anyio.sleep(pause_s)
+            await lost.wait_lost(until)
+            for pause_s in retry_pauses():
+                try:
+                    return await self._reconnect(until)
+                except InferdError as exc:
+                    if time.monotonic() > until:
+                        break
+                    if not (exc.retryable or self.lost or isinstance(exc, ConnectionLost)):
+                        raise
+                    error = exc
+                if time.monotonic() + pause_s > until:
+                    break
+                await self._client._driver.sleep(pause_s)
             raise error
 
-    async def _reconnect(self) -> None:
-        await self._client._reconnect()
+    async def _reconnect(self, until: float) -> None:
+        await self._client._driver.reconnect()
         try:
-            await self._open_context()
+            await self._open_context(until)
         except ShuttingDown:  # the old daemon still answers; the next one listens after its end
             if self.connection is not None:
-                await self.connection.ended.wait()
+                await self.connection.wait_lost(until)
             raise
 
     async def progress(self) -> SessionProgress:
@@ -256,10 +271,3 @@ def require_open(handle: Handle | None) -> Handle:
             "the session is not open", hint="use it as `with client.session(…) as session:`"
         )
     return handle
-
-
-def _pauses() -> Iterator[float]:
-    pause_s = RETRY_PAUSE_S
-    while True:
-        yield pause_s * random.uniform(1.0, 1.25)  # many sessions retry at the same time
-        pause_s = min(2 * pause_s, RETRY_PAUSE_S_MAX)

@@ -159,6 +159,7 @@ class AsyncSession(SessionProperties):
         request = TurnRequest(self._turns, params)
         turn = StreamedTurn(
             request.send,
+            self._client._driver,
             timeout_s=settings.timeout_s,
             retries=self._client._retries,
             on_queue=settings.on_queue,

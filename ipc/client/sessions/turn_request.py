@@ -9,7 +9,7 @@ import msgspec
 
 from ....backends.errors import ConnectionLost, InferdError, SessionExpired, ShuttingDown
 from ... import messages as w
-from ..connection.inflight import InFlight, InFlightT
+from ..connection.inflight import InFlight
 from ..failures import is_loss
 from ..streams.turn import StreamedTurn
 from ..turn_settings import stream_call
@@ -60,17 +60,17 @@ class TurnRequest:
         self._turns, self._attachment, self._params = turns, turns.attachment, params
         self._before: SessionProgress | None = None
 
-    async def send(self, kind: type[InFlightT], deadline: float) -> InFlightT:
+    async def send(self, deadline: float) -> InFlight:
         """Send the request, once the session's previous turn has ended."""
         await self._turns.end_previous(deadline)
         if not self._attachment.settings.resume:
-            return await self._send(kind, deadline, self._params)
+            return await self._send(deadline, self._params)
         try:
             self._before = await self._progress()
-            return await self._send(kind, deadline, self._params)
+            return await self._send(deadline, self._params)
         except InferdError as exc:
             if is_loss(exc):
-                return _failed_request(kind, deadline, exc)
+                return _failed_request(deadline, exc)
             raise
 
     async def _progress(self) -> SessionProgress:
@@ -80,16 +80,19 @@ class TurnRequest:
             await self._attachment.open_again()
             return await self._attachment.progress()
 
-    async def _send(
-        self, kind: type[InFlightT], deadline: float, params: w.StreamParams | w.ResumeParams
-    ) -> InFlightT:
+    async def _send(self, deadline: float, params: w.StreamParams | w.ResumeParams) -> InFlight:
         params.context = self._attachment.live_context
-        request = kind(stream_call(params), deadline)
-        await self._turns.client._open_connection.start_request(request, params)
-        self._turns.add_request(request)
+        request = InFlight(stream_call(params), deadline)
+        connection = self._turns.client._open_connection
+        try:
+            await connection.start_request(request, params)
+            self._turns.add_request(request)
+        except BaseException:
+            connection.abandon_request(request)
+            raise
         return request
 
-    async def recover(self, kind: type[InFlightT], turn: StreamedTurn, lost: InFlight) -> InFlightT:
+    async def recover(self, turn: StreamedTurn, lost: InFlight) -> InFlight:
         """Attach to the session again and send a request for the rest of the turn.
 
         :raises InferdError: the turn cannot be continued.
@@ -101,10 +104,10 @@ class TurnRequest:
         try:
             params = await self._next_params(turn, refused)
             if params is not None:
-                return await self._send(kind, turn.deadline, params)
+                return await self._send(turn.deadline, params)
         except InferdError as exc:
             if is_loss(exc):
-                return _failed_request(kind, turn.deadline, exc)
+                return _failed_request(turn.deadline, exc)
             raise
         raise ConnectionLost(
             "the turn ended in the daemon while the client was not connected",
@@ -153,9 +156,9 @@ class TurnRequest:
         )
 
 
-def _failed_request(kind: type[InFlightT], deadline: float, error: InferdError) -> InFlightT:
+def _failed_request(deadline: float, error: InferdError) -> InFlight:
     """Return a request that failed before it was sent."""
-    request = kind("stream", deadline)
+    request = InFlight("stream", deadline)
     request.answered = request.lost = True
     request.finish(None, error)
     return request

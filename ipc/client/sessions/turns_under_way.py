@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from contextvars import ContextVar
-
-import anyio
+from functools import partial
+from threading import Lock
 
 from ... import messages as w
 from ...handles import Context
 from ...payloads import TensorLike
-from ..connection.connection import ClientConnection
+from ..connection.core import ConnectionCore
 from ..connection.inflight import InFlight
 from ..operations import AsyncOperations
 from ..results import Metadata
@@ -19,20 +18,13 @@ from .attachment import Attachment
 
 _APPEND = b'{"append":true}'
 
-calling_thread: ContextVar[int] = ContextVar("calling_thread", default=0)
-"""The thread that calls the synchronous client; 0 in tasks of the user's own."""
-
-
-def _current_caller() -> int:
-    return calling_thread.get() or anyio.get_current_task().id
-
 
 class PulledTurn:
     """A pulled turn: `abandoned` by its reader, `ended` in the daemon or by a call under way."""
 
     __slots__ = ("abandoned", "caller", "connection", "context", "ended")
 
-    def __init__(self, connection: ClientConnection, context: Context, caller: int):
+    def __init__(self, connection: ConnectionCore, context: Context, caller: int):
         self.connection, self.context, self.caller = connection, context, caller
         self.abandoned = self.ended = False
 
@@ -40,7 +32,7 @@ class PulledTurn:
         """End the turn soon, without waiting. The session's next call ensures that it has ended."""
         self.abandoned = True
         params = w.ContextParams(context=self.context)
-        self.connection.run_soon(lambda: self.connection.post_request("fini_single", params))
+        self.connection.run_soon(partial(self.connection.post_request, "fini_single", params))
 
 
 class TurnsUnderWay:
@@ -53,14 +45,18 @@ class TurnsUnderWay:
         self.client, self.attachment, self.appends = client, attachment, appends
         self._metadata: Metadata = {}
         self._turns: list[tuple[InFlight, int]] = []
+        self._lock = Lock()
+        """Threads may share a session; held while `_metadata` and `_turns` change."""
         self._pull: PulledTurn | None = None
 
     def add_request(self, request: InFlight) -> None:
         """Add the request of a turn that has begun."""
         self.attachment.has_history = True
-        # More than one exist only until the daemon has refused the others with `SessionBusy`.
-        self.set_metadata(self.metadata)
-        self._turns.append((request, _current_caller()))
+        turn = (request, self.client._driver.caller())
+        with self._lock:
+            # More than one exist only until the daemon has refused the others with `SessionBusy`.
+            self._metadata = self.metadata
+            self._turns = [*self._unanswered(), turn]
 
     @property
     def metadata(self) -> Metadata:
@@ -78,7 +74,7 @@ class TurnsUnderWay:
         if prompt is not None:
             await self.client.set_input(context, 0, prompt, timeout=timeout)
         context = self.attachment.live_context
-        self._pull = PulledTurn(self.client._open_connection, context, _current_caller())
+        self._pull = PulledTurn(self.client._open_connection, context, self.client._driver.caller())
         return self._pull
 
     async def end_previous(self, until: float = math.inf) -> None:
@@ -87,7 +83,7 @@ class TurnsUnderWay:
         A turn that another task reads continues; the daemon then answers `SessionBusy`.
         """
         await self.attachment.ensure_connected(until)
-        pull, caller = self._pull, _current_caller()
+        pull, caller = self._pull, self.client._driver.caller()
         if pull is not None and not pull.ended and (pull.abandoned or pull.caller == caller):
             pull.ended = True
             if not pull.connection.lost:
@@ -95,13 +91,16 @@ class TurnsUnderWay:
         for turn, turn_caller in self._turns:
             if turn.abandoned or turn_caller == caller:
                 turn.connection.abandon_request(turn)
-                with anyio.move_on_after(SETTLE_S_MAX):
-                    await turn.wait_answered()
+                await turn.wait_answered(SETTLE_S_MAX)
 
     def set_metadata(self, metadata: Metadata) -> None:
         """Set the metadata of the last turn that has ended."""
-        self._metadata = metadata
-        self._turns = [turn for turn in self._turns if not turn[0].answered]
+        with self._lock:
+            self._metadata = metadata
+            self._turns = self._unanswered()
+
+    def _unanswered(self) -> list[tuple[InFlight, int]]:
+        return [turn for turn in self._turns if not turn[0].answered]
 
     def abandon_streams(self) -> None:
         """Cancel the streamed turns without waiting."""

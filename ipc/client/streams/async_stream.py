@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 from ..connection.inflight import InFlight
 from .texts import Piece
@@ -28,14 +29,14 @@ class AsyncStream(TurnSoFar, AsyncIterator[str], AbstractAsyncContextManager["As
         request = turn.request
         try:
             if request is None:
-                request = await turn.send_request(InFlight)
+                request = await turn.send_request()
             while True:
-                if request.events:
-                    piece, grant = turn.read_event(request.events.popleft())
+                if request.has_events():
+                    piece, grant = turn.read_event(request.next_event())
                     if grant:
                         request.connection.grant_credit(request, grant)
                 elif request.done and turn.can_recover(request):
-                    request = await turn.recover(InFlight, request)
+                    request = await turn.recover(request)
                     continue
                 elif request.done:
                     return self._last_piece(request)
@@ -67,5 +68,4 @@ class AsyncStream(TurnSoFar, AsyncIterator[str], AbstractAsyncContextManager["As
     def __del__(self) -> None:
         request = self._turn.request
         if request is not None and not request.answered:
-            connection = request.connection
-            connection.run_soon(lambda: connection.abandon_request(request))
+            request.connection.run_soon(partial(request.connection.abandon_request, request))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import codecs
 import time
+from contextlib import suppress
 from typing import Any, Protocol
 
-import anyio
-
-from ....backends.errors import InferdError
+from ....backends.errors import ConnectionLost, InferdError
 from ...messages import CREDIT_DEFAULT, QueueEvent, ToolCallPart
 from ..caller import as_event
-from ..connection.inflight import InFlight, InFlightT
+from ..connection.driver import Driver
+from ..connection.inflight import InFlight
 from ..failures import is_loss, retrying, with_progress
 from ..results import Metadata
 from ..turn_settings import QueueCallback
@@ -26,16 +26,14 @@ LOSSES_MAX = 8
 class Starter(Protocol):
     """A function that sends a turn's request; a session's function first ends its previous turn."""
 
-    async def __call__(self, kind: type[InFlightT], deadline: float) -> InFlightT:
+    async def __call__(self, deadline: float) -> InFlight:
         """Send the request and return it."""
 
 
 class TurnRecovery(Protocol):
     """A function that continues a turn after its connection was lost."""
 
-    async def __call__(
-        self, kind: type[InFlightT], turn: StreamedTurn, lost: InFlight
-    ) -> InFlightT:
+    async def __call__(self, turn: StreamedTurn, lost: InFlight) -> InFlight:
         """Return a request for the rest of *turn*, whose request was *lost*.
 
         :raises InferdError: the turn cannot be continued.
@@ -43,15 +41,14 @@ class TurnRecovery(Protocol):
 
 
 class StreamedTurn:
-    """A streamed turn: its request, the credit that it has used, and its output.
-
-    It has one reader: an `AsyncStream` on the loop, or a synchronous `Stream` in another thread,
-    which calls only `can_recover`, `read_event` and `read_end` there.
+    """A streamed turn: its request, the credit that it has used, and its output. It has one reader,
+    an `AsyncStream`.
     """
 
     def __init__(
         self,
         start: Starter,
+        driver: Driver,
         *,
         timeout_s: float,
         retries: int,
@@ -68,22 +65,23 @@ class StreamedTurn:
         """The text with tool calls as the model wrote them, from which the turn can be resumed."""
         self.tool_calls = ToolCalls()
         self.probabilities: list[dict[str, Any]] = []
-        self._start, self._timeout_s, self._retries = start, timeout_s, retries
+        self._start, self._driver = start, driver
+        self._timeout_s, self._retries = timeout_s, retries
         self._on_queue, self._recovery = on_queue, recovery
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._grant_at = max(1, credit // 2)
         self._events_read = 0
         self._losses = self._tokens_at_loss = 0
 
-    async def send_request(self, kind: type[InFlightT]) -> InFlightT:
+    async def send_request(self) -> InFlight:
         """Send the request, and repeat it while it is refused and `retries` permits."""
         self.deadline = time.monotonic() + self._timeout_s
 
-        async def attempt() -> InFlightT:
-            self.request = request = await self._start(kind, self.deadline)
+        async def attempt() -> InFlight:
+            self.request = request = await self._start(self.deadline)
             return request
 
-        request = await retrying(attempt, self._retries)
+        request = await retrying(attempt, self._retries, self._driver)
         if self.abandoned:
             self.abandon()
         return request
@@ -98,7 +96,7 @@ class StreamedTurn:
             and self._losses < LOSSES_MAX
         )
 
-    async def recover(self, kind: type[InFlightT], lost: InFlight) -> InFlightT:
+    async def recover(self, lost: InFlight) -> InFlight:
         """Return a request for the rest of the turn, whose request was *lost*.
 
         :raises InferdError: the turn cannot be continued; the error has its progress.
@@ -107,7 +105,7 @@ class StreamedTurn:
         self._losses = 1 if len(self.tokens) > self._tokens_at_loss else self._losses + 1
         self._tokens_at_loss, self._events_read = len(self.tokens), 0
         try:
-            self.request = request = await self._recovery(kind, self, lost)
+            self.request = request = await self._recovery(self, lost)
         except InferdError as exc:
             raise self._with_progress(exc) from None
         if self.abandoned:
@@ -161,7 +159,7 @@ class StreamedTurn:
         return self._decode_piece(text, reasoning, tool_call_parts(result), final=True)
 
     def abandon(self) -> None:
-        """Cancel the turn; must be called on the connection's loop."""
+        """Cancel the turn without waiting."""
         self.abandoned = True
         if self.request is not None and not self.request.answered:
             self.request.connection.abandon_request(self.request)
@@ -170,8 +168,9 @@ class StreamedTurn:
         """Cancel the turn and wait for the daemon's confirmation, so that the next can begin."""
         self.abandon()
         if self.request is not None:
-            with anyio.move_on_after(SETTLE_S_MAX, shield=True):
-                await self.request.wait_answered()
+            # In a fork of the process that sent the request nothing can be awaited.
+            with self._driver.shield(), suppress(ConnectionLost):
+                await self.request.wait_answered(SETTLE_S_MAX)
 
 
 class TurnSoFar:

@@ -1,1 +1,1 @@
-"""The synchronous client: wrappers of the asynchronous one."""
+"""The synchronous client: the asynchronous one with a driver that blocks."""

@@ -1,7 +1,7 @@
 """`Client` and `Session`: `AsyncClient` and `AsyncSession` for programs without an event loop.
 
-They run the methods of an asynchronous object on an event loop in a separate thread, with the same
-keywords and types.
+They run the methods of an asynchronous object whose driver blocks, with the same keywords and
+types. So every call is written once, and a synchronous one needs neither a loop nor a thread.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import inspect
 import os
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from threading import Lock
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
-from ....backends.errors import ConnectionLost
 from ...messages import ServerHello
 from ..client import AsyncClient
+from ..connection.blocking_driver import BlockingDriver
+from ..connection.driver import Driver, run_blocking
 from ..sessions.session import AsyncSession, SessionProperties
-from .loop_thread import LoopThread
 from .sync_streams import Pull, Stream
 
 P = ParamSpec("P")
@@ -29,37 +28,33 @@ S = TypeVar("S")
 
 
 class SyncObject(Protocol[A_co]):
-    """A synchronous object that runs the methods of an asynchronous one on a loop."""
+    """A synchronous object that runs the methods of an asynchronous one, whose driver blocks."""
 
     @property
     def _asynchronous(self) -> A_co:
         """The asynchronous object."""
 
-    @property
-    def _thread(self) -> LoopThread:
-        """The thread of the loop."""
-
 
 def synchronous(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[SyncObject[A], P], R]:
-    """Return a method that runs the coroutine function *method* on the client's loop."""
+    """Return a method that runs the coroutine function *method* in the calling thread."""
 
     @functools.wraps(method)
     def call(self: SyncObject[A], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._thread.run_call(method, self._asynchronous, *args, **kwargs)
+        return run_blocking(method(self._asynchronous, *args, **kwargs))
 
     return call
 
 
 def returning_sync_object(
-    method: Callable[Concatenate[A, P], R], make: Callable[[LoopThread, R], S]
+    method: Callable[Concatenate[A, P], R], make: Callable[[R], S]
 ) -> Callable[Concatenate[SyncObject[A], P], S]:
     """Return a method that calls *method* and passes the asynchronous result to *make*."""
 
     @functools.wraps(method)
     def call(self: SyncObject[A], /, *args: P.args, **kwargs: P.kwargs) -> S:
-        return make(self._thread, method(self._asynchronous, *args, **kwargs))
+        return make(method(self._asynchronous, *args, **kwargs))
 
     signature = inspect.signature(method).replace(return_annotation=make.__name__)
     call.__signature__ = signature  # type: ignore[attr-defined]
@@ -69,28 +64,25 @@ def returning_sync_object(
 class Session(SessionProperties):
     """A conversation with a model, made by `Client.session`. See `AsyncSession`."""
 
-    def __init__(self, thread: LoopThread, session: AsyncSession):
-        self._thread, self._asynchronous, self._turns = thread, session, session._turns
+    def __init__(self, session: AsyncSession):
+        self._asynchronous, self._turns = session, session._turns
 
     def __repr__(self) -> str:
         return f"<Session with {self.model}>"
 
     def __enter__(self) -> Self:
-        self._thread.run_call(self._asynchronous.__aenter__)
+        run_blocking(self._asynchronous.__aenter__())
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self._thread.forked:
-            self._thread.run_call(self._asynchronous.__aexit__, None, None, None)
+        run_blocking(self._asynchronous.__aexit__(None, None, None))
 
     def fork(
         self, n: int = 1, *, session_ids: Sequence[str] = (), timeout: float | None = None
     ) -> list[Session]:
         """Return *n* sessions that branch off from the present state; see `AsyncSession.fork`."""
-        branches = self._thread.run_call(
-            self._asynchronous.fork, n, session_ids=session_ids, timeout=timeout
-        )
-        return [Session(self._thread, branch) for branch in branches]
+        branches = self._asynchronous.fork(n, session_ids=session_ids, timeout=timeout)
+        return [Session(branch) for branch in run_blocking(branches)]
 
     stream = returning_sync_object(AsyncSession.stream, Stream)
     resume = returning_sync_object(AsyncSession.resume, Stream)
@@ -105,6 +97,16 @@ class Session(SessionProperties):
     cancel = synchronous(AsyncSession.cancel)
 
 
+class _BlockingCalls(AsyncClient):
+    """The asynchronous client with a driver that blocks."""
+
+    def _make_driver(self, path: str, software: str, connect_timeout_s: float) -> Driver:
+        return BlockingDriver(path, software, connect_timeout_s)
+
+    def __repr__(self) -> str:
+        return f"<Client of {self.path}>"
+
+
 class Client:
     """The synchronous client::
 
@@ -116,9 +118,9 @@ class Client:
                 print(piece, end="")
 
     The arguments are those of `AsyncClient`. It connects at `with`, or with the first call; without
-    `with`, `close` it. Any number of threads may share it, in a notebook too. The client's own
-    thread calls `on_progress`, and `on_queue` of `chat`; a stream calls `on_queue` in the thread
-    that reads the stream.
+    `with`, `close` it. Any number of threads may share it, in a notebook too; it has no thread of
+    its own. The calling thread calls `on_progress` and `on_queue`. Ctrl-C in a call cancels it in
+    the daemon and leaves the client usable.
     """
 
     def __init__(
@@ -131,7 +133,7 @@ class Client:
         retries: int = 0,
         software: str = "",
     ):
-        self._asynchronous = AsyncClient(
+        self._asynchronous = _BlockingCalls(
             path,
             timeout=timeout,
             connect_timeout=connect_timeout,
@@ -139,53 +141,18 @@ class Client:
             retries=retries,
             software=software,
         )
-        self._lock = Lock()
-        self._loop_thread: LoopThread | None = None
-        self._closed = False
 
     def __repr__(self) -> str:
         return f"<Client of {self._asynchronous.path}>"
 
-    @property
-    def _thread(self) -> LoopThread:
-        """The thread of the client's loop; connects on first use.
-
-        :raises ConnectionLost: no daemon answers, or the client was closed.
-        """
-        if self._loop_thread is None:
-            with self._lock:
-                if self._loop_thread is None:
-                    self._loop_thread = self._connect()
-        return self._loop_thread
-
-    def _connect(self) -> LoopThread:
-        if self._closed:
-            raise ConnectionLost(
-                f"the client of {self._asynchronous.path} is closed", hint="make a new Client"
-            )
-        thread = LoopThread()
-        try:
-            thread.run_call(self._asynchronous.open)
-        except BaseException:
-            thread.close()
-            raise
-        return thread
-
     def open(self) -> Self:
         """Connect now."""
-        _ = self._thread
+        run_blocking(self._asynchronous.open())
         return self
 
     def close(self) -> None:
-        """Close the connection and end the thread; a second call does nothing."""
-        with self._lock:
-            self._closed = True
-            thread, self._loop_thread = self._loop_thread, None
-        if thread is not None and not thread.forked:
-            try:
-                thread.run_call(self._asynchronous.aclose)
-            finally:
-                thread.close()
+        """Close the connection, which ends all calls; a second call does nothing."""
+        run_blocking(self._asynchronous.aclose())
 
     def __enter__(self) -> Self:
         return self.open()

@@ -462,8 +462,10 @@ async def test_a_goodbye_carries_its_reason(tmp_path: Path) -> None:
         server.answers["chat"] = leave
         with pytest.raises(ShuttingDown):
             await client.chat(12, "x")
-        with pytest.raises(ShuttingDown):
+        with pytest.raises(ConnectionLost, match="has closed the connection: the daemon is") as end:
             await client.stats()
+        assert not end.value.retryable
+        assert "reconnect=True" in end.value.hint
 
 
 @pytest.mark.parametrize(

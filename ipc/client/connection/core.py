@@ -1,0 +1,314 @@
+"""The state of a client's connection, without I/O: requests in flight by id, events, credit.
+
+Reads go in, frames come out through an outbox. `AsyncConnection` and `BlockingConnection` add the
+socket and the waiting.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+from ....backends.errors import ConnectionLost, InferdError, Timeout, TooLarge, error_from_wire
+from ...greeting import read_server_hello
+from ...messages import PROTOCOL_VERSION, ClientHello, Kind, ServerHello
+from ...payloads import pack_message
+from ..results import Metadata
+from .inflight import InFlight
+from .received import Message, Received, unreadable
+
+_EVENT = int(Kind.EVENT)
+_CANCELS_MAX = 16
+"""The number of the requests allowed in flight that is reserved for cancels."""
+_OUTBOX_BYTES_MAX = 16 << 20
+
+
+class FrameSender(Protocol):
+    """The frames that are not sent yet."""
+
+    unsent_bytes: int
+
+    def add_frame(self, frame: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Add *frame* with *descriptors*, which stay the caller's; `flush` sends it."""
+
+    def flush(self) -> None:
+        """Send as much as can be sent without waiting."""
+
+    def close(self) -> None:
+        """Drop the unsent frames."""
+
+
+class ConnectionCore(ABC):
+    """A connection to the daemon. One thread at a time changes it.
+
+    Python may raise KeyboardInterrupt between any two lines. So each change is one assignment or
+    one C call, in an order in which it can be repeated: the next use continues where an interrupted
+    one stopped.
+    """
+
+    def __init__(self, path: str, outbox: FrameSender):
+        self.path = path
+        self.server: ServerHello
+        self.greeted = False
+        self._pid = os.getpid()
+        self._outbox = outbox
+        self._received = Received(0, deque())
+        self._ids = itertools.count(1)
+        self._in_flight: dict[int, InFlight] = {}
+        self._in_flight_max = 1
+        self._cancels: set[int] = set()
+        self._to_cancel: deque[InFlight] = deque()
+        self._actions: deque[Callable[[], object]] = deque()
+        self._lost: InferdError | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} to {self.path} [{len(self._in_flight)} requests in flight]>"
+
+    @abstractmethod
+    async def start_request(
+        self, request: InFlight, params: Any, descriptors: Sequence[int] = ()
+    ) -> None:
+        """Send *request*; wait only while too many are in flight or too much data is unsent.
+
+        :raises ConnectionLost: the connection was lost.
+        :raises Timeout: the request's deadline passed while it waited here.
+        :raises TooLarge: the params do not fit into a frame.
+        """
+
+    @abstractmethod
+    async def wait_for(
+        self, request: InFlight, ready: Callable[[], bool], until: float = math.inf
+    ) -> None:
+        """Wait until *request* changed so that *ready* returns true, or *until* then.
+
+        A request that is not done is timed out at its deadline.
+        """
+
+    @abstractmethod
+    async def wait_lost(self, until: float) -> None:
+        """Wait until the connection was lost, or *until* then."""
+
+    @abstractmethod
+    def run_soon(self, action: Callable[[], object]) -> None:
+        """Run *action* soon, wherever the connection may be used.
+
+        It serves `__del__`, which may run at any point, in any thread, and after a fork.
+        """
+
+    @abstractmethod
+    def _notify(self, request: InFlight | None) -> None:
+        """Wake the waiting tasks for which *request*, or without one the connection, changed."""
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that connected."""
+        return os.getpid() != self._pid
+
+    @property
+    def lost(self) -> bool:
+        """Whether the connection was lost."""
+        return self._lost is not None
+
+    def raise_if_lost(self) -> None:
+        """Check that requests can be sent.
+
+        :raises ConnectionLost: the connection was lost, for good.
+        """
+        if self.forked:
+            raise ConnectionLost(
+                f"this client was opened by process {self._pid}, before a fork: process"
+                f" {os.getpid()} cannot use its connection",
+                hint="make a new Client in the child process",
+            )
+        if isinstance(self._lost, ConnectionLost):
+            raise error_from_wire(self._lost.to_wire())
+        if self._lost is not None:
+            raise ConnectionLost(
+                f"the daemon at {self.path} has closed the connection: {self._lost.message}",
+                hint="make a new client, or one with reconnect=True",
+                data={"cause": self._lost.name},
+            )
+
+    def may_send(self) -> bool:
+        """Return whether a request need not wait before it is sent, or will never be sent."""
+        return self._lost is not None or (
+            len(self._in_flight) < self._in_flight_max
+            and self._outbox.unsent_bytes <= _OUTBOX_BYTES_MAX
+        )
+
+    def send_hello(self, software: str) -> None:
+        """Send the client's hello."""
+        self._send((Kind.HELLO, ClientHello(protocol=PROTOCOL_VERSION, software=software)))
+
+    def check_greeted(self) -> None:
+        """Check the outcome of the exchange of hellos.
+
+        :raises VersionMismatch: the daemon speaks another major version.
+        :raises InferdError: the daemon has refused the connection.
+        """
+        if self._lost is not None:
+            raise error_from_wire(self._lost.to_wire())
+
+    def _send(self, message: tuple[Any, ...]) -> None:
+        self._outbox.add_frame(pack_message(message))
+        self._flush()
+
+    def _flush(self) -> None:
+        self._outbox.flush()
+
+    def send_request(self, request: InFlight, params: Any, descriptors: Sequence[int] = ()) -> None:
+        """Send *request*, at once as far as the socket accepts it."""
+        self.raise_if_lost()
+        request.connection, number = self, next(self._ids)
+        frame = pack_message((Kind.REQUEST, number, request.call, params))
+        bytes_max = self.server.limits.frame_bytes_max
+        if len(frame) - 4 > bytes_max:
+            raise TooLarge(
+                f"{request.call} takes a frame of {len(frame)} bytes; the limit is {bytes_max}",
+                hint="send less; a program can set a raw text of up to 8 MiB before the turn, by"
+                " client.set_input(session.context, 0, text)",
+                data={"bytes": len(frame), "frame_bytes_max": bytes_max},
+            )
+        request.id = number
+        self._outbox.add_frame(frame, descriptors)
+        self._in_flight[number] = request
+        self._flush()
+
+    def too_many_in_flight(self, request: InFlight) -> Timeout:
+        """Return the error for *request*, which has waited too long to be sent."""
+        return Timeout(f"{request.call}: {len(self._in_flight)} earlier calls are in flight")
+
+    def grant_credit(self, request: InFlight, events: int) -> None:
+        """Allow the daemon *events* more events of *request*."""
+        if not request.done and self._lost is None and not self.forked:
+            self._send((Kind.CREDIT, request.id, events))
+
+    def post_request(self, call: str, params: Any) -> None:
+        """Send a request whose answer nobody awaits, unless too many are in flight."""
+        if self._lost is None and self.may_send():
+            self.send_request(InFlight(call, math.inf), params)
+
+    def abandon_request(self, request: InFlight) -> None:
+        """Cancel *request* on the daemon; its events are dropped."""
+        if request.answered or request.abandoned or not request.id or self.forked:
+            return
+        self._to_cancel.append(request)
+        request.abandoned = True
+        self._send_cancels()
+
+    def _send_cancels(self) -> None:
+        while self._to_cancel and len(self._cancels) < _CANCELS_MAX:
+            request = self._to_cancel[0]
+            if not request.answered and self._lost is None:
+                number = next(self._ids)
+                self._cancels.add(number)
+                self._send((Kind.REQUEST, number, "cancel", {"request": request.id}))
+            self._to_cancel.popleft()
+
+    def time_out(self, request: InFlight) -> None:
+        """End *request* because its deadline has passed."""
+        request.finish(None, Timeout(f"{request.call} took longer than its timeout"))
+        self.abandon_request(request)
+        self._notify(request)
+
+    def receive(self, number: int, data: bytes) -> None:
+        """Handle the data of read *number*, counted from 0; a second call changes nothing."""
+        if number == self._received.reads:
+            if data:
+                self._received = self._received.after_read(data)
+            else:
+                self.lose(ConnectionLost(f"the daemon at {self.path} closed the connection"))
+        self._handle_messages()
+
+    def _handle_messages(self) -> None:
+        messages = self._received.messages
+        while messages and self._lost is None:
+            message = messages[0]
+            if isinstance(message, InferdError):
+                self.lose(message)
+                return
+            try:
+                self._handle_message(message)
+            except InferdError as exc:
+                self.lose(exc)
+            except (IndexError, TypeError) as exc:
+                self.lose(unreadable(exc))
+            messages.popleft()
+
+    def _handle_message(self, message: Message) -> None:
+        """Handle a message; a second call changes nothing."""
+        kind = message[0]
+        if kind == _EVENT:
+            request = self._in_flight.get(message[1])
+            if request is not None and not request.abandoned:
+                request.add_event(_as_map(message[2]))
+                self._notify(request)
+        elif kind == Kind.REPLY:
+            self._finish_request(message[1], _as_map(message[2]), None)
+        elif kind == Kind.ERROR:
+            self._finish_request(message[1], None, error_from_wire(_as_map(message[2])))
+        elif kind == Kind.GOODBYE:
+            self.lose(error_from_wire(_as_map(message[1])))
+        elif kind == Kind.HELLO:
+            self._accept_hello(_as_map(message[1]))
+
+    def _finish_request(
+        self, number: int, result: dict[str, Any] | None, error: InferdError | None
+    ) -> None:
+        request = self._in_flight.get(number)
+        if request is not None:
+            answer = result if error is None else error.data
+            request.metadata = cast("Metadata", (answer or {}).get("metadata") or {})
+            request.answered = True
+            request.finish(result, error)
+            self._notify(request)
+            self._in_flight.pop(number, None)
+        else:
+            self._cancels.discard(number)
+            self._send_cancels()
+        self._notify(None)
+
+    def _accept_hello(self, fields: dict[str, Any]) -> None:
+        self.server = read_server_hello(self.path, fields)
+        self._in_flight_max = max(1, self.server.limits.requests_max - _CANCELS_MAX)
+        self.greeted = True
+        self._notify(None)
+
+    def lose(self, error: InferdError) -> None:
+        """End the connection: all requests in flight fail with *error*, later ones at once."""
+        if self._lost is None:
+            self._lost = error
+        self._to_cancel.clear()
+        self._outbox.close()
+        for number, request in tuple(self._in_flight.items()):
+            request.lost = request.answered = True
+            request.finish(None, self._lost)
+            self._notify(request)
+            self._in_flight.pop(number, None)
+        self._notify(None)
+
+
+def closed_error(path: str) -> ConnectionLost:
+    """Return the error for requests on a connection to *path* that the client has closed."""
+    return ConnectionLost(f"the client's connection to {path} is closed", hint="open a new client")
+
+
+def client_closed_error(path: str) -> ConnectionLost:
+    """Return the error for calls of a client of *path* that was closed."""
+    return ConnectionLost(f"the client of {path} is closed", hint="make a new client")
+
+
+def read_error(path: str, exc: OSError) -> ConnectionLost:
+    """Return the error for a connection to *path* from which reading failed."""
+    return ConnectionLost(f"the connection to {path} failed: {exc.strerror}")
+
+
+def _as_map(value: Any) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise TypeError(f"a {type(value).__name__} instead of a map")
+    return value
