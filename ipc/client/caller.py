@@ -11,14 +11,14 @@ from warnings import warn
 
 import msgspec
 
-from ...backends.errors import ConnectionLost, InvalidArgument, ProtocolError
+from ...backends.errors import ConnectionLost, InferdError, InvalidArgument, ProtocolError
 from .. import messages as w
 from ..paths import client_socket_path
 from .connection.async_driver import AsyncDriver
 from .connection.core import ConnectionCore
 from .connection.driver import Driver
 from .connection.inflight import InFlight
-from .failures import retrying
+from .failures import retry_pauses, retrying
 
 R = TypeVar("R")
 E = TypeVar("E", bound=w.Map)
@@ -43,6 +43,7 @@ class AsyncCaller:
         connect_timeout: float = 5.0,
         resume_timeout: float = 60.0,
         retries: int = 0,
+        reconnect: bool = False,
         software: str = "",
     ):
         seconds = (timeout, connect_timeout, resume_timeout)
@@ -55,7 +56,7 @@ class AsyncCaller:
         self._resume_timeout, self._retries = resume_timeout, retries
         self.path = Path(path) if path is not None else client_socket_path()
         """The daemon's socket."""
-        self._timeout = timeout
+        self._timeout, self._reconnects = timeout, reconnect
         software = software or "inferd python client"
         self._driver = self._make_driver(str(self.path), software, connect_timeout)
 
@@ -114,8 +115,24 @@ class AsyncCaller:
             text = f"unclosed {self!r}: use `async with` (`with` for `Client`), or close it"
             warn(text, ResourceWarning, stacklevel=2, source=self)
 
-    async def _live_connection(self) -> ConnectionCore:
-        return self._driver.connection or await self._driver.open()
+    async def _live_connection(self, deadline: float) -> ConnectionCore:
+        """Return the connection, a new one if it was lost and the client reconnects.
+
+        :raises ConnectionLost: no daemon answers.
+        """
+        connection = self._driver.connection or await self._driver.open()
+        if not self._reconnects or not connection.lost:
+            return connection
+        until = min(deadline, time.monotonic() + self._resume_timeout)
+        for pause_s in retry_pauses():
+            try:
+                return await self._driver.reconnect()
+            except InferdError as exc:
+                final = not exc.retryable and not isinstance(exc, ConnectionLost)
+                if final or self._driver.closed or time.monotonic() + pause_s > until:
+                    raise
+            await self._driver.sleep(pause_s)
+        raise AssertionError("the pauses do not end")
 
     def _seconds(self, timeout: float | None) -> float:
         """Return *timeout*, or the client's where it is None."""
@@ -134,7 +151,7 @@ class AsyncCaller:
     ) -> R:
         """Make any call of the protocol; *params* and *result* are structs of `messages`."""
         deadline = time.monotonic() + self._seconds(timeout)
-        connection = await self._live_connection()
+        connection = await self._live_connection(deadline)
         requests: list[InFlight] = []
 
         async def attempt() -> InFlight:

@@ -46,7 +46,9 @@ class AsyncClient(AsyncEmbedding):
     system's. *timeout* is the default for each call. Calls refused with `Busy` or another retryable
     error are repeated up to *retries* times, after the time that the daemon returns, and never
     after the first token. *resume_timeout* bounds how long sessions opened with `resume` try to
-    attach again. Any number of tasks may share a client.
+    attach again, and how long a client with *reconnect* tries to connect again, which it does
+    with the first call after its connection was lost. Without *reconnect* the loss is final. Any
+    number of tasks may share a client.
     """
 
     async def load_file(
@@ -185,7 +187,7 @@ class AsyncClient(AsyncEmbedding):
     ) -> AsyncStream:
         async def start(deadline: float) -> InFlight:
             request = InFlight(stream_call(params), deadline)
-            connection = await self._live_connection()
+            connection = await self._live_connection(deadline)
             try:
                 await connection.start_request(request, params)
             except BaseException:

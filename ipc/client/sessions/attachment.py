@@ -99,10 +99,10 @@ class Attachment:
 
     async def open(self) -> None:
         """Lease the model, open the context, and set its system prompt and options."""
-        if self.settings.resume:
+        if self.settings.resume and not self._client._reconnects:
             await self._client._driver.reconnect()
         else:
-            await self._client.open()
+            await self._client._live_connection(math.inf)
         try:
             await self._open_context()
             await self._initialize()

@@ -131,6 +131,7 @@ class Client:
         connect_timeout: float = 5.0,
         resume_timeout: float = 60.0,
         retries: int = 0,
+        reconnect: bool = False,
         software: str = "",
     ):
         self._asynchronous = _BlockingCalls(
@@ -139,6 +140,7 @@ class Client:
             connect_timeout=connect_timeout,
             resume_timeout=resume_timeout,
             retries=retries,
+            reconnect=reconnect,
             software=software,
         )
 
