@@ -94,7 +94,7 @@ def _on_queue(place: QueueEvent) -> None:
 
 
 def synchronous() -> None:
-    with Client("path", timeout=5, retries=1) as client:
+    with Client("path", timeout=5, retries=1, reconnect=True) as client:
         assert_type(client, Client)
         graph = client.load_by_name("m", on_progress=print, timeout=3)
         assert_type(graph, Graph)
