@@ -258,16 +258,19 @@ def test_the_client_connects_with_the_first_call_and_closes_once(server: FakeSer
         client.stats()
 
 
-def _own_threads() -> int:
-    return sum(thread.name == "inferd-client" for thread in threading.enumerate())
+def test_the_client_starts_no_thread(server: FakeServer) -> None:
+    before = threading.active_count()
+    with Client(server.path) as client, client.session("m") as session:
+        assert session.chat("hi") == "hi"
+        assert threading.active_count() == before
 
 
-def test_no_daemon_leaves_no_thread_behind(tmp_path: Path) -> None:
-    before = _own_threads()
+def test_no_daemon_leaves_no_descriptor_behind(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
     for _ in range(2):
         with pytest.raises(ConnectionLost, match="no daemon answers"), Client(tmp_path / "absent"):
             pass
-    assert _own_threads() == before
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_errors_timeouts_and_retries_are_the_asynchronous_ones(server: FakeServer) -> None:
