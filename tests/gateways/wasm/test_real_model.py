@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inferd import Client
+from inferd import Client, InvalidArgument
 from inferd.testing import RunningDaemon, running_daemon
 from tests.gateways.wasm.driver import Driver
 from tests.gateways.wasm.serving import ServingGuest, serving_guests
@@ -104,3 +104,18 @@ def test_embeddings_of_a_guest_are_the_clients(daemon: RunningDaemon, client: Cl
         assert guest.call("compute", context) == 0
         found = json.loads(guest.output(context))["embedding"]
     assert found == pytest.approx(list(expected), abs=1e-3)
+
+
+def test_a_byte_without_a_token_is_refused_with_its_offset(
+    daemon: RunningDaemon, client: Client
+) -> None:
+    text = "é ".encode() + b"\xe9\xf5 \xe9"  # SmolLM2 has a token for 0xe9, and none for 0xf5
+    with Driver(client) as guest:
+        context = guest.context("smollm2")
+        assert guest.set_input(context, text.replace(b"\xf5", b"")) == 0
+        assert guest.set_input(context, text) == 1
+        [session] = client.sessions()
+        with pytest.raises(InvalidArgument, match="byte 0xf5 at 4,") as caught:
+            client.run_inference(session["context"], text)
+        assert isinstance(refused := guest.errors[-1][1], InvalidArgument)
+        assert caught.value.data == refused.data == {"byte": 4, "value": 0xF5}
