@@ -613,11 +613,12 @@ static void receive_frames(inferd_client *client) {
 /* `reason` is an errno, or 0: the daemon has closed the connection. */
 static void end_lost(inferd_client *client, int reason) {
     char message[128];
-    snprintf(message, sizeof message, "the connection was lost: %s", reason ? strerror(reason) : "closed by the daemon");
+    const char *cause = reason ? strerror(reason) : "closed by the daemon";
+    snprintf(message, sizeof message, "the connection was lost: %s", cause);
     end_with(client, INFERD_CONNECTION_LOST, message, "connect again; the daemon may have been restarted");
 }
 
-/* Receive what is there. A frame in `in` has a bound, and so has the number of bytes for one call. */
+/* Receive the bytes that have arrived. A frame in `in` has a bound, and so have the bytes of one call. */
 static void receive(inferd_client *client) {
     for (int i = 0; i < 64 && !client->ended; i++) {
         if (!reserve(&client->in, READ_BYTES, REPLY_BYTES_MAX + 2 * READ_BYTES)) {
@@ -656,8 +657,10 @@ static ssize_t send_part(inferd_client *client) {
     size_t size = client->descriptor_count * sizeof(int);
     if (size) {
         message.msg_control = &control;
-        message.msg_controllen = CMSG_SPACE(size);
-        control.header = (struct cmsghdr){CMSG_LEN(size), SOL_SOCKET, SCM_RIGHTS};
+        message.msg_controllen = (socklen_t)CMSG_SPACE(size); /* musl's type */
+        control.header.cmsg_len = (socklen_t)CMSG_LEN(size);
+        control.header.cmsg_level = SOL_SOCKET;
+        control.header.cmsg_type = SCM_RIGHTS;
         memcpy(CMSG_DATA(&control.header), client->descriptors, size);
     }
     return sendmsg(client->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -876,7 +879,7 @@ static void put_hello(inferd_client *client, const char *software) {
 }
 
 /* A daemon without a free place sends its hello, then at once a goodbye: the client waits for the hello
- * and then takes what is there. */
+ * and then receives the bytes that have arrived. */
 static int exchange_hellos(inferd_client *client, const char *software, int64_t deadline, inferd_error *error) {
     int number = INFERD_OK;
     pthread_mutex_lock(&client->lock);
@@ -1142,7 +1145,7 @@ static void put_cancel(inferd_client *client, uint64_t id) {
     size_t start = begin_frame(client);
     put_array(&client->out, 4);
     put_uint(&client->out, REQUEST);
-    put_uint(&client->out, ++client->last_id); /* nobody waits for its reply, which is ignored */
+    put_uint(&client->out, ++client->last_id); /* its reply is ignored */
     put_text(&client->out, "cancel");
     put_map(&client->out, 1);
     put_text(&client->out, "request");

@@ -238,7 +238,7 @@ int inferd_cancel_request(inferd_client *client, uint64_t request, inferd_error 
 int inferd_fd(const inferd_client *client);
 short inferd_poll_events(inferd_client *client);
 
-/* Send and receive what is possible without waiting. Returns the error that has ended the connection. */
+/* Send and receive as much as is possible without waiting. Returns the error that has ended the connection. */
 int inferd_process(inferd_client *client, inferd_error *error);
 
 #ifdef __cplusplus

@@ -285,7 +285,7 @@ SCENARIO(a_call_that_takes_too_long_is_cancelled) {
     inferd_handle context = 0;
     inferd_close(client);
     CHECK_EQUAL(inferd_connect(NULL, &client, &error), 0);
-    load("slow", NULL); /* so that its load is not what takes long */
+    load("slow", NULL); /* so that its load is not the reason */
     inferd_client *patient = client;
     CHECK_EQUAL(inferd_connect(&options, &client, &error), 0);
     context = open_context("slow", NULL);
