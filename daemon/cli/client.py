@@ -50,7 +50,9 @@ def session_of(
     with ExitStack() as stack:
         client = stack.enter_context(client_of(socket, retries=RETRIES))
         with fraction_bar(f"loading {model}", show=show_bar) as report:
-            session = client.session(model, config=config or None, on_progress=report, **arguments)
+            # Strict: people read errors, and want their values or none.
+            given = {**config, "strict": True} if config else None
+            session = client.session(model, config=given, on_progress=report, **arguments)
             stack.enter_context(session)
         note_not_applied(session.graph, config)
         yield session

@@ -286,6 +286,11 @@ def test_run_requests_a_context_size_or_says_that_it_is_not_applied(socket: str)
     inferd("unload", "echo", "--force", socket=socket)
 
 
+def test_a_model_parameter_out_of_its_range_is_refused(socket: str) -> None:
+    result = inferd("run", "echo", "x", "-o", "ctx-size=-5", socket=socket)
+    assert result.exit_code == 1 and "ctx-size: -5 is outside" in result.stderr
+
+
 def test_a_model_in_use_is_unloaded_by_force_only(socket: str) -> None:
     with Client(socket) as client, client.session("slow"):
         refused = inferd("unload", "slow", socket=socket)
