@@ -1,0 +1,9 @@
+"""Rewriting of keywords that llguidance refuses by others that it keeps.
+
+A value that fits the rewritten schema fits the schema, too.
+"""
+
+from .document_rewriting import rewritten_schema, unkept_keywords
+from .value_rules import FORMATS
+
+__all__ = ("FORMATS", "rewritten_schema", "unkept_keywords")
