@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from inferd.backends import Model, ModelSpec, Sampler, SamplingParams, load_model
 from inferd.backends.llama.sampling import chain
+from inferd.scheduler import Owner
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
 from tools.get_models import MODELS_DIR, SOURCES
@@ -80,7 +81,7 @@ def _iterate(engine: Engine, commands: list[m.Submit]) -> list[m.Report]:
 def _task(number: int, params: SamplingParams, tokens: int) -> m.TaskSpec:
     prompt = [2, *range(1000 + 100 * number, 1000 + 100 * number + PROMPT_TOKENS - 1)]
     return m.TaskSpec(
-        id=number, owner=1, tokens=m.pack_tokens(prompt), sampling=params, n_predict=tokens
+        id=number, owner=Owner(1), tokens=m.pack_tokens(prompt), sampling=params, n_predict=tokens
     )
 
 

@@ -22,11 +22,13 @@ from ..ipc.messages import (
     PROTOCOL_VERSION,
     REQUESTS_MAX,
     TENSOR_BYTES_MAX,
+    ClientHello,
     Limits,
     ServerHello,
 )
 from ..ipc.server.server import Server
 from ..ipc.server.server_connection import Request, ServerConnection
+from ..scheduler.owner import Owner
 from ..scheduler.settings import EngineSettings
 from ..sessions import (
     DAY_S,
@@ -41,6 +43,8 @@ from ..sessions import (
 )
 from ..wire.frames import FRAME_BYTES_MAX, REPLY_BYTES_MAX
 from ..wire.nesting import NESTING_MAX
+from .access.delegation import is_own_user
+from .access.labels import Labels
 from .access.rights import Access
 from .components import Components
 from .config.settings import Config
@@ -119,6 +123,7 @@ class Daemon:
         self.server = Server(self, requests_max=REQUESTS_MAX)
         self.users = Users()
         self.access = Access()
+        self.labels = Labels()
         self.ledger.bounds.quota_of = self.access.quota_of
         self.pending_restart: list[str] = []
         """Settings that were changed in the file and take effect after a restart."""
@@ -205,6 +210,26 @@ class Daemon:
             ipc_log.debug("connection.opened", **_peer(connection))
         return self.access.may_take_reserved_place(connection)
 
+    def connection_greeted(self, connection: ServerConnection, hello: ClientHello) -> None:
+        """Note the label of a connection.
+
+        :raises QuotaExceeded: programs of its user have too many labels.
+        """
+        connection.owner = connection.owner._replace(label=hello.label)
+        self.labels.add_connection(connection, self.config.labels_user_max)
+
+    async def connection_delegated(self, connection: ServerConnection, hello: ClientHello) -> None:
+        """Have a connection act on behalf of another user, with a label of that user.
+
+        :raises InferdError: it may not, or there is no such user.
+        """
+        user = await self.access.delegate(connection, hello.on_behalf_of)
+        if not is_own_user(user):
+            self.users.check(user)
+        connection.owner, connection.on_behalf_of = Owner(user), hello.on_behalf_of
+        self.connection_greeted(connection, hello)
+        ipc_log.info("connection.delegated", **_peer(connection), software=connection.software)
+
     def connection_ended(self, connection: ServerConnection) -> None:
         """Close a connection's sessions, graphs and leases."""
         self._unflushed.discard(connection)
@@ -212,6 +237,7 @@ class Daemon:
             ipc_log.debug("connection.closed", **_peer(connection))
         self.sessions.close_connection(connection)
         self.graphs.close_graphs(connection)
+        self.labels.remove_connection(connection)
         self.access.remove_connection(connection)
 
     def connection_refused(self, connection: ServerConnection, error: InferdError) -> None:
@@ -317,8 +343,8 @@ class Daemon:
             self.components.note("journal", journal.cause)
 
     def _dormant_lease(self, stored: StoredSession) -> ModelSource:
-        name, owner = stored.facts.model, stored.owner
-        return DormantLease(name, partial(self.registry.catalog.find_client, name, owner))
+        name, user = stored.facts.model, stored.owner.user
+        return DormantLease(name, partial(self.registry.catalog.find_client, name, user))
 
     async def drain(self, grace_s: float) -> None:
         """Refuse waiting turns and finish running ones, for at most *grace_s*. A waiting turn that
@@ -341,7 +367,10 @@ class Daemon:
             await anyio.lowlevel.checkpoint()
 
 
-def _peer(connection: ServerConnection) -> dict[str, int]:
+def _peer(connection: ServerConnection) -> dict[str, Any]:
     """Return the log fields of a connection."""
-    peer = connection.peer
-    return {"connection": connection.number, "uid": peer.uid, "pid": peer.pid}
+    peer, owner = connection.peer, connection.owner
+    fields: dict[str, Any] = {"connection": connection.number, "uid": peer.uid, "pid": peer.pid}
+    if connection.on_behalf_of:
+        fields |= {"on_behalf_of": connection.on_behalf_of, "user": owner.user}
+    return fields | ({"label": owner.label} if owner.label else {})

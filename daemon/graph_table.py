@@ -64,10 +64,10 @@ class GraphTable:
                 raise InvalidArgument(
                     f"{GRAPHS_MAX} graphs are loaded on this connection", hint="unload some"
                 )
-            self._kept_bytes.check_growth(connection.uid, graph.kept_bytes)
+            self._kept_bytes.check_growth(connection.owner, graph.kept_bytes)
             # No `await` up to here since the checks.
             graphs[graph.handle] = graph
-            self._kept_bytes.add_holder(graph, connection.uid, graph.kept_bytes)
+            self._kept_bytes.add_holder(graph, connection.owner, graph.kept_bytes)
             yield graph
         except BaseException:
             self.remove_graph(graph)

@@ -3,7 +3,8 @@
 It knows nothing of sessions, sockets and user names.
 """
 
+from .owner import Owner
 from .priority import PRIORITIES, PRIORITY_MAX, Priority
 from .settings import EngineSettings
 
-__all__ = ("PRIORITIES", "PRIORITY_MAX", "EngineSettings", "Priority")
+__all__ = ("PRIORITIES", "PRIORITY_MAX", "EngineSettings", "Owner", "Priority")

@@ -8,6 +8,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
+from .owner import Owner
+
 
 class Priority(IntEnum):
     """The class of a turn in the queue: a higher one runs first."""
@@ -24,9 +26,9 @@ class Priority(IntEnum):
 
 
 class Requester(NamedTuple):
-    """The user (a uid) and the class of a request."""
+    """The owner and the class of a request."""
 
-    owner: int
+    owner: Owner
     priority: Priority = Priority.NORMAL
 
 

@@ -48,7 +48,7 @@ class EngineSettings:
     """Maximum number of context shifts in one turn."""
     kv_ram_bytes: int = 2 << 30
     kv_shared: bool = False
-    """KV states serve every owner."""
+    """KV states serve every user."""
     fetch_timeout_s: float = 5.0
     """A task waits this long for its state from disk; then its tokens are computed again."""
     careful_s: float = 0.0

@@ -125,11 +125,11 @@ class Task:
         cls, spec: TaskSpec, arrival: int, clock: int, now: float, *, shared: bool = False
     ) -> Task:
         """Return a waiting task that arrived at *now*, when the token clock was at *clock*. With
-        *shared* its KV state serves all owners. A task resumed from another worker
+        *shared* its KV state serves all users. A task resumed from another worker
         keeps its age and progress, and precedes its equals that have not started.
         """
         tokens = unpack_tokens(spec.tokens)
-        scope, session = scoped(spec.owner, spec.session, shared=shared)
+        scope, session = scoped(spec.owner.user, spec.session, shared=shared)
         before, submitted_at = spec.resume_point or ResumePoint(), now
         now -= before.age_s
         conditions = TurnConditions.from_params(spec.stopping)

@@ -9,6 +9,7 @@ from ..backends import ModelInfo, Rendering
 from ..backends.base import PLAIN_RENDERING
 from ..backends.errors import WorkerCrashed
 from ..scheduler.messages import AdapterReport, Command, Report, TaskSpec
+from ..scheduler.owner import Owner
 from ..scheduler.priority import Requester
 from .turns.sentence_comparison import Comparison, Similarity
 
@@ -110,11 +111,11 @@ class WorkerClient(TaskClient, Protocol):
         """Return the client for texts of a user, in the order of *requester*'s class."""
 
     async def count_cached_tokens(
-        self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
+        self, owner: Owner, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> int:
         """Return how many of *tokens* need not be computed again for a session, as of now."""
 
-    async def delete_session_states(self, owner: int, session: str) -> None:
+    async def delete_session_states(self, owner: Owner, session: str) -> None:
         """Delete a session's KV states, in memory and on disk; return when it is done."""
 
     async def reserve_embedding_memory(self) -> None:
@@ -124,7 +125,7 @@ class WorkerClient(TaskClient, Protocol):
         """
 
     def save_session(
-        self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
+        self, owner: Owner, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> None:
         """Have a session's KV state written to disk, without waiting for it."""
 

@@ -12,7 +12,7 @@ import msgspec
 
 from inferd.backends.errors import InferdError, error_from_wire
 
-HELLO = [0, {"protocol": [1, 0], "software": "raw"}]
+HELLO: tuple[int, dict[str, Any]] = (0, {"protocol": [1, 0], "software": "raw"})
 
 
 class Closed(Exception):
@@ -22,7 +22,7 @@ class Closed(Exception):
 class RawClient:
     """Sends and receives frames; `call` waits for its reply and keeps the events."""
 
-    def __init__(self, path: str, *, hello: bool = True, timeout_s: float = 20.0):
+    def __init__(self, path: str, *, hello: bool = True, timeout_s: float = 20.0, **greeting: Any):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(timeout_s)
         self.socket.connect(path)
@@ -32,7 +32,7 @@ class RawClient:
         self._number = 0
         if hello:
             with contextlib.suppress(BrokenPipeError):  # the goodbye to a refused client follows
-                self.write(HELLO)
+                self.write([HELLO[0], HELLO[1] | greeting])
 
     def __enter__(self) -> RawClient:
         return self

@@ -12,10 +12,19 @@ from typing import Any
 from ...backends.errors import PermissionDenied
 from ...ipc.peer import Peer
 from ...ipc.server.server_connection import Request, ServerConnection
-from ...scheduler import PRIORITIES
+from ...scheduler import PRIORITIES, Owner
 from ...sessions import Quota, check_connections, check_priority
 from ..config.access_settings import Right, Rule
-from .rules import MEANINGS, MEMBER, ROOT, Rights, needs_groups, rights_of
+from .delegation import NamedUser, OwnUserNames, identify_user, is_own_user
+from .rules import (
+    MEANINGS,
+    MEMBER,
+    ROOT,
+    Rights,
+    delegated_rights,
+    needs_groups,
+    rights_of,
+)
 from .user_groups import UserGroups
 
 _USE = (
@@ -72,6 +81,9 @@ class Access:
         self._rules = tuple(rules)
         self._own = os.getuid() if own is None else own
         self._open: dict[int, dict[ServerConnection, Rights]] = {}
+        self._delegated: dict[ServerConnection, tuple[NamedUser, Rights]] = {}
+        """Connections on behalf of another user, with that user and the rights of both."""
+        self.own_user_names = OwnUserNames()
         self._groups = groups or UserGroups()
 
     def add_connection(self, connection: ServerConnection) -> None:
@@ -86,8 +98,48 @@ class Access:
         if not rights.allowed:
             raise PermissionDenied(f"user {connection.peer.uid} may do nothing here")
 
+    @property
+    def delegated_connections(self) -> int:
+        """The number of connections on behalf of another user."""
+        return len(self._delegated)
+
+    def check_delegate(self, connection: ServerConnection) -> None:
+        """Check that a connection may act on behalf of other users.
+
+        :raises PermissionDenied: it may not.
+        """
+        if Right.DELEGATE not in self.rights_of_connection(connection).allowed:
+            raise _denied(connection, Right.DELEGATE, MEANINGS[Right.DELEGATE])
+
+    async def delegate(self, connection: ServerConnection, name: str) -> int:
+        """Have a connection act on behalf of the user *name* from now on, whose number is returned.
+
+        :raises InferdError: it may not, or there is no such user.
+        """
+        self.check_delegate(connection)
+        named = await identify_user(connection, name, self._own)
+        self.check_delegate(connection)  # the rules may have changed
+        if connection not in self._open.get(connection.peer.uid, ()):
+            return named.number  # it was closed meanwhile
+        rights = self._rights_of_both(connection, named)
+        if not rights.allowed:
+            raise PermissionDenied(
+                f"user {name!r} may do nothing here that user {connection.peer.uid} may do",
+                hint="the daemon's operator can change both users' rights in [access.NAME]",
+            )
+        self._delegated[connection] = named, rights
+        self.own_user_names.add(named.number, name)
+        if not is_own_user(named.number):
+            self._groups.note_groups(named.number, named.groups)
+        return named.number
+
+    def _rights_of_both(self, connection: ServerConnection, named: NamedUser) -> Rights:
+        own = rights_of(self._rules, named.number, named.groups, self._own)
+        return delegated_rights(self._rights_by_rules(connection), own)
+
     def remove_connection(self, connection: ServerConnection) -> None:
         """Remove a connection that was closed."""
+        self._delegated.pop(connection, None)
         connections = self._open.get(connection.peer.uid, {})
         connections.pop(connection, None)
         if not connections and self._open.pop(connection.peer.uid, None) is not None:
@@ -105,13 +157,17 @@ class Access:
         for connections in self._open.values():
             for connection in connections:
                 connections[connection] = self._rights_by_rules(connection)
+        for connection, (named, _) in self._delegated.items():
+            self._delegated[connection] = named, self._rights_of_both(connection, named)
 
     def _rights_by_rules(self, connection: ServerConnection) -> Rights:
         peer = connection.peer
         return rights_of(self._rules, peer.uid, _groups_of(peer), self._own)
 
     def rights_of_connection(self, connection: ServerConnection) -> Rights:
-        """Return the rights of a connection's user."""
+        """Return the rights of a connection's user, or of both users if it acts for another."""
+        if connection in self._delegated:
+            return self._delegated[connection][1]
         rights = self._open.get(connection.peer.uid, {}).get(connection)
         return self._rights_by_rules(connection) if rights is None else rights
 
@@ -122,7 +178,7 @@ class Access:
         connections = self._open.get(uid)
         if connections:
             return next(reversed(connections.values())).quota
-        if not needs_groups(self._rules, uid, self._own):
+        if is_own_user(uid) or not needs_groups(self._rules, uid, self._own):
             return rights_of(self._rules, uid, (), self._own).quota
         groups = self._groups.groups_of(uid)
         return (
@@ -142,14 +198,14 @@ class Access:
         if priority is not None:
             check_priority(rights.quota, priority)
 
-    def may_control_turns_of(self, connection: ServerConnection, owner: int) -> bool:
-        """Return whether a connection may cancel or park the turns of the user *owner*: whether it
-        is that user's, or has the rights `SEE_ALL` and `MANAGE`. Without `SEE_ALL` the connection
-        does not learn of these turns.
+    def may_control_turns_of(self, connection: ServerConnection, owner: Owner) -> bool:
+        """Return whether a connection may cancel or park the turns of *owner*: whether that is its
+        own label or user, or it has the rights `SEE_ALL` and `MANAGE`. Without `SEE_ALL` the
+        connection does not learn of these turns.
 
         :raises PermissionDenied: the user has `SEE_ALL` without `MANAGE`.
         """
-        if connection.peer.uid == owner:
+        if connection.owner.includes(owner):
             return True
         allowed = self.rights_of_connection(connection).allowed
         if Right.SEE_ALL not in allowed:
@@ -165,7 +221,7 @@ def _groups_of(peer: Peer) -> Collection[int]:
 
 def _denied(connection: ServerConnection, right: Right, action: str) -> PermissionDenied:
     return PermissionDenied(
-        f"user {connection.peer.uid} may not {action}",
+        f"user {connection.owner.user} may not {action}",
         hint=f"the daemon's operator can allow it: allow = ['{right}'] in [access.NAME]",
         data={"right": right.value},
     )

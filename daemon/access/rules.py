@@ -16,6 +16,7 @@ MEANINGS = {
     Right.MANAGE: "manage models",
     Right.SEE_ALL: "see the sessions and tasks of all users",
     Right.DRAIN: "drain the daemon",
+    Right.DELEGATE: "act on behalf of other users",
 }
 """The actions that each right allows, as messages name them after "may"."""
 
@@ -46,6 +47,15 @@ def rights_of(rules: Sequence[Rule], uid: int, gids: Collection[int], own: int) 
         rule = next((rule for rule in rules if not rule.groups.isdisjoint(gids)), None)
         rule = rule or next((rule for rule in rules if rule.for_everybody_else), None)
     return base if rule is None else _apply_rule(base, rule)
+
+
+def delegated_rights(gateway: Rights, named: Rights) -> Rights:
+    """Return the rights of a connection on behalf of a user: those that both have, so that neither
+    a gateway nor the user gains any, with the user's quota.
+    """
+    highest = min(gateway.quota.priority_max, named.quota.priority_max)
+    allowed = gateway.allowed & named.allowed - {Right.DELEGATE}
+    return Rights(allowed, msgspec.structs.replace(named.quota, priority_max=highest))
 
 
 def needs_groups(rules: Sequence[Rule], uid: int, own: int) -> bool:

@@ -37,7 +37,7 @@ def _open_session(
     daemon.check_open()
     graph = daemon.graph(request)
     session, attached = daemon.sessions.open_session(
-        request.connection, request.uid, graph.lease, graph.options, session_id, persist=persist
+        request.connection, request.owner, graph.lease, graph.options, session_id, persist=persist
     )
     parameters = session.settings.parameters
     if not attached:  # an attached session keeps its own defaults

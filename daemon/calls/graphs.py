@@ -47,10 +47,10 @@ async def load(daemon: Daemon, request: Request) -> w.GraphResult:
     if p.fd >= 0:
         file = await _take_file(request, p.fd)
         name = f"descriptor-{daemon.new_handle():x}"
-        quota = daemon.access.quota_of(request.uid)
-        lease = daemon.registry.lease_descriptor(name, file, request.uid, quota)
+        quota = daemon.access.quota_of(request.owner.user)
+        lease = daemon.registry.lease_descriptor(name, file, request.owner.user, quota)
     else:
-        lease = daemon.registry.lease(_builder_name(p.builders), request.uid)
+        lease = daemon.registry.lease(_builder_name(p.builders), request.owner.user)
     return await _open_graph(daemon, request, lease, options)
 
 
@@ -117,7 +117,9 @@ async def load_by_name(daemon: Daemon, request: Request) -> w.GraphResult:
     p: w.LoadByNameParams | w.LoadByNameWithConfigParams = request.params
     config = getattr(p, "config", None)
     options = Options() if config is None else parse_json_options(metadata_text(config))
-    return await _open_graph(daemon, request, daemon.registry.lease(p.name, request.uid), options)
+    return await _open_graph(
+        daemon, request, daemon.registry.lease(p.name, request.owner.user), options
+    )
 
 
 async def _open_graph(
@@ -128,7 +130,7 @@ async def _open_graph(
         daemon.check_open()
         lease.model.note_requested(options.values)
         now = daemon.registry.seconds()
-        gate_request = ResidencyRequest(Priority.NORMAL, now, owner=request.uid)
+        gate_request = ResidencyRequest(Priority.NORMAL, now, user=request.owner.user)
         on_progress = partial(_send_progress, request) if request.params.progress else None
         async with daemon.registry.gate.admit(lease.model, gate_request, on_progress):
             worker = await lease.ready()

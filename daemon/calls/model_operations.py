@@ -17,14 +17,14 @@ from ..residency.model_files import files_in_use
 
 async def models(daemon: Daemon, request: Request) -> w.ModelsResult:
     """List the models."""
-    visible = daemon.registry.catalog.visible_to(request.uid)
+    visible = daemon.registry.catalog.visible_to(request.owner.user)
     budget = daemon.registry.budget
     return w.ModelsResult(models=[describe_model(model, budget) for model in visible])
 
 
 async def show(daemon: Daemon, request: Request) -> w.ModelsResult:
     """Describe one model, with the facts that its file's header states."""
-    model = daemon.registry.catalog.get(request.params.name, request.uid)
+    model = daemon.registry.catalog.get(request.params.name, request.owner.user)
     facts, cause = None, None
     if files := files_in_use(model.config.file):
         try:
@@ -43,13 +43,13 @@ async def show(daemon: Daemon, request: Request) -> w.ModelsResult:
 async def unload_model(daemon: Daemon, request: Request) -> w.Empty:
     """Unload a model."""
     p: w.NamesParams = request.params
-    await daemon.registry.unload_by_name(p.name, request.uid, force=p.force)
+    await daemon.registry.unload_by_name(p.name, request.owner.user, force=p.force)
     return w.Empty()
 
 
 async def pin(daemon: Daemon, request: Request) -> w.Empty:
     """Pin a model, or unpin it (the call `unpin`)."""
-    daemon.registry.pin_model(request.params.name, request.uid, pinned=request.call == "pin")
+    daemon.registry.pin_model(request.params.name, request.owner.user, pinned=request.call == "pin")
     return w.Empty()
 
 
@@ -58,7 +58,10 @@ async def swap(daemon: Daemon, request: Request) -> w.SwapResult:
     daemon.check_open()
     p: w.SwapParams = request.params
     catalog = daemon.registry.catalog
-    model, config = catalog.get(p.name, request.uid), catalog.swap_target(p.to, request.uid)
+    model, config = (
+        catalog.get(p.name, request.owner.user),
+        catalog.swap_target(p.to, request.owner.user),
+    )
     began = time.monotonic()
     done = await daemon.swaps.swap(model, config, p.mode, force=p.force)
     daemon.counters.swap_ended(done.mode, time.monotonic() - began)
@@ -69,7 +72,7 @@ async def add_adapter(daemon: Daemon, request: Request) -> w.AddAdapterResult:
     """Add an adapter to a model."""
     daemon.check_open()
     p: w.AddAdapterParams = request.params
-    model = daemon.registry.catalog.get(p.name, request.uid)
+    model = daemon.registry.catalog.get(p.name, request.owner.user)
     report = await model_adapters.add_adapter(daemon.registry, model, p.adapter, p.file, p.scale)
     if report is None or report.info is None:
         return w.AddAdapterResult()
@@ -79,7 +82,7 @@ async def add_adapter(daemon: Daemon, request: Request) -> w.AddAdapterResult:
 async def remove_adapter(daemon: Daemon, request: Request) -> w.Empty:
     """Remove an adapter from a model."""
     p: w.RemoveAdapterParams = request.params
-    model = daemon.registry.catalog.get(p.name, request.uid)
+    model = daemon.registry.catalog.get(p.name, request.owner.user)
     await model_adapters.remove_adapter(daemon.registry, model, p.adapter, force=p.force)
     return w.Empty()
 

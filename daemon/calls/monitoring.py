@@ -30,17 +30,22 @@ STATISTICS_TIMEOUT_S = 1.0
 
 
 async def sessions(daemon: Daemon, request: Request) -> w.SessionsResult:
-    """List the caller's sessions, or with `all` those of all users; dormant ones come last."""
+    """List the sessions of the caller's label, or with `all` of all users; dormant ones last."""
     p: w.SessionsParams = request.params
     found = [*daemon.sessions.live, *(daemon.sessions.dormant if p.dormant else ())]
-    visible = [s for s in found if p.all or s.owner == request.uid]
-    return w.SessionsResult(sessions=[_describe_session(s) for s in visible])
+    visible = [s for s in found if p.all or request.owner.includes(s.owner)]
+    return w.SessionsResult(sessions=[_describe_session(daemon, s) for s in visible])
 
 
-def _describe_session(session: Session) -> dict[str, Any]:
-    return {
+def _owner_fields(daemon: Daemon, session: Session) -> dict[str, Any]:
+    """Return the fields that say to whom a session belongs."""
+    user, label = session.owner
+    return {"uid": user, "user": daemon.access.own_user_names.name_of(user), "label": label}
+
+
+def _describe_session(daemon: Daemon, session: Session) -> dict[str, Any]:
+    return _owner_fields(daemon, session) | {
         "context": None if session.state == "dormant" else session.handle,
-        "uid": session.owner,
         "session_id": session.session_id,
         "model": session.model.name,
         "state": session.state.value,
@@ -53,12 +58,13 @@ def _describe_session(session: Session) -> dict[str, Any]:
 
 
 async def queue(daemon: Daemon, request: Request) -> w.QueueResult:
-    """List running and waiting turns by model in queue order: the caller's, or with `all` those
-    of all users. The positions are missing if a worker does not answer within a second.
+    """List running and waiting turns by model in queue order: those of the caller's
+    label, or with `all` of all users. The positions are missing if a worker does not answer within
+    a second.
     """
 
     def is_visible(session: Session) -> bool:
-        return request.params.all or session.owner == request.uid
+        return bool(request.params.all) or request.owner.includes(session.owner)
 
     entries: dict[int, QueueEntry] = {}
     # Turns that begin while the workers are queried are not in their answers.
@@ -66,31 +72,34 @@ async def queue(daemon: Daemon, request: Request) -> w.QueueResult:
     async with anyio.create_task_group() as group:
         for worker in daemon.registry.catalog.ready_workers():
             group.start_soon(_query_queue, worker, entries)
-    tasks = [_describe_turn(s, entries) for s in turns if s.active]
+    tasks = [_describe_turn(daemon, s, entries) for s in turns if s.active]
     tasks.sort(key=lambda t: (t["model"], t["position"] is None, t["position"], t["task"]))
     waiting = [pair for pair in _turns_waiting_for_models(daemon) if is_visible(pair[1].subject)]
-    return w.QueueResult(tasks=[*tasks, *(_describe_waiting(*pair) for pair in waiting)])
+    return w.QueueResult(tasks=[*tasks, *(_describe_waiting(daemon, *pair) for pair in waiting)])
 
 
 def _turns_waiting_for_models(daemon: Daemon) -> list[tuple[ManagedModel, ResidencyRequest]]:
     return [pair for pair in daemon.registry.gate.waiting_requests if pair[1].is_turn]
 
 
-def _describe_waiting(model: ManagedModel, waiting: ResidencyRequest) -> dict[str, Any]:
+def _describe_waiting(
+    daemon: Daemon, model: ManagedModel, waiting: ResidencyRequest
+) -> dict[str, Any]:
     """Return the description of a turn that waits for its model."""
     now = time.monotonic()
     effective = waiting.effective_priority(now, model.residency.residency_s)
-    return _turn_fields(waiting.subject, waiting.priority, now - waiting.since) | {
+    return _turn_fields(daemon, waiting.subject, waiting.priority, now - waiting.since) | {
         "state": "waiting",
         "effective_priority": effective.label,
     }
 
 
-def _turn_fields(session: Session, priority: Priority, age_s: float) -> dict[str, Any]:
+def _turn_fields(
+    daemon: Daemon, session: Session, priority: Priority, age_s: float
+) -> dict[str, Any]:
     """Return the description of a turn without the values that its engine reports."""
-    return {
+    return _owner_fields(daemon, session) | {
         "task": None,
-        "uid": session.owner,
         "context": session.handle,
         "session_id": session.session_id,
         "model": session.model.name,
@@ -111,10 +120,12 @@ async def _query_queue(worker: Worker, entries: dict[int, QueueEntry]) -> None:
         entries |= {entry.task_id: entry for entry in await worker.client.queue()}
 
 
-def _describe_turn(session: Session, entries: Mapping[int, QueueEntry]) -> dict[str, Any]:
+def _describe_turn(
+    daemon: Daemon, session: Session, entries: Mapping[int, QueueEntry]
+) -> dict[str, Any]:
     assert session.turn is not None, "an active session has a turn"
     spec = session.turn.spec
-    found = _turn_fields(session, spec.priority, time.monotonic() - session.turn_at)
+    found = _turn_fields(daemon, session, spec.priority, time.monotonic() - session.turn_at)
     found |= {"task": spec.id, "output_tokens": len(session.turn.tokens)}
     entry = entries.get(spec.id)
     if entry is None:
@@ -131,7 +142,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
     """Return the statistics, without those of workers that do not answer within a second."""
     workers: dict[str, Any] = {}
     async with anyio.create_task_group() as group:
-        for model in daemon.registry.catalog.visible_to(request.uid):
+        for model in daemon.registry.catalog.visible_to(request.owner.user):
             group.start_soon(_query_statistics, model, workers)
     metrics = await metric_values(daemon)
     states = [s.state.value for s in daemon.all_sessions()]

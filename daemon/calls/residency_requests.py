@@ -81,7 +81,7 @@ def _gate_request(
     """Return a call's request to the gate; None: the call fails in any case."""
     now, p = daemon.registry.seconds(), request.params
     if request.call in MODEL_QUERIES:
-        gate_request = ResidencyRequest(Priority.NORMAL, now, owner=request.uid)
+        gate_request = ResidencyRequest(Priority.NORMAL, now, user=request.owner.user)
         return daemon.graph(request).lease.model, gate_request, None
     session = None
     if request.call == EMBED:  # its texts have no session, and wait as one task
@@ -99,11 +99,11 @@ def _gate_request(
     ticket = None
     if request.call != INPUT and not (session is not None and session.active):
         slots = lease.model.slots_configured
-        ticket = Ticket(request.uid, lease.name, slots, priority, 0)
+        ticket = Ticket(request.owner, lease.name, slots, priority, 0)
     gate_request = ResidencyRequest(
         priority,
         now,
-        owner=request.uid,
+        user=request.owner.user,
         subject=session,
         is_turn=ticket is not None and session is not None,
         queue_timeout_s=seconds_of(getattr(p, "queue_timeout_s", 0.0)),

@@ -30,14 +30,19 @@ async def cancel(daemon: Daemon, request: Request) -> w.CancelResult:
         return w.CancelResult(cancelled=True)
     assert p.context is not None
     session = _controllable_session(daemon, request, p.context)
-    uid = request.uid
     error = Cancelled("the turn was cancelled")
-    if uid != session.owner:
+    by_operator = request.owner.user != session.owner.user
+    if by_operator:
         error = Cancelled("an operator cancelled the turn", data={"by": "operator"})
     waited = daemon.registry.gate.refuse_requests(error, session)
     cancelled = session.runner.cancel_turn(error) or waited
-    if cancelled and uid != session.owner:
-        log.info("turn.cancelled_by_operator", uid=session.owner, context=session.handle, by=uid)
+    if cancelled and by_operator:
+        log.info(
+            "turn.cancelled_by_operator",
+            uid=session.owner.user,
+            context=session.handle,
+            by=request.owner.user,
+        )
     await session.wait_recorded()
     return w.CancelResult(cancelled=cancelled)
 
@@ -134,7 +139,7 @@ async def delete_session(daemon: Daemon, request: Request) -> w.DeleteSessionRes
     if (p.context is None) == (p.session_id is None):
         raise InvalidArgument("delete_session takes a context or a session id, and not both")
     if p.session_id is not None:
-        deleted = await daemon.sessions.delete_session_by_id(request.uid, p.session_id)
+        deleted = await daemon.sessions.delete_session_by_id(request.owner, p.session_id)
         return w.DeleteSessionResult(deleted=deleted)
     await daemon.sessions.delete_session(daemon.session(request))
     return w.DeleteSessionResult(deleted=True)

@@ -74,7 +74,7 @@ async def apply_template(daemon: Daemon, request: Request) -> w.TemplateResult:
 
 
 def _requester(daemon: Daemon, request: Request) -> Requester:
-    return daemon.ledger.requester(request.uid, Priority.NORMAL)
+    return daemon.ledger.requester(request.owner, Priority.NORMAL)
 
 
 def _rendering(graph: Graph, p: w.TemplateParams) -> Rendering:
@@ -95,7 +95,7 @@ async def embed(daemon: Daemon, request: Request) -> w.EmbedResult:
         raise InvalidArgument(
             f"{len(p.texts)} texts; the range is 1 … {w.EMBED_TEXTS_MAX}", hint="make several calls"
         )
-    daemon.ledger.check_tokens(request.uid)  # once for the call, not for each text
+    daemon.ledger.check_tokens(request.owner)  # once for the call, not for each text
     embeddings = _Embeddings(daemon, request)
     await embeddings.compute_all()
     return embeddings.result()
@@ -110,7 +110,7 @@ class _Embeddings:
         self._daemon, self._graph, self._texts = daemon, daemon.graph(request), p.texts
         self._parameters = self._graph.options | read_options(own, strict=True).values
         self._turn_options = turn_options(p, TurnOptions(embeds=True, quota_checked=True))
-        self._owner = request.uid
+        self._owner = request.owner
         self._began = daemon.ledger.seconds()
         self._sessions: list[Session] = []
         """A session for each text."""

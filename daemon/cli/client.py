@@ -16,11 +16,11 @@ RETRIES = 2
 SOFTWARE = "inferd cli"
 
 
-def client_of(socket: Path | None, *, retries: int = 0) -> Client:
+def client_of(socket: Path | None, *, retries: int = 0, label: str = "") -> Client:
     """Return a client that is not connected yet."""
     from ...ipc.client import Client
 
-    return Client(socket, retries=retries, software=SOFTWARE)
+    return Client(socket, retries=retries, software=SOFTWARE, label=label)
 
 
 def socket_of(socket: Path | None) -> Path:
@@ -36,6 +36,7 @@ def session_of(
     model: str,
     *,
     show_bar: bool,
+    label: str = "",
     options: Mapping[str, Any] | None = None,
     **arguments: Any,
 ) -> Iterator[Session]:
@@ -48,7 +49,7 @@ def session_of(
     config = {name: value for name, value in options.items() if _is_of_model(name)}
     arguments["options"] = {k: v for k, v in options.items() if k not in config} or None
     with ExitStack() as stack:
-        client = stack.enter_context(client_of(socket, retries=RETRIES))
+        client = stack.enter_context(client_of(socket, retries=RETRIES, label=label))
         with fraction_bar(f"loading {model}", show=show_bar) as report:
             # Strict: people read errors, and want their values or none.
             given = {**config, "strict": True} if config else None

@@ -53,8 +53,8 @@ def _query(ctx: typer.Context, query: Callable[[OneShotClient], Offers]) -> Offe
     from .one_shot import OneShotClient
 
     try:
-        path = ctx.meta.get("inferd.socket")
-        with OneShotClient(path, timeout_s=CALL_TIMEOUT_S) as client:
+        path, label = ctx.meta.get("inferd.socket"), ctx.meta.get("inferd.label", "")
+        with OneShotClient(path, timeout_s=CALL_TIMEOUT_S, label=label) as client:
             return query(client)
     except Exception:  # a traceback would garble the line that the user types
         return []

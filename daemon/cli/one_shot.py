@@ -19,6 +19,7 @@ import msgspec
 from ...backends.errors import ConnectionLost, ProtocolError, Timeout, error_from_wire
 from ...ipc import messages as w
 from ...ipc.greeting import connect_error, connect_timeout_error, read_server_hello
+from ...ipc.names import check_label
 from ...ipc.paths import client_socket_path
 from ...wire.frames import READ_BYTES, FrameReader, pack_frame
 from .client import SOFTWARE
@@ -35,7 +36,9 @@ class OneShotClient:
 
     server: w.ServerHello
 
-    def __init__(self, path: Path | None, *, timeout_s: float = CALL_S_MAX):
+    def __init__(self, path: Path | None, *, timeout_s: float = CALL_S_MAX, label: str = ""):
+        check_label(label)
+        self._label = label
         self._path, self._timeout_s = str(path or client_socket_path()), timeout_s
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._frames = FrameReader()
@@ -69,7 +72,7 @@ class OneShotClient:
             raise
         except OSError as exc:
             raise connect_error(self._path, exc) from None
-        hello = w.ClientHello(protocol=w.PROTOCOL_VERSION, software=SOFTWARE)
+        hello = w.ClientHello(protocol=w.PROTOCOL_VERSION, software=SOFTWARE, label=self._label)
         _, fields = self._exchange((w.Kind.HELLO, hello), deadline)
         self.server = read_server_hello(self._path, fields)
 

@@ -34,6 +34,23 @@ def _keep_socket(ctx: typer.Context, value: Path | None) -> Path | None:
 AllUsers = Annotated[
     bool, typer.Option("--all", help="Include all users; needs the right see-all.")
 ]
+
+
+def _keep_label(ctx: typer.Context, value: str) -> str:
+    ctx.meta["inferd.label"] = value
+    return value
+
+
+Label = Annotated[
+    str,
+    typer.Option(
+        "--label",
+        metavar="LABEL",
+        help="The label of a guest, an agent or a tenant among your programs.",
+        show_default=False,
+        callback=_keep_label,
+    ),
+]
 SocketPath = Annotated[
     Path | None,
     typer.Option(

@@ -42,6 +42,7 @@ class Right(StrEnum):
     MANAGE = "manage"
     SEE_ALL = "see-all"
     DRAIN = "drain"
+    DELEGATE = "delegate"
 
 
 MEMBER_RIGHTS = frozenset({Right.USE})

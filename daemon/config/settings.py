@@ -60,6 +60,7 @@ class Config:
     prompt_tokens_waiting_user_max: int = setting(2_000_000, "maximum number of prompt tokens of the waiting tasks of one user", 1, 1_000_000_000, AT_ONCE)
     session_bytes_user_max: int = setting(128 << 20, "maximum memory of the sessions, open and dormant, and graphs of one user, in bytes", 1, BYTES_MAX, AT_ONCE)
     descriptor_models_user_max: int = setting(8, "maximum number of models of one user that are loaded from descriptors", 0, 1000, AT_ONCE)
+    labels_user_max: int = setting(64, "maximum number of labels of one user's connections", 1, 100_000, AT_ONCE)
     dormant_sessions_max: int = setting(1000, "maximum number of dormant sessions", 0, 1_000_000, AT_ONCE)
     dormant_days_max: float = setting(7.0, "days after which a dormant session is deleted", 0, 3650, AT_ONCE)
     dormant_bytes_max: int = setting(256 << 20, "maximum memory of all dormant sessions, in bytes", 0, BYTES_MAX, AT_ONCE)

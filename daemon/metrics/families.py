@@ -198,6 +198,7 @@ _DAEMON = (
     gauge("draining_seconds", "Time since it accepts no new requests; 0 before."),
     gauge("component_up", "1 if an optional component works, 0 if it fails.", ("component",)),
     gauge("connections", "Open connections."),
+    gauge("connections_delegated", "Open connections that act on behalf of another user."),
     gauge("connections_max", "Maximum number of open connections."),
     gauge("cores", "CPU cores that the models share."),
     gauge(

@@ -12,6 +12,7 @@ import anyio.abc
 import structlog
 
 from ...backends.errors import Busy, Cancelled, QuotaExceeded
+from ...scheduler import Owner
 from ...scheduler import messages as m
 from ...scheduler.kv.origin import scoped
 from ...sessions.admission.quotas import NO_QUOTA, Quota, check_descriptor_models
@@ -163,7 +164,7 @@ class Registry:
             if worker.info.fingerprint == place.fingerprint:
                 worker.client.send_command(m.KvFileEvicted(place.name))
 
-    async def delete_session_files(self, owner: int, session: str) -> None:
+    async def delete_session_files(self, owner: Owner, session: str) -> None:
         """Delete the KV files of a session whose states the workers have deleted.
 
         :raises BackendError: a file cannot be deleted.
@@ -172,7 +173,7 @@ class Registry:
             if worker.unloading:
                 await worker.exited.wait()  # it may write until then
         shared = self.config.kv_share == "all"
-        await self.kv_index.delete_session_files(*scoped(owner, session, shared=shared))
+        await self.kv_index.delete_session_files(*scoped(owner.user, session, shared=shared))
 
     # Settings.
 

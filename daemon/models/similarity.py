@@ -103,7 +103,7 @@ class EmbeddingComparer:
 
         :raises InferdError: a text cannot be embedded now.
         """
-        model = self._registry.catalog.get(name, comparison.owner)
+        model = self._registry.catalog.get(name, comparison.owner.user)
         with closing(_LoadedLease(model)) as lease:
             fingerprint = (await lease.ready()).info.fingerprint
             request = ResidencyRequest(comparison.priority, self._registry.seconds())
@@ -121,7 +121,7 @@ class EmbeddingComparer:
     ) -> _Embedding:
         """Return the embedding of the reference text; embeddings are stored for each user."""
         digest = sha256(comparison.text.encode()).digest()  # the text may be long
-        key = comparison.owner, _pooling(lease.model), digest
+        key = comparison.owner.user, _pooling(lease.model), digest
         found = self._references.pop((fingerprint, *key), None)
         if found is None:
             found = await self._embedding(lease, comparison, comparison.text)

@@ -105,7 +105,7 @@ class WorkerLauncher:
         self.cores.assign_cores()
         request = model.residency.first_request(self._seconds())
         priority = Priority.NORMAL if request is None else request.priority
-        self.load_queue.request_place(worker, priority, None if request is None else request.owner)
+        self.load_queue.request_place(worker, priority, None if request is None else request.user)
         self._group.start_soon(self._run_worker, model, worker)
         self._notify_loads_changed()
         events.decide_known_load()

@@ -68,7 +68,7 @@ class ResidencyRequest:
     """A client's need for a model, from its request until it has finished.
 
     *is_absent* returns whether the model's output has no reader at present; such a request does not
-    keep the model in memory. *owner* is the client's user. *subject*, such as a session, identifies
+    keep the model in memory. *user* is the client's. *subject*, such as a session, identifies
     the request for `ResidencyGate.refuse_requests`; *is_turn*: it is for a turn of that session.
     """
 
@@ -78,7 +78,7 @@ class ResidencyRequest:
         since: float,
         is_absent: Callable[[], bool] = lambda: False,
         *,
-        owner: int | None = None,
+        user: int | None = None,
         subject: Any = None,
         is_turn: bool = False,
         queue_timeout_s: float = 0.0,
@@ -86,7 +86,7 @@ class ResidencyRequest:
         listener: WaitListener | None = None,
     ) -> None:
         self.priority, self.since, self.is_absent = priority, since, is_absent
-        self.owner, self.subject = owner, subject
+        self.user, self.subject = user, subject
         self.is_turn, self.listener = is_turn, listener
         self.queue_timeout_s, self.timeout_s = queue_timeout_s, timeout_s
         self.number = next(_numbers)

@@ -13,6 +13,7 @@ from ...backends import AdapterInfo, AdapterSpec, ModelInfo, ModelSpec, Renderin
 from ...backends.base import PLAIN_RENDERING
 from ...backends.errors import InferdError, WorkerCrashed
 from ...scheduler import messages as m
+from ...scheduler.owner import Owner
 from ...scheduler.priority import Requester
 from ...sessions.worker_client import ChatTokens, TaskReader
 from .deaths import Death, Phase, Verdict
@@ -23,6 +24,7 @@ from .worker_process import describe_exit
 
 ClientText = tuple[int, object]
 """The part of a query that a client supplied, with the client's user."""
+NOBODY = m.NOBODY.owner.user
 _NO_QUERY = 0
 """The query id of a command whose answer is not awaited."""
 
@@ -142,22 +144,22 @@ class ProcessClient:
     # KV states and memory.
 
     async def count_cached_tokens(
-        self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
+        self, owner: Owner, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> int:
         """Return how many of *tokens* are cached for a session now."""
         packed = m.pack_tokens(tokens)
-        return int(await self.query(lambda i: m.Lookup(i, owner, session, adapters, packed)))
+        return int(await self.query(lambda i: m.Lookup(i, owner.user, session, adapters, packed)))
 
-    async def delete_session_states(self, owner: int, session: str) -> None:
+    async def delete_session_states(self, owner: Owner, session: str) -> None:
         """Delete a session's KV states in memory and on disk, and wait until it is done."""
-        await self.query(lambda i: m.DeleteSessionStates(i, owner, session))
+        await self.query(lambda i: m.DeleteSessionStates(i, owner.user, session))
 
     def save_session(
-        self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
+        self, owner: Owner, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> None:
         """Request that a session's KV state is written to disk soon, without waiting."""
         self.send_command(
-            m.PersistState(_NO_QUERY, owner, session, adapters, m.pack_tokens(tokens))
+            m.PersistState(_NO_QUERY, owner.user, session, adapters, m.pack_tokens(tokens))
         )
 
     async def reserve_embedding_memory(self) -> None:
@@ -190,18 +192,18 @@ class ProcessClient:
         await self.query(lambda i: m.RemoveAdapter(i, adapter_id, force))
 
     async def query(
-        self, command: Callable[[int], m.Command], text: object = b"", owner: int = m.NOBODY.owner
+        self, command: Callable[[int], m.Command], text: object = b"", user: int = NOBODY
     ) -> Any:
         """Send the command that *command* returns for the query's id, and wait for its answer.
-        *text* is the part that a client of *owner* supplied: it is quarantined if it crashes the
+        *text* is the part that a client of *user* supplied: it is quarantined if it crashes the
         process.
 
         :raises InferdError: the query was refused, or the process has exited.
         """
-        refusal = self.quarantine.refusal_of_text(self.spec.name, owner, text)
+        refusal = self.quarantine.refusal_of_text(self.spec.name, user, text)
         if refusal is not None:
             raise refusal
-        number = self.queries.add_query((owner, text))
+        number = self.queries.add_query((user, text))
         self.send_command(command(number))
         if self._exited.is_set():
             self.settle()
@@ -259,7 +261,7 @@ class ProcessTexts:
         packed = await self._client.query(
             lambda i: m.Tokenize(i, text, special, bos, turn, self._requester),
             text,
-            self._requester.owner,
+            self._requester.owner.user,
         )
         return m.unpack_tokens(packed)
 
@@ -267,7 +269,7 @@ class ProcessTexts:
         """Return the text of *tokens*."""
         packed = m.pack_tokens(tokens)
         text: bytes = await self._client.query(
-            lambda i: m.Detokenize(i, packed, self._requester), packed, self._requester.owner
+            lambda i: m.Detokenize(i, packed, self._requester), packed, self._requester.owner.user
         )
         return text
 
@@ -289,6 +291,6 @@ class ProcessTexts:
                 i, rendered, said, answer, rendering, turn, self._requester, answer_at, others
             ),
             (rendered, rendering),
-            self._requester.owner,
+            self._requester.owner.user,
         )
         return ChatTokens(text, m.unpack_tokens(packed), appended, form)

@@ -47,7 +47,7 @@ class Quarantine:
     def add_task(self, spec: TaskSpec, *, while_sampling: bool) -> None:
         """Quarantine a task, and its grammar if it crashed the worker while it was sampled."""
         grammar = _grammar(spec) if while_sampling else None
-        self._add(spec.owner, *(_hash(it) for it in (_task(spec), grammar) if it))
+        self._add(spec.owner.user, *(_hash(it) for it in (_task(spec), grammar) if it))
 
     def add_text(self, owner: int, text: object) -> None:
         """Quarantine a text that crashed the worker while it was tokenized or rendered."""
@@ -55,9 +55,9 @@ class Quarantine:
 
     def refusal_of_task(self, model: str, spec: TaskSpec) -> InferdError | None:
         """Return the error of a task that may not run; None: it may."""
-        if spec.owner not in self._owners:  # nearly always
+        if spec.owner.user not in self._owners:  # nearly always
             return None
-        return self._refusal(model, spec.owner, _task(spec), _grammar(spec))
+        return self._refusal(model, spec.owner.user, _task(spec), _grammar(spec))
 
     def refusal_of_text(self, model: str, owner: int, text: object) -> InferdError | None:
         """Return the error of a text that may not be tokenized or rendered; None: it may."""

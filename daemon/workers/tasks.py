@@ -92,9 +92,9 @@ class WorkerTasks:
         """The highest priority class among the tasks; None: there are no tasks."""
         return max((reader.spec.priority for reader in self._readers.values()), default=None)
 
-    def serves_others(self, owner: int) -> bool:
+    def serves_others(self, user: int) -> bool:
         """Return whether any task belongs to another user."""
-        return any(reader.spec.owner != owner for reader in self._readers.values())
+        return any(reader.spec.owner.user != user for reader in self._readers.values())
 
     def requests(self, count_max: int) -> list[str]:
         """Return the ids of the requests of the tasks, *count_max* at most."""

@@ -11,7 +11,7 @@ import typer
 from ...backends.errors import ContextFull, EndOfSequence, InferdError, PromptTooLong, TooLarge
 from ...daemon.cli.client import RETRIES, client_of
 from ...daemon.cli.commands import optional_import
-from ...daemon.cli.options import EXIT_BUSY, EXIT_INTERRUPTED, PriorityOption, SocketPath
+from ...daemon.cli.options import EXIT_BUSY, EXIT_INTERRUPTED, Label, PriorityOption, SocketPath
 from ...daemon.cli.output import fail
 from ..guests import guest_timeout
 from ..guests.options import Allowed, Preloads, models_of
@@ -78,6 +78,7 @@ def run(
     preloads: Preloads = None,
     allowed: Allowed = None,
     priority: PriorityOption = "normal",
+    label: Label = "",
     timeout: Seconds = None,
     dialect: DialectName = "wasmedge",
     unchecked_output: UncheckedOutput = False,
@@ -101,13 +102,13 @@ def run(
         memory_bytes=memory_bytes,
         fuel=fuel,
     )
-    with client_of(socket, retries=RETRIES) as client:
+    with client_of(socket, retries=RETRIES, label=label) as client:
         status = run_program(
             program,
             lambda linker: add_to_linker(
                 linker,
                 client,
-                connect=lambda: client_of(socket, retries=RETRIES),
+                connect=lambda: client_of(socket, retries=RETRIES, label=label),
                 preloads=models_of(preloads, allowed),
                 priority=priority,
                 timeout=timeout,

@@ -13,6 +13,7 @@ import msgspec
 
 from ...backends.errors import ConnectionLost, InferdError, InvalidArgument, ProtocolError
 from .. import messages as w
+from ..names import check_label, check_user_name
 from ..paths import client_socket_path
 from .connection.async_driver import AsyncDriver
 from .connection.core import ConnectionCore
@@ -45,6 +46,8 @@ class AsyncCaller:
         retries: int = 0,
         reconnect: bool = False,
         software: str = "",
+        label: str = "",
+        on_behalf_of: str = "",
     ):
         seconds = (timeout, connect_timeout, resume_timeout)
         if not all(s > 0 for s in seconds) or retries < 0:
@@ -57,11 +60,18 @@ class AsyncCaller:
         self.path = Path(path) if path is not None else client_socket_path()
         """The daemon's socket."""
         self._timeout, self._reconnects = timeout, reconnect
-        software = software or "inferd python client"
-        self._driver = self._make_driver(str(self.path), software, connect_timeout)
+        check_label(label)
+        check_user_name(on_behalf_of)
+        hello = w.ClientHello(
+            protocol=w.PROTOCOL_VERSION,
+            software=software or "inferd python client",
+            label=label,
+            on_behalf_of=on_behalf_of,
+        )
+        self._driver = self._make_driver(str(self.path), hello, connect_timeout)
 
-    def _make_driver(self, path: str, software: str, connect_timeout_s: float) -> Driver:
-        return AsyncDriver(path, software, connect_timeout_s)
+    def _make_driver(self, path: str, hello: w.ClientHello, connect_timeout_s: float) -> Driver:
+        return AsyncDriver(path, hello, connect_timeout_s)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.path}>"

@@ -47,8 +47,10 @@ class AsyncClient(AsyncEmbedding):
     error are repeated up to *retries* times, after the time that the daemon returns, and never
     after the first token. *resume_timeout* bounds how long sessions opened with `resume` try to
     attach again, and how long a client with *reconnect* tries to connect again, which it does
-    with the first call after its connection was lost. Without *reconnect* the loss is final. Any
-    number of tasks may share a client.
+    with the first call after its connection was lost. Without *reconnect* the loss is final.
+    *label* names this program among those of its user: they share fairly, and each sees its own
+    sessions. A gateway with the right `delegate` acts *on_behalf_of* a user. Any number of tasks
+    may share a client.
     """
 
     async def load_file(

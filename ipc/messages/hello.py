@@ -41,10 +41,14 @@ class Limits(Map):
 
 
 class ClientHello(Map):
-    """The client's first frame; `software` is free text for the daemon's log."""
+    """The client's first frame; `software` is free text for the daemon's log. `label` names a
+    guest, an agent or a tenant among the user's programs. A gateway acts `on_behalf_of` a user.
+    """
 
     protocol: tuple[int, int]
     software: str = ""
+    label: str = ""
+    on_behalf_of: str = ""
 
 
 class ServerHello(Map):

@@ -19,6 +19,7 @@ from ...backends.params import nearest
 from ...wire.frames import REPLY_BYTES_MAX, pack_frame
 from ...wire.nesting import check_shape, scalar_size
 from ..messages import CALLS, PROTOCOL_VERSION, ClientHello, Kind
+from ..names import check_label, check_user_name
 from .server_connection import Request, ServerConnection
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -71,10 +72,11 @@ def decode_integer(raw: msgspec.Raw) -> int:
         raise ProtocolError(f"a frame lacks an integer where one is required: {exc}") from None
 
 
-def read_hello(connection: ServerConnection, frame: bytes) -> None:
-    """Read the client's hello.
+def read_hello(connection: ServerConnection, frame: bytes) -> ClientHello:
+    """Read and return the client's hello.
 
     :raises VersionMismatch: the client speaks another major version.
+    :raises InvalidArgument: its label or user is not a name.
     """
     kind, items = open_frame(frame)
     if kind != Kind.HELLO or len(items) < 2:
@@ -90,6 +92,9 @@ def read_hello(connection: ServerConnection, frame: bytes) -> None:
             data={"protocol": list(PROTOCOL_VERSION)},
         )
     connection.software = hello.software[:200]
+    check_label(hello.label)
+    check_user_name(hello.on_behalf_of)
+    return hello
 
 
 def decode_request(

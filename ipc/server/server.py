@@ -16,7 +16,7 @@ import msgspec
 
 from ...backends.errors import BackendError, Busy, Cancelled, InferdError, ProtocolError
 from ...wire.frames import FrameReader
-from ..messages import CancelParams, Kind, ServerHello
+from ..messages import CancelParams, ClientHello, Kind, ServerHello
 from ..peer import peer_of
 from .client_descriptors import ClientDescriptors
 from .decoding import decode_integer, decode_request, open_frame, pack_error, pack_reply, read_hello
@@ -56,6 +56,18 @@ class Handler(Protocol):
 
     def admit_connection(self, connection: ServerConnection) -> bool:
         """Check that a new connection may be served; return whether its user is an operator.
+
+        :raises InferdError: the error to send before the connection is closed.
+        """
+
+    def connection_greeted(self, connection: ServerConnection, hello: ClientHello) -> None:
+        """Note the owner of a connection, by the client's hello.
+
+        :raises InferdError: the error to send before the connection is closed.
+        """
+
+    async def connection_delegated(self, connection: ServerConnection, hello: ClientHello) -> None:
+        """Note the owner of a connection that acts on behalf of another user, as the hello states.
 
         :raises InferdError: the error to send before the connection is closed.
         """
@@ -198,7 +210,8 @@ class Server:
                 if greeted:
                     self._handle_frame(connection, frame, group)
                 else:
-                    read_hello(connection, frame)
+                    hello = read_hello(connection, frame)
+                    self._note_owner(connection, hello, group)
                     greeted = True
                     timer.cancel()
             if frames.announced:
@@ -212,6 +225,25 @@ class Server:
         finally:
             timer.cancel()
             frames.clear()
+
+    def _note_owner(
+        self, connection: ServerConnection, hello: ClientHello, group: anyio.abc.TaskGroup
+    ) -> None:
+        """Note the owner of a connection. Finding another user may take long: calls wait for it."""
+        if hello.on_behalf_of:
+            connection.identified = anyio.Event()
+            group.start_soon(self._note_delegated_owner, connection, hello)
+        else:
+            self._handler.connection_greeted(connection, hello)
+
+    async def _note_delegated_owner(self, connection: ServerConnection, hello: ClientHello) -> None:
+        try:
+            await self._handler.connection_delegated(connection, hello)
+        except InferdError as exc:
+            connection.end(exc)
+        else:
+            assert connection.identified is not None
+            connection.identified.set()
 
     def _handle_frame(
         self, connection: ServerConnection, frame: bytes, group: anyio.abc.TaskGroup
@@ -262,6 +294,8 @@ class Server:
         self._loop_time.add_requests(request.uid, 1)
         try:
             with request.scope:
+                if connection.identified is not None:
+                    await connection.identified.wait()
                 await self._starts.wait_turn(request.uid, is_first=_cancels_request(request))
                 reply = await self._loop_time.run_counted(request.uid, self._answer(request))
                 connection.requests.pop(request.number, None)

@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 
 from ...backends.errors import Busy, InvalidArgument, ProtocolError
+from ...scheduler.owner import Owner
 from ...wire.frames import READ_BYTES, pack_frame
 from ..messages import CREDIT_MAX, Kind
 from ..peer import Peer
@@ -58,7 +59,7 @@ class Request:
 
     def __init__(self, connection: ServerConnection, number: int, call: str, params: Any):
         self.connection, self.number, self.call, self.params = connection, number, call, params
-        self.uid = connection.peer.uid
+        self.uid = connection.uid
         self.scope = anyio.CancelScope()
         self.descriptors: list[int] = []
         """Descriptors passed with the frame. They are closed with the request, except those that
@@ -68,6 +69,11 @@ class Request:
         self._early_credit = 0
         """Credit that the client has granted before the call's turn began."""
         self._add_credit: Callable[[int], None] | None = None
+
+    @property
+    def owner(self) -> Owner:
+        """The owner of what the call makes."""
+        return self.connection.owner
 
     def grant_credit(self, events: int) -> None:
         """Grant credit for at most `CREDIT_MAX` more events to the turn, or to the next one."""
@@ -117,6 +123,12 @@ class ServerConnection:
         loop_time: LoopTime,
     ):
         self.peer, self.uid, self.user = peer, peer.uid, user
+        self.owner = Owner(peer.uid)
+        """The owner of its sessions; the client's hello decides it."""
+        self.on_behalf_of = ""
+        """The name of the user on behalf of whom it acts."""
+        self.identified: anyio.Event | None = None
+        """Set once the owner of a connection on behalf of another user is known."""
         self.is_operator = False
         """Whether the user may take the places that are reserved for operators."""
         self.number = 0

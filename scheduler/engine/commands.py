@@ -135,7 +135,7 @@ class CommandHandler:
         if sampling.has_grammar or task.grammars_queued:
             task.grammars_queued += 1
             try:
-                grammar = yield self.tokenizing.compilation(sampling, task.spec.owner)
+                grammar = yield self.tokenizing.compilation(sampling, task.spec.owner.user)
             except Exception as exc:  # of code that reads a user's grammar: only this turn ends
                 self._fail_compilation(task, error_of(exc, "compiling the grammar"))
                 return None

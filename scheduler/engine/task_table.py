@@ -10,7 +10,8 @@ from .. import messages as m
 from ..embeddings.inputs import EmbeddingQueue
 from ..kv.manager import KvManager
 from ..output.stopping.ending import EMBEDDED, Ending
-from ..policy.plan import Order, OwnerClock
+from ..owner import OwnerClock
+from ..policy.plan import Order
 from ..policy.prefix_sharing import Leaders, prefix_hash_of
 from ..policy.queue_view import QueueView
 from ..policy.reserved_quantum import ReservedQuanta
@@ -61,12 +62,12 @@ class TaskTable:
         return Order(self.clock.tokens, self.owners, self.settings)
 
     def busy_classes(self) -> dict[int, int]:
-        """Return the owners of the tasks that compute, with their highest class."""
+        """Return the users whose tasks compute, with their highest class."""
         order, found = self.order(), dict[int, int]()
         for task in (*self.slots.tasks, *self.embeddings.running):
             if task.has_work or (task.has_logits and task.wants_token):
-                owner = task.spec.owner
-                found[owner] = max(found.get(owner, 0), order.effective(task))
+                user = task.spec.owner.user
+                found[user] = max(found.get(user, 0), order.effective(task))
         return found
 
     def next_queue_number(self) -> int:

@@ -120,8 +120,8 @@ class _Call:
 
 
 class TokenizeQueue:
-    """Answers requests for texts; owned by the engine. *busy_classes* returns the owners of the
-    tasks that compute, with their highest class. Time counts, and not CPU time: rendering waits for
+    """Answers requests for texts; owned by the engine. *busy_classes* returns the users whose
+    tasks compute, with their highest class. Time counts, and not CPU time: rendering waits for
     another process. In the first *alone_s* seconds no text is tokenized in the thread.
 
     `tasks_expected` counts the tokenized prompts whose tasks follow at once.
@@ -170,15 +170,15 @@ class TokenizeQueue:
         """Queue work for a task; it handles its own errors."""
         self._short.add_request(requester, _Work(requester, parts))
 
-    def compilation(self, sampling: SamplingParams, owner: int) -> _Call:
-        """Return the call that compiles a grammar in the thread."""
+    def compilation(self, sampling: SamplingParams, user: int) -> _Call:
+        """Return the call that compiles a grammar of *user* in the thread."""
         return _Call(
-            self.compiling, partial(self._model.compile_grammar, sampling, owner), COMPILE_S
+            self.compiling, partial(self._model.compile_grammar, sampling, user), COMPILE_S
         )
 
     def answer_requests(self) -> Iterator[m.Report]:
-        """Answer requests until the time of one step is used up. Beside tasks of other owners whose
-        class is not lower, the work for an owner is limited to a share of the thread.
+        """Answer requests until the time of one step is used up. Beside tasks of other users whose
+        class is not lower, the work for a user is limited to a share of the thread.
         """
         ended = [found for lane in self.lanes if (found := lane.take_result()) is not None]
         if not (ended or self._short):
@@ -198,10 +198,10 @@ class TokenizeQueue:
 
     def _competes(self, requester: Requester) -> bool:
         owner, priority = requester
-        return any(o != owner and level >= priority for o, level in self._busy.items())
+        return any(u != owner.user and level >= priority for u, level in self._busy.items())
 
     def _may_work(self, requester: Requester) -> bool:
-        may = self._share.may_work(requester.owner, self._clock.now)
+        may = self._share.may_work(requester.owner.user, self._clock.now)
         return may or not self._competes(requester)
 
     def _continue_and_charge(self, work: _Work, outcome: Any = None) -> Iterator[m.Report]:
@@ -212,10 +212,10 @@ class TokenizeQueue:
         self._charge(work.requester, seconds)
 
     def _charge(self, requester: Requester, seconds: float) -> None:
-        """Charge work to the share of its owner, beside tasks of others."""
+        """Charge work to the share of its user, beside tasks of others."""
         if seconds and self._competes(requester):
-            owners = len(self._short.owners)
-            self._share.charge_owner(requester.owner, seconds, self._clock.now, owners)
+            user, users = requester.owner.user, len(self._short.users)
+            self._share.charge_user(user, seconds, self._clock.now, users)
 
     def _continue(self, work: _Work, outcome: Any = None) -> Iterator[m.Report]:
         """Continue *work* with the *outcome* of its call; yield the answer once it is done."""

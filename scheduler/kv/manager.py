@@ -65,7 +65,7 @@ class KvManager:
     def look_up(self, command: m.Lookup | m.PersistState) -> m.CommandResult:
         """Return how many tokens of a history have states; `PersistState` writes them to disk."""
         shared = self._settings.kv_shared
-        scope, session = scoped(command.owner, command.session, shared=shared)
+        scope, session = scoped(command.user, command.session, shared=shared)
         origin = Origin(scope, session, command.adapters, approximate=True)
         tokens = array("i", command.tokens)
         tokens.append(-1)  # a task always computes its last token; a whole history counts
@@ -91,7 +91,7 @@ class KvManager:
         """Delete a session's states. Yield the answer, unless the session may have files: then
         `poll` yields it once they are deleted.
         """
-        scope, session = scoped(command.owner, command.session, shared=self._settings.kv_shared)
+        scope, session = scoped(command.user, command.session, shared=self._settings.kv_shared)
         for slot in self.idle.slots_of(scope, session):
             self.slots.clear_slot(slot)
         self.store.delete_session_states(scope, session)

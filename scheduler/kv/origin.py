@@ -1,23 +1,23 @@
-"""The origin of a KV state: the owner, session and adapters that bound its use."""
+"""The origin of a KV state: the user, session and adapters that bound its use."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 SCOPE_ALL = -1
-"""The scope of KV states that serve every owner."""
+"""The scope of KV states that serve every user."""
 
 
-def scoped(owner: int, session: str, *, shared: bool) -> tuple[int, str]:
-    """Return the scope and the session's name in it; *shared* states serve every owner."""
-    return (SCOPE_ALL, f"{owner}/{session}") if shared else (owner, session)
+def scoped(user: int, session: str, *, shared: bool) -> tuple[int, str]:
+    """Return the scope and the session's name in it; *shared* states serve every user."""
+    return (SCOPE_ALL, f"{user}/{session}") if shared else (user, session)
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
     """The tasks that a KV state may serve.
 
-    *scope* is the owner, or one number for all if states are shared. *session* computed it; an
+    *scope* is the user, or one number for all if states are shared. *session* computed it; an
     *approximate* state (its context was shifted) serves only that session.
     """
 

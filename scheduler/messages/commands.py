@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 
 from ...backends import AdapterSpec, ModelSpec, Rendering, SamplingParams, Shape
+from ..owner import Owner
 from ..priority import Requester
 from .base import Message, RequestMessage, TaskMessage
 from .reports import MemoryEstimate
 from .tasks import TaskSpec
 
-NOBODY = Requester(-1)
+NOBODY = Requester(Owner(-1))
 """Stands for the daemon itself."""
 
 
@@ -133,14 +134,14 @@ TextRequest = Tokenize | Detokenize | ChatPrompt
 class DeleteSessionStates(RequestMessage):
     """Delete the KV states of a session, in memory and on disk. Answered when that is done."""
 
-    owner: int
+    user: int
     session: str
 
 
 class _PrefixRequest(RequestMessage):
     """A request about the KV state of packed *tokens*."""
 
-    owner: int
+    user: int
     session: str
     adapters: tuple[str, ...]
     tokens: bytes

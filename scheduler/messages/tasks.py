@@ -6,6 +6,7 @@ import msgspec
 
 from ...backends import EmbedSpec, SamplingParams
 from ...backends.params import StoppingParams
+from ..owner import Owner
 from ..priority import Priority
 
 
@@ -35,13 +36,13 @@ class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One turn to compute.
 
-    `tokens` is the whole history, packed. `owner` is the unit of fairness and scopes KV reuse. A
-    push task generates while it has `credit` (events its reader can take; -1: no limit); a pull
-    task generates one token per `PullToken`. `n_predict` -1 is the rest of the context.
+    `tokens` is the whole history, packed. `owner` is the unit of fairness, and its user scopes KV
+    reuse. A push task generates while it has `credit` (events its reader can take; -1: no limit); a
+    pull task generates one token per `PullToken`. `n_predict` -1 is the rest of the context.
     """
 
     id: int
-    owner: int
+    owner: Owner
     tokens: bytes
     sampling: SamplingParams
     priority: Priority = Priority.NORMAL

@@ -8,14 +8,14 @@ and `plan_tokens` plans its tokens.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from ...backends import Chunk
 from ..kv.slots import Slot
+from ..owner import OwnerClock
 from ..priority import PRIORITY_MAX, Priority
 from ..settings import EngineSettings
 from ..task import Task
@@ -53,33 +53,9 @@ class ScheduledTokens(msgspec.Struct, frozen=True):
         return Chunk(task.slot, task.tokens[start:end], start, logits)
 
 
-class OwnerClock:
-    """Tokens computed for each owner: the owner with the fewest goes first.
-
-    An owner who returns is lifted to the least of the active ones: idleness earns no credit
-    (virtual token counter, Sheng et al., OSDI 2024). At most `OWNERS_MAX` are remembered.
-    """
-
-    OWNERS_MAX = 4096
-
-    def __init__(self) -> None:
-        self.served: Counter[int] = Counter()
-
-    def add_owner(self, owner: int, active: Iterable[int]) -> None:
-        """Register a task of *owner*, while *active* owners have tasks."""
-        owners = set(active)
-        if owner in owners:
-            return
-        floor = min((self.served[o] for o in owners), default=0)
-        self.served[owner] = max(self.served[owner], floor)
-        if len(self.served) > self.OWNERS_MAX:
-            owners.add(owner)
-            self.served = Counter({o: n for o, n in self.served.items() if o in owners})
-
-
 class Order:
-    """The order of tasks: (effective class, tokens served to the owner, place). A task with a
-    reserved quantum comes first, tasks that were parked by hand last.
+    """The order of tasks: (effective class, tokens served to the user, and to the label, place). A
+    task with a reserved quantum comes first, tasks that were parked by hand last.
 
     The place is that of arrival; a task that is parked after a quantum gets a new last place.
     """
@@ -105,15 +81,19 @@ class Order:
         """Return whether *task* was parked by hand and still gives way to all others."""
         return task.yields(self._clock)
 
-    def key(self, task: Task) -> tuple[bool, int, int, int]:
+    def key(self, task: Task) -> tuple[bool, int, int, int, int]:
         """Return the sort key of *task*; the least goes first."""
         return (self.yields(task), *self.rank(task), task.queue_number)
 
-    def rank(self, task: Task) -> tuple[int, int]:
+    def rank(self, task: Task) -> tuple[int, int, int]:
         """Return the part of `key` before the place: equals alternate by quanta."""
         if task.reserved_tokens:
-            return -PRIORITY_MAX - 1, 0
-        return -self.effective(task), self._owners.served[task.spec.owner]
+            return -PRIORITY_MAX - 1, 0, 0
+        return (-self.effective(task), *self.served(task))
+
+    def served(self, task: Task) -> tuple[int, int]:
+        """Return the tokens served to the user of *task*, and to the label."""
+        return self._owners.served(task.spec.owner)
 
 
 def plan_slots(

@@ -6,10 +6,14 @@ Pure, as in `plan`: the tokens computed so far and the time are passed in.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
 
+from ..owner import Owner
 from ..settings import EngineSettings
 from ..task import Task
 from .plan import Order
+
+K = TypeVar("K", int, Owner)
 
 CHECK_S = 0.1
 """The time between two checks of all tasks while no quantum can be given."""
@@ -17,7 +21,8 @@ CHECK_S = 0.1
 
 class ReservedQuanta:
     """Gives one quantum in `reserved_share` to a task of a lower class that was passed over for
-    `passed_over_s`: owners in turn, and of one owner the task that waits longest.
+    `passed_over_s`: users in turn, of one user the labels in turn, and of one label the task that
+    waits longest.
 
     Age in tokens alone would take minutes on a slow machine. Owned by the engine.
     """
@@ -30,8 +35,9 @@ class ReservedQuanta:
         """The token clock at which the next quantum is due."""
         self._next_check_at = 0.0
         self._given = 0
-        self._last: dict[int, int] = {}
-        """By owner, the number of its last quantum."""
+        self._last_of_user: dict[int, int] = {}
+        """By user, the number of the last quantum."""
+        self._last_of_owner: dict[Owner, int] = {}
 
     def is_check_due(self, clock: int, now: float) -> bool:
         """Return whether a quantum is due, and the last check was not just now."""
@@ -57,12 +63,18 @@ class ReservedQuanta:
             self.next_at = clock + self._settings.reserved_share * size
             self._note_given(task.spec.owner)
 
-    def _key(self, task: Task) -> tuple[int, float, int]:
-        return self._last.get(task.spec.owner, 0), task.computed_at, task.arrival
+    def _key(self, task: Task) -> tuple[int, int, float, int]:
+        owner = task.spec.owner
+        last = self._last_of_user.get(owner.user, 0), self._last_of_owner.get(owner, 0)
+        return (*last, task.computed_at, task.arrival)
 
-    def _note_given(self, owner: int) -> None:
+    def _note_given(self, owner: Owner) -> None:
         self._given += 1
-        self._last.pop(owner, None)
-        self._last[owner] = self._given
-        if len(self._last) > self.OWNERS_MAX:
-            del self._last[next(iter(self._last))]
+        self._note_last(self._last_of_user, owner.user)
+        self._note_last(self._last_of_owner, owner)
+
+    def _note_last(self, last: dict[K, int], key: K) -> None:
+        last.pop(key, None)
+        last[key] = self._given
+        if len(last) > self.OWNERS_MAX:
+            del last[next(iter(last))]

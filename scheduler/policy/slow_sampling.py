@@ -27,7 +27,7 @@ TIMEOUT_S, TIMEOUT_AT = 1.0, 10.0
 
 
 class SlowSampling:
-    """The predicted time to sample a token, and the debts of owners with slow tasks."""
+    """The predicted time to sample a token, and the debts of users with slow tasks."""
 
     def __init__(self) -> None:
         self.predicted_s = SLOW_S
@@ -48,9 +48,9 @@ class SlowSampling:
         return max(0.0, seconds - self._usual_s)
 
     def charge_task(self, task: Task, slow_s: float, now: float, tasks: Collection[Task]) -> None:
-        """Charge the slow part of a token to the owner of *task*, one of the running *tasks*."""
-        owners = {t.spec.owner for t in tasks if self._is_slow(t)}
-        self._share.charge_owner(task.spec.owner, slow_s, now, len(owners))
+        """Charge the slow part of a token to the user of *task*, one of the running *tasks*."""
+        users = {t.spec.owner.user for t in tasks if self._is_slow(t)}
+        self._share.charge_user(task.spec.owner.user, slow_s, now, len(users))
 
     @property
     def _usual_s(self) -> float:
@@ -60,15 +60,15 @@ class SlowSampling:
         return task.sampling_s > self._usual_s
 
     def skipping(self, tasks: Collection[Task], order: Order, now: float) -> frozenset[Task]:
-        """Return those of *tasks*, which have work, that skip the next step: slow ones whose owner
-        has used its share, beside tasks of the same class or a higher one. A grammar may be slow at
-        any token, also in the owner's next turn.
+        """Return those of *tasks*, which have work, that skip the next step: slow ones whose user
+        has used their share, beside tasks of the same class or a higher one. A grammar may be slow
+        at any token, also in the user's next turn.
         """
         late = [
             t
             for t in tasks
             if (self._is_slow(t) or t.spec.sampling.has_grammar)
-            and not self._share.may_work(t.spec.owner, now)
+            and not self._share.may_work(t.spec.owner.user, now)
         ]
         if not late:
             return frozenset()

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
+from ..owner import Owner, OwnerClock
 from ..priority import PRIORITY_MAX, Requester
-from .plan import OwnerClock
 
 T = TypeVar("T")
 
@@ -39,13 +39,13 @@ class TextOrder(Generic[T]):
         return sum(map(len, self._lines.values()))
 
     @property
-    def owners(self) -> set[int]:
-        """The owners of the waiting requests."""
-        return {requester.owner for requester in self._lines}
+    def users(self) -> set[int]:
+        """The users whose requests wait."""
+        return {requester.owner.user for requester in self._lines}
 
     def add_request(self, requester: Requester, request: T) -> None:
         """Add a request behind the others of its owner and class."""
-        self._owners.add_owner(requester.owner, self.owners)
+        self._owners.add_owner(requester.owner, (r.owner for r in self._lines))
         line = self._lines.setdefault(requester, deque())
         line.append(_Waiting(request, self._arrivals, self._work_us))
         self._arrivals += 1
@@ -54,11 +54,11 @@ class TextOrder(Generic[T]):
         """Return the line whose first request is next, among those that *may* be answered."""
         return min(filter(may, self._lines), key=self._key, default=None)
 
-    def _key(self, requester: Requester) -> tuple[int, int, int]:
+    def _key(self, requester: Requester) -> tuple[int, int, int, int]:
         first = self._lines[requester][0]
         aged = requester.priority + (self._work_us - first.work_us) // round(1e6 * AGEING_S)
-        served = self._owners.served[requester.owner]
-        return -min(PRIORITY_MAX, aged), served, first.arrival
+        served = self._owners.served(requester.owner)
+        return (-min(PRIORITY_MAX, aged), *served, first.arrival)
 
     def first_request(self, requester: Requester) -> T:
         """Return the first request of a line, which stays there."""
@@ -72,8 +72,8 @@ class TextOrder(Generic[T]):
             del self._lines[requester]
         return first.request
 
-    def count_work(self, owner: int, seconds: float) -> None:
+    def count_work(self, owner: Owner, seconds: float) -> None:
         """Count work that was done for *owner*."""
         worked_us = round(1e6 * seconds)
         self._work_us += worked_us
-        self._owners.served[owner] += worked_us
+        self._owners.count(owner, worked_us)

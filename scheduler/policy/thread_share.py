@@ -15,19 +15,19 @@ BURST_S = 0.02
 
 
 class ThreadShare:
-    """The moment at which each owner has paid for the work that was done (generic cell rate
-    algorithm, ITU-T I.371). Owners without a debt are not stored.
+    """The moment at which each user has paid for the work that was done (generic cell rate
+    algorithm, ITU-T I.371). Users without a debt are not stored.
     """
 
     def __init__(self) -> None:
         self._paid_at: dict[int, float] = {}
 
-    def may_work(self, owner: int, now: float) -> bool:
-        """Return whether work may be done for *owner*."""
-        return self._paid_at.get(owner, now) <= now + BURST_S / SHARE
+    def may_work(self, user: int, now: float) -> bool:
+        """Return whether work may be done for *user*."""
+        return self._paid_at.get(user, now) <= now + BURST_S / SHARE
 
-    def charge_owner(self, owner: int, seconds: float, now: float, owners: int = 1) -> None:
-        """Charge *owner* for work; *owners* with such work divide the share among them."""
-        paid_at = max(self._paid_at.get(owner, now), now) + seconds * max(owners, 1) / SHARE
-        self._paid_at = {o: at for o, at in self._paid_at.items() if at > now}
-        self._paid_at[owner] = paid_at
+    def charge_user(self, user: int, seconds: float, now: float, users: int = 1) -> None:
+        """Charge *user* for work; *users* with such work divide the share among them."""
+        paid_at = max(self._paid_at.get(user, now), now) + seconds * max(users, 1) / SHARE
+        self._paid_at = {u: at for u, at in self._paid_at.items() if at > now}
+        self._paid_at[user] = paid_at

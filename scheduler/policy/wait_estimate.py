@@ -59,9 +59,9 @@ class QueuedTask:
     effective: int = Priority.NORMAL
     rises_after: float = math.inf
     """Tokens after which its effective class rises, while it waits."""
-    owner: int = 0
-    served: int = 0
-    """Tokens computed for its owner."""
+    user: int = 0
+    served: tuple[int, int] = (0, 0)
+    """Tokens computed for its user, and for the label."""
     quantum: int = 0
     """Tokens computed in its quantum, if it runs."""
     idle_s: float = 0.0
@@ -143,12 +143,12 @@ class StartEstimator:
         if rises > 0:
             tokens = task.rises_after + (rises - 1) * self._settings.ageing_tokens
             at = max(at, tokens * self._token_s + self._quantum_s)
-        lead_s = max(0, task.served - slot.task.served) * self._times.output_s
+        lead_s = max(0, _lead(task.served, slot.task.served)) * self._times.output_s
         return min(slot.end_s_max if rises > 0 else slot.end_s, at + lead_s)
 
     def _reserved_starts(self, reserved_after: int) -> dict[int, float]:
         """Return when waiting tasks of lower classes get a reserved quantum, by their `id`: their
-        owners in turn, as far as is known here.
+        users in turn, as far as is known here.
         """
         highest = max(slot.task.effective for slot in self._slots)
         lower = [t for t in self._waiting if t.effective < highest]
@@ -157,12 +157,17 @@ class StartEstimator:
         rounds: Counter[int] = Counter()
         in_turn = []
         for task in sorted(lower, key=lambda t: -t.idle_s):
-            in_turn.append((rounds[task.owner], task))
-            rounds[task.owner] += 1
+            in_turn.append((rounds[task.user], task))
+            rounds[task.user] += 1
         for _, task in sorted(in_turn, key=lambda turn: turn[0]):
             found[id(task)] = due_s = max(due_s, self._settings.passed_over_s - task.passed_over_s)
             due_s += period_s
         return found
+
+
+def _lead(one: tuple[int, int], other: tuple[int, int]) -> int:
+    """Return by how many tokens *one* was served more: its user or, of one user, its label."""
+    return next((a - b for a, b in zip(one, other, strict=True) if a != b), 0)
 
 
 class TurnEstimator:

@@ -94,7 +94,8 @@ class Reporter:
         self._log_task(
             "task.queued",
             task,
-            owner=task.spec.owner,
+            uid=task.spec.owner.user,
+            **({"label": task.spec.owner.label} if task.spec.owner.label else {}),
             priority=task.spec.priority.label,
             prompt_tokens=task.prompt_size,
             **self._text(task, "prompt"),

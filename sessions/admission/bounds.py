@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ...scheduler.owner import Owner
 from ...scheduler.priority import Priority
 from ..table import SessionState
+from .label_shares import OwnerCounts, exceeds_share
 from .quotas import NO_QUOTA, Quota
 
 
@@ -17,7 +18,7 @@ from .quotas import NO_QUOTA, Quota
 class Ticket:
     """A turn in the ledger, from its admission to its end."""
 
-    owner: int
+    owner: Owner
     model: str
     slots: int
     priority: Priority
@@ -34,7 +35,7 @@ class Ticket:
     resumed_tokens: int = 0
     """The part of its output that was computed before the turn was interrupted."""
     charged: int = 0
-    """Tokens that its owner was charged at its end."""
+    """Tokens that its user was charged at its end."""
 
 
 class Refusal(NamedTuple):
@@ -53,17 +54,15 @@ class Bound(NamedTuple):
 
 @dataclass(slots=True)
 class WaitingCounts:
-    """Waiting turns and their prompt tokens, by owner. Owned by the ledger."""
+    """Waiting turns and their prompt tokens, by user and label. Owned by the ledger."""
 
-    tasks: Counter[int] = field(default_factory=Counter)
-    prompt_tokens: Counter[int] = field(default_factory=Counter)
+    tasks: OwnerCounts = field(default_factory=OwnerCounts)
+    prompt_tokens: OwnerCounts = field(default_factory=OwnerCounts)
 
     def count_ticket(self, ticket: Ticket, sign: int) -> None:
         """Add a waiting turn (*sign* 1), or remove it (−1)."""
-        for counter, amount in ((self.tasks, 1), (self.prompt_tokens, ticket.prompt_tokens)):
-            counter[ticket.owner] += sign * amount
-            if not counter[ticket.owner]:
-                del counter[ticket.owner]
+        self.tasks.add(ticket.owner, sign)
+        self.prompt_tokens.add(ticket.owner, sign * ticket.prompt_tokens)
 
 
 @dataclass(slots=True)
@@ -79,43 +78,60 @@ class AdmissionBounds:
     session_bytes_owner_max: int = 128 << 20
     quota_of: Callable[[int], Quota] = lambda _: NO_QUOTA
 
-    def sessions_bound(self, owner: int) -> Bound:
+    def sessions_bound(self, user: int) -> Bound:
         """Return the bound on the number of a user's open sessions."""
-        quota = self.quota_of(owner)
+        quota = self.quota_of(user)
         if quota.sessions_max is not None:
             return Bound(quota.bound("sessions-max"), quota.sessions_max)
         return Bound("sessions-user-max", self.sessions_owner_max or sys.maxsize)
 
-    def session_bytes_bound(self, owner: int) -> Bound:
+    def session_bytes_bound(self, user: int) -> Bound:
         """Return the bound on the bytes of a user's sessions and graphs."""
-        quota = self.quota_of(owner)
+        quota = self.quota_of(user)
         if quota.session_bytes_max is not None:
             return Bound(quota.bound("session-bytes-max"), quota.session_bytes_max)
         return Bound("session-bytes-user-max", self.session_bytes_owner_max)
 
     def refusal(self, ticket: Ticket, waiting: WaitingCounts) -> Refusal | None:
         """Return why a turn is refused while *waiting* turns wait; None: it is admitted."""
-        owner = ticket.owner
-        quota, tasks = self.quota_of(owner), waiting.tasks[owner]
-        if quota.tasks_waiting_max is not None and tasks >= quota.tasks_waiting_max:
-            why = f"{tasks} tasks wait (yours); the limit is {quota.tasks_waiting_max}"
+        user, tasks, prompts = ticket.owner.user, waiting.tasks, waiting.prompt_tokens
+        quota, count = self.quota_of(user), tasks.of_user(user)
+        if quota.tasks_waiting_max is not None and count >= quota.tasks_waiting_max:
+            why = f"{count} tasks wait (yours); the limit is {quota.tasks_waiting_max}"
             return Refusal(quota.bound("tasks-waiting-max"), why)
-        counts, prompts = waiting.tasks, waiting.prompt_tokens
-        own = (counts[owner], self.tasks_owner_max, prompts[owner], self.prompt_tokens_owner_max)
-        total = (counts.total(), self.tasks_max, prompts.total(), self.prompt_tokens_max)
+        own = (count, self.tasks_owner_max, prompts.of_user(user), self.prompt_tokens_owner_max)
+        total = (tasks.total(), self.tasks_max, prompts.total(), self.prompt_tokens_max)
         for whose, setting, bounds in (
             ("yours", "waiting-user-max", own),
             ("in all", "waiting-max", total),
         ):
-            tasks, tasks_max, tokens, tokens_max = bounds
-            if tasks >= tasks_max:
-                why = f"{tasks} tasks wait ({whose}); the limit is {tasks_max}"
+            waits, tasks_max, tokens, tokens_max = bounds
+            if waits >= tasks_max:
+                why = f"{waits} tasks wait ({whose}); the limit is {tasks_max}"
                 return Refusal(f"tasks-{setting}", why)
             # A prompt is admitted if no other waits: otherwise a long one would always be refused.
-            if tasks and tokens + ticket.prompt_tokens > tokens_max:
+            if waits and tokens + ticket.prompt_tokens > tokens_max:
                 why = (
                     f"{tokens} prompt tokens wait ({whose}), this prompt has"
                     f" {ticket.prompt_tokens} more; the limit is {tokens_max}"
                 )
                 return Refusal(f"prompt-tokens-{setting}", why)
+        return self._label_refusal(ticket, waiting) if ticket.owner.label else None
+
+    def _label_refusal(self, ticket: Ticket, waiting: WaitingCounts) -> Refusal | None:
+        """Return why a turn would leave too little for other labels of its user."""
+        owner, tasks, prompts = ticket.owner, waiting.tasks, waiting.prompt_tokens
+        quota, prompt_tokens = self.quota_of(owner.user), ticket.prompt_tokens
+        shares = [("tasks-waiting-user-max", tasks, 1, self.tasks_owner_max)]
+        if quota.tasks_waiting_max is not None:
+            shares.insert(0, (quota.bound("tasks-waiting-max"), tasks, 1, quota.tasks_waiting_max))
+        if tasks.of(owner):  # a long prompt is admitted if no other of the label waits
+            bound = "prompt-tokens-waiting-user-max"
+            shares.append((bound, prompts, prompt_tokens, self.prompt_tokens_owner_max))
+        for bound, counts, more, limit in shares:
+            if exceeds_share(counts, owner, more, limit):
+                own, total = counts.of(owner), counts.of_user(owner.user)
+                what = "tasks" if counts is tasks else "prompt tokens"
+                why = f"{own} {what} wait ({owner.label!r}, of {total} of your user)"
+                return Refusal(bound, f"{why}; the rest is for other labels")
         return None

@@ -6,11 +6,12 @@ The engines decide; the daemon estimates it from the reports of turns.
 from __future__ import annotations
 
 import heapq
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 
 from ...scheduler.messages import TurnStats
+from ...scheduler.owner import Owner, OwnerClock
 from ...scheduler.policy.wait_estimate import (
     QueuedTask,
     RemainingWork,
@@ -24,8 +25,6 @@ from ...scheduler.settings import EngineSettings
 from ..table import SessionState
 from .bounds import AdmissionBounds, Ticket, WaitingCounts
 
-_OWNERS_MAX = 4096
-"""Owners whose computed tokens a model remembers."""
 _FORECASTS_MAX = 256
 """Models whose forecast is kept; names of models from descriptors are never used again."""
 RATIOS = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)
@@ -37,32 +36,24 @@ SECONDS_MIN = 1e-3
 
 class Forecast:
     """Statistics of one model's turns: its pace, the share of prompt tokens that is not cached, and
-    the tokens computed for each owner, by which the engine orders owners fairly.
+    the tokens computed for each owner, by which the engine orders them fairly.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
         self._estimator = TurnEstimator()
         self._uncached = RunningRatio(1.0)
-        self._computed: Counter[int] = Counter()
-        """Tokens computed for each owner."""
+        self._computed = OwnerClock()
 
-    def add_turn(self, owner: int, active: set[int]) -> None:
-        """Add a turn of *owner*, while *active* owners have turns. An owner who returns starts at
-        the lowest count of these owners: time without turns earns no advantage.
-        """
-        if owner not in active:
-            lowest = min((self._computed[o] for o in active), default=0)
-            self._computed[owner] = max(self._computed[owner], lowest)
-        if len(self._computed) > _OWNERS_MAX:
-            keep = active | {owner}
-            self._computed = Counter({o: n for o, n in self._computed.items() if o in keep})
+    def add_turn(self, owner: Owner, active: set[Owner]) -> None:
+        """Add a turn of *owner*, while *active* owners have turns."""
+        self._computed.add_owner(owner, active)
 
     def remove_turn(self, ticket: Ticket) -> None:
         """Count the tokens computed for an ended turn: none, if it has no output."""
         if ticket.output:
             computed = round(self._prompt_to_compute(ticket)) + len(ticket.output)
-            self._computed[ticket.owner] += computed
+            self._computed.count(ticket.owner, computed)
 
     def learn_from_turn(self, ticket: Ticket, stats: TurnStats) -> None:
         """Learn from a finished turn."""
@@ -96,7 +87,7 @@ class Forecast:
             ticket.priority,
             self._effective(ticket, age),
             rises_after=ageing - age % ageing,
-            owner=ticket.owner,
+            user=ticket.owner.user,
             quantum=int(state_s / self._estimator.token_times.output_s),
             idle_s=waited_s,
             passed_over_s=waited_s,
@@ -117,11 +108,11 @@ class Forecast:
         then by the tokens computed for their owner, then by arrival.
         """
         computed = self._computed.copy()
-        waiting: dict[int, dict[int, deque[Ticket]]] = {}
+        waiting: dict[int, dict[Owner, deque[Ticket]]] = {}
         for ticket in tickets:
             if ticket.state is SessionState.RUNNING:
                 # Most of it will be computed by the time that a slot is free.
-                computed[ticket.owner] += self._computed_at_end(ticket)
+                computed.count(ticket.owner, self._computed_at_end(ticket))
             else:
                 effective = self._effective(ticket, self._age(ticket, now, tickets[-1].slots))
                 owners = waiting.setdefault(-effective, {})
@@ -131,17 +122,21 @@ class Forecast:
         ]
 
     def _fair_order(
-        self, owners: dict[int, deque[Ticket]], computed: Counter[int]
+        self, owners: dict[Owner, deque[Ticket]], computed: OwnerClock
     ) -> Iterator[Ticket]:
         """Yield the turns of one priority, those of the owner with the fewest tokens first."""
-        heap = [(computed[owner], arrival, owner) for arrival, owner in enumerate(owners)]
+        heap = [(computed.served(owner), arrival, owner) for arrival, owner in enumerate(owners)]
         heapq.heapify(heap)
         while heap:
-            _, arrival, owner = heapq.heappop(heap)
+            served, arrival, owner = heapq.heappop(heap)
+            now_served = computed.served(owner)
+            if served != now_served:  # another label of the user was served meanwhile
+                heapq.heappush(heap, (now_served, arrival, owner))
+                continue
             ticket = owners[owner].popleft()
-            computed[owner] += self._computed_at_end(ticket)
+            computed.count(owner, self._computed_at_end(ticket))
             if owners[owner]:
-                heapq.heappush(heap, (computed[owner], arrival, owner))
+                heapq.heappush(heap, (computed.served(owner), arrival, owner))
             yield ticket
 
     def tokens_used(self, ticket: Ticket) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Mapping
 from sys import getsizeof
 from typing import Any, Protocol
 
 from ...backends.errors import QuotaExceeded
+from ...scheduler.owner import Owner
 from .bounds import AdmissionBounds
+from .label_shares import OwnerCounts, exceeds_share
 
 TOKEN_BYTES = 36
 """Memory of a token id in a list: the number, and the reference to it."""
@@ -73,35 +74,38 @@ class KeptBytes:
 
     def __init__(self, bounds: AdmissionBounds):
         self._bounds = bounds
-        self._holders: dict[Hashable, tuple[int, int]] = {}
+        self._holders: dict[Hashable, tuple[Owner, int]] = {}
         """Owner and bytes."""
-        self._by_owner: Counter[int] = Counter()
+        self._open = OwnerCounts()
         self.listener: KeptBytesListener | None = None
 
-    def open_bytes(self, owner: int) -> int:
+    def open_bytes(self, user: int) -> int:
         """Return the bytes of a user's open sessions and graphs."""
-        return self._by_owner[owner]
+        return self._open.of_user(user)
 
-    def left_for_dormant(self, owner: int) -> int:
+    def left_for_dormant(self, user: int) -> int:
         """Return the bytes that a user's dormant sessions may have."""
-        return self._bounds.session_bytes_bound(owner).limit - self._by_owner[owner]
+        return self._bounds.session_bytes_bound(user).limit - self._open.of_user(user)
 
-    def check_growth(self, owner: int, more: int) -> None:
+    def check_growth(self, owner: Owner, more: int) -> None:
         """Check that a user's open sessions and graphs may become larger by *more* bytes.
 
         :raises QuotaExceeded: with the bytes and the bound.
         """
-        bound, kept = self._bounds.session_bytes_bound(owner), self._by_owner[owner]
-        if more > 0 and kept + more > bound.limit:
+        bound, kept = self._bounds.session_bytes_bound(owner.user), self._open.of_user(owner.user)
+        is_over = more > 0 and kept + more > bound.limit
+        if is_over or (more > 0 and exceeds_share(self._open, owner, more, bound.limit)):
+            reserve = "" if is_over else f" (a part is for labels other than {owner.label!r})"
             raise QuotaExceeded(
-                f"your open sessions and graphs have {kept} bytes, {more} more were to be added;"
+                f"your open sessions and graphs have {kept} bytes{reserve}, {more} more were to be"
+                " added;"
                 f" the limit is {bound.limit}",
                 hint="close sessions and unload graphs that are done, or use shorter inputs and"
                 " options",
                 data={"bound": bound.name, "bytes": kept, "more": more, "bytes_max": bound.limit},
             )
 
-    def add_holder(self, holder: Hashable, owner: int, size: int) -> None:
+    def add_holder(self, holder: Hashable, owner: Owner, size: int) -> None:
         """Count a session or graph that was opened."""
         self._holders[holder] = owner, 0
         self.set_bytes(holder, size)
@@ -112,13 +116,11 @@ class KeptBytes:
             return
         owner, before = self._holders[holder]
         self._holders[holder] = owner, size
-        self._by_owner[owner] += size - before
+        self._open.add(owner, size - before)
         if size > before and self.listener is not None:
             self.listener.kept_bytes_grew()
 
     def remove_holder(self, holder: Hashable) -> None:
         """Stop counting a session or graph."""
-        owner, size = self._holders.pop(holder, (0, 0))
-        self._by_owner[owner] -= size
-        if not self._by_owner[owner]:
-            del self._by_owner[owner]
+        owner, size = self._holders.pop(holder, (Owner(0), 0))
+        self._open.add(owner, -size)

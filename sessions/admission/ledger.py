@@ -8,6 +8,7 @@ from itertools import count
 
 from ...backends.errors import Busy, QuotaExceeded
 from ...scheduler.messages import TurnStats
+from ...scheduler.owner import Owner
 from ...scheduler.policy.wait_estimate import RunningRatio
 from ...scheduler.priority import Priority, Requester
 from ...scheduler.settings import EngineSettings
@@ -16,6 +17,7 @@ from ..turn import TurnListener
 from .bounds import AdmissionBounds, Refusal, Ticket, WaitingCounts
 from .forecast import ForecastAccuracy, ModelForecasts
 from .kept_bytes import KeptBytes
+from .label_shares import OwnerCounts
 from .quotas import RULES, Spending, check_priority
 
 TURN_S_DEFAULT = 5.0
@@ -60,9 +62,9 @@ class Ledger:
         """The running mean of the time that a turn has its slot."""
         return self._turn_s.value
 
-    def requester(self, owner: int, priority: Priority) -> Requester:
-        """Return *owner* with this class, or with the owner's highest one if that is lower."""
-        return Requester(owner, min(priority, self.bounds.quota_of(owner).priority_max))
+    def requester(self, owner: Owner, priority: Priority) -> Requester:
+        """Return *owner* with this class, or with the user's highest one if that is lower."""
+        return Requester(owner, min(priority, self.bounds.quota_of(owner.user).priority_max))
 
     def new_task_id(self) -> int:
         """Return an unused task id."""
@@ -72,13 +74,13 @@ class Ledger:
         """Count a waiting turn, or refuse it if a bound is reached. A turn whose model must be
         loaded first has no prompt tokens yet; once it is loaded, `admit_turn` replaces its ticket.
 
-        :raises PermissionDenied: its priority is above its owner's highest one.
-        :raises QuotaExceeded: its owner's own bound is reached.
+        :raises PermissionDenied: its priority is above its user's highest one.
+        :raises QuotaExceeded: its user's own bound is reached.
         :raises Busy: with the queue's length, the turn's position on its model, and the time until
             it would be admitted.
         """
         ticket.state_since = self.seconds()
-        check_priority(self.bounds.quota_of(ticket.owner), ticket.priority)
+        check_priority(self.bounds.quota_of(ticket.owner.user), ticket.priority)
         if not ticket.quota_checked:
             self.check_tokens(ticket.owner)
         refusal = self.bounds.refusal(ticket, self.waiting)
@@ -114,15 +116,17 @@ class Ledger:
                 break
         self.add_ticket(ticket)
 
-    def check_tokens(self, owner: int) -> None:
+    def check_tokens(self, owner: Owner) -> None:
         """Check that a user has not used up their tokens a minute.
 
         :raises QuotaExceeded: with the time until a token is available.
         """
-        quota = self.bounds.quota_of(owner)
+        quota = self.bounds.quota_of(owner.user)
         if quota.tokens_per_minute is not None:
-            own = [t for t in self._tickets if t.owner == owner]
-            under_way = sum(self._forecasts[t.model].tokens_used(t) for t in own)
+            under_way = OwnerCounts()
+            for ticket in self._tickets:
+                if ticket.owner.user == owner.user:
+                    under_way.add(ticket.owner, self._forecasts[ticket.model].tokens_used(ticket))
             self.spending.check(owner, quota, under_way, self.seconds())
 
     def _refuse(self, ticket: Ticket, refusal: Refusal) -> Busy | QuotaExceeded:
@@ -169,12 +173,12 @@ class Ledger:
         self._forecasts[ticket.model].learn_from_turn(ticket, stats)
 
     def charge_turn(self, ticket: Ticket, stats: TurnStats) -> None:
-        """Charge the owner for the computed tokens in a turn's statistics."""
+        """Charge the user for the computed tokens in a turn's statistics."""
         computed = stats.prompt_tokens - stats.cached_tokens + stats.output_tokens
         self._charge(ticket, computed - ticket.resumed_tokens)
 
     def _charge(self, ticket: Ticket, tokens: int) -> None:
         """Charge *tokens* for an ended turn, in place of an earlier charge."""
         owner, more = ticket.owner, tokens - ticket.charged
-        self.spending.add(owner, self.bounds.quota_of(owner), more, self.seconds())
+        self.spending.add(owner, self.bounds.quota_of(owner.user), more, self.seconds())
         ticket.charged = tokens

@@ -11,13 +11,14 @@ from collections import OrderedDict
 import msgspec
 
 from ...backends.errors import PermissionDenied, QuotaExceeded
-from ...scheduler import PRIORITY_MAX, Priority
+from ...scheduler import PRIORITY_MAX, Owner, Priority
+from .label_shares import OwnerCounts
 
 RULES = "access."
 """Prefix of the names of bounds that access rules set."""
 MINUTE_S = 60.0
-_USERS_MAX = 4096
-"""Users whose used tokens are remembered."""
+_OWNERS_MAX = 4096
+"""Users and labels whose used tokens are remembered."""
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,34 +92,36 @@ def check_descriptor_models(quota: Quota, count: int, limit: int) -> None:
 
 class Spending:
     """Token buckets, one per user: a bucket holds the tokens of a minute and is refilled evenly.
-    Owned by the daemon's event loop.
+    A label may use at most as much as is left in the bucket. Owned by the daemon's event loop.
 
     The deficit of a bucket is stored. It may exceed the bucket's size, since a running turn is not
-    cut short. Users without a deficit are not stored.
+    cut short. Owners without a deficit are not stored.
     """
 
     def __init__(self) -> None:
-        self._deficits: OrderedDict[int, tuple[float, float, int]] = OrderedDict()
-        """Tokens, time of the last update, limit at that time."""
+        self._deficits: OrderedDict[Owner, tuple[float, float, int]] = OrderedDict()
+        """Tokens, time of the last update, limit at that time; a user's without a label."""
 
     def __len__(self) -> int:
         return len(self._deficits)
 
-    def check(self, owner: int, quota: Quota, under_way: int, now: float) -> None:
-        """Check that a user has a token left, besides the tokens of turns *under_way*.
+    def check(self, owner: Owner, quota: Quota, under_way: OwnerCounts, now: float) -> None:
+        """Check that an owner has a token left, besides the tokens of turns *under_way*.
 
         :raises QuotaExceeded: with the time until a token is available.
         """
         limit = quota.tokens_per_minute
         if limit is None:
             return
-        spent = self._deficit(owner, limit, now) + under_way
-        over = spent + 1 - limit
+        spent = self._deficit(Owner(owner.user), limit, now) + under_way.of_user(owner.user)
+        of_label = self._deficit(owner, limit, now) + under_way.of(owner) if owner.label else 0.0
+        over = spent + of_label + 1 - limit
         if over <= 0:
             return
         retry_after_s = _next_millisecond(over * MINUTE_S / limit)
         raise QuotaExceeded(
-            f"you have used {math.ceil(spent)} tokens; the limit is {limit} a minute",
+            f"you have used {math.ceil(spent)} tokens{_of_label(owner, of_label)}; the limit is"
+            f" {limit} a minute",
             hint=f"try again in {retry_after_s:g} s, when the quota has tokens again",
             data={
                 "bound": quota.bound("tokens-per-minute"),
@@ -128,30 +131,37 @@ class Spending:
             },
         )
 
-    def add(self, owner: int, quota: Quota, tokens: float, now: float) -> None:
-        """Charge computed tokens to a user; a negative number corrects an earlier charge."""
-        limit = quota.tokens_per_minute
-        if limit is None:
-            return
+    def add(self, owner: Owner, quota: Quota, tokens: float, now: float) -> None:
+        """Charge computed tokens to an owner; a negative number corrects an earlier charge."""
+        if quota.tokens_per_minute is not None:
+            for charged in {owner, Owner(owner.user)}:
+                self._charge(charged, quota.tokens_per_minute, tokens, now)
+
+    def _charge(self, owner: Owner, limit: int, tokens: float, now: float) -> None:
         deficit = self._deficit(owner, limit, now) + tokens
         self._deficits.pop(owner, None)
         if deficit > 0:
             self._deficits[owner] = (deficit, now, limit)
-        if len(self._deficits) > _USERS_MAX:
-            self._drop_users(now)
+        if len(self._deficits) > _OWNERS_MAX:
+            self._drop_owners(now)
 
-    def _deficit(self, owner: int, limit: int, now: float) -> float:
-        """Return the deficit of a user's bucket now, after the refill since the last update."""
+    def _deficit(self, owner: Owner, limit: int, now: float) -> float:
+        """Return the deficit of an owner's bucket now, after the refill since the last update."""
         deficit, since, _ = self._deficits.get(owner, (0.0, now, limit))
         return max(0.0, deficit - (now - since) * limit / MINUTE_S)
 
-    def _drop_users(self, now: float) -> None:
-        """Drop users whose bucket is full again, or else the user idle for longest."""
+    def _drop_owners(self, now: float) -> None:
+        """Drop owners whose bucket is full again, or else the longest idle, labels first."""
         for owner, (_, _, limit) in list(self._deficits.items()):
             if not self._deficit(owner, limit, now):
                 del self._deficits[owner]
-        while len(self._deficits) > _USERS_MAX:
-            self._deficits.popitem(last=False)
+        while len(self._deficits) > _OWNERS_MAX:
+            labelled = (o for o in self._deficits if o.label)
+            del self._deficits[next(labelled, next(iter(self._deficits)))]
+
+
+def _of_label(owner: Owner, tokens: float) -> str:
+    return f", {math.ceil(tokens)} of them as {owner.label!r}" if owner.label else ""
 
 
 def _next_millisecond(seconds: float) -> float:

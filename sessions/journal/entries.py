@@ -16,7 +16,7 @@ import msgspec
 
 from ...backends import Rendering
 from ...backends.errors import InvalidArgument
-from ...scheduler import PRIORITIES, Priority
+from ...scheduler import PRIORITIES, Owner, Priority
 from ...scheduler.messages import pack_tokens, unpack_floats, unpack_tokens
 from ...scheduler.output.stopping import cuts_text
 from ..admission.kept_bytes import TOKEN_BYTES, memory_bytes
@@ -167,7 +167,7 @@ def _share_prefix(a: Sequence[int], b: Sequence[int]) -> bool:
 class StoredSession:
     """A session in the journal. *at* is when it was last written, by `Dates`."""
 
-    owner: int
+    owner: Owner
     session_id: str
     at: float
     facts: SessionFacts

@@ -6,7 +6,7 @@ import struct
 import zlib
 from pathlib import Path
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of the tables, in the file's `user_version`. A newer file is not touched, an older one is
 set aside. `application_id` has a checksum of the version, which shows whether it is damaged.
 """

@@ -20,6 +20,7 @@ import msgspec
 import structlog
 
 from ...backends.errors import BackendError
+from ...scheduler.owner import Owner
 from .entries import Dates, StoredSession
 from .file_version import NewerJournal
 from .journal_file import Change, Erase, Found, JournalFile, damaged
@@ -160,7 +161,7 @@ class Journal:
         while self._done < number and not self._closed:
             await self._flushed.wait()
 
-    async def erase_session(self, owner: int, session_id: str) -> None:
+    async def erase_session(self, owner: Owner, session_id: str) -> None:
         """Delete a session's rows, and stop writing it.
 
         :raises BackendError: they cannot be deleted; the journal tries again until they are.

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from ...scheduler.owner import Owner
 from .entries import SessionFacts, StoredSession, TurnPiece
 from .file_version import SCHEMA, Unreadable, check_header, check_version, version_marks
 
@@ -30,23 +31,24 @@ _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 _TABLES = """
 CREATE TABLE session (
-    owner INTEGER NOT NULL, id TEXT NOT NULL, at REAL NOT NULL,
+    user INTEGER NOT NULL, label TEXT NOT NULL, id TEXT NOT NULL, at REAL NOT NULL,
     facts BLOB NOT NULL, facts_crc INTEGER NOT NULL,
     past BLOB NOT NULL, past_crc INTEGER NOT NULL,
-    PRIMARY KEY (owner, id)
+    PRIMARY KEY (user, label, id)
 );
 CREATE TABLE piece (
-    owner INTEGER NOT NULL, id TEXT NOT NULL, number INTEGER NOT NULL,
+    user INTEGER NOT NULL, label TEXT NOT NULL, id TEXT NOT NULL, number INTEGER NOT NULL,
     data BLOB NOT NULL, crc INTEGER NOT NULL,
-    PRIMARY KEY (owner, id, number)
+    PRIMARY KEY (user, label, id, number)
 );
 """
+_WHERE = "WHERE user = ? AND label = ? AND id = ?"
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of the session *session_id* of the user *owner*."""
+    """A change of the session *session_id* of *owner*."""
 
-    owner: int
+    owner: Owner
     session_id: str
 
 
@@ -206,29 +208,29 @@ def _code(error: sqlite3.Error) -> int:
 
 
 def _apply(db: sqlite3.Connection, change: Change) -> None:
-    key = change.owner, change.session_id
+    key = (*change.owner, change.session_id)
     match change:
         case SavePast(facts=facts, past=past, at=at):
-            db.execute("DELETE FROM piece WHERE owner = ? AND id = ?", key)
+            db.execute(f"DELETE FROM piece {_WHERE}", key)
             db.execute(
-                "INSERT OR REPLACE INTO session VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO session VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (*key, at, facts, zlib.crc32(facts), past, zlib.crc32(past)),
             )
         case SaveFacts(facts=facts, at=at):
             db.execute(
-                "UPDATE session SET facts = ?, facts_crc = ?, at = ? WHERE owner = ? AND id = ?",
+                f"UPDATE session SET facts = ?, facts_crc = ?, at = ? {_WHERE}",
                 (facts, zlib.crc32(facts), at, *key),
             )
         case SavePiece(number=number, data=data):
             if number == 0:
-                db.execute("DELETE FROM piece WHERE owner = ? AND id = ?", key)
+                db.execute(f"DELETE FROM piece {_WHERE}", key)
             db.execute(
-                "INSERT OR REPLACE INTO piece VALUES (?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO piece VALUES (?, ?, ?, ?, ?, ?)",
                 (*key, number, data, zlib.crc32(data)),
             )
         case Erase():
-            db.execute("DELETE FROM piece WHERE owner = ? AND id = ?", key)
-            db.execute("DELETE FROM session WHERE owner = ? AND id = ?", key)
+            db.execute(f"DELETE FROM piece {_WHERE}", key)
+            db.execute(f"DELETE FROM session {_WHERE}", key)
 
 
 # Reading.
@@ -236,16 +238,16 @@ def _apply(db: sqlite3.Connection, change: Change) -> None:
 
 def _read(db: sqlite3.Connection) -> Iterator[StoredSession]:
     """Yield the readable sessions; if others are not, raise `Unreadable` in the end."""
-    pieces_query = "SELECT data, crc FROM piece WHERE owner = ? AND id = ? ORDER BY number"
+    pieces_query = f"SELECT data, crc FROM piece {_WHERE} ORDER BY number"
     damaged_sessions = 0
     with closing(db.execute("SELECT * FROM session ORDER BY at")) as rows:
-        for owner, session_id, at, packed_facts, facts_crc, past, past_crc in rows:
+        for user, label, session_id, at, packed_facts, facts_crc, past, past_crc in rows:
             try:
                 facts = _decode_facts(_checked(packed_facts, facts_crc))
-                piece_rows = db.execute(pieces_query, (owner, session_id))
+                piece_rows = db.execute(pieces_query, (user, label, session_id))
                 pieces = tuple(_decode_piece(_checked(*row)) for row in piece_rows)
                 _decode_unfinished(_checked(past, past_crc))
-                yield StoredSession(owner, session_id, at, facts, past, pieces)
+                yield StoredSession(Owner(user, label), session_id, at, facts, past, pieces)
             except (msgspec.MsgspecError, TypeError, Unreadable):
                 damaged_sessions += 1
     if damaged_sessions:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ...scheduler import Owner
 from ...scheduler import messages as m
 from ...scheduler.messages import pack_floats, pack_tokens
 from ..turn import TokensSink, Turn
@@ -14,8 +15,9 @@ from .journal_file import Change, SaveFacts, SavePast, SavePiece
 
 Shift = tuple[int, int, int]
 """Tokens of the turn before the shift; tokens of the history kept, then dropped."""
-SessionKey = tuple[int, str]
+SessionKey = tuple[Owner, str]
 """A session's owner and id."""
+NO_KEY: SessionKey = (Owner(0), "")
 
 
 class RecordingWriter(Protocol):
@@ -52,7 +54,7 @@ class Recording:
     def __init__(
         self,
         session: RecordedSession | None = None,
-        key: SessionKey = (0, ""),
+        key: SessionKey = NO_KEY,
         journal: RecordingWriter | None = None,
         *,
         present: bool = False,

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...backends.errors import PromptTooLong
+from ...scheduler.owner import Owner
 from ...scheduler.priority import Priority, Requester
 from ..admission.bounds import Ticket
 from ..admission.kept_bytes import SESSION_BYTES, memory_bytes
@@ -168,12 +169,17 @@ class BeforeInput(NamedTuple):
         return self.conversation.kept_bytes - self.conversation.history_state.now.messages_bytes
 
 
+def name_of_id(label: str, session_id: str) -> str:
+    """Return the engine's name for a session with an id. A label has no slash."""
+    return f"label:{label}/{session_id}" if label else f"id:{session_id}"
+
+
 @dataclass(eq=False, repr=False)
 class SessionCore:
     """Owned by the daemon's event loop."""
 
     handle: int
-    owner: int
+    owner: Owner
     model: ModelSource
     ledger: Ledger
     settings: SessionSettings
@@ -190,8 +196,10 @@ class SessionCore:
 
     @property
     def name(self) -> str:
-        """The engine's name for it: unique among its owner's sessions, and never reused."""
-        return f"#{self.handle}" if self.session_id is None else f"id:{self.session_id}"
+        """The engine's name for it: unique among its user's sessions, and never reused."""
+        if self.session_id is None:
+            return f"#{self.handle}"
+        return name_of_id(self.owner.label, self.session_id)
 
     @property
     def requester(self) -> Requester:

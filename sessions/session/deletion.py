@@ -8,14 +8,16 @@ from contextlib import suppress
 import structlog
 
 from ...backends.errors import BackendError, WorkerCrashed
+from ...scheduler.owner import Owner
+from .core import name_of_id
 from .session import Session
 
 log = structlog.get_logger(logger_name="sessions")
 
-Delete = Callable[[int, str], Awaitable[None]]
+Delete = Callable[[Owner, str], Awaitable[None]]
 
 
-async def nothing(owner: int, name: str) -> None:
+async def nothing(owner: Owner, name: str) -> None:
     """Delete nothing: there is no journal, or there are no KV files."""
 
 
@@ -32,7 +34,7 @@ class SessionDeletion:
         self.pending: dict[Session, None] = {}
         """Ended sessions that are not deleted yet, in order."""
 
-    def under_way(self, owner: int, session_id: str) -> bool:
+    def under_way(self, owner: Owner, session_id: str) -> bool:
         """Return whether a session with this id is still being deleted."""
         return any(s.owner == owner and s.session_id == session_id for s in self.pending)
 
@@ -63,13 +65,13 @@ class SessionDeletion:
                 await client.delete_session_states(session.owner, session.name)
         await self.delete_files(session.owner, session.name)
 
-    async def delete_stored_id(self, owner: int, session_id: str) -> None:
+    async def delete_stored_id(self, owner: Owner, session_id: str) -> None:
         """Delete rows and files under an id that no session has.
 
         :raises BackendError: a row or a file cannot be deleted.
         """
         await self._delete_rows(owner, session_id)
-        await self.delete_files(owner, f"id:{session_id}")
+        await self.delete_files(owner, name_of_id(owner.label, session_id))
 
     async def drain(self) -> None:
         """Delete all pending sessions. A session whose deletion fails is logged and no longer

@@ -6,6 +6,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from ...backends.errors import Busy, InvalidArgument, QuotaExceeded, SessionExpired
+from ...scheduler.owner import Owner
+from ..admission.label_shares import OwnerCounts, exceeds_share
 from ..admission.ledger import Ledger
 from ..table import SessionState
 from .session import Session
@@ -60,7 +62,7 @@ class LiveSessions:
             hint="handles end with finalize_execution_context and with their connection",
         )
 
-    def find_id(self, owner: int, session_id: str) -> tuple[object, Session | None]:
+    def find_id(self, owner: Owner, session_id: str) -> tuple[object, Session | None]:
         """Return the connection and the session of an owner by its id; both are None if there is
         no such session.
         """
@@ -90,20 +92,23 @@ class LiveSessions:
         kept = ((h, e) for h, e in self._expired.items() if e[0] is not connection)
         self._expired = OrderedDict(kept)
 
-    def check_cap(self, owner: int, wanted: int = 1) -> None:
+    def check_cap(self, owner: Owner, wanted: int = 1) -> None:
         """Check that *wanted* more sessions of a user exceed no bound.
 
         :raises QuotaExceeded: the user's own bound is reached.
         :raises Busy: the bound of all sessions is reached.
         """
-        bound, own = (
-            self._ledger.bounds.sessions_bound(owner),
-            [s for s in self if s.owner == owner],
-        )
-        if len(own) + wanted > bound.limit:
+        bound = self._ledger.bounds.sessions_bound(owner.user)
+        own = [s for s in self if s.owner.user == owner.user]
+        counts = OwnerCounts()
+        for session in own:
+            counts.add(session.owner, 1)
+        is_over = len(own) + wanted > bound.limit
+        if is_over or exceeds_share(counts, owner, wanted, min(bound.limit, self.sessions_max)):
             self.refused += wanted
+            part = "" if is_over else f", {counts.of(owner)} of them as {owner.label!r}"
             raise QuotaExceeded(
-                f"you have {len(own)} sessions open; the limit is {bound.limit}",
+                f"you have {len(own)} sessions open{part}; the limit is {bound.limit}",
                 hint="close sessions that are done, or let idle ones expire",
                 data={
                     "bound": bound.name,

@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 
 from ...backends.errors import InvalidArgument, SessionBusy
+from ...scheduler.owner import Owner
 from ..admission.kept_bytes import SESSION_BYTES, memory_bytes
 from ..admission.ledger import Ledger
 from ..journal.entries import StoredSession
@@ -31,7 +32,7 @@ class SessionManager:
     """Opens, expires and closes sessions. Lives on the daemon's event loop.
 
     A session belongs to the connection (any hashable object) that opened it. A session with an id
-    outlives the connection: it becomes dormant, and the same uid attaches it again; *journal*
+    outlives the connection: it becomes dormant, and the same owner attaches it again; *journal*
     stores it. `deletion` deletes the data of ended sessions.
     """
 
@@ -64,7 +65,7 @@ class SessionManager:
     def open_session(
         self,
         connection: object,
-        owner: int,
+        owner: Owner,
         model: ModelSource,
         defaults: dict[str, Any],
         session_id: str | None = None,
@@ -91,7 +92,7 @@ class SessionManager:
         return session, False
 
     def _find_session(
-        self, connection: object, owner: int, session_id: str | None, model: ModelSource
+        self, connection: object, owner: Owner, session_id: str | None, model: ModelSource
     ) -> Session | None:
         """Return the live session with an id, or activate the dormant one."""
         if session_id is None:
@@ -168,7 +169,7 @@ class SessionManager:
             self._publish(connection, branch)
         return branches
 
-    def _check_ids(self, owner: int, count: int, session_ids: Sequence[str]) -> None:
+    def _check_ids(self, owner: Owner, count: int, session_ids: Sequence[str]) -> None:
         if session_ids and not len(session_ids) == len(set(session_ids)) == count:
             raise InvalidArgument(
                 f"{len(session_ids)} session ids for {count} branches",
@@ -199,7 +200,7 @@ class SessionManager:
         self._end_session(session, SessionCall.CLOSE, "the session was deleted")
         await self._delete_now(session)
 
-    async def delete_session_by_id(self, owner: int, session_id: str) -> bool:
+    async def delete_session_by_id(self, owner: Owner, session_id: str) -> bool:
         """Delete a session by its id, live or dormant; return whether there was one. Its files and
         rows on disk are deleted in any case.
         """

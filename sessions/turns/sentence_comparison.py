@@ -7,6 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ...scheduler.messages import SentenceCompared, SentenceEnded, TaskSpec
+from ...scheduler.owner import Owner
 from ...scheduler.priority import Priority
 
 PARAMETER = "stop-similarity"
@@ -15,7 +16,7 @@ PARAMETER = "stop-similarity"
 class Comparison(NamedTuple):
     """A sentence and the text to compare it with, for a turn of *owner* with this *priority*."""
 
-    owner: int
+    owner: Owner
     priority: Priority
     sentence: str
     text: str

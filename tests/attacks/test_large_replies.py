@@ -19,6 +19,7 @@ from inferd.ipc.client.embeddings import TEXTS_BYTES_MAX, TEXTS_PER_CALL, _batch
 from inferd.ipc.server.server import Server
 from inferd.ipc.server.server_connection import Request, ServerConnection
 from inferd.scheduler import messages as m
+from inferd.scheduler.owner import Owner
 from inferd.sessions.turn import PROBABILITIES_MAX, Turn
 from inferd.testing import running_daemon
 from inferd.wire.frames import FRAME_BYTES_MAX, REPLY_BYTES_MAX, pack_frame
@@ -51,6 +52,14 @@ class SizedReplies:
 
     def admit_connection(self, connection: ServerConnection) -> bool:
         return False
+
+    def connection_greeted(self, connection: ServerConnection, hello: w.ClientHello) -> None:
+        return
+
+    async def connection_delegated(
+        self, connection: ServerConnection, hello: w.ClientHello
+    ) -> None:
+        return
 
     def connection_ended(self, connection: ServerConnection) -> None: ...
 
@@ -119,7 +128,7 @@ def test_texts_to_embed_are_sent_in_calls_that_fit_a_frame() -> None:
 
 
 def test_probabilities_of_all_answers_of_a_call_fit_a_reply() -> None:
-    spec = m.TaskSpec(id=1, owner=1, tokens=b"", sampling=SamplingParams(n_probs=99))
+    spec = m.TaskSpec(id=1, owner=Owner(1), tokens=b"", sampling=SamplingParams(n_probs=99))
     one = m.TokenLogprob(7, b"a", -1.0, [m.TokenLogprob(7, b"a", -1.0)] * 99)
     turns = [Turn(None, spec, lambda _: None) for _ in range(16)]  # type: ignore[arg-type]
     for turn in turns:

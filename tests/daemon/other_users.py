@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from inferd.ipc.peer import Peer
+from inferd.scheduler import Owner
 from inferd.testing import RunningDaemon, running_daemon
 from tests.raw import RawClient
 
@@ -21,6 +22,7 @@ class Stranger:
 
     def __init__(self, uid: int, groups: Sequence[int] = ()):
         self.peer, self.uid = Peer(1, uid, uid, frozenset(groups)), uid
+        self.owner = Owner(uid)
         self.number = 1
 
 

@@ -20,13 +20,13 @@ from tests.daemon.systemd_tools import SYSTEMD, directives
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 USERS = (DOCS / "operations.md").read_text().split("\n## Users\n")[1].split("\n## ")[0]
 CALLS = (DOCS / "protocol.md").read_text().split("\n## Access rights\n")[1].split("\n## ")[0]
-ADA, SERVICE, STRANGER, STUDENTS, STAFF = 1001, 999, 1005, 200, 100
+ADA, SERVICE, GATEWAY, STRANGER, STUDENTS, STAFF = 1001, 999, 997, 1005, 200, 100
 
 
 @pytest.fixture
 def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     """Return the page's example as read on a machine with these users and groups."""
-    users = {"ada": ADA}
+    users = {"ada": ADA, "chat-gateway": GATEWAY}
     groups = {"students": STUDENTS}
     monkeypatch.setattr(
         pwd, "getpwnam", lambda n: pwd.struct_passwd((n, "x", users[n], 1, "", "", ""))
@@ -43,13 +43,14 @@ def test_the_example_gives_the_rights_in_its_comments(example: Config) -> None:
         return rights_of(example.access, uid, gids, SERVICE)
 
     for uid in (ADA, 1004):
-        assert of(uid, STUDENTS).allowed == set(Right)
+        assert of(uid, STUDENTS).allowed == set(Right) - {Right.DELEGATE}
         assert of(uid).quota.priority_max == Priority.URGENT
     student = of(STRANGER, STAFF, STUDENTS)
     assert student.allowed == {Right.USE}, "what the rule does not say stays"
     assert student.quota.priority_max == Priority.NORMAL
     assert (student.quota.sessions_max, student.quota.tasks_waiting_max) == (4, 8)
     assert student.quota.tokens_per_minute == 20_000
+    assert of(GATEWAY).allowed == {Right.USE, Right.DELEGATE}
     assert of(STRANGER, STAFF).allowed == frozenset()
     assert of(0) == of(SERVICE, STUDENTS) == OPERATOR
 

@@ -26,6 +26,7 @@ from inferd.backends.errors import ERRORS_BY_NAME, InferdError
 from inferd.backends.gguf.facts import FileFacts
 from inferd.daemon.config.settings import Config
 from inferd.ipc import messages as w
+from inferd.scheduler import Owner
 from inferd.sessions import (
     AdmissionBounds,
     Ledger,
@@ -293,7 +294,7 @@ def keys(column: str) -> set[str]:
 
 def new_session() -> Session:
     settings = SessionSettings(Parameters({}))
-    return Session(1, 0, NoModel(), Ledger(AdmissionBounds(1, 1)), settings)
+    return Session(1, Owner(0), NoModel(), Ledger(AdmissionBounds(1, 1)), settings)
 
 
 def test_maps_have_the_keys_of_the_page() -> None:

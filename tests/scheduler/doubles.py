@@ -12,6 +12,7 @@ from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
 from inferd.scheduler.kv.files import KvFiles
+from inferd.scheduler.owner import Owner
 
 
 def iterate_engine(engine: Engine, commands: Iterable[m.Command] = ()) -> list[m.Report]:
@@ -52,6 +53,8 @@ class Bench:
         data = text.encode() if isinstance(text, str) else text
         tokens = self.model.tokenize(data, special=False, bos=True)
         values = {"owner": 1, "sampling": SamplingParams(), **fields}
+        if isinstance(values["owner"], int):
+            values["owner"] = Owner(values["owner"])
         return m.TaskSpec(id=number, tokens=m.pack_tokens(tokens), **values)  # type: ignore[arg-type]
 
     def submit(self, number: int, text: str | bytes = "hello", **fields: object) -> m.Submit:

@@ -12,6 +12,7 @@ from inferd.backends import AdapterInfo, AdapterSpec, ModelInfo, Rendering
 from inferd.backends.base import PLAIN_RENDERING
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.chat_text import appended_text
+from inferd.scheduler.owner import Owner
 from inferd.scheduler.priority import Requester
 from inferd.sessions import AdmissionBounds, DormantLimits, Ledger, SessionManager
 from inferd.sessions.turn import Turn
@@ -37,8 +38,8 @@ class InProcessClient:
         self.held = 0
         self.room: Exception | None = None
         """Why there is no memory for embeddings."""
-        self.deleted: list[tuple[int, str]] = []
-        self.kept: list[tuple[int, str, list[int]]] = []
+        self.deleted: list[tuple[Owner, str]] = []
+        self.kept: list[tuple[Owner, str, list[int]]] = []
         self.kept_with: list[tuple[str, ...]] = []
         self.commands: list[m.Command] = []
         self.readers: dict[int, TaskReader] = {}
@@ -90,7 +91,7 @@ class InProcessClient:
         return ChatTokens(text, model.tokenize(text.encode(), special=True, bos=True), False)
 
     async def count_cached_tokens(
-        self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
+        self, owner: Owner, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> int:
         return min(self.held, len(tokens))
 
@@ -99,12 +100,12 @@ class InProcessClient:
         if self.room is not None:
             raise self.room
 
-    async def delete_session_states(self, owner: int, session: str) -> None:
+    async def delete_session_states(self, owner: Owner, session: str) -> None:
         await anyio.lowlevel.checkpoint()
         self.deleted.append((owner, session))
 
     def save_session(
-        self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
+        self, owner: Owner, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> None:
         self.kept.append((owner, session, list(tokens)))
         self.kept_with.append(adapters)

@@ -16,6 +16,7 @@ from ....backends.errors import ConnectionLost, InferdError, TooLarge
 from ..client import session_of
 from ..options import (
     JsonOutput,
+    Label,
     ModelName,
     ModelOptions,
     PriorityOption,
@@ -59,6 +60,7 @@ def chat(
     session: SessionId = None,
     stats: Stats = False,
     history: Annotated[bool, typer.Option(help="Save typed lines for the next chat.")] = True,
+    label: Label = "",
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
@@ -71,7 +73,7 @@ def chat(
     start_on_demand(socket)
     with session_of(
         socket, model, show_bar=not as_json, system=system, session_id=session,
-        priority=priority, options=options,
+        priority=priority, options=options, label=label,
     ) as opened:  # fmt: skip
         conversation = Conversation(opened, system, as_json, stats)
         if terminal:

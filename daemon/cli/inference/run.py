@@ -13,6 +13,7 @@ from ....backends.errors import TooLarge
 from ..client import session_of
 from ..options import (
     JsonOutput,
+    Label,
     ModelName,
     ModelOptions,
     PriorityOption,
@@ -55,6 +56,7 @@ def run(
     option: ModelOptions = None,
     json_schema: JsonSchema = None,
     session: SessionId = None,
+    label: Label = "",
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.001, help="Timeout of the whole turn.")
     ] = 600.0,
@@ -69,7 +71,7 @@ def run(
     if prompt is None and not raw and sys.stdin.isatty() and sys.stdout.isatty():
         chat(
             model, system, priority, temp, n_predict, option, json_schema, session, stats,
-            socket=socket, as_json=as_json,
+            label=label, socket=socket, as_json=as_json,
         )  # fmt: skip
         return
     text = _prompt(prompt)
@@ -77,7 +79,7 @@ def run(
     start_on_demand(socket)
     with session_of(
         socket, model, show_bar=not as_json, system=system, session_id=session, raw=raw,
-        priority=priority, options=options,
+        priority=priority, options=options, label=label,
     ) as conversation:  # fmt: skip
         print_answer(conversation, text, as_json=as_json, stats=stats, timeout=timeout)
 

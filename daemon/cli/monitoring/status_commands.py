@@ -8,7 +8,7 @@ from typing import Any
 from ...residency.sizes import size_text
 from ..client import socket_of
 from ..one_shot import OneShotClient
-from ..options import AllUsers, JsonOutput, SocketPath
+from ..options import AllUsers, JsonOutput, Label, SocketPath
 from ..output import Columns, table_of, time_text, write, write_json, write_list
 
 ID_DIGITS = 12
@@ -45,6 +45,11 @@ def until_text(model: Mapping[str, Any]) -> str:
     if expires_s is None:
         return "memory is short"
     return f"in {time_text(expires_s)}" if expires_s >= 1 else "now"
+
+
+def user_text(entry: Mapping[str, Any]) -> str:
+    """Return the user of a session or task: a gateway's own users have names."""
+    return str(entry.get("user") or entry["uid"])
 
 
 def _position(task: dict[str, Any] | None) -> int | None:
@@ -90,7 +95,8 @@ OPEN_SESSIONS: Columns = {
 SESSIONS: Columns = {
     "ID": "session_id",
     "SESSION": lambda s: s["context"] or None,
-    "USER": "uid",
+    "USER": user_text,
+    "LABEL": lambda s: s.get("label") or None,
     "MODEL": "model",
     "STATE": "state",
     "HISTORY": "tokens",
@@ -104,7 +110,8 @@ TASKS: Columns = {
     "STATE": "state",
     "SESSION": "context",
     "ID": "session_id",
-    "USER": "uid",
+    "USER": user_text,
+    "LABEL": lambda s: s.get("label") or None,
     "PRIORITY": _priority,
     "PROMPT": "prompt_tokens",
     "ANSWER": "output_tokens",
@@ -132,19 +139,25 @@ def ps(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
 
 
 def sessions(
-    all_users: AllUsers = False, socket: SocketPath = None, as_json: JsonOutput = False
+    all_users: AllUsers = False,
+    label: Label = "",
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
 ) -> None:
-    """List your sessions, open and dormant ones."""
-    with OneShotClient(socket) as client:
+    """List your sessions, open and dormant ones: those of one label, or of all."""
+    with OneShotClient(socket, label=label) as client:
         found = client.sessions(dormant=True, all_users=all_users)
     write_list(as_json, "sessions", found, SESSIONS)
 
 
 def queue(
-    all_users: AllUsers = False, socket: SocketPath = None, as_json: JsonOutput = False
+    all_users: AllUsers = False,
+    label: Label = "",
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
 ) -> None:
-    """List running and waiting tasks, in the order of the queue."""
-    with OneShotClient(socket) as client:
+    """List running and waiting tasks, in the order of the queue: those of one label, or of all."""
+    with OneShotClient(socket, label=label) as client:
         write_list(as_json, "tasks", client.queue(all_users=all_users), TASKS)
 
 

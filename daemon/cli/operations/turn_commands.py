@@ -10,7 +10,7 @@ import typer
 from ....backends.errors import InvalidArgument, NotFound, PermissionDenied
 from .. import completion
 from ..client import client_of
-from ..options import JsonOutput, SocketPath
+from ..options import JsonOutput, Label, SocketPath
 from ..output import write_result
 
 if TYPE_CHECKING:
@@ -28,23 +28,27 @@ Turn = Annotated[
 ]
 
 
-def cancel(session: Turn, socket: SocketPath = None, as_json: JsonOutput = False) -> None:
+def cancel(
+    session: Turn, label: Label = "", socket: SocketPath = None, as_json: JsonOutput = False
+) -> None:
     """Cancel a session's turn.
 
     Callers that may see all tasks and manage models can also name other users' sessions.
     """
-    with client_of(socket) as client:
+    with client_of(socket, label=label) as client:
         cancelled = client.cancel(_context_of(client, session))
     text = "cancelled" if cancelled else "there was no running turn"
     write_result(as_json, {"cancelled": cancelled}, text)
 
 
-def park(session: Turn, socket: SocketPath = None, as_json: JsonOutput = False) -> None:
+def park(
+    session: Turn, label: Label = "", socket: SocketPath = None, as_json: JsonOutput = False
+) -> None:
     """Park a session's turn: give its slot to waiting tasks until another slot is free.
 
     Callers that may see all tasks and manage models can also name other users' sessions.
     """
-    with client_of(socket) as client:
+    with client_of(socket, label=label) as client:
         parked = client.park(_context_of(client, session))
     text = "parked" if parked else "not parked: no other task waits for a slot of its model"
     write_result(as_json, {"parked": parked}, text)
@@ -63,7 +67,8 @@ def _context_of(client: Client, wanted: str) -> int:
     if len(found) > 1:
         numbers = ", ".join(map(str, sorted(found)[:LISTED_MAX]))
         raise InvalidArgument(
-            f"{len(found)} users have a session {wanted!r}", hint=f"give its number: {numbers}"
+            f"{len(found)} users or labels have a session {wanted!r}",
+            hint=f"give its number: {numbers}",
         )
     return found.pop()
 
@@ -83,11 +88,12 @@ def rm_session(
         str,
         typer.Argument(metavar="ID", help="A session's id.", autocompletion=completion.sessions),
     ],
+    label: Label = "",
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
     """Delete a session: its history and KV states, in memory and on disk."""
-    with client_of(socket) as client:
+    with client_of(socket, label=label) as client:
         deleted = client.delete_session(session_id=session)
     text = "deleted" if deleted else f"there was no session {session!r}"
     write_result(as_json, {"deleted": deleted}, text)

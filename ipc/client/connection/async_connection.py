@@ -19,6 +19,7 @@ from anyio.lowlevel import current_token
 
 from ....wire.frames import READ_BYTES
 from ....wire.reading import read_until_end
+from ...messages import ClientHello
 from .core import ConnectionCore, closed_error, read_error
 from .inflight import InFlight
 from .outbox import Outbox
@@ -146,9 +147,9 @@ class AsyncConnection(ConnectionCore):
             with anyio.move_on_after(self._tick_at - now):
                 await self._tick.wait()
 
-    async def greet(self, software: str) -> None:
+    async def greet(self, hello: ClientHello) -> None:
         """Exchange hellos; see `check_greeted`."""
-        self.send_hello(software)
+        self.send_hello(hello)
         await self._greeted.wait()
         self.check_greeted()
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 
+from ...messages import ClientHello
 from .async_connection import AsyncConnection
 from .connecting import hold_connection
 from .core import client_closed_error
@@ -19,10 +20,10 @@ R = TypeVar("R")
 class AsyncDriver:
     """The owner of a connection that the tasks of a loop share."""
 
-    def __init__(self, path: str, software: str, connect_timeout_s: float):
+    def __init__(self, path: str, hello: ClientHello, connect_timeout_s: float):
         self.connection: AsyncConnection | None = None
         self.closed = False
-        self._path, self._software = path, software
+        self._path, self._hello = path, hello
         self._connect_timeout_s = connect_timeout_s
         self._owner: ConnectionOwner | None = None
         self._connecting = anyio.Lock()
@@ -56,7 +57,7 @@ class AsyncDriver:
 
     async def _connect(self, owner: ConnectionOwner) -> AsyncConnection:
         connection = await owner.group.start(
-            hold_connection, self._path, self._software, self._connect_timeout_s
+            hold_connection, self._path, self._hello, self._connect_timeout_s
         )
         assert isinstance(connection, AsyncConnection)
         return connection

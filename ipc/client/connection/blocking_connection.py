@@ -22,6 +22,7 @@ from typing import Any
 from ....backends.errors import InvalidArgument
 from ....wire.frames import READ_BYTES
 from ...greeting import connect_error, connect_timeout_error
+from ...messages import ClientHello
 from .core import ConnectionCore, closed_error, read_error
 from .inflight import InFlight
 from .outbox import Outbox
@@ -74,7 +75,7 @@ class BlockingConnection(ConnectionCore):
         """Whether the last read may not have been handled, because of an interrupt."""
 
     @classmethod
-    def connect(cls, path: str, software: str, timeout_s: float) -> BlockingConnection:
+    def connect(cls, path: str, hello: ClientHello, timeout_s: float) -> BlockingConnection:
         """Connect and exchange hellos.
 
         :raises ConnectionLost: no daemon answers there.
@@ -83,13 +84,13 @@ class BlockingConnection(ConnectionCore):
         """
         connection = cls(path)
         try:
-            connection._connect(software, time.monotonic() + timeout_s, timeout_s)
+            connection._connect(hello, time.monotonic() + timeout_s, timeout_s)
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _connect(self, software: str, until: float, timeout_s: float) -> None:
+    def _connect(self, hello: ClientHello, until: float, timeout_s: float) -> None:
         while True:
             try:
                 self._socket.connect(self.path)
@@ -100,7 +101,7 @@ class BlockingConnection(ConnectionCore):
                 time.sleep(_CONNECT_PAUSE_S)
             except OSError as exc:
                 raise connect_error(self.path, exc) from None
-        self.send_hello(software)
+        self.send_hello(hello)
         if not self._wait_until(lambda: self.greeted or self._lost is not None, until):
             raise connect_timeout_error(self.path, timeout_s)
         self.check_greeted()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
+from ...messages import ClientHello
 from .blocking_connection import BlockingConnection
 from .core import client_closed_error
 
@@ -17,10 +18,10 @@ R = TypeVar("R")
 class BlockingDriver:
     """The owner of a connection that threads share."""
 
-    def __init__(self, path: str, software: str, connect_timeout_s: float):
+    def __init__(self, path: str, hello: ClientHello, connect_timeout_s: float):
         self.connection: BlockingConnection | None = None
         self.closed = False
-        self._path, self._software = path, software
+        self._path, self._hello = path, hello
         self._connect_timeout_s = connect_timeout_s
         self._connecting = threading.RLock()
 
@@ -49,7 +50,7 @@ class BlockingDriver:
         return connection
 
     def _connect(self) -> BlockingConnection:
-        return BlockingConnection.connect(self._path, self._software, self._connect_timeout_s)
+        return BlockingConnection.connect(self._path, self._hello, self._connect_timeout_s)
 
     def _check_not_closed(self) -> None:
         if self.closed:

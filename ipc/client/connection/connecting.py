@@ -10,6 +10,7 @@ import anyio
 import anyio.abc
 
 from ...greeting import connect_error, connect_timeout_error
+from ...messages import ClientHello
 from .async_connection import AsyncConnection
 
 _CONNECT_PAUSE_S = 0.02
@@ -34,7 +35,7 @@ async def own_group() -> AsyncIterator[anyio.abc.TaskGroup]:
 
 async def hold_connection(
     path: str,
-    software: str,
+    hello: ClientHello,
     timeout_s: float,
     *,
     task_status: anyio.abc.TaskStatus[AsyncConnection] = anyio.TASK_STATUS_IGNORED,
@@ -54,7 +55,7 @@ async def hold_connection(
                 group.start_soon(connection.read_frames)
                 group.start_soon(connection.write_unsent)
                 group.start_soon(connection.watch_deadlines)
-                await connection.greet(software)
+                await connection.greet(hello)
             if scope.cancelled_caught:
                 raise connect_timeout_error(path, timeout_s)
             task_status.started(connection)

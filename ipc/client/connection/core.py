@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 
 from ....backends.errors import ConnectionLost, InferdError, Timeout, TooLarge, error_from_wire
 from ...greeting import read_server_hello
-from ...messages import PROTOCOL_VERSION, ClientHello, Kind, ServerHello
+from ...messages import ClientHello, Kind, ServerHello
 from ...payloads import pack_message
 from ..results import Metadata
 from .inflight import InFlight
@@ -141,9 +141,9 @@ class ConnectionCore(ABC):
             and self._outbox.unsent_bytes <= _OUTBOX_BYTES_MAX
         )
 
-    def send_hello(self, software: str) -> None:
+    def send_hello(self, hello: ClientHello) -> None:
         """Send the client's hello."""
-        self._send((Kind.HELLO, ClientHello(protocol=PROTOCOL_VERSION, software=software)))
+        self._send((Kind.HELLO, hello))
 
     def check_greeted(self) -> None:
         """Check the outcome of the exchange of hellos.

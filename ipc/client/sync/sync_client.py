@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
-from ...messages import ServerHello
+from ...messages import ClientHello, ServerHello
 from ..client import AsyncClient
 from ..connection.blocking_driver import BlockingDriver
 from ..connection.driver import Driver, run_blocking
@@ -100,8 +100,8 @@ class Session(SessionProperties):
 class _BlockingCalls(AsyncClient):
     """The asynchronous client with a driver that blocks."""
 
-    def _make_driver(self, path: str, software: str, connect_timeout_s: float) -> Driver:
-        return BlockingDriver(path, software, connect_timeout_s)
+    def _make_driver(self, path: str, hello: ClientHello, connect_timeout_s: float) -> Driver:
+        return BlockingDriver(path, hello, connect_timeout_s)
 
     def __repr__(self) -> str:
         return f"<Client of {self.path}>"
@@ -133,6 +133,8 @@ class Client:
         retries: int = 0,
         reconnect: bool = False,
         software: str = "",
+        label: str = "",
+        on_behalf_of: str = "",
     ):
         self._asynchronous = _BlockingCalls(
             path,
@@ -142,6 +144,8 @@ class Client:
             retries=retries,
             reconnect=reconnect,
             software=software,
+            label=label,
+            on_behalf_of=on_behalf_of,
         )
 
     def __repr__(self) -> str:

@@ -14,6 +14,7 @@ from inferd.backends.llama.loading.loader import load_llama
 from inferd.backends.llama.model import LlamaModel
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
+from inferd.scheduler.owner import Owner
 from tests.backends.driving import prefill, sample_tokens
 from tests.scheduler.doubles import iterate_engine
 from tests.tiny_gguf import write_tiny
@@ -43,7 +44,12 @@ def answer(model: Model, grammar: str, **fields: object) -> str:
     engine = Engine(model)
     params = SamplingParams(grammar=grammar, **fields)  # type: ignore[arg-type]
     spec = m.TaskSpec(
-        id=1, owner=1, tokens=m.pack_tokens(PROMPT), sampling=params, n_predict=450, special=False
+        id=1,
+        owner=Owner(1),
+        tokens=m.pack_tokens(PROMPT),
+        sampling=params,
+        n_predict=450,
+        special=False,
     )
     reports = iterate_engine(engine, [m.Submit(spec)])
     while not isinstance(reports[-1], m.Finished | m.Failed):

@@ -13,6 +13,7 @@ from inferd.backends.llama.loading.loader import load_llama
 from inferd.backends.llama.model import LlamaModel
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
+from inferd.scheduler.owner import Owner
 from tests.scheduler.doubles import iterate_engine
 from tests.tiny_gguf import write_tiny
 
@@ -49,7 +50,7 @@ def run(engine: Engine, *specs: m.TaskSpec) -> dict[int, list[m.Report]]:
 def turn(number: int, count: int = 100, **sampling: str) -> m.TaskSpec:
     return m.TaskSpec(
         id=number,
-        owner=number,
+        owner=Owner(number),
         tokens=m.pack_tokens(PROMPT),
         sampling=SamplingParams(temp=0, logit_bias=((B, -50.0),), **sampling),  # type: ignore[arg-type]
         n_predict=count,

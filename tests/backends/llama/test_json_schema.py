@@ -20,6 +20,7 @@ from inferd.backends.params.parameter_table import JSON_LAYOUTS
 from inferd.backends.params.schema_texts import SCHEMA_BYTES_MAX
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
+from inferd.scheduler.owner import Owner
 from tests.backends.llama.schemas import PATTERNS, REFUSED, SCHEMAS
 from tests.backends.walking import Walker, compiler_of, vocabulary
 from tests.models import smollm2
@@ -283,7 +284,9 @@ def test_answers_of_a_real_model_fit_the_schema(llama: Model, temp: float) -> No
 
 
 def _answer(engine: Engine, prompt: list[int], sampling: SamplingParams) -> tuple[str, m.TurnStats]:
-    spec = m.TaskSpec(id=1, owner=1, tokens=m.pack_tokens(prompt), sampling=sampling, n_predict=120)
+    spec = m.TaskSpec(
+        id=1, owner=Owner(1), tokens=m.pack_tokens(prompt), sampling=sampling, n_predict=120
+    )
     reports = iterate_engine(engine, [m.Submit(spec)])
     while not isinstance(reports[-1], m.Finished | m.Failed):
         reports += iterate_engine(engine, [])
@@ -313,7 +316,7 @@ def test_names_of_special_tokens_are_not_text_that_fits(
 def test_an_unsupported_schema_fails_the_turn_with_its_path(llama: Model) -> None:
     engine = Engine(llama)
     sampling = SamplingParams(json_schema='{"properties": {"a": {"not": {}}}}')
-    spec = m.TaskSpec(id=1, owner=1, tokens=m.pack_tokens([1, 2]), sampling=sampling)
+    spec = m.TaskSpec(id=1, owner=Owner(1), tokens=m.pack_tokens([1, 2]), sampling=sampling)
     reports = iterate_engine(engine, [m.Submit(spec)])
     assert isinstance(reports[-1], m.Failed)
     assert reports[-1].error["name"] == "InvalidArgument"

@@ -17,6 +17,7 @@ from inferd.backends.params import StoppingParams
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
+from inferd.scheduler.owner import Owner
 from tests.backends.driving import prefill
 from tests.backends.tiny import SLOTS, assert_as_from_scratch, tokens_of
 from tests.scheduler.doubles import iterate_engine
@@ -103,7 +104,7 @@ def spec_of(number: int = 1, prompt: list[int] = PROMPT, **fields: Any) -> m.Tas
     sampling = SamplingParams(**own)
     return m.TaskSpec(
         id=number,
-        owner=1,
+        owner=Owner(1),
         tokens=m.pack_tokens(prompt),
         sampling=sampling,
         **rest,

@@ -16,6 +16,7 @@ from inferd.backends.llama.sampling.chain import LlamaSampler
 from inferd.backends.params import StoppingParams
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
+from inferd.scheduler.owner import Owner
 from tests.backends.driving import prefill
 from tests.scheduler.doubles import iterate_engine
 from tests.tiny_gguf import write_tiny
@@ -149,7 +150,7 @@ def text_and_end(model: LlamaModel, params: SamplingParams, **stopping: object) 
     engine = Engine(model)
     spec = m.TaskSpec(
         id=1,
-        owner=1,
+        owner=Owner(1),
         tokens=m.pack_tokens(PROMPT),
         sampling=params,
         n_predict=200,

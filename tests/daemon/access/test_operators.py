@@ -15,6 +15,7 @@ from inferd.daemon.access.rights import Access
 from inferd.daemon.cli.monitoring.top.screen import Top
 from inferd.daemon.config.access_settings import Right, Rule
 from inferd.ipc.server.server_connection import ServerConnection
+from inferd.scheduler import Owner
 from inferd.testing import RunningDaemon
 from tests.daemon.cli.test_top_screen import shown, states, until
 from tests.daemon.command_line import document, inferd
@@ -70,20 +71,20 @@ def task_of(client: RawClient, context: int) -> dict[str, Any] | None:
 def test_others_turns_take_both_rights_and_one_s_own_none(may: tuple[str, ...]) -> None:
     rule = Rule(name="r", users=frozenset({BOB}), allow=frozenset(map(Right, may)))
     access, bob = Access([rule], own=0), connection_of(BOB)
-    assert access.may_control_turns_of(bob, BOB)
+    assert access.may_control_turns_of(bob, Owner(BOB))
     if may == ("see-all",):
         with pytest.raises(PermissionDenied) as caught:
-            access.may_control_turns_of(bob, ADA)
+            access.may_control_turns_of(bob, Owner(ADA))
         assert caught.value.data == {"right": "manage"}
         assert "allow = ['manage']" in caught.value.hint
     else:
-        assert access.may_control_turns_of(bob, ADA) == (set(may) >= {"manage", "see-all"})
+        assert access.may_control_turns_of(bob, Owner(ADA)) == (set(may) >= {"manage", "see-all"})
 
 
 def test_without_rules_root_and_the_daemons_user_are_operators_and_others_are_not() -> None:
     access = Access((), own=990)
     for uid, reaches in ((0, True), (990, True), (BOB, False)):
-        assert access.may_control_turns_of(connection_of(uid), ADA) is reaches
+        assert access.may_control_turns_of(connection_of(uid), Owner(ADA)) is reaches
 
 
 def connection_of(uid: int) -> ServerConnection:
@@ -256,7 +257,7 @@ def test_one_s_own_session_comes_first_and_an_id_of_several_users_is_refused() -
     with shared() as (daemon, ada, bob), RawClient(daemon.socket) as own:
         contexts = sorted((diary(ada), diary(bob)))
         outcome = inferd("cancel", DIARY, socket=daemon.socket)
-        assert outcome.exit_code == 1 and "2 users have a session" in outcome.stderr
+        assert outcome.exit_code == 1 and "2 users or labels have a session" in outcome.stderr
         assert f"give its number: {contexts[0]}, {contexts[1]}" in outcome.stderr
         ada.begin_stream(diary(ada), SECRET)
         mine = diary(own)

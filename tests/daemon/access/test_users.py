@@ -13,7 +13,7 @@ import pytest
 
 from inferd.backends.errors import InferdError, PermissionDenied
 from inferd.daemon.users import Users
-from inferd.ipc.messages import PROTOCOL_VERSION, Limits, ServerHello
+from inferd.ipc.messages import PROTOCOL_VERSION, ClientHello, Limits, ServerHello
 from inferd.ipc.server.server import Server
 from inferd.ipc.server.server_connection import Request, ServerConnection
 from inferd.testing import running_daemon
@@ -85,6 +85,12 @@ class OnlyItsOwn:
 
     async def run_call(self, request: Request) -> Any:
         raise AssertionError("a refused connection has no calls")
+
+    def connection_greeted(self, connection: ServerConnection, hello: ClientHello) -> None:
+        return
+
+    async def connection_delegated(self, connection: ServerConnection, hello: ClientHello) -> None:
+        return
 
     def connection_ended(self, connection: ServerConnection) -> None:
         pass

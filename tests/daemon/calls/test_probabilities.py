@@ -10,6 +10,7 @@ from inferd import Client
 from inferd.backends import SamplingParams
 from inferd.backends.errors import InvalidArgument
 from inferd.scheduler import messages as m
+from inferd.scheduler.owner import Owner
 from inferd.sessions.session.outputs import _probabilities
 from inferd.sessions.turn import PROBABILITIES_MAX, Turn
 from tests.raw import RawClient
@@ -61,7 +62,7 @@ def test_more_than_the_bound_is_refused(raw: RawClient) -> None:
 
 
 def test_metadata_has_probabilities_of_the_first_tokens_up_to_a_bound() -> None:
-    spec = m.TaskSpec(id=1, owner=1, tokens=b"", sampling=SamplingParams(n_probs=99))
+    spec = m.TaskSpec(id=1, owner=Owner(1), tokens=b"", sampling=SamplingParams(n_probs=99))
     turn = Turn(None, spec, lambda _: None)  # type: ignore[arg-type]
     one = m.TokenLogprob(7, b"a", -1.0, [m.TokenLogprob(7, b"a", -1.0)] * 99)
     for _ in range(PROBABILITIES_MAX // 100 + 5):

@@ -54,7 +54,7 @@ def test_a_rule_is_read_with_users_groups_rights_and_limits(tmp_path: Path) -> N
         [access.operators]
         users = ["{ROOT}", 1001]
         groups = ["{ROOTS}", 77]
-        allow = ["use", "manage", "see-all", "drain"]
+        allow = ["use", "manage", "see-all", "drain", "delegate"]
         priority-max = "urgent"
         [access.others]
         allow = ["use"]
@@ -135,7 +135,7 @@ def test_every_declared_key_is_accepted(tmp_path: Path) -> None:
         ),
         (
             "[access.r]\nallow = ['us']",
-            "[access.r] allow: 'us' is not one of use, manage, see-all, drain",
+            "[access.r] allow: 'us' is not one of use, manage, see-all, drain, delegate",
         ),
         (
             "[access.r]\nallow = 'use'",

@@ -16,6 +16,7 @@ from inferd.daemon.config.model_settings import ModelConfig
 from inferd.daemon.config.settings import Config
 from inferd.daemon.core import Daemon
 from inferd.daemon.models.specs import spec_of
+from inferd.scheduler import Owner
 from inferd.sessions.admission.bounds import Ticket
 from tests.daemon.other_users import Stranger
 
@@ -41,7 +42,9 @@ async def ticket_for(daemon: Daemon, name: str, monkeypatch: pytest.MonkeyPatch)
     with daemon.graphs.opening(connection, lease, Options()) as graph:
         pass
     params = SimpleNamespace(graph=graph.handle, priority="", queue_timeout_s=0.0, timeout_s=0.0)
-    request: Any = SimpleNamespace(call="embed", params=params, connection=connection, uid=1)
+    request: Any = SimpleNamespace(
+        call="embed", params=params, connection=connection, owner=Owner(1)
+    )
     monkeypatch.setattr(daemon.ledger, "add_ticket", refuse)
     with pytest.raises(Busy):
         await admitted("embed", compute)(daemon, request)

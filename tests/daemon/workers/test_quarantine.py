@@ -15,6 +15,7 @@ from inferd.daemon.workers.quarantine import (
     Quarantine,
 )
 from inferd.scheduler import messages as m
+from inferd.scheduler.owner import Owner
 from inferd.scheduler.priority import Priority
 
 GRAMMAR = SamplingParams(grammar='root ::= "x"')
@@ -35,7 +36,7 @@ class Scene:
 
 
 def task(text: str = "known", owner: int = 1, **fields: object) -> m.TaskSpec:
-    spec = m.TaskSpec(id=7, owner=owner, tokens=text.encode(), sampling=SamplingParams())
+    spec = m.TaskSpec(id=7, owner=Owner(owner), tokens=text.encode(), sampling=SamplingParams())
     return replace(spec, **fields)
 
 

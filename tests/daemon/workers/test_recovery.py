@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from signal import SIGABRT, SIGKILL
+from typing import Any
 
 import anyio
 import pytest
@@ -30,6 +31,7 @@ from inferd.daemon.workers.recovery import (
 from inferd.daemon.workers.tasks import WorkerListener
 from inferd.daemon.workers.worker import Worker
 from inferd.scheduler import messages as m
+from inferd.scheduler.owner import Owner
 from inferd.scheduler.priority import Requester
 from inferd.scheduler.recording.recorder import Activity, ActivityKind
 from inferd.sessions.turn import Turn
@@ -102,7 +104,7 @@ class Scene:
 
 def spec(number: int) -> m.TaskSpec:
     tokens = m.pack_tokens([number] * 5)
-    return m.TaskSpec(id=number, owner=1, tokens=tokens, sampling=SamplingParams())
+    return m.TaskSpec(id=number, owner=Owner(1), tokens=tokens, sampling=SamplingParams())
 
 
 async def test_all_tasks_continue_at_once_and_suspects_are_computed_alone() -> None:
@@ -245,10 +247,9 @@ async def test_a_continued_task_includes_the_tokens_already_sent() -> None:
 
 async def test_open_credit_and_token_requests_stay_open() -> None:
     line = FakeWorkerClient()
-    push = Turn(line, m.TaskSpec(id=1, owner=1, tokens=b"", sampling=SamplingParams(), credit=3),
-                lambda _: None)  # fmt: skip
-    pull = Turn(line, m.TaskSpec(id=2, owner=1, tokens=b"", sampling=SamplingParams(), pull=True),
-                lambda _: None)  # fmt: skip
+    fields: dict[str, Any] = {"owner": Owner(1), "tokens": b"", "sampling": SamplingParams()}
+    push = Turn(line, m.TaskSpec(id=1, credit=3, **fields), lambda _: None)
+    pull = Turn(line, m.TaskSpec(id=2, pull=True, **fields), lambda _: None)
     push.report(m.Tokens(1, [7], b"x"))
     push.add_credit(2)
     before = push.continue_on(line), pull.continue_on(line)
@@ -500,7 +501,7 @@ async def test_a_predecessor_that_was_unloaded_after_a_swap_is_not_loaded_again(
 async def test_tokens_that_crash_the_process_are_refused_to_their_user_alone() -> None:
     sent: list[m.Command] = []
     client = ProcessClient(ModelSpec(name="m"), Listener(), sent.append, anyio.Event())
-    texts = client.texts_of(Requester(7))
+    texts = client.texts_of(Requester(Owner(7)))
 
     async def detokenize(token: int) -> None:
         with pytest.raises(WorkerCrashed) as caught:
@@ -518,4 +519,6 @@ async def test_tokens_that_crash_the_process_are_refused_to_their_user_alone() -
             client.settle(-SIGABRT)
     with pytest.raises(QuotaExceeded):
         await texts.detokenize([100])
-    assert client.quarantine.refusal_of_text("m", m.NOBODY.owner, b"") is None, "stats, queue, park"
+    assert client.quarantine.refusal_of_text("m", m.NOBODY.owner.user, b"") is None, (
+        "stats, queue, park"
+    )

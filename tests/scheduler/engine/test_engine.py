@@ -11,6 +11,7 @@ from inferd.backends.echo.options import EchoOptions
 from inferd.backends.errors import InvalidArgument
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
+from inferd.scheduler.owner import Owner
 from inferd.scheduler.priority import Priority
 from tests.scheduler.doubles import Bench
 
@@ -113,7 +114,7 @@ def test_a_prompt_that_does_not_fit_is_refused_with_both_numbers() -> None:
 def test_tokens_outside_the_vocabulary_are_refused() -> None:
     bench = Bench()
     spec = m.TaskSpec(
-        id=1, owner=1, tokens=m.pack_tokens([1, 9999]), sampling=bench.spec(1).sampling
+        id=1, owner=Owner(1), tokens=m.pack_tokens([1, 9999]), sampling=bench.spec(1).sampling
     )
 
     bench.run(m.Submit(spec))
@@ -146,7 +147,9 @@ def test_the_next_turn_computes_only_its_new_tokens() -> None:
     bench.run(bench.submit(1, "hello"))
     history = [*bench.model.tokenize(b"hello", special=False, bos=True), *b"hello"]
     prompt = [*history, *bench.model.tokenize(b"again", special=False, bos=True)]
-    spec = m.TaskSpec(id=2, owner=1, tokens=m.pack_tokens(prompt), sampling=bench.spec(1).sampling)
+    spec = m.TaskSpec(
+        id=2, owner=Owner(1), tokens=m.pack_tokens(prompt), sampling=bench.spec(1).sampling
+    )
 
     bench.run(m.Submit(spec))
 

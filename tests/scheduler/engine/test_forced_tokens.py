@@ -15,6 +15,7 @@ from inferd.backends.params import StoppingParams
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.answers import FORCED_MAX
+from inferd.scheduler.owner import Owner
 from tests.scheduler.doubles import Bench
 
 FORCED = EchoOptions(forced="=-")
@@ -200,7 +201,9 @@ def test_a_turn_that_continues_in_another_worker_forces_the_same_tokens() -> Non
         answer = bench.model.tokenize(text[:done].encode(), special=False, bos=False)
         point = m.ResumePoint(output_tokens=done, text_bytes=done, forced_tokens=1)
         tokens = m.pack_tokens(prompt + answer)
-        spec = m.TaskSpec(id=done, owner=1, tokens=tokens, sampling=GRAMMAR, resume_point=point)
+        spec = m.TaskSpec(
+            id=done, owner=Owner(1), tokens=tokens, sampling=GRAMMAR, resume_point=point
+        )
         bench.run(m.Submit(spec))
         assert bench.text(done).decode() == text[done:]
         left = 1 + sum(text[done:].count(letter) for letter in "=-")

@@ -20,6 +20,7 @@ from inferd.backends.llama.loading.loader import load_llama
 from inferd.backends.llama.model import LlamaModel
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
+from inferd.scheduler.owner import Owner
 from tests.backends.grammars.test_fuzz import MAKERS, SECONDS, SEED
 from tests.models import smollm2
 
@@ -59,7 +60,11 @@ class Neighbourhood:
         tokens = m.pack_tokens(PROMPT)
         return m.Submit(
             m.TaskSpec(
-                id=self._number, owner=owner, tokens=tokens, sampling=sampling, n_predict=count
+                id=self._number,
+                owner=Owner(owner),
+                tokens=tokens,
+                sampling=sampling,
+                n_predict=count,
             )
         )
 

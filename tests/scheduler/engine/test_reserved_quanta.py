@@ -150,7 +150,9 @@ def test_no_more_owners_of_reserved_quanta_are_remembered_than_there_may_be() ->
     for owner in range(1, 6):
         low = task_of(bench, owner, Priority.LOW)
         reserved.give_quantum([low], busy, bench.engine.tasks.order(), 0, bench.now + 60)
-        assert low.reserved_tokens and len(reserved._last) <= 3
+        assert (
+            low.reserved_tokens and len(reserved._last_of_user) == len(reserved._last_of_owner) <= 3
+        )
 
 
 def task_of(bench: Bench, owner: int, priority: Priority) -> Task:

@@ -22,6 +22,7 @@ from inferd.scheduler.engine.tokenizing import (
     RENDER_CHARGED_S,
     TokenizeQueue,
 )
+from inferd.scheduler.owner import Owner
 from inferd.scheduler.policy.thread_share import BURST_S, SHARE
 from inferd.scheduler.priority import Requester
 from inferd.scheduler.recording.recorder import Recorder
@@ -122,7 +123,9 @@ class SlowTemplate(EchoModel):
 
 
 def chat(number: int, owner: int = 1) -> m.ChatPrompt:
-    return m.ChatPrompt(number, [{"role": "user", "content": "hi"}], "", requester=Requester(owner))
+    return m.ChatPrompt(
+        number, [{"role": "user", "content": "hi"}], "", requester=Requester(Owner(owner))
+    )
 
 
 def test_a_long_rendering_delays_no_other_request() -> None:
@@ -255,7 +258,7 @@ def wait_for_thread(bench: Bench) -> None:
 def test_steps_go_on_while_a_long_text_is_tokenized() -> None:
     model = Guarded()
     bench, text = bench_of(model), b"x" * 40_000
-    bench.iterate(m.Tokenize(7, text, special=False, bos=False, requester=Requester(2)))
+    bench.iterate(m.Tokenize(7, text, special=False, bos=False, requester=Requester(Owner(2))))
     bench.run(bench.submit(1, "hello"), m.Tokenize(8, b"short", special=False, bos=False))
     assert bench.text(1) == b"hello"
     assert bench.engine.wait_s_max() is None, "the thread wakes the engine"
@@ -270,9 +273,14 @@ def test_long_texts_of_two_users_alternate_and_errors_reach_their_senders() -> N
     model.gate.set()
     bench = bench_of(model)
     bench.iterate(
-        *(m.Tokenize(i, b"a" * 20_000, False, False, requester=Requester(1)) for i in range(4)),
-        m.Tokenize(10, b"bad" * 10_000, False, False, requester=Requester(2)),
-        m.ChatPrompt(11, [{"role": "user", "content": "b" * 20_000}], "", requester=Requester(2)),
+        *(
+            m.Tokenize(i, b"a" * 20_000, False, False, requester=Requester(Owner(1)))
+            for i in range(4)
+        ),
+        m.Tokenize(10, b"bad" * 10_000, False, False, requester=Requester(Owner(2))),
+        m.ChatPrompt(
+            11, [{"role": "user", "content": "b" * 20_000}], "", requester=Requester(Owner(2))
+        ),
     )
     answered: list[int] = []
     while len(answered) < 6:
@@ -304,8 +312,8 @@ def test_another_users_text_overtakes_the_rest_of_a_long_detokenization() -> Non
     bench.engine = Engine(bench.model, seconds=lambda: bench.now)
     tokens = m.pack_tokens([65] * (3 * PIECES + 1))
     reports = bench.iterate(
-        m.Detokenize(1, tokens, Requester(1)),
-        m.Tokenize(2, b"hi", special=False, bos=False, requester=Requester(2)),
+        m.Detokenize(1, tokens, Requester(Owner(1))),
+        m.Tokenize(2, b"hi", special=False, bos=False, requester=Requester(Owner(2))),
     )
     assert [r.id for r in reports if isinstance(r, m.CommandResult)] == [2, 1]
     assert reports[1] == m.CommandResult(1, b"A" * (3 * PIECES + 1))
@@ -339,7 +347,8 @@ def test_a_stream_keeps_nine_tenths_of_its_pace_beside_texts_of_another_user() -
     while not bench.tokens(1):
         bench.iterate()
     texts = [
-        m.Tokenize(i, b"y" * 15_000, False, False, requester=Requester(2)) for i in range(10, 14)
+        m.Tokenize(i, b"y" * 15_000, False, False, requester=Requester(Owner(2)))
+        for i in range(10, 14)
     ]
     began, before = bench.now, len(bench.tokens(1))
     answered = bench.iterate(*texts)
@@ -357,7 +366,7 @@ SLOW = SamplingParams(grammar="root ::= .*")
 def hold_back_texts(bench: Bench, owner: int) -> None:
     """Let an owner's texts use up their share, beside a task of owner 1 that computes."""
     bench.iterate(bench.submit(1, "hello" * 20))
-    bench.engine.tokenizing._share.charge_owner(owner, 1.0, bench.now)
+    bench.engine.tokenizing._share.charge_user(owner, 1.0, bench.now)
 
 
 def test_a_sampler_with_a_grammar_is_made_once_and_in_the_share_of_its_owner() -> None:

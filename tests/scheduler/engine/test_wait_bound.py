@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
+from inferd.scheduler.owner import Owner
 from inferd.scheduler.priority import Priority
 from inferd.scheduler.task import Task, TaskState
 from tests.scheduler.doubles import Bench
@@ -27,7 +28,7 @@ class Crowd:
         self.engine = self.bench.engine
         self.owners, self.rng = owners, rng
         self.submitted = 0
-        self.engine.tasks.owners.served[owner] += rng.choice([0, 0, 50, 300])
+        self.engine.tasks.owners.count(Owner(owner), rng.choice([0, 0, 50, 300]))
         for _ in range(3):
             self.iterate()
         spec = self.bench.submit(TARGET, "the one who waits", owner=owner, priority=priority)
@@ -63,9 +64,10 @@ class Crowd:
 
     def lead(self) -> int:
         """Return by how much its owner was served more than each other owner."""
-        served = self.engine.tasks.owners.served
-        mine = served[self.target.spec.owner]
-        return sum(max(0, mine - served[o]) for o in range(1, self.owners + 1))
+        owners = self.engine.tasks.owners
+        mine, _ = owners.served(self.target.spec.owner)
+        others = (owners.served(Owner(o))[0] for o in range(1, self.owners + 1))
+        return sum(max(0, mine - served) for served in others)
 
 
 @hypothesis.settings(max_examples=60, deadline=None, derandomize=True)

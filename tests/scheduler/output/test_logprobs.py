@@ -12,6 +12,7 @@ from inferd.backends import Model, ModelSpec, SamplingParams, load_model
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
 from inferd.scheduler.output.logprobs import describe_logprobs
+from inferd.scheduler.owner import Owner
 from tests.models import smollm2
 from tests.scheduler.doubles import iterate_engine
 
@@ -25,7 +26,9 @@ def reports_of(
     engine = Engine(model)
     prompt = model.tokenize(text, special=False, bos=True)
     params = SamplingParams(**fields)  # type: ignore[arg-type]
-    spec = m.TaskSpec(id=1, owner=1, tokens=m.pack_tokens(prompt), sampling=params, n_predict=count)
+    spec = m.TaskSpec(
+        id=1, owner=Owner(1), tokens=m.pack_tokens(prompt), sampling=params, n_predict=count
+    )
     reports = iterate_engine(engine, [m.Submit(spec)])
     while not isinstance(reports[-1], m.Finished | m.Failed):
         reports += iterate_engine(engine, [])

@@ -6,8 +6,9 @@ from itertools import groupby
 
 from inferd.scheduler import EngineSettings
 from inferd.scheduler.kv.slots import Slot
+from inferd.scheduler.owner import Owner, OwnerClock
 from inferd.scheduler.policy.adapter_quantum import ADAPTER_SETS_MAX, AdapterQuantum, plan_adapters
-from inferd.scheduler.policy.plan import OwnerClock, plan_tokens
+from inferd.scheduler.policy.plan import plan_tokens
 from inferd.scheduler.priority import Priority
 from tests.scheduler.doubles import Bench
 from tests.scheduler.policy.test_plan import (
@@ -87,10 +88,10 @@ def test_the_adapters_of_an_owner_served_more_wait_for_others() -> None:
     slots, owners = slots_of(2), OwnerClock()
     decoding(slots[0], task(1, owner=1))
     decoding(slots[1], task(2, owner=2, adapters=A))
-    owners.served[2] += 500
+    owners.count(Owner(2), 500)
 
     assert after(slots, AdapterQuantum(NONE, QUANTUM), owners) == NONE
-    owners.served[1] += 500
+    owners.count(Owner(1), 500)
     assert after(slots, AdapterQuantum(NONE, QUANTUM), owners) == A
 
 

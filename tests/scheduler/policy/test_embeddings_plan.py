@@ -5,9 +5,10 @@ from __future__ import annotations
 from inferd.backends import EmbedInfo, SamplingParams
 from inferd.backends.embedder import EmbedSpec
 from inferd.scheduler.messages import TaskSpec, pack_tokens
+from inferd.scheduler.owner import Owner, OwnerClock
 from inferd.scheduler.policy.cost import StepCost, StepLoad
 from inferd.scheduler.policy.embeddings_plan import embeds_next, plan_text_tokens, plan_texts
-from inferd.scheduler.policy.plan import Order, OwnerClock
+from inferd.scheduler.policy.plan import Order
 from inferd.scheduler.priority import Priority
 from inferd.scheduler.settings import EngineSettings
 from inferd.scheduler.task import Task, TaskState
@@ -22,7 +23,7 @@ def task(
 ) -> Task:
     spec = TaskSpec(
         id=number,
-        owner=owner,
+        owner=Owner(owner),
         tokens=pack_tokens(range(tokens)),
         sampling=SamplingParams(),
         priority=priority,

@@ -11,9 +11,10 @@ import pytest
 
 from inferd.backends import SamplingParams
 from inferd.scheduler.messages import TaskSpec, pack_tokens
+from inferd.scheduler.owner import Owner, OwnerClock
 from inferd.scheduler.policy.cost import StepCost, StepLoad
 from inferd.scheduler.policy.forced_chunks import plan_forced
-from inferd.scheduler.policy.plan import Order, OwnerClock, plan_tokens
+from inferd.scheduler.policy.plan import Order, plan_tokens
 from inferd.scheduler.priority import Priority
 from inferd.scheduler.settings import EngineSettings
 from inferd.scheduler.task import Task
@@ -35,7 +36,9 @@ class Machine(StepCost):
 def decoding(forced: int = 0, priority: Priority = Priority.NORMAL) -> Task:
     """Return a task that has a sampled token, and *forced* ones behind it, to compute."""
     tokens = pack_tokens(range(10))
-    spec = TaskSpec(id=1, owner=1, tokens=tokens, sampling=SamplingParams(), priority=priority)
+    spec = TaskSpec(
+        id=1, owner=Owner(1), tokens=tokens, sampling=SamplingParams(), priority=priority
+    )
     task = Task.from_spec(spec, arrival=1, clock=0, now=0.0)
     task.computed = len(task.tokens)
     task.tokens += [7] * (1 + forced)

@@ -6,7 +6,8 @@ import pytest
 
 from inferd.backends import SamplingParams
 from inferd.scheduler.messages import TaskSpec, pack_tokens
-from inferd.scheduler.policy.plan import Order, OwnerClock
+from inferd.scheduler.owner import Owner, OwnerClock
+from inferd.scheduler.policy.plan import Order
 from inferd.scheduler.policy.slow_sampling import SLOW_S, TIMEOUT_AT, SlowSampling
 from inferd.scheduler.priority import Priority
 from inferd.scheduler.settings import EngineSettings
@@ -22,7 +23,7 @@ def task(
     owner: int, sampling: SamplingParams = GRAMMAR, priority: Priority = Priority.NORMAL
 ) -> Task:
     spec = TaskSpec(
-        id=owner, owner=owner, tokens=pack_tokens([1]), sampling=sampling, priority=priority
+        id=owner, owner=Owner(owner), tokens=pack_tokens([1]), sampling=sampling, priority=priority
     )
     return Task.from_spec(spec, arrival=owner, clock=0, now=0.0)
 

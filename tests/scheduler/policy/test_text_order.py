@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from inferd.scheduler.owner import Owner
 from inferd.scheduler.policy.text_order import AGEING_S, TextOrder
 from inferd.scheduler.priority import Priority, Requester
 
-ADA, BOB = Requester(1), Requester(2)
+ADA, BOB = Requester(Owner(1)), Requester(Owner(2))
 
 
 def order_of(order: TextOrder[str], seconds: float = 0.01) -> list[str]:
@@ -31,22 +32,22 @@ def test_owners_alternate_however_many_requests_one_has() -> None:
 def test_a_higher_class_precedes() -> None:
     order: TextOrder[str] = TextOrder()
     order.add_request(ADA, "normal")
-    order.add_request(Requester(1, Priority.LOW), "low")
-    order.add_request(Requester(2, Priority.HIGH), "high")
+    order.add_request(Requester(Owner(1), Priority.LOW), "low")
+    order.add_request(Requester(Owner(2), Priority.HIGH), "high")
     assert order_of(order) == ["high", "normal", "low"]
 
 
 def test_a_waiting_request_rises_with_the_work_for_others() -> None:
     order: TextOrder[str] = TextOrder()
-    order.add_request(Requester(1, Priority.LOW), "low")
+    order.add_request(Requester(Owner(1), Priority.LOW), "low")
     answered, seconds = 0, 0.0
     while True:
-        order.add_request(Requester(2, Priority.URGENT), "urgent")
+        order.add_request(Requester(Owner(2), Priority.URGENT), "urgent")
         requester = order.next_requester()
         assert requester is not None
         if order.remove_first(requester) == "low":
             break
-        order.count_work(2, 0.1)
+        order.count_work(Owner(2), 0.1)
         answered, seconds = answered + 1, seconds + 0.1
     assert seconds <= 3 * AGEING_S + 0.2
 
@@ -54,7 +55,7 @@ def test_a_waiting_request_rises_with_the_work_for_others() -> None:
 def test_an_owner_who_returns_has_no_credit_from_idle_times() -> None:
     order: TextOrder[str] = TextOrder()
     order.add_request(ADA, "first")
-    order.count_work(1, 100.0)
+    order.count_work(Owner(1), 100.0)
     order.add_request(BOB, "second")
     order.add_request(BOB, "third")
     assert order_of(order, 1.0)[0] == "first"
@@ -66,4 +67,4 @@ def test_only_those_that_may_be_answered_are() -> None:
     assert order.next_requester(lambda requester: requester != ADA) is None
     order.add_request(BOB, "bob")
     assert order.next_requester(lambda requester: requester != ADA) == BOB
-    assert (len(order), order.owners) == (2, {1, 2})
+    assert (len(order), order.users) == (2, {1, 2})

@@ -14,7 +14,7 @@ def worked_s(
     now, worked = 0.0, 0.0
     while now < seconds:
         if share.may_work(owner, now):
-            share.charge_owner(owner, one_s, now, owners)
+            share.charge_user(owner, one_s, now, owners)
             worked += one_s
             now += one_s
         else:
@@ -38,7 +38,7 @@ def test_the_first_work_waits_for_nothing_and_others_owe_nothing() -> None:
     share = ThreadShare()
     done = 0.0
     while share.may_work(1, 0.0):
-        share.charge_owner(1, 0.003, 0.0)
+        share.charge_user(1, 0.003, 0.0)
         done += 0.003
     assert BURST_S <= done < BURST_S + 0.003
     assert share.may_work(2, 0.0)
@@ -47,5 +47,5 @@ def test_the_first_work_waits_for_nothing_and_others_owe_nothing() -> None:
 def test_debts_that_are_paid_are_forgotten() -> None:
     share = ThreadShare()
     for owner in range(10_000):
-        share.charge_owner(owner, 0.001, float(owner))
+        share.charge_user(owner, 0.001, float(owner))
     assert len(share._paid_at) == 1

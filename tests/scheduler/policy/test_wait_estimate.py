@@ -83,7 +83,7 @@ def test_a_lower_class_waits_for_the_end_of_higher_ones_or_for_a_reserved_quantu
     two = [QueuedTask(RemainingWork(0, 10), 0, 0, idle_s=idle_s) for idle_s in (5, 6)]
     assert starts([endless(high)], two, 1) == [350.0, 30.0], "the one that waits longer is first"
     assert starts([endless(high)], [low], 1, reserved_after=1000) == [100.0]
-    of_two = [QueuedTask(RemainingWork(0, 10), 0, 0, owner=o, idle_s=i) for o, i in
+    of_two = [QueuedTask(RemainingWork(0, 10), 0, 0, user=o, idle_s=i) for o, i in
               ((1, 7), (1, 6), (2, 5))]  # fmt: skip
     assert starts([endless(high)], of_two, 1) == [30.0, 670.0, 350.0], "owners take turns"
 
@@ -98,7 +98,7 @@ def test_a_lower_class_rises_with_the_tokens_computed_meanwhile() -> None:
 
 
 def test_an_owner_who_was_served_more_waits_for_the_others() -> None:
-    served = QueuedTask(RemainingWork(0, 10), served=70)
+    served = QueuedTask(RemainingWork(0, 10), served=(70, 0))
 
     assert starts([endless(quantum=200)], [served], 1) == pytest.approx([7.0])
 

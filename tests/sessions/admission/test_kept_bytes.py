@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from inferd.backends.errors import QuotaExceeded
+from inferd.scheduler.owner import Owner
 from inferd.sessions.admission.bounds import AdmissionBounds
 from inferd.sessions.admission.kept_bytes import KeptBytes, MemoryMeter, memory_bytes
 from inferd.sessions.admission.quotas import Quota
@@ -64,28 +65,28 @@ def test_a_meter_counts_as_the_memory_and_walks_each_value_once(
 
 def test_sums_follow_the_holders_of_each_user() -> None:
     kept = KeptBytes(AdmissionBounds(1, 1, session_bytes_owner_max=100))
-    kept.add_holder("s", 1, 40)
-    kept.add_holder("g", 1, 20)
-    kept.add_holder("t", 2, 99)
+    kept.add_holder("s", Owner(1), 40)
+    kept.add_holder("g", Owner(1), 20)
+    kept.add_holder("t", Owner(2), 99)
     assert (kept.open_bytes(1), kept.left_for_dormant(1)) == (60, 40)
-    kept.check_growth(1, 40)
+    kept.check_growth(Owner(1), 40)
     with pytest.raises(QuotaExceeded) as caught:
-        kept.check_growth(1, 41)
+        kept.check_growth(Owner(1), 41)
     bound = {"bound": "session-bytes-user-max", "bytes": 60, "more": 41, "bytes_max": 100}
     assert caught.value.data == bound
     kept.set_bytes("s", 10)
     kept.set_bytes("unknown", 1000)
-    kept.check_growth(1, 70)
+    kept.check_growth(Owner(1), 70)
     kept.remove_holder("s")
     kept.remove_holder("g")
-    assert kept.open_bytes(1) == 0 and kept._by_owner == {2: 99}
+    assert kept.open_bytes(1) == 0 and kept._open.users() == {2: 99}
 
 
 def test_a_session_past_the_bound_may_shrink() -> None:
     kept = KeptBytes(AdmissionBounds(1, 1, session_bytes_owner_max=100))
-    kept.add_holder("s", 1, 200)
-    kept.check_growth(1, 0)
-    kept.check_growth(1, -50)
+    kept.add_holder("s", Owner(1), 200)
+    kept.check_growth(Owner(1), 0)
+    kept.check_growth(Owner(1), -50)
 
 
 def test_an_access_rule_replaces_the_bound() -> None:

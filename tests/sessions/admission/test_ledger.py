@@ -17,6 +17,7 @@ from inferd.backends.echo.options import EchoOptions
 from inferd.backends.errors import Busy
 from inferd.scheduler.engine.engine import Engine
 from inferd.scheduler.messages import TurnStats
+from inferd.scheduler.owner import Owner
 from inferd.scheduler.priority import Priority
 from inferd.sessions import (
     AdmissionBounds,
@@ -37,7 +38,7 @@ FULL_STEP_S = STEP_S + 64 * ROW_S
 
 
 def ticket(owner: int = 1, tokens: int = 10, **fields: object) -> Ticket:
-    return Ticket(owner, "m", 1, Priority.NORMAL, tokens, **fields)  # type: ignore[arg-type]
+    return Ticket(Owner(owner), "m", 1, Priority.NORMAL, tokens, **fields)  # type: ignore[arg-type]
 
 
 def ledger(
@@ -115,12 +116,12 @@ def test_who_runs_or_has_ended_waits_no_more() -> None:
 
 def test_the_place_in_a_refusal_follows_priority_and_fair_order() -> None:
     it = ledger(tasks=4)
-    taken(it, ticket(1), ticket(1), ticket(1), Ticket(2, "other", 1, Priority.NORMAL, 10))
+    taken(it, ticket(1), ticket(1), ticket(1), Ticket(Owner(2), "other", 1, Priority.NORMAL, 10))
 
     with pytest.raises(Busy) as caught:
         it.admit_turn(ticket(2))
     with pytest.raises(Busy) as urgent:
-        it.admit_turn(Ticket(2, "m", 1, Priority.URGENT, 10))
+        it.admit_turn(Ticket(Owner(2), "m", 1, Priority.URGENT, 10))
 
     assert caught.value.data["position"] == 2
     assert urgent.value.data["position"] == 1
@@ -129,7 +130,7 @@ def test_the_place_in_a_refusal_follows_priority_and_fair_order() -> None:
 def test_rates_of_models_that_never_come_again_are_forgotten() -> None:
     it = ledger()
     for number in range(_FORECASTS_MAX + 10):
-        one = Ticket(1, f"descriptor-{number}", 1, Priority.NORMAL, 10)
+        one = Ticket(Owner(1), f"descriptor-{number}", 1, Priority.NORMAL, 10)
         it.admit_turn(one)
         it.move_ticket(one, SessionState.RUNNING)
         it.move_ticket(one, SessionState.DONE)
@@ -209,7 +210,7 @@ class Crowd:
     async def arrives(self) -> None:
         """Let one more turn come, of a length that is known beforehand."""
         self.count += 1
-        owner = self.random.randint(1, 3)
+        owner = Owner(self.random.randint(1, 3))
         settings = SessionSettings(Parameters({}))
         self.last = session = Session(self.count, owner, Source(self.port), self.ledger, settings)
         prompt = self.random.randint(20, 120)
@@ -227,7 +228,7 @@ class Crowd:
                 self.port.run()
         self.port.run()
 
-    async def refused(self) -> tuple[int, int, float]:
+    async def refused(self) -> tuple[Owner, int, float]:
         """Add turns until one is refused; return owner, prompt tokens, and the predicted time."""
         while True:
             try:
@@ -237,7 +238,7 @@ class Crowd:
                 return self.last.owner, len(self.last.conversation.prompt), exc.retry_after_s
             self.port.turn()
 
-    def room_s(self, owner: int, prompt_tokens: int) -> float:
+    def room_s(self, owner: Owner, prompt_tokens: int) -> float:
         """Return after how many seconds there is room for such a prompt."""
         start = self.bench.now
         while True:

@@ -9,10 +9,12 @@ import pytest
 
 from inferd.backends.errors import Busy, PermissionDenied, QuotaExceeded
 from inferd.scheduler.messages import TurnStats
+from inferd.scheduler.owner import Owner
 from inferd.scheduler.priority import Priority
 from inferd.sessions import AdmissionBounds, Ledger, Quota, TurnOptions, check_priority
 from inferd.sessions.admission import quotas
 from inferd.sessions.admission.bounds import Ticket
+from inferd.sessions.admission.label_shares import OwnerCounts
 from inferd.sessions.admission.quotas import NO_QUOTA, Spending
 from inferd.sessions.table import SessionState
 from tests.sessions.doubles import Harness
@@ -25,8 +27,10 @@ SOON_S = 0.002
 
 def refused_for_s(spending: Spending, quota: Quota, now: float, under_way: int = 0) -> float:
     """Return the seconds after which a refused turn may retry; 0: it is admitted."""
+    counts = OwnerCounts()
+    counts.add(Owner(1), under_way)
     try:
-        spending.check(1, quota, under_way, now)
+        spending.check(Owner(1), quota, counts, now)
     except QuotaExceeded as exc:
         return exc.retry_after_s
     return 0.0
@@ -37,7 +41,7 @@ def refused_for_s(spending: Spending, quota: Quota, now: float, under_way: int =
 def test_a_refusal_has_the_first_moment_of_admission(limit: int, spent: int) -> None:
     spending, quota = Spending(), Quota(rule="r", tokens_per_minute=limit)
     began = 1234.5
-    spending.add(1, quota, limit + spent, began)
+    spending.add(Owner(1), quota, limit + spent, began)
 
     predicted_s = refused_for_s(spending, quota, began)
 
@@ -48,16 +52,16 @@ def test_a_refusal_has_the_first_moment_of_admission(limit: int, spent: int) -> 
 
 def test_a_user_with_one_token_left_is_admitted_and_pays_the_rest_later() -> None:
     spending = Spending()
-    spending.add(1, A_MINUTE, 59, 0.0)
+    spending.add(Owner(1), A_MINUTE, 59, 0.0)
     assert refused_for_s(spending, A_MINUTE, 0.0) == 0
-    spending.add(1, A_MINUTE, 121, 0.0)
+    spending.add(Owner(1), A_MINUTE, 121, 0.0)
     assert refused_for_s(spending, A_MINUTE, 0.0) == pytest.approx(121, abs=SOON_S)
 
 
 def test_what_was_saved_in_quiet_times_is_one_minutes_tokens_and_no_more() -> None:
     spending = Spending()
-    spending.add(1, A_MINUTE, 1, 0.0)
-    spending.add(1, A_MINUTE, 60, 86_400.0)
+    spending.add(Owner(1), A_MINUTE, 1, 0.0)
+    spending.add(Owner(1), A_MINUTE, 60, 86_400.0)
     assert refused_for_s(spending, A_MINUTE, 86_400.0) == pytest.approx(1, abs=SOON_S)
 
 
@@ -69,9 +73,9 @@ def test_what_turns_under_way_take_counts_before_they_end() -> None:
 
 def test_a_refusal_has_the_numbers_and_says_where_the_bound_is() -> None:
     spending = Spending()
-    spending.add(1, A_MINUTE, 70, 0.0)
+    spending.add(Owner(1), A_MINUTE, 70, 0.0)
     with pytest.raises(QuotaExceeded, match=r"70 tokens; the limit is 60 a minute") as caught:
-        spending.check(1, A_MINUTE, 0, 0.0)
+        spending.check(Owner(1), A_MINUTE, OwnerCounts(), 0.0)
     error = caught.value
     assert isinstance(error, Busy) and error.retryable
     assert error.data == {
@@ -85,33 +89,33 @@ def test_a_refusal_has_the_numbers_and_says_where_the_bound_is() -> None:
 
 def test_another_limit_holds_at_once() -> None:
     spending = Spending()
-    spending.add(1, A_MINUTE, 90, 0.0)
+    spending.add(Owner(1), A_MINUTE, 90, 0.0)
     assert refused_for_s(spending, Quota(tokens_per_minute=91), 0.0) == 0
     assert refused_for_s(spending, NO_QUOTA, 0.0) == 0
 
 
 def test_users_do_not_spend_each_others() -> None:
     spending = Spending()
-    spending.add(2, A_MINUTE, 1000, 0.0)
+    spending.add(Owner(2), A_MINUTE, 1000, 0.0)
     assert refused_for_s(spending, A_MINUTE, 0.0) == 0
 
 
 def test_who_misses_nothing_is_forgotten_and_no_more_than_so_many_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(quotas, "_USERS_MAX", 4)
+    monkeypatch.setattr(quotas, "_OWNERS_MAX", 4)
     spending = Spending()
-    spending.add(1, A_MINUTE, 5, 0.0)
-    spending.add(1, A_MINUTE, -5, 0.0)
+    spending.add(Owner(1), A_MINUTE, 5, 0.0)
+    spending.add(Owner(1), A_MINUTE, -5, 0.0)
     assert len(spending) == 0
     for user in range(4):
-        spending.add(user, A_MINUTE, 600, 0.0)
-    spending.add(4, A_MINUTE, 600, 1.0)
+        spending.add(Owner(user), A_MINUTE, 600, 0.0)
+    spending.add(Owner(4), A_MINUTE, 600, 1.0)
     assert len(spending) == 4, "who has spent nothing for longest is let off"
     for user in range(10, 13):
-        spending.add(user, A_MINUTE, 600, 700.0)
+        spending.add(Owner(user), A_MINUTE, 600, 700.0)
     assert len(spending) == 3, "those before have everything back"
-    spending.add(20, NO_QUOTA, 600, 700.0)
+    spending.add(Owner(20), NO_QUOTA, 600, 700.0)
     assert len(spending) == 3, "who has no bound is not counted"
 
 
@@ -147,7 +151,7 @@ class Book:
         *,
         quota_checked: bool = False,
     ) -> Ticket:
-        ticket = Ticket(owner, "m", 1, priority, prompt, quota_checked=quota_checked)
+        ticket = Ticket(Owner(owner), "m", 1, priority, prompt, quota_checked=quota_checked)
         self.ledger.admit_turn(ticket)
         return ticket
 
@@ -220,9 +224,9 @@ def test_more_turns_of_a_call_that_was_admitted_are_not_refused() -> None:
 
 def test_a_turn_that_waited_for_its_model_is_not_refused_in_the_end() -> None:
     book = Book(tokens_per_minute=60)
-    waited = Ticket(1, "m", 1, Priority.NORMAL, 0)
+    waited = Ticket(Owner(1), "m", 1, Priority.NORMAL, 0)
     book.ledger.add_ticket(waited)
-    book.ledger.spending.add(1, book.quota, 1000, book.now)
+    book.ledger.spending.add(Owner(1), book.quota, 1000, book.now)
     book.ledger.model_loaded(waited)
     book.ticket()
     book.retry_after_s()
@@ -256,7 +260,7 @@ def test_the_class_of_a_session_from_before_the_rule_is_looked_at_when_it_begins
 def opened(
     harness: Harness, owner: int, session_id: str | None = None, home: str = "here"
 ) -> object:
-    return harness.manager.open_session(home, owner, harness.source, {}, session_id)[0]
+    return harness.manager.open_session(home, Owner(owner), harness.source, {}, session_id)[0]
 
 
 def harness_with(sessions: int) -> Harness:
@@ -287,9 +291,9 @@ def test_the_refusal_of_a_session_says_when_the_users_first_one_expires() -> Non
 
 def test_branches_and_sessions_that_are_come_back_to_count() -> None:
     harness = harness_with(2)
-    harness.manager.open_session("gone", 1, harness.source, {}, "diary")
+    harness.manager.open_session("gone", Owner(1), harness.source, {}, "diary")
     harness.manager.close_connection("gone")
-    first, _ = harness.manager.open_session("here", 1, harness.source, {})
+    first, _ = harness.manager.open_session("here", Owner(1), harness.source, {})
     with pytest.raises(QuotaExceeded):
         harness.manager.fork_session("here", first, 2)
     assert len(harness.manager.live) == 1, "all branches, or none"
@@ -304,7 +308,7 @@ async def test_a_session_s_turns_are_counted_to_their_end() -> None:
     harness = harness_with(9)
     quota = Quota(rule="r", tokens_per_minute=60)
     harness.ledger.bounds.quota_of = lambda _: quota
-    session, _ = harness.manager.open_session("here", 1, harness.source, {})
+    session, _ = harness.manager.open_session("here", Owner(1), harness.source, {})
     await session.input.set_input(b"x" * 40)
     turn = await session.runner.start_turn(TurnOptions())
     harness.port.run()
@@ -323,16 +327,18 @@ async def test_a_turn_that_is_resumed_counts_what_is_computed_again_and_what_is_
     harness = harness_with(9)
     quota = Quota(rule="r", tokens_per_minute=1000)
     harness.ledger.bounds.quota_of = lambda _: quota
-    session, _ = harness.manager.open_session("gone", 1, harness.source, {}, "diary")
+    session, _ = harness.manager.open_session("gone", Owner(1), harness.source, {}, "diary")
     await session.input.set_input(b"abcdefghij")
     await session.runner.start_turn(TurnOptions(credit=3))
     harness.port.run()
     harness.manager.close_connection("gone")
-    back, _ = harness.manager.open_session("here", 1, harness.source, {}, "diary")
+    back, _ = harness.manager.open_session("here", Owner(1), harness.source, {}, "diary")
     turn = await back.runner.resume_turn(TurnOptions(), [], b"")
     harness.port.run()
     assert turn.stats is not None and bytes(turn.text) == b"abcdefghij"
     with pytest.raises(QuotaExceeded) as caught:
-        harness.ledger.spending.check(1, Quota(tokens_per_minute=1), 0, harness.now)
+        harness.ledger.spending.check(
+            Owner(1), Quota(tokens_per_minute=1), OwnerCounts(), harness.now
+        )
     prompt, said = len(back.conversation.prompt), len(turn.tokens)
     assert caught.value.data["tokens"] == prompt + 3 + prompt + said - 3

@@ -13,6 +13,7 @@ from inferd.backends.base import PLAIN_RENDERING
 from inferd.backends.errors import InvalidArgument
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.chat_text import ChatText, render_chat
+from inferd.scheduler.owner import Owner
 from inferd.sessions.admission.kept_bytes import memory_bytes
 from inferd.sessions.history.history import MARKS_MAX, History, Mark
 from inferd.sessions.turn import Turn
@@ -85,7 +86,7 @@ def turn_on(history: History, *reports: m.Report) -> Turn:
     """Return an ended turn on the history with this output."""
     client = InProcessClient(Bench())
     spec = m.TaskSpec(
-        id=1, owner=1, tokens=m.pack_tokens(history.prompt), sampling=SamplingParams()
+        id=1, owner=Owner(1), tokens=m.pack_tokens(history.prompt), sampling=SamplingParams()
     )
     turn = Turn(client, spec, lambda _: None)
     for report in reports:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferd.backends.errors import WorkerCrashed
+from inferd.scheduler.owner import Owner
 from inferd.scheduler.priority import Requester
 from inferd.sessions.history.history import History
 from inferd.sessions.history.retokenize import Vocabulary
@@ -49,7 +50,7 @@ async def test_what_was_taken_along_is_said_where_the_model_leaves_while_it_is_a
     port = Harness().port
     vocabulary, past = retokenizable()
 
-    await vocabulary.retokenize(Swapped(port), port, past, Requester(0))
+    await vocabulary.retokenize(Swapped(port), port, past, Requester(Owner(0)))
 
     assert past.prompt == await port.tokenize(b"once", special=True, bos=True)
 
@@ -59,4 +60,4 @@ async def test_the_crash_of_a_predecessor_that_stays_is_raised() -> None:
     vocabulary, past = retokenizable()
 
     with pytest.raises(WorkerCrashed, match="it has left"):
-        await vocabulary.retokenize(Swapped(port, stays=True), port, past, Requester(0))
+        await vocabulary.retokenize(Swapped(port, stays=True), port, past, Requester(Owner(0)))

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from inferd.backends.errors import BackendError, InvalidArgument
 from inferd.scheduler import messages as m
 from inferd.scheduler.messages import pack_tokens
+from inferd.scheduler.owner import Owner
 from inferd.scheduler.priority import Priority
 from inferd.sessions import DormantLimits, Journal, Session, TurnOptions
 from inferd.sessions.journal.entries import (
@@ -47,7 +48,7 @@ from tests.journal_versions import mark_version
 from tests.sessions.doubles import Harness
 from tests.sessions.session.test_sessions import HERE, THERE, answer, opened
 
-OWNER = 1000
+OWNER = Owner(1000)
 SECRET = b"the cat is called Fluffington"
 
 

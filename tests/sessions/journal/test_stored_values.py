@@ -11,6 +11,7 @@ import pytest
 
 from inferd.backends import Rendering
 from inferd.daemon.models.persisted import PersistedSettings
+from inferd.scheduler.owner import Owner
 from inferd.scheduler.priority import Priority
 from inferd.sessions import Parameters, Session, SessionSettings
 from inferd.sessions.history.history import History
@@ -115,7 +116,7 @@ def test_an_unknown_priority_name_is_damage_of_its_session_alone(
         "data": encode(TurnPiece()),
     }
     for name, own in (("good", values), ("bad", {**values, column: encode(value)})):
-        key: dict[str, Any] = {"owner": 1000, "session_id": name}
+        key: dict[str, Any] = {"owner": Owner(1000), "session_id": name}
         past = SavePast(**key, facts=own["facts"], past=own["past"], at=1.0)
         file.write([past, SavePiece(**key, number=0, data=own["data"])])
     file.close()
@@ -142,7 +143,7 @@ def test_a_session_stores_and_restores_each_of_its_facts() -> None:
     assert all(value != defaults[name] for name, value in msgspec.structs.asdict(facts).items())
     past = encode(HistoryEntry(tokens=b"\1\0\0\0\2\0\0\0"))
 
-    stored = StoredSession(1000, "diary", 1.0, facts, past)
+    stored = StoredSession(Owner(1000), "diary", 1.0, facts, past)
     session = Session.from_stored(stored, harness.source, harness.ledger)
 
     assert session.facts == facts
@@ -160,7 +161,7 @@ def test_a_branch_has_all_settings_of_its_origin() -> None:
         "lora": {"loud": 0.5},
     }
     assert set(values) == {field.name for field in dataclasses.fields(SessionSettings)}
-    origin = Session(1, 1000, harness.source, harness.ledger, SessionSettings(**values))
+    origin = Session(1, Owner(1000), harness.source, harness.ledger, SessionSettings(**values))
 
     settings = origin.branch(2, None).settings
 

@@ -7,6 +7,7 @@ import pytest
 
 from inferd.backends.errors import Busy, InvalidArgument, SessionBusy
 from inferd.scheduler import messages as m
+from inferd.scheduler.owner import Owner
 from inferd.scheduler.priority import Priority
 from inferd.sessions import Session, TurnOptions
 from inferd.sessions.session.manager import BRANCHES_MAX
@@ -179,9 +180,9 @@ async def test_a_shift_shortens_the_history_and_the_metadata_says_so() -> None:
 
 async def test_closing_a_session_with_an_id_deletes_it_before_it_returns() -> None:
     harness = Harness()
-    files: list[tuple[int, str]] = []
+    files: list[tuple[Owner, str]] = []
 
-    async def delete(owner: int, name: str) -> None:
+    async def delete(owner: Owner, name: str) -> None:
         assert harness.port.deleted, "first the worker, which may be writing"
         files.append((owner, name))
 
@@ -189,7 +190,7 @@ async def test_closing_a_session_with_an_id_deletes_it_before_it_returns() -> No
 
     await harness.manager.close_session(opened(harness, session_id="mine"))
 
-    assert harness.port.deleted == files == [(1000, "id:mine")]
+    assert harness.port.deleted == files == [(Owner(1000), "id:mine")]
 
 
 async def test_what_others_with_the_same_tokens_use_too_stays() -> None:
@@ -204,7 +205,7 @@ async def test_what_others_with_the_same_tokens_use_too_stays() -> None:
     harness.manager.close_connection(HERE)
     await harness.manager.deletion.drain()
 
-    assert harness.port.deleted == [(1000, shifted.name)]
+    assert harness.port.deleted == [(Owner(1000), shifted.name)]
 
 
 async def test_delete_finds_a_session_wherever_it_is() -> None:
@@ -213,13 +214,17 @@ async def test_delete_finds_a_session_wherever_it_is() -> None:
     harness.manager.detach_session(opened(harness, session_id="asleep"))
     nameless = opened(harness)
 
-    assert await harness.manager.delete_session_by_id(1000, "open")
-    assert await harness.manager.delete_session_by_id(1000, "asleep")
+    assert await harness.manager.delete_session_by_id(Owner(1000), "open")
+    assert await harness.manager.delete_session_by_id(Owner(1000), "asleep")
     await harness.manager.delete_session(nameless)
-    assert not await harness.manager.delete_session_by_id(1000, "open")
-    assert not await harness.manager.delete_session_by_id(1001, "asleep")
+    assert not await harness.manager.delete_session_by_id(Owner(1000), "open")
+    assert not await harness.manager.delete_session_by_id(Owner(1001), "asleep")
 
-    assert harness.port.deleted == [(1000, "id:open"), (1000, "id:asleep"), (1000, nameless.name)]
+    assert harness.port.deleted == [
+        (Owner(1000), "id:open"),
+        (Owner(1000), "id:asleep"),
+        (Owner(1000), nameless.name),
+    ]
     assert (len(harness.manager.live), len(harness.manager.dormant)) == (0, 0)
 
 
@@ -227,7 +232,7 @@ async def test_an_id_cannot_be_opened_while_it_is_being_deleted() -> None:
     harness = Harness()
     gate = anyio.Event()
 
-    async def slow(owner: int, name: str) -> None:
+    async def slow(owner: Owner, name: str) -> None:
         await gate.wait()
 
     harness.manager.deletion.delete_files = slow
@@ -252,7 +257,7 @@ async def test_a_caller_that_is_cancelled_leaves_the_deletion_to_the_timer() -> 
     with anyio.move_on_after(0.05):
         await harness.manager.expire_idle()
 
-    assert harness.port.deleted == [(1000, "id:mine")]
+    assert harness.port.deleted == [(Owner(1000), "id:mine")]
 
 
 async def test_a_session_that_goes_to_sleep_is_written_down_if_it_may_be() -> None:
@@ -266,7 +271,7 @@ async def test_a_session_that_goes_to_sleep_is_written_down_if_it_may_be() -> No
 
     harness.manager.close_connection(HERE)
 
-    assert [(owner, name) for owner, name, _ in harness.port.kept] == [(1000, "id:kept")]
+    assert [(owner, name) for owner, name, _ in harness.port.kept] == [(Owner(1000), "id:kept")]
     assert bytes(t for t in harness.port.kept[0][2] if t < 256) == b"hihi"
 
 

@@ -8,6 +8,7 @@ import pytest
 from inferd.backends.echo.embedding import EMBEDDING_SIZE
 from inferd.backends.errors import Cancelled, OutOfMemory, UnsupportedOperation
 from inferd.scheduler import messages as m
+from inferd.scheduler.owner import Owner
 from inferd.sessions import Session, TurnOptions
 from inferd.sessions.session.outputs import embedding_json
 from inferd.sessions.table import SessionState
@@ -19,7 +20,7 @@ EMBED = TurnOptions(embeds=True)
 
 def opened(harness: Harness, **options: object) -> Session:
     session, _ = harness.manager.open_session(
-        object(), 1000, harness.source, {"embedding": True, **options}
+        object(), Owner(1000), harness.source, {"embedding": True, **options}
     )
     return session
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from inferd.scheduler.owner import Owner
 from inferd.scheduler.priority import Priority
 from inferd.sessions import Session, TurnOptions
 from inferd.sessions.turns.sentence_comparison import Comparison, Similarity
@@ -54,7 +55,9 @@ async def test_a_turn_says_for_whom_and_with_what_a_sentence_is_compared() -> No
     harness.port.run()
     await session.runner.finish_turn(turn)
 
-    assert asked == [Comparison(1000, Priority.URGENT, said, "a text") for said in ("One.", "Two.")]
+    assert asked == [
+        Comparison(Owner(1000), Priority.URGENT, said, "a text") for said in ("One.", "Two.")
+    ]
     assert session.outputs.read_output(0) == b"One. Two."
     metadata = session.outputs.metadata()
     assert (metadata["stop_reason"], metadata["stop_detail"]) == ("similarity", "0.900")

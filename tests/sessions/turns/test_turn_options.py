@@ -9,6 +9,7 @@ import pytest
 
 from inferd.backends.errors import InvalidArgument
 from inferd.backends.params import PARAMETERS, read_options
+from inferd.scheduler.owner import Owner
 from inferd.sessions import Session, TurnOptions
 from inferd.sessions.turns.turn_options import Parameters
 from tests.sessions.doubles import Harness
@@ -71,7 +72,7 @@ def test_a_turn_cannot_set_what_does_not_hold_for_a_turn(name: str) -> None:
 
 
 def opened(harness: Harness, **fields: object) -> Session:
-    session, _ = harness.manager.open_session(HERE, 1000, harness.source, {}, **fields)  # type: ignore[arg-type]
+    session, _ = harness.manager.open_session(HERE, Owner(1000), harness.source, {}, **fields)  # type: ignore[arg-type]
     return session
 
 

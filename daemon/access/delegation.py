@@ -1,0 +1,100 @@
+"""The users on behalf of whom gateways act: users of the system, and users of a gateway's own.
+
+A gateway names a user of the system by name or number. A name after ``@`` is one of its own users:
+its number is derived from the name and the gateway's user, lies above all numbers of the system,
+and is the same after a restart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pwd
+from collections import OrderedDict
+from typing import NamedTuple
+
+from ...backends.errors import NotFound, PermissionDenied, Timeout
+from ...ipc.names import OWN_USER
+from ...ipc.peer import groups_of_user
+from ...ipc.server.server_connection import ServerConnection
+from ..config.access_settings import ID_MAX
+from .rules import ROOT
+
+OWN_USERS_MIN = 1 << 32
+"""The first number of gateways' own users; the system's have 32 bits."""
+_OWN_USERS = 1 << 62
+NAMES_MAX = 4096
+"""Names of gateways' own users that lists show."""
+
+
+class NamedUser(NamedTuple):
+    """A user on behalf of whom a connection acts, with the user's groups."""
+
+    number: int
+    groups: frozenset[int] = frozenset()
+
+
+def is_own_user(number: int) -> bool:
+    """Return whether a number is that of a gateway's own user."""
+    return number >= OWN_USERS_MIN
+
+
+def find_user(name: str, gateway: int) -> NamedUser:
+    """Return the user that the *gateway*'s user names. It may wait for the system's database.
+
+    :raises NotFound: the system has no such user.
+    """
+    if name.startswith(OWN_USER):
+        digest = hashlib.sha256(f"{gateway} {name}".encode()).digest()
+        return NamedUser(OWN_USERS_MIN + int.from_bytes(digest[:8]) % (_OWN_USERS - OWN_USERS_MIN))
+    number = int(name) if name.isascii() and name.isdigit() and len(name) <= 10 else None
+    if number is None or number > ID_MAX:
+        try:
+            number = pwd.getpwnam(name).pw_uid
+        except (KeyError, OSError):
+            raise NotFound(
+                f"this system has no user {name!r}",
+                hint=f"a gateway names a user of its own as '{OWN_USER}{name}'",
+            ) from None
+    return NamedUser(number, frozenset(groups_of_user(number)))
+
+
+async def identify_user(connection: ServerConnection, name: str, own: int) -> NamedUser:
+    """Return the user on behalf of whom a connection acts, where the daemon's own user is *own*.
+
+    :raises PermissionDenied: it is root or the daemon's user, and not the connection's.
+    :raises Timeout: the system's database does not answer.
+    """
+    gateway = connection.peer.uid
+    try:
+        found = await connection.user.run(find_user, name, gateway)
+    except Timeout as exc:
+        raise Timeout(
+            f"the system's database of users did not answer for {name!r}",
+            hint="check the machine's name service (nsswitch.conf)",
+            data=exc.data,
+        ) from None
+    if found.number in (ROOT, own) and found.number != gateway:
+        raise PermissionDenied(
+            f"nobody acts on behalf of {name!r}: it is root or the daemon's user",
+            hint="name an ordinary user, or one of the gateway's own as '@NAME'",
+        )
+    return found
+
+
+class OwnUserNames:
+    """The names of gateways' own users, for lists. The latest are kept. Lives on the event loop."""
+
+    def __init__(self) -> None:
+        self._names: OrderedDict[int, str] = OrderedDict()
+
+    def add(self, number: int, name: str) -> None:
+        """Note a name."""
+        if is_own_user(number):
+            self._names[number] = name
+            self._names.move_to_end(number)
+            if len(self._names) > NAMES_MAX:
+                self._names.popitem(last=False)
+
+    def name_of(self, number: int) -> str:
+        """Return the name of a gateway's own user; empty for others, and if it is not known."""
+        return self._names.get(number, "")

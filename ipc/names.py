@@ -1,0 +1,44 @@
+"""The names in a client's hello: the label of a program, and the user for whom a gateway acts."""
+
+from __future__ import annotations
+
+import re
+
+from ..backends.errors import InvalidArgument
+
+LABEL_CHARACTERS_MAX = 64
+NAME_CHARACTERS_MAX = 128
+OWN_USER = "@"
+"""Begins the name of a gateway's own user."""
+_LABEL = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:@+-]{{0,{LABEL_CHARACTERS_MAX - 1}}}")
+"""Without a slash, white space and control characters: labels are parts of names, in logs too."""
+_NAME = re.compile(rf"(?!.{{{NAME_CHARACTERS_MAX + 1}}}){OWN_USER}?[A-Za-z0-9_][A-Za-z0-9._:@+$-]*")
+
+
+def check_label(label: str) -> None:
+    """Check a label; an empty one is none.
+
+    :raises InvalidArgument: it is too long, or has other characters.
+    """
+    if label and not _LABEL.fullmatch(label):
+        shown = label[:LABEL_CHARACTERS_MAX]
+        raise InvalidArgument(
+            f"the label {shown!r} has {len(label)} characters, or some that are not allowed",
+            hint=f"a label has 1 to {LABEL_CHARACTERS_MAX} letters, digits and . _ : @ + -, and"
+            " begins with a letter or digit",
+            data={"label_characters_max": LABEL_CHARACTERS_MAX},
+        )
+
+
+def check_user_name(name: str) -> None:
+    """Check the name of the user for whom a gateway acts; an empty one is none.
+
+    :raises InvalidArgument: it is too long, or has other characters.
+    """
+    if name and not _NAME.fullmatch(name):
+        shown = name[:NAME_CHARACTERS_MAX]
+        raise InvalidArgument(
+            f"the user {shown!r} has {len(name)} characters, or some that are not allowed",
+            hint=f"a name has 1 to {NAME_CHARACTERS_MAX} letters, digits and . _ : @ + $ -",
+            data={"name_characters_max": NAME_CHARACTERS_MAX},
+        )

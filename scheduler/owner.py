@@ -1,0 +1,92 @@
+"""The owners of sessions and tasks: users, and the labels by which a user's programs differ."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Generic, NamedTuple, TypeVar
+
+K = TypeVar("K", int, "Owner")
+
+
+class Owner(NamedTuple):
+    """A user (a uid) and the label of one of the user's programs, empty for none.
+
+    A user shares KV states, compiled grammars, quarantine and quotas among their labels. Labels
+    divide only the user's part: first users share fairly, then the labels of one user.
+    """
+
+    user: int
+    label: str = ""
+
+    def includes(self, other: Owner) -> bool:
+        """Return whether the sessions of *other* are this owner's: without a label, all of the
+        user's are.
+        """
+        return self.user == other.user and self.label in ("", other.label)
+
+    def __str__(self) -> str:
+        return f"{self.user}/{self.label}" if self.label else str(self.user)
+
+
+class _Served(Generic[K]):
+    """Tokens computed for each key. One that returns is lifted to the least of the active ones:
+    idleness earns no credit (virtual token counter, Sheng et al., OSDI 2024).
+    """
+
+    def __init__(self) -> None:
+        self.amounts: Counter[K] = Counter()
+
+    def add(self, key: K, rivals: set[K]) -> None:
+        """Register *key*, while its *rivals* have tasks."""
+        if key not in rivals:
+            floor = min((self.amounts[k] for k in rivals), default=0)
+            self.amounts[key] = max(self.amounts[key], floor)
+
+    def keep(self, keys: set[K], most: int) -> None:
+        """Forget all but *keys* if there are more than *most*."""
+        if len(self.amounts) > most:
+            self.amounts = Counter({k: n for k, n in self.amounts.items() if k in keys})
+
+
+class OwnerClock:
+    """Tokens computed for each user, and for each label of a user: the user with the fewest goes
+    first, and of one user the label with the fewest. So labels do not multiply a user's share. At
+    most `OWNERS_MAX` of each are remembered.
+    """
+
+    OWNERS_MAX = 4096
+
+    def __init__(self) -> None:
+        self._users = _Served[int]()
+        self._owners = _Served[Owner]()
+
+    def __len__(self) -> int:
+        return max(len(self._users.amounts), len(self._owners.amounts))
+
+    def add_owner(self, owner: Owner, active: Iterable[Owner]) -> None:
+        """Register a task of *owner*, while *active* owners have tasks."""
+        owners = set(active)
+        if owner in owners:
+            return
+        users = {o.user for o in owners}
+        self._users.add(owner.user, users)
+        self._owners.add(owner, {o for o in owners if o.user == owner.user})
+        self._users.keep(users | {owner.user}, self.OWNERS_MAX)
+        self._owners.keep(owners | {owner}, self.OWNERS_MAX)
+
+    def count(self, owner: Owner, amount: int) -> None:
+        """Count *amount* computed for *owner*."""
+        self._users.amounts[owner.user] += amount
+        self._owners.amounts[owner] += amount
+
+    def served(self, owner: Owner) -> tuple[int, int]:
+        """Return the amounts computed for a user and for the label: the least goes first."""
+        return self._users.amounts[owner.user], self._owners.amounts[owner]
+
+    def copy(self) -> OwnerClock:
+        """Return a clock that counts on from here by itself."""
+        copied = OwnerClock()
+        copied._users.amounts = self._users.amounts.copy()
+        copied._owners.amounts = self._owners.amounts.copy()
+        return copied
