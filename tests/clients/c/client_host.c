@@ -7,6 +7,9 @@
 #include <stdbool.h>
 #include <unistd.h>
 
+/* The model `slow` takes ten seconds for it. */
+#define LONG "0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789"
+
 static inferd_client *client;
 static inferd_error error;
 
@@ -255,7 +258,7 @@ static void *cancel_other(void *context) {
 SCENARIO(another_thread_cancels_a_call_that_waits) {
     inferd_handle context = open_context("slow", NULL);
     pthread_t thread;
-    set_prompt(context, "a b c d e f g h");
+    set_prompt(context, LONG);
     CHECK(!pthread_create(&thread, NULL, cancel_other, &context));
     CHECK_EQUAL(inferd_compute(client, context, NULL, &error), INFERD_CANCELLED);
     CHECK(!pthread_join(thread, NULL));
@@ -263,7 +266,7 @@ SCENARIO(another_thread_cancels_a_call_that_waits) {
 
 SCENARIO(a_started_request_is_cancelled_by_its_id) {
     inferd_handle context = open_context("slow", NULL);
-    inferd_call call = {.kind = INFERD_STREAM, .handle = context, .data = "a b c d e f g h", .length = 15, .raw = 1};
+    inferd_call call = {.kind = INFERD_STREAM, .handle = context, .data = LONG, .length = sizeof LONG - 1, .raw = 1};
     uint64_t request = 0;
     inferd_event event;
     CHECK_EQUAL(inferd_start(client, &call, &request, &error), 0);
@@ -280,25 +283,10 @@ SCENARIO(a_started_request_is_cancelled_by_its_id) {
     CHECK_EQUAL(inferd_cancel_request(client, request, &error), INFERD_INVALID_ARGUMENT);
 }
 
-SCENARIO(a_call_that_takes_too_long_is_cancelled) {
-    inferd_options options = {.call_timeout_ms = 50};
-    inferd_handle context = 0;
-    inferd_close(client);
-    CHECK_EQUAL(inferd_connect(NULL, &client, &error), 0);
-    load("slow", NULL); /* so that its load is not the reason */
-    inferd_client *patient = client;
-    CHECK_EQUAL(inferd_connect(&options, &client, &error), 0);
-    context = open_context("slow", NULL);
-    set_prompt(context, "a b c d e f g h");
-    CHECK_EQUAL(inferd_compute(client, context, NULL, &error), INFERD_TIMEOUT);
-    CHECK_EQUAL(inferd_fini_single(client, context, &error), 0);
-    inferd_close(patient);
-}
-
 SCENARIO(a_turn_ends_at_its_own_timeout) {
     inferd_handle context = open_context("slow", NULL);
     inferd_turn turn = {.priority = "low", .timeout_s = 0.05};
-    set_prompt(context, "a b c d e f g h");
+    set_prompt(context, LONG);
     CHECK_EQUAL(inferd_compute(client, context, &turn, &error), INFERD_TIMEOUT);
     turn.priority = "none";
     CHECK_EQUAL(inferd_compute(client, context, &turn, &error), INFERD_INVALID_ARGUMENT);
@@ -306,7 +294,7 @@ SCENARIO(a_turn_ends_at_its_own_timeout) {
 
 SCENARIO(the_requests_of_a_connection_are_bounded) {
     inferd_handle context = open_context("slow", NULL);
-    inferd_call call = {.kind = INFERD_STREAM, .handle = context, .data = "a b c d e f g h", .length = 15};
+    inferd_call call = {.kind = INFERD_STREAM, .handle = context, .data = LONG, .length = sizeof LONG - 1};
     inferd_call other = {.kind = INFERD_GET_OUTPUT, .handle = context};
     uint64_t request = 0;
     CHECK_EQUAL(inferd_start(client, &call, &request, &error), 0);
@@ -351,29 +339,6 @@ SCENARIO(threads_share_a_client) {
         CHECK(!pthread_join(threads[i], NULL));
 }
 
-static void *time_out(void *context) {
-    CHECK_EQUAL(inferd_compute(client, *(inferd_handle *)context, NULL, NULL), INFERD_TIMEOUT);
-    return NULL;
-}
-
-SCENARIO(threads_time_out_side_by_side) {
-    inferd_options options = {.call_timeout_ms = 300};
-    inferd_handle contexts[THREADS];
-    pthread_t threads[THREADS];
-    inferd_client *patient = client;
-    load("slow", NULL);
-    CHECK_EQUAL(inferd_connect(&options, &client, &error), 0);
-    for (int i = 0; i < THREADS; i++) {
-        contexts[i] = open_context("slow", NULL);
-        set_prompt(contexts[i], "a b c d e f g h i j k l m n");
-    }
-    for (int i = 0; i < THREADS; i++)
-        CHECK(!pthread_create(&threads[i], NULL, time_out, &contexts[i]));
-    for (int i = 0; i < THREADS; i++)
-        CHECK(!pthread_join(threads[i], NULL));
-    inferd_close(patient);
-}
-
 enum { CLIENTS = 100 };
 
 static void *connect_once(void *unused) {
@@ -407,7 +372,7 @@ SCENARIO(a_file_is_loaded_by_its_descriptor) {
 /* The daemon is killed once this program has printed a line. */
 SCENARIO(a_killed_daemon_fails_the_calls_under_way_and_all_later_ones) {
     inferd_handle context = open_context("slow", NULL);
-    inferd_call call = {.kind = INFERD_STREAM, .handle = context, .data = "a b c d e f g h", .length = 15, .raw = 1};
+    inferd_call call = {.kind = INFERD_STREAM, .handle = context, .data = LONG, .length = sizeof LONG - 1, .raw = 1};
     uint64_t request = 0;
     inferd_event event;
     CHECK_EQUAL(inferd_start(client, &call, &request, &error), 0);
@@ -431,7 +396,7 @@ SCENARIO(a_killed_daemon_fails_the_calls_under_way_and_all_later_ones) {
 /* The program ends with a turn under way. */
 SCENARIO(vanishes_during_a_turn) {
     inferd_handle context = open_context("slow", NULL);
-    inferd_call call = {.kind = INFERD_STREAM, .handle = context, .data = "a b c d e f g h", .length = 15, .raw = 1};
+    inferd_call call = {.kind = INFERD_STREAM, .handle = context, .data = LONG, .length = sizeof LONG - 1, .raw = 1};
     uint64_t request = 0;
     inferd_event event;
     CHECK_EQUAL(inferd_start(client, &call, &request, &error), 0);
@@ -453,11 +418,9 @@ static const scenario SCENARIOS[] = {
     ENTRY(every_call_can_be_started_without_waiting),
     ENTRY(another_thread_cancels_a_call_that_waits),
     ENTRY(a_started_request_is_cancelled_by_its_id),
-    ENTRY(a_call_that_takes_too_long_is_cancelled),
     ENTRY(a_turn_ends_at_its_own_timeout),
     ENTRY(the_requests_of_a_connection_are_bounded),
     ENTRY(threads_share_a_client),
-    ENTRY(threads_time_out_side_by_side),
     ENTRY(a_hundred_clients_connect_at_once),
     ENTRY(a_frame_larger_than_the_sockets_buffer_is_sent_in_parts),
     ENTRY(a_file_is_loaded_by_its_descriptor),

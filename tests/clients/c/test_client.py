@@ -20,7 +20,6 @@ WITH_A_PARTNER = (
 )
 THREADED = (
     "threads_share_a_client",
-    "threads_time_out_side_by_side",
     "another_thread_cancels_a_call_that_waits",
 )
 
@@ -36,11 +35,18 @@ def run(daemon: RunningDaemon, sanitizers: str, scenario: str, **environment: st
     assert done.returncode == 0, done.stderr
 
 
+def wait_until_nothing_is_left(daemon: RunningDaemon) -> None:
+    """Wait until the daemon has noticed the end of a program's connection."""
+    with Client(daemon.socket) as client:
+        while client.queue() or client.sessions():
+            pass
+        assert client.sessions(dormant=True) == []
+
+
 @pytest.mark.parametrize("scenario", [s for s in scenarios(PROGRAM) if s not in WITH_A_PARTNER])
 def test_a_c_program(daemon: RunningDaemon, tiny: Path, scenario: str) -> None:
     run(daemon, ADDRESS, scenario, MODEL_FILE=str(tiny))
-    with Client(daemon.socket) as client:
-        assert client.sessions(dormant=True) == client.queue() == []
+    wait_until_nothing_is_left(daemon)
 
 
 @pytest.mark.parametrize("scenario", THREADED)
@@ -48,11 +54,16 @@ def test_threads_of_a_c_program_do_not_race(daemon: RunningDaemon, scenario: str
     run(daemon, THREAD, scenario)
 
 
+def test_a_program_finds_the_socket_of_the_user(daemon: RunningDaemon, tmp_path: Path) -> None:
+    (tmp_path / "inferd").mkdir()
+    (tmp_path / "inferd" / "inferd.sock").symlink_to(daemon.socket)
+    scenario = "computes_a_turn_and_closes_everything"
+    run(daemon, ADDRESS, scenario, INFERD_SOCKET="", XDG_RUNTIME_DIR=str(tmp_path))
+
+
 def test_a_program_that_vanishes_leaves_nothing_behind(daemon: RunningDaemon) -> None:
     run(daemon, ADDRESS, "vanishes_during_a_turn")
-    with Client(daemon.socket) as client:
-        while client.queue() or client.sessions():
-            pass
+    wait_until_nothing_is_left(daemon)
 
 
 def test_a_killed_daemon_fails_the_calls_of_a_c_program() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from .build import ADDRESS, build, scenarios
+from .build import ADDRESS, THREAD, build, scenarios
 
 PROGRAM = "wire_host"
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,9 +23,9 @@ READERS = ("prints_each_frame_as_json", "damaged_frames_end_in_events")
 PLAYER = "calls_a_daemon_and_prints_the_outcome"
 
 
-def run(scenario: str, text: str = "", **environment: str) -> str:
+def run(sanitizers: str, scenario: str, text: str = "", **environment: str) -> str:
     done = subprocess.run(
-        [str(build(ADDRESS) / PROGRAM), scenario],
+        [str(build(sanitizers) / PROGRAM), scenario],
         input=text,
         env=environment,
         capture_output=True,
@@ -37,13 +37,17 @@ def run(scenario: str, text: str = "", **environment: str) -> str:
 
 
 def test_the_c_reader_gives_each_frame_its_written_meaning() -> None:
-    lines = run(READERS[0], "".join(f"{frame['hex']}\n" for frame in FRAMES)).splitlines()
+    lines = run(ADDRESS, READERS[0], "".join(f"{frame['hex']}\n" for frame in FRAMES)).splitlines()
     assert [json.loads(line) for line in lines] == [frame["means"] for frame in FRAMES]
 
 
 @pytest.mark.parametrize("scenario", [s for s in scenarios(PROGRAM) if s not in (*READERS, PLAYER)])
 def test_the_insides_of_the_c_client(scenario: str) -> None:
-    run(scenario)
+    run(ADDRESS, scenario)
+
+
+def test_calls_that_time_out_in_several_threads_do_not_race() -> None:
+    run(THREAD, "threads_time_out_side_by_side")
 
 
 def test_damaged_frames_end_in_events_and_never_in_a_wrong_access() -> None:
@@ -52,7 +56,7 @@ def test_damaged_frames_end_in_events_and_never_in_a_wrong_access() -> None:
     chosen = {len(frame): frame for frame in answers if len(frame) < 800}.values()
     frames = [with_id(1 if bytes.fromhex(f)[5] == 4 else 2, f) for f in list(chosen)[:16]]
     assert len(frames) == 16
-    run(READERS[1], "\n".join([*frames, ""]))
+    run(ADDRESS, READERS[1], "\n".join([*frames, ""]))
 
 
 def with_id(request: int, frame: str) -> str:
@@ -93,11 +97,12 @@ class Daemon:
         self._listener.close()
 
 
-def outcome(tmp_path: Path, first: bytes, then: bytes = b"") -> str:
+def outcome(tmp_path: Path, first: bytes, then: bytes = b"", timeout_ms: int = 20_000) -> str:
     """Return the error with which the C client's call ends, or `reply`."""
     daemon = Daemon(tmp_path / "socket", first, then)
     try:
-        return run(PLAYER, INFERD_SOCKET=str(tmp_path / "socket")).strip()
+        environment = {"INFERD_SOCKET": str(tmp_path / "socket"), "TIMEOUT_MS": str(timeout_ms)}
+        return run(ADDRESS, PLAYER, **environment).strip()
     finally:
         daemon.close()
 
@@ -114,6 +119,7 @@ def test_the_c_client_handles_a_malformed_daemon_as_in_the_vector(
 @pytest.mark.parametrize(
     ("first", "then", "error"),
     [
+        (b"", b"", "Timeout"),
         (HELLO, b"\x00", "Timeout"),  # it sends a part of a frame
         (b"\xff\xff\xff\xff", b"", "TooLarge"),
         (struct.pack("<I", (1 << 16) + 1), b"", "TooLarge"),  # the bound of a hello
@@ -129,6 +135,7 @@ def test_the_c_client_handles_a_malformed_daemon_as_in_the_vector(
         ),
     ],
     ids=[
+        "nothing",
         "a part",
         "a length",
         "a hello",
@@ -143,4 +150,5 @@ def test_the_c_client_handles_a_malformed_daemon_as_in_the_vector(
 def test_bytes_that_are_not_the_protocol_give_an_error(
     tmp_path: Path, first: bytes, then: bytes, error: str
 ) -> None:
-    assert outcome(tmp_path, first, then) == error
+    timeout_ms = 200 if error == "Timeout" else 20_000
+    assert outcome(tmp_path, first, then, timeout_ms) == error

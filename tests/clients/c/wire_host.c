@@ -350,11 +350,80 @@ SCENARIO(a_path_of_a_socket_has_at_most_107_bytes) {
     CHECK(!client);
 }
 
+/* ---- Timeouts ---- */
+
+enum { SILENT_MS = 20, THREADS = 8 };
+
+/* A client whose calls time out, since its daemon is the other end of a pair of sockets. */
+static inferd_client *make_silent_client(int *daemon) {
+    int ends[2];
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends));
+    inferd_client *client = make_client(ends[0], SILENT_MS);
+    CHECK(client);
+    client->greeted = true;
+    *daemon = ends[1];
+    return client;
+}
+
+SCENARIO(a_call_past_its_timeout_is_cancelled_and_its_late_reply_dropped) {
+    int daemon;
+    inferd_client *client = make_silent_client(&daemon);
+    uint8_t sent[256] = {0};
+    buffer late = {0};
+    CHECK_EQUAL(inferd_fini_single(client, 1, NULL), INFERD_TIMEOUT);
+    CHECK_EQUAL(client->request_count, 1);
+    ssize_t length = read(daemon, sent, sizeof sent);
+    CHECK(length > 0 && memmem(sent, (size_t)length, "\xa6" "cancel\x81\xa7request\x01", 17));
+    put_event(&late, 1, REPLY, 10);
+    CHECK_EQUAL(write(daemon, late.data, late.length), late.length);
+    CHECK_EQUAL(inferd_process(client, NULL), 0);
+    CHECK(!client->request_count && !client->stored_bytes);
+    free(late.data);
+    close(daemon);
+    inferd_close(client);
+}
+
+static void *time_out(void *client) {
+    CHECK_EQUAL(inferd_fini_single(client, 1, NULL), INFERD_TIMEOUT);
+    return NULL;
+}
+
+SCENARIO(threads_time_out_side_by_side) {
+    int daemon;
+    inferd_client *client = make_silent_client(&daemon);
+    pthread_t threads[THREADS];
+    for (int i = 0; i < THREADS; i++)
+        CHECK(!pthread_create(&threads[i], NULL, time_out, client));
+    for (int i = 0; i < THREADS; i++)
+        CHECK(!pthread_join(threads[i], NULL));
+    close(daemon);
+    inferd_close(client);
+}
+
+SCENARIO(an_event_is_waited_for_until_the_timeout) {
+    int daemon;
+    inferd_client *client = make_silent_client(&daemon);
+    inferd_call call = {.kind = INFERD_STREAM, .handle = 1};
+    inferd_event event;
+    uint64_t id;
+    CHECK_EQUAL(inferd_next_event(client, 0, -1, &event, NULL), 0); /* nothing is under way */
+    CHECK_EQUAL(event.kind, INFERD_EVENT_NONE);
+    CHECK_EQUAL(inferd_start(client, &call, &id, NULL), 0);
+    CHECK_EQUAL(inferd_next_event(client, id, SILENT_MS, &event, NULL), 0);
+    CHECK_EQUAL(event.kind, INFERD_EVENT_NONE);
+    close(daemon);
+    CHECK_EQUAL(inferd_next_event(client, id, -1, &event, NULL), 0);
+    CHECK_EQUAL(event.kind, INFERD_EVENT_FAILED);
+    CHECK_EQUAL(event.error.number, INFERD_CONNECTION_LOST);
+    inferd_close(client);
+}
+
 /* ---- A daemon that plays a vector ---- */
 
-/* Connect, make the call `models`, and print the error's name, or `reply`. */
+/* Connect and make the call `models`, each within TIMEOUT_MS, and print the error's name, or `reply`. */
 SCENARIO(calls_a_daemon_and_prints_the_outcome) {
-    inferd_options options = {.connect_timeout_ms = 5000, .call_timeout_ms = 300};
+    int timeout_ms = atoi(getenv("TIMEOUT_MS"));
+    inferd_options options = {.connect_timeout_ms = timeout_ms, .call_timeout_ms = timeout_ms};
     inferd_client *client = NULL;
     inferd_error error;
     inferd_model model;
@@ -379,6 +448,9 @@ static const scenario SCENARIOS[] = {
     ENTRY(a_refused_request_takes_its_descriptor_back),
     ENTRY(long_texts_of_an_error_are_cut_between_characters),
     ENTRY(a_path_of_a_socket_has_at_most_107_bytes),
+    ENTRY(a_call_past_its_timeout_is_cancelled_and_its_late_reply_dropped),
+    ENTRY(threads_time_out_side_by_side),
+    ENTRY(an_event_is_waited_for_until_the_timeout),
     ENTRY(calls_a_daemon_and_prints_the_outcome),
 };
 
