@@ -21,6 +21,7 @@ from tests.attacks.silent_file import silent_file
 from tests.daemon.other_users import ADA, BOB, as_user, client_of, daemon_for_all
 from tests.echo import echo_model
 from tests.raw import Closed, RawClient
+from tests.waiting import wait_until
 
 LINGER_S = 6
 CALLS = 20
@@ -88,13 +89,6 @@ def test_a_lingering_socket_delays_only_its_sender(way: Callable[[RawClient, int
 
 def open_descriptors(daemon: RunningDaemon) -> int:
     return len(os.listdir(f"/proc/{daemon.pid}/fd"))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    ends_at_s = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < ends_at_s
-        time.sleep(0.01)
 
 
 def test_lingering_sockets_are_closed_long_before_their_time() -> None:

@@ -17,6 +17,7 @@ from inferd.testing import RunningDaemon
 from inferd.wire.frames import FRAME_BYTES_MAX
 from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
 from tests.raw import RawClient
+from tests.waiting import wait_until
 
 CONNECTIONS = 150
 HEAD = struct.pack("<I", FRAME_BYTES_MAX)
@@ -70,8 +71,7 @@ def test_memory_of_unfinished_frames_is_returned() -> None:
                 adas = [stack.enter_context(client_of(daemon, ADA)) for _ in range(100)]
                 send_what_is_accepted([ada.socket for ada in adas], victim)
             with client_of(daemon, 0) as root:
-                while root.call("stats")["stats"]["connections"] > 2:
-                    pass
+                wait_until(lambda: root.call("stats")["stats"]["connections"] <= 2)
             rss.append(rss_bytes(daemon))
         assert rss[-1] - rss[0] < SPARE_BYTES // 6, rss
 

@@ -20,6 +20,7 @@ from tests.daemon.command_line import inferd
 from tests.journal_versions import mark_version
 from tests.models import smollm2
 from tests.raw import Closed, RawClient
+from tests.waiting import wait_until
 
 SECRET = "the cat is called Fluffington"
 ECHO = """
@@ -162,12 +163,16 @@ def test_a_turn_refused_in_the_queue_of_a_stopping_daemon_leaves_nothing() -> No
                 for _ in range(4):
                     occupy_slot(other)
                 number = client.start_request("chat", context=opened["context"], prompt="waits")
-                while opened["context"] not in [
-                    task["context"]
-                    for task in other.call("queue")["tasks"]
-                    if task["state"] == "waiting" and task["position"] == 1
-                ]:
-                    pass
+                wait_until(
+                    lambda: (
+                        opened["context"]
+                        in [
+                            task["context"]
+                            for task in other.call("queue")["tasks"]
+                            if task["state"] == "waiting" and task["position"] == 1
+                        ]
+                    )
+                )
                 os.kill(daemon.pid, signal.SIGTERM)
                 with pytest.raises(ShuttingDown):
                     client.wait_result(number)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from inferd.backends.errors import SessionExpired, Timeout
 from inferd.testing import RunningDaemon
 from tests.echo import echo_model
 from tests.raw import RawClient
+from tests.waiting import wait_until
 
 HOUR_S = 3600
 DAY_S = 24 * HOUR_S
@@ -92,15 +93,10 @@ def chat(client: RawClient, context: int, prompt: str) -> dict[str, Any]:
     return dict(client.call("chat", context=context, prompt=prompt, raw=True)["metadata"])
 
 
-def until(condition: Callable[[], object]) -> None:
-    while not condition():
-        pass
-
-
 def start_slow_turn(client: RawClient, context: int) -> int:
     """Start a slow turn, and return once it runs."""
     turn = client.start_request("chat", context=context, prompt=SLOW, raw=True)
-    until(lambda: client.call("stats")["stats"]["running"])
+    wait_until(lambda: client.call("stats")["stats"]["running"])
     return turn
 
 
@@ -125,7 +121,7 @@ def test_nothing_ends_before_its_time(jump_s: int) -> None:
                 "chat", context=contexts[1], prompt="next", raw=True, queue_timeout_s=60.0
             )
         )
-        until(lambda: client.call("stats")["stats"]["waiting"])
+        wait_until(lambda: client.call("stats")["stats"]["waiting"])
         daemon.set_clock(jump_s)
 
         output = [bytes(client.wait_result(turn)["text"]) for turn in turns]
@@ -151,8 +147,8 @@ def test_nothing_is_delayed_past_its_time(jump_s: int) -> None:
             client.call("chat", context=contexts[1], prompt="next", raw=True, queue_timeout_s=0.1)
         client.wait_result(turn)
         client.call("unload", graph=kept, keep=True)
-        until(lambda: model(client, "brief")["state"] == "cold")
-        until(lambda: not client.call("sessions")["sessions"])
+        wait_until(lambda: model(client, "brief")["state"] == "cold")
+        wait_until(lambda: not client.call("sessions")["sessions"])
         with pytest.raises(SessionExpired):
             chat(client, contexts[0], "too late")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from inferd.sessions.table import ACTIVE, SessionState
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.raw import RawClient
+from tests.waiting import wait_until
 
 CONFIG = '[models.bad]\nfile = "nowhere.gguf"\n'
 CONFIG += echo_model("m", slots=1, step_ms=2) + echo_model("slow", load_ms=20_000)
@@ -73,7 +73,7 @@ class Scene:
 
     def await_state(self, state: SessionState) -> None:
         with RawClient(self.daemon.socket) as observer:
-            within(10, lambda: self.state(observer) == state.value)
+            wait_until(lambda: self.state(observer) == state.value, 10)
 
     def state(self, observer: RawClient) -> str | None:
         listed = observer.call("sessions", dormant=True)["sessions"]
@@ -82,12 +82,6 @@ class Scene:
     def worker(self, model: str = "m") -> int:
         (found,) = self.other.call("show", name=model)["models"]
         return int(found["pid"])
-
-
-def within(seconds: float, is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end, f"not within {seconds} s"
 
 
 def waiting(scene: Scene) -> None:
@@ -183,13 +177,14 @@ def chat(daemon: RunningDaemon, model: str = "m") -> None:
 
 def opened(client: RawClient, graph: int, session_id: str) -> int:
     """Open a session by its id, as soon as the previous owner has closed or deleted it."""
-    end = time.monotonic() + 10
-    while True:
-        try:
-            call = "init_execution_context_with_session_id"
-            return int(client.call(call, graph=graph, session_id=session_id)["context"])
-        except SessionBusy:
-            assert time.monotonic() < end
+
+    def attach() -> dict[str, Any] | None:
+        call = "init_execution_context_with_session_id"
+        with suppress(SessionBusy):
+            return dict(client.call(call, graph=graph, session_id=session_id))
+        return None
+
+    return int(wait_until(attach)["context"])
 
 
 def processes(daemon: RunningDaemon) -> set[int]:
@@ -214,7 +209,7 @@ def daemon() -> Iterator[RunningDaemon]:
         workers = processes(running)
         assert running.stop() == 0
         assert not Path(running.socket).exists()
-        within(5, lambda: all(map(is_ended, workers)))
+        wait_until(lambda: all(map(is_ended, workers)), 5)
         files = {p.name for p in running.directory.rglob("*") if p.is_file()}
         assert not {name for name in files if name.endswith((".new", ".tmp", ".part"))}
     finally:
@@ -258,7 +253,7 @@ def test_the_daemon_is_killed_in_every_state_of_a_session(
         workers = processes(daemon)
         assert workers
         daemon.kill()
-        within(5, lambda: all(map(is_ended, workers)))
+        wait_until(lambda: all(map(is_ended, workers)), 5)
     daemon.start_again()
     chat(daemon)
 
@@ -307,15 +302,16 @@ def test_a_worker_is_killed_in_every_state_of_a_model(
 ) -> None:
     with scene_of(daemon, SessionState.DONE) as scene:
         name = MODEL_WAYS[state](scene)
-        within(10, lambda: described(scene.other, name)["state"] == state.value)
-        within(10, lambda: state in (ModelState.COLD, ModelState.FAILED) or _pid(scene, name) > 0)
+        wait_until(lambda: described(scene.other, name)["state"] == state.value, 10)
+        if state not in (ModelState.COLD, ModelState.FAILED):
+            wait_until(lambda: _pid(scene, name) > 0, 10)
         pid = _pid(scene, name)
         assert state is not ModelState.COLD or not pid
         if pid:
             with suppress(ProcessLookupError):  # the worker of a failed load is about to end
                 os.kill(pid, signal.SIGKILL)
         if state is ModelState.LOADING:
-            within(10, lambda: _pid(scene, name) not in (0, pid))  # the load is repeated
+            wait_until(lambda: _pid(scene, name) not in (0, pid), 10)  # the load is repeated
             scene.other.call("unload_model", name=name, force=True)
             with pytest.raises(Cancelled):
                 scene.client.wait_result(scene.turns[0][1])

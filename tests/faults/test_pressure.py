@@ -113,9 +113,10 @@ async def states(client: AsyncClient) -> dict[str, str]:
 async def settled(client: AsyncClient) -> dict[str, str]:
     """Return the models' states as soon as none is being unloaded."""
     with anyio.fail_after(10):
-        while "unloading" in (found := await states(client)).values():
-            pass
-    return found
+        while True:
+            if "unloading" not in (found := await states(client)).values():
+                return found
+            await anyio.sleep(0.002)
 
 
 async def test_states_are_evicted_first_then_idle_models_while_busy_and_pinned_models_stay(

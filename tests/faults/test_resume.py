@@ -18,6 +18,7 @@ from inferd.backends.errors import SessionExpired, ShuttingDown
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.models import smollm2
+from tests.waiting import wait_until
 
 ECHO = "[daemon]\nshutdown_grace_s = 0.1\n" + echo_model("m", slots=2, step_ms=5)
 REAL = f"""
@@ -173,8 +174,7 @@ def test_a_chat_and_calls_after_a_restart_continue_too(
 def when_running(daemon: RunningDaemon, end: Callable[[RunningDaemon], None]) -> None:
     """End the daemon once a turn has output tokens."""
     with Client(daemon.socket) as client:
-        while not any(task["output_tokens"] for task in client.queue()):
-            pass
+        wait_until(lambda: any(task["output_tokens"] for task in client.queue()))
     end(daemon)
 
 
@@ -285,8 +285,7 @@ def test_a_session_that_was_idle_for_too_long_becomes_active_again() -> None:
     ):
         session.chat("one")
         with Client(daemon.socket) as other:
-            while other.sessions():
-                pass
+            wait_until(lambda: not other.sessions())
             assert session.chat("two") == "two"
             [found] = other.sessions()
         assert (found["session_id"], found["turns"]) == ("diary", 2)

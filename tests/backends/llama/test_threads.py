@@ -17,6 +17,7 @@ from inferd.backends.llama import threads
 from inferd.backends.llama.threads import ComputeThreads
 from tests.backends.tiny import Bare, load_tiny, tokens_of
 from tests.tiny_gguf import write_tiny
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -88,8 +89,8 @@ def test_they_sleep_between_steps(bare: Bare) -> None:
     pool.attach_pool()
     bare.decode(0, tokens_of(1, 40))
     [thread] = others() - before
-    while Path(f"/proc/self/task/{thread}/stat").read_text().rsplit(")", 1)[1].split()[0] != "S":
-        pass
+    stat = Path(f"/proc/self/task/{thread}/stat")
+    wait_until(lambda: stat.read_text().rsplit(")", 1)[1].split()[0] == "S")
     spent = cpu_ns(thread)
     assert spent > 0
     time.sleep(0.05)

@@ -32,6 +32,7 @@ from tests.daemon.other_users import ADA, BOB, as_user, client_of, daemon_for_al
 from tests.daemon.service.test_reload import reload
 from tests.echo import echo_model
 from tests.raw import RawClient
+from tests.waiting import wait_until
 
 MODELS = echo_model("slow", slots=1, step_ms=5)
 STAFF = 4711
@@ -202,8 +203,7 @@ def test_tasks_that_wait_are_bounded_by_the_rule() -> None:
         turns = [
             client.start_request("stream", context=c, prompt="z", raw=True) for c in contexts[1:3]
         ]
-        while client.call("stats")["stats"]["waiting"] < 2:
-            pass
+        wait_until(lambda: client.call("stats")["stats"]["waiting"] >= 2)
         error = refusal_of(client, "chat", context=contexts[3], prompt="z", raw=True)
         assert isinstance(error, QuotaExceeded)
         assert error.data["bound"] == "access.own.tasks-waiting-max"
@@ -223,8 +223,8 @@ def test_sessions_are_bounded_by_the_rule() -> None:
             error = refusal_of(client, "fork_session", context=first)
             assert isinstance(error, QuotaExceeded)
             assert error.data["bound"] == "access.own.sessions-max"
-        while refusal_of(client, "fork_session", context=first) is not None:
-            pass  # until the daemon has seen that the other connection is gone
+        # The daemon must have seen that the other connection is gone.
+        wait_until(lambda: refusal_of(client, "fork_session", context=first) is None)
         client.call("finalize_execution_context", context=first)
         client.context()
         assert exit_code(error) == EXIT_BUSY

@@ -22,6 +22,7 @@ from tests.daemon.command_line import document, inferd
 from tests.daemon.other_users import ADA, BOB, Stranger, as_user, client_of, daemon_for_all
 from tests.daemon.residency.test_budget import echo
 from tests.raw import RawClient
+from tests.waiting import wait_until
 
 MODELS = """
 quantum-tokens = 100000
@@ -140,8 +141,7 @@ def test_a_turn_that_waits_is_cancelled_and_one_that_runs_parked() -> None:
         tale = SECRET[:300]
         long = ada.begin_stream(hers, tale)
         waits = bob.start_request("chat", context=his, prompt=SHORT, raw=True)
-        while task_of(bob, his) is None:
-            pass
+        wait_until(lambda: task_of(bob, his) is not None)
         assert operator.call("park", context=hers) == {"parked": True}
         assert bob.wait_result(waits)["text"] == SHORT.encode(), "it had the slot meanwhile"
         ada.wait_result(long)
@@ -149,8 +149,7 @@ def test_a_turn_that_waits_is_cancelled_and_one_that_runs_parked() -> None:
 
         ada.start_request("stream", context=hers, prompt=SECRET, raw=True, credit=1)
         waits = bob.start_request("chat", context=his, prompt=SHORT, raw=True)
-        while task_of(bob, his) is None:
-            pass
+        wait_until(lambda: task_of(bob, his) is not None)
         assert operator.call("cancel", context=his) == {"cancelled": True}
         with pytest.raises(Cancelled, match="an operator"):
             bob.wait_result(waits)
@@ -167,8 +166,7 @@ def test_a_turn_that_waits_for_its_model_is_cancelled() -> None:
         turn = ada.start_request("stream", context=running, prompt=SECRET, raw=True, credit=1000)
         ada.events.append(ada.read_message())
         waits = ada.start_request("chat", context=late, prompt=SHORT, raw=True)
-        while len(operator.call("queue", all=True)["tasks"]) < 2:
-            pass
+        wait_until(lambda: len(operator.call("queue", all=True)["tasks"]) >= 2)
         assert operator.call("cancel", context=late) == {"cancelled": True}
         with pytest.raises(Cancelled, match="an operator"):
             ada.wait_result(waits)
@@ -235,8 +233,7 @@ def test_tasks_in_the_list_of_all_are_cancelled_and_parked_by_command(by: str) -
         context, other = diary(ada), bob.context("slow")
         turn = ada.begin_stream(context, SECRET)
         waits = bob.start_request("chat", context=other, prompt=SHORT, raw=True)
-        while task_of(bob, other) is None:
-            pass
+        wait_until(lambda: task_of(bob, other) is not None)
         tasks = document(inferd("queue", "--all", "--json", socket=daemon.socket))["tasks"]
         [hers] = [task for task in tasks if task["uid"] == ADA]
         wanted = str(hers["context"]) if by == "number" else hers["session_id"]
@@ -262,8 +259,7 @@ def test_one_s_own_session_comes_first_and_an_id_of_several_users_is_refused() -
         ada.begin_stream(diary(ada), SECRET)
         mine = diary(own)
         turn = own.start_request("chat", context=mine, prompt=SHORT, raw=True)
-        while task_of(own, mine) is None:
-            pass
+        wait_until(lambda: task_of(own, mine) is not None)
         assert inferd("cancel", DIARY, socket=daemon.socket).stdout == "cancelled\n"
         with pytest.raises(Cancelled, match="the turn was"):
             own.wait_result(turn)

@@ -36,6 +36,7 @@ from inferd.testing import RunningDaemon, running_daemon
 from inferd.wire.nesting import NESTING_MAX
 from tests.echo import echo_model
 from tests.raw import HELLO, Closed, RawClient
+from tests.waiting import wait_until
 
 CONFIG = '[models.missing]\nfile = "no-such-file.gguf"\n'
 CONFIG += echo_model("slow", slots=2, step_ms=5) + echo_model("crashes", abort_on="die now")
@@ -467,8 +468,7 @@ def test_connections_are_bounded_and_a_closed_one_admits_another() -> None:
         with RawClient(daemon.socket) as third:
             assert isinstance(third.goodbye(), Busy)
         two.socket.close()
-        while one.call("stats")["stats"]["connections"] > 1:
-            pass
+        wait_until(lambda: one.call("stats")["stats"]["connections"] <= 1)
         with RawClient(daemon.socket) as again:
             assert again.call("models")
 

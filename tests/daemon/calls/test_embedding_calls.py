@@ -32,6 +32,7 @@ from tests.daemon.command_line import document, inferd
 from tests.echo import echo_model
 from tests.raw import RawClient
 from tests.tiny_gguf import write_tiny
+from tests.waiting import wait_until
 
 CONFIG = "[defaults]\nctx-size = 4096\n"
 CONFIG += echo_model("slow", step_ms=50) + echo_model("fragile", step_ms=5, abort_on="die now")
@@ -150,34 +151,35 @@ def test_a_result_larger_than_a_frame_is_refused_with_its_size(raw: RawClient) -
     assert caught.value.data["result_bytes_max"] < caught.value.data["bytes"]
 
 
+def await_tasks(raw: RawClient, count: int) -> None:
+    wait_until(lambda: len(raw.call("queue")["tasks"]) >= count)
+
+
 def test_a_call_can_be_cancelled_and_times_out(raw: RawClient, client: Client) -> None:
     graph = raw.call("load_by_name", name="slow")["graph"]
     raw.call("embed", graph=graph, texts=["warm"])
     number = raw.start_request("embed", graph=graph, texts=[LONG] * 20)
-    while not raw.call("queue")["tasks"]:
-        continue
+    wait_until(lambda: raw.call("queue")["tasks"])
     raw.call("cancel", request=number)
     with pytest.raises(Cancelled):
         raw.wait_result(number)
     with pytest.raises(Timeout):
         client.embed("slow", [LONG] * 20, timeout=0.2)
-    while client.queue():
-        continue
+    wait_until(lambda: not client.queue())
     assert [m["tasks"] for m in client.models() if m["name"] == "slow"] == [0]
 
 
 def test_texts_are_in_the_queue_and_one_can_be_cancelled_there(raw: RawClient) -> None:
     graph = raw.call("load_by_name", name="slow")["graph"]
     number = raw.start_request("embed", graph=graph, texts=[LONG] * 3, priority="low")
-    while len(tasks := raw.call("queue")["tasks"]) < 3:
-        continue
+    await_tasks(raw, 3)
+    tasks = raw.call("queue")["tasks"]
     assert {t["priority"] for t in tasks} == {"low"}
     assert {t["prompt_tokens"] for t in tasks} == {4002}
     assert raw.call("cancel", context=tasks[-1]["context"])["cancelled"]
     with pytest.raises(Cancelled):
         raw.wait_result(number)
-    while raw.call("queue")["tasks"]:
-        continue
+    wait_until(lambda: not raw.call("queue")["tasks"])
 
 
 def test_texts_are_bounded_as_other_turns_are() -> None:
@@ -191,8 +193,7 @@ def test_texts_are_bounded_as_other_turns_are() -> None:
             for number, opened in enumerate(contexts):
                 raw.set_input(opened["context"], b"y" * 300)
                 raw.start_request("compute", context=opened["context"])
-                while len(raw.call("queue")["tasks"]) < min(number + 1, 5):
-                    continue
+                await_tasks(raw, min(number + 1, 5))
             with pytest.raises(Busy) as caught:
                 raw.call("embed", graph=graph, texts=["a"])
             assert caught.value.data["retry_after_s"] > 0
@@ -313,8 +314,7 @@ def test_texts_whose_worker_dies_are_computed_again(daemon: RunningDaemon) -> No
     with Client(daemon.socket) as client, RawClient(daemon.socket) as raw:
         thread = threading.Thread(target=lambda: found.append(client.embed("fragile", texts)))
         thread.start()
-        while not any(t["state"] == "running" for t in raw.call("queue")["tasks"]):
-            continue
+        wait_until(lambda: any(t["state"] == "running" for t in raw.call("queue")["tasks"]))
         [model] = [m for m in raw.call("models")["models"] if m["name"] == "fragile"]
         os.kill(model["pid"], signal.SIGKILL)
         thread.join(60)
@@ -401,7 +401,6 @@ def test_a_replacement_worker_has_the_memory_for_embeddings_reserved_too() -> No
     with running_daemon(config) as daemon, Client(daemon.socket) as client:
         client.embed("a", "hello")
         psutil.Process(client.show("a")["pid"]).kill()
-        while client.show("a")["state"] != "cold":
-            continue
+        wait_until(lambda: client.show("a")["state"] == "cold")
         client.embed("a", "hello")
         assert memory(client, "a")["total"] == 800

@@ -35,6 +35,7 @@ from inferd.wire.frames import REPLY_BYTES_MAX, pack_frame
 from tests.daemon.other_users import Stranger
 from tests.echo import echo_model
 from tests.raw import Closed, RawClient
+from tests.waiting import wait_until
 
 CONFIG = """
 [daemon]
@@ -63,12 +64,13 @@ def queued(client: RawClient, count: int, first: int | None = None) -> list[dict
     """Return the queue once it has *count* tasks and the first is in its slot, if positions are
     reported. With *first*, the first task is that context's.
     """
-    for _ in range(1000):
-        tasks = client.call("queue")["tasks"]
-        here = len(tasks) == count and tasks[0]["position"] in (0, None)
-        if here and first in (None, tasks[0]["context"]):
-            return list(tasks)
-    raise AssertionError(f"{len(tasks)} tasks, not {count}")
+
+    def tasks() -> list[dict[str, Any]] | None:
+        found = list(client.call("queue")["tasks"])
+        here = len(found) == count and found[0]["position"] in (0, None)
+        return found if here and first in (None, found[0]["context"]) else None
+
+    return wait_until(tasks)
 
 
 # Branches.
@@ -476,10 +478,8 @@ def test_a_client_that_closes_after_its_last_request_is_cancelled(client: RawCli
         leaving.socket.shutdown(socket.SHUT_WR)
         connections = client.call("stats")["stats"]["connections"]
         assert len(queued(client, 1)) == 1
-    while client.call("queue")["tasks"]:
-        pass
-    while client.call("stats")["stats"]["connections"] >= connections:
-        pass
+    wait_until(lambda: not client.call("queue")["tasks"])
+    wait_until(lambda: client.call("stats")["stats"]["connections"] < connections)
 
 
 # Refusals.

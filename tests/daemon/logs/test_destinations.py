@@ -19,10 +19,10 @@ from inferd.daemon.logs.destinations import LogFile, StandardError, previous_fil
 from inferd.daemon.logs.setup import _console, is_systemd_journal, systemd_journal_of
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd, inferd_process, on_terminal
-from tests.daemon.log_events import until
 from tests.daemon.manager import manager_of, serving
 from tests.daemon.service.test_components import check, limit, part
 from tests.daemon.service.test_reload import reload
+from tests.waiting import wait_until
 
 CONFIG = "[daemon]\nlog-file = 'logs/inferd.log'\n"
 """Relative to the file, as all paths in it."""
@@ -256,7 +256,7 @@ def test_in_the_journal_events_are_json_with_their_priority() -> None:
         with serving(daemon, {"JOURNAL_STREAM": journal_of_log(daemon)}) as process:
             (daemon.directory / "config.toml").write_text("wrong = 1\n")
             os.kill(process.pid, signal.SIGHUP)
-            until(lambda: "component.failing" in since_restart_text(daemon))
+            wait_until(lambda: "component.failing" in since_restart_text(daemon))
             lines = since_restart(daemon)
             assert all(line[:4] in ("<3>{", "<4>{", "<6>{", "<7>{") for line in lines)
             found = {

@@ -33,12 +33,13 @@ from inferd.ipc.messages import LogLevelParams
 from inferd.scheduler.recording.reporter import TEXT_CHARACTERS_MAX
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import document, inferd
-from tests.daemon.log_events import JSON, Event, events, named, until
+from tests.daemon.log_events import JSON, Event, events, named
 from tests.daemon.other_users import Stranger
 from tests.daemon.service.test_reload import managed, reload
 from tests.models import smollm2
 from tests.raw import Closed, RawClient
 from tests.tiny_gguf import write_tiny
+from tests.waiting import wait_until
 
 MODELS = """
 [models.fails]
@@ -108,7 +109,7 @@ def test_a_load_has_the_id_of_its_request_and_its_unload_has_none() -> None:
     with running_daemon(DEBUG) as daemon, RawClient(daemon.socket) as client:
         client.call("load_by_name", name="echo")
         client.call("unload_model", name="echo", force=True)
-        until(lambda: named(daemon, "model.unloaded"))
+        wait_until(lambda: named(daemon, "model.unloaded"))
         loading, loaded, left = named(daemon, "model.loading", "model.loaded", "model.unloaded")
         assert loading["request"] == loaded["request"] == "1.1"
         assert "request" not in left and "connection" not in left
@@ -151,7 +152,7 @@ def test_a_refused_connection_cannot_control_a_terminal() -> None:
         with pytest.raises(Closed):
             while True:
                 client.read_message()
-        until(lambda: "connection.refused" in daemon.log)
+        wait_until(lambda: "connection.refused" in daemon.log)
         assert "\x1b" not in daemon.log and "u001b[2J" in daemon.log
         assert "[ipc]" in daemon.log
 
@@ -230,7 +231,7 @@ def test_a_level_set_during_a_load_reaches_the_worker() -> None:
     slow = '[models.slow]\nbackend = "echo"\n[models.slow.echo]\nload_ms = 300\n'
     with running_daemon(JSON + slow) as daemon, RawClient(daemon.socket) as client:
         load = client.start_request("load_by_name", name="slow")
-        until(lambda: client.call("show", name="slow")["models"][0]["progress"])
+        wait_until(lambda: client.call("show", name="slow")["models"][0]["progress"])
         client.call("log_level", levels={"scheduler": "debug"})
         assert not named(daemon, "model.loaded")
         graph = client.wait_result(load)["graph"]
@@ -294,7 +295,7 @@ def test_llama_cpp_s_lines_are_events_of_the_model(tmp_path: Path) -> None:
         RawClient(daemon.socket) as client,
     ):
         client.call("load_by_name", name="tiny-llama")
-        said = until(lambda: named(daemon, "llama.output"))
+        said = wait_until(lambda: named(daemon, "llama.output"))
         assert all(e["logger"] == "llama" and e["model"] == "tiny-llama" for e in said)
         assert all(0 < len(e["text"]) <= 2000 and "\n" not in e["text"] for e in said)
         assert any(e["level"] == "debug" and "llama" in e["text"] for e in said)
@@ -311,7 +312,7 @@ def test_information_of_llama_cpp_is_not_logged_by_default(tmp_path: Path) -> No
         client.call("load_by_name", name="tiny-llama")
         with pytest.raises(InferdError):
             client.call("load_by_name", name="tiny-unheard-of")
-        said = until(lambda: named(daemon, "llama.output"))
+        said = wait_until(lambda: named(daemon, "llama.output"))
         assert {e["level"] for e in said} <= {"warning", "error"}
         assert any(e["level"] == "error" and e["model"] == "tiny-unheard-of" for e in said)
 

@@ -31,6 +31,7 @@ from tests.daemon.metrics.scraping import ScrapedMetrics, scrape, scrape_metrics
 from tests.echo import echo_model
 from tests.raw import RawClient
 from tests.tiny_gguf import write_tiny
+from tests.waiting import wait_until
 
 CONFIG = """
 [daemon]
@@ -321,8 +322,7 @@ def stopped(pid: int) -> Iterator[None]:
     """Stop a process, until the end of the block."""
     os.kill(pid, signal.SIGSTOP)
     try:
-        while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
-            pass
+        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
         yield
     finally:
         os.kill(pid, signal.SIGCONT)

@@ -16,6 +16,7 @@ from inferd.testing import running_daemon
 from tests.daemon.metrics.scraping import ScrapedMetrics, scrape_metrics, until
 from tests.echo import echo_model
 from tests.raw import RawClient
+from tests.waiting import wait_until
 
 TURN = "x" * 900
 TWO_MODELS = "[daemon]\nmemory-bytes = 1000\n" + echo_model(
@@ -57,8 +58,8 @@ def test_a_turn_waits_for_a_slot_and_one_parked_by_hand_for_the_others() -> None
         scraped = until(daemon, lambda f: waiting(f, "a") == {"slot": 1})
         reasons = scraped.families["inferd_num_requests_waiting_by_reason"].samples
         assert {s.labels["reason"] for s in reasons} == set(WAIT_REASONS)
-        while not client.call("park", context=running)["parked"]:
-            pass  # the engine does not have the other turn yet
+        # The engine may not have the other turn yet.
+        wait_until(lambda: client.call("park", context=running)["parked"])
         until(daemon, lambda f: waiting(f, "a") == {"operator": 1})
         for context, turn in zip((running, late), turns, strict=True):
             client.call("cancel", context=context)

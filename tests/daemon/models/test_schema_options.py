@@ -14,10 +14,10 @@ from inferd import Client, Session
 from inferd.backends.errors import InvalidArgument
 from inferd.backends.params.parameter_table import JSON_LAYOUTS
 from inferd.testing import RunningDaemon, running_daemon
-from tests.daemon.log_events import until
 from tests.models import smollm2
 from tests.raw import RawClient
 from tests.tiny_gguf import write_tiny
+from tests.waiting import wait_until
 
 VALUE = {"texts": [f"{n}:a-long-text,of-some-words" for n in range(20)], "number": 7}
 """Without spaces: the tiny model has no token for one."""
@@ -107,7 +107,7 @@ def test_it_stays_in_a_parked_turn(daemon: RunningDaemon) -> None:
             client.start_request("chat", context=context, prompt="x", raw=True, options=OPTIONS)
             for context in (one, other)
         ]
-        until(lambda: operator.call("park", context=one)["parked"])
+        wait_until(lambda: operator.call("park", context=one)["parked"])
         for turn in turns:
             assert client.wait_result(turn)["text"] == COMPACT.encode()
 

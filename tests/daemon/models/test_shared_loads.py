@@ -13,6 +13,7 @@ from inferd.backends.errors import Cancelled
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.raw import RawClient
+from tests.waiting import wait_until
 
 MODELS = echo_model("heavy", load_ms=1500) + echo_model("other")
 PROGRESS = 4
@@ -126,8 +127,7 @@ def test_turns_of_a_model_that_is_unloaded_by_force_are_cancelled_by_an_operator
             params = {"context": context}
         numbers = [client.start_request(call, **params)]
         numbers.append(client.start_request("chat", context=waiting, prompt="next " * 50))
-        while len(operator.call("queue")["tasks"]) < 2:
-            pass
+        wait_until(lambda: len(operator.call("queue")["tasks"]) >= 2)
         operator.call("unload_model", name="m", force=True)
         for number in numbers:
             with pytest.raises(Cancelled, match="an operator unloaded 'm'") as caught:

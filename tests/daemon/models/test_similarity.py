@@ -17,9 +17,9 @@ import pytest
 from inferd import Client, Metadata
 from inferd.backends.errors import EndOfSequence, InvalidArgument
 from inferd.testing import RunningDaemon, running_daemon
-from tests.daemon.log_events import until
 from tests.echo import echo_model
 from tests.raw import RawClient
+from tests.waiting import wait_until
 
 CONFIG = """
 [defaults]
@@ -216,7 +216,7 @@ def test_nothing_is_left_behind(client: Client) -> None:
     comparer = client.load_by_name("comparer")
     with client.session("said", raw=True, options=similar()) as session:
         assert end(session.chat(TEXT).metadata) == ("similarity", "1.000")
-    until(lambda: client.show("comparer")["leases"] == 1)
+    wait_until(lambda: client.show("comparer")["leases"] == 1)
     client.unload(comparer)
     assert client.show("comparer")["state"] == "cold", "nobody else holds it"
     assert client.sessions() == []
@@ -241,8 +241,7 @@ def test_a_turn_parked_by_hand_while_a_sentence_is_compared_says_what_it_would_h
         while raw.streamed_text != SENTENCES[0]:
             raw.events.append(raw.read_message())
         second = other.start_request("chat", context=waits, prompt=TEXT, raw=True)
-        while len(raw.call("queue")["tasks"]) < 2:
-            pass
+        wait_until(lambda: len(raw.call("queue")["tasks"]) >= 2)
         assert raw.call("park", context=context) == {"parked": True}
         assert other.wait_result(second)["text"] == TEXT.encode()
         raw.wait_result(number)
@@ -264,10 +263,10 @@ def test_a_text_is_compared_by_the_model_that_has_the_name_now() -> None:
         turn = {"context": raw.context("said"), "prompt": TEXT, "raw": True, "options": similar()}
         running = raw.begin_stream(raw.context("comparer"), "x" * 500)
         swap = operator.start_request("swap", name="comparer", to="other", mode="drain")
-        until(lambda: "model.draining" in daemon.log)
+        wait_until(lambda: "model.draining" in daemon.log)
         compared = raw.start_request("chat", **turn)
         first = len(SENTENCES[0])
-        until(lambda: [t for t in said_now(daemon) if t["output_tokens"] >= first])
+        wait_until(lambda: [t for t in said_now(daemon) if t["output_tokens"] >= first])
         raw.call("cancel", request=running)
         operator.wait_result(swap)
         assert end(raw.wait_result(compared)["metadata"]) == ("similarity", "1.000")

@@ -27,6 +27,7 @@ from tests.models import gemma3, smollm2
 from tests.raw import RawClient
 from tests.sparse_gguf import WEIGHT_BYTES_MIN, write_sparse
 from tests.tiny_gguf import write_split, write_tiny
+from tests.waiting import wait_until
 
 BUDGET = 1000
 
@@ -191,8 +192,7 @@ def test_a_load_that_waits_for_memory_delays_neither_turns_nor_a_load_that_fits(
         worker.suspend()
         try:
             waits = client.start_request("load_by_name", name="waits")
-            while model(client, "leaving")["state"] != "unloading":
-                pass
+            wait_until(lambda: model(client, "leaving")["state"] == "unloading")
 
             assert client.call("chat", context=loaded, prompt="now", raw=True)["text"] == b"now"
             assert load(client, "small")["model"] == "small"
@@ -210,11 +210,9 @@ def test_memory_for_a_waiting_load_is_not_reserved_for_another() -> None:
         worker.suspend()
         try:
             waits = client.start_request("load_by_name", name="waits")
-            while model(client, "leaving")["state"] != "unloading":
-                pass
+            wait_until(lambda: model(client, "leaving")["state"] == "unloading")
             late = client.start_request("load_by_name", name="late")
-            while model(client, "late")["pid"] == 0:
-                pass
+            wait_until(lambda: model(client, "late")["pid"] != 0)
         finally:
             worker.resume()
         assert client.wait_result(waits)["model"] == "waits"
@@ -311,15 +309,13 @@ def test_keep_alive_holds_per_model_and_per_request() -> None:
         assert model(client, "kept")["expires_s"] is None
         assert model(client, "kept")["keep_alive_s"] == -1
         assert 90 < model(client, "echo")["expires_s"] <= 100
-        while model(client, "gone")["state"] != "cold":
-            pass
+        wait_until(lambda: model(client, "gone")["state"] == "cold")
 
         load_and_leave(client, "echo", '{"keep_alive": 7}')
         assert 0 < model(client, "echo")["expires_s"] <= 7
         assert load(client, "echo", '{"keep_alive": 7}').get("not_applied") is None
         load_and_leave(client, "kept", '{"keep-alive": 0}')
-        while model(client, "kept")["state"] != "cold":
-            pass
+        wait_until(lambda: model(client, "kept")["state"] == "cold")
 
 
 def test_a_pinned_model_neither_expires_nor_is_evicted() -> None:
@@ -335,8 +331,7 @@ def test_a_pinned_model_neither_expires_nor_is_evicted() -> None:
         assert (found["state"], found["pinned"], found["expires_s"]) == ("ready", True, None)
 
         client.call("unpin", name="a")
-        while model(client, "a")["state"] != "cold":
-            pass
+        wait_until(lambda: model(client, "a")["state"] == "cold")
         assert load(client, "b")["model"] == "b"
 
 

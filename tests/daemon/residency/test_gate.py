@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from inferd.backends.errors import Busy, Cancelled, ReaderTimeout, ShuttingDown, Timeout
 from inferd.testing import RunningDaemon
 from tests.raw import RawClient
+from tests.waiting import wait_until
 
 from .test_budget import daemon_with, echo, load, model, states
 
@@ -42,11 +43,6 @@ def said(client: RawClient, number: int) -> bytes:
     return bytes(client.wait_result(number)["text"])
 
 
-def until(condition: Callable[[], object]) -> None:
-    while not condition():
-        pass
-
-
 def first_token(client: RawClient) -> None:
     client.events.append(client.read_message())
 
@@ -58,7 +54,7 @@ def stats(client: RawClient) -> dict[str, Any]:
 def begin(client: RawClient, context: int, **params: Any) -> int:
     """Start a slow turn, and return once it runs."""
     number = chat(client, context, SLOW, **params)
-    until(lambda: stats(client)["running"])
+    wait_until(lambda: stats(client)["running"])
     return number
 
 
@@ -88,7 +84,7 @@ def test_a_model_that_computes_stays_until_its_turn_is_done(
     context = contexts(raw, "ba")
     turn = begin(raw, context["a"])
     other = chat(raw, context["b"], "b")
-    until(lambda: stats(raw)["waiting"])
+    wait_until(lambda: stats(raw)["waiting"])
     assert states(raw)["a"] == "ready"
     assert said(raw, turn) == SLOW.encode()
     assert said(raw, other) == b"b"
@@ -103,7 +99,7 @@ def test_requests_that_wait_for_a_model_are_served_together(
     before = len(loads(daemon))
     turns = [begin(raw, first["a"])]
     turns += [chat(raw, c[n], n) for c, n in ((first, "b"), (first, "c"))]
-    until(lambda: stats(raw)["waiting"] == 2)
+    wait_until(lambda: stats(raw)["waiting"] == 2)
     turns += [chat(raw, second[name], name) for name in "abc"]
     texts = [said(raw, turn) for turn in turns]
     assert texts == [SLOW.encode(), b"b", b"c", b"a", b"b", b"c"]
@@ -120,7 +116,7 @@ def test_without_a_residency_later_tasks_are_served_after_all_earlier_ones() -> 
         turn = begin(client, context["a"])
         waits = daemon.log.count("model.waiting")
         turns = [turn, chat(client, context["b"], "b")]
-        until(lambda: daemon.log.count("model.waiting") > waits)
+        wait_until(lambda: daemon.log.count("model.waiting") > waits)
         turns.append(chat(client, other, "a"))
         for turn in turns:
             client.wait_result(turn)
@@ -133,7 +129,7 @@ def test_the_more_urgent_task_has_its_model_loaded_first(
     context = contexts(raw)
     turn = begin(raw, context["a"])
     turns = [turn, chat(raw, context["b"], "b")]
-    until(lambda: stats(raw)["waiting"])
+    wait_until(lambda: stats(raw)["waiting"])
     turns.append(chat(raw, context["c"], "c", priority="urgent"))
     for turn in turns:
         raw.wait_result(turn)
@@ -152,7 +148,7 @@ def test_a_waiting_task_is_counted_listed_and_bounded() -> None:
         context = contexts(client)
         turn = begin(client, context["a"])
         waits = chat(client, context["b"], "b", priority="high")
-        until(lambda: stats(client)["waiting"] == 1)
+        wait_until(lambda: stats(client)["waiting"] == 1)
 
         listed = client.call("queue")["tasks"]
         assert [(t["model"], t["state"], t["priority"]) for t in listed] == [
@@ -185,7 +181,7 @@ def test_a_waiting_task_can_be_cancelled_by_context_and_by_request(raw: RawClien
     context = contexts(raw)
     turn = begin(raw, context["a"])
     waits = [chat(raw, context[name], name) for name in "bc"]
-    until(lambda: stats(raw)["waiting"] == 2)
+    wait_until(lambda: stats(raw)["waiting"] == 2)
     assert raw.call("cancel", context=context["b"]) == {"cancelled": True}
     assert raw.call("cancel", request=waits[1]) == {"cancelled": True}
     for number in waits:
@@ -201,7 +197,7 @@ def test_a_waiting_task_is_refused_when_the_daemon_drains() -> None:
         context = contexts(client, "ba")
         turn = begin(client, context["a"])
         waits = chat(client, context["b"], "b")
-        until(lambda: stats(client)["waiting"])
+        wait_until(lambda: stats(client)["waiting"])
         client.call("drain")
         with pytest.raises(ShuttingDown):
             client.wait_result(waits)

@@ -17,6 +17,7 @@ from inferd.backends.errors import InferdError, ShuttingDown
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.raw import Closed, RawClient
+from tests.waiting import wait_until
 
 SLOW = "[daemon]\nshutdown-grace-s = 20\n" + echo_model("slow", slots=1, step_ms=10)
 SLOW += echo_model("loading", load_ms=20_000)
@@ -27,11 +28,13 @@ def worker_of(client: RawClient, model: str) -> psutil.Process:
     return psutil.Process(described["pid"])
 
 
+def state_of(client: RawClient) -> str:
+    return str(client.call("show", name="echo")["models"][0]["state"])
+
+
 def wait_exited(processes: list[psutil.Process], seconds: float) -> None:
     """Wait until the processes have ended; an unreaped process counts as ended."""
-    end = time.monotonic() + seconds
-    while alive := [p for p in processes if not ended(p)]:
-        assert time.monotonic() < end, f"still there after {seconds} s: {alive}"
+    wait_until(lambda: all(map(ended, processes)), seconds)
 
 
 def ended(process: psutil.Process) -> bool:
@@ -52,8 +55,7 @@ def test_sigterm_finishes_running_turns_fails_waiting_ones_and_removes_the_socke
         waiting = client.start_request(
             "stream", context=client.context("slow"), prompt="x", raw=True
         )
-        while client.call("stats")["stats"]["waiting"] < 1:
-            pass
+        wait_until(lambda: client.call("stats")["stats"]["waiting"] >= 1)
         worker = worker_of(client, "slow")
         os.kill(daemon.pid, signal.SIGTERM)
 
@@ -74,8 +76,7 @@ def test_a_draining_daemon_admits_nothing_new() -> None:
         running = client.begin_stream(context, "x" * 100)
         other = client.context("slow")
         os.kill(daemon.pid, signal.SIGTERM)
-        while not client.call("stats")["stats"]["draining"]:
-            pass
+        wait_until(lambda: client.call("stats")["stats"]["draining"])
 
         with pytest.raises(ShuttingDown):
             client.call("chat", context=other, prompt="new")
@@ -92,8 +93,7 @@ def test_a_second_signal_stops_at_once(second: signal.Signals) -> None:
         worker = worker_of(client, "slow")
         started = time.monotonic()
         os.kill(daemon.pid, signal.SIGTERM)
-        while not client.call("stats")["stats"]["draining"]:
-            pass
+        wait_until(lambda: client.call("stats")["stats"]["draining"])
         os.kill(daemon.pid, second)
 
         assert daemon.process is not None
@@ -217,9 +217,9 @@ def test_an_idle_model_is_unloaded_after_its_keep_alive() -> None:
         wait_exited([worker], 5.0)
 
         with RawClient(daemon.socket) as client:
-            while (state := client.call("show", name="echo")["models"][0]["state"]) == "unloading":
-                pass  # its process has ended, and the daemon has not heard of it
-            assert state == "cold"
+            # Its process has ended, but perhaps the daemon has not noticed yet.
+            wait_until(lambda: state_of(client) != "unloading")
+            assert state_of(client) == "cold"
 
 
 def test_an_idle_daemon_with_an_idle_worker_uses_no_cpu() -> None:

@@ -20,6 +20,7 @@ from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd
 from tests.daemon.manager import Manager, manager_of
 from tests.raw import RawClient
+from tests.waiting import wait_until
 
 CONFIG = """
 [daemon]
@@ -133,8 +134,7 @@ def test_an_idle_loaded_model_is_unloaded_for_its_new_parameters() -> None:
     with managed() as (daemon, manager, client):
         with RawClient(daemon.socket) as other:
             other.call("load_by_name", name="m")
-        while model(client)["leases"]:
-            pass
+        wait_until(lambda: not model(client)["leases"])
         reload(daemon, manager, CONFIG.replace("slots = 2", "slots = 3"))
         graph = client.call("load_by_name", name="m")
         assert graph["slots"] == 3

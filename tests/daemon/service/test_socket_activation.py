@@ -20,6 +20,7 @@ from inferd.ipc.server.listener import inherited_listener
 from inferd.testing import RunningDaemon
 from tests.daemon.command_line import inferd
 from tests.raw import RawClient
+from tests.waiting import wait_until
 
 CONFIG = """
 [daemon]
@@ -147,8 +148,7 @@ def test_a_client_that_connects_during_the_shutdown_is_served_by_the_next_daemon
         text = "finish me " * 30
         turn = client.begin_stream(client.context("m"), text)
         os.kill(daemon.pid, signal.SIGTERM)
-        while not client.call("stats")["stats"]["draining"]:
-            pass
+        wait_until(lambda: client.call("stats")["stats"]["draining"])
         late = socket.socket(socket.AF_UNIX)
         late.connect(daemon.socket)
         client.wait_result(turn)
@@ -169,8 +169,7 @@ def test_a_second_signal_leaves_the_path(tmp_path: Path) -> None:
         client.start_request("stream", context=client.context("m"), prompt="x" * 2000, raw=True)
         client.events.append(client.read_message())
         os.kill(daemon.pid, signal.SIGTERM)
-        while not client.call("stats")["stats"]["draining"]:
-            pass
+        wait_until(lambda: client.call("stats")["stats"]["draining"])
         assert daemon.stop() != 0
         assert Path(daemon.socket).is_socket()
         daemon.start_again()

@@ -33,6 +33,7 @@ from tests.daemon.service.test_components import limit
 from tests.daemon.traces.otlp import SECONDS_MAX, Collector, ReceivedSpan, collecting
 from tests.echo import echo_model
 from tests.raw import RawClient
+from tests.waiting import wait_until
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE}-{SPAN}-01"
@@ -268,8 +269,7 @@ def test_refused_cancelled_and_late_requests_have_their_error(
         waiting = [
             raw.start_request("chat", context=context, prompt="y") for context in contexts[1:3]
         ]
-        while raw.call("stats")["stats"]["waiting"] < len(waiting):
-            pass
+        wait_until(lambda: raw.call("stats")["stats"]["waiting"] >= len(waiting))
         with pytest.raises(Busy):
             raw.call("chat", context=contexts[3], prompt="z")
         refused(collector, Busy, [])
@@ -384,8 +384,7 @@ def part(client: Client) -> dict[str, Any]:
 
 
 def until(client: Client, *, works: bool) -> dict[str, Any]:
-    while part(client)["up"] is not works:
-        pass
+    wait_until(lambda: part(client)["up"] is works)
     return part(client)
 
 
@@ -533,8 +532,7 @@ def test_spans_go_into_a_file_that_may_be_moved_away(
         client.session("m") as session,
     ):
         session.chat("hello")
-        while not path.exists() or not path.read_text().endswith("\n"):
-            pass
+        wait_until(lambda: path.exists() and path.read_text().endswith("\n"))
         assert path.stat().st_mode & 0o777 == 0o600
         path.rename(moved)
         session.chat("hello")
