@@ -5,11 +5,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable
 
+import numpy as np
 from llama_cpp import llama_cpp as lib
 
 from inferd.backends.llama.text.vocab import Vocab
 
 __all__ = ("Reference",)
+
+_ENTRY = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+"""`llama_token_data`. An array of its ctypes form takes longer to fill than to filter."""
 
 
 class Reference:
@@ -24,11 +28,12 @@ class Reference:
 
     def allowed(self, tokens: Iterable[int]) -> list[int]:
         """Return those of *tokens* that may come next."""
-        entries = [(token, 1.0, 0.0) for token in tokens]
-        data = (lib.llama_token_data * len(entries))(*entries)
+        entries = np.ones(len(found := list(tokens)), _ENTRY)
+        entries["id"] = found
+        data = entries.ctypes.data_as(ctypes.POINTER(lib.llama_token_data))
         array = lib.llama_token_data_array(data, len(entries), -1, False)
         lib.llama_sampler_apply(self._sampler, ctypes.byref(array))
-        return [entry.id for entry in data if entry.logit == 1.0]
+        return list(entries["id"][entries["logit"] == 1.0].tolist())
 
     def accept(self, token: int) -> None:
         """Continue after *token*, which is allowed."""
