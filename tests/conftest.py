@@ -8,6 +8,8 @@ import sys
 import pytest
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
+from tests.repetitions import load_profile
+
 # Else each of some thousand processes compiles all modules: half of the tests' time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -41,6 +43,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Schedulin
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    load_profile()
     if config.getoption("--no-processes"):
         sys.addaudithook(_refuse_process)
 

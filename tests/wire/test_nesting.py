@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inferd.backends.errors import InvalidArgument, TooLarge
@@ -40,7 +40,6 @@ def depth(value: Any) -> int:
     return max((1 + depth(item) for item in items), default=0)
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.lists(LEAVES | st.just([]), max_size=3), st.integers(0, 600), st.booleans()),

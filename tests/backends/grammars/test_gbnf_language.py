@@ -17,6 +17,7 @@ from tests.backends.grammars.corpus import GRAMMARS
 from tests.backends.grammars.llama_cpp import Reference
 from tests.backends.walking import compiler_of, vocabulary
 from tests.models import smollm2
+from tests.repetitions import repetitions
 
 STEPS_MAX = 12
 ALPHABET = "abcé\n"
@@ -135,9 +136,7 @@ _GENERATED = st.tuples(_bodies("x", "y-1"), _bodies("y-1"), _bodies()).map(
 
 
 @settings(
-    max_examples=200,
-    deadline=None,
-    derandomize=True,
+    max_examples=repetitions(200),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 @given(grammar=_GENERATED, seed=st.integers(0, 1000))

@@ -17,6 +17,7 @@ from inferd.backends.grammars.check_program import check_grammar
 from inferd.backends.grammars.requests import CheckRequest
 from inferd.backends.grammars.rewriting import rewritten_schema
 from tests.backends.walking import Walker, compiler_of, vocabulary
+from tests.repetitions import repetitions
 from tests.tiny_gguf import write_tiny
 
 NAMES = ("a", "b", "c")
@@ -222,7 +223,7 @@ SCHEMAS = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=repetitions(300), suppress_health_check=[HealthCheck.too_slow])
 @given(SCHEMAS, st.booleans())
 def test_whatever_a_schema_contains_it_is_accepted_or_refused(schema: Any, lenient: bool) -> None:
     reply = check_grammar(CheckRequest(schema=json.dumps(schema), lenient=lenient))
@@ -269,8 +270,7 @@ def combined(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 @pytest.mark.process
 @settings(
-    deadline=None,
-    max_examples=300,
+    max_examples=repetitions(300),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(st.recursive(PARTS, combined, max_leaves=6), PLAIN, PLAIN)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from inferd.ipc.messages import CALLS
 from inferd.testing import RunningDaemon
 from tests.raw import Closed, RawClient
+from tests.repetitions import repetitions
 
 SCALARS = (
     st.none()
@@ -41,9 +42,7 @@ REQUESTS = st.tuples(
 )
 MESSAGES = REQUESTS | st.lists(VALUES, max_size=5)
 SETTINGS = settings(
-    max_examples=150,
-    deadline=None,
-    derandomize=True,
+    max_examples=repetitions(150),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.backends.errors import BackendError
@@ -210,7 +210,6 @@ async def test_the_user_who_has_most_loses_files_first(store: Store) -> None:
     assert {place.name for place in few._entries} >= {his[1].key.name}
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 50), st.floats(0, 9)), max_size=60))
 def test_the_bounds_hold_for_any_reports(reports: list[tuple[int, int, float]]) -> None:
     index = KvIndex(Path("/nowhere"), bytes_max=100, files_max=7)

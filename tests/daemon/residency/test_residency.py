@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from inferd.daemon.residency.residency import AGEING_S_MIN, JUST_USED_S, Residency, ResidencyRequest
 from inferd.scheduler.priority import Priority
+from tests.repetitions import repetitions
 
 TICK_S = 0.25
 LOAD_S = 1.0
@@ -113,7 +114,7 @@ jobs_of = st.lists(
 
 
 @given(jobs=jobs_of, residency_s=st.sampled_from([0.0, 2.0, 10.0]))
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=repetitions(150))
 def test_no_request_waits_past_the_bound_and_each_load_serves_one(
     jobs: list[Job], residency_s: float
 ) -> None:

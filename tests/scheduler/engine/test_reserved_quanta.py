@@ -14,6 +14,7 @@ from inferd.scheduler import messages as m
 from inferd.scheduler.policy.reserved_quantum import CHECK_S, ReservedQuanta
 from inferd.scheduler.priority import Priority
 from inferd.scheduler.task import Task
+from tests.repetitions import repetitions
 from tests.scheduler.doubles import Bench
 
 QUANTUM, BATCH_SIZE, STEP_S = 20, 32, 0.05
@@ -115,7 +116,7 @@ def test_one_quantum_in_sixteen_goes_to_lower_classes(slots: int) -> None:
     assert 0.8 / RESERVED_SHARE <= of_lower / computed <= 1.6 / RESERVED_SHARE
 
 
-@hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=repetitions(25))
 @hypothesis.given(
     slots=st.integers(1, 5),
     lower=st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=6),

@@ -33,6 +33,7 @@ from inferd.scheduler import messages as m
 from inferd.scheduler.kv.files import KvFiles
 from inferd.scheduler.priority import Priority
 from inferd.sessions.turn import Turn
+from tests.repetitions import repetitions
 from tests.scheduler.doubles import Bench, iterate_engine
 from tests.sessions.doubles import InProcessClient
 
@@ -393,7 +394,5 @@ class RecurrentMachine(EngineMachine):
 def test_any_order_of_events(machine: type[EngineMachine]) -> None:
     run_state_machine_as_test(
         machine,
-        settings=hypothesis.settings(
-            max_examples=80, stateful_step_count=30, deadline=None, derandomize=True
-        ),
+        settings=hypothesis.settings(max_examples=repetitions(80), stateful_step_count=30),
     )

@@ -12,6 +12,7 @@ from inferd.scheduler import messages as m
 from inferd.scheduler.owner import Owner
 from inferd.scheduler.priority import Priority
 from inferd.scheduler.task import Task, TaskState
+from tests.repetitions import repetitions
 from tests.scheduler.doubles import Bench
 
 SETTINGS = EngineSettings(ageing_tokens=100, quantum_tokens=20, shared_prefix_tokens_min=1 << 20)
@@ -70,7 +71,7 @@ class Crowd:
         return sum(max(0, mine - served) for served in others)
 
 
-@hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=repetitions(60))
 @hypothesis.given(
     slots=st.integers(1, 3),
     priority=st.sampled_from(Priority),

@@ -31,6 +31,7 @@ from inferd.scheduler.kv.files import (
     KvFiles,
 )
 from inferd.scheduler.messages import pack_tokens
+from tests.repetitions import repetitions
 
 KEY = KvKey(1000, pack_tokens([1, 2, 3]), "chat", adapters=("a",))
 STATE = bytes(range(256)) * 20
@@ -276,7 +277,7 @@ def refused_with(whole: tuple[KvFiles, KvFile, bytes], content: bytes) -> None:
 @example(place=8, change=1)
 @example(place=12, change=255)
 @example(place=15, change=255)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=repetitions(400))
 def test_every_flipped_bit_is_detected(
     whole: tuple[KvFiles, KvFile, bytes], place: int, change: int
 ) -> None:
@@ -286,7 +287,7 @@ def test_every_flipped_bit_is_detected(
 
 
 @given(size=st.integers(0), more=st.binary(max_size=3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=repetitions(200))
 def test_a_truncated_or_extended_file_is_refused(
     whole: tuple[KvFiles, KvFile, bytes], size: int, more: bytes
 ) -> None:
@@ -303,7 +304,6 @@ def test_every_byte_of_the_header_is_checked(whole: tuple[KvFiles, KvFile, bytes
 
 
 @given(content=st.binary(max_size=200))
-@settings(deadline=None)
 def test_other_content_is_refused(whole: tuple[KvFiles, KvFile, bytes], content: bytes) -> None:
     refused_with(whole, content)
 

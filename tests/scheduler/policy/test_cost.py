@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferd.scheduler.policy.cost import StepCost, StepLoad
+from tests.repetitions import repetitions
 
 # A CPU with a small model: seconds for a ubatch, a token, and a token attended to.
 GRAPH_S, ROW_S, DEPTH_S = 0.004, 0.0029, 2.4e-6
@@ -114,7 +115,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=repetitions(200))
 @given(STEPS, st.integers(1, 30))
 def test_predictions_are_finite_with_any_clock(
     steps: list[tuple[list[tuple[int, int]], float]], rounds: int

@@ -45,6 +45,7 @@ from inferd.sessions.journal.journal_file import (
 from inferd.sessions.session.dormant import DAY_S
 from inferd.sessions.session.manager import SessionManager
 from tests.journal_versions import mark_version
+from tests.repetitions import repetitions
 from tests.sessions.doubles import Harness
 from tests.sessions.session.test_sessions import HERE, THERE, answer, opened
 
@@ -931,9 +932,7 @@ async def do(harness: Kept, session: Session, call: str, value: Any) -> Session:
 
 
 @given(calls=CALLS)
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=repetitions(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_calls_then_a_kill_give_the_same_session(
     tmp_path_factory: pytest.TempPathFactory, calls: list[tuple[str, Any]]
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inferd.backends.echo.options import EchoOptions
@@ -343,7 +343,6 @@ def test_a_turn_that_waits_for_a_comparison_can_be_cancelled() -> None:
 # Another worker.
 
 
-@settings(deadline=None)
 @example("a. b. c. d", ["b."], [9, 3, 2], False, False)
 @example("aa. " * 10, [], [30, 1], True, False)
 @given(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inferd.backends.echo.options import EchoOptions
@@ -107,7 +107,6 @@ def outcome(text: str, stopping: StoppingParams, deaths: Sequence[int], *, shift
     return bytes(turn.text), turn.tokens, turn.stats.stop_reason, turn.stats.stop_detail
 
 
-@settings(deadline=None)
 @example("ab!a!b!!!!", StoppingParams(stop_surprisal=4.0, stop_surprisal_window=8), [4, 3], False)
 @example("abab" * 9, StoppingParams(stop_repetition=0.9, stop_repetition_window=12), [30], True)
 @example("[[aaaaaaaaaaaaa]aaaaaaaaaaaa", StoppingParams(stop_complete=("json",)), [21], True)
@@ -120,7 +119,6 @@ def test_a_turn_whose_worker_dies_ends_where_it_would_have(
     assert outcome(text, stopping, deaths, shift=shift) == outcome(text, stopping, [], shift=shift)
 
 
-@settings(deadline=None)
 @given(TEXTS, CONDITIONS, st.integers(1, 12))
 def test_a_turn_that_is_parked_or_pulled_ends_where_it_would_have(
     text: str, stopping: StoppingParams, turns: int
