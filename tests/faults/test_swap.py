@@ -28,6 +28,7 @@ from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.faults.test_worker_death import workers_of
 from tests.models import gemma3, smollm2
+from tests.repetitions import repetitions
 from tests.tiny_gguf import write_tiny
 
 pytestmark = pytest.mark.asyncio
@@ -61,9 +62,7 @@ STORY = "Once upon a time there was a king who had three sons. "
 @pytest.mark.parametrize(
     ("other", "mode"), [("two", "migrate"), ("other", "migrate"), ("other", "drain")]
 )
-async def test_twenty_swaps_under_sixteen_streams_and_no_request_fails(
-    other: str, mode: Mode
-) -> None:
+async def test_swaps_under_sixteen_streams_and_no_request_fails(other: str, mode: Mode) -> None:
     """Between models of one vocabulary, and between two vocabularies."""
     turns = 0
     async with running_daemon(UNDER_LOAD) as daemon, AsyncClient(daemon.socket) as client:
@@ -88,7 +87,7 @@ async def test_twenty_swaps_under_sixteen_streams_and_no_request_fails(
         async with anyio.create_task_group() as group:
             for number in range(16):
                 group.start_soon(talk, number)
-            for number in range(20):
+            for number in range(repetitions(6)):
                 fingerprints.add(await swap(client, ("one", other)[number % 2], mode))
             swapped.set()
         assert len(fingerprints) == 3
@@ -461,7 +460,7 @@ ctx-size = 512
 
 @pytest.mark.model
 @pytest.mark.timeout(300)  # each swap may wait for the old model's turns, for a minute
-async def test_twenty_swaps_of_real_models_with_two_vocabularies_under_streams() -> None:
+async def test_swaps_of_real_models_with_two_vocabularies_under_streams() -> None:
     """No turn fails or is truncated, and a history grows only by the prompts and answers."""
     config = "".join(
         f'[models.{name}]\nfile = "{file}"\nslots = 4\nctx-size = 512\n'
@@ -499,7 +498,7 @@ async def test_twenty_swaps_of_real_models_with_two_vocabularies_under_streams()
         async with anyio.create_task_group() as group:
             for _ in range(3):
                 group.start_soon(talk)
-            for number in range(20):
+            for number in range(repetitions(4)):
                 await swap(client, ("gemma", "smollm2")[number % 2])
             swapped.set()
         assert followed > 3

@@ -20,6 +20,7 @@ from inferd.ipc.server.listener import inherited_listener
 from inferd.testing import RunningDaemon
 from tests.daemon.command_line import inferd
 from tests.raw import RawClient
+from tests.repetitions import repetitions
 from tests.waiting import wait_until
 
 CONFIG = """
@@ -31,7 +32,7 @@ slots = 2
 [models.m.echo]
 step_ms = 2
 """
-RESTARTS = 20
+RESTARTS = repetitions(4)
 LAUNCH = """
 import os, sys
 os.dup2(int(sys.argv[1]), 3)
@@ -89,7 +90,7 @@ def test_a_connection_starts_the_daemon_and_its_path_stays(tmp_path: Path) -> No
         process.communicate()
 
 
-def test_twenty_restarts_under_load_refuse_no_connection() -> None:
+def test_restarts_under_load_refuse_no_connection() -> None:
     with ActivatedDaemon(CONFIG) as daemon:
         over = threading.Event()
         failures: list[BaseException] = []
