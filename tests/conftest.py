@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
@@ -55,6 +56,13 @@ def _refuse_process(event: str, arguments: tuple[object, ...]) -> None:
 
 _running: list[str] = []
 """The running test, if any: pytest itself may start processes."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import the other modules for the few tests that run alone."""
+    if config.option.markexpr == "alone" and collection_path.name.startswith("test_"):
+        return b"mark.alone" not in collection_path.read_bytes() or None
+    return None
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
