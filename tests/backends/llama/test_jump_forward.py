@@ -120,6 +120,12 @@ def specs_of(*, jump_forward: bool, **fields: Any) -> list[m.TaskSpec]:
     ]
 
 
+@pytest.fixture(scope="module")
+def expected(loaded: tuple[str, LlamaModel]) -> dict[int, Answer]:
+    """Return the answers of `specs_of` without jump-forward and limits."""
+    return Runner(loaded[1]).run(specs_of(jump_forward=False))
+
+
 def assert_state_as_from_scratch(runner: Runner) -> None:
     """Compare the state in the last slots: tokens behind an end are not in it."""
     model, slots = runner.model, runner.engine.slots.slots[:2]
@@ -154,9 +160,8 @@ def test_each_answer_is_the_same_and_its_state_too(tiny: LlamaModel) -> None:
     ids=["preempted", "preempted-slow", "one-by-one", "short-steps"],
 )
 def test_preemption_and_the_limits_of_steps_change_no_answer(
-    tiny: LlamaModel, settings: EngineSettings
+    tiny: LlamaModel, expected: dict[int, Answer], settings: EngineSettings
 ) -> None:
-    expected = Runner(tiny).run(specs_of(jump_forward=False))
     runner = Runner(tiny, settings)
     assert runner.run(specs_of(jump_forward=True)) == expected
     parks = sum(end.stats.parks for end in runner.ends.values())
@@ -164,8 +169,9 @@ def test_preemption_and_the_limits_of_steps_change_no_answer(
 
 
 @pytest.mark.parametrize("requested", [1, 3, 100])
-def test_tokens_on_demand_are_the_same(tiny: LlamaModel, requested: int) -> None:
-    expected = Runner(tiny).run(specs_of(jump_forward=False))
+def test_tokens_on_demand_are_the_same(
+    tiny: LlamaModel, expected: dict[int, Answer], requested: int
+) -> None:
 
     def pull(runner: Runner) -> list[m.Command]:
         alive = [n for n in expected if n not in runner.ends]
@@ -176,8 +182,9 @@ def test_tokens_on_demand_are_the_same(tiny: LlamaModel, requested: int) -> None
     assert all(len(event.tokens) == 1 for events in runner.tokens.values() for event in events)
 
 
-def test_a_stream_with_little_credit_is_the_same(tiny: LlamaModel) -> None:
-    expected = Runner(tiny).run(specs_of(jump_forward=False))
+def test_a_stream_with_little_credit_is_the_same(
+    tiny: LlamaModel, expected: dict[int, Answer]
+) -> None:
 
     def read(runner: Runner) -> list[m.Command]:
         alive = [n for n in expected if n not in runner.ends]
