@@ -20,6 +20,7 @@ from inferd.backends.llama.loading.devices import Share, breakdown, place_layers
 from inferd.backends.llama.loading.memory_estimate import LlamaMemoryEstimator, total_need
 from inferd.backends.llama.loading.opening import context_params, open_context
 from tests.models import gemma3, smollm2
+from tests.repetitions import FACTOR
 from tests.sparse_gguf import TOKEN_BYTES, WEIGHT_BYTES_MIN, write_sparse
 from tests.tiny_gguf import write_tiny
 
@@ -194,7 +195,7 @@ def test_a_model_of_14_billion_parameters_is_estimated_without_an_allocation(
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("ctx_size", [2048, 8192, 32768])
+@pytest.mark.parametrize("ctx_size", [2048, 32768, *[8192] * (FACTOR > 1)])
 @pytest.mark.parametrize("model", [smollm2, gemma3], ids=["smollm2", "gemma3"])
 def test_the_estimate_is_right_within_five_percent(model: object, ctx_size: int) -> None:
     """It is compared with the growth of the process's resident memory up to a full batch."""
