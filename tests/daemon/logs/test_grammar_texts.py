@@ -44,6 +44,8 @@ REFUSED: dict[str, tuple[dict[str, Any], type[InferdError]]] = {
     "a grammar's characters": ({"grammar": f'root ::= "{SECRET}'}, InvalidArgument),
     "a long grammar": ({"grammar": f"root ::= {SECRET}0\n{OVERFLOW}"}, InferdError),
 }
+BOMBS = ("time", "memory")
+"""A process of the same program refuses them for each model, after seconds: one model is enough."""
 ACCEPTED = {
     "a schema": named({"const": SECRET}),
     "a lenient schema": named({"not": {"const": SECRET}}) | {"schema-lenient": True},
@@ -56,6 +58,8 @@ def test_no_log_has_texts_of_grammars(tmp_path: Path, model: str) -> None:
     write_tiny("llama", tmp_path).rename(tmp_path / "tiny.gguf")
     with running_daemon(DEBUG, models_dir=tmp_path) as daemon, Client(daemon.socket) as client:
         for name, (options, error) in REFUSED.items():
+            if model == "echo" and name in BOMBS:
+                continue
             with pytest.raises(error):
                 client.chat(model, "x", options=options)
                 pytest.fail(f"{name} was accepted")
