@@ -13,6 +13,7 @@ import inferd
 from inferd.testing import RunningDaemon, running_daemon
 from tests.models import smollm2
 from tests.raw import RawClient
+from tests.repetitions import repetitions
 from tests.tiny_gguf import CONTROL, write_tiny
 
 pytestmark = pytest.mark.model
@@ -235,7 +236,7 @@ def test_a_required_call_fits_the_schema(client: inferd.Client, form: str) -> No
     tools = [{"type": "function", "function": {"name": "add", "parameters": schema}}, other]
     named = {"type": "function", "function": {"name": "sub"}}
     options = {"tools": tools, "n-predict": 60, "temp": 0.8, "parallel-tool-calls": False}
-    for seed, choice in enumerate(("required", named, "required", named)):
+    for seed, choice in enumerate(("required", named) * repetitions(1)):
         turn = {"tool_choice": choice, "seed": seed}
         with client.session(form, options=options) as session:
             first = session.chat("What is five minus three?", options=turn)
