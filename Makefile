@@ -7,9 +7,9 @@ GPU    ?=
 ARGS   ?=
 
 # File by file in their order: those with the most tests are not the longest, and scheduler to wire,
-# which are short, leave no core idle at the end. One process more than two cores: with two, the
-# cores had no work for a fifth of the time, while tests waited.
-PARALLEL = -n 3 --dist loadfile --no-loadscope-reorder
+# which are short, leave no core idle at the end. Two processes for each of two cores, since most
+# tests wait for daemons for a part of their time.
+PARALLEL = -n 4 --dist loadfile --no-loadscope-reorder
 
 # With ARGS, one of the two runs of `make test` may be left without tests: pytest's status 5.
 NONE_CHOSEN = $(if $(ARGS), || [ $$? -eq 5 ])
