@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ("gemma3", "smollm2")
+__all__ = ("ONE_THREAD", "gemma3", "smollm2")
 
+ONE_THREAD = "[defaults]\nthreads = 1\n"
+"""Configuration of a daemon for real models. With two threads, one other busy process makes each
+step take ten times as long, and the waiting thread takes CPU time meanwhile."""
 _DEFAULT = Path(__file__).resolve().parent.parent / ".cache" / "models"
 
 

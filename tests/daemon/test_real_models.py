@@ -16,13 +16,12 @@ import inferd
 from inferd.backends.errors import InferdError, InvalidArgument, PromptTooLong
 from inferd.ipc.priorities import Priority
 from inferd.testing import RunningDaemon
-from tests.models import gemma3, smollm2
+from tests.models import ONE_THREAD, gemma3, smollm2
 from tests.raw import RawClient
 
 pytestmark = pytest.mark.model
 GREEDY = {"temp": 0, "n-predict": 16}
-CONFIG = f"""
-[defaults]
+CONFIG = f"""{ONE_THREAD}
 ctx-size = 1024
 slots = 4
 [models.smollm2]

@@ -11,7 +11,7 @@ import pytest
 
 import inferd
 from inferd.testing import RunningDaemon, running_daemon
-from tests.models import smollm2
+from tests.models import ONE_THREAD, smollm2
 from tests.raw import RawClient
 from tests.repetitions import repetitions
 from tests.tiny_gguf import CONTROL, write_tiny
@@ -82,7 +82,7 @@ def grammar_of(answer: str) -> str:
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     folder = tmp_path_factory.mktemp("tools")
-    config = ["[defaults]", "ctx-size = 2048", "slots = 1"]
+    config = [ONE_THREAD, "ctx-size = 2048", "slots = 1"]
     for form, (call, start, _) in FORMS.items():
         template = MESSAGES.replace("CALL", call).replace("START", start)
         (folder / f"{form}.jinja").write_text(template)

@@ -14,7 +14,7 @@ from inferd.daemon.cli.app import STATUSES
 from inferd.daemon.config.settings import SETTINGS
 from inferd.daemon.config.sources import load_config
 from inferd.testing import running_daemon
-from tests.models import smollm2
+from tests.models import ONE_THREAD, smollm2
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "README.md").read_text()
@@ -49,7 +49,7 @@ def test_the_configuration_is_valid(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_the_library_code_runs_on_a_real_model(tmp_path: Path) -> None:
     (tmp_path / "smollm2.gguf").symlink_to(smollm2())
-    config = "[defaults]\nn-predict = 12\ntemp = 0\n"
+    config = f"{ONE_THREAD}n-predict = 12\ntemp = 0\n"
     with running_daemon(config, models_dir=tmp_path) as daemon:
         done = subprocess.run(
             [sys.executable, "-c", block("python")],

@@ -12,7 +12,7 @@ import pytest
 
 from inferd import Client
 from inferd.testing import RunningDaemon, running_daemon
-from tests.models import smollm2
+from tests.models import ONE_THREAD, smollm2
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -22,7 +22,9 @@ LINES_MAX = 40
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[RunningDaemon]:
-    config = f'[models.smollm2]\nfile = "{smollm2()}"\n[models.other]\nbackend = "echo"\n'
+    config = (
+        f'{ONE_THREAD}[models.smollm2]\nfile = "{smollm2()}"\n[models.other]\nbackend = "echo"\n'
+    )
     with running_daemon(config) as running:
         yield running
 

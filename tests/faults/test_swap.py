@@ -27,7 +27,7 @@ from inferd.daemon.models.swap import Mode
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.faults.test_worker_death import workers_of
-from tests.models import gemma3, smollm2
+from tests.models import ONE_THREAD, gemma3, smollm2
 from tests.repetitions import repetitions
 from tests.tiny_gguf import write_tiny
 
@@ -417,6 +417,7 @@ async def test_a_raw_history_of_another_vocabulary_cannot_be_rewound_by_its_old_
 @pytest.mark.model
 async def test_histories_move_between_vocabularies_as_text_and_messages() -> None:
     config = f"""
+{ONE_THREAD}
 [models.live]
 file = "{smollm2()}"
 slots = 2
@@ -462,7 +463,7 @@ ctx-size = 512
 @pytest.mark.timeout(300)  # each swap may wait for the old model's turns, for a minute
 async def test_swaps_of_real_models_with_two_vocabularies_under_streams() -> None:
     """No turn fails or is truncated, and a history grows only by the prompts and answers."""
-    config = "".join(
+    config = ONE_THREAD + "".join(
         f'[models.{name}]\nfile = "{file}"\nslots = 4\nctx-size = 512\n'
         for name, file in (("live", smollm2()), ("smollm2", smollm2()), ("gemma", gemma3()))
     )
