@@ -301,6 +301,28 @@ def test_ctrl_c_also_interrupts_a_thread_that_waits_for_the_reading_one(
         leading.result(timeout=20)
 
 
+def test_another_thread_reads_after_ctrl_c_in_the_reading_one(
+    client: Client, pool: ThreadPoolExecutor, server: FakeServer, portal: BlockingPortal
+) -> None:
+    following: list[Future[Any]] = []
+
+    def interrupt() -> None:
+        portal.call(server.await_call, "chat")
+        following.append(pool.submit(client.chat, 100, "hold", timeout=30))
+        portal.call(server.await_call, "chat", 2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        thread.start()
+        client.chat(12, "hold")
+    thread.join()
+    portal.call(server.await_call, "cancel")
+    portal.call(server.cancel_all)
+    with pytest.raises(Exception, match="cancelled"):
+        following[0].result(timeout=20)
+
+
 def test_a_signal_handler_that_calls_the_interrupted_client_gets_an_error(
     client: Client, server: FakeServer, portal: BlockingPortal
 ) -> None:
