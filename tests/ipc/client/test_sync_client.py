@@ -7,6 +7,7 @@ import inspect
 import os
 import pydoc
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -29,9 +30,11 @@ from inferd import (
     NotFound,
     Session,
     SessionBusy,
+    ShuttingDown,
     Timeout,
+    VersionMismatch,
 )
-from tests.ipc.fake_server import CANCELLED, METADATA, FakeServer, fake_server_thread
+from tests.ipc.fake_server import CANCELLED, METADATA, Exchange, FakeServer, fake_server_thread
 
 
 @pytest.fixture
@@ -271,6 +274,55 @@ def test_no_daemon_leaves_no_descriptor_behind(tmp_path: Path) -> None:
         with pytest.raises(ConnectionLost, match="no daemon answers"), Client(tmp_path / "absent"):
             pass
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_silent_daemon_and_one_of_another_version_are_errors(server: FakeServer) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    assert server.hello is not None
+    server.hello["protocol"] = [2, 1]
+    with pytest.raises(VersionMismatch, match=r"speaks version 2\.1 of the protocol, this"):
+        Client(server.path).open()
+    server.hello = None
+    silent = Client(server.path, connect_timeout=0.05)
+    with pytest.raises(ConnectionLost, match=r"did not answer within 0\.05 s"):
+        silent.open()
+    assert not silent.connected
+    assert len(os.listdir("/proc/self/fd")) <= before + 2, "at most the server's ends"
+
+
+def test_a_full_backlog_is_waited_for_until_the_timeout(tmp_path: Path) -> None:
+    path = str(tmp_path / "full.sock")
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
+        listener.bind(path)
+        listener.listen(0)
+        first.connect(path)
+        with pytest.raises(ConnectionLost, match=r"did not answer within 0\.05 s"):
+            Client(path, connect_timeout=0.05).open()
+
+
+def test_a_goodbye_ends_the_call_with_its_reason_and_is_final(
+    client: Client, server: FakeServer, portal: BlockingPortal
+) -> None:
+    async def leave(exchange: Exchange) -> dict[str, Any]:
+        await exchange.peer.send([6, ShuttingDown("the daemon is shutting down").to_wire()])
+        return {}
+
+    server.answers["chat"] = leave
+    with pytest.raises(ShuttingDown):
+        client.chat(12, "x")
+    assert not client.connected
+    with pytest.raises(ConnectionLost, match="has closed the connection: the daemon is shutting"):
+        client.stats()
+
+
+def test_a_goodbye_while_the_client_is_idle_is_noticed_before_the_next_call(
+    client: Client, server: FakeServer, portal: BlockingPortal
+) -> None:
+    goodbye = [6, ShuttingDown("the daemon is shutting down").to_wire()]
+    portal.call(server.peers[0].send, goodbye)
+    with pytest.raises(ConnectionLost):
+        client.stats()
+    assert server.calls == []
 
 
 def test_errors_timeouts_and_retries_are_the_asynchronous_ones(server: FakeServer) -> None:
