@@ -864,33 +864,64 @@ static int end_frame(inferd_client *client, size_t start, inferd_error *error) {
     return INFERD_OK;
 }
 
-static void put_hello(inferd_client *client, const char *software) {
+
+/* A map of at most 15 fields, whose number is written at the end. */
+typedef struct fields {
+    buffer *out;
+    size_t head;
+    unsigned count;
+} fields;
+
+static buffer *put_key(fields *f, const char *key) {
+    f->count++;
+    put_text(f->out, key);
+    return f->out;
+}
+
+static void put_text_field(fields *f, const char *key, const char *text) {
+    if (text && *text)
+        put_text(put_key(f, key), text);
+}
+
+static fields begin_fields(buffer *out) {
+    fields f = {out, out->length, 0};
+    put_map(out, 0);
+    return f;
+}
+
+static void end_fields(const fields *f) {
+    if (!f->out->failed)
+        f->out->data[f->head] |= (uint8_t)f->count;
+}
+
+static int put_hello(inferd_client *client, const inferd_options *options, inferd_error *error) {
     size_t start = begin_frame(client);
     put_array(&client->out, 2);
     put_uint(&client->out, HELLO);
-    put_map(&client->out, 2);
-    put_text(&client->out, "protocol");
-    put_array(&client->out, 2);
-    put_uint(&client->out, PROTOCOL_MAJOR);
-    put_uint(&client->out, 0);
-    put_text(&client->out, "software");
-    put_text(&client->out, software);
-    end_frame(client, start, NULL);
+    fields f = begin_fields(&client->out);
+    put_array(put_key(&f, "protocol"), 2);
+    put_uint(f.out, PROTOCOL_MAJOR);
+    put_uint(f.out, 0);
+    put_text_field(&f, "software", options->software ? options->software : "inferd-c");
+    put_text_field(&f, "label", options->label);
+    put_text_field(&f, "on_behalf_of", options->on_behalf_of);
+    end_fields(&f);
+    return end_frame(client, start, error);
 }
 
 /* A daemon without a free place sends its hello, then at once a goodbye: the client waits for the hello
  * and then receives the bytes that have arrived. */
-static int exchange_hellos(inferd_client *client, const char *software, int64_t deadline, inferd_error *error) {
-    int number = INFERD_OK;
+static int exchange_hellos(inferd_client *client, const inferd_options *options, int64_t deadline,
+                           inferd_error *error) {
     pthread_mutex_lock(&client->lock);
-    put_hello(client, software);
-    while (!client->greeted && !client->ended && !has_passed(deadline))
+    int number = put_hello(client, options, error);
+    while (!number && !client->greeted && !client->ended && !has_passed(deadline))
         wait_for_socket(client, deadline);
     if (client->greeted && !client->ended)
         process(client);
-    if (client->ended)
+    if (!number && client->ended)
         number = copy_error(error, &client->end);
-    else if (!client->greeted)
+    else if (!number && !client->greeted)
         number = fail(error, INFERD_TIMEOUT, "the daemon has sent no hello in time", "see the daemon's log");
     pthread_mutex_unlock(&client->lock);
     return number;
@@ -911,7 +942,7 @@ int inferd_connect(const inferd_options *options, inferd_client **client, inferd
         close(fd);
         return fail_memory(error);
     }
-    number = exchange_hellos(made, used.software ? used.software : "inferd-c", deadline, error);
+    number = exchange_hellos(made, &used, deadline, error);
     if (number) {
         inferd_close(made);
         return number;
@@ -975,24 +1006,6 @@ static const struct {
     [INFERD_MODELS] = {"models", 0},
 };
 
-/* The parameters of one request: a map of at most 15 fields whose number is written at the end. */
-typedef struct fields {
-    buffer *out;
-    size_t head;
-    unsigned count;
-} fields;
-
-static buffer *put_key(fields *f, const char *key) {
-    f->count++;
-    put_text(f->out, key);
-    return f->out;
-}
-
-static void put_text_field(fields *f, const char *key, const char *text) {
-    if (text && *text)
-        put_text(put_key(f, key), text);
-}
-
 static void put_seconds(fields *f, const char *key, double seconds) {
     if (seconds > 0)
         put_real(put_key(f, key), seconds);
@@ -1053,16 +1066,13 @@ static void put_fields(fields *f, const inferd_call *call, bool in_descriptor) {
 static int put_request(inferd_client *client, uint64_t id, const inferd_call *call, bool in_descriptor,
                        inferd_error *error) {
     size_t start = begin_frame(client);
-    fields f = {&client->out, 0, 0};
-    put_array(f.out, 4);
-    put_uint(f.out, REQUEST);
-    put_uint(f.out, id);
-    put_text(f.out, CALLS[call->kind].name);
-    f.head = f.out->length;
-    put_map(f.out, 0);
+    put_array(&client->out, 4);
+    put_uint(&client->out, REQUEST);
+    put_uint(&client->out, id);
+    put_text(&client->out, CALLS[call->kind].name);
+    fields f = begin_fields(&client->out);
     put_fields(&f, call, in_descriptor);
-    if (!f.out->failed)
-        f.out->data[f.head] |= (uint8_t)f.count;
+    end_fields(&f);
     return end_frame(client, start, error);
 }
 

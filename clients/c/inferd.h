@@ -85,11 +85,14 @@ typedef uint64_t inferd_handle; /* a graph or a context */
 typedef struct inferd_options {
     const char *socket;     /* NULL: $INFERD_SOCKET, $XDG_RUNTIME_DIR/inferd/inferd.sock, /run/inferd/inferd.sock */
     const char *software;   /* a name for the daemon's log; NULL: "inferd-c" */
+    const char *label;      /* this program among those of its user, for fairness; NULL: none */
+    const char *on_behalf_of; /* the user for whom a gateway acts; NULL: the program's own */
     int connect_timeout_ms; /* 0: 10 s */
     int call_timeout_ms;    /* bound of each waiting call; past it the request is cancelled. 0: none */
 } inferd_options;
 
-/* Connect to the daemon and exchange hellos. Errors: ConnectionLost, Timeout, VersionMismatch, Busy… */
+/* Connect to the daemon and exchange hellos. Errors: ConnectionLost, Timeout, VersionMismatch, Busy… The daemon
+ * may refuse the client after this call has returned, such as for its label: the next call then has the error. */
 int inferd_connect(const inferd_options *options, inferd_client **client, inferd_error *error);
 
 /* Close the connection and free the client. The daemon ends its requests, contexts and graphs. */

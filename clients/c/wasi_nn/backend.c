@@ -35,7 +35,7 @@ struct backend {
     table graphs, contexts;
     backend_limits limits;
     inferd_turn turn;
-    const char *models;
+    const char *models, *label;
     bool quiet;
 };
 
@@ -256,7 +256,7 @@ static int connect_backend(backend *b, inferd_error *error) {
         remove_all(&b->contexts);
     }
     if (!b->client)
-        number = inferd_connect(&(inferd_options){.software = "wasi-nn"}, &b->client, error);
+        number = inferd_connect(&(inferd_options){.software = "wasi-nn", .label = b->label}, &b->client, error);
     if (!number)
         b->calls++;
     pthread_mutex_unlock(&b->lock);
@@ -447,6 +447,7 @@ backend *backend_new(uint32_t first_number, const backend_limits *limits) {
     b->contexts.next_number = first_number;
     b->limits = *limits;
     b->models = getenv("INFERD_WASI_NN_MODELS");
+    b->label = getenv("INFERD_WASI_NN_LABEL");
     b->turn.priority = getenv("INFERD_WASI_NN_PRIORITY");
     b->turn.timeout_s = timeout ? strtod(timeout, NULL) : 0;
     b->quiet = quiet && !strcmp(quiet, "1");

@@ -9,6 +9,7 @@
  *   INFERD_SOCKET             the daemon's socket
  *   INFERD_WASI_NN_MODELS     NAME=MODEL,…: the models or files that may be loaded, by the names of the host;
  *                             the name * is any. Without it, names are models of the daemon, or files
+ *   INFERD_WASI_NN_LABEL      the label of the host among the programs of its user
  *   INFERD_WASI_NN_PRIORITY   the priority of turns: low, normal, high, urgent
  *   INFERD_WASI_NN_TIMEOUT_S  the seconds after which a turn fails
  *   INFERD_WASI_NN_QUIET      1: print no errors

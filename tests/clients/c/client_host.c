@@ -153,6 +153,39 @@ SCENARIO(a_session_with_an_id_outlives_its_connection) {
     CHECK_EQUAL(inferd_close_context(client, context, 0, &error), 0);
 }
 
+/* Open the session "same" with a client of its own; return the error's number. */
+static int open_as(inferd_options options, inferd_client **own, inferd_handle *context) {
+    inferd_handle graph = 0;
+    int number = inferd_connect(&options, own, &error);
+    if (!number)
+        number = inferd_load(*own, "echo", NULL, &graph, &error);
+    return number ? number : inferd_open(*own, graph, "same", context, &error);
+}
+
+SCENARIO(a_label_or_a_named_user_has_sessions_of_its_own) {
+    static const struct {
+        inferd_options options;
+        int number;
+    } CASES[] = {
+        {{.label = "one"}, 0},
+        {{.label = "one"}, INFERD_SESSION_BUSY},
+        {{.label = "two"}, 0},
+        {{.label = "one", .on_behalf_of = "@ada"}, 0},
+        {{.label = "no spaces"}, INFERD_INVALID_ARGUMENT},
+    };
+    enum { COUNT = sizeof CASES / sizeof *CASES };
+    inferd_client *own[COUNT] = {NULL};
+    inferd_handle contexts[COUNT] = {0};
+    for (int i = 0; i < COUNT; i++)
+        CHECK_EQUAL(open_as(CASES[i].options, &own[i], &contexts[i]), CASES[i].number);
+    CHECK(strstr(error.message, "label"));
+    for (int i = 0; i < COUNT; i++) {
+        if (contexts[i])
+            CHECK_EQUAL(inferd_close_context(own[i], contexts[i], 0, &error), 0);
+        inferd_close(own[i]);
+    }
+}
+
 SCENARIO(a_prompt_larger_than_a_frame_travels_in_a_memfd) {
     inferd_handle context = open_context("echo", NULL);
     size_t size = 2 << 20;
@@ -413,6 +446,7 @@ static const scenario SCENARIOS[] = {
     ENTRY(a_buffer_is_filled_to_its_last_byte_and_never_beyond),
     ENTRY(parameters_hold_for_their_turn_context_or_graph),
     ENTRY(a_session_with_an_id_outlives_its_connection),
+    ENTRY(a_label_or_a_named_user_has_sessions_of_its_own),
     ENTRY(a_prompt_larger_than_a_frame_travels_in_a_memfd),
     ENTRY(streams_more_events_than_its_credit_without_blocking),
     ENTRY(every_call_can_be_started_without_waiting),
