@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pwd
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -14,12 +16,14 @@ from inferd.backends.errors import (
     NotFound,
     PermissionDenied,
     QuotaExceeded,
+    Timeout,
 )
-from inferd.daemon.access.delegation import OWN_USERS_MIN, find_user
+from inferd.daemon.access.delegation import OWN_USERS_MIN, find_user, identify_user
 from inferd.daemon.access.rules import MEMBER, OPERATOR, delegated_rights
 from inferd.daemon.config.access_settings import Right
+from inferd.ipc.server import client_descriptors
 from inferd.testing import RunningDaemon
-from tests.daemon.other_users import ADA, BOB, as_user, client_of, daemon_for_all
+from tests.daemon.other_users import ADA, BOB, Stranger, as_user, client_of, daemon_for_all
 from tests.raw import RawClient
 
 GATEWAY, REFUSED = 54323, 54324
@@ -165,6 +169,23 @@ def test_names_and_numbers_of_own_users_never_meet_the_systems() -> None:
     user = pwd.getpwuid(1)
     assert find_user(user.pw_name, GATEWAY) == find_user("1", GATEWAY)
     assert user.pw_gid in find_user(user.pw_name, GATEWAY).groups
+
+
+@pytest.mark.asyncio
+async def test_a_database_of_users_that_does_not_answer_ends_in_a_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(pwd, "getpwnam", lambda _: answers.wait())
+    monkeypatch.setattr(client_descriptors, "OPERATION_S_MAX", 0.05)
+    connection: Any = Stranger(GATEWAY)
+    connection.user = client_descriptors.ClientDescriptors().of_user(GATEWAY)
+    try:
+        with pytest.raises(Timeout, match="did not answer for 'ada'") as caught:
+            await identify_user(connection, "ada", own=990)
+        assert "nsswitch" in caught.value.hint
+    finally:
+        answers.set()
 
 
 def test_the_log_names_both_users(daemon: RunningDaemon) -> None:
