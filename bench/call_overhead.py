@@ -15,6 +15,7 @@ import struct
 import time
 from collections.abc import Awaitable, Callable
 from statistics import median
+from typing import Any
 
 import msgspec
 
@@ -34,18 +35,16 @@ class RawSocket:
         self._ids = itertools.count(1)
         self._send(_HELLO)
 
-    def call(self, name: str, params: dict[str, object]) -> dict[str, object]:
+    def call(self, name: str, params: dict[str, object]) -> Any:
         self._send((1, next(self._ids), name, params))
-        result: dict[str, object] = self._read()[2]
-        return result
+        return self._read()[2]
 
     def _send(self, message: object) -> None:
         body = msgspec.msgpack.encode(message)
         self._socket.send(struct.pack("<I", len(body)) + body)
 
-    def _read(self) -> list[object]:  # a small reply arrives in one piece
-        message: list[object] = msgspec.msgpack.decode(self._socket.recv(1 << 16)[4:])
-        return message
+    def _read(self) -> Any:  # a small reply arrives in one piece
+        return msgspec.msgpack.decode(self._socket.recv(1 << 16)[4:])
 
     def close(self) -> None:
         self._socket.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -236,7 +237,7 @@ async def test_a_reader_that_does_not_wait_for_the_daemon_leaves_nothing_behind(
             group.start_soon(read)
             await begun.wait()
             daemon.kill()
-            await client._open_connection.ended.wait()
+            await client._open_connection.wait_lost(math.inf)
             group.cancel_scope.cancel()
         await anyio.to_thread.run_sync(daemon.start_again)
         assert await session.chat("more") == "more"

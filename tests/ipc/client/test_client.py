@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import socket
 import sys
@@ -540,7 +541,7 @@ async def test_an_unclosed_client_warns_and_is_closed(tmp_path: Path) -> None:
             del client
             gc.collect()
         with anyio.fail_after(5):
-            await connection.ended.wait()
+            await connection.wait_lost(math.inf)
 
 
 LEFT_OPEN = """
