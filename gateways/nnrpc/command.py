@@ -12,7 +12,7 @@ import typer
 from ...backends.errors import InferdError, InvalidArgument
 from ...daemon.cli.client import RETRIES
 from ...daemon.cli.commands import optional_import
-from ...daemon.cli.options import PriorityOption, SocketPath
+from ...daemon.cli.options import Label, PriorityOption, SocketPath
 from ...daemon.cli.output import note
 from ..guests.options import Allowed, Preloads, models_of
 from .limits import Limits
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ...ipc.server.listener import InheritedListener, UnixListener
 
 _DEFAULTS = Limits()
+PID_MAX = 1 << 22
+"""The largest process id of Linux."""
 
 Listen = Annotated[
     str | None,
@@ -34,6 +36,12 @@ Listen = Annotated[
 SocketMode = Annotated[str, typer.Option(metavar="MODE", help="The socket's permission bits.")]
 ConnectionsMax = Annotated[int, typer.Option(metavar="N", min=1, help="Clients at most.")]
 ContextsMax = Annotated[int, typer.Option(metavar="N", min=1, help="A client's contexts at most.")]
+LabelClients = Annotated[
+    bool,
+    typer.Option(
+        "--label-clients", help="Add a client's process id to the label: clients share fairly."
+    ),
+]
 
 
 def nnrpc(
@@ -41,6 +49,8 @@ def nnrpc(
     preloads: Preloads = None,
     allowed: Allowed = None,
     priority: PriorityOption = "normal",
+    label: Label = "",
+    label_clients: LabelClients = False,
     mode: SocketMode = "0600",
     connections_max: ConnectionsMax = _DEFAULTS.connections_max,
     contexts_max: ContextsMax = _DEFAULTS.contexts_max,
@@ -55,9 +65,15 @@ def nnrpc(
     import anyio
 
     from ...ipc.client import AsyncClient
+    from ...ipc.names import check_label
 
-    def connect() -> AsyncClient:
-        return AsyncClient(socket, retries=RETRIES, software="inferd nnrpc")
+    def label_of(pid: int) -> str:
+        return f"{label or 'nnrpc'}-{pid}" if label_clients else label
+
+    def connect(pid: int) -> AsyncClient:
+        return AsyncClient(socket, retries=RETRIES, software="inferd nnrpc", label=label_of(pid))
+
+    check_label(label_of(PID_MAX))
 
     models = models_of(preloads, allowed)
     listener = open_listener(listen, mode)

@@ -6,11 +6,13 @@ import asyncio
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
 
+from ...ipc.peer import peer_of
 from ..guests import DaemonLink, Guest, Preload, Remote
 from .connection import Connection
 from .limits import STOP_S_MAX, Limits
@@ -26,13 +28,14 @@ class Server:
     """The clients of a listening socket.
 
     A client's graphs and contexts belong to a connection to the daemon, which ends with the
-    client's: the daemon then frees them and cancels their turns.
+    client's: the daemon then frees them and cancels their turns. *connect* gets the client's
+    process id.
     """
 
     def __init__(
         self,
         listener: socket.socket,
-        connect: Callable[[], AsyncClient],
+        connect: Callable[[int], AsyncClient],
         *,
         preloads: Mapping[str, Preload],
         priority: Priority,
@@ -65,8 +68,9 @@ class Server:
                 await anyio.sleep(_PAUSE_S)
                 continue
             if len(self._connections) < self._limits.connections_max:
-                client = self._connect()
-                link = DaemonLink(client, self._connect)
+                connect = partial(self._connect, peer_of(sock).pid)
+                client = connect()
+                link = DaemonLink(client, connect)
                 connection = Connection(self._new_guest(link), self._limits)
                 self._connections.add(connection)
                 clients.start_soon(self._hold_connection, connection, sock, client, link)

@@ -105,6 +105,32 @@ def test_a_killed_gateway_leaves_nothing(daemon: RunningDaemon, client: Client) 
         assert call.exception().code() is grpc.StatusCode.UNAVAILABLE
 
 
+@pytest.mark.parametrize(
+    ("options", "labels"),
+    [
+        ((), ["", ""]),
+        (("--label", "wasm"), ["wasm", "wasm"]),
+        (("--label-clients",), ["nnrpc-{victim}", "nnrpc-{test}"]),
+        (("--label", "wasm", "--label-clients"), ["wasm-{victim}", "wasm-{test}"]),
+    ],
+    ids=["none", "one", "clients", "both"],
+)
+def test_clients_have_labels(
+    options: tuple[str, ...], labels: list[str], daemon: RunningDaemon, client: Client
+) -> None:
+    with ExitStack() as stack:
+        listen = str(daemon.directory / "labels.sock")
+        path, _ = stack.enter_context(gateway(daemon, *options, listen=listen))
+        process = stack.enter_context(victim(path, "slow", "Compute", LONG))
+        stack.callback(process.kill)
+        guest = stack.enter_context(WasmEdge(path))
+        guest.context()
+        pids = {"victim": process.pid, "test": os.getpid()}
+        found = sorted(session["label"] for session in client.sessions())
+        assert found == sorted(label.format(**pids) for label in labels)
+    wait_until_empty(client)
+
+
 # Bounds.
 
 
@@ -298,6 +324,8 @@ main()
         (("--listen", "localhost:80"), 2, "not of the form unix:PATH"),
         (("--listen", "unix:x", "--mode", "rw"), 2, "is not octal"),
         (("--listen", "unix:x", "--nn-preload", "m"), 1, "NAME:GGML:AUTO:MODEL"),
+        (("--listen", "unix:x", "--label", "a b"), 1, "the label 'a b'"),
+        (("--listen", "unix:x", "--label", "x" * 57, "--label-clients"), 1, "65 characters"),
     ],
 )
 def test_wrong_options_are_refused(arguments: tuple[str, ...], status: int, text: str) -> None:
