@@ -11,7 +11,10 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator
+from itertools import zip_longest
 from typing import Any, NamedTuple
+
+import msgspec
 
 from .schema import Schema, resolve
 
@@ -29,7 +32,7 @@ _REPEATED = re.compile(r"(\\?.)\{(\d{1,6})(?:,(\d{0,6}))?\}")
 """A repetition in a regular expression, with the last character of what is repeated."""
 _NUMBERS = re.compile(r"[{~][ \t]*(\d{1,6})(?:(?:,|\.\.)(\d{0,6}))?")
 """A repetition in Lark."""
-_STATEMENT = re.compile(r"^[ \t]*[!?]*(_?[a-zA-Z][\w-]*)[^\s\"/:]*[ \t]*:", re.MULTILINE)
+_STATEMENT = re.compile(r"^[ \t]*[!?]*(_?[a-zA-Z][\w-]*+)[^\s\"/:]*+[ \t]*+:", re.MULTILINE)
 _PARTS = re.compile(
     r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?:\#|//)[^\n]*|_?[a-zA-Z][\w-]*|%\w+', re.ASCII
 )
@@ -63,14 +66,20 @@ _UNKNOWN = ForcedText(math.inf, math.inf)
 
 def together(parts: Iterable[ForcedText]) -> ForcedText:
     """Return the texts of *parts*, one after the other."""
-    found = list(parts)
-    return ForcedText(sum(p.total for p in found), max((p.longest for p in found), default=0))
+    total = longest = 0.0
+    for part in parts:
+        total += part.total
+        if part.longest > longest:
+            longest = part.longest
+    return ForcedText(total, longest)
 
 
 def _one_of(parts: Iterable[ForcedText]) -> ForcedText:
     """Return the text of one of *parts*, whichever it is."""
-    found = list(parts)
-    return ForcedText(*(max((part[i] for part in found), default=0) for i in (0, 1)))
+    total = longest = 0.0
+    for part in parts:
+        total, longest = max(total, part.total), max(longest, part.longest)
+    return ForcedText(total, longest)
 
 
 def with_bounded_texts(grammar: str, forced: ForcedText) -> str:
@@ -168,15 +177,15 @@ def _value(value: Any) -> ForcedText:
         return together(_value(part) for item in value.items() for part in item)
     if isinstance(value, list):
         return together(map(_value, value))
-    return _lexeme(len(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")) + 2)
+    return _lexeme(len(msgspec.json.encode(value)) + 2)
 
 
 def forced_by_lark(lark: str, inner: Iterable[ForcedText]) -> ForcedText:
     """Return the text that a Lark grammar forces; *inner* are those of its schemas."""
     begins = [*_STATEMENT.finditer(lark)]
-    ends = [*(found.start() for found in begins[1:]), len(lark)]
     rules: dict[str, str] = {}
-    for found, end in zip(begins, ends, strict=True):
+    for found, after in zip_longest(begins, begins[1:]):
+        end = len(lark) if after is None else after.start()
         rules[found[1]] = rules.get(found[1], "") + lark[found.end() : end]
     schemas = together(inner)
     return _LarkTexts(rules, schemas if "%lark" not in lark else _UNKNOWN).of("start", 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
@@ -67,21 +66,27 @@ def schema_refusal(path: str, cause: str, hint: str = _HINT) -> InvalidArgument:
     return InvalidArgument(f"json-schema: {path}: {cause}", hint=hint, data={"path": path})
 
 
-def keywords_of(schema: object, path: str = "#") -> Iterator[Keyword]:
-    """Yield the keywords of a schema, those of its subschemas before the keyword with them."""
+def keywords_of(schema: object) -> list[Keyword]:
+    """Return the keywords of a schema, those of its subschemas before the keyword with them."""
+    found: list[Keyword] = []
+    _add_keywords(schema, "#", found)
+    return found
+
+
+def _add_keywords(schema: object, path: str, found: list[Keyword]) -> None:
     if not isinstance(schema, dict):
         return
     for keyword, value in schema.items():
         at = f"{path}/{escaped_name(keyword)}"
         if keyword in _MAPS and isinstance(value, dict):
             for name, part in value.items():
-                yield from keywords_of(part, f"{at}/{escaped_name(name)}")
+                _add_keywords(part, f"{at}/{escaped_name(name)}", found)
         elif keyword in _LISTS and isinstance(value, list):
             for index, part in enumerate(value):
-                yield from keywords_of(part, f"{at}/{index}")
+                _add_keywords(part, f"{at}/{index}", found)
         elif keyword in _ONE:
-            yield from keywords_of(value, at)
-        yield Keyword(schema, keyword, at)
+            _add_keywords(value, at, found)
+        found.append(Keyword(schema, keyword, at))
 
 
 def resolve(document: Schema, reference: object) -> Any:

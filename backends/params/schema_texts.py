@@ -41,7 +41,9 @@ def read_schema(value: Any) -> str:
 
 def escaped_name(name: str) -> str:
     """Return *name* as a part of a JSON pointer."""
-    return name.replace("~", "~0").replace("/", "~1")
+    if "~" in name or "/" in name:
+        return name.replace("~", "~0").replace("/", "~1")
+    return name
 
 
 def _check_size(schema: Any, size: int) -> None:
