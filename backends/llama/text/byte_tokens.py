@@ -5,12 +5,9 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ...errors import not_utf8
-
-if TYPE_CHECKING:
-    from .vocab import Vocab
 
 _RAW = re.compile("([\udc80-\udcff]+)")
 _NAMES = (2, 6)
@@ -22,10 +19,20 @@ _BREAK = b"\n"
 Tokenize = Callable[[bytes], list[int]]
 
 
+class Pieces(Protocol):
+    """The pieces of a vocabulary's tokens, and its address for llama.cpp."""
+
+    address: int | None
+    size: int
+
+    def piece(self, token: int) -> bytes:
+        """Return the text of a token."""
+
+
 class ByteTokens:
     """The tokens of single bytes above 127 in a vocabulary. Read-only after its first use."""
 
-    def __init__(self, vocab: Vocab, read_name: Callable[[int | None, int], bytes]):
+    def __init__(self, vocab: Pieces, read_name: Callable[[int | None, int], bytes]):
         self._vocab, self._read_name = vocab, read_name
         self._tokens: dict[int, int] | None = None
 
