@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...residency.sizes import size_text
@@ -50,6 +50,12 @@ def until_text(model: Mapping[str, Any]) -> str:
 def user_text(entry: Mapping[str, Any]) -> str:
     """Return the user of a session or task: a gateway's own users have names."""
     return str(entry.get("user") or entry["uid"])
+
+
+def columns_for(entries: Sequence[Mapping[str, Any]], columns: Columns) -> Columns:
+    """Return the columns to show: without LABEL if no entry has a label."""
+    labelled = any(entry.get("label") for entry in entries)
+    return {name: text for name, text in columns.items() if labelled or name != "LABEL"}
 
 
 def _position(task: dict[str, Any] | None) -> int | None:
@@ -147,7 +153,7 @@ def sessions(
     """List your sessions, open and dormant ones: those of one label, or of all."""
     with OneShotClient(socket, label=label) as client:
         found = client.sessions(dormant=True, all_users=all_users)
-    write_list(as_json, "sessions", found, SESSIONS)
+    write_list(as_json, "sessions", found, columns_for(found, SESSIONS))
 
 
 def queue(
@@ -158,7 +164,8 @@ def queue(
 ) -> None:
     """List running and waiting tasks, in the order of the queue: those of one label, or of all."""
     with OneShotClient(socket, label=label) as client:
-        write_list(as_json, "tasks", client.queue(all_users=all_users), TASKS)
+        found = client.queue(all_users=all_users)
+    write_list(as_json, "tasks", found, columns_for(found, TASKS))
 
 
 def status(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
