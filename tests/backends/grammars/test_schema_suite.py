@@ -10,6 +10,7 @@ import pytest
 
 from tests.backends.grammars.schema_suite import groups_in, judge
 from tests.backends.walking import Walker, compiler_of, vocabulary
+from tests.repetitions import FACTOR
 from tests.tiny_gguf import write_tiny
 from tools.get_schemas import MISSING, store, suite
 from tools.schema_coverage import measure, small_schemas
@@ -47,9 +48,10 @@ def test_the_suite_is_judged_rightly(walker: Walker, whitespace: str) -> None:
 @pytest.mark.timeout(300)
 def test_schemas_that_programs_use_are_accepted() -> None:
     """llguidance alone accepts 199 of them. On an idle machine 239 and 437 are accepted; on a busy
-    one, some large ones are not compiled in time.
+    one, some large ones are not compiled in time. Of a third of them, 74 and 147 are accepted.
     """
     texts = small_schemas(folder_of(store()))
     assert len(texts) == 443
-    assert measure(texts, lenient=False).accepted >= 235
-    assert measure(texts, lenient=True).accepted >= 425
+    texts, strict, lenient = (texts[::3], 72, 143) if FACTOR == 1 else (texts, 235, 425)
+    assert measure(texts, lenient=False).accepted >= strict
+    assert measure(texts, lenient=True).accepted >= lenient
