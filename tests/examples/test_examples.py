@@ -53,7 +53,7 @@ def test_there_are_fifteen_examples_of_at_most_forty_lines() -> None:
 def test_an_example_runs_again_on_another_model_and_leaves_nothing_behind(
     daemon: RunningDaemon, example: Path
 ) -> None:
-    for model in ("echo", "echo", "other"):
+    for model in ("echo", "other"):
         assert run(daemon, example, model).strip()
         with Client(daemon.socket) as client:
             assert client.queue() == client.sessions(dormant=True) == []
