@@ -46,11 +46,11 @@ def add_to_linker(
     """Define wasi-nn's functions in *linker*, for one guest; close the returned object at its end.
 
     *connect* returns a new client after a restart of the daemon; the default connects to the same
-    socket, without a label and as this user: pass *connect* for a client that has these. *preloads*
-    are the models that the guest may load; without any, it may load all. Once *timeout* seconds have
-    passed from now, the next call traps with `Timeout`. *write_text* gets the answers of guests that
-    set `stream-stdout`; by default they go to standard output. *on_error* gets the name of a call
-    and its error; the guest gets only a number.
+    socket, without a label and as this user: pass *connect* for a client that has these.
+    *preloads* are the models that the guest may load; without any, it may load all. Once *timeout*
+    seconds have passed from now, the next call traps with `Timeout`. *write_text* gets the answers
+    of guests that set `stream-stdout`; by default they go to standard output. *on_error* gets the
+    name of a call and its error; the guest gets only a number.
     """
     from wasmtime import FuncType, ValType
 
