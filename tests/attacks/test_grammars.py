@@ -115,16 +115,28 @@ HEAVY: dict[str, dict[str, Any]] = {
 }
 """Grammars that take long in other libraries."""
 GAP_S_MAX, ATTEMPTS = 0.05, 4
+TOKENS_MAX = 1000
+"""Tokens of one text of the neighbour, which fit into its context."""
 
 
 def longest_gap_s(victim: RawClient, context: int, attacker: RawClient) -> float:
     """Return the longest time of a token of *victim* until *attacker* has an answer."""
-    longest = 0.0
+    longest, tokens = 0.0, 0
     while not select.select([attacker.socket], [], [], 0)[0]:
+        if tokens == TOKENS_MAX:  # on a busy machine a refusal takes long
+            victim.call("fini_single", context=context)
+            victim.call("reset", context=context)
+            begin_text(victim, context)
+            tokens = 0
         began = time.perf_counter()
         victim.call("compute_single", context=context)
-        longest = max(longest, time.perf_counter() - began)
+        longest, tokens = max(longest, time.perf_counter() - began), tokens + 1
     return longest
+
+
+def begin_text(client: RawClient, context: int) -> None:
+    client.set_input(context, b"Once upon a time")
+    client.compute_single(context)
 
 
 def gaps_beside(
@@ -137,8 +149,7 @@ def gaps_beside(
     gaps: list[float] = []
     while not gaps or (min(gaps) > GAP_S_MAX and len(gaps) < ATTEMPTS):
         victim = bob.context("shared", '{"ignore-eos": true}')
-        bob.set_input(victim, b"Once upon a time")
-        bob.compute_single(victim)
+        begin_text(bob, victim)
         turn = {"context": attack, "prompt": "Hi", "raw": True, "options": options}
         request = ada.start_request("chat", **turn)
         gaps.append(longest_gap_s(bob, victim, ada))
