@@ -345,6 +345,7 @@ def test_a_turn_that_waits_for_a_comparison_can_be_cancelled() -> None:
 
 @example("a. b. c. d", ["b."], [9, 3, 2], False, False)
 @example("aa. " * 10, [], [30, 1], True, False)
+@example("aa..!.  .b.b.. ..!aa b. b.b.b!aa ..b!b", [], [11, 10], True, False)
 @given(
     st.text("ab.! ", min_size=1, max_size=40),
     st.lists(st.text("ab", min_size=1, max_size=2).map(lambda s: s + "."), max_size=2),
