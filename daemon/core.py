@@ -37,6 +37,7 @@ from ..sessions import (
     Journal,
     Ledger,
     ModelSource,
+    PlaceBounds,
     Session,
     SessionManager,
     StoredSession,
@@ -119,6 +120,7 @@ class Daemon:
             delete_files=self.registry.delete_session_files,
             journal=self.journal,
         )
+        self.sessions.places.listener = self.counters
         self.swaps = Swaps(self.registry, self.sessions.live, config.swap_grace_s)
         self.server = Server(self, requests_max=REQUESTS_MAX)
         self.users = Users()
@@ -154,6 +156,11 @@ class Daemon:
                 seconds_max=config.dormant_days_max * DAY_S,
                 bytes_max=config.dormant_bytes_max,
             ),
+            place_bounds=PlaceBounds(
+                waiting_max=config.sessions_waiting_max,
+                waiting_user_max=config.sessions_waiting_user_max,
+                yield_after_s=config.idle_yield_ms / 1000,
+            ),
         )
 
     # The server's handler.
@@ -173,6 +180,7 @@ class Daemon:
                 credit_max=CREDIT_MAX,
                 tensor_bytes_max=TENSOR_BYTES_MAX,
                 sessions_max=self.config.sessions_max,
+                idle_timeout_ms=self.config.idle_timeout_ms,
             ),
             llama_build_number=LLAMA_BUILD_NUMBER,
             llama_commit=LLAMA_COMMIT,
@@ -354,6 +362,9 @@ class Daemon:
             self.draining_since = time.monotonic()
         error = ShuttingDown("the daemon is shutting down: the turn had not begun")
         self.registry.gate.refuse_requests(error)
+        self.sessions.places.refuse_requests(
+            ShuttingDown("the daemon is shutting down: no place for the session was free")
+        )
         for session in self.all_sessions():
             if session.state == "waiting" and session.turn is not None and not session.turn.tokens:
                 session.runner.cancel_turn(error)

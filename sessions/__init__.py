@@ -13,6 +13,7 @@ from .journal.journal import Journal
 from .session.core import SessionSettings
 from .session.dormant import DAY_S, DormantLimits
 from .session.manager import SessionManager
+from .session.places import PlaceBounds, PlaceWait
 from .session.session import Session
 from .turn import Turn
 from .turns.turn_options import Parameters, TurnOptions
@@ -27,6 +28,8 @@ __all__ = (
     "ModelSource",
     "WorkerClient",
     "Parameters",
+    "PlaceBounds",
+    "PlaceWait",
     "Quota",
     "Session",
     "SessionManager",

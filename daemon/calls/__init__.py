@@ -15,6 +15,7 @@ from . import (
     texts,
     turns,
 )
+from .places import with_place
 from .residency_requests import admitted
 
 __all__ = ("ALL_CALLS",)
@@ -29,4 +30,6 @@ _CALLS: CallTable = {call.__name__: call for call in _NAMED} | {
     "load_by_name_with_config": graphs.load_by_name,
     "unpin": model_operations.pin,
 }
-ALL_CALLS: CallTable = {name: admitted(name, call) for name, call in _CALLS.items()}
+ALL_CALLS: CallTable = {
+    name: with_place(name, admitted(name, call)) for name, call in _CALLS.items()
+}

@@ -36,6 +36,8 @@ async def answers(daemon: Daemon, request: Request) -> w.AnswersResult:
         async with session.input.for_turn(lambda: add_input(daemon, session, p)):
             if p.n > 1:
                 branches = daemon.sessions.fork_session(request.connection, session, p.n - 1)
+                for branch in branches:
+                    branch.calls_under_way = 1  # none is idle before its turn starts
             results = _Answers(p, [session, *branches])
             await results.start_first()
         request.emit(w.AnswersEvent(contexts=[s.handle for s in results.sessions]))

@@ -12,13 +12,16 @@ from ...backends.params import parse_json_options
 from ...ipc import messages as w
 from ...ipc.server.server_connection import Request
 from ...scheduler.output.stopping.ending import CONTEXT_FULL
-from ...sessions import Session, TurnOptions
+from ...scheduler.priority import Priority
+from ...sessions import PlaceWait, Session, TurnOptions
 from ..core import Daemon
 from .arguments import (
     bounded,
     decode_text,
     located_in,
     metadata_text,
+    priority_of,
+    seconds_of,
     tensor_bytes,
     tensor_type,
     turn_options,
@@ -30,15 +33,26 @@ METADATA_NAMES = ("1", "metadata", "options", "config")
 """Names of `compute` inputs with metadata JSON; an input of any other name is the prompt."""
 
 
-def _open_session(
+async def _open_session(
     daemon: Daemon, request: Request, session_id: str | None = None, *, persist: bool = True
 ) -> tuple[Session, bool]:
-    """Return a session on a graph, and whether it existed already: the session with this id."""
+    """Return a session on a graph, and whether it existed already: the session with this id. A call
+    with a queue timeout waits for a place.
+    """
     daemon.check_open()
-    graph = daemon.graph(request)
-    session, attached = daemon.sessions.open_session(
-        request.connection, request.owner, graph.lease, graph.options, session_id, persist=persist
-    )
+    graph, p = daemon.graph(request), request.params
+    sessions, queue_timeout_s = daemon.sessions, seconds_of(p.queue_timeout_s)
+    priority = priority_of(p.priority)
+    new = (request.connection, request.owner, graph.lease, graph.options, session_id)
+    if queue_timeout_s:
+        wait = PlaceWait(Priority.NORMAL if priority is None else priority, queue_timeout_s)
+        session, attached = await sessions.open_session_in_turn(*new, persist=persist, wait=wait)
+        _check_graph(daemon, request, session, attached=attached)
+    else:
+        session, attached = sessions.open_session(*new, persist=persist)
+    if priority is not None:
+        session.settings.priority = priority
+        session.recording.facts_changed()
     parameters = session.settings.parameters
     if not attached:  # an attached session keeps its own defaults
         parameters.origins = dict(graph.origins)
@@ -49,9 +63,22 @@ def _open_session(
     return session, attached
 
 
+def _check_graph(daemon: Daemon, request: Request, session: Session, *, attached: bool) -> None:
+    """Check that the graph was not unloaded while a call waited for the place of *session*.
+
+    :raises InvalidArgument: it was.
+    """
+    try:
+        daemon.graph(request)
+    except InvalidArgument:
+        end = daemon.sessions.detach_session if attached else daemon.sessions.discard_session
+        end(session)
+        raise
+
+
 async def init_execution_context(daemon: Daemon, request: Request) -> w.ContextResult:
     """Open a session without an id."""
-    session, attached = _open_session(daemon, request)
+    session, attached = await _open_session(daemon, request)
     return w.ContextResult(context=session.handle, attached=attached)
 
 
@@ -60,7 +87,7 @@ async def init_execution_context_with_session_id(
 ) -> w.ContextResult:
     """Open a session with an id, or attach to it; with `persist` off it is no longer stored."""
     p: w.SessionParams = request.params
-    session, attached = _open_session(daemon, request, p.session_id, persist=p.persist)
+    session, attached = await _open_session(daemon, request, p.session_id, persist=p.persist)
     if not p.persist and (session.settings.persist or not attached):
         await daemon.sessions.stop_persisting(session)
     return w.ContextResult(context=session.handle, attached=attached)

@@ -44,8 +44,10 @@ def _owner_fields(daemon: Daemon, session: Session) -> dict[str, Any]:
 
 
 def _describe_session(daemon: Daemon, session: Session) -> dict[str, Any]:
+    dormant = session.state == "dormant"
     return _owner_fields(daemon, session) | {
-        "context": None if session.state == "dormant" else session.handle,
+        "has_place": not dormant and not daemon.sessions.live.has_yielded(session),
+        "context": None if dormant else session.handle,
         "session_id": session.session_id,
         "model": session.model.name,
         "state": session.state.value,
@@ -154,8 +156,10 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
             "draining": daemon.draining,
             "socket_activated": daemon.socket_activated,
             "connections": len(daemon.server.places.holders),
-            "sessions": len(daemon.sessions.live),
+            "sessions": daemon.sessions.live.places_taken,
             "sessions_max": daemon.config.sessions_max,
+            "sessions_yielded": daemon.sessions.dormant.yielded,
+            "sessions_waiting": len(daemon.sessions.places),
             "sessions_dormant": len(daemon.sessions.dormant),
             "sessions_expired": daemon.sessions.expired,
             "journal": daemon.journal.status,

@@ -49,7 +49,7 @@ def admitted(name: str, call: Call) -> Call:
                 async with daemon.registry.gate.admit(model, gate_request):
                     if ticket is not None and gate_request.has_waited:
                         daemon.ledger.model_loaded(ticket)
-                        _shorten_timeouts(request, daemon.registry.seconds() - gate_request.since)
+                        shorten_timeouts(request, daemon.registry.seconds() - gate_request.since)
                     return await call(daemon, request)
         finally:
             if ticket is not None and gate_request.has_waited:
@@ -120,7 +120,7 @@ def _is_absent(session: Session | None, wait_s: float) -> bool:
     return turn is not None and turn.unread_for(wait_s)
 
 
-def _shorten_timeouts(request: Request, waited_s: float) -> None:
+def shorten_timeouts(request: Request, waited_s: float) -> None:
     """Subtract a wait from the turn's timeouts."""
     timeouts = {key: getattr(request.params, key, 0.0) for key in ("queue_timeout_s", "timeout_s")}
     rest = {key: max(TIMEOUT_S_MIN, s - waited_s) for key, s in timeouts.items() if s}

@@ -204,13 +204,16 @@ def _models(daemon: Daemon) -> Read:
 def _sessions(daemon: Daemon) -> Read:
     sessions = daemon.sessions
     states: Counter[Labels] = Counter({(state.value,): 0 for state in OPEN_STATES})
-    states.update((session.state.value,) for session in sessions.live)
+    states.update((session.state.value,) for session in sessions.live.with_place())
     yield "sessions", states
     yield "sessions_max", _one(sessions.live.sessions_max)
     yield "sessions_dormant", _one(len(sessions.dormant))
     yield "sessions_dormant_bytes", _one(sessions.dormant.bytes)
     yield "sessions_expired", _one(sessions.expired)
     yield "sessions_refused", _one(sessions.live.refused)
+    yield "sessions_yielded", _one(sessions.dormant.yielded)
+    yield "session_yields", _one(sessions.places.yields)
+    yield "sessions_waiting", _one(len(sessions.places))
     yield "session_forks", _one(sessions.forked)
     yield "journal_lag_seconds", _one(daemon.journal.lag_s)
 

@@ -39,6 +39,7 @@ SWAP_MARK = " (swap)"
 QUEUE_BOUNDS = (
     *("tasks-waiting-max", "tasks-waiting-user-max"),
     *("prompt-tokens-waiting-max", "prompt-tokens-waiting-user-max"),
+    *("sessions-waiting-max", "sessions-waiting-user-max"),
 )
 BOUNDS = {"sessions_max": "sessions-max", "connections_max": "connections-max"}
 """Settings by the key that a `Busy` error has in its data, unless it names a `bound` itself."""
@@ -52,7 +53,7 @@ DAEMON_COUNTERS = (
 DAEMON_HISTOGRAMS = (
     *("request_queue_time_seconds", "time_to_first_token_seconds"),
     *("request_time_per_output_token_seconds", "e2e_request_latency_seconds"),
-    *("model_load_seconds", "model_swap_seconds"),
+    *("model_load_seconds", "model_swap_seconds", "session_wait_seconds"),
 )
 """Families of event counters, and of histograms."""
 
@@ -205,6 +206,10 @@ class DaemonCounters(LoadListener):
             self.counts["model_load_failures"][(name,)] += 1
         else:
             self.observe("model_load_seconds", (name,), seconds)
+
+    def place_waited(self, seconds: float) -> None:
+        """Count a request that has got the place of a session after a wait."""
+        self.observe("session_wait_seconds", (), seconds)
 
     def swap_ended(self, mode: str, seconds: float) -> None:
         """Count a completed swap."""

@@ -176,15 +176,24 @@ _MODELS = (
     ),
 )
 _SESSIONS = (
-    gauge("sessions", "Open sessions by state.", ("state",)),
+    gauge("sessions", "Open sessions with a place, by state.", ("state",)),
     gauge("sessions_max", "Maximum number of open sessions."),
     gauge("sessions_dormant", "Dormant sessions."),
-    gauge("sessions_dormant_bytes", "Memory of dormant sessions in the daemon."),
+    gauge("sessions_dormant_bytes", "Memory of dormant and yielded sessions in the daemon."),
     counter(
         "sessions_expired",
         "Sessions that were idle for too long: closed or, with an id, made dormant.",
     ),
     counter("sessions_refused", "Sessions refused because too many were open."),
+    gauge("sessions_yielded", "Open sessions that have yielded their place to another."),
+    counter("session_yields", "Places that idle sessions have yielded."),
+    gauge("sessions_waiting", "Requests that wait for the place of an open session."),
+    histogram(
+        "session_wait_seconds",
+        "Wait of a request for the place of an open session, if it got one.",
+        (),
+        REQUEST_S,
+    ),
     counter("session_forks", "Sessions created as branches of another."),
     gauge("journal_lag_seconds", "Age of the oldest change not yet in the journal; 0 if none."),
 )

@@ -88,6 +88,7 @@ class AsyncClient(AsyncEmbedding):
         resume: bool = False,
         raw: bool = False,
         priority: Priority = "normal",
+        queue_timeout: float | None = None,
         options: dict[str, Any] | None = None,
         config: Config | None = None,
         on_progress: ProgressCallback | None = None,
@@ -99,6 +100,8 @@ class AsyncClient(AsyncEmbedding):
         and *system* applies from the next `reset`. Without *persist* nothing is written to disk.
         With *resume*, a session with an id attaches again after its connection was lost, even by
         a restart of the daemon, and its streams continue. *raw* turns the chat template off.
+        Where too many sessions are open, it waits in its *priority* for a place, for at most
+        *queue_timeout* seconds; without that it fails at once.
         """
         settings = ClientSessionSettings(
             model=model,
@@ -108,6 +111,7 @@ class AsyncClient(AsyncEmbedding):
             resume=resume,
             raw=raw,
             priority=priority,
+            queue_timeout=queue_timeout,
             options=options,
             config=config,
             on_progress=on_progress,

@@ -96,19 +96,47 @@ class AsyncWasiCalls(AsyncCaller):
     async def _open_context(self, call: str, params: Any, timeout: float | None) -> Context:
         return Context.from_result(await self._call(call, params, w.ContextResult, timeout))
 
-    async def init_execution_context(self, graph: int, *, timeout: float | None = None) -> Context:
-        """Open an execution context on a graph."""
-        params = w.GraphParams(graph=graph)
+    async def init_execution_context(
+        self,
+        graph: int,
+        *,
+        priority: Priority | None = None,
+        queue_timeout: float | None = None,
+        timeout: float | None = None,
+    ) -> Context:
+        """Open an execution context on a graph.
+
+        *priority* is the class of its turns. Where too many contexts are open, the call waits in
+        this class for a place, for at most *queue_timeout* seconds; without that it fails at once.
+        """
+        params = w.OpenParams(graph=graph, priority=priority or "")
+        if queue_timeout:
+            params.queue_timeout_s = queue_timeout
         return await self._open_context("init_execution_context", params, timeout)
 
     async def init_execution_context_with_session_id(
-        self, graph: int, session_id: str, *, persist: bool = True, timeout: float | None = None
+        self,
+        graph: int,
+        session_id: str,
+        *,
+        persist: bool = True,
+        priority: Priority | None = None,
+        queue_timeout: float | None = None,
+        timeout: float | None = None,
     ) -> Context:
         """Open an execution context with an id, or attach to the existing one and its history.
 
-        Without *persist* nothing is written to disk.
+        Without *persist* nothing is written to disk. *priority* and *queue_timeout* are as in
+        `init_execution_context`.
         """
-        params = w.SessionParams(graph=graph, session_id=session_id, persist=persist)
+        params = w.SessionParams(
+            graph=graph,
+            session_id=session_id,
+            persist=persist,
+            priority=priority or "",
+        )
+        if queue_timeout:
+            params.queue_timeout_s = queue_timeout
         call = "init_execution_context_with_session_id"
         return await self._open_context(call, params, timeout)
 
@@ -200,9 +228,18 @@ class AsyncWasiCalls(AsyncCaller):
         """
         await self._call("unload", w.UnloadParams(graph=graph, keep=keep), w.Empty, timeout)
 
-    async def prompt_init(self, graph: int, *, timeout: float | None = None) -> Context:
-        """Open a context of the prompt interface."""
-        params = w.GraphParams(graph=graph)
+    async def prompt_init(
+        self,
+        graph: int,
+        *,
+        priority: Priority | None = None,
+        queue_timeout: float | None = None,
+        timeout: float | None = None,
+    ) -> Context:
+        """Open a context of the prompt interface, as `init_execution_context` does."""
+        params = w.OpenParams(graph=graph, priority=priority or "")
+        if queue_timeout:
+            params.queue_timeout_s = queue_timeout
         return await self._open_context("prompt_init", params, timeout)
 
     async def prompt_compute(

@@ -22,7 +22,7 @@ CALLS: dict[str, Call] = {
     "load_by_name_with_config": Call(
         graphs.LoadByNameWithConfigParams, graphs.GraphResult, (graphs.ProgressEvent,)
     ),
-    "init_execution_context": Call(graphs.GraphParams, contexts.ContextResult),
+    "init_execution_context": Call(contexts.OpenParams, contexts.ContextResult),
     "set_input": Call(contexts.SetInputParams, Empty),
     "compute": Call(contexts.ComputeParams, contexts.ComputeResult),
     "compute_single": Call(contexts.ComputeSingleParams, contexts.ComputeSingleResult),
@@ -31,7 +31,7 @@ CALLS: dict[str, Call] = {
     "fini_single": Call(contexts.ContextParams, Empty),
     "finalize_execution_context": Call(contexts.FinalizeParams, Empty),
     "unload": Call(graphs.UnloadParams, Empty),
-    "prompt_init": Call(graphs.GraphParams, contexts.ContextResult),
+    "prompt_init": Call(contexts.OpenParams, contexts.ContextResult),
     "prompt_compute": Call(turns.PromptComputeParams, turns.PromptComputeResult),
     "init_backend": Call(graphs.InitBackendParams, graphs.InitBackendResult),
     "deinit_backend": Call(Empty, Empty),

@@ -7,9 +7,19 @@ from typing import Annotated, Any
 import msgspec
 
 from .base import Map, ScheduledParams, Tensor
+from .graphs import GraphParams
 
 INPUTS_MAX = 16
 """The largest number of named inputs of one `compute`."""
+
+
+class OpenParams(GraphParams):
+    """`init_execution_context`. `priority` is the class of the context's turns, and of the wait for
+    a place; without a `queue_timeout_s` the call does not wait.
+    """
+
+    priority: str = ""
+    queue_timeout_s: float = 0.0
 
 
 class SessionParams(Map):
@@ -21,6 +31,8 @@ class SessionParams(Map):
     graph: int
     session_id: str
     persist: bool = True
+    priority: str = ""
+    queue_timeout_s: float = 0.0
 
 
 class ContextResult(Map):

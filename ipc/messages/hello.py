@@ -38,6 +38,8 @@ class Limits(Map):
     credit_max: int
     tensor_bytes_max: int
     sessions_max: int
+    idle_timeout_ms: int = 0
+    """The idle time after which a context expires; 0: unknown."""
 
 
 class ClientHello(Map):

@@ -83,6 +83,10 @@ class KeptBytes:
         """Return the bytes of a user's open sessions and graphs."""
         return self._open.of_user(user)
 
+    def bytes_of(self, holder: Hashable) -> int:
+        """Return the counted bytes of a session or graph."""
+        return self._holders[holder][1] if holder in self._holders else 0
+
     def left_for_dormant(self, user: int) -> int:
         """Return the bytes that a user's dormant sessions may have."""
         return self._bounds.session_bytes_bound(user).limit - self._open.of_user(user)

@@ -189,6 +189,8 @@ class SessionCore:
     ticket: Ticket | None = field(init=False, default=None)
     """The ledger's ticket of the turn that is under way."""
     used_at: float = field(init=False, default=0.0)
+    calls_under_way: int = field(init=False, default=0)
+    """Calls that use it, so that it is not idle."""
     rested_at: float | None = field(init=False, default=None)
     """The time at which its last turn ended; None: not in this daemon."""
     turn_at: float = field(init=False, default=0.0)
@@ -215,6 +217,11 @@ class SessionCore:
     def active(self) -> bool:
         """Whether a turn is under way."""
         return self.state in ACTIVE
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a turn or a call is under way: it is not idle."""
+        return self.active or self.calls_under_way > 0
 
     @property
     def turn(self) -> Turn | None:

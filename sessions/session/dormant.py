@@ -26,43 +26,63 @@ class DormantLimits:
 class DormantSessions:
     """Owned by the manager; iteration starts with the longest dormant session. A user's dormant
     sessions may have the bytes that *kept_bytes* leaves for them.
+
+    Open sessions that have yielded their place count in the bounds on bytes and numbers, too.
     """
 
     def __init__(self, limits: DormantLimits, kept_bytes: KeptBytes) -> None:
         self.limits = limits
         self._kept_bytes = kept_bytes
         self._bytes = OwnerCounts()
-        self._sessions: OrderedDict[tuple[Owner, str], Session] = OrderedDict()
-        self._sizes: dict[Session, int] = {}
-        """Bytes of the packed histories: an active session no longer has one."""
+        self._by_id: OrderedDict[tuple[Owner, str], Session] = OrderedDict()
+        """The dormant ones."""
+        self._sizes: OrderedDict[Session, int] = OrderedDict()
+        """Bytes of dormant and yielded sessions; once active again, a session has another size."""
 
     @property
     def bytes(self) -> int:
-        """The memory of all dormant sessions."""
+        """The memory of all dormant and yielded sessions."""
         return self._bytes.total()
 
+    @property
+    def yielded(self) -> int:
+        """The number of open sessions without a place."""
+        return len(self._sizes) - len(self._by_id)
+
     def __len__(self) -> int:
-        return len(self._sessions)
+        return len(self._by_id)
 
     def __iter__(self) -> Iterator[Session]:
-        return iter(list(self._sessions.values()))
+        return iter(list(self._by_id.values()))
 
     def find_session(self, owner: Owner, session_id: str) -> Session | None:
         """Return an owner's dormant session with this id."""
-        return self._sessions.get((owner, session_id))
+        return self._by_id.get((owner, session_id))
+
+    def has_room(self, size: int) -> bool:
+        """Return whether a session of this size can be kept at all."""
+        limits = self.limits
+        return limits.sessions_max > 0 and limits.seconds_max > 0 and size <= limits.bytes_max
 
     def add_session(self, session: Session) -> None:
         """Add a session that has become dormant."""
         assert session.session_id is not None, "only a session with an id can be found again"
-        self._sessions[session.owner, session.session_id] = session
+        self._by_id[session.owner, session.session_id] = session
+        self.add_yielded(session)
+
+    def add_yielded(self, session: Session) -> None:
+        """Add an open session that has yielded its place."""
         self._sizes[session] = session.kept_bytes
         self._bytes.add(session.owner, self._sizes[session])
 
     def remove_session(self, session: Session) -> None:
-        """Remove a session."""
-        assert session.session_id is not None
-        del self._sessions[session.owner, session.session_id]
-        self._bytes.add(session.owner, -self._sizes.pop(session))
+        """Remove a session, if it is there."""
+        if session not in self._sizes:
+            return
+        owner, session_id = session.owner, session.session_id
+        if session_id is not None and self._by_id.get((owner, session_id)) is session:
+            del self._by_id[owner, session_id]
+        self._bytes.add(owner, -self._sizes.pop(session))
 
     def take_excess(self, now: float) -> Session | None:
         """Remove and return a session, if a bound is exceeded: the longest dormant one of the user
@@ -70,16 +90,19 @@ class DormantSessions:
         labels it is the one that has most.
         """
         user = self._user_in_excess()
-        if user is None and self.expires_in_s(now) > 0:
+        if user is not None:
+            owner = self._largest_owner(user)
+            excess = next(s for s in self._sizes if s.owner == owner)
+        elif self.expires_in_s(now) <= 0:
+            excess = next(iter(self._by_id.values()))
+        else:
             return None
-        owner = None if user is None else self._largest_owner(user)
-        excess = next(s for s in self._sessions.values() if owner in (None, s.owner))
         self.remove_session(excess)
         return excess
 
     def _largest_owner(self, user: int) -> Owner:
         """Return the owner with most bytes among a user's labels."""
-        owners = {owner for owner, _ in self._sessions if owner.user == user}
+        owners = {session.owner for session in self._sizes if session.owner.user == user}
         return max(sorted(owners), key=self._bytes.of)
 
     def _user_in_excess(self) -> int | None:
@@ -89,12 +112,12 @@ class DormantSessions:
             if size > self._kept_bytes.left_for_dormant(user):
                 return user
         amounts = by_user if self.bytes > self.limits.bytes_max else None
-        if len(self) > self.limits.sessions_max:
-            amounts = Counter(owner.user for owner, _ in self._sessions)
+        if len(self._sizes) > self.limits.sessions_max:
+            amounts = Counter(session.owner.user for session in self._sizes)
         return None if amounts is None else max(amounts, key=amounts.__getitem__)
 
     def expires_in_s(self, now: float) -> float:
         """Return the seconds until the longest dormant session is too old, or infinity."""
-        for oldest in self._sessions.values():
+        for oldest in self._by_id.values():
             return oldest.used_at + self.limits.seconds_max - now
         return float("inf")

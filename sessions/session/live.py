@@ -26,6 +26,9 @@ class LiveSessions:
         """Sessions that a bound has refused."""
         self._ledger = ledger
         self._sessions: dict[int, tuple[object, Session]] = {}
+        self.places = OwnerCounts()
+        """Sessions with a place: they count in the bounds."""
+        self._yielded: set[Session] = set()
         self._expired: OrderedDict[int, tuple[object, str]] = OrderedDict()
         """The connections of expired handles, and a hint for their clients."""
 
@@ -37,6 +40,26 @@ class LiveSessions:
 
     def __contains__(self, session: Session) -> bool:
         return session.handle in self._sessions
+
+    def with_place(self) -> list[Session]:
+        """Return the sessions that have a place."""
+        return [session for session in self if session not in self._yielded]
+
+    def has_yielded(self, session: Session) -> bool:
+        """Return whether an open session has no place."""
+        return session in self._yielded
+
+    def yield_place(self, session: Session) -> None:
+        """Note that a session no longer has a place."""
+        self._yielded.add(session)
+        self.places.add(session.owner, -1)
+        self._ledger.kept_bytes.remove_holder(session)
+
+    def restore_place(self, session: Session) -> None:
+        """Note that a session has a place again."""
+        self._yielded.remove(session)
+        self.places.add(session.owner, 1)
+        self._ledger.kept_bytes.add_holder(session, session.owner, session.kept_bytes)
 
     def sessions_of(self, connection: object) -> list[Session]:
         """Return the sessions of a connection."""
@@ -75,11 +98,16 @@ class LiveSessions:
         """Add a session of *connection*, which uses it now."""
         session.used_at = self._ledger.seconds()
         self._sessions[session.handle] = (connection, session)
+        self.places.add(session.owner, 1)
         self._ledger.kept_bytes.add_holder(session, session.owner, session.kept_bytes)
 
     def remove_session(self, session: Session, *, expired: bool = False) -> None:
         """Remove a session; the handle of an *expired* one is remembered for its connection."""
         holder, _ = self._sessions.pop(session.handle)
+        if session in self._yielded:
+            self._yielded.remove(session)
+        else:
+            self.places.add(session.owner, -1)
         self._ledger.kept_bytes.remove_holder(session)
         if expired:
             hint = "" if session.state is SessionState.DORMANT else EXPIRED_HINT
@@ -92,48 +120,50 @@ class LiveSessions:
         kept = ((h, e) for h, e in self._expired.items() if e[0] is not connection)
         self._expired = OrderedDict(kept)
 
-    def check_cap(self, owner: Owner, wanted: int = 1) -> None:
-        """Check that *wanted* more sessions of a user exceed no bound.
+    # Places.
 
-        :raises QuotaExceeded: the user's own bound is reached.
-        :raises Busy: the bound of all sessions is reached.
-        """
-        bound = self._ledger.bounds.sessions_bound(owner.user)
-        own = [s for s in self if s.owner.user == owner.user]
-        counts = OwnerCounts()
-        for session in own:
-            counts.add(session.owner, 1)
-        is_over = len(own) + wanted > bound.limit
-        if is_over or exceeds_share(counts, owner, wanted, min(bound.limit, self.sessions_max)):
-            self.refused += wanted
-            part = "" if is_over else f", {counts.of(owner)} of them as {owner.label!r}"
-            raise QuotaExceeded(
-                f"you have {len(own)} sessions open{part}; the limit is {bound.limit}",
+    @property
+    def places_taken(self) -> int:
+        """The number of sessions that count in the bounds."""
+        return self.places.total()
+
+    def refusal(self, owner: Owner, wanted: int, retry_after_s: float) -> Busy | QuotaExceeded:
+        """Count *wanted* sessions of a user that exceed a bound, and return their error."""
+        self.refused += wanted
+        bound, own = self._ledger.bounds.sessions_bound(owner.user), self.places.of_user(owner.user)
+        is_over = own + wanted > bound.limit
+        limit = min(bound.limit, self.sessions_max)
+        if is_over or exceeds_share(self.places, owner, wanted, limit):
+            part = "" if is_over else f", {self.places.of(owner)} of them as {owner.label!r}"
+            return QuotaExceeded(
+                f"you have {own} sessions open{part}; the limit is {bound.limit}",
                 hint="close sessions that are done, or let idle ones expire",
                 data={
                     "bound": bound.name,
-                    "sessions": len(own),
+                    "sessions": own,
                     "sessions_max": bound.limit,
-                    "retry_after_s": self._next_expiry_s(own),
+                    "retry_after_s": retry_after_s,
                 },
             )
-        if len(self) + wanted > self.sessions_max:
-            self.refused += wanted
-            raise Busy(
-                f"{len(self)} sessions are open; the limit is {self.sessions_max}",
-                hint="close sessions that are done, let idle ones expire, or raise sessions_max",
-                data={
-                    "sessions": len(self),
-                    "sessions_max": self.sessions_max,
-                    "retry_after_s": self._next_expiry_s(list(self)),
-                },
-            )
+        return Busy(
+            f"{self.places_taken} sessions are open; the limit is {self.sessions_max}",
+            hint="close sessions that are done, let idle ones expire, or raise sessions_max",
+            data={
+                "sessions": self.places_taken,
+                "sessions_max": self.sessions_max,
+                "retry_after_s": retry_after_s,
+            },
+        )
 
-    def _next_expiry_s(self, sessions: list[Session]) -> float:
-        """Return the seconds until the first idle one of *sessions* expires; if all are active, the
-        mean time of a turn.
+    def next_expiry_in_s(self, owner: Owner) -> float:
+        """Return the seconds until the first idle session expires whose place *owner* could take;
+        if all are in use, the mean time of a turn.
         """
-        idle = [s.used_at for s in sessions if not s.active]
+        limit = self._ledger.bounds.sessions_bound(owner.user).limit
+        own_only = self.places.of_user(owner.user) >= limit
+        idle = [
+            s.used_at for s in self if not s.in_use and (s.owner.user == owner.user or not own_only)
+        ]
         if not idle:
             return self._ledger.turn_s
-        return round(max(0.1, min(idle) + self.idle_timeout_s - self._ledger.seconds()), 3)
+        return min(idle) + self.idle_timeout_s - self._ledger.seconds()

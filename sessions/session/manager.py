@@ -21,6 +21,7 @@ from .core import SessionSettings
 from .deletion import Delete, SessionDeletion, nothing
 from .dormant import DormantLimits, DormantSessions
 from .live import LiveSessions
+from .places import PlaceBounds, PlaceQueue, PlaceWait
 from .session import Session
 
 SESSION_ID_CHARACTERS_MAX = 128
@@ -55,6 +56,7 @@ class SessionManager:
         )
         self.expired = self.forked = 0
         """Sessions that were idle for too long, and branches."""
+        self.places = PlaceQueue(self.live, self.dormant, ledger, self._wake)
         self._journal = journal
         self._new_handle = new_handle
         self._changed = anyio.Event()
@@ -80,10 +82,54 @@ class SessionManager:
         :raises SessionBusy: the id is in use on another connection.
         :raises InvalidArgument: the session with this id has another model.
         """
-        found = self._find_session(connection, owner, session_id, model)
+        found = self._find_live(connection, owner, session_id, model)
         if found is not None:
             return found, True
-        self.live.check_cap(owner)
+        with self.places.taken_places(owner):
+            return self._open(connection, owner, model, defaults, session_id, persist=persist)
+
+    async def open_session_in_turn(
+        self,
+        connection: object,
+        owner: Owner,
+        model: ModelSource,
+        defaults: dict[str, Any],
+        session_id: str | None = None,
+        *,
+        persist: bool = True,
+        wait: PlaceWait,
+    ) -> tuple[Session, bool]:
+        """Do the same as `open_session`, after a *wait* for a place.
+
+        :raises Timeout: no place was free in time.
+        :raises Busy: too many requests wait.
+        """
+        found = self._find_live(connection, owner, session_id, model)
+        if found is not None:
+            return found, True
+        async with self.places.waited_place(owner, wait):
+            found = self._find_live(connection, owner, session_id, model)  # by another call
+            if found is not None:
+                return found, True
+            return self._open(connection, owner, model, defaults, session_id, persist=persist)
+
+    def _open(
+        self,
+        connection: object,
+        owner: Owner,
+        model: ModelSource,
+        defaults: dict[str, Any],
+        session_id: str | None,
+        *,
+        persist: bool,
+    ) -> tuple[Session, bool]:
+        """Open a session or activate the dormant one, in a place that is reserved for it."""
+        dormant = None if session_id is None else self.dormant.find_session(owner, session_id)
+        if dormant is not None:
+            dormant.attach(self._new_handle(), model)  # it may be refused
+            self.dormant.remove_session(dormant)
+            self._publish(connection, dormant)
+            return dormant, True
         self.ledger.kept_bytes.check_growth(owner, SESSION_BYTES + memory_bytes(defaults))
         settings = SessionSettings(Parameters(defaults), persist=persist)
         session = Session(self._new_handle(), owner, model, self.ledger, settings, session_id)
@@ -91,10 +137,13 @@ class SessionManager:
         self._publish(connection, session)
         return session, False
 
-    def _find_session(
+    def _find_live(
         self, connection: object, owner: Owner, session_id: str | None, model: ModelSource
     ) -> Session | None:
-        """Return the live session with an id, or activate the dormant one."""
+        """Return the live session with an id, if there is one.
+
+        :raises SessionBusy: it is open on another connection, or is being deleted.
+        """
         if session_id is None:
             return None
         _check_id(session_id)
@@ -109,13 +158,7 @@ class SessionManager:
                 f"session {session_id!r} is open on another connection",
                 hint="close it there first; it is free once that connection ends",
             )
-        session = self.dormant.find_session(owner, session_id)
-        if session is not None:
-            self.live.check_cap(owner)
-            session.attach(self._new_handle(), model)  # it may be refused
-            self.dormant.remove_session(session)
-            self._publish(connection, session)
-        return session
+        return None
 
     def _publish(self, connection: object, session: Session) -> None:
         self.live.add_session(connection, session)
@@ -158,15 +201,15 @@ class SessionManager:
             raise InvalidArgument(f"{count} branches; the range is 1 … {BRANCHES_MAX}")
         self._check_ids(session.owner, count, session_ids)
         step(session.state, SessionCall.FORK)
-        self.live.check_cap(session.owner, count)
-        session.check_growth(count * session.branch_bytes)
-        ids: Sequence[str | None] = session_ids or [None] * count
-        self.forked += count
-        branches = [session.branch(self._new_handle(), session_id) for session_id in ids]
-        for branch in branches:
-            self._open_recording(branch)
-            branch.recording.history_changed()
-            self._publish(connection, branch)
+        with self.places.taken_places(session.owner, count):
+            session.check_growth(count * session.branch_bytes)
+            ids: Sequence[str | None] = session_ids or [None] * count
+            self.forked += count
+            branches = [session.branch(self._new_handle(), session_id) for session_id in ids]
+            for branch in branches:
+                self._open_recording(branch)
+                branch.recording.history_changed()
+                self._publish(connection, branch)
         return branches
 
     def _check_ids(self, owner: Owner, count: int, session_ids: Sequence[str]) -> None:
@@ -235,7 +278,15 @@ class SessionManager:
         self, session: Session, call: SessionCall, why: str, *, expired: bool = False
     ) -> None:
         session.end(call, why)
+        self._remove_live(session, expired=expired)
+
+    def _remove_live(self, session: Session, *, expired: bool = False) -> None:
+        """Remove a session from the live ones, and grant its place to the next request."""
+        if self.live.has_yielded(session):
+            self.dormant.remove_session(session)
         self.live.remove_session(session, expired=expired)
+        self.places.end_waits_of(session)
+        self.places.grant_places()
 
     def _delete_soon(self, session: Session) -> None:
         """Delete the data of an ended session without waiting for it."""
@@ -250,7 +301,7 @@ class SessionManager:
         if session.can_be_dormant:
             session.detach()
             session.used_at = self.ledger.seconds()
-            self.live.remove_session(session, expired=expired)
+            self._remove_live(session, expired=expired)
             self.dormant.add_session(session)
             self._delete_excess()
             self._changed.set()
@@ -262,9 +313,14 @@ class SessionManager:
 
     def close_connection(self, connection: object) -> None:
         """End the sessions of a closed connection; those with an id become dormant."""
-        for session in self.live.sessions_of(connection):
-            self.detach_session(session)
+        with self.places.one_grant():
+            for session in self.live.sessions_of(connection):
+                self.detach_session(session)
         self.live.forget_connection(connection)
+
+    def _wake(self) -> None:
+        """Have `expire_idle` check again."""
+        self._changed.set()
 
     def detach_all(self) -> None:
         """Make all sessions with an id dormant, at the daemon's end."""
@@ -280,14 +336,24 @@ class SessionManager:
         """Delete dormant sessions past the bounds, the longest dormant first."""
         while (oldest := self.dormant.take_excess(self.ledger.seconds())) is not None:
             oldest.end(SessionCall.EXPIRE, "the session was deleted to stay within the bounds")
+            if self.live.has_yielded(oldest):
+                self.expired += 1
+                self._remove_live(oldest, expired=True)
             self._delete_soon(oldest)
 
     def set_limits(
-        self, *, sessions_max: int, idle_timeout_s: float, dormant_limits: DormantLimits
+        self,
+        *,
+        sessions_max: int,
+        idle_timeout_s: float,
+        dormant_limits: DormantLimits,
+        place_bounds: PlaceBounds,
     ) -> None:
         """Change the limits; open sessions past a lower cap stay."""
+        self.places.bounds = place_bounds
         self.live.sessions_max, self.live.idle_timeout_s = sessions_max, idle_timeout_s
         self.dormant.limits = dormant_limits
+        self.places.grant_places()
         self._changed.set()
 
     async def expire_idle(self) -> None:
@@ -298,14 +364,15 @@ class SessionManager:
             self._delete_excess()
             await self.deletion.drain()
             now, timeout_s = self.ledger.seconds(), self.live.idle_timeout_s
-            for session in [s for s in self.live if not s.active]:
+            for session in [s for s in self.live if not s.in_use]:
                 if session.used_at + timeout_s <= now:
                     self.expired += 1
                     self.detach_session(session, expired=True)
-            # An active session is idle now at the earliest: it expires after a whole timeout.
-            idle_since = [now if s.active else s.used_at for s in self.live]
+            self.places.grant_places()
+            # A session in use is idle now at the earliest: it expires after a whole timeout.
+            idle_since = [now if s.in_use else s.used_at for s in self.live]
             wait_s = min(idle_since) + timeout_s - now if idle_since else float("inf")
-            wait_s = min(wait_s, self.dormant.expires_in_s(now))
+            wait_s = min(wait_s, self.dormant.expires_in_s(now), self.places.next_yield_in_s())
             self._changed = anyio.Event()
             with anyio.move_on_after(0 if self.deletion.pending else wait_s):
                 await self._changed.wait()

@@ -122,6 +122,7 @@ def daemon_hello() -> w.ServerHello:
             credit_max=w.CREDIT_MAX,
             tensor_bytes_max=w.TENSOR_BYTES_MAX,
             sessions_max=100,
+            idle_timeout_ms=300_000,
         ),
         llama_commit="0c1e57098",
     )

@@ -112,6 +112,7 @@ def _kv(sums: MetricSums) -> Section:
 def _sessions(sums: MetricSums) -> Section:
     rows = _by_count(sums.by("sessions", "state"))
     for text, family in (
+        ("requests that wait for a place", "sessions_waiting"),
         ("dormant", "sessions_dormant"),
         ("expired so far", "sessions_expired"),
         ("refused so far", "sessions_refused"),

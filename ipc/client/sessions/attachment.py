@@ -6,7 +6,7 @@ import math
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import msgspec
 
@@ -46,6 +46,7 @@ class ClientSessionSettings:
     resume: bool = False
     raw: bool = False
     priority: Priority = "normal"
+    queue_timeout: float | None = None
     options: dict[str, Any] | None = None
     config: Config | None = None
     on_progress: ProgressCallback | None = None
@@ -55,6 +56,13 @@ class ClientSessionSettings:
             raise InvalidArgument(
                 "resume needs a session_id", hint="pass a session_id, by which to attach again"
             )
+
+
+class Queue(TypedDict, total=False):
+    """Keywords of the wait for a place."""
+
+    priority: Priority
+    queue_timeout: float
 
 
 class SessionProgress(NamedTuple):
@@ -133,11 +141,20 @@ class Attachment:
                 timeout=timeout(),
             )
             self._leases = True
+            queue: Queue = {}
+            if settings.queue_timeout:
+                queue = {"priority": settings.priority, "queue_timeout": settings.queue_timeout}
             if settings.session_id is None:
-                self.context = await client.init_execution_context(self.graph, timeout=timeout())
+                self.context = await client.init_execution_context(
+                    self.graph, timeout=timeout(), **queue
+                )
             else:
                 self.context = await client.init_execution_context_with_session_id(
-                    self.graph, settings.session_id, persist=settings.persist, timeout=timeout()
+                    self.graph,
+                    settings.session_id,
+                    persist=settings.persist,
+                    timeout=timeout(),
+                    **queue,
                 )
         except BaseException:
             await self.close()

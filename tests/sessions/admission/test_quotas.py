@@ -11,7 +11,14 @@ from inferd.backends.errors import Busy, PermissionDenied, QuotaExceeded
 from inferd.scheduler.messages import TurnStats
 from inferd.scheduler.owner import Owner
 from inferd.scheduler.priority import Priority
-from inferd.sessions import AdmissionBounds, Ledger, Quota, TurnOptions, check_priority
+from inferd.sessions import (
+    AdmissionBounds,
+    DormantLimits,
+    Ledger,
+    Quota,
+    TurnOptions,
+    check_priority,
+)
 from inferd.sessions.admission import quotas
 from inferd.sessions.admission.bounds import Ticket
 from inferd.sessions.admission.label_shares import OwnerCounts
@@ -272,6 +279,7 @@ def harness_with(sessions: int) -> Harness:
 
 def test_the_refusal_of_a_session_says_when_the_users_first_one_expires() -> None:
     harness = harness_with(2)
+    harness.manager.dormant.limits = DormantLimits(sessions_max=0)  # none may yield its place
     opened(harness, 2)
     harness.now = 100.0
     opened(harness, 1)

@@ -17,7 +17,7 @@ from inferd.backends.errors import (
 from inferd.ipc import messages as protocol
 from inferd.scheduler.owner import Owner
 from inferd.scheduler.settings import CREDIT_MAX
-from inferd.sessions import Session, Turn, TurnOptions
+from inferd.sessions import DormantLimits, Session, Turn, TurnOptions
 from inferd.sessions.table import SessionState
 from tests.sessions.doubles import Harness, Source
 
@@ -236,6 +236,7 @@ async def test_a_caller_that_is_cancelled_cancels_its_turn() -> None:
 
 async def test_the_cap_refuses_the_next_session_and_says_when() -> None:
     harness = Harness(sessions_max=2)
+    harness.manager.dormant.limits = DormantLimits(sessions_max=0)  # none may yield its place
     opened(harness)
     harness.now = 100.0
     opened(harness)
