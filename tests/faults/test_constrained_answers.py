@@ -17,9 +17,9 @@ import pytest
 
 from inferd import Client, Reply
 from inferd.testing import RunningDaemon, running_daemon
-from tests.daemon.log_events import until
 from tests.raw import RawClient
 from tests.tiny_gguf import write_tiny
+from tests.waiting import wait_until
 
 ENTRY = {
     "type": "object",
@@ -82,7 +82,7 @@ def client(daemon: RunningDaemon) -> Iterator[Client]:
 def kill(daemon: RunningDaemon, client: Client, name: str) -> None:
     before = daemon.log.count("worker.died")
     os.kill(client.show("tiny")["pid"], signal.SIGKILL)
-    until(lambda: daemon.log.count("worker.died") > before)
+    wait_until(lambda: daemon.log.count("worker.died") > before)
 
 
 _targets = itertools.cycle(("one", "two"))
@@ -91,7 +91,7 @@ _targets = itertools.cycle(("one", "two"))
 def swap(daemon: RunningDaemon, client: Client, name: str) -> None:
     before = client.stats()["recovered"]
     client.swap("tiny", next(_targets))
-    until(lambda: client.stats()["recovered"] == before + 1)
+    wait_until(lambda: client.stats()["recovered"] == before + 1)
 
 
 def park(daemon: RunningDaemon, client: Client, name: str) -> None:
