@@ -17,6 +17,7 @@ from inferd.backends.params import StoppingParams
 from inferd.backends.params.structural_tags import read_structural_tag
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
+from inferd.scheduler.owner import Owner
 from tests.scheduler.doubles import iterate_engine
 from tests.tiny_gguf import write_tiny
 
@@ -66,7 +67,7 @@ def sampling_of(name: str, **fields: object) -> SamplingParams:
 def answer(model: LlamaModel, sampling: SamplingParams, park_at: int = -1, **fields: object) -> str:
     """Return the text of one turn, which is parked once after its token number *park_at*."""
     engine = Engine(model)
-    values: dict[str, Any] = {"id": 1, "owner": 1, "n_predict": 400, **fields}
+    values: dict[str, Any] = {"id": 1, "owner": Owner(1), "n_predict": 400, **fields}
     spec = m.TaskSpec(tokens=m.pack_tokens(PROMPT), sampling=sampling, **values)
     reports, parked = iterate_engine(engine, [m.Submit(spec)]), False
     while not isinstance(reports[-1], m.Finished | m.Failed):

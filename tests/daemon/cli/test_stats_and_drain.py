@@ -76,8 +76,8 @@ def test_the_tables_show_the_metrics() -> None:
         ("slots", "3 MB", "-"), ("memory", "0 B", "-"), ("disk", "500 MB", "10 GB"),
     ]  # fmt: skip
     assert tables["SESSIONS"][1] == [
-        ("running", "3"), ("dormant", "0"), ("expired so far", "0"), ("refused so far", "0"),
-        ("max", "100"),
+        ("running", "3"), ("requests that wait for a place", "0"), ("dormant", "0"),
+        ("expired so far", "0"), ("refused so far", "0"), ("max", "100"),
     ]  # fmt: skip
     assert tables["REFUSAL REASON"][1] == [("sessions-max", "7")], "without those that are 0"
     assert tables["FINISH REASON"][1] == [("Cancelled", "9"), ("eos", "4")]
