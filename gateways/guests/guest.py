@@ -20,7 +20,6 @@ from .turns import TurnAction, next_token, streamed_turn, whole_turn
 
 if TYPE_CHECKING:
     from ...ipc.client import AsyncClient
-    from ...ipc.priorities import Priority
 
 CONTEXTS_MAX = 1000
 GRAPHS_MAX = 1000
@@ -40,13 +39,12 @@ class Guest:
         remote: Remote,
         *,
         preloads: Mapping[str, Preload],
-        priority: Priority,
         write_text: Callable[[bytes], object] | None = None,
         contexts_max: int = CONTEXTS_MAX,
         graphs_max: int = GRAPHS_MAX,
     ):
         self.remote = remote
-        self._preloads, self._priority, self._write_text = preloads, priority, write_text
+        self._preloads, self._write_text = preloads, write_text
         self._contexts_max, self._graphs_max = contexts_max, graphs_max
         self._graphs: dict[int, GuestGraph] = {}
         self._contexts: dict[int, GuestContext] = {}
@@ -195,9 +193,9 @@ class Guest:
         context.clear_output(None)
         write_text = self._write_text
         if write_text and context.wants("stream-stdout") and not context.wants("embedding"):
-            await self._run(context, streamed_turn(context, self._priority, write_text))
+            await self._run(context, streamed_turn(context, self.remote.priority, write_text))
         else:
-            await self._run(context, whole_turn(context, self._priority))
+            await self._run(context, whole_turn(context, self.remote.priority))
 
     async def compute_single(self, handle: int) -> None:
         """Compute the next token.
@@ -208,7 +206,7 @@ class Guest:
         if not context.in_turn:
             context.clear_output()
             context.in_turn = True
-        await self._run(context, next_token(context, self._priority))
+        await self._run(context, next_token(context, self.remote.priority))
 
     async def _run(self, context: GuestContext, action: TurnAction) -> None:
         try:

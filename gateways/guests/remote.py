@@ -12,6 +12,7 @@ from .graphs import METADATA_INDEX, GuestContext, GuestGraph
 
 if TYPE_CHECKING:
     from ...ipc.client import AsyncClient
+    from ...ipc.priorities import Priority
 
 R = TypeVar("R")
 _LOST = (ConnectionLost, ShuttingDown, SessionExpired)
@@ -24,8 +25,8 @@ class Remote:
     context again, with its parameters and its prompt.
     """
 
-    def __init__(self, link: DaemonLink):
-        self.link = link
+    def __init__(self, link: DaemonLink, priority: Priority):
+        self.link, self.priority = link, priority
 
     async def load_graph(self, graph: GuestGraph) -> None:
         """Load the model of a graph."""
@@ -90,14 +91,18 @@ class Remote:
         return graph.handle
 
     async def _context(self, client: AsyncClient, context: GuestContext) -> int:
-        """Return the daemon's handle of a context. An unfinished turn continues after its text.
+        """Return the daemon's handle of a context. An unfinished turn continues after its text. A
+        context that has to wait for a place does so in the guest's priority class.
 
         A call that fails or is cancelled on the way leaves the context to the next one.
         """
         generation = self.link.generation
         if context.generation != generation:
             graph = await self._graph(client, context.graph)
-            context.handle = await client.init_execution_context(graph, timeout=self.link.timeout_s)
+            timeout_s = self.link.timeout_s
+            context.handle = await client.init_execution_context(
+                graph, priority=self.priority, queue_timeout=timeout_s, timeout=timeout_s
+            )
             context.generation, context.has_inputs = generation, False
         if not context.has_inputs:
             await self._restore_inputs(client, context)

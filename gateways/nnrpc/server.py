@@ -79,9 +79,8 @@ class Server:
 
     def _new_guest(self, link: DaemonLink) -> Guest:
         return Guest(
-            Remote(link),
+            Remote(link, self._priority),
             preloads=self._preloads,
-            priority=self._priority,
             contexts_max=self._limits.contexts_max,
             graphs_max=self._limits.graphs_max,
         )

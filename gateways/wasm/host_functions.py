@@ -84,9 +84,8 @@ def new_guest(
     link = BlockingLink(client, connect or (lambda: type(client)(client.path)), timeout)
     return Guest(
         guests.Guest(
-            guests.Remote(link),
+            guests.Remote(link, priority),
             preloads=preloads or {},
-            priority=priority,
             write_text=write_text or write_to_stdout,
             contexts_max=contexts_max,
         )
