@@ -229,7 +229,7 @@ class Daemon:
     async def connection_delegated(self, connection: ServerConnection, hello: ClientHello) -> None:
         """Have a connection act on behalf of another user, with a label of that user.
 
-        :raises InferdError: it may not, or there is no such user.
+        :raises InferdError: it lacks the right, or the system does not know the user.
         """
         user = await self.access.delegate(connection, hello.on_behalf_of)
         if not is_own_user(user):

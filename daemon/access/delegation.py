@@ -41,7 +41,7 @@ def is_own_user(number: int) -> bool:
 def find_user(name: str, gateway: int) -> NamedUser:
     """Return the user that the *gateway*'s user names. It may wait for the system's database.
 
-    :raises NotFound: the system has no such user.
+    :raises NotFound: the system does not know the user.
     """
     if name.startswith(OWN_USER):
         digest = hashlib.sha256(f"{gateway} {name}".encode()).digest()
@@ -75,7 +75,7 @@ async def identify_user(connection: ServerConnection, name: str, own: int) -> Na
         ) from None
     if found.number in (ROOT, own) and found.number != gateway:
         raise PermissionDenied(
-            f"nobody acts on behalf of {name!r}: it is root or the daemon's user",
+            f"a gateway may not act on behalf of {name!r}, root or the daemon's user",
             hint="name an ordinary user, or one of the gateway's own as '@NAME'",
         )
     return found

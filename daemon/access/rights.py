@@ -114,7 +114,7 @@ class Access:
     async def delegate(self, connection: ServerConnection, name: str) -> int:
         """Have a connection act on behalf of the user *name* from now on, whose number is returned.
 
-        :raises InferdError: it may not, or there is no such user.
+        :raises InferdError: it lacks the right, or the system does not know the user.
         """
         self.check_delegate(connection)
         named = await identify_user(connection, name, self._own)

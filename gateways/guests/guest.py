@@ -232,7 +232,7 @@ class Guest:
                 return await self.remote.read_output(context, METADATA_INDEX)
             return context.metadata
         if index:
-            raise NotFound(f"there is no output {index}", hint="0 is the text, 1 the metadata")
+            raise NotFound(f"output {index} does not exist", hint="0 is the text, 1 the metadata")
         if context.text is None:
             context.text = await self.remote.read_output(context, 0)
         return context.text
@@ -257,12 +257,12 @@ class Guest:
 
     def _graph(self, handle: int) -> GuestGraph:
         if handle not in self._graphs:
-            raise InvalidArgument(f"there is no graph {handle}", hint="load one")
+            raise InvalidArgument(f"graph {handle} does not exist", hint="load one")
         return self._graphs[handle]
 
     def _context(self, handle: int) -> GuestContext:
         if handle not in self._contexts:
-            raise InvalidArgument(f"there is no context {handle}", hint="open one on a graph")
+            raise InvalidArgument(f"context {handle} does not exist", hint="open one on a graph")
         return self._contexts[handle]
 
     def _live_context(self, handle: int) -> GuestContext:

@@ -308,7 +308,7 @@ class BlockingConnection(ConnectionCore):
                 super().grant_credit(request, events)
 
     def post_request(self, call: str, params: Any) -> None:
-        """Send a request whose answer nobody awaits, unless too many are in flight."""
+        """Send a request without waiting for its answer, unless too many are in flight."""
         if not self.forked:
             with self._lock:
                 super().post_request(call, params)

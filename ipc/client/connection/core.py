@@ -189,7 +189,7 @@ class ConnectionCore(ABC):
             self._send((Kind.CREDIT, request.id, events))
 
     def post_request(self, call: str, params: Any) -> None:
-        """Send a request whose answer nobody awaits, unless too many are in flight."""
+        """Send a request without waiting for its answer, unless too many are in flight."""
         if self._lost is None and self.may_send():
             self.send_request(InFlight(call, math.inf), params)
 
