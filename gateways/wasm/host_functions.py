@@ -45,8 +45,8 @@ def add_to_linker(
 ) -> Guest:
     """Define wasi-nn's functions in *linker*, for one guest; close the returned object at its end.
 
-    *connect* returns a new client after a restart of the daemon; the default connects to the same
-    socket, without a label and as this user: pass *connect* for a client that has these.
+    *connect* returns a new client after a restart of the daemon; the default is a copy of *client*,
+    with its label and the user on whose behalf it acts.
     *preloads* are the models that the guest may load; without any, it may load all. Once *timeout*
     seconds have passed from now, the next call traps with `Timeout`. *write_text* gets the answers
     of guests that set `stream-stdout`; by default they go to standard output. *on_error* gets the
@@ -81,7 +81,7 @@ def new_guest(
     write_text: Callable[[bytes], object] | None = None,
 ) -> Guest:
     """Return a guest without graphs; the parameters are those of `add_to_linker`."""
-    link = BlockingLink(client, connect or (lambda: type(client)(client.path)), timeout)
+    link = BlockingLink(client, connect or client.copy, timeout)
     return Guest(
         guests.Guest(
             guests.Remote(link, priority),

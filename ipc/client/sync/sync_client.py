@@ -136,20 +136,24 @@ class Client:
         label: str = "",
         on_behalf_of: str = "",
     ):
-        self._asynchronous = _BlockingCalls(
-            path,
-            timeout=timeout,
-            connect_timeout=connect_timeout,
-            resume_timeout=resume_timeout,
-            retries=retries,
-            reconnect=reconnect,
-            software=software,
-            label=label,
-            on_behalf_of=on_behalf_of,
-        )
+        self._arguments: dict[str, Any] = {
+            "timeout": timeout,
+            "connect_timeout": connect_timeout,
+            "resume_timeout": resume_timeout,
+            "retries": retries,
+            "reconnect": reconnect,
+            "software": software,
+            "label": label,
+            "on_behalf_of": on_behalf_of,
+        }
+        self._asynchronous = _BlockingCalls(path, **self._arguments)
 
     def __repr__(self) -> str:
         return f"<Client of {self._asynchronous.path}>"
+
+    def copy(self) -> Self:
+        """Return another client with the same arguments, not connected yet."""
+        return type(self)(self.path, **self._arguments)
 
     def open(self) -> Self:
         """Connect now."""

@@ -43,6 +43,15 @@ def test_a_context_has_its_parameters_and_prompt_after_a_restart(
         assert guest.errors == []
 
 
+def test_the_next_client_has_the_label_of_the_first_one(daemon: RunningDaemon) -> None:
+    with Client(daemon.socket, label="guest-1") as client, Driver(client) as guest:
+        context = guest.context()
+        restart(daemon)
+        guest.set_input(context, b"hello")
+        with Client(daemon.socket) as other:
+            assert [s["label"] for s in other.sessions()] == ["guest-1"]
+
+
 @pytest.mark.parametrize("call", ["compute", "compute_single"])
 def test_an_output_can_be_read_after_a_restart(
     call: str, daemon: RunningDaemon, client: Client
