@@ -292,6 +292,42 @@ def keys(column: str) -> set[str]:
     return {code(c) for c in only(column).column(column)}
 
 
+def map_types(column: str) -> dict[str, str]:
+    """Return the types of a map's keys."""
+    table = only(column)
+    return dict(zip(map(code, table.column(column)), table.column("type"), strict=True))
+
+
+VALUES: dict[str, tuple[type, ...]] = {
+    "int": (int,), "float": (float, int), "bool": (bool,), "str": (str,), "map": (dict,),
+    "nil": (type(None),), "array of map": (list,), "array of str": (list,),
+}  # fmt: skip
+
+
+def wrong_types(value: dict[str, Any], columns: dict[str, str]) -> dict[str, Any]:
+    """Return the items of a map that are not of the page's type."""
+    return {
+        key: item
+        for key, item in value.items()
+        if not any(type(item) in VALUES[name] for name in columns[key].split(" or "))
+    }
+
+
+@pytest.mark.parametrize(
+    ("columns", "hints"),
+    [
+        (map_types("metadata"), typing.get_type_hints(Metadata)),
+        (map_types("model") | map_types("shown"), typing.get_type_hints(ModelInfo)),
+        (map_types("file_info"), {f.name: f.type for f in msgspec.structs.fields(FileFacts)}),
+    ],
+    ids=["metadata", "model", "file_info"],
+)
+def test_the_keys_of_maps_have_the_types_of_the_code(
+    columns: dict[str, str], hints: dict[str, Any]
+) -> None:
+    assert columns == {name: type_text(hint) for name, hint in hints.items()}
+
+
 def new_session() -> Session:
     settings = SessionSettings(Parameters({}))
     return Session(1, Owner(0), NoModel(), Ledger(AdmissionBounds(1, 1)), settings)
@@ -309,9 +345,10 @@ def test_maps_have_the_keys_of_the_page() -> None:
         client.start_request("stream", context=context, prompt="slowly", credit=1)
         assert client.read_message()[0] == w.Kind.EVENT
         [task] = client.call("queue")["tasks"]
-        assert set(task) == keys("task")
+        assert set(task) == keys("task") and not wrong_types(task, map_types("task"))
         [session] = client.call("sessions")["sessions"]
         assert set(session) == keys("session")
+        assert not wrong_types(session, map_types("session"))
         models = client.call("models")["models"]
         assert all(set(model) == keys("model") for model in models)
         described = keys("model") | keys("shown")
@@ -319,7 +356,8 @@ def test_maps_have_the_keys_of_the_page() -> None:
         assert set(ModelInfo.__annotations__) == described
         assert set(FileFacts.__struct_fields__) == keys("file_info")
         assert set(Metadata.__annotations__) == keys("metadata")
-        assert set(client.call("stats")["stats"]) == keys("stats")
+        stats = client.call("stats")["stats"]
+        assert set(stats) == keys("stats") and not wrong_types(stats, map_types("stats"))
 
 
 def test_the_exchange_is_that_of_the_vectors() -> None:
