@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from inferd.backends.errors import InferdError
-from inferd.backends.grammars.checker import GrammarChecker
-from inferd.backends.grammars.requests import CheckRequest
+from inferd.backends.grammars.trial.checker import GrammarChecker
+from inferd.backends.grammars.trial.requests import CheckRequest
 from tests.backends.llama.schemas import SCHEMAS
 from tools.get_models import MODELS_DIR
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from inferd.backends.grammars.keyword_table import KEYWORDS, SchemaKeyword
-from inferd.backends.grammars.lenient import DROPPED_MAX
+from inferd.backends.grammars.json_schema.document import LEVELS_MAX
+from inferd.backends.grammars.json_schema.keyword_table import KEYWORDS, SchemaKeyword
+from inferd.backends.grammars.json_schema.lenient import DROPPED_MAX
+from inferd.backends.grammars.json_schema.rewriting import FORMATS
+from inferd.backends.grammars.json_schema.schema_grammar import WHITESPACE_MAX
 from inferd.backends.grammars.limits import CPU_S_MAX, MEMORY_BYTES_MAX
-from inferd.backends.grammars.rewriting import FORMATS
-from inferd.backends.grammars.schema import LEVELS_MAX
-from inferd.backends.grammars.schema_grammar import WHITESPACE_MAX
 from inferd.backends.params.schema_texts import SCHEMA_BYTES_MAX
 
 __all__ = ("page",)
@@ -45,7 +45,7 @@ def _formats() -> Iterator[str]:
 _HEAD = f"""\
 # Answers that fit a JSON schema
 
-`make docs` writes this page from the table in `backends/grammars/keyword_table.py`.
+`make docs` writes this page from the table in `backends/grammars/json_schema/keyword_table.py`.
 
 The parameter `json-schema` takes a schema, or its JSON text, and makes a grammar of it. Every
 answer that the grammar allows is valid for the schema (draft 2020-12, or the draft in `$schema`).

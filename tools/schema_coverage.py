@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from inferd.backends.errors import InferdError
-from inferd.backends.grammars.checker import GrammarChecker
-from inferd.backends.grammars.requests import CheckRequest
+from inferd.backends.grammars.trial.checker import GrammarChecker
+from inferd.backends.grammars.trial.requests import CheckRequest
 from inferd.backends.params.schema_texts import SCHEMA_BYTES_MAX
 from tools.get_schemas import MISSING, store
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from ..grammars.checker import GrammarChecker
 from ..grammars.formats import NO_VOCABULARY, check_request
-from ..grammars.gbnf import parse_gbnf
+from ..grammars.languages.gbnf import parse_gbnf
+from ..grammars.trial.checker import GrammarChecker
 from ..params import SamplingParams
 
 

@@ -9,11 +9,11 @@ from llguidance import LLParserLimits
 
 from ..errors import TooLarge
 from ..params import GRAMMAR_FIELDS, SamplingParams
-from .checker import GrammarChecker
 from .formats import VocabularyFacts, check_request
 from .limits import CACHED_BYTES_MAX, CACHED_MAX, MATCHING_LIMITS, SMALLER_HINT
 from .native import Matcher
 from .state import GrammarState
+from .trial.checker import GrammarChecker
 
 __all__ = ("GrammarCompiler",)
 

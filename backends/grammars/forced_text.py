@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from .schema import Schema, resolve
+from .json_schema.document import Schema, resolve
 
 __all__ = ("ForcedText", "forced_by_lark", "forced_by_schema", "together", "with_bounded_texts")
 

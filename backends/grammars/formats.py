@@ -12,7 +12,7 @@ from ..errors import InvalidArgument
 from ..params import SamplingParams, StructuralTag, StructuralTags
 from ..shorten import shorten
 from .native import MatchingTokenizer
-from .requests import CheckRequest, Mark, TagRequest
+from .trial.requests import CheckRequest, Mark, TagRequest
 from .vocabulary import Vocabulary
 
 __all__ = ("NO_VOCABULARY", "VocabularyFacts", "check_request")

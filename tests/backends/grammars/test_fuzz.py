@@ -21,7 +21,7 @@ from inferd.backends.errors import InvalidArgument, TooLarge
 from inferd.backends.grammars.compiler import GrammarCompiler
 from inferd.backends.llama.text.vocab import Vocab
 from inferd.backends.params.structural_tags import read_structural_tag
-from tests.backends.grammars.corpus import GRAMMARS
+from tests.backends.grammars.languages.corpus import GRAMMARS
 from tests.backends.llama.schemas import SCHEMAS
 from tests.backends.walking import compiler_of, vocabulary
 from tests.models import smollm2

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from inferd.backends.errors import BackendError
 from inferd.backends.grammars import native
+from inferd.backends.grammars.json_schema.schema_grammar import grammar_of_schema
 from inferd.backends.grammars.limits import MATCHING_LIMITS
 from inferd.backends.grammars.native import Matcher, MatchingTokenizer
-from inferd.backends.grammars.schema_grammar import grammar_of_schema
 from inferd.backends.llama.text.matching import MatchingVocab, read_pieces
 from inferd.backends.llama.text.vocab import Vocab
 from tests.backends.llama.schemas import SCHEMAS

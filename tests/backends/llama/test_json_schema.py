@@ -13,9 +13,9 @@ import pytest
 
 from inferd.backends import Model, ModelSpec, SamplingParams, load_model
 from inferd.backends.errors import InvalidArgument, TooLarge
-from inferd.backends.grammars.checker import GrammarChecker
-from inferd.backends.grammars.requests import CheckReply, CheckRequest
-from inferd.backends.grammars.schema_grammar import WHITESPACE_MAX
+from inferd.backends.grammars.json_schema.schema_grammar import WHITESPACE_MAX
+from inferd.backends.grammars.trial.checker import GrammarChecker
+from inferd.backends.grammars.trial.requests import CheckReply, CheckRequest
 from inferd.backends.params.parameter_table import JSON_LAYOUTS
 from inferd.backends.params.schema_texts import SCHEMA_BYTES_MAX
 from inferd.scheduler import messages as m

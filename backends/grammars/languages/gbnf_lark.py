@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from ..vocabulary import Vocabulary
 from .gbnf import Chars, Choice, Item, Name, Repeat, Rules, Sequence, Token, references, refusal
-from .vocabulary import Vocabulary
 
 __all__ = ("lark_of",)
 

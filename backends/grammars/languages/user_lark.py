@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import InvalidArgument, TooLarge
-from ..shorten import shorten
-from .limits import LITERAL_BYTES_MAX, REGEX_BYTES_MAX, RULES_MAX
-from .vocabulary import Vocabulary
+from ...errors import InvalidArgument, TooLarge
+from ...shorten import shorten
+from ..limits import LITERAL_BYTES_MAX, REGEX_BYTES_MAX, RULES_MAX
+from ..vocabulary import Vocabulary
 
 __all__ = ("FORMATS_HINT", "lark_refusal", "rewrite_lark")
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
 
+from ..vocabulary import Vocabulary
 from .gbnf import Chars, Choice, Item, Name, Repeat, Rules, Sequence, Token, refusal
-from .vocabulary import Vocabulary
 
 __all__ = ("without_conflicts",)
 

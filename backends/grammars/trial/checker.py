@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import msgspec
 
-from ..errors import BackendError, InferdError, Timeout, TooLarge, error_from_wire
-from ..params.schema_texts import SCHEMA_BYTES_MAX
-from ..sandbox.process import WAIT_S_MAX, SandboxEnded, SandboxProcess
-from ..unexpected import failure_of
-from .limits import (
+from ...errors import BackendError, InferdError, Timeout, TooLarge, error_from_wire
+from ...params.schema_texts import SCHEMA_BYTES_MAX
+from ...sandbox.process import WAIT_S_MAX, SandboxEnded, SandboxProcess
+from ...unexpected import failure_of
+from ..limits import (
     CPU_S_MAX,
     GRAMMAR_BYTES_MAX,
     REGEX_BYTES_MAX,
@@ -24,7 +24,7 @@ from .requests import CheckReply, CheckRequest
 
 __all__ = ("GrammarChecker",)
 
-_PROGRAM = "inferd.backends.grammars.check_program"
+_PROGRAM = "inferd.backends.grammars.trial.check_program"
 _ATTEMPTS = 2
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..schema import Keyword, Schema, keywords_of
+from ..document import Keyword, Schema, keywords_of
 from .container_rules import CONTAINER_RULES
 from .exclusive import Comparison
 from .logic_rules import LOGIC_RULES

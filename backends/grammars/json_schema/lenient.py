@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from ..params.schema_texts import PATH_CHARACTERS_MAX
+from ...params.schema_texts import PATH_CHARACTERS_MAX
+from .document import Keyword, Schema, schema_refusal
 from .refused_keyword import Compiles, refused_keyword, removable_keywords
 from .rewriting import unkept_keywords
-from .schema import Keyword, Schema, schema_refusal
 
 __all__ = ("DROPPED_MAX", "leave_out_constraints")
 

@@ -1,4 +1,4 @@
-"""The program that tries to compile grammars: `python -m inferd.backends.grammars.check_program`.
+"""The program that compiles grammars on trial, `inferd.backends.grammars.trial.check_program`.
 
 A grammar of a few bytes can take minutes and gigabytes, or overflow the stack of the thread that
 compiles it. Here only this process ends.
@@ -20,20 +20,26 @@ from typing import Any
 import msgspec
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from ..errors import InferdError, InvalidArgument, TooLarge
-from ..sandbox.program import serve_requests
-from ..unexpected import place_of
-from .forced_text import (
+from ...errors import InferdError, InvalidArgument, TooLarge
+from ...sandbox.program import serve_requests
+from ...unexpected import place_of
+from ..forced_text import (
     ForcedText,
     forced_by_lark,
     forced_by_schema,
     together,
     with_bounded_texts,
 )
-from .gbnf import parse_gbnf, refusal
-from .lark import lark_of
-from .lenient import leave_out_constraints
-from .limits import (
+from ..json_schema.document import Schema, read_schema
+from ..json_schema.lenient import leave_out_constraints
+from ..json_schema.refused_keyword import refusal_of
+from ..json_schema.schema_grammar import grammar_of_schema
+from ..languages.gbnf import parse_gbnf, refusal
+from ..languages.gbnf_lark import lark_of
+from ..languages.tags_lark import grammar_of_tags, regex_literal
+from ..languages.token_conflicts import without_conflicts
+from ..languages.user_lark import FORMATS_HINT, lark_refusal, rewrite_lark
+from ..limits import (
     CPU_S_MAX,
     MATCHING_LIMITS,
     MEMORY_BYTES_MAX,
@@ -41,14 +47,8 @@ from .limits import (
     STACK_BYTES,
     too_much_memory,
 )
-from .refused_keyword import refusal_of
+from ..vocabulary import Vocabulary
 from .requests import CheckReply, CheckRequest, TagRequest
-from .schema import Schema, read_schema
-from .schema_grammar import grammar_of_schema
-from .tags_lark import grammar_of_tags, regex_literal
-from .token_conflicts import without_conflicts
-from .user_lark import FORMATS_HINT, lark_refusal, rewrite_lark
-from .vocabulary import Vocabulary
 
 NICE = 5
 """Beside a busy thread of llama.cpp on its core, the process gets a quarter of it."""

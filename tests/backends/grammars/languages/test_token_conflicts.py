@@ -10,7 +10,7 @@ from inferd.backends import SamplingParams
 from inferd.backends.errors import InvalidArgument
 from inferd.backends.grammars.compiler import GrammarCompiler
 from inferd.backends.llama.text.vocab import Vocab
-from tests.backends.grammars.llama_cpp import Reference
+from tests.backends.grammars.languages.llama_cpp import Reference
 from tests.backends.walking import compiler_of, vocabulary
 from tests.models import smollm2
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..schema import Schema
+from ..document import Schema
 from .place import Place, Rule, add_schema, is_true
 
 __all__ = ("LOGIC_RULES",)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
 
-from ..schema import Schema, keywords_of, resolve
+from ..document import Schema, keywords_of, resolve
 
 __all__ = ("Comparison",)
 

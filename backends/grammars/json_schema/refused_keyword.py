@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from ..errors import InvalidArgument
+from ...errors import InvalidArgument
+from .document import Keyword, Schema, keywords_of, schema_refusal
 from .rewriting import unkept_keywords
-from .schema import Keyword, Schema, keywords_of, schema_refusal
 
 __all__ = ("Compiles", "refusal_of", "refused_keyword", "removable_keywords")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..schema import Schema
+from ..document import Schema
 from .exclusive import Comparison
 
 __all__ = ("Place", "Rule", "add_schema", "allows_type", "is_true")

@@ -10,8 +10,8 @@ import re
 
 from llguidance import LLMatcher
 
+from .document import Keyword, Schema, keywords_of
 from .rewriting import rewritten_schema
-from .schema import Keyword, Schema, keywords_of
 
 __all__ = ("grammar_of_schema",)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.backends.grammars.schema_suite import groups_in, judge
+from tests.backends.grammars.json_schema.schema_suite import groups_in, judge
 from tests.backends.walking import Walker, compiler_of, vocabulary
 from tests.repetitions import FACTOR
 from tests.tiny_gguf import write_tiny

@@ -7,9 +7,9 @@ from urllib.parse import unquote
 
 import msgspec
 
-from ..errors import InvalidArgument
-from ..params.schema_texts import escaped_name
-from ..shorten import shorten
+from ...errors import InvalidArgument
+from ...params.schema_texts import escaped_name
+from ...shorten import shorten
 
 __all__ = ("Keyword", "Schema", "keywords_of", "read_schema", "resolve", "schema_refusal")
 

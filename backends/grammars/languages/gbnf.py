@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from string import ascii_letters, digits
 
-from ..errors import InvalidArgument
-from ..shorten import shorten
+from ...errors import InvalidArgument
+from ...shorten import shorten
 
 __all__ = ("Chars", "Choice", "Item", "Name", "Repeat", "Rules", "Sequence", "Token", "parse_gbnf")
 

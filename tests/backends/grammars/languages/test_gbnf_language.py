@@ -13,8 +13,8 @@ from inferd.backends import SamplingParams
 from inferd.backends.grammars.compiler import GrammarCompiler
 from inferd.backends.grammars.state import GrammarState
 from inferd.backends.llama.text.vocab import Vocab
-from tests.backends.grammars.corpus import GRAMMARS
-from tests.backends.grammars.llama_cpp import Reference
+from tests.backends.grammars.languages.corpus import GRAMMARS
+from tests.backends.grammars.languages.llama_cpp import Reference
 from tests.backends.walking import compiler_of, vocabulary
 from tests.models import smollm2
 from tests.repetitions import FACTOR, repetitions

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inferd.backends.errors import InferdError
-from inferd.backends.grammars.check_program import check_grammar
-from inferd.backends.grammars.requests import CheckRequest
-from inferd.backends.grammars.rewriting import rewritten_schema
+from inferd.backends.grammars.json_schema.rewriting import rewritten_schema
+from inferd.backends.grammars.trial.check_program import check_grammar
+from inferd.backends.grammars.trial.requests import CheckRequest
 from tests.backends.walking import Walker, compiler_of, vocabulary
 from tests.repetitions import repetitions
 from tests.tiny_gguf import write_tiny

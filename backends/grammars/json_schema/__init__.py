@@ -1,0 +1,6 @@
+"""JSON schemas in llguidance's form.
+
+`document` reads a schema, `rewriting` replaces keywords that llguidance refuses, and
+`schema_grammar` writes the grammar. `refused_keyword` finds the keyword that prevents it, and
+`lenient` leaves such keywords out. `keyword_table` lists what is supported.
+"""
