@@ -57,10 +57,13 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int
     token_bytes_max: int
     has_chat_template: bool
+    """Whether its file or the configuration has a chat template."""
     tool_format: ToolFormat = ToolFormat.NONE
     """The form in which the model writes tool calls."""
     unused: dict[str, str] = {}
     """Parameters that have no effect on its answers, with the reasons."""
+    chat_notes: dict[str, str] = {}
+    """Notes on turns with messages, by parameter; `adjusted` has them."""
     kv_kind: KvKind = "plain"
     can_shift: bool = False
     """Whether `Model.shift` works."""
@@ -152,7 +155,7 @@ class Model(Protocol):
     def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN_RENDERING) -> str:
         """Return the prompt that the chat template makes of *messages* and *rendering*.
 
-        :raises UnsupportedOperation: the model has no chat template.
+        :raises UnsupportedOperation: an encoder has no chat template.
         :raises InvalidArgument: the template refuses the messages.
         :raises TooLarge: the rendering is past a limit on time, memory or output.
         """

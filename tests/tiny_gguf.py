@@ -73,11 +73,16 @@ def byte_vocabulary(file: Any, control: str = "") -> None:
 
 
 def _common(
-    writer: _Writer, layers: int, norm: str = "output_norm.weight", control: str = ""
+    writer: _Writer,
+    layers: int,
+    norm: str = "output_norm.weight",
+    control: str = "",
+    template: str = CHAT_TEMPLATE,
 ) -> None:
     file = writer.file
     byte_vocabulary(file, control)
-    file.add_chat_template(CHAT_TEMPLATE)
+    if template:
+        file.add_chat_template(template)
     file.add_context_length(CONTEXT_TRAINED)
     file.add_embedding_length(EMBEDDING)
     file.add_block_count(layers)
@@ -122,10 +127,12 @@ def _qk_norms(writer: _Writer, block: str) -> None:
     writer.ones(f"{block}.attn_k_norm.weight", HEAD)
 
 
-def _llama(path: Path, split_max_tensors: int = 0, control: str = "") -> None:
+def _llama(
+    path: Path, split_max_tensors: int = 0, control: str = "", template: str = CHAT_TEMPLATE
+) -> None:
     """Plain attention."""
     writer = _Writer(path, "llama", split_max_tensors)
-    _common(writer, layers=3, control=control)
+    _common(writer, layers=3, control=control, template=template)
     _output(writer)
     _heads(writer.file, HEADS_KV)
     for layer in range(3):
@@ -203,11 +210,11 @@ def _lfm2(path: Path) -> None:
     writer.finish()
 
 
-def _bert(path: Path, pooling: Any = gguf.PoolingType.MEAN) -> None:
+def _bert(path: Path, pooling: Any = gguf.PoolingType.MEAN, template: str = CHAT_TEMPLATE) -> None:
     """An encoder, for embeddings."""
     writer = _Writer(path, "bert")
     file = writer.file
-    _common(writer, layers=1, norm="token_embd_norm.weight")
+    _common(writer, layers=1, norm="token_embd_norm.weight", template=template)
     file.add_feed_forward_length(FEED_FORWARD)
     file.add_head_count(HEADS)
     file.add_layer_norm_eps(1e-5)
@@ -241,6 +248,11 @@ def _bert_rank(path: Path) -> None:
     _bert(path, gguf.PoolingType.RANK)
 
 
+def _bert_bare(path: Path) -> None:
+    """An encoder without a chat template."""
+    _bert(path, template="")
+
+
 def _t5(path: Path) -> None:
     """An encoder, and a decoder that reads the encoder's output."""
     writer = _Writer(path, "t5")
@@ -272,14 +284,27 @@ def _calls(path: Path) -> None:
     _llama(path, control="[TOOL_CALLS]")
 
 
+def _bare(path: Path) -> None:
+    """Plain attention, without a chat template."""
+    _llama(path, template="")
+
+
+def _chatml(path: Path) -> None:
+    """Plain attention, without a chat template, and with the token that begins ChatML messages."""
+    _llama(path, control="<|im_start|>", template="")
+
+
 KINDS: dict[str, Callable[[Path], None]] = {
     "llama": _llama,
     "calls": _calls,
+    "bare": _bare,
+    "chatml": _chatml,
     "gemma3": _gemma3,
     "mamba": _mamba,
     "lfm2": _lfm2,
     "bert": _bert,
     "bert-rank": _bert_rank,
+    "bert-bare": _bert_bare,
     "t5": _t5,
     "unheard-of": _unknown_architecture,
 }

@@ -146,7 +146,7 @@ class SessionInput:
         history = self._core.conversation.current_history()
         texts = client.texts_of(self._core.requester)
         await history.add_messages(texts, messages, rendering, tool_use)
-        return history, client.info.unused
+        return history, client.info.unused | client.info.chat_notes
 
     def reset_history(self, system: str | None = None) -> None:
         """Clear the history; *system* becomes the first message of the next one."""

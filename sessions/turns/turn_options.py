@@ -31,6 +31,7 @@ NO_SAMPLING = SamplingParams()
 """Placeholder in a spec until `Parameters.fill`."""
 NO_OPTIONS: Mapping[str, Any] = {}
 NO_TEMPLATE = dict.fromkeys(("tools", "tool-choice"), "raw text has no tools: send messages")
+CHAT_TEMPLATE = "chat-template"
 SESSION, TURN, BUILTIN, GRAPH = "session", "turn", "built-in", "graph"
 TurnParameters = tuple[dict[str, Any], int, dict[str, str]]
 """The options of a turn, its seed and its adjusted values."""
@@ -224,6 +225,7 @@ class Parameters:
         values, adjusted = adjust_parameters(self.defaults | self.options | self._turn)
         given = {n for n, value in values.items() if value and value != BY_NAME[n].default}
         before = {n: why for n, why in self.out_of_range.items() if n not in self._turn}
+        given.add(CHAT_TEMPLATE)  # the note on it is of the input, whatever was requested
         unused = {n: why for n, why in self.unused.items() if n in given}
         return values, before | adjusted | unused
 

@@ -447,8 +447,8 @@ ctx-size = 512
             added = await client.tokenize(raw.graph, " and of Italy")
             assert raw.metadata["input_tokens"] == len(before) + len(added)
             output += " and of Italy" + answer
-            with pytest.raises(UnsupportedOperation, match="no chat template"):
-                await chat.chat("What is my name?")
+            await chat.chat("What is my name?")
+            assert "role: text" in chat.metadata["adjusted"]["chat-template"]
 
             assert await swap(client, "smollm2") == first
             await raw.chat(" too")

@@ -25,7 +25,7 @@ from ..llama_log import LogRing, capture
 from ..lora import LlamaAdapters
 from ..model import LlamaModel
 from ..text.matching import MatchingVocab
-from ..text.template import ChatTemplate, configured_source
+from ..text.template import CHATML_BEGIN, ChatTemplate, configured_source, fallback_source
 from ..text.vocab import Vocab
 from .devices import layers_of
 from .gguf_check import GgufFile
@@ -86,8 +86,9 @@ def load_llama(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
             pointer = open_embedding_context(spec, options, model, embedding, file.values, log)
             return LlamaEmbedder(pointer, model, embedding)
 
-        template = _template(model, vocab, configured)
-        info = _model_info(spec, model, context, file, embedding, fingerprint, template)
+        generates = not isinstance(context, EncoderContext)
+        template, note = _template(model, vocab, configured, generates=generates)
+        info = _model_info(spec, model, context, file, embedding, fingerprint, template, note)
         adapters = LlamaAdapters(model, context.pointer, file)
         loaded = LlamaModel(model, context, vocab, template, info, embedder, adapters, matching)
         undo.pop_all()
@@ -142,6 +143,7 @@ def _model_info(
     embedding: EmbedInfo,
     fingerprint: str,
     template: ChatTemplate | None,
+    template_note: str,
 ) -> ModelInfo:
     return ModelInfo(
         description=_description(model),
@@ -155,9 +157,10 @@ def _model_info(
         size_bytes=int(lib.llama_model_size(model)),
         parameters=int(lib.llama_model_n_params(model)),
         token_bytes_max=file.token_bytes_max,
-        has_chat_template=template is not None,
+        has_chat_template=template is not None and not template_note,
         tool_format=ToolFormat.NONE if template is None else template.tool_format,
         unused={} if template is None or template.uses_tools else {"tools": _NO_TOOLS},
+        chat_notes={"chat-template": template_note} if template_note else {},
         kv_kind=context.kv_kind,
         can_shift=context.can_shift,
         n_gpu_layers=layers_of(spec, model),
@@ -186,12 +189,20 @@ def _recommended_sampling(model: Any) -> dict[str, Any]:
     return found
 
 
-def _template(model: Any, vocab: Vocab, configured: str | None) -> ChatTemplate | None:
+def _template(
+    model: Any, vocab: Vocab, configured: str | None, *, generates: bool
+) -> tuple[ChatTemplate | None, str]:
+    """Return the model's chat template, and a note if neither its file nor *configured* has one.
+    A model that *generates* no text needs none.
+    """
     own = lib.llama_model_chat_template(model, None)
-    source = configured or (own.decode("utf-8", "replace") if own else "")
+    source, note = configured or (own.decode("utf-8", "replace") if own else ""), ""
+    if not source and not generates:
+        return None, ""
     if not source:
-        return None
-    return ChatTemplate(source, bos=vocab.bos, eos=vocab.eos, strip_bos=vocab.adds_bos)
+        begin = vocab.tokenize(CHATML_BEGIN.encode(), special=True, bos=False)
+        source, note = fallback_source(chatml=len(begin) == 1)
+    return ChatTemplate(source, bos=vocab.bos, eos=vocab.eos, strip_bos=vocab.adds_bos), note
 
 
 def _description(model: Any) -> str:

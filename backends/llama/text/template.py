@@ -13,6 +13,17 @@ from ...tool_formats import tool_format_of
 from .renderer import Renderer, TemplateRefusal
 
 SOURCE_BYTES_MAX = 1 << 20
+CHATML_BEGIN = "<|im_start|>"
+_CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""As llama.cpp writes chats without a template (`common/chat.cpp`)."""
+_ROLES = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content | trim }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+"""Models write a space before the first word of an answer, so the prompt ends without one."""
 
 
 class ChatTemplate:
@@ -42,6 +53,18 @@ class ChatTemplate:
                 hint="send roles in the order that the model's template expects, or use raw text",
             ) from None
         return text.removeprefix(self._bos_stripped)
+
+
+def fallback_source(*, chatml: bool) -> tuple[str, str]:
+    """Return the template of a model that has none, and a note on it. *chatml*: the model's
+    vocabulary has the token that begins messages in ChatML.
+    """
+    if chatml:
+        return _CHATML, "the model has no chat template: its messages are written in ChatML"
+    return _ROLES, (
+        "the model has no chat template: each message is written as `role: text`, and `stop` may"
+        " name the text that begins the next one"
+    )
 
 
 def configured_source(spec: ModelSpec) -> str | None:

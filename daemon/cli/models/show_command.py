@@ -19,6 +19,7 @@ from ..output import write, write_answer, write_json
 TEMPLATE_LINES, TEMPLATE_COLUMNS = 8, 96
 """The part of a chat template that is shown without `--template`."""
 RAW = "`inferd run --raw`, or set chat-template"
+FALLBACK = "chats are written in ChatML or with role prefixes; or set chat-template"
 ECHO = "echo, which answers with its prompt"
 UNKNOWN_YET = "known after its first load"
 TEMPLATE_OPTIONS = ("chat-template", "chat-template-file")
@@ -121,7 +122,8 @@ def _no_template_text(found: Mapping[str, Any]) -> str | None:
     facts = found.get("file_info")
     if facts is None or facts["chat_template"] or _sets_template(found):
         return None
-    return f"none: use {RAW}"
+    notes = (found["info"] or {}).get("chat_notes") or {}
+    return str(notes.get("chat-template", f"none: {FALLBACK}"))
 
 
 def _sets_template(found: Mapping[str, Any]) -> bool:

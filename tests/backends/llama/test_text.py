@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
-from inferd.backends import Model, ModelSpec, SamplingParams, load_model
+from inferd.backends import Model, ModelSpec, Rendering, SamplingParams, load_model
 from inferd.backends.errors import BackendError, InvalidArgument, TooLarge, UnsupportedOperation
 from inferd.backends.llama.loading.loader import load_llama
 from inferd.backends.llama.model import LlamaModel
@@ -147,11 +148,37 @@ def test_smollm2s_template(llama: Model) -> None:
 
 
 @pytest.mark.model
-def test_a_model_without_a_template_refuses_to_render(gemma: Model) -> None:
+def test_a_model_without_a_template_names_roles(gemma: Model) -> None:
     """This Gemma is a base model: its file has none."""
     assert not gemma.info.has_chat_template
-    with pytest.raises(UnsupportedOperation, match="no chat template"):
-        gemma.render(USER)
+    assert list(gemma.info.chat_notes) == ["chat-template"]
+    answered = [*USER, {"role": "assistant", "content": " Yes\n"}, *USER]
+    assert gemma.render(USER) == "user: Hi\nassistant:"
+    assert gemma.render(answered) == "user: Hi\nassistant: Yes\nuser: Hi\nassistant:"
+    ended = Rendering(add_generation_prompt=False)
+    assert gemma.render(USER, ended) == "user: Hi\n"
+
+
+def test_a_model_with_tokens_of_chatml_and_no_template_uses_chatml(tmp_path: Path) -> None:
+    path = write_tiny("chatml", tmp_path)
+    spec = ModelSpec(name="tiny", path=str(path), slots=1, ctx_size=256, threads=1)
+    with closing(load_llama(spec, lambda _: True)) as model:
+        assert "ChatML" in model.info.chat_notes["chat-template"]
+        assert model.render(USER) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    own = msgspec.structs.replace(spec, chat_template="{{ messages[0].content }}")
+    with closing(load_llama(own, lambda _: True)) as model:
+        assert model.info.has_chat_template and model.info.chat_notes == {}
+        assert model.render(USER) == "Hi"
+
+
+def test_an_encoder_without_a_template_has_none(tmp_path: Path) -> None:
+    path = write_tiny("bert-bare", tmp_path)
+    spec = ModelSpec(name="tiny", path=str(path), slots=1, ctx_size=256, threads=1)
+    with (
+        closing(load_llama(spec, lambda _: True)) as model,
+        pytest.raises(UnsupportedOperation, match="no chat template"),
+    ):
+        model.render(USER)
 
 
 def render(source: str, messages: list[dict[str, str]] = USER) -> str:

@@ -44,6 +44,7 @@ SPLIT = {"reasoning-format": "deepseek"}
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     folder = tmp_path_factory.mktemp("chat")
     write_tiny("llama", folder)
+    write_tiny("bare", folder)
     (folder / "template.jinja").write_text(TEMPLATE)
     (folder / "bad.jinja").write_text("one\n{% if %}")
     config = """
@@ -55,6 +56,9 @@ file = "tiny-llama.gguf"
 chat-template-file = "template.jinja"
 [models.other]
 file = "tiny-llama.gguf"
+[models.bare]
+file = "tiny-bare.gguf"
+chat-template = ""
 [models.bad]
 file = "tiny-llama.gguf"
 chat-template-file = "bad.jinja"
@@ -210,6 +214,19 @@ def test_tools_that_are_not_in_the_prompt_are_reported(client: inferd.Client) ->
     assert adjusted("other") == "the model's chat template does not use tools"
     assert adjusted("echo") == "the model echo has no chat template"
     assert adjusted("tiny", raw=True) == "raw text has no tools: send messages"
+
+
+def test_a_model_without_a_template_chats_and_says_so(client: inferd.Client) -> None:
+    with client.session("bare", options=GREEDY) as session:
+        answer = session.chat("Hi")
+        assert "`role: text`" in answer.metadata["adjusted"]["chat-template"]
+        (shown,) = (p for p in session.parameters() if p["name"] == "chat-template")
+        assert shown["adjusted"] == answer.metadata["adjusted"]["chat-template"]
+        again = session.chat("Hi again")
+        assert again.metadata["recomputed_tokens"] <= len(answer)
+        assert "chat-template" not in session.chat("Hi", raw=True).metadata["adjusted"]
+    graph = client.load_by_name("bare")
+    assert client.apply_template(graph, USER) == "user: Hi\nassistant:"
 
 
 def test_echo_checks_what_it_does_not_follow(client: inferd.Client) -> None:

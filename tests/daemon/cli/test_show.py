@@ -28,7 +28,7 @@ scale = 0.5
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     models = tmp_path_factory.mktemp("models")
-    for kind in ("llama", "mamba", "gemma3"):
+    for kind in ("llama", "mamba", "gemma3", "bare"):
         write_tiny(kind, models)
     lora(models / "style.gguf")
     (models / "broken.gguf").write_bytes(b"GGUF and garbage")
@@ -79,6 +79,13 @@ def test_a_loaded_model_is_described_as_it_runs_and_afterwards_as_estimated(
     assert again["State"]["state"] == "not loaded"
     expected = found["Memory, estimated"]
     assert again["Memory for its next load, estimated"] == expected, "as at its last load"
+
+
+def test_a_model_without_a_template_shows_how_chats_are_written(daemon: RunningDaemon) -> None:
+    assert "role prefixes" in sections(daemon, "tiny-bare")["tiny-bare"]["chat template"]
+    with Client(daemon.socket) as client, client.session("tiny-bare"):
+        kind = sections(daemon, "tiny-bare")["tiny-bare"]
+    assert "`role: text`" in kind["chat template"] and kind["tools"] == "no"
 
 
 def test_a_damaged_file_is_a_problem_of_its_model(daemon: RunningDaemon) -> None:
