@@ -58,12 +58,11 @@ async def swap(daemon: Daemon, request: Request) -> w.SwapResult:
     daemon.check_open()
     p: w.SwapParams = request.params
     catalog = daemon.registry.catalog
-    model, config = (
-        catalog.get(p.name, request.owner.user),
-        catalog.swap_target(p.to, request.owner.user),
-    )
+    model = catalog.get(p.name, request.owner.user)
+    config = catalog.swap_target(model, p.to, request.owner.user)
+    to = "" if p.to == model.name else p.to
     began = time.monotonic()
-    done = await daemon.swaps.swap(model, config, p.mode, force=p.force)
+    done = await daemon.swaps.swap(model, config, p.mode, to=to, force=p.force)
     daemon.counters.swap_ended(done.mode, time.monotonic() - began)
     return done
 

@@ -147,12 +147,21 @@ class ModelCatalog:
             return None
         return None if worker is None else worker.client
 
-    def swap_target(self, to: str, uid: int) -> ModelConfig:
-        """Return the configuration that a swap loads: another model's, or that of a file in the
-        models directory.
+    def configuration_of(self, model: ManagedModel) -> ModelConfig:
+        """Return the configuration of a model without any swap."""
+        if model.uid is not None:
+            return model.configured
+        return self._configured.get(model.name, model.configured)
+
+    def swap_target(self, model: ManagedModel, to: str, uid: int) -> ModelConfig:
+        """Return the configuration that a swap of *model* loads: its own again if *to* is its name,
+        another model's, or that of a file in the models directory.
 
         :raises ModelNotFound: neither exists.
         """
+        if to == model.name:
+            self.scan()
+            return self.configuration_of(model)
         if to.endswith(".gguf"):
             found = {p.name: p for p in self._files().values()}
             if to in found:

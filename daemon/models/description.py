@@ -25,6 +25,7 @@ def describe_model(model: ManagedModel, budget: MemoryBudget) -> dict[str, Any]:
         "state": model.state.value,
         "backend": model.config.backend,
         "file": str(file) if file is not None else "",
+        "swapped_to": model.swapped_to,
         "size_bytes": size_bytes(file) if passed is None else passed.size_bytes,
         "leases": len(model.leases),
         "tasks": (len(worker.client.tasks) if worker is not None else 0) + len(model.evicted_turns),

@@ -86,6 +86,8 @@ class ManagedModel:
         self.name, self.config, self.uid = name, config, uid
         self.configured = config
         """The configuration before any swap."""
+        self.swapped_to = ""
+        """The name or file to which a swap has changed the name; empty: it stands for itself."""
         self.leases: set[object] = set()
         self.worker: Worker | None = None
         self.error: InferdError | None = None
@@ -220,14 +222,17 @@ class ManagedModel:
         """The settings made at run time; they survive a restart."""
         changed = self.config != self.configured
         return PersistedSettings(
-            swapped=SwappedName(self.configured, self.config) if changed else None,
+            swapped=SwappedName(self.configured, self.config, self.swapped_to) if changed else None,
             pinned=self.pinned,
             keep_alive_s=self._keep_alive_s,
         )
 
     def apply_settings(self, settings: PersistedSettings) -> None:
         """Apply the settings that an earlier daemon has stored."""
-        self.config = self.configured if settings.swapped is None else settings.swapped.now
+        swapped = settings.swapped
+        self.config, self.swapped_to = (
+            (self.configured, "") if swapped is None else (swapped.now, swapped.to)
+        )
         self.pinned, self._keep_alive_s = settings.pinned, settings.keep_alive_s
 
     @property

@@ -29,10 +29,13 @@ log = structlog.get_logger()
 
 
 class SwappedName(msgspec.Struct, frozen=True):
-    """The configurations of a swapped name: at the time of the swap, and in force since."""
+    """The configurations of a swapped name: at the time of the swap, and in force since. *to* is
+    the name or file of the swap; empty: only adapters have changed.
+    """
 
     configured: ModelConfig
     now: ModelConfig
+    to: str = ""
 
 
 class PersistedSettings(msgspec.Struct, frozen=True, kw_only=True):

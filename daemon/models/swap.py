@@ -66,12 +66,14 @@ class Swaps:
         config: ModelConfig,
         mode: Mode = "migrate",
         *,
+        to: str = "",
         force: bool = False,
     ) -> SwapResult:
-        """Load *config* under the name of *model*; return once new turns begin on it. The name's
-        adapters stay, except those whose names *config* has too. Turns of the old model end within
-        `swap_grace_s`, in mode *migrate* in the background. If memory does not hold both models,
-        the old one is drained whatever *mode* is.
+        """Load *config* under the name of *model*; return once new turns begin on it. *to* is the
+        name or file that has *config*; empty: it is the model's own. The name's adapters stay,
+        except those whose names *config* has too. Turns of the old model end within `swap_grace_s`,
+        in mode *migrate* in the background. If memory does not hold both models, the old one is
+        drained whatever *mode* is.
 
         :raises Busy: another swap of this name is under way.
         :raises LoadFailed: the new model cannot be loaded; nothing has changed.
@@ -88,11 +90,11 @@ class Swaps:
                 config = replace(config, adapters=model.config.adapters | config.adapters)
                 if mode == "migrate" or model.state != "ready":
                     try:
-                        return await self._migrate(model, config, force=force)
+                        return await self._migrate(model, config, to, force=force)
                     except OutOfMemory as exc:
                         if model.state != "ready" or not self._fits_in_place(model, exc):
                             raise
-                return await self._drain(model, config, force=force)
+                return await self._drain(model, config, to, force=force)
         except BaseException:
             self._under_way.discard(model.name)
             raise
@@ -106,7 +108,7 @@ class Swaps:
     # Migration.
 
     async def _migrate(
-        self, model: ManagedModel, config: ModelConfig, *, force: bool
+        self, model: ManagedModel, config: ModelConfig, to: str, *, force: bool
     ) -> SwapResult:
         registry = self._registry
         predecessor = registry.catalog.add_model(f"{model.name} (swap)", config, HIDDEN_UID)
@@ -124,7 +126,7 @@ class Swaps:
         before = registry.launcher.exchange_models(model, predecessor)
         predecessor.never_shrinks = False
         old = None if before is None else before.info
-        swapped = self._record_swap(model, worker.info, old, "migrate")
+        swapped = self._record_swap(model, to, worker.info, old, "migrate")
         if before is None:
             await self._drop_model(predecessor)
             self._under_way.discard(model.name)
@@ -164,7 +166,9 @@ class Swaps:
 
     # Drain.
 
-    async def _drain(self, model: ManagedModel, config: ModelConfig, *, force: bool) -> SwapResult:
+    async def _drain(
+        self, model: ManagedModel, config: ModelConfig, to: str, *, force: bool
+    ) -> SwapResult:
         """Drain the old model and load the new one in its place, or the old one if that fails."""
         worker = await model.ready()
         before, after = worker.info, worker.info
@@ -178,7 +182,7 @@ class Swaps:
             model.release_turns()
             self._move_turns(model, before.vocab_hash == after.vocab_hash, unfinished)
             self._under_way.discard(model.name)
-        return self._record_swap(model, after, before, "drain")
+        return self._record_swap(model, to, after, before, "drain")
 
     async def _drain_turns(
         self, model: ManagedModel, worker: ProcessClient, unfinished: dict[int, TaskReader]
@@ -291,12 +295,17 @@ class Swaps:
             fail_readers({number: reader}, ended if reader.begun else not_begun)
 
     def _record_swap(
-        self, model: ManagedModel, after: ModelInfo, before: ModelInfo | None, mode: Mode
+        self, model: ManagedModel, to: str, after: ModelInfo, before: ModelInfo | None, mode: Mode
     ) -> SwapResult:
         """Store and log a swap."""
         now, previous = after.fingerprint, "" if before is None else before.fingerprint
+        model.swapped_to = to
+        if not to:
+            model.configured = self._registry.catalog.configuration_of(model)
         self._registry.catalog.persist_settings(model)
-        log.info("model.swapped", model=model.name, fingerprint=now, before=previous, mode=mode)
+        log.info(
+            "model.swapped", model=model.name, to=to, fingerprint=now, before=previous, mode=mode
+        )
         return SwapResult(fingerprint=now, previous_fingerprint=previous, mode=mode)
 
 

@@ -145,7 +145,8 @@ class AsyncOperations(AsyncWasiCalls):
     ) -> w.SwapResult:
         """Replace the model behind *name* by another (right `manage`).
 
-        *to* is a model's name or a file of the models directory. Sessions continue; running turns
+        *to* is a model's name or a file of the models directory; *name* itself ends a swap, and
+        loads its own file again. Sessions continue; running turns
         end on the old model. With the mode `drain`, or where memory does not hold both, the old
         model is unloaded before the new one is loaded. With *force* this is done even if the new
         model only makes embeddings and sessions generate text, which then fail.

@@ -45,6 +45,7 @@ class ModelInfo(TypedDict, total=False):
     state: str
     backend: str
     file: str
+    swapped_to: str
     size_bytes: int
     leases: int
     tasks: int

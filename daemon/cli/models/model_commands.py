@@ -20,9 +20,12 @@ To = Annotated[
     typer.Option(
         "--to",
         metavar="MODEL",
-        help="Another model, or a file in the models directory.",
+        help="Another model, a file in the models directory, or NAME itself, as --undo.",
         autocompletion=completion.models,
     ),
+]
+Undo = Annotated[
+    bool, typer.Option("--undo", help="Load the model again that NAME had before its swaps.")
 ]
 Mode = Annotated[
     Literal["migrate", "drain"],
@@ -109,7 +112,8 @@ def pin(name: ModelName, socket: SocketPath = None, as_json: JsonOutput = False)
 
 def swap(
     name: ModelName,
-    to: To,
+    to: To = "",
+    undo: Undo = False,
     mode: Mode = "migrate",
     force: Annotated[
         bool,
@@ -121,9 +125,12 @@ def swap(
     as_json: JsonOutput = False,
 ) -> None:
     """Replace the model behind a name: its sessions continue, and no request fails."""
+    if bool(to) == undo:
+        raise typer.BadParameter("give one of --to MODEL and --undo")
     with client_of(socket) as client:
-        result = client.swap(name, to, mode=mode, force=force)
-    text = f"{name} is now {to} ({result.fingerprint}, {result.mode})"
+        result = client.swap(name, to or name, mode=mode, force=force)
+    now = "again its own model" if to in ("", name) else f"now {to}"
+    text = f"{name} is {now} ({result.fingerprint}, {result.mode})"
     write_result(as_json, {"swapped": name, **msgspec.structs.asdict(result)}, text)
 
 

@@ -104,8 +104,14 @@ def _entries_of_kind(found: Mapping[str, Any]) -> list[Entry]:
         ("license", _license_text(facts)),
         ("chat template", _no_template_text(found)),
         ("file", ", ".join([file, *sizes]) if file else None),
+        ("swapped to", _swap_text(found)),
         ("problem", found.get("file_error")),
     ]
+
+
+def _swap_text(found: Mapping[str, Any]) -> str | None:
+    to = found.get("swapped_to")
+    return f"{to}; `inferd swap {found['name']} --undo` ends it" if to else None
 
 
 def _tools_text(found: Mapping[str, Any]) -> str | None:

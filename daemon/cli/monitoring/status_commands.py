@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from ...residency.sizes import size_text
@@ -47,6 +48,13 @@ def until_text(model: Mapping[str, Any]) -> str:
     return f"in {time_text(expires_s)}" if expires_s >= 1 else "now"
 
 
+def file_text(model: Mapping[str, Any]) -> str | None:
+    """Return what the model's name stands for: its file, and the target of a swap."""
+    file = PurePath(model["file"]).name or ("echo" if model["backend"] == "echo" else None)
+    swapped_to = model.get("swapped_to")
+    return f"{file or '-'}, swapped to {swapped_to}" if swapped_to else file
+
+
 def user_text(entry: Mapping[str, Any]) -> str:
     """Return the user of a session or task: a gateway's own users have names."""
     return str(entry.get("user") or entry["uid"])
@@ -85,6 +93,7 @@ LOADED_MODELS: Columns = {
     "UNTIL": until_text,
     "SESSIONS": "sessions",
     "TASKS": "tasks",
+    "FILE": file_text,
 }
 OPEN_SESSIONS: Columns = {
     "SESSION": "context",

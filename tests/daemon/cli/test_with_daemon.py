@@ -425,3 +425,30 @@ def test_swap_prints_its_mode() -> None:
         }
         said = inferd("swap", "live", "--to", "echo", socket=daemon.socket).stdout
         assert said == "live is now echo (echo-1, migrate)\n"
+
+
+def test_the_end_of_a_swap_and_what_a_name_stands_for() -> None:
+    config = '[models.live]\nbackend = "echo"\n[models.one]\nbackend = "echo"\n'
+    config += '[models.one.echo]\nvariant = "one"\n'
+    with running_daemon(config) as daemon, Client(daemon.socket) as client:
+        client.load_by_name("live")
+
+        def said(*arguments: str) -> str:
+            result = inferd(*arguments, socket=daemon.socket)
+            assert result.exit_code == 0, result.stderr
+            return str(result.stdout)
+
+        assert said("ps").splitlines()[1].endswith("  echo") and "swapped" not in said(
+            "show", "live"
+        )
+        said("swap", "live", "--to", "one", "--mode", "drain")
+        assert said("ps").splitlines()[1].endswith("  echo, swapped to one")
+        assert "one; `inferd swap live --undo` ends it" in said("show", "live")
+        own = "live is again its own model (echo-1, drain)\n"
+        assert said("swap", "live", "--undo", "--mode", "drain") == own
+        assert said("ps").splitlines()[1].endswith("  echo")
+        said("swap", "live", "--to", "one", "--mode", "drain")
+        assert said("swap", "live", "--to", "live", "--mode", "drain") == own
+        for given in ((), ("--to", "one", "--undo")):
+            refused = inferd("swap", "live", *given, socket=daemon.socket)
+            assert refused.exit_code == 2 and "one of --to MODEL and --undo" in refused.stderr

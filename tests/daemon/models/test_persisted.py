@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from anyio import create_task_group
 
 from inferd import Client, ModelInfo
-from inferd.backends.errors import LoadFailed
+from inferd.backends.errors import Busy, LoadFailed
 from inferd.daemon.config.model_settings import ModelConfig
 from inferd.daemon.config.sources import load_config
 from inferd.daemon.models.model import PassedFile
@@ -24,6 +26,7 @@ from inferd.daemon.models.persisted import (
 )
 from inferd.daemon.models.registry import Registry
 from inferd.testing import RunningDaemon, running_daemon
+from tests.waiting import wait_until
 
 CONFIG = """
 [models.live]
@@ -70,6 +73,41 @@ def test_swaps_pins_and_keep_alives_survive_a_kill() -> None:
         [settings] = json.loads(file_of(daemon).read_text())["models"].values()
         expected = {"swapped": None, "pinned": False, "keep_alive_s": 77.0}
         assert settings == expected, "the name is again what the configuration says"
+
+
+@pytest.mark.parametrize("mode", ["migrate", "drain"])
+def test_a_swap_to_the_name_itself_ends_the_swap(mode: Literal["migrate", "drain"]) -> None:
+    with running_daemon(CONFIG) as daemon:
+        with Client(daemon.socket) as client, client.session("live", raw=True) as session:
+            session.chat("a")
+            assert client.swap("live", "one", mode=mode).fingerprint == "echo-1one"
+            assert live(client)["swapped_to"] == "one"
+            assert swap_back(client, mode) == "echo-1"
+            assert live(client)["swapped_to"] == ""
+            assert session.chat("b") == "b" and session.metadata["fingerprint"] == "echo-1"
+            assert swap_back(client, "drain") == "echo-1", "its file is read anew"
+            assert json.loads(file_of(daemon).read_text())["models"] == {}
+            client.swap("live", "one", mode="drain")
+        kill_and_start(daemon)
+        with Client(daemon.socket) as client:
+            assert live(client)["swapped_to"] == "one"
+            assert swap_back(client, mode) == "echo-1"
+        kill_and_start(daemon)
+        with Client(daemon.socket) as client:
+            assert client.load_by_name("live").fingerprint == "echo-1"
+
+
+def swap_back(client: Client, mode: Literal["migrate", "drain"]) -> str:
+    """End the swap once the previous one is complete; return the fingerprint."""
+    done: list[str] = []
+
+    def ended() -> bool:
+        with suppress(Busy):
+            done.append(client.swap("live", "live", mode=mode).fingerprint)
+        return bool(done)
+
+    wait_until(ended)
+    return done[0]
 
 
 def test_a_drain_is_kept_and_a_swap_that_failed_is_not() -> None:

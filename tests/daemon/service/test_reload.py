@@ -174,3 +174,18 @@ def test_merging_a_reread_file_with_the_running_configuration(tmp_path: Path) ->
     assert reloaded.config == replace(read, cores=2, kv_share="user")
     assert merge(reloaded.config, read).changed == []
     assert merge(reloaded.config, running).restart == []
+
+
+def test_the_end_of_a_swap_loads_the_model_as_it_is_configured_now() -> None:
+    config = CONFIG + '[models.one]\nbackend = "echo"\n[models.one.echo]\nvariant = "one"\n'
+    with managed(config) as (daemon, manager, client):
+        client.call("swap", name="m", to="one", mode="drain")
+        assert model(client)["swapped_to"] == "one"
+        changed = config.replace("step_ms = 2", 'step_ms = 2\nvariant = "new"')
+        reload(daemon, manager, changed)
+        assert client.call("swap", name="m", to="m", mode="drain")["fingerprint"] == "echo-1new"
+        assert model(client)["swapped_to"] == ""
+        assert (
+            client.call("swap", name="m", to="m", mode="drain")["previous_fingerprint"]
+            == "echo-1new"
+        )
