@@ -12,7 +12,7 @@ from ...backends.params import nearest
 from ..components import Components
 from ..config.model_settings import ModelConfig
 from ..config.settings import Config
-from ..residency.model_files import missing_files, models_in
+from ..residency.model_files import missing_files, models_in, name_of_file
 from ..workers.process_client import ProcessClient
 from ..workers.worker import Worker
 from .model import ManagedModel, ModelState
@@ -121,14 +121,14 @@ class ModelCatalog:
         return list(self._models.values())
 
     def get(self, name: str, uid: int) -> ManagedModel:
-        """Return a model by its name.
+        """Return a model by its name or, if no model has that, by its file's name.
 
         :raises ModelNotFound: the user sees no such model; the hint has the nearest name.
         """
         if name not in self._models or name not in self._configured:
             self.scan()
-        model = self._models.get(name)
-        if model is None or model.uid not in (None, uid):
+        model = self._seen_by(uid, name) or self._seen_by(uid, name_of_file(name))
+        if model is None:
             names = [m.name for m in self.visible_to(uid)]
             close = nearest(name, names)
             raise ModelNotFound(
@@ -138,6 +138,10 @@ class ModelCatalog:
                 data={"models": names[:100]},
             )
         return model
+
+    def _seen_by(self, uid: int, name: str) -> ManagedModel | None:
+        model = self._models.get(name)
+        return None if model is None or model.uid not in (None, uid) else model
 
     def find_client(self, name: str, uid: int) -> ProcessClient | None:
         """Return the client of a model's worker; None: the model is not loaded or unknown."""

@@ -28,11 +28,16 @@ def models_in(directory: Path) -> dict[str, Path]:
         return {}
     found: dict[str, Path] = {}
     for file in sorted(directory / name for name in names if name.endswith(".gguf")):
-        part = PART.fullmatch(file.name)
-        name = part["stem"] if part else file.stem
+        name = name_of_file(file.name)
         if MODEL_NAME.fullmatch(name):
             found.setdefault(name, parts_of(file)[0])
     return found
+
+
+def name_of_file(file: str) -> str:
+    """Return the name of the model in a *file* of the models directory."""
+    part = PART.fullmatch(file)
+    return part["stem"] if part else file.removesuffix(".gguf")
 
 
 def missing_files(models: Mapping[str, ModelConfig], others: Collection[str]) -> list[str]:

@@ -80,6 +80,17 @@ def test_an_unknown_model_is_not_found_and_the_nearest_is_named(client: RawClien
     assert "'echo'" in caught.value.hint
 
 
+@pytest.mark.parametrize("name", ["echo.gguf", "echo-00002-of-00003.gguf"])
+def test_a_name_with_the_ending_of_its_file_finds_the_model(client: RawClient, name: str) -> None:
+    assert client.call("load_by_name", name=name)["model"] == "echo"
+    assert client.call("load", builders=[f"preload:{name}".encode()])["model"] == "echo"
+    [described] = client.call("show", name=name)["models"]
+    assert described["name"] == "echo"
+    for unknown in ("echo.gguf.gguf", ".gguf", "echo.GGUF"):
+        with pytest.raises(ModelNotFound, match=unknown):
+            client.call("load_by_name", name=unknown)
+
+
 def test_model_bytes_in_a_frame_are_too_large(client: RawClient) -> None:
     with pytest.raises(TooLarge):
         client.call("load", builders=[b"GGUF" * 100], encoding="ggml", target=0)
