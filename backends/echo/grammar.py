@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
-from ..grammars.formats import NO_VOCABULARY, check_request
-from ..grammars.languages.gbnf import parse_gbnf
-from ..grammars.trial.checker import GrammarChecker
 from ..params import SamplingParams
+
+if TYPE_CHECKING:
+    from ..grammars.trial.checker import GrammarChecker
 
 
 class CheckedGrammar(msgspec.Struct, frozen=True):
@@ -20,18 +22,26 @@ class EchoGrammars:
     """Checks the format of a turn's answer. The tokens that a grammar names may be any."""
 
     def __init__(self) -> None:
-        self._checker = GrammarChecker()
+        self._checker: GrammarChecker | None = None
 
     def check(self, params: SamplingParams) -> CheckedGrammar | None:
         """Check *params*; see `Model.compile_grammar`."""
+        if not params.has_grammar:
+            return None
+        # Not before: llguidance and numpy would take half of the time of a worker's start.
+        from ..grammars.formats import NO_VOCABULARY, check_request
+        from ..grammars.languages.gbnf import parse_gbnf
+        from ..grammars.trial.checker import GrammarChecker
+
         if params.grammar:
             parse_gbnf(params.grammar)
             return CheckedGrammar()
-        if not params.has_grammar:
-            return None
         request = check_request(params, NO_VOCABULARY)
+        if self._checker is None:
+            self._checker = GrammarChecker()
         return CheckedGrammar(tuple(self._checker.check(request).dropped))
 
     def close(self) -> None:
         """End the process that compiles grammars on trial."""
-        self._checker.close()
+        if self._checker is not None:
+            self._checker.close()

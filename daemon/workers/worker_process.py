@@ -21,6 +21,10 @@ SPINS, SPIN_COUNT = "GOMP_SPINCOUNT", 10_000
 """libgomp's variable, and 0.2 ms of spinning. Threads that sleep at once wait for each other in the
 kernel, many times a step: a third of the speed.
 """
+ONE_BLAS_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+"""numpy's OpenBLAS, which nothing uses, starts a thread for each further core when it is imported.
+They spin for a while: 0.05 s of CPU time of each worker's start, with two cores.
+"""
 _CPUCLOCK_SCHED = 2
 """The low bits of the id of a process's CPU clock, as in `clock_getcpuclockid` of glibc."""
 
@@ -98,6 +102,7 @@ def _environment() -> dict[str, str]:
     client used the worker's core for 0.3 ms a token while the other core spun: 144 tokens/s, not
     150.)
     """
-    if os.environ.keys() & {"OMP_WAIT_POLICY", SPINS}:
-        return dict(os.environ)
-    return os.environ | {SPINS: str(SPIN_COUNT)}
+    environment = os.environ | ONE_BLAS_THREAD
+    if not environment.keys() & {"OMP_WAIT_POLICY", SPINS}:
+        environment[SPINS] = str(SPIN_COUNT)
+    return environment

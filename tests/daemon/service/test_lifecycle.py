@@ -289,3 +289,4 @@ def test_how_a_workers_threads_wait_is_set_unless_the_operator_does(
         client.context("echo")
         environment = worker_of(client, "echo").environ()
     assert (environment.get("GOMP_SPINCOUNT"), environment[variable]) == (spins, value)
+    assert environment["OPENBLAS_NUM_THREADS"] == "1"

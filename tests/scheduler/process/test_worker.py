@@ -156,3 +156,22 @@ def test_a_worker_that_gets_no_threads_refuses_the_load(
         assert failed.error["name"] == "RuntimeError" and "can't start" in failed.error["message"]
         thread.join(10)
         assert not thread.is_alive()
+
+
+def test_a_worker_of_the_echo_model_imports_the_engine_of_grammars_at_the_first_grammar() -> None:
+    """Its imports would take half of the time of the worker's start."""
+    code = """if True:
+        import sys, inferd.scheduler.process.worker
+        from inferd.backends import ModelSpec, SamplingParams, estimate_memory, load_model
+        spec = ModelSpec(name="echo", backend="echo", ctx_size=64)
+        estimate_memory(spec).close()
+        model = load_model(spec, lambda _: True)
+        heavy = "numpy", "llguidance", "llama_cpp", "subprocess"
+        print([name for name in heavy if name in sys.modules])
+        model.compile_grammar(SamplingParams(json_schema="{}"), 0)
+        print([name for name in heavy if name in sys.modules])
+        model.close()
+    """
+    command = [sys.executable, "-c", code]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert printed.splitlines() == ["[]", "['numpy', 'llguidance', 'subprocess']"]
