@@ -183,6 +183,7 @@ def _echo_info(spec: ModelSpec, options: EchoOptions) -> ModelInfo:
         tool_format=options.tool_format,
         unused=dict.fromkeys((*FORMATS, "tool-choice"), "the model echo repeats its prompt")
         | {"tools": "the model echo has no chat template"},
+        echoes_tensors=True,
         kv_kind=options.memory,
         can_shift=options.memory == "plain",
         n_gpu_layers=layers_on_devices(spec, options.layers, options.device_bytes),

@@ -5,8 +5,6 @@ They behave as WasmEdge's do.
 
 from __future__ import annotations
 
-import msgspec
-
 from ...backends.errors import InvalidArgument
 from ...backends.params import parse_json_options
 from ...ipc import messages as w
@@ -23,14 +21,18 @@ from .arguments import (
     priority_of,
     seconds_of,
     tensor_bytes,
-    tensor_type,
     turn_options,
+)
+from .named_tensors import (
+    echoed_outputs,
+    is_configuration,
+    prompts_of,
+    read_tensors,
+    text_output,
 )
 from .turns import finish_turn, metadata_if_cancelled, turn_result
 
 METADATA_INDEX = 1
-METADATA_NAMES = ("1", "metadata", "options", "config")
-"""Names of `compute` inputs with metadata JSON; an input of any other name is the prompt."""
 
 
 async def _open_session(
@@ -148,32 +150,27 @@ async def finalize_execution_context(daemon: Daemon, request: Request) -> w.Empt
 async def compute(daemon: Daemon, request: Request) -> w.ComputeResult:
     """Compute a whole turn; if the call names inputs, return named outputs."""
     session, p = daemon.session(request), request.params
-    prompt = None
-    for name, tensor in p.inputs or ():
-        data = await tensor_bytes(request, tensor)
-        if name in METADATA_NAMES:
-            set_metadata(session, data)
-        else:
-            prompt = msgspec.structs.replace(tensor, data=data)
-            await session.input.set_input(data)
+    inputs = await read_tensors(request, p.inputs or ())
+    echoes = bool(p.inputs is not None and (await session.link.client()).info.echoes_tensors)
+    prompts = prompts_of(inputs, echoes=echoes)
+    if echoes and not inputs:
+        return w.ComputeResult(metadata=session.outputs.metadata())
+    for name, tensor in inputs:
+        if is_configuration(name, tensor):
+            set_metadata(session, tensor.data)
+    if prompts:
+        await session.input.set_input(b"".join(prompt.data for prompt in prompts))
     daemon.check_open()
     turn = await session.runner.start_turn(turn_options(p, TurnOptions(embeds=True)))
     await finish_turn(request, session, turn)
     if turn.stats is not None and turn.stats.stop_reason == CONTEXT_FULL.name:
         raise turn.ending()
-    if prompt is None:
+    if not prompts:
         return w.ComputeResult()
-    return w.ComputeResult(
-        outputs=[("output", _like(session.outputs.read_output(0), prompt))],
-        metadata=session.outputs.metadata(),
-    )
-
-
-def _like(data: bytes, prompt: w.Tensor) -> w.Tensor:
-    """Return *data* as a tensor, with the prompt's type and shape if it is as long (an echo)."""
-    if prompt.dimensions and len(data) == len(prompt.data) and data:
-        return w.Tensor(data=data, dimensions=prompt.dimensions, type=tensor_type(prompt))
-    return w.Tensor(data=data, dimensions=[len(data)], type=w.TENSOR_TYPES["u8"])
+    data = session.outputs.read_output(0)
+    echoes = echoes and turn.embedding is None
+    outputs = echoed_outputs(data, inputs) if echoes else [text_output(data, prompts[0])]
+    return w.ComputeResult(outputs=outputs, metadata=session.outputs.metadata())
 
 
 async def compute_single(daemon: Daemon, request: Request) -> w.ComputeSingleResult:

@@ -1,6 +1,7 @@
 """The component world `wasi:nn@0.2.0-rc-2024-10-28`, for components in wasmtime.
 
-A context's inputs have names: `metadata` is JSON parameters, any other name the prompt. The outputs
+A context's inputs have names: one named `metadata` with type U8 is JSON parameters, another one is
+the prompt, of which there can be one. The outputs
 are `output`, the text, and `metadata`. wasmtime converts lists of bytes slowly, one by one.
 """
 
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ...backends.errors import ContextFull, InferdError, InvalidEncoding, TooLarge
+from ...backends.errors import ContextFull, InferdError, InvalidArgument, InvalidEncoding, TooLarge
 from ..guests import METADATA_INDEX, TARGETS, Preload
 from .dialects import component_code
 from .guest import Guest
@@ -178,14 +179,22 @@ class ComponentHost:
         return self._add_resource(CONTEXT, (graph[0], context))
 
     def _compute(self, context: Held, inputs: list[tuple[str, Held]]) -> list[tuple[str, Any]]:
+        prompts = [name for name, tensor in inputs if not _is_configuration(name, tensor)]
+        if len(prompts) > 1:
+            names = ", ".join(repr(name[:50]) for name in prompts[:8])
+            raise InvalidArgument(f"{len(prompts)} tensors are prompts: {names}")
         for name, tensor in inputs:
-            index = METADATA_INDEX if name in PARAMETER_NAMES else 0
+            index = METADATA_INDEX if _is_configuration(name, tensor) else 0
             self._guest.set_input(context[1], index, tensor[2])
         with suppress(ContextFull):  # the metadata has it as `stop_reason`
             self._guest.compute(context[1])
         outputs = {"output": 0, "metadata": METADATA_INDEX}
         texts = {name: self._guest.get_output(context[1], i) for name, i in outputs.items()}
         return [(n, self._add_resource(TENSOR, ([len(t)], "U8", t))) for n, t in texts.items()]
+
+
+def _is_configuration(name: str, tensor: Held) -> bool:
+    return name in PARAMETER_NAMES and str(tensor[1]).upper() == "U8"
 
 
 def _part(index: int) -> Callable[[Held], Any]:

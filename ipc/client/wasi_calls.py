@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Any, Unpack
+from typing import Any, TypeAlias, Unpack
 
 from .. import messages as w
 from ..handles import Context, Graph
@@ -14,6 +14,7 @@ from .caller import AsyncCaller, as_event
 from .streams.texts import Reply, reply_of
 from .turn_settings import SchedulingKeywords, read_settings, takes, wire_seconds
 
+NamedTensors: TypeAlias = "Mapping[str, TensorLike] | Sequence[tuple[str, TensorLike]]"
 ProgressCallback = Callable[[float], None]
 _MODEL_BYTES_MIN = 4096
 """A builder of at least this size is a model's bytes, not its name."""
@@ -24,7 +25,7 @@ class AsyncWasiCalls(AsyncCaller):
 
     async def load(
         self,
-        builders: Sequence[bytes | str] = (),
+        builders: str | bytes | Sequence[bytes | str] = (),
         encoding: int | str = "autodetect",
         target: int | str = "auto",
         *,
@@ -35,8 +36,10 @@ class AsyncWasiCalls(AsyncCaller):
         """Load a model by its name (or ``preload:NAME``), from its bytes, or from *fd*.
 
         `builders[0]` is the name or the bytes, which are sent in a memfd; `builders[1]` may be
-        parameters as JSON text. *fd* is a descriptor of the model's file opened for reading.
+        parameters as JSON text. A single text or bytes object is the first builder. *fd* is a
+        descriptor of the model's file opened for reading.
         """
+        builders = [builders] if isinstance(builders, str | bytes) else builders
         parts = [b.encode() if isinstance(b, str) else bytes(b) for b in builders]
         params = w.LoadParams(
             builders=parts, encoding=encoding, target=target, progress=on_progress is not None
@@ -157,15 +160,19 @@ class AsyncWasiCalls(AsyncCaller):
     async def compute(
         self,
         context: int,
-        inputs: Mapping[str, TensorLike] | None = None,
+        inputs: NamedTensors | None = None,
         **keywords: Unpack[SchedulingKeywords],
     ) -> w.ComputeResult:
-        """Compute a whole turn on the context's input, or on named tensors with named outputs."""
+        """Compute a whole turn on the context's input, or on named tensors with named outputs.
+
+        *inputs* is a mapping, or a list of pairs, as the result's `outputs` are.
+        """
         settings = read_settings(self._seconds(None), keywords)
         with closing(Payload(self._driver.run_in_thread)) as packed:
             named = None
             if inputs is not None:
-                named = [(name, await packed.pack_tensor(t)) for name, t in inputs.items()]
+                pairs = inputs.items() if isinstance(inputs, Mapping) else inputs
+                named = [(name, await packed.pack_tensor(t)) for name, t in pairs]
             params = settings.add_scheduling(w.ComputeParams(context=context, inputs=named))
             return await self._call(
                 "compute", params, w.ComputeResult, settings.timeout, descriptors=packed.descriptors

@@ -9,7 +9,7 @@ import msgspec
 from .base import Map, ScheduledParams, Tensor
 from .graphs import GraphParams
 
-INPUTS_MAX = 16
+INPUTS_MAX = 128
 """The largest number of named inputs of one `compute`."""
 
 

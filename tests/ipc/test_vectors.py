@@ -209,8 +209,8 @@ async def named_tensors(client: AsyncClient) -> None:
     context = await client.init_execution_context(await client.load_by_name("echo"))
     inputs = {"metadata": b'{"seed":7,"n-predict":8}', "prompt": b"hey"}
     result = await client.compute(context, inputs)
-    [(name, tensor)] = result.outputs
-    assert (name, tensor.data, tensor.dimensions) == ("output", b"hey", [3])
+    (first, _), (name, tensor) = result.outputs
+    assert (first, name, tensor.data, tensor.dimensions) == ("metadata", "prompt", b"hey", [3])
     assert result.metadata["seed"] == 7
 
 

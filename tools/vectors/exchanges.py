@@ -99,7 +99,7 @@ def single() -> dict[str, Any]:
 
 
 def named() -> dict[str, Any]:
-    """`compute` with named tensors: metadata, a prompt, an answer of the prompt's shape."""
+    """`compute` with named tensors: the echo model returns each under its name."""
     x = Exchange("compute with named tensors")
     _, context = x.open()
     inputs = [("metadata", tensor(b'{"seed":7,"n-predict":8}')), ("prompt", tensor(b"hey"))]
@@ -107,7 +107,7 @@ def named() -> dict[str, Any]:
         "compute",
         w.ComputeParams(context=context, inputs=inputs),
         w.ComputeResult(
-            outputs=[("output", w.Tensor(data=b"hey", dimensions=[3], type=w.TENSOR_TYPES["u8"]))],
+            outputs=inputs,
             metadata=metadata(5, 4),
         ),
     )

@@ -229,6 +229,18 @@ def test_a_model_without_a_template_chats_and_says_so(client: inferd.Client) -> 
     assert client.apply_template(graph, USER) == "user: Hi\nassistant:"
 
 
+def test_a_language_model_takes_one_prompt_of_named_tensors(client: inferd.Client) -> None:
+    context = client.init_execution_context(client.load("tiny"))
+    settings = ("config", '{"n-predict":2}')
+    done = client.compute(context, [settings, ("prompt", "Hi")])
+    assert [name for name, _ in done.outputs] == ["output"]
+    assert done.metadata["output_tokens"] == 2
+    numbers = inferd.Tensor(data=b"1", type="fp32")
+    with pytest.raises(InvalidArgument, match="'prompt', 'config'") as caught:
+        client.compute(context, [("prompt", "Hi"), ("config", numbers), settings])
+    assert caught.value.data["prompts"] == ["prompt", "config"]
+
+
 def test_echo_checks_what_it_does_not_follow(client: inferd.Client) -> None:
     for options in ({"grammar": "nonsense"}, {"json-schema": {"type": "nonsense"}}):
         with pytest.raises(InvalidArgument):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import inferd
 from inferd.backends.errors import (
     ContextFull,
     EndOfSequence,
@@ -19,6 +20,8 @@ from inferd.backends.errors import (
     TooLarge,
     UnsupportedOperation,
 )
+from inferd.daemon.calls.named_tensors import CONFIGURATION_NAMES
+from inferd.ipc.messages.contexts import INPUTS_MAX
 from inferd.testing import RunningDaemon
 from tests.raw import RawClient
 
@@ -502,10 +505,11 @@ def test_both_forms_of_compute_return_the_input(
     context = client.context()
     tensor = {"data": data, "dimensions": dimensions, "type": kind}
     result = client.call("compute", context=context, inputs=[["input", tensor]])
-    ((_, output),) = result["outputs"]
+    ((name, output),) = result["outputs"]
     client.set_input(context, data, type=kind, dimensions=dimensions)
     client.call("compute", context=context)
 
+    assert (name, output["type"]) == ("input", kind)
     assert output["data"] == data
     assert output["dimensions"] == dimensions
     assert client.output(context) == data
@@ -519,8 +523,68 @@ def test_named_metadata_is_read_and_returned(client: RawClient) -> None:
         inputs=[["metadata", {"data": b'{"n-predict":2}'}], ["prompt", {"data": b"hello"}]],
     )
 
-    assert result["outputs"][0][1]["data"] == b"he"
+    assert [name for name, _ in result["outputs"]] == ["metadata", "prompt"]
+    assert result["outputs"][1][1]["data"] == b"he"
     assert result["metadata"]["stop_reason"] == "length"
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 100])
+def test_the_echo_model_returns_every_tensor_as_it_was(client: RawClient, count: int) -> None:
+    spellings = ("FP32", "fp32", 1, "I64", 5, "u8", 3, "bf-16")
+    inputs: list[tuple[str, dict[str, object]]] = [
+        (
+            f"tensor {n}",
+            {
+                "data": bytes((n + i) % 256 for i in range(n % 9)),
+                "dimensions": [n % 9, 1],
+                "type": spellings[n % len(spellings)],
+            },
+        )
+        for n in range(count)
+    ]
+    context = client.context()
+
+    result = client.call("compute", context=context, inputs=inputs)
+
+    plain: dict[str, object] = {"data": b"", "dimensions": [], "type": "u8", "fd": -1}
+    outputs = [(name, plain | tensor) for name, tensor in result.get("outputs", [])]
+    assert outputs == [(name, plain | tensor) for name, tensor in inputs]
+
+
+def test_the_snippet_of_phase_three_runs(daemon: RunningDaemon) -> None:
+    with inferd.Client(daemon.socket) as client:
+        context = client.init_execution_context(client.load("echo"))
+        tensor = inferd.Tensor(data=bytes(range(8)), dimensions=[2], type="FP32")
+        for number in range(2):
+            if number:
+                outputs = client.compute(context, {"a": tensor, "b": "text"}).outputs
+            else:
+                outputs = client.compute(context, [("a", tensor), ("b", "text")]).outputs
+            assert outputs[0] == ("a", tensor)
+            assert (outputs[1][0], outputs[1][1].data) == ("b", b"text")
+        assert client.compute(context, outputs).outputs == outputs
+        assert client.compute(context, {}).outputs == client.compute(context, []).outputs == []
+        assert client.load(b"preload:echo").model == "echo"
+
+
+def test_named_tensors_are_bounded(client: RawClient) -> None:
+    context = client.context()
+    inputs = [[str(n + 2), {"data": b"a"}] for n in range(INPUTS_MAX)]
+    assert len(client.call("compute", context=context, inputs=inputs)["outputs"]) == INPUTS_MAX
+    with pytest.raises(InvalidArgument):
+        client.call("compute", context=context, inputs=[*inputs, ["more", {"data": b"a"}]])
+
+
+@pytest.mark.parametrize("name", CONFIGURATION_NAMES)
+def test_a_tensor_is_configuration_only_by_its_name_and_type(client: RawClient, name: str) -> None:
+    context = client.context()
+    numbers = {"data": b'{"n-predict":2}', "dimensions": [3, 5], "type": "i32"}
+    result = client.call("compute", context=context, inputs=[[name, numbers]])
+    assert client.output(context) == numbers["data"]
+    assert result["outputs"][0][1]["type"] == "i32"
+    json = {"data": b'{"n-predict":2}', "type": 3}
+    client.call("compute", context=context, inputs=[[name, json], ["prompt", numbers]])
+    assert client.output(context) == b'{"'
 
 
 def test_the_prompt_interface_answers_text_with_text(client: RawClient) -> None:

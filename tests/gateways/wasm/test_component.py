@@ -13,6 +13,7 @@ from wasmtime.component import Component, Linker
 
 import inferd.wasm
 from inferd import Client
+from inferd.backends.errors import InvalidArgument
 from inferd.gateways.wasm import component as component_module
 from inferd.testing import RunningDaemon
 from inferd.wasm import Preload, add_component_to_linker
@@ -68,6 +69,21 @@ def test_a_component_loads_by_name_sets_tensors_computes_and_reads(guest: Guest)
     assert guest.ask("echo", b"What is up?") == (DONE, b"What is up?")
     assert guest.ask("echo", bytes(range(256)), {"n-predict": 200}) == (DONE, bytes(range(200)))
     assert guest.ask("echo", b"hello", {"n-predict": -2, "ctx-size": 5}) == (DONE, b"hello")
+
+
+def test_parameters_have_their_type_and_two_prompts_are_refused(guest: Guest) -> None:
+    host = component_module.ComponentHost(guest.guest, None)
+    graph = guest.guest.load_by_name(b"echo")
+    context = (graph, guest.guest.init_execution_context(graph))
+    [compute] = host.functions(component_module.CONTEXT).values()
+
+    json = b'{"n-predict":2}'
+    compute(context, [("config", ([15], "I32", json))])
+    assert guest.guest.get_output(context[1], 0) == json
+    compute(context, [("config", ([15], "U8", json)), ("prompt", ([1], "FP32", b"hello"))])
+    assert guest.guest.get_output(context[1], 0) == b"he"
+    with pytest.raises(InvalidArgument, match="'a', 'metadata'"):
+        compute(context, [("a", ([1], "U8", b"x")), ("metadata", ([1], "FP32", b"x"))])
 
 
 def test_a_full_context_is_no_error(guest: Guest) -> None:
