@@ -35,7 +35,8 @@ object: a shop with a list of items, which have a name, a description, a categor
 count, tags and a truth value. The list is longer than the answer. The same prompts go to SmolLM2
 135M with its 49 152 tokens and to Gemma 3 270M with its 262 144. **llama-server** gets the same
 schema and runs without prompt caches. Tokens per second are the generated tokens divided by the
-time of the whole run. {SLOTS} slots of {CTX_SIZE} tokens.""",
+time of the whole run. A text that the schema forces is sent before its tokens are computed, so a
+longer gap follows it. {SLOTS} slots of {CTX_SIZE} tokens.""",
     requests_of=requests,
     schema=STOCK,
     slots=SLOTS,
