@@ -35,7 +35,8 @@ In JSON an unknown key has no effect and is reported as `ignored`, unless `"stri
 beside it; everywhere else it is refused, and the error names the nearest known key. A value out of
 its range is refused with the range and the nearest valid value. In JSON that is not strict, another
 value is used and reported as `adjusted`: the nearest valid one, for an `n-predict` of −2 the rest
-of the context, for a `seed` its remainder modulo 2^32. A `pooling-type` there may be llama.cpp's
+of the context (without `ctx-shift`), for a `seed` its remainder modulo 2^32. That includes the
+numbers in `logit-bias`, `tensor-split` and `lora`. A `pooling-type` there may be llama.cpp's
 number. All errors are reported at once.
 [stopping.md](stopping.md) describes what ends a turn, and the further forms that are read.
 

@@ -10,9 +10,40 @@ from typing import Any
 from ..shorten import plain_number, shorten
 from .parameter_table import Parameter
 
+UNTIL_FULL = "-2 means until the context is full: -1 is used, without ctx-shift"
+"""The reason of an `n-predict` of -2, with which the context is not shifted either."""
+REASONS_MAX = 4
+"""Numbers of one value that its reason names."""
 _SEEDS = 1 << 32
 _POOLING_NUMBERS = {-1: "", 0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
 """`enum llama_pooling_type`."""
+
+
+class Clamp:
+    """Numbers within one value, clamped to their ranges. `reason` names the first of them."""
+
+    def __init__(self) -> None:
+        self._reasons: list[str] = []
+        self._clamped = 0
+
+    def __call__(self, item: str, number: float, low: float, high: float) -> float:
+        """Return the nearest number in the range of *item*, which *number* is not in."""
+        used = low if number < low else high
+        bounds = f"{plain_number(low)} … {plain_number(high)}"
+        self.note(f"{item}: {shorten(number)} is outside {bounds}: {plain_number(used)} is used")
+        return used
+
+    def note(self, reason: str) -> None:
+        """Report another change of the value."""
+        self._clamped += 1
+        if len(self._reasons) < REASONS_MAX:
+            self._reasons.append(reason)
+
+    @property
+    def reason(self) -> str:
+        """Why the value is not the one that was given; empty: it is."""
+        more = self._clamped - len(self._reasons)
+        return "; ".join(self._reasons) + (f"; and {more} more" if more else "")
 
 
 def adjust_value(parameter: Parameter, value: Any) -> tuple[Any, str]:
@@ -26,7 +57,7 @@ def adjust_value(parameter: Parameter, value: Any) -> tuple[Any, str]:
     if parameter.kind not in ("int", "float") or parameter.low <= value <= parameter.high:
         return value, ""
     if parameter.name == "n-predict" and value == -2:
-        return -1, "-2 means until the context is full: -1 is used"
+        return -1, UNTIL_FULL
     if parameter.name == "seed" and value == value // 1:
         seed = int(value) % _SEEDS
         return seed, f"{shorten(value)} is outside 0 … {_SEEDS - 1}: {seed} is used, modulo 2^32"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -12,18 +10,17 @@ import msgspec
 
 from ..errors import InvalidArgument, InvalidEncoding, TooLarge, UnsupportedOperation
 from ..shorten import plain_number, shorten
-from .adapter_scales import check_distinct, read_scales
 from .chat_options import read_arguments, read_choice, read_tool_choice, read_tools
 from .ignored_keys import IGNORED_KEYS, REFUSED_KEYS
 from .json_texts import JSON_BYTES_MAX, decode_json
-from .lenient_values import adjust_value
+from .lenient_values import UNTIL_FULL, Clamp, adjust_value
+from .numbers_of_items import check_distinct, check_list_text, read_biases, read_scales, read_shares
 from .other_spellings import FORMS, read_token, read_triggers
 from .parameter_table import (
     BY_NAME,
     BY_SPELLING,
     PARAMETERS_HINT,
     SAMPLERS,
-    TENSOR_SPLIT_MAX,
     Kind,
     Level,
     Parameter,
@@ -33,19 +30,14 @@ from .structural_tags import read_structural_tag
 
 KEY_CHARACTERS_MAX = 100
 """A longer key is not a misspelling: messages shorten it and suggest no other."""
-BIASES_MAX = 2500
-"""Pairs of `logit-bias`: each takes 3 us until its turn is submitted."""
 KEYS_MAX = 256
 """Keys of one object and its sections."""
 ERRORS_MAX = 16
 """Errors that are reported together; reading ends at this number."""
 ITEMS_MAX = 10_000
 """Items of one list."""
-LIST_CHARACTERS_MAX = 1000
-"""Characters of a text that stands for a short list."""
 TEXT_CHARACTERS_MAX = 64 << 10
 """Characters of one text, and of all texts of one list."""
-SHARE_HIGH = 1e6
 REFUSED_HINT = "leave the key out; inferd reads and writes text only"
 
 _SECTIONS = {
@@ -163,6 +155,10 @@ def read_options(raw: Mapping[str, Any], *, strict: bool = False, lenient: bool 
                 options.ignored.append(key)
         if len(errors) >= ERRORS_MAX:
             break
+    if options.adjusted.get("n-predict") == UNTIL_FULL:
+        if options.values.get("ctx-shift"):
+            options.adjusted["ctx-shift"] = "n-predict -2 ends the turn when the context is full"
+        options.values["ctx-shift"] = False
     if names >= {"response-format", "json-schema"}:
         errors.append("response-format: json-schema is given too; leave one of them out")
     if errors:
@@ -201,7 +197,12 @@ def _read_value(
 ) -> None:
     used, reason = adjust_value(parameter, value) if lenient else (value, "")
     try:
-        options.values[parameter.name] = _READERS[parameter.kind](parameter, used)
+        if parameter.kind in _ITEM_READERS:
+            clamp = Clamp() if lenient else None
+            options.values[parameter.name] = _ITEM_READERS[parameter.kind](used, clamp)
+            reason = clamp.reason if clamp else ""
+        else:
+            options.values[parameter.name] = _READERS[parameter.kind](parameter, used)
         options.adjusted.pop(parameter.name, None)
         if reason:
             options.adjusted[parameter.name] = reason
@@ -255,7 +256,7 @@ def _read_texts(_: Parameter, value: Any) -> list[str]:
 
 def _read_samplers(_: Parameter, value: Any) -> list[str]:
     """Read sampler names, with `_`, `-` or neither, or llama-server's letters."""
-    _check_list_text(value)
+    check_list_text(value)
     letters = {letter: name for name, letter in SAMPLERS.items()}
     if isinstance(value, str) and all(c in letters for c in value):
         samplers = [letters[c] for c in value]
@@ -278,63 +279,10 @@ def _sampler(name: str) -> str:
         raise ValueError(f"there is no sampler {shorten(name)}; {hint}") from None
 
 
-def _read_biases(_: Parameter, value: Any) -> list[list[Any]]:
-    pairs = [[_bias_key(k), v] for k, v in value.items()] if isinstance(value, dict) else value
-    if not isinstance(pairs, list):
-        raise ValueError(f"{shorten(value)} is neither a list of pairs nor a map")
-    if len(pairs) > BIASES_MAX:
-        raise ValueError(f"{len(pairs)} items; {BIASES_MAX} at most")
-    return [_bias(pair) for pair in pairs]
-
-
-def _bias_key(key: Any) -> Any:
-    """Return a map's key, as a token's number if it has that form: JSON keys are always texts."""
-    return int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() else key
-
-
-def _bias(pair: Any) -> list[Any]:
-    if not isinstance(pair, list) or len(pair) != 2:
-        raise ValueError(f"{shorten(pair)} is not a pair of a token or text and a number or false")
-    token, bias = pair
-    if not token or not isinstance(token, str):
-        read_token(token)
-    if bias is False:
-        return [token, False]
-    if isinstance(bias, bool) or not isinstance(bias, int | float) or not math.isfinite(bias):
-        raise ValueError(f"{shorten(bias)} is neither a number nor false")
-    if abs(bias) > 1e6:
-        raise ValueError(f"{shorten(bias)} is outside -1000000 … 1000000; use false for never")
-    return [token, float(bias)]
-
-
-def _read_shares(_: Parameter, value: Any) -> list[float]:
-    """Read a list of numbers, or a text of them in the form of llama.cpp's command line."""
-    _check_list_text(value)
-    parts = value
-    if isinstance(value, str):
-        parts = re.split(r"[,/]", value) if value.strip() else []
-    if not isinstance(parts, list) or len(parts) > TENSOR_SPLIT_MAX:
-        raise ValueError(f"{shorten(value)} is not a list of up to {TENSOR_SPLIT_MAX} numbers")
-    try:
-        numbers = [float(part) for part in parts if not isinstance(part, bool)]
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{shorten(value)} is not a list of numbers") from None
-    if len(numbers) < len(parts) or not all(0 <= n <= SHARE_HIGH for n in numbers):
-        raise ValueError(f"{shorten(value)}: each number must be in 0 … {plain_number(SHARE_HIGH)}")
-    if numbers and not sum(numbers):
-        raise ValueError(f"{shorten(value)}: every device has a share of 0")
-    return numbers
-
-
 def _read_tokens(_: Parameter, value: Any) -> list[int]:
     items = value if isinstance(value, list) else [value]
     _check_length(items)
     return [read_token(item) for item in items]
-
-
-def _check_list_text(value: Any) -> None:
-    if isinstance(value, str) and len(value) > LIST_CHARACTERS_MAX:
-        raise ValueError(f"a text of {len(value)} characters; {LIST_CHARACTERS_MAX} at most")
 
 
 def _check_length(items: list[Any]) -> None:
@@ -353,8 +301,6 @@ _READERS: dict[Kind, Callable[[Parameter, Any], Any]] = {
     "texts": _read_texts,
     "schema": lambda _, value: read_schema(value),
     "samplers": _read_samplers,
-    "biases": _read_biases,
-    "shares": _read_shares,
     "tokens": _read_tokens,
     "triggers": lambda _, value: read_triggers(value),
     "structural-tag": lambda _, value: read_structural_tag(value),
@@ -362,5 +308,9 @@ _READERS: dict[Kind, Callable[[Parameter, Any], Any]] = {
     "tools": read_tools,
     "tool-choice": read_tool_choice,
     "arguments": read_arguments,
-    "scales": lambda _, value: read_scales(value),
+}
+_ITEM_READERS: dict[Kind, Callable[[Any, Clamp | None], Any]] = {
+    "biases": read_biases,
+    "shares": read_shares,
+    "scales": read_scales,
 }

@@ -24,10 +24,10 @@ from inferd.backends.params.json_texts import (
     decode_json,
     nests_deeper,
 )
+from inferd.backends.params.numbers_of_items import LIST_CHARACTERS_MAX
 from inferd.backends.params.reading import (
     ERRORS_MAX,
     ITEMS_MAX,
-    LIST_CHARACTERS_MAX,
     TEXT_CHARACTERS_MAX,
 )
 from inferd.backends.params.schema_texts import SCHEMA_BYTES_MAX

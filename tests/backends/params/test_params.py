@@ -186,7 +186,6 @@ def test_json_texts_have_numbers_out_of_range_clamped_unless_they_are_strict(
 @pytest.mark.parametrize(
     ("key", "value", "used", "reason"),
     [
-        ("n_predict", -2, -1, "-2 means until the context is full: -1 is used"),
         ("n-predict", -3, -1, "-3 is outside -1 … 16777216: -1 is used"),
         (
             "seed",
@@ -209,6 +208,76 @@ def test_json_texts_have_other_runtimes_values_adjusted(
     assert options.adjusted[name].endswith(reason)
 
 
+def test_an_n_predict_of_minus_2_ends_the_turn_when_the_context_is_full() -> None:
+    for shift in (True, None):
+        found = parse_json_options(json.dumps({"n_predict": -2, "context_shift": shift}))
+        assert found.values == {"n-predict": -1, "ctx-shift": False}
+        assert found.adjusted["n-predict"].startswith("-2 means until the context is full")
+        assert ("ctx-shift" in found.adjusted) == (shift is True)
+    again = parse_json_options('{"n-predict":-2,"ctx-shift":true,"max_tokens":5}')
+    assert again.values == {"n-predict": 5, "ctx-shift": True} and again.adjusted == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "used", "reason"),
+    [
+        (
+            "logit-bias",
+            [[5, 2e6], ["a", -1e7], [7, False], [8, 1]],
+            [[5, 1e6], ["a", -1e6], [7, False], [8, 1.0]],
+            (
+                "the bias of 5: 2000000.0 is outside -1000000 … 1000000: 1000000 is used;"
+                " the bias of 'a': -10000000.0 is outside -1000000 … 1000000: -1000000 is used"
+            ),
+        ),
+        (
+            "logit_bias",
+            {"5": int("9" * 400), "a": 1},
+            [[5, 1e6], ["a", 1.0]],
+            ": 1000000 is used",
+        ),
+        (
+            "logit-bias",
+            [[n, 1e7] for n in range(9)],
+            [[n, 1e6] for n in range(9)],
+            "; and 5 more",
+        ),
+        (
+            "tensor-split",
+            [-1, 3],
+            [0.0, 3.0],
+            "device 0: -1.0 is outside 0 … 1000000: 0 is used",
+        ),
+        ("tensor_split", "3,2e9", [3.0, 1e6], "is outside 0 … 1000000: 1000000 is used"),
+        ("tensor-split", [0, -1], [], "every device has a share of 0: the free memory decides"),
+        (
+            "lora",
+            {"style": 101, "tone": -1},
+            [["style", 100.0], ["tone", -1.0]],
+            "scale of 'style': 101 is outside -100 … 100: 100 is used",
+        ),
+        (
+            "lora",
+            [{"id": 0, "scale": -1000}, ["tone", 1e9]],
+            [[0, -100.0], ["tone", 100.0]],
+            ": 100 is used",
+        ),
+    ],
+)
+def test_json_texts_have_numbers_within_values_clamped_unless_they_are_strict(
+    key: str, value: object, used: object, reason: str
+) -> None:
+    text = json.dumps({key: value})
+    [(name, found)] = (options := parse_json_options(text)).values.items()
+    assert found == used and options.adjusted[name].endswith(reason)
+    with pytest.raises(InvalidArgument):
+        parse_json_options(text, strict=True)
+    with pytest.raises(InvalidArgument):
+        parse_json_options(json.dumps({key: value, "strict": True}))
+    with pytest.raises(InvalidArgument):
+        read_options({key: value})
+
+
 @pytest.mark.parametrize(
     ("key", "value"), [("seed", -1), ("seed", (1 << 32) - 1), ("n-predict", -1), ("pooling", "cls")]
 )
@@ -219,7 +288,10 @@ def test_json_texts_keep_values_in_range(key: str, value: object) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("temp", "hot"), ("top-k", 1.5), ("seed", 0.5), ("temp", True), ("pooling-type", 9)],
+    [
+        *[("temp", "hot"), ("top-k", 1.5), ("seed", 0.5), ("temp", True), ("pooling-type", 9)],
+        *[("logit-bias", [[-5, 1]]), ("lora", {"a": "1"}), ("tensor-split", [True])],
+    ],
 )
 def test_json_texts_have_values_of_another_kind_refused(key: str, value: object) -> None:
     with pytest.raises(InvalidArgument):
