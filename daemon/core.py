@@ -70,7 +70,7 @@ JOURNAL_FILE = "sessions.db"
 """The journal, in the state directory."""
 NEWER_JOURNAL = "start the newer version again, or move the file away"
 _RECORDING_S_MAX = 5.0
-"""The longest wait of a drain for the journal, and so for the answers of turns that have ended."""
+"""Maximum wait of a drain for the journal; the connections are closed only after it."""
 
 
 class Daemon:
@@ -136,7 +136,7 @@ class Daemon:
         self.apply_config(config)
 
     def apply_config(self, config: Config) -> None:
-        """Apply the bounds and access rules of *config*; sessions past them stay open."""
+        """Apply the bounds and access rules of *config*. Sessions that exceed them stay open."""
         self.config, bounds = config, self.ledger.bounds
         bounds.tasks_max = config.tasks_waiting_max
         bounds.tasks_owner_max = config.tasks_waiting_user_max
@@ -280,7 +280,7 @@ class Daemon:
         self._unflushed.add(request.connection)
 
     def flush(self) -> None:
-        """Write the events that a frame of a worker's reports has caused."""
+        """Write the buffered events; called after each frame of a worker's reports."""
         for connection in self._unflushed:
             connection.flush()
         self._unflushed.clear()
@@ -288,7 +288,7 @@ class Daemon:
     # Handles.
 
     def new_handle(self) -> int:
-        """Return a new handle; earlier daemons have not used it either."""
+        """Return a handle that neither this daemon nor an earlier one has used."""
         self._handles += 1
         return self.instance << 32 | self._handles
 

@@ -1,8 +1,8 @@
-"""The users on behalf of whom gateways act: users of the system, and users of a gateway's own.
+"""Users on whose behalf gateways act: system users, and users that only the gateway knows.
 
-A gateway names a user of the system by name or number. A name after ``@`` is one of its own users:
-its number is derived from the name and the gateway's user, lies above all numbers of the system,
-and is the same after a restart.
+A gateway names a system user by name or number. A name after ``@`` is one of its own users: its
+number is derived from the name and the gateway's user, lies above all numbers of the system, and
+is the same after a restart.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ def find_user(name: str, gateway: int) -> NamedUser:
 
 
 async def identify_user(connection: ServerConnection, name: str, own: int) -> NamedUser:
-    """Return the user on behalf of whom a connection acts, where the daemon's own user is *own*.
+    """Return the user on whose behalf a connection acts. *own* is the daemon's own user.
 
-    :raises PermissionDenied: it is root or the daemon's user, and not the connection's.
+    :raises PermissionDenied: the user is root or the daemon's own, and the connection is not that
+        user's.
     :raises Timeout: the system's database does not answer.
     """
     gateway = connection.peer.uid
@@ -82,7 +83,7 @@ async def identify_user(connection: ServerConnection, name: str, own: int) -> Na
 
 
 class OwnUserNames:
-    """The names of gateways' own users, for lists. The latest are kept. Lives on the event loop."""
+    """Names of gateways' own users, for lists: the latest `NAMES_MAX`. Lives on the event loop."""
 
     def __init__(self) -> None:
         self._names: OrderedDict[int, str] = OrderedDict()

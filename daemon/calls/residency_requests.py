@@ -33,7 +33,7 @@ NEED_MODEL = TURN_CALLS | MODEL_QUERIES | {INPUT}
 
 
 def admitted(name: str, call: Call) -> Call:
-    """Return *call* behind the residency gate: it runs once its model is loaded and admits it."""
+    """Return *call*, which first passes the residency gate of its model if it needs the model."""
     if name not in NEED_MODEL:
         return call
 
@@ -78,7 +78,7 @@ class _WaitingCall:
 def _gate_request(
     daemon: Daemon, request: Request
 ) -> tuple[ManagedModel, ResidencyRequest, Ticket | None] | None:
-    """Return a call's request to the gate; None: the call fails in any case."""
+    """Return a call's request to the gate; None: it needs none, as the call will fail by itself."""
     now, p = daemon.registry.seconds(), request.params
     if request.call in MODEL_QUERIES:
         gate_request = ResidencyRequest(Priority.NORMAL, now, user=request.owner.user)

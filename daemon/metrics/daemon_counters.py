@@ -42,7 +42,9 @@ QUEUE_BOUNDS = (
     *("sessions-waiting-max", "sessions-waiting-user-max"),
 )
 BOUNDS = {"sessions_max": "sessions-max", "connections_max": "connections-max"}
-"""Settings by the key that a `Busy` error has in its data, unless it names a `bound` itself."""
+"""The setting that refused a request, by a key of the `Busy` error's data. It is used if the data
+has no `bound`.
+"""
 REASONS = {ShuttingDown: "draining", QuotaExceeded: "quota", OutOfMemory: "memory"}
 REJECTION_REASONS = (*QUEUE_BOUNDS, *BOUNDS.values(), *REASONS.values(), "other")
 DAEMON_COUNTERS = (
@@ -50,12 +52,13 @@ DAEMON_COUNTERS = (
     "admission_rejections",
     *("model_load_failures", "model_unloads", "worker_restarts"),
 )
+"""Families of event counters."""
 DAEMON_HISTOGRAMS = (
     *("request_queue_time_seconds", "time_to_first_token_seconds"),
     *("request_time_per_output_token_seconds", "e2e_request_latency_seconds"),
     *("model_load_seconds", "model_swap_seconds", "session_wait_seconds"),
 )
-"""Families of event counters, and of histograms."""
+"""Families of histograms."""
 
 
 class _TurnRequest:
@@ -89,7 +92,7 @@ def reason_of(error: InferdError) -> str | None:
 
 
 def _error_of(cause: BaseException) -> InferdError:
-    """Return the error with which a request ends that *cause* ends."""
+    """Return the error to count for a request that *cause* ended."""
     if isinstance(cause, InferdError):
         return cause
     is_bug = isinstance(cause, Exception)
@@ -113,7 +116,7 @@ class DaemonCounters(LoadListener):
         self._seen: dict[Worker, tuple[float, ...]] = {}
         self._names: set[str] = set()
         self._requested_at: WeakKeyDictionary[Turn, float] = WeakKeyDictionary()
-        """The times of the requests that have begun the turns under way."""
+        """For each turn under way, the time of its request."""
         for reason in REJECTION_REASONS:
             self.counts["admission_rejections"][(reason,)] = 0
 
@@ -144,8 +147,8 @@ class DaemonCounters(LoadListener):
 
     @contextmanager
     def counted_request(self, model: ManagedModel | None) -> Iterator[None]:
-        """Count a request for a turn of *model* that ends in the block before a turn has begun.
-        None: it is not for a turn.
+        """If the block raises before a turn has begun, count the request as an error of *model*.
+        None: the request is not for a turn.
         """
         request = _TurnRequest()
         token = _current_request.set(request)
