@@ -22,7 +22,9 @@ from .task_table import TaskTable
 
 @dataclass(frozen=True, slots=True)
 class _ComputedStep:
-    """A step of generations; *candidates* had slots or texts and were not excluded from it."""
+    """A step of generations. *candidates* are the tasks with slots and the texts that it could
+    have served.
+    """
 
     batch: Sequence[ScheduledTokens]
     chunks: Sequence[Chunk]
@@ -58,7 +60,7 @@ class Steps:
         self._tried = False
         """The last step of generations computed a task on trial."""
         self._unlearned: _ComputedStep | None = None
-        """The last step of generations, unless it was learned."""
+        """The last step of generations, while its cost is not learned."""
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -84,15 +86,15 @@ class Steps:
     def compute_step(self) -> None:
         """Compute one batch, of generations or of embeddings, if there is work."""
         generating = [t for t in self._slots.tasks if t.has_work]
-        texts, passed_over = self._embeddings.running, self._embedded
+        texts, embedded_last = self._embeddings.running, self._embedded
         self._embedded = bool(texts) and embeds_next(
             generating, texts, self._tasks.order(), embedded=self._embedded
         )
         if self._embedded:
             decoding = [t for t in generating if not t.prefilling]
-            self._embed(decoding, generating if passed_over else [])
+            self._embed(decoding, generating if embedded_last else [])
         else:
-            self._generate([] if passed_over else texts)
+            self._generate([] if embedded_last else texts)
 
     def _embed(self, decoding: list[Task], passed_over: list[Task]) -> None:
         """Compute a step of embeddings."""

@@ -33,8 +33,8 @@ LONG_RAW_BYTES = 2 << 10
 RENDER_S = 0.01
 """The engine waits this long for a rendering, and then goes on without it. Most take 0.1 ms."""
 RENDER_CHARGED_S = 0.5
-"""A rendering without which the engine has gone on counts in the share of its owner, up to this
-time: with the CPU time that a template may take. On a busy machine it takes longer.
+"""At most this time of a rendering for which the engine did not wait counts in its owner's share.
+It is the CPU time that a template may take; on a busy machine a rendering takes longer.
 """
 COMPILE_S = 0.005
 """The engine waits this long for a grammar, and then goes on without it. Most take 3 ms."""

@@ -26,8 +26,8 @@ CLOSE_S = 10.0
 def return_free_memory() -> None:
     """Have glibc return the free part of its heap; other C libraries do so by themselves.
 
-    Without it, 36 of 412 MB were returned for states of 0.2 to 3 MB among small objects: freed
-    blocks of that size raise glibc's threshold, and later ones come from the heap. Takes 23 ms.
+    Without it, glibc returned 36 of 412 MB (states of 0.2 to 3 MB among small objects): freeing a
+    block of that size raises its mmap threshold, so later blocks come from the heap. Takes 23 ms.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -36,7 +36,7 @@ def return_free_memory() -> None:
 
 class KvManager:
     """The slots of *model*, its states in memory and, with *files*, on disk. Owned by the engine.
-    *recompute_s* estimates the seconds that computing a number of tokens takes.
+    *recompute_s* estimates the time to compute a number of tokens.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class KvManager:
         scope, session = scoped(command.user, command.session, shared=shared)
         origin = Origin(scope, session, command.adapters, approximate=True)
         tokens = array("i", command.tokens)
-        tokens.append(-1)  # a task always computes its last token; a whole history counts
+        tokens.append(-1)  # a lookup never reuses the last token; so a whole history can count
         find = self._persist if isinstance(command, m.PersistState) else self._find_cached
         return m.CommandResult(command.id, find(origin, tokens))
 
@@ -138,7 +138,7 @@ class KvManager:
             self.fetches += task.fetching
 
     def spill(self) -> None:
-        """Write evicted states that may be persisted to disk."""
+        """Write to disk those evicted states that may be persisted."""
         if self.store.low_memory:
             self._empty_memory()
         if self.disk is not None:

@@ -249,13 +249,17 @@ def _step_s(
     settings: EngineSettings,
     cost: StepCost,
 ) -> float:
-    """Return the time for a step in which *prompts* of one class are computed.
+    """Return the time for a step in which *prompts* of one class are computed:
 
-    Prompts of the lowest class get `LOW_STEP` of `step_s_target`: any arrival precedes them, but
-    must wait for the step under way. Others get `step_s_target` if tasks of a higher class or of
-    their own decode. A reserved quantum does not change the class here. Tasks of one burst
-    wait for each other: a stream waits for prompts that got their slots at most `step_s_max` after
-    its first token, if they take at most `burst_s`.
+    - of the lowest class: `LOW_STEP` of `step_s_target`. Any arrival precedes them, but must wait
+      for the step under way;
+    - while tasks of a higher class decode: `step_s_target`;
+    - while only tasks of lower classes decode, or none: `step_s_max`;
+    - while tasks of their own class decode: `step_s_target`, or `step_s_max` for the prompts of one
+      burst. Those got their slots at most `step_s_max` after a stream's first token and take at
+      most `burst_s`; the stream waits for them.
+
+    A reserved quantum does not change the class here.
     """
     highest = max(map(order.effective_unreserved, decoding), default=-1)
     if effective == Priority.LOW:

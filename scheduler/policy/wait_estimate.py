@@ -1,8 +1,7 @@
 """Estimated starts of waiting tasks: a pure simulation, and the token times that it uses.
 
-The simulation knows a task by its class and its remaining tokens, and a slot by the time that a
-token takes while the other slots are busy. Tasks only wait when all slots are busy, so times
-measured on turns that shared the model hold for those that wait.
+The simulation knows a task's class and remaining tokens, and a slot's time per token while the
+other slots are busy. Those times suit waiting tasks, which wait only while all slots are busy.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from ..priority import Priority
 from ..settings import EngineSettings
 
 FORGET = 0.9
-"""Weight of earlier turns beside a new one: the last ten turns weigh about two thirds."""
+"""Decay per turn: the last ten turns have about two thirds of the weight."""
 TOKEN_S_MIN = 1e-9
 """Avoids division by zero when the clock has not advanced."""
 PROMPT_S, OUTPUT_S, OUTPUT_TOKENS = 0.003, 0.05, 128.0
@@ -67,7 +66,7 @@ class QueuedTask:
     idle_s: float = 0.0
     """Time since a token of it was computed."""
     passed_over_s: float = 0.0
-    """Time since which higher classes have kept it from computing."""
+    """Time for which higher classes have kept it from computing."""
 
 
 @dataclass(slots=True)
@@ -81,7 +80,7 @@ class _Slot:
 class StartEstimator:
     """Predicts when each of the *waiting* tasks, in order, gets one of the *slots*.
 
-    If more tasks are *running* than there are slots, the later ones wait too, before the others.
+    If more tasks are *running* than there are slots, the surplus queues before the waiting ones.
     *reserved_after* is the number of tokens until the next reserved quantum is due.
     """
 
@@ -123,8 +122,8 @@ class StartEstimator:
         return start
 
     def _occupy_slot(self, slot: _Slot, task: QueuedTask, quantum_s: float, start: float) -> None:
-        """Give *slot* to *task* at *start*, which began its quantum at *quantum_s*. A preempted
-        task follows it in the slot.
+        """Give *slot* to *task* at *start*; its quantum began at *quantum_s*. A preempted task gets
+        the slot back afterwards.
         """
         preempts = task.priority > slot.task.effective
         left, left_max = (slot.end_s, slot.end_s_max) if preempts else (0.0, 0.0)
@@ -133,9 +132,13 @@ class StartEstimator:
         slot.end_s_max = start + self._times.seconds_max(task.work) + left_max
 
     def _free_at(self, slot: _Slot, task: QueuedTask) -> float:
-        """Return when *task* can have a slot: at once if its class is higher, at the end of a
-        quantum once its class is equal and its owner was not served more, or when the slot's task
-        is expected to end; if that has a higher class, others may follow it, so its limit counts.
+        """Return when *task* can have a slot:
+
+        - at once, if its own class is higher;
+        - at the end of a quantum, once its effective class is equal and its owner was not served
+          more;
+        - else when the slot's task ends. Other tasks of a higher class may follow one of a higher
+          class, so its maximum length counts.
         """
         if task.priority > slot.task.effective:
             return 0.0
@@ -147,26 +150,26 @@ class StartEstimator:
         return min(slot.end_s_max if rises > 0 else slot.end_s, at + lead_s)
 
     def _reserved_starts(self, reserved_after: int) -> dict[int, float]:
-        """Return when waiting tasks of lower classes get a reserved quantum, by their `id`: their
-        users in turn, as far as is known here.
+        """Return when waiting tasks of lower classes get a reserved quantum, by their `id`. Their
+        users get quanta in rounds, by the tasks known here.
         """
         highest = max(slot.task.effective for slot in self._slots)
         lower = [t for t in self._waiting if t.effective < highest]
         period_s = self._settings.reserved_share * self._settings.quantum_tokens * self._token_s
         due_s, found = max(0, reserved_after) * self._token_s, {}
         rounds: Counter[int] = Counter()
-        in_turn = []
+        by_round = []
         for task in sorted(lower, key=lambda t: -t.idle_s):
-            in_turn.append((rounds[task.user], task))
+            by_round.append((rounds[task.user], task))
             rounds[task.user] += 1
-        for _, task in sorted(in_turn, key=lambda turn: turn[0]):
+        for _, task in sorted(by_round, key=lambda entry: entry[0]):
             found[id(task)] = due_s = max(due_s, self._settings.passed_over_s - task.passed_over_s)
             due_s += period_s
         return found
 
 
 def _lead(one: tuple[int, int], other: tuple[int, int]) -> int:
-    """Return by how many tokens *one* was served more: its user or, of one user, its label."""
+    """Return how many more tokens *one* was served: by user or, if users are equal, by label."""
     return next((a - b for a, b in zip(one, other, strict=True) if a != b), 0)
 
 
@@ -206,7 +209,7 @@ class TurnEstimator:
         """Return the rest of a task with *prompt_tokens* to compute and *done* output tokens, whose
         output is bounded by *limit* (-1: unbounded).
 
-        An answer that is longer than expected may reach its limit; so may the first answers.
+        If the answer is already longer than expected, or nothing was learned, its limit is assumed.
         """
         whole = self.mean_length.value if self.mean_length.known else 0.0
         bound = math.inf
