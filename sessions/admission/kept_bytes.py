@@ -37,8 +37,8 @@ def memory_bytes(*values: Any) -> int:
 
 
 class MemoryMeter:
-    """Counts the memory of maps again and again. A value in them is walked only the first time, as
-    it may be large; it is replaced, and never changed in place.
+    """Measures the same maps repeatedly. Each value is walked once, as it may be large, and its
+    size is cached by its id: values are replaced, never changed.
     """
 
     def __init__(self) -> None:
@@ -68,8 +68,8 @@ class KeptBytesListener(Protocol):
 class KeptBytes:
     """The bytes of open sessions and graphs, by user. Owned by the daemon's event loop.
 
-    A *holder* is a session or a graph. Dormant sessions share the bound: what the open ones leave
-    of it is `left_for_dormant`.
+    A *holder* is a session or a graph. Dormant sessions share the bound; `left_for_dormant` is the
+    remainder.
     """
 
     def __init__(self, bounds: AdmissionBounds):
@@ -94,16 +94,15 @@ class KeptBytes:
     def check_growth(self, owner: Owner, more: int) -> None:
         """Check that a user's open sessions and graphs may become larger by *more* bytes.
 
-        :raises QuotaExceeded: with the bytes and the bound.
+        :raises QuotaExceeded: the bound would be exceeded; the data has it and the bytes.
         """
         bound, kept = self._bounds.session_bytes_bound(owner.user), self._open.of_user(owner.user)
         is_over = more > 0 and kept + more > bound.limit
         if is_over or (more > 0 and exceeds_share(self._open, owner, more, bound.limit)):
-            reserve = "" if is_over else f" (a part is for labels other than {owner.label!r})"
+            reserved = f", part of which is reserved for labels other than {owner.label!r}"
             raise QuotaExceeded(
-                f"your open sessions and graphs have {kept} bytes{reserve}, {more} more were to be"
-                " added;"
-                f" the limit is {bound.limit}",
+                f"your open sessions and graphs take {kept} bytes; {more} more would exceed the"
+                f" limit of {bound.limit}{'' if is_over else reserved}",
                 hint="close sessions and unload graphs that are done, or use shorter inputs and"
                 " options",
                 data={"bound": bound.name, "bytes": kept, "more": more, "bytes_max": bound.limit},

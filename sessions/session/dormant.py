@@ -59,7 +59,7 @@ class DormantSessions:
         """Return an owner's dormant session with this id."""
         return self._by_id.get((owner, session_id))
 
-    def has_room(self, size: int) -> bool:
+    def fits(self, size: int) -> bool:
         """Return whether a session of this size can be kept at all."""
         limits = self.limits
         return limits.sessions_max > 0 and limits.seconds_max > 0 and size <= limits.bytes_max

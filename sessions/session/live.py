@@ -17,7 +17,7 @@ EXPIRED_HINT = "open a new context: only the history of a session with an id is 
 
 
 class LiveSessions:
-    """Owned by the manager. A connection is any hashable object."""
+    """The open sessions. Owned by the manager. A connection is any hashable object."""
 
     def __init__(self, ledger: Ledger, sessions_max: int, idle_timeout_s: float):
         self.sessions_max = sessions_max
@@ -156,8 +156,8 @@ class LiveSessions:
         )
 
     def next_expiry_in_s(self, owner: Owner) -> float:
-        """Return the seconds until the first idle session expires whose place *owner* could take;
-        if all are in use, the mean time of a turn.
+        """Return how many seconds remain until an idle session expires whose place *owner* could
+        take. If all are in use, return the mean time of a turn.
         """
         limit = self._ledger.bounds.sessions_bound(owner.user).limit
         own_only = self.places.of_user(owner.user) >= limit

@@ -231,8 +231,8 @@ class SessionManager:
     # Ending.
 
     async def close_session(self, session: Session) -> None:
-        """End a session and delete its data, in memory and on disk, before this returns. Only a
-        session without an id may leave KV states that other sessions share.
+        """End a session and delete its data, in memory and on disk, before this returns. KV states
+        of a session without an id may stay if other sessions share them.
         """
         self._end_session(session, SessionCall.CLOSE, "the session was closed")
         if session.leaves_state:

@@ -63,8 +63,9 @@ class _Waiting:
 
 
 class PlaceQueue:
-    """Owned by the manager, on the daemon's event loop, which *wake* makes call `grant_places` at
-    the right time.
+    """The requests that wait for a place among the open sessions. Owned by the manager, on the
+    daemon's event loop. *wake* makes the manager call `grant_places` when the next session may
+    yield.
 
     A granted place stays reserved until its request has taken it. A session that yields its place
     keeps its handle; its memory then counts in the bounds of dormant sessions.
@@ -114,8 +115,8 @@ class PlaceQueue:
     async def waited_place(
         self, owner: Owner, wait: PlaceWait, session: Session | None = None
     ) -> AsyncIterator[None]:
-        """Wait for a place of a session that the body adds without an await. The body also runs
-        once *session* has its place again, or has ended.
+        """Wait until a place is reserved. The body adds its session without an await. With
+        *session*, the body also runs once that has its place again or has ended.
 
         :raises Busy: too many requests wait.
         :raises Timeout: a timeout has passed.
@@ -147,9 +148,9 @@ class PlaceQueue:
             self.listener.place_waited(self._ledger.seconds() - waiting.request.since)
 
     def _check_waiting(self, request: PlaceRequest) -> None:
-        """Refuse one more waiting request past a bound.
+        """Check that one more request may wait.
 
-        :raises Busy: it is reached.
+        :raises Busy: a bound is reached.
         """
         others = [w.request for w in self._waiting.values() if not w.ended.is_set()]
         own = sum(other.owner.user == request.owner.user for other in others)
@@ -204,7 +205,7 @@ class PlaceQueue:
 
     @contextmanager
     def one_grant(self) -> Iterator[None]:
-        """Grant the places that become free in the body at its end, in one step."""
+        """Defer grants during the body, and grant all freed places at its end."""
         self._deferred = True
         try:
             yield
@@ -213,8 +214,8 @@ class PlaceQueue:
             self.grant_places()
 
     def session_rested(self) -> None:
-        """Check whether a session that is no longer in use yields its place, or when it will. Later
-        yields are found by `next_yield_in_s`.
+        """Grant places if a session that is no longer in use may yield soon; `next_yield_in_s`
+        finds later yields.
         """
         if self._waiting and self.bounds.yield_after_s < OVER_SHARE * IN_USE_S:
             self.grant_places()
@@ -283,7 +284,7 @@ class PlaceQueue:
         return [
             Holder(session, session.owner, None if session.in_use else session.used_at)
             for session in self._live.with_place()
-            if self._dormant.has_room(bytes_of(session))
+            if self._dormant.fits(bytes_of(session))
         ]
 
 
