@@ -1,8 +1,8 @@
 """The `Model` protocol, with the facts, messages and samplers that it exchanges with callers.
 
-The engine's thread calls a model; only `tokenize` and `render` must be safe in other threads at the
-same time, in one each. Sequences are in numbered slots, 0 … slots - 1; the model keeps the KV state
-of each slot and, after a step, the logits of its last decode.
+The engine's thread calls a model. Meanwhile `tokenize`, `render` and `compile_grammar` may run in
+other threads, the first two in one thread each. Sequences are in numbered slots, 0 … slots - 1; the
+model keeps the KV state of each slot and, after a step, the logits of its last decode.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class CompiledGrammar(Protocol):
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """The paths of the constraints of its JSON schema that it does not keep."""
+        """The paths of those constraints of its JSON schema that it does not enforce."""
 
 
 class Sampler(Protocol):
@@ -183,7 +183,8 @@ class Model(Protocol):
         answer: Sequence[int] = (),
         grammar: CompiledGrammar | None = None,
     ) -> Sampler:
-        """Return a sampler whose penalties have seen *prompt* and *answer*, its grammar *answer*.
+        """Return a sampler whose penalties have seen *prompt* and *answer*, and whose grammar has
+        accepted *answer*.
 
         *grammar* is the result of `compile_grammar`; without it the sampler compiles its own.
 
@@ -238,7 +239,7 @@ class Model(Protocol):
     def shift(self, slot: int, keep: int, discard: int) -> None:
         """Drop *discard* tokens after the first *keep* and move the others down (approximate).
 
-        The slot's logits are lost. It must be decoded into before it is saved or swapped.
+        The slot's logits are lost. Decode into it before it is saved or swapped.
 
         :raises UnsupportedOperation: the memory cannot be shifted; see `ModelInfo.can_shift`.
         :raises BackendError: no tokens would be left to move, and nothing has changed; or cells

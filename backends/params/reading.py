@@ -69,7 +69,7 @@ _SAMPLER_SPELLINGS = {n.replace("-", ""): n for n in SAMPLERS} | {
 
 class Options(msgspec.Struct, kw_only=True):
     """The values by parameter name that were read from a JSON object, the ignored keys, and by name
-    why a value is not the one that was given.
+    the reason why a value was adjusted.
     """
 
     values: dict[str, Any] = {}

@@ -51,11 +51,11 @@ from ..vocabulary import Vocabulary
 from .requests import CheckReply, CheckRequest, TagRequest
 
 NICE = 5
-"""Beside a busy thread of llama.cpp on its core, the process gets a quarter of it."""
+"""On a core shared with a busy thread of llama.cpp, the process gets a quarter of the time."""
 _CAUSE_CHARACTERS = 200
 _M_ARENA_MAX = -8
 """glibc's number for `mallopt`."""
-_EMPTY = "no value fits it"
+_EMPTY = "no answer can satisfy it"
 _LIMIT = re.compile(r"too (big|large|many|complex)|max is|exceed|fuel|limits?\b", re.IGNORECASE)
 """Words of llguidance's messages about limits that were met."""
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|/.*/')
@@ -137,7 +137,7 @@ def _compiled(
     """Return the reply with a grammar, and the matcher.
 
     :raises TooLarge: a limit of llguidance was met.
-    :raises InvalidArgument: *refuse* makes it of the cause.
+    :raises InvalidArgument: the grammar is refused; *refuse* makes the error from the cause.
     """
     matcher = _matcher(grammar, request.vocab_size, request.ends)
     if (cause := _cause(matcher)) is not None:
@@ -259,8 +259,8 @@ def _too_deep() -> InvalidArgument:
 
 
 def _use_one_arena() -> None:
-    """Let all threads allocate from one arena: others would not fit into the limit on memory, and
-    each attempt takes time.
+    """Let all threads allocate from one arena: further ones would exceed the memory limit, and each
+    attempt takes time.
     """
     configure = getattr(ctypes.CDLL(None), "mallopt", None)
     if configure is not None:
@@ -272,5 +272,5 @@ if __name__ == "__main__":
         os.nice(NICE)
     threading.stack_size(STACK_BYTES)
     _use_one_arena()
-    check_grammar(CheckRequest(schema="{}"))  # reads the library's code, which no user must pay
+    check_grammar(CheckRequest(schema="{}"))  # loads the library before a user's CPU time counts
     serve_requests(_reply, CPU_S_MAX, MEMORY_BYTES_MAX)

@@ -164,7 +164,7 @@ def test_an_answer_matches_a_regular_expression_as_a_whole(
         ({"regex": "a(b"}, "regex: "),
         ({"regex": "a(?=b)"}, "regex: "),
         ({"regex": r"(a)\1"}, "regex: "),
-        ({"regex": "[^\\s\\S]"}, "no value fits"),
+        ({"regex": "[^\\s\\S]"}, "no answer can satisfy it"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(

@@ -112,7 +112,7 @@ def test_an_answer_outside_the_grammar_is_refused_without_an_abort(model: LlamaM
         ('root ::= "a" b', "Undefined rule identifier 'b'"),
         ('x ::= "a"', "'root' symbol"),
         ("root ::= (", "expecting '\\)'"),
-        ("root ::= root", "no value fits it"),
+        ("root ::= root", "no answer can satisfy it"),
         ("root ::= [a-", "unexpected end of input"),
         ('root ::= "a"{2,1}', "bounds run backwards"),
         ('root ::= "a"{2000000000}', "number of repetitions exceeds"),
