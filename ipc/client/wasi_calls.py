@@ -109,8 +109,8 @@ class AsyncWasiCalls(AsyncCaller):
     ) -> Context:
         """Open an execution context on a graph.
 
-        *priority* is the class of its turns. Where too many contexts are open, the call waits in
-        this class for a place, for at most *queue_timeout* seconds; without that it fails at once.
+        *priority* is the class of its turns. If too many contexts are open, the call waits in this
+        class for at most *queue_timeout* seconds; without *queue_timeout* it fails at once.
         """
         params = w.OpenParams(graph=graph, priority=priority or "")
         if queue_timeout:
@@ -146,7 +146,7 @@ class AsyncWasiCalls(AsyncCaller):
     async def set_input(
         self, context: int, index: int, tensor: TensorLike, *, timeout: float | None = None
     ) -> None:
-        """Set a context's prompt, which replaces the history, or at index 1 parameters as JSON.
+        """Set a context's prompt, which replaces the history, or at index 1 its parameters (JSON).
 
         A tensor that does not fit into a frame is sent in a memfd.
         """
@@ -258,7 +258,9 @@ class AsyncWasiCalls(AsyncCaller):
         timeout: float | None = None,
         traceparent: str | None = None,
     ) -> str:
-        """Compute the answer to an unchanged prompt; the context's history keeps both."""
+        """Compute the answer to a prompt that is used as it is, without the chat template. The
+        context's history keeps both.
+        """
         params = w.PromptComputeParams(
             context=context,
             prompt=prompt,
@@ -269,7 +271,7 @@ class AsyncWasiCalls(AsyncCaller):
         return (await self._call("prompt_compute", params, w.PromptComputeResult, timeout)).text
 
     async def init_backend(self, config: Config = "", *, timeout: float | None = None) -> list[str]:
-        """Return the keys of a backend configuration that the daemon ignores: the operator's."""
+        """Return the ignored keys of a backend configuration: those that only the operator sets."""
         params = w.InitBackendParams(config=json_text(config))
         return (await self._call("init_backend", params, w.InitBackendResult, timeout)).ignored
 

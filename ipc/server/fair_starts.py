@@ -28,9 +28,9 @@ class FairStarts:
         self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
 
-    async def wait_turn(self, uid: int, *, is_first: bool = False) -> None:
-        """Wait until a request of *uid* may start, which mostly is at once. One that *is_first*
-        precedes the user's others.
+    async def wait_start(self, uid: int, *, is_first: bool = False) -> None:
+        """Wait until a request of *uid* may start, mostly not at all. One that *is_first* precedes
+        the user's others.
         """
         self._schedule()
         if (

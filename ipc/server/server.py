@@ -31,10 +31,10 @@ HELLO_TIMEOUT_S = 10.0
 ACCEPT_PAUSE_S = 0.1
 ACCEPTS_AT_ONCE = 16
 """Connections served before other events are handled."""
-ACCEPTING, ACCEPTING_PAUSE_S = -1, 0.03
-"""Stands for the users of all new connections in counting loop time, as they are not known yet; and
-the longest time for which no connection is accepted because that share is taken.
-"""
+ACCEPTING = -1
+"""The user to whom the loop time of accepting is charged: a new connection's is not known yet."""
+ACCEPTING_PAUSE_S = 0.03
+"""Maximum time for which no connection is accepted because that share of the loop is used up."""
 CLOSED_AT_ONCE = 16
 """Connections that their clients have closed already, accepted for each one that is served."""
 CLOSING_BACKLOG = 128
@@ -296,7 +296,7 @@ class Server:
             with request.scope:
                 if connection.identified is not None:
                     await connection.identified.wait()
-                await self._starts.wait_turn(request.uid, is_first=_cancels_request(request))
+                await self._starts.wait_start(request.uid, is_first=_cancels_request(request))
                 reply = await self._loop_time.run_counted(request.uid, self._answer(request))
                 connection.requests.pop(request.number, None)
                 connection.send_frame(reply)

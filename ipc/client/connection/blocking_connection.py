@@ -29,7 +29,7 @@ from .outbox import Outbox
 
 _CONNECT_PAUSE_S = 0.02
 _FOLLOWER_S_MAX = 1.0
-"""A follower checks after this time whether it leads: an interrupted leader may have waked none."""
+"""A follower checks after this time whether it leads: an interrupted leader may have woken none."""
 _POLL_S_MAX = 86400.0
 
 

@@ -24,7 +24,7 @@ from .received import Message, Received, unreadable
 
 _EVENT = int(Kind.EVENT)
 _CANCELS_MAX = 16
-"""The number of the requests allowed in flight that is reserved for cancels."""
+"""Requests in flight that are reserved for cancels."""
 _OUTBOX_BYTES_MAX = 16 << 20
 
 
@@ -46,9 +46,8 @@ class FrameSender(Protocol):
 class ConnectionCore(ABC):
     """A connection to the daemon. One thread at a time changes it.
 
-    Python may raise KeyboardInterrupt between any two lines. So each change is one assignment or
-    one C call, in an order in which it can be repeated: the next use continues where an interrupted
-    one stopped.
+    KeyboardInterrupt may come between any two lines. Each change is therefore one assignment or one
+    C call, and repeatable: the next use continues where an interrupted one stopped.
     """
 
     def __init__(self, path: str, outbox: FrameSender):
@@ -84,14 +83,15 @@ class ConnectionCore(ABC):
     async def wait_for(
         self, request: InFlight, ready: Callable[[], bool], until: float = math.inf
     ) -> None:
-        """Wait until *request* changed so that *ready* returns true, or *until* then.
+        """Wait until *request* changed so that *ready* returns true, or until the deadline *until*
+        (monotonic).
 
-        A request that is not done is timed out at its deadline.
+        A request that is not done is timed out at its own deadline.
         """
 
     @abstractmethod
     async def wait_lost(self, until: float) -> None:
-        """Wait until the connection was lost, or *until* then."""
+        """Wait until the connection was lost, or until the deadline *until* (monotonic)."""
 
     @abstractmethod
     def run_soon(self, action: Callable[[], object]) -> None:
@@ -102,7 +102,7 @@ class ConnectionCore(ABC):
 
     @abstractmethod
     def _notify(self, request: InFlight | None) -> None:
-        """Wake the waiting tasks for which *request*, or without one the connection, changed."""
+        """Wake the tasks that wait for *request*; None: for the connection."""
 
     @property
     def forked(self) -> bool:
@@ -135,7 +135,7 @@ class ConnectionCore(ABC):
             )
 
     def may_send(self) -> bool:
-        """Return whether a request need not wait before it is sent, or will never be sent."""
+        """Return whether a request can be sent at once, or fails at once."""
         return self._lost is not None or (
             len(self._in_flight) < self._in_flight_max
             and self._outbox.unsent_bytes <= _OUTBOX_BYTES_MAX

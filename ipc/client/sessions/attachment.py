@@ -34,7 +34,7 @@ Handle = TypeVar("Handle", bound=int)
 
 @dataclass(kw_only=True, slots=True)
 class ClientSessionSettings:
-    """The keywords by which a session is opened, which are also the defaults of its turns.
+    """Keywords that open a session; they are also its turns' defaults.
 
     The session owns it; its calls change `system` and `priority`.
     """
@@ -76,7 +76,8 @@ class Attachment:
     """A session's graph and context, both None while it is not open, and their `connection`.
 
     If the settings have `resume`, it attaches again by the session's id after its connection was
-    lost. With `has_history` the daemon must then still have the session's history.
+    lost. If `has_history`, the daemon must still have the history then. Each *until* is a deadline
+    on the monotonic clock.
     """
 
     def __init__(self, client: AsyncOperations, settings: ClientSessionSettings):
@@ -125,7 +126,7 @@ class Attachment:
     async def _open_context(self, until: float = math.inf) -> None:
         """Lease the model and open the context; if either fails, close both.
 
-        :raises Timeout: that was not done *until* then.
+        :raises Timeout: *until* has passed.
         """
         client, settings = self._client, self.settings
 
@@ -202,7 +203,7 @@ class Attachment:
             await self.attach_again(min(until, time.monotonic() + self._client._resume_timeout))
 
     async def attach_again(self, until: float) -> None:
-        """Attach over a new connection after the present one has ended; retry *until* then.
+        """Attach over a new connection after the present one has ended; retry until the deadline.
 
         :raises SessionExpired: the daemon no longer has the session.
         """
@@ -228,7 +229,7 @@ class Attachment:
         await self._initialize()
 
     async def _renew(self, lost: ConnectionCore, until: float) -> None:
-        """Attach over a new connection after *lost* has ended; retry *until* then.
+        """Attach over a new connection after *lost* has ended; retry until the deadline.
 
         :raises InferdError: the error of the last attempt.
         """
@@ -258,7 +259,7 @@ class Attachment:
         await self._client._driver.reconnect()
         try:
             await self._open_context(until)
-        except ShuttingDown:  # the old daemon still answers; the next one listens after its end
+        except ShuttingDown:  # the old daemon still answers; the next one listens once it exited
             if self.connection is not None:
                 await self.connection.wait_lost(until)
             raise

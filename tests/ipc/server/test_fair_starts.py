@@ -22,7 +22,7 @@ class Starts:
         self._starts = FairStarts(LoopTime())
 
     async def request(self, uid: int) -> None:
-        await self._starts.wait_turn(uid)
+        await self._starts.wait_start(uid)
         self.order.append(uid)
 
     def add(self, uid: int, count: int = 1) -> list[asyncio.Task[None]]:
@@ -62,7 +62,7 @@ async def test_a_request_that_cancels_precedes_the_others_of_its_user() -> None:
     order: list[int] = []
 
     async def request(number: int, *, is_first: bool = False) -> None:
-        await starts.wait_turn(ADA, is_first=is_first)
+        await starts.wait_start(ADA, is_first=is_first)
         order.append(number)
 
     flood = [asyncio.ensure_future(request(number)) for number in range(10 * STARTS_MAX)]

@@ -152,8 +152,8 @@ async def test_requests_of_a_paused_user_start_after_the_pause() -> None:
     starts = FairStarts(loop_time)
     loop_time.take(ADA, BURST_S + LOOP_SHARE * 0.1)
     began_s = time.monotonic()
-    waiting = asyncio.ensure_future(starts.wait_turn(ADA))
-    await starts.wait_turn(BOB)
+    waiting = asyncio.ensure_future(starts.wait_start(ADA))
+    await starts.wait_start(BOB)
     assert not waiting.done()
     await waiting
     assert time.monotonic() - began_s >= 0.09
