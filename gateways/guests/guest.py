@@ -1,4 +1,4 @@
-"""A guest's calls: wasi-nn as WasmEdge behaves, computed on contexts of the daemon."""
+"""A guest's calls: wasi-nn with WasmEdge's behaviour, on the daemon's contexts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Guest:
         self._graphs: dict[int, GuestGraph] = {}
         self._contexts: dict[int, GuestContext] = {}
         self._graphs_loaded = self._contexts_opened = 0
-        # A cancelled call keeps its place: the daemon may have opened its object.
+        # A cancelled call's place stays counted: the daemon may have opened the object.
         self._graph_places = self._context_places = 0
 
     # Graphs.
@@ -76,7 +76,7 @@ class Guest:
         return await self._add_graph(GuestGraph(load_bytes, config))
 
     async def load_by_name(self, name: bytes, config: bytes = b"", target: str = "auto") -> int:
-        """Load a model; return the same graph for the same name and parameters until its unload."""
+        """Load a model. Until it is unloaded, the same name and parameters give the same graph."""
         for handle, graph in self._graphs.items():
             if graph.key == (name, config):
                 return handle
@@ -160,7 +160,7 @@ class Guest:
         self._context_places -= 1
 
     async def set_input(self, handle: int, index: int, data: bytes) -> None:
-        """Set parameters at index 1, at any other the prompt, which ends a turn under way."""
+        """Set parameters at index 1; at any other set the prompt and end a turn under way."""
         context = self._live_context(handle)
         if index == METADATA_INDEX:
             await self.remote.set_input(context, METADATA_INDEX, data)
@@ -176,7 +176,7 @@ class Guest:
         context.prompt = data
 
     async def _end_turn(self, context: GuestContext) -> None:
-        """End a turn whose tokens are pulled, as WasmEdge does; the daemon would be `Busy`."""
+        """End a pulled turn, as WasmEdge does; otherwise the daemon would answer `SessionBusy`."""
         if context.in_turn:
             await self.remote.clear_output(context)
             context.clear_output()
@@ -200,7 +200,8 @@ class Guest:
     async def compute_single(self, handle: int) -> None:
         """Compute the next token.
 
-        :raises EndOfSequence: the turn has ended; so does `ContextFull`.
+        :raises EndOfSequence: the turn has ended.
+        :raises ContextFull: the turn has ended because the context is full.
         """
         context = self._live_context(handle)
         if not context.in_turn:

@@ -91,10 +91,11 @@ class Remote:
         return graph.handle
 
     async def _context(self, client: AsyncClient, context: GuestContext) -> int:
-        """Return the daemon's handle of a context. An unfinished turn continues after its text. A
-        context that has to wait for a place does so in the guest's priority class.
+        """Return the daemon's handle of a context, and open it again after a restart.
 
-        A call that fails or is cancelled on the way leaves the context to the next one.
+        The text so far of an unfinished turn becomes part of the prompt. A context that has to wait
+        for a place does so in the guest's priority class. If a call fails or is cancelled here, the
+        next one completes the opening.
         """
         generation = self.link.generation
         if context.generation != generation:

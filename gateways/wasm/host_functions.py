@@ -128,7 +128,7 @@ class HostFunctions:
 
     def entry(self, name: str, function: Callable[..., None]) -> Callable[..., int]:
         """Return the function that wasmtime calls. It returns an error's number, and raises only
-        what ends the guest.
+        errors that end the guest.
         """
 
         def call(caller: Caller, *arguments: int) -> int:
@@ -175,9 +175,7 @@ class HostFunctions:
         self._guest.set_input(context, index, memory.read_tensor(tensor))
 
     def _writer(self, read: Callable[[int, int], bytes]) -> Callable[..., None]:
-        """Return the function that writes an output to the guest's buffer, if it fits, and its size
-        in any case.
-        """
+        """Return a function that writes the output's size, and the output if it fits the buffer."""
 
         def write(
             memory: GuestMemory, context: int, index: int, buffer: int, size: int, written: int
