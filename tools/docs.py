@@ -8,6 +8,7 @@ from typing import Any
 
 from inferd.backends.params.parameters_schema import json_schema
 from inferd.daemon.config.settings_schema import config_schema
+from tools.gateway_fields_page import page as gateway_fields_page
 from tools.json_schema_page import page as json_schema_page
 from tools.man_pages import man_pages
 from tools.metrics_page import metrics_page
@@ -23,6 +24,7 @@ MAN = DOCS / "man"
 def pages() -> dict[Path, str]:
     """Return the content of each page by path."""
     return {
+        DOCS / "gateway-fields.md": gateway_fields_page(),
         DOCS / "json-schema.md": json_schema_page(),
         DOCS / "metrics.md": metrics_page(),
         DOCS / "parameters.md": page(),

@@ -23,6 +23,7 @@ COMMANDS = {
     "inference.template_command": ("template",),
     "...gateways.wasm.command": ("wasm",),
     "...gateways.nnrpc.command": ("nnrpc",),
+    "...gateways.http.command": ("gateway",),
     "models.show_command": ("show",),
     "models.model_commands": (
         *("models", "load", "unload", "pin", "unpin", "swap"),

@@ -31,7 +31,7 @@ COMMANDS = {
     "stop", "pull", "queue", "rm-session", "pin", "unpin", "swap", "sessions", "template",
     "install-service", "uninstall-service", "add-adapter", "rm-adapter", "embed",
     "parameters", "config", "doctor", "top", "stats", "drain", "logs", "log-level", "park", "start",
-    "wasm", "nnrpc",
+    "wasm", "nnrpc", "gateway",
 }  # fmt: skip
 CLIENT_COMMANDS = [
     ("run", "m", "p"), ("chat", "m"), ("models",), ("show", "m"), ("load", "m"), ("unload", "m"),
@@ -70,7 +70,8 @@ def test_all_commands_except_serve_write_json_and_those_of_a_daemon_take_a_socke
         commands |= {f"{above} {name}": command for name, command in group.commands.items()}
     for name, command in commands.items():
         options = {option for parameter in command.params for option in parameter.opts}
-        assert ("--json" in options) == (name not in ("serve", "wasm run", "nnrpc")), name
+        silent = ("serve", "wasm run", "nnrpc", "gateway")
+        assert ("--json" in options) == (name not in silent), name
         alone = name in ("pull", "parameters") or name.endswith("-service")
         alone = alone or name.startswith("config ")
         assert ("--socket" in options) == (not alone), name

@@ -1,0 +1,10 @@
+"""The HTTP gateway: programs that use the API of OpenAI compute on the daemon's models.
+
+`inferd gateway` serves it. Importing this package does not import starlette and uvicorn.
+
+- `turns/` runs the turns of any API on pooled connections to the daemon.
+- `callers/` decides who may send a request: keys, hosts, origins.
+- `exchange/` reads one request and writes its response, whole or streamed.
+- `fields/` checks the fields of requests by one table for each path.
+- each API is a package of its own: `openai/`.
+"""

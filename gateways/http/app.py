@@ -1,0 +1,225 @@
+"""The ASGI application: routes to the endpoints of all APIs, the checks before, errors after."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+import anyio
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
+
+from ...backends.errors import BackendError, Busy, InferdError, QuotaExceeded
+from .callers.caller import LOCAL, Caller
+from .callers.origins import Origins
+from .exchange import Api, Endpoint, Exchange
+from .exchange.statuses import HttpRefusal
+from .limits import Limits
+from .turns import TurnRunner
+
+log = logging.getLogger(__name__)
+_WATCH_PAUSE_S = 1.0
+_ALLOWED_HEADERS = b"authorization, content-type, x-api-key, anthropic-version, anthropic-beta"
+
+
+class Gateway:
+    """The application. Its state belongs to the event loop."""
+
+    def __init__(self, apis: Sequence[Api], turns: TurnRunner, limits: Limits, origins: Origins):
+        self._apis, self._turns, self._limits, self._origins = apis, turns, limits, origins
+        self._exchanges: set[Exchange] = set()
+        self._requests: Counter[str] = Counter()
+        by_path: dict[str, list[tuple[Api, Endpoint]]] = {}
+        for api in apis:
+            for endpoint in api.endpoints:
+                by_path.setdefault(endpoint.path, []).append((api, endpoint))
+        self._router = Router(
+            [Route(path, _Path(self, found)) for path, found in by_path.items()],
+            redirect_slashes=False,
+            default=_Path(self, []),
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or run until the server stops (`lifespan`)."""
+        if scope["type"] == "lifespan":
+            await self._run_lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self._router(scope, receive, send)
+
+    async def _run_lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._end_unread)
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            group.cancel_scope.cancel()
+        await self._turns.pool.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _end_unread(self) -> None:
+        """End the exchanges whose client has read nothing for `receive_s_max`."""
+        while True:
+            await anyio.sleep(_WATCH_PAUSE_S)
+            limit = time.monotonic() - self._limits.receive_s_max
+            for exchange in self._exchanges:
+                if 0.0 < exchange.blocked_since < limit:
+                    exchange.cancel_scope.cancel()
+
+    def _api_of(self, path: str) -> Api:
+        """Return the API in whose shape an error of a path is written."""
+        for api in self._apis:
+            if path.startswith(tuple(api.prefixes)):
+                return api
+        return self._apis[0]
+
+    async def run_exchange(
+        self, scope: Scope, receive: Receive, send: Send, found: Sequence[tuple[Api, Endpoint]]
+    ) -> None:
+        """Check a request, run its endpoint, and write the error if it fails."""
+        api, endpoint = self._choose(scope, found)
+        exchange = Exchange(scope, receive, send, api=api, turns=self._turns, limits=self._limits)
+        self._exchanges.add(exchange)
+        try:
+            with exchange.cancel_scope:
+                await self._run(exchange, endpoint, [each.method for _, each in found])
+        finally:
+            self._exchanges.discard(exchange)
+
+    def _choose(
+        self, scope: Scope, found: Sequence[tuple[Api, Endpoint]]
+    ) -> tuple[Api, Endpoint | None]:
+        """Return the endpoint of a request; one whose header the request has comes first."""
+        names = {name for name, _ in scope["headers"]}
+        usable = [
+            (api, endpoint)
+            for api, endpoint in found
+            if endpoint.method == scope["method"]
+            and (not endpoint.header or endpoint.header.encode() in names)
+        ]
+        if not usable:
+            return self._api_of(scope["path"]), None
+        return max(usable, key=lambda each: bool(each[1].header))
+
+    async def _run(
+        self, exchange: Exchange, endpoint: Endpoint | None, methods: Sequence[str]
+    ) -> None:
+        try:
+            self._check_source(exchange)
+            if exchange.method == "OPTIONS" and exchange.cors:
+                return await self._allow_preflight(exchange)
+            if endpoint is None:
+                raise _no_endpoint(exchange, methods)
+            exchange.caller = LOCAL
+            self._count(exchange.caller)
+            try:
+                await self._answer(exchange, endpoint)
+            finally:
+                self._requests[exchange.caller.name] -= 1
+        except InferdError as error:
+            if not exchange.started:
+                await exchange.send_error(error)
+
+    async def _answer(self, exchange: Exchange, endpoint: Endpoint) -> None:
+        if exchange.method == "POST":
+            _check_content_type(exchange)
+        await exchange.read_body()
+        error: InferdError | None = None
+        async with anyio.create_task_group() as group:
+            group.start_soon(exchange.wait_disconnected)
+            try:
+                await endpoint.answer(exchange)
+            except InferdError as exc:
+                error = exc
+            except Exception:  # the only broad handler of this process
+                log.exception("request failed")
+                error = BackendError("the gateway failed", hint="its log has the cause")
+            group.cancel_scope.cancel()
+        if error is not None:
+            raise error
+
+    def _check_source(self, exchange: Exchange) -> None:
+        """Check the request's host and origin.
+
+        :raises HttpRefusal: it is not allowed.
+        """
+        host, origin = exchange.headers.get("host", ""), exchange.headers.get("origin")
+        if not self._origins.allows_host(host):
+            raise HttpRefusal(
+                403,
+                f"the host {host[:100]!r} is not this gateway's",
+                hint="call it by its address, or start it with --allow-host NAME",
+            )
+        if origin is None:
+            return
+        if not self._origins.allows_origin(origin, exchange.scheme, host):
+            raise HttpRefusal(
+                403,
+                f"pages of {origin[:100]!r} may not call this gateway",
+                hint="start it with --allow-origin ORIGIN",
+            )
+        if self._origins.is_listed(origin):
+            exchange.cors = [
+                (b"access-control-allow-origin", origin.encode("latin-1")),
+                (b"vary", b"origin"),
+            ]
+
+    async def _allow_preflight(self, exchange: Exchange) -> None:
+        headers = [
+            (b"access-control-allow-methods", b"GET, POST, DELETE"),
+            (b"access-control-allow-headers", _ALLOWED_HEADERS),
+            (b"access-control-max-age", b"600"),
+        ]
+        await exchange.send_whole(b"", status=204, headers=headers)
+
+    def _count(self, caller: Caller) -> None:
+        """Count a request.
+
+        :raises Busy: the gateway has too many.
+        :raises QuotaExceeded: the caller has.
+        """
+        if self._requests.total() >= self._limits.requests_max:
+            raise Busy(
+                f"the gateway has {self._limits.requests_max} requests, its maximum",
+                data={"bound": "requests-max", "requests_max": self._limits.requests_max},
+            )
+        if caller.requests_max and self._requests[caller.name] >= caller.requests_max:
+            raise QuotaExceeded(
+                f"the key has {caller.requests_max} requests, its maximum",
+                data={"bound": "requests-max", "requests_max": caller.requests_max},
+            )
+        self._requests[caller.name] += 1
+
+
+class _Path:
+    """The endpoints of a path, as an ASGI application."""
+
+    def __init__(self, gateway: Gateway, found: Sequence[tuple[Api, Endpoint]]):
+        self._gateway, self._found = gateway, found
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._gateway.run_exchange(scope, receive, send, self._found)
+
+
+def _no_endpoint(exchange: Exchange, methods: Sequence[str]) -> HttpRefusal:
+    if methods:
+        allowed = ", ".join(sorted(set(methods)))
+        return HttpRefusal(405, f"{exchange.path} has no {exchange.method}", hint=f"use {allowed}")
+    return HttpRefusal(
+        404, f"there is no {exchange.path[:200]}", hint="docs/gateway.md lists the paths"
+    )
+
+
+def _check_content_type(exchange: Exchange) -> None:
+    """Check that a body is declared as JSON: a page of another site cannot do so unasked.
+
+    :raises HttpRefusal: it is not.
+    """
+    kind = exchange.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HttpRefusal(
+            415,
+            f"the content type {kind[:100]!r} is not application/json",
+            hint="send the header `Content-Type: application/json`",
+        )

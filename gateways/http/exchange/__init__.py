@@ -1,0 +1,9 @@
+"""One request and its response: the body, whole responses, streams, disconnects."""
+
+from __future__ import annotations
+
+from .api import Api, Endpoint
+from .exchange import Exchange
+from .streaming import StreamForm, stream_turn
+
+__all__ = ("Api", "Endpoint", "Exchange", "StreamForm", "stream_turn")

@@ -1,0 +1,150 @@
+"""One request and its response."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import msgspec
+
+from ....backends.errors import InferdError, TooLarge
+from ..callers.caller import LOCAL, Caller
+from ..limits import Limits
+from .statuses import ErrorShape, HttpRefusal, retry_after_s, status_of
+
+if TYPE_CHECKING:
+    from ..turns import TurnRunner
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+JSON = b"application/json"
+
+
+class Exchange:
+    """A request, and its response as it is written. Its task owns it.
+
+    `body` is set before the endpoint runs. `blocked_since` is the time at which the present write
+    began, or 0: the gateway ends exchanges whose client reads nothing for too long.
+    """
+
+    caller: Caller = LOCAL
+    body: bytes = b""
+    started = ended = False
+    blocked_since = 0.0
+
+    def __init__(
+        self,
+        scope: Mapping[str, Any],
+        receive: Receive,
+        send: Send,
+        *,
+        api: ErrorShape,
+        turns: TurnRunner,
+        limits: Limits,
+    ):
+        self.api, self.turns, self.limits = api, turns, limits
+        self.method, self.path = str(scope["method"]), str(scope["path"])
+        self.params: Mapping[str, str] = scope.get("path_params", {})
+        self.scheme, self.query = (
+            str(scope["scheme"]),
+            scope.get("query_string", b"").decode("latin-1"),
+        )
+        self.headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        self.cors: list[tuple[bytes, bytes]] = []
+        """Headers that let a page of an allowed origin read the response."""
+        self.cancel_scope = anyio.CancelScope()
+        """The request's work, which ends when the client disconnects."""
+        self._receive, self._send = receive, send
+
+    async def read_body(self) -> None:
+        """Read the whole body.
+
+        :raises TooLarge: it is longer than allowed.
+        :raises HttpRefusal: it does not arrive in time, or the client disconnects.
+        """
+        size_max = self.limits.body_bytes_max
+        length = self.headers.get("content-length", "0")
+        size = int(length) if length.isdecimal() and len(length) < 20 else 0
+        parts: list[bytes] = []
+        with anyio.move_on_after(self.limits.receive_s_max) as scope:
+            more = True
+            while more:
+                if size > size_max:
+                    raise TooLarge(
+                        f"the request has {size} bytes; {size_max} are allowed",
+                        hint="send less, or start the gateway with a larger --body-bytes-max",
+                        data={"bytes": size, "body_bytes_max": size_max},
+                    )
+                message = await self._receive()
+                if message["type"] == "http.disconnect":
+                    raise HttpRefusal(400, "the client disconnected before the end of its request")
+                parts.append(message.get("body", b""))
+                size = sum(map(len, parts)) if len(parts) < 2 else size + len(parts[-1])
+                more = message.get("more_body", False)
+        if scope.cancelled_caught:
+            seconds = self.limits.receive_s_max
+            raise HttpRefusal(408, f"the request did not arrive within {seconds:g} s")
+        self.body = b"".join(parts)
+
+    async def wait_disconnected(self) -> None:
+        """Wait until the client has disconnected, and then cancel the request's work."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self.ended:
+            self.cancel_scope.cancel()
+
+    async def start(
+        self, status: int, content_type: bytes, headers: list[tuple[bytes, bytes]] | None = None
+    ) -> None:
+        """Send the status and the headers."""
+        self.started = True
+        fields = [(b"content-type", content_type), *self.cors, *(headers or ())]
+        await self._write({"type": "http.response.start", "status": status, "headers": fields})
+
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        """Send a part of the body; wait while the client does not read."""
+        self.ended = not more
+        await self._write({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def _write(self, message: Message) -> None:
+        self.blocked_since = time.monotonic()
+        try:
+            await self._send(message)
+        finally:
+            self.blocked_since = 0.0
+
+    async def send_whole(
+        self,
+        data: bytes,
+        *,
+        status: int = 200,
+        content_type: bytes = JSON,
+        headers: list[tuple[bytes, bytes]] | None = None,
+    ) -> None:
+        """Send a whole response."""
+        length = (b"content-length", str(len(data)).encode())
+        await self.start(status, content_type, [length, *(headers or ())])
+        await self.write(data, more=False)
+
+    async def send_json(self, value: Any, *, status: int = 200) -> None:
+        """Send a value as JSON."""
+        await self.send_whole(msgspec.json.encode(value), status=status)
+
+    async def send_error(self, error: InferdError) -> None:
+        """Send an error in the shape of the API; only possible before the start of a response."""
+        status = status_of(error)
+        headers = []
+        retry_s = retry_after_s(error, status)
+        if retry_s is not None:
+            headers.append((b"retry-after", str(retry_s).encode()))
+        if status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        if status in (408, 413):  # the rest of the request is not read
+            headers.append((b"connection", b"close"))
+        body = msgspec.json.encode(self.api.error_body(error, status))
+        await self.send_whole(body, status=status, headers=headers)

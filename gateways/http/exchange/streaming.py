@@ -1,0 +1,136 @@
+"""Streamed responses: held headers, places in the queue, pieces, ends and late errors."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import anyio
+
+from ....backends.errors import InferdError
+from ....ipc.client import Piece, QueueEvent
+from ..limits import HOLD_S, WAITING_PAUSE_S
+from ..turns import Answer, TurnRequest
+from .exchange import Exchange
+from .statuses import status_of
+
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+_HEADERS = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+
+
+class StreamForm(Protocol):
+    """The form of one API's stream: each method returns the bytes to send, perhaps none.
+
+    It does no I/O and is called by one task at a time.
+    """
+
+    content_type: bytes
+    shows_waiting: bool
+    """Whether the client of a turn that waits gets `waiting`; if not, the headers are held until
+    the first piece.
+    """
+
+    def begin(self) -> bytes:
+        """Return the first bytes of the body, sent before the first piece."""
+
+    def waiting(self, place: QueueEvent | None) -> bytes:
+        """Return a place in the queue; None: it is not known, since the model is being loaded."""
+
+    def piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> bytes:
+        """Return the next piece of an answer."""
+
+    def end(self, answer: int, end: Answer) -> bytes:
+        """Return the end of an answer that did not fail."""
+
+    def error(self, error: InferdError, status: int) -> bytes:
+        """Return an error after the start of the stream, which then ends."""
+
+    def finish(self) -> bytes:
+        """Return the last bytes of a stream without an error."""
+
+
+async def stream_turn(exchange: Exchange, request: TurnRequest, form: StreamForm) -> None:
+    """Stream a turn as the response.
+
+    :raises InferdError: it failed before the response began.
+    """
+    writer = _StreamWriter(exchange, form)
+    error: InferdError | None = None
+    async with anyio.create_task_group() as group:
+        group.start_soon(writer.show_waiting)
+        try:
+            await exchange.turns.stream(exchange.caller, request, writer)
+        except InferdError as exc:
+            error = exc
+        group.cancel_scope.cancel()
+    await writer.finish(error)
+
+
+class _StreamWriter:
+    """The reader of a turn's answers that writes them to the client."""
+
+    def __init__(self, exchange: Exchange, form: StreamForm):
+        self._exchange, self._form = exchange, form
+        self._place: QueueEvent | None = None
+        self._place_changed = anyio.Event()
+        self._begun = False
+        self._error: InferdError | None = None
+        self._lock = anyio.Lock(fast_acquire=True)
+
+    async def show_waiting(self) -> None:
+        """Send the headers after `HOLD_S`, then each place in the queue until the first piece."""
+        if not self._form.shows_waiting:
+            return
+        await anyio.sleep(HOLD_S)
+        while not self._begun:
+            self._place_changed = anyio.Event()
+            async with self._lock:
+                if self._begun:
+                    return
+                await self._start()
+                await self._exchange.write(self._form.waiting(self._place))
+            with anyio.move_on_after(WAITING_PAUSE_S):
+                await self._place_changed.wait()
+
+    async def _start(self) -> None:
+        if not self._exchange.started:
+            await self._exchange.start(200, self._form.content_type, _HEADERS)
+
+    def note_place(self, place: QueueEvent) -> None:
+        """Note a place in the queue."""
+        self._place = place
+        self._place_changed.set()
+
+    async def write_piece(
+        self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]
+    ) -> None:
+        """Write a piece."""
+        await self._write(self._form.piece(answer, piece, probabilities))
+
+    async def write_end(self, answer: int, end: Answer) -> None:
+        """Write the end of an answer. The first error is kept for the end of the stream."""
+        if end.error is not None:
+            self._error = self._error or end.error
+            return
+        await self._write(self._form.end(answer, end))
+
+    async def _write(self, data: bytes) -> None:
+        async with self._lock:
+            if not self._begun:
+                self._begun = True
+                await self._start()
+                data = self._form.begin() + data
+            if data:
+                await self._exchange.write(data)
+
+    async def finish(self, error: InferdError | None) -> None:
+        """Write the end of the stream.
+
+        :raises InferdError: it failed before the response began.
+        """
+        error = error or self._error
+        if error is None:
+            await self._exchange.write(self._form.finish(), more=False)
+        elif self._exchange.started:
+            await self._exchange.write(self._form.error(error, status_of(error)), more=False)
+        else:
+            raise error

@@ -1,0 +1,138 @@
+"""The table of a path's request fields, by which bodies are read and docs/gateway.md is written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import msgspec
+
+from ....backends.errors import InferdError, InvalidArgument, UnsupportedOperation
+
+S = TypeVar("S", bound=msgspec.Struct)
+_PATH = re.compile(r" - at `\$\.?([^`]*)`")
+
+
+class Use(StrEnum):
+    """The effect of a field."""
+
+    HONOURED = "honoured"
+    REFUSED = "refused"
+    IGNORED = "ignored"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a request. With *option* its value is this parameter of docs/parameters.md.
+
+    A refused field may have the values *permitted*, which ask for nothing.
+    """
+
+    name: str
+    use: Use
+    note: str = ""
+    option: str = ""
+    permitted: tuple[Any, ...] = ()
+
+
+def honoured(name: str, note: str = "") -> Field:
+    """Return a field that the API's own code reads."""
+    return Field(name, Use.HONOURED, note)
+
+
+def parameter(name: str, option: str = "", note: str = "") -> Field:
+    """Return a field whose value is a parameter, by default of the same name."""
+    return Field(name, Use.HONOURED, note, option or name)
+
+
+def ignored(name: str, note: str) -> Field:
+    """Return a field without effect."""
+    return Field(name, Use.IGNORED, note)
+
+
+def refused(name: str, note: str, *permitted: Any) -> Field:
+    """Return a field that is refused by name, except with a value in *permitted*."""
+    return Field(name, Use.REFUSED, note, permitted=permitted)
+
+
+class FieldTable:
+    """The fields of the requests of one path.
+
+    With *parameters*, a field that is not in the table is passed on as a parameter of
+    docs/parameters.md, and the daemon refuses unknown ones by name. Without, it is refused here.
+    """
+
+    def __init__(self, path: str, fields: Sequence[Field], *, parameters: bool = False):
+        self.path, self.fields, self.parameters = path, tuple(fields), parameters
+        self._by_name = {field.name: field for field in fields}
+        self._by_option = {field.option: field.name for field in fields if field.option}
+
+    def read(self, body: bytes, kind: type[S]) -> tuple[S, dict[str, Any]]:
+        """Return a request's own fields and its parameters. A null counts as absent.
+
+        :raises InvalidArgument: it is not a JSON object, or a field has another type or is unknown.
+        :raises UnsupportedOperation: it has a field that is refused.
+        """
+        own: dict[str, Any] = {}
+        options: dict[str, Any] = {}
+        for name, value in _decode_object(body).items():
+            if value is None:
+                continue
+            field = self._by_name.get(name)
+            if field is None:
+                if not self.parameters:
+                    raise field_error(name, f"unknown field {name[:100]!r}")
+                options[name] = value
+            elif field.use is Use.REFUSED and value not in field.permitted:
+                raise UnsupportedOperation(
+                    f"{name}: {field.note}", hint="leave it out", data={"param": name}
+                )
+            elif field.option:
+                options[field.option] = value
+            elif field.use is Use.HONOURED:
+                own[name] = value
+        try:
+            return msgspec.convert(own, kind), options
+        except msgspec.ValidationError as exc:
+            raise _conversion_error(exc) from None
+
+    def name_field(self, error: InferdError) -> InferdError:
+        """Return *error* with the name of the field that it is about in `data.param`, if known."""
+        lines = error.data.get("errors") or [error.message]
+        option = str(lines[0]).partition(":")[0].strip()
+        unknown = re.match(r"unknown key '([^']*)'", str(lines[0]))
+        name = unknown[1] if unknown else self._by_option.get(option, option)
+        if unknown or name in self._by_name or re.fullmatch(r"[a-z0-9_-]{1,40}", name):
+            error.data.setdefault("param", name)
+        return error
+
+
+def field_error(name: str, message: str, hint: str = "") -> InvalidArgument:
+    """Return the error for a field's value."""
+    return InvalidArgument(
+        message, hint=hint or "docs/gateway.md lists the fields", data={"param": name}
+    )
+
+
+def _decode_object(body: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.ValidationError:
+        raise InvalidArgument("the request is not a JSON object", hint="send {…}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise InvalidArgument(
+            f"the request is not JSON: {exc}", hint="send a JSON object"
+        ) from None
+
+
+def _conversion_error(exc: msgspec.ValidationError) -> InvalidArgument:
+    text = str(exc)
+    place = _PATH.search(text)
+    name = place[1] if place else ""
+    if missing := re.search(r"missing required field `([^`]*)`", text):
+        name = f"{name}.{missing[1]}" if name else missing[1]
+    message = _PATH.sub("", text)
+    return field_error(name, f"{name}: {message}" if name else message)

@@ -1,0 +1,103 @@
+"""The gateway's listening socket: its address, and the refusal of open ones."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...backends.errors import InferdError, InvalidArgument
+from ...ipc.server.listener import BACKLOG, UnixListener
+from .callers.origins import is_loopback
+
+UNIX_MODE = 0o600
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A path, or a host and a port; port 0 is any free one."""
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only programs of this machine reach it."""
+        return bool(self.path) or is_loopback(self.host)
+
+
+def parse_address(text: str) -> Address:
+    """Return the address that *text* names: HOST:PORT, or unix:PATH.
+
+    :raises InvalidArgument: it has another form.
+    """
+    scheme, _, path = text.partition(":")
+    if scheme == "unix" and path.removeprefix("//"):
+        return Address(path=str(Path(path.removeprefix("//")).absolute()))
+    host, colon, port = text.rpartition(":")
+    if colon and host and port.isascii() and port.isdigit() and int(port) < 1 << 16:
+        return Address(host=host.removeprefix("[").removesuffix("]"), port=int(port))
+    raise InvalidArgument(
+        f"{text!r} is not an address to listen on", hint="give HOST:PORT or unix:PATH"
+    )
+
+
+def check_address(address: Address, has_keys: bool) -> None:
+    """Check that an address beyond this machine is only opened with keys.
+
+    :raises InvalidArgument: it has no keys.
+    """
+    if not address.is_local and not has_keys:
+        raise InvalidArgument(
+            f"without keys, the gateway does not listen on {address.host}, which other machines"
+            " reach",
+            hint="listen on 127.0.0.1, or give --keys FILE (docs/gateway.md)",
+        )
+
+
+class Listener:
+    """The bound socket, and the text that names it."""
+
+    def __init__(self, address: Address, mode: int = UNIX_MODE):
+        self._unix: UnixListener | None = None
+        if address.path:
+            self._unix = UnixListener(address.path, mode)
+            try:
+                self._unix.bind()
+            except InferdError:
+                self._unix.close()
+                raise
+            self.socket, self.name = self._unix.socket, f"unix:{address.path}"
+        else:
+            self.socket = _bind(address)
+            host, port = self.socket.getsockname()[:2]
+            self.name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def close(self) -> None:
+        """Close the socket, and remove its path."""
+        if self._unix is not None:
+            self._unix.close()
+        self.socket.close()
+
+
+def _bind(address: Address) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, where = found[0]
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(where)
+            sock.listen(BACKLOG)
+        except OSError:
+            sock.close()
+            raise
+        return sock
+    except OSError as exc:
+        raise InvalidArgument(
+            f"cannot listen on {address.host}:{address.port}: {exc.strerror or exc}",
+            hint="choose another address with --listen",
+        ) from None

@@ -1,0 +1,262 @@
+"""`/v1/chat/completions`."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+import msgspec
+
+from ....backends.errors import InferdError
+from ....ipc.client import Piece, QueueEvent, ToolCall
+from ....ipc.priorities import Priority
+from ..callers.caller import PRIORITIES, Caller
+from ..exchange import Exchange, stream_turn
+from ..exchange.streaming import EVENT_STREAM
+from ..fields.table import field_error
+from ..turns import Answer, TurnRequest, WholeCalls
+from .chat_fields import CHAT, ChatRequest, Effort, ResponseFormat, ServiceTier
+from .errors import error_body
+from .logprobs import chat_logprobs
+from .messages import read_messages
+from .usage import usage_of
+
+_encode = msgspec.json.encode
+DONE = b"data: [DONE]\n\n"
+
+
+async def answer_chat(exchange: Exchange) -> None:
+    """Answer a chat completion, whole or streamed."""
+    chat, options = CHAT.read(exchange.body, ChatRequest)
+    request = turn_of(chat, options, exchange.caller)
+    frame = Frame(chat, request)
+    try:
+        if chat.stream:
+            await stream_turn(exchange, request, ChatStream(frame))
+        else:
+            answers = await exchange.turns.collect(exchange.caller, request)
+            await exchange.send_json(frame.whole(answers))
+    except InferdError as exc:
+        raise CHAT.name_field(exc) from None
+
+
+def turn_of(chat: ChatRequest, options: dict[str, Any], caller: Caller) -> TurnRequest:
+    """Return the turn of a request.
+
+    :raises InvalidArgument: the request contradicts itself.
+    :raises UnsupportedOperation: it has parts that are not text.
+    """
+    options = {**options, "reasoning-format": "deepseek"}
+    tokens_max = chat.max_completion_tokens
+    if tokens_max is None:
+        tokens_max = chat.max_tokens
+    if tokens_max is not None:
+        options["n-predict"] = tokens_max
+    if chat.top_logprobs and not chat.logprobs:
+        raise field_error("top_logprobs", "top_logprobs: logprobs is not true")
+    if chat.logprobs:
+        options["n-probs"] = max(1, chat.top_logprobs)
+    if chat.logit_bias:
+        options["logit-bias"] = bias_pairs(chat.logit_bias)
+    if chat.response_format is not None:
+        options.update(format_options(chat.response_format))
+    if kwargs := {**effort_arguments(chat.reasoning_effort), **chat.chat_template_kwargs}:
+        options["chat-template-kwargs"] = kwargs
+    return TurnRequest(
+        model=chat.model,
+        prompt=read_messages(chat.messages),
+        options=options,
+        answers=chat.n,
+        priority=priority_of(chat.priority, chat.service_tier, caller),
+        session_id=chat.session_id,
+    )
+
+
+def bias_pairs(bias: dict[str, float]) -> list[tuple[int, float]]:
+    """Return the pairs of token ids and numbers in a `logit_bias`.
+
+    :raises InvalidArgument: a key is not a token's id.
+    """
+    for key in bias:
+        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            raise field_error("logit_bias", f"logit_bias: {key[:40]!r} is not the id of a token")
+    return [(int(key), number) for key, number in bias.items()]
+
+
+def format_options(form: ResponseFormat) -> dict[str, Any]:
+    """Return the parameters of a `response_format`.
+
+    :raises InvalidArgument: the schema is missing.
+    """
+    if form.type == "text":
+        return {}
+    if form.type == "json_object":
+        return {"json-schema": {"type": "object"}}
+    if form.json_schema is None:
+        raise field_error("response_format.json_schema", "response_format.json_schema is missing")
+    # As a text: its levels do not count among those of the frame.
+    schema = _encode(form.json_schema.schema_).decode()
+    return {"json-schema": schema, "schema-lenient": not form.json_schema.strict}
+
+
+def effort_arguments(effort: Effort | None) -> dict[str, Any]:
+    """Return the arguments of the chat template for a `reasoning_effort`."""
+    if effort is None:
+        return {}
+    return {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+
+
+def priority_of(priority: Priority | None, tier: ServiceTier, caller: Caller) -> Priority:
+    """Return a request's class. A tier is lowered to the caller's highest, a priority is not."""
+    if priority is not None:
+        return priority
+    wanted: Priority = "normal"
+    if tier != "auto":
+        wanted = {"flex": "low", "priority": "high"}.get(tier, "normal")  # type: ignore[assignment]
+    return min(wanted, caller.priority_max, key=PRIORITIES.index)
+
+
+def tier_of(priority: Priority) -> str:
+    """Return the tier in which a request of a class was answered."""
+    return {"low": "flex", "normal": "default"}.get(priority, "priority")
+
+
+class Frame:
+    """The parts that all objects of one completion share."""
+
+    def __init__(self, chat: ChatRequest, request: TurnRequest):
+        self.chat = chat
+        self.common: dict[str, Any] = {
+            "id": f"chatcmpl-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": chat.model,
+            "service_tier": tier_of(request.priority),
+        }
+
+    def whole(self, answers: list[Answer]) -> dict[str, Any]:
+        """Return the whole completion; an answer that failed has the error instead of a message."""
+        return {
+            **self.common,
+            "object": "chat.completion",
+            "system_fingerprint": answers[0].metadata.get("fingerprint"),
+            "choices": [self._choice(number, answer) for number, answer in enumerate(answers)],
+            "usage": usage_of(answers),
+        }
+
+    def _choice(self, number: int, answer: Answer) -> dict[str, Any]:
+        calls = [_call(call) for call in answer.tool_calls]
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": None if calls and not answer.text else answer.text,
+            "refusal": None,
+        }
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if calls:
+            message["tool_calls"] = calls
+        logprobs = None
+        if self.chat.logprobs:
+            logprobs = chat_logprobs(answer.probabilities, self.chat.top_logprobs)
+        return {
+            "index": number,
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": answer.finish_reason,
+        }
+
+
+class ChatStream:
+    """A completion as chunks."""
+
+    content_type = EVENT_STREAM
+    shows_waiting = True
+
+    def __init__(self, frame: Frame):
+        self._chat = frame.chat
+        fields = {**frame.common, "object": "chat.completion.chunk"}
+        self._head = b"data: " + _encode(fields)[:-1] + b',"choices":['
+        usage = b',"usage":null' if frame.chat.stream_options.include_usage else b""
+        self._tail = b"]" + usage + b"}\n\n"
+        self._calls = [WholeCalls() for _ in range(frame.chat.n)]
+        self._ended: list[Answer] = []
+
+    def begin(self) -> bytes:
+        """Return the chunks with the role of each answer."""
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        return b"".join(self._chunk(number, delta) for number in range(self._chat.n))
+
+    def waiting(self, place: QueueEvent | None) -> bytes:
+        """Return a comment with the place in the queue."""
+        return waiting_comment(place)
+
+    def piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> bytes:
+        """Return the chunk of a piece."""
+        delta: dict[str, Any] = {}
+        if piece:
+            delta["content"] = str(piece)
+        if piece.reasoning:
+            delta["reasoning_content"] = piece.reasoning
+        if piece.tool_calls:
+            self._add_calls(delta, answer, self._calls[answer].add_parts(piece.tool_calls))
+        return self._chunk(answer, delta, probabilities) if delta or probabilities else b""
+
+    def _add_calls(self, delta: dict[str, Any], answer: int, calls: list[ToolCall]) -> None:
+        if calls:
+            first = self._calls[answer].calls - len(calls)
+            delta["tool_calls"] = [
+                {"index": number, **_call(call)} for number, call in enumerate(calls, first)
+            ]
+
+    def end(self, answer: int, end: Answer) -> bytes:
+        """Return the last chunks of an answer."""
+        self._ended.append(end)
+        delta: dict[str, Any] = {}
+        self._add_calls(delta, answer, self._calls[answer].finish())
+        rest = self._chunk(answer, delta, end.probabilities) if delta or end.probabilities else b""
+        return rest + self._chunk(answer, {}, finish_reason=end.finish_reason)
+
+    def _chunk(
+        self,
+        answer: int,
+        delta: dict[str, Any],
+        probabilities: list[dict[str, Any]] | None = None,
+        finish_reason: str | None = None,
+    ) -> bytes:
+        logprobs = None
+        if probabilities:
+            logprobs = chat_logprobs(probabilities, self._chat.top_logprobs)
+        choice = {
+            "index": answer,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+        return self._head + _encode(choice) + self._tail
+
+    def error(self, error: InferdError, status: int) -> bytes:
+        """Return an error, which OpenAI's clients raise."""
+        return b"data: " + _encode(error_body(CHAT.name_field(error), status)) + b"\n\n"
+
+    def finish(self) -> bytes:
+        """Return the usage, if it is wanted, and the end of the stream."""
+        if not self._chat.stream_options.include_usage:
+            return DONE
+        usage = b'],"usage":' + _encode(usage_of(self._ended)) + b"}\n\n"
+        return self._head + usage + DONE
+
+
+def waiting_comment(place: QueueEvent | None) -> bytes:
+    """Return a comment of an event stream with a place in the queue."""
+    if place is None:
+        return b": waiting\n\n"
+    starts = "" if place.starts_in_s is None else f", starts in {place.starts_in_s:.1f} s"
+    return f": waiting, place {place.position} of {place.waiting}{starts}\n\n".encode()
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }

@@ -1,0 +1,112 @@
+"""The fields of `/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from ....ipc.priorities import Priority
+from ..fields import FieldTable, honoured, ignored, parameter, refused
+
+TOP_LOGPROBS_MAX = 20
+ServiceTier = Literal["auto", "default", "flex", "priority", "scale"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class StreamOptions(Struct):
+    """Options of a stream."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class JsonSchemaFormat(Struct):
+    """A schema of the answer."""
+
+    name: str = ""
+    description: str = ""
+    schema_: Annotated[dict[str, Any], Meta()] = msgspec.field(name="schema", default_factory=dict)
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct):
+    """The form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class ChatRequest(Struct, kw_only=True):
+    """The fields that the gateway's own code reads; the others are parameters."""
+
+    model: str
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=1000)]
+    stream: bool = False
+    stream_options: StreamOptions = msgspec.field(default_factory=StreamOptions)
+    n: Annotated[int, Meta(ge=1, le=16)] = 1
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    response_format: ResponseFormat | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX)] = 0
+    logit_bias: dict[str, float] = {}
+    reasoning_effort: Effort | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+    service_tier: ServiceTier = "auto"
+    priority: Priority | None = None
+    session_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+
+
+CHAT = FieldTable(
+    "/v1/chat/completions",
+    [
+        honoured("model"),
+        honoured("messages", "parts of a content are text; the role `developer` means `system`"),
+        honoured("stream"),
+        honoured("stream_options", "`include_usage`"),
+        honoured("n", "up to 16; the prompt is computed once; each has the next seed"),
+        honoured("max_completion_tokens"),
+        honoured("max_tokens", "if `max_completion_tokens` is absent"),
+        honoured("response_format", "`text`, `json_object`, `json_schema`"),
+        honoured("logprobs"),
+        honoured("top_logprobs", "up to 20"),
+        honoured("logit_bias"),
+        honoured(
+            "reasoning_effort", "passed to the chat template; with `none`, `enable_thinking` is off"
+        ),
+        honoured("service_tier", "`flex` is the class `low`, `priority` is `high`"),
+        parameter("temperature", note="the default is the model's"),
+        parameter("top_p", note="the default is the model's"),
+        parameter("frequency_penalty", "frequency-penalty"),
+        parameter("presence_penalty", "presence-penalty"),
+        parameter("stop"),
+        parameter("seed", note="0 to 4294967295"),
+        parameter("tools"),
+        parameter("tool_choice", "tool-choice", "`auto`, `none`, `required`, or a function"),
+        parameter("parallel_tool_calls", "parallel-tool-calls"),
+        honoured("chat_template_kwargs", "extension: arguments of the chat template"),
+        honoured("priority", "extension: `low`, `normal`, `high` or `urgent`"),
+        honoured(
+            "session_id",
+            "extension: `messages` are added to this session's history, instead of being all of it",
+        ),
+        refused("functions", "is OpenAI's old form of tools: use tools"),
+        refused("function_call", "is OpenAI's old form of tool_choice: use tool_choice", "none"),
+        refused("audio", "the models have no audio"),
+        refused("modalities", "the models have only text", ["text"]),
+        refused("web_search_options", "the gateway does not search the web"),
+        refused("prediction", "predicted outputs are not supported"),
+        refused("verbosity", "no model here has it", "medium"),
+        refused("store", "completions are not stored; use session_id", False),
+        refused("moderation", "nothing is moderated"),
+        ignored("metadata", "completions are not stored"),
+        ignored("user", "the key names the user"),
+        ignored("safety_identifier", "the key names the user"),
+        ignored("prompt_cache_key", "equal beginnings are always found"),
+        ignored("prompt_cache_retention", "the daemon's settings decide"),
+        ignored("prompt_cache_options", "the daemon's settings decide"),
+    ],
+    parameters=True,
+)

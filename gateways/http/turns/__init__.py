@@ -1,0 +1,19 @@
+"""Turns of the daemon's models, for any API: connections, sessions, answers and their ends."""
+
+from __future__ import annotations
+
+from .answers import Answer, FinishReason, TurnReader
+from .pool import ConnectionPool
+from .request import TurnRequest
+from .runner import TurnRunner
+from .whole_calls import WholeCalls
+
+__all__ = (
+    "Answer",
+    "ConnectionPool",
+    "FinishReason",
+    "TurnReader",
+    "TurnRequest",
+    "TurnRunner",
+    "WholeCalls",
+)

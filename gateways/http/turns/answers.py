@@ -1,0 +1,71 @@
+"""Answers of turns, whole or in pieces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from ....backends.errors import InferdError
+from ....ipc.client import Metadata, Piece, QueueEvent, ToolCall
+
+
+class FinishReason(StrEnum):
+    """The end of an answer, in the terms of OpenAI."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+
+
+_LENGTH_REASONS = frozenset({"length", "context_full", "time"})
+
+
+def finish_reason_of(metadata: Metadata, tool_calls: bool) -> FinishReason:
+    """Return the end of an answer that did not fail."""
+    if metadata.get("stop_reason") in _LENGTH_REASONS:
+        return FinishReason.LENGTH
+    return FinishReason.TOOL_CALLS if tool_calls else FinishReason.STOP
+
+
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    """An answer that has ended; `text` and the rest are empty for an answer that was streamed."""
+
+    metadata: Metadata
+    finish_reason: FinishReason
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    probabilities: list[dict[str, Any]] = field(default_factory=list)
+    error: InferdError | None = None
+
+    @property
+    def input_tokens(self) -> int:
+        """Tokens of the prompt, including the history."""
+        return self.metadata.get("input_tokens", 0)
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens of the answer."""
+        return self.metadata.get("output_tokens", 0)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that were not computed again."""
+        return self.metadata.get("cached_tokens", 0)
+
+
+class TurnReader(Protocol):
+    """The reader of streamed answers. With several answers its methods run side by side."""
+
+    def note_place(self, place: QueueEvent) -> None:
+        """Note the turn's place in the queue, before its first piece."""
+
+    async def write_piece(
+        self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]
+    ) -> None:
+        """Write the next piece of an answer. The turn continues only as it is read."""
+
+    async def write_end(self, answer: int, end: Answer) -> None:
+        """Write the end of an answer, which has an `error` if it failed."""

@@ -1,0 +1,101 @@
+"""Connections to the daemon, shared by requests.
+
+A connection carries the requests of one caller: its user and label are named when it is opened. It
+takes `REQUESTS_PER_CONNECTION_MAX` requests; the next request gets another connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import anyio
+
+from ....backends.errors import Busy, InferdError, InvalidArgument
+from ....ipc.client import AsyncClient
+from ..callers.caller import Caller, DaemonUser
+from ..limits import CLOSE_S_MAX, REQUESTS_PER_CONNECTION_MAX
+
+Connect = Callable[[DaemonUser], AsyncClient]
+
+
+class _Pooled:
+    """A client with the number of requests that it carries."""
+
+    def __init__(self, user: DaemonUser, client: AsyncClient):
+        self.user, self.client, self.requests = user, client, 0
+
+
+class ConnectionPool:
+    """The gateway's connections. All of its state belongs to the event loop.
+
+    A connection without requests stays open until its place is needed, so that a caller's next
+    request finds one. The client connects again if the daemon was restarted.
+    """
+
+    def __init__(self, connect: Connect, connections_max: int):
+        self._connect, self._connections_max = connect, connections_max
+        self._pooled: list[_Pooled] = []
+
+    @property
+    def connections(self) -> int:
+        """The number of connections."""
+        return len(self._pooled)
+
+    @asynccontextmanager
+    async def lease(self, caller: Caller, requests: int = 1) -> AsyncIterator[AsyncClient]:
+        """Yield a client with places for that many *requests*.
+
+        :raises Busy: all connections are in use.
+        :raises InvalidArgument: no connection carries that many requests.
+        """
+        pooled, unused = self._take_places(caller.user, requests)
+        if unused is not None:
+            await _close(unused)
+        try:
+            yield pooled.client
+        finally:
+            pooled.requests -= requests
+
+    def _take_places(self, user: DaemonUser, requests: int) -> tuple[_Pooled, AsyncClient | None]:
+        """Return a connection, and one to close. No await between the choice and its note."""
+        if requests > REQUESTS_PER_CONNECTION_MAX:
+            raise InvalidArgument(
+                f"{requests} answers; {REQUESTS_PER_CONNECTION_MAX} are allowed",
+                hint="ask for less",
+            )
+        unused = None
+        for pooled in self._pooled:
+            if pooled.user == user and pooled.requests + requests <= REQUESTS_PER_CONNECTION_MAX:
+                break
+        else:
+            if len(self._pooled) >= self._connections_max:
+                unused = self._remove_idle()
+            pooled = _Pooled(user, self._connect(user))
+            self._pooled.append(pooled)
+        pooled.requests += requests
+        # The latest used one is last, so that the first idle one is the longest unused.
+        self._pooled.remove(pooled)
+        self._pooled.append(pooled)
+        return pooled, unused
+
+    def _remove_idle(self) -> AsyncClient:
+        for pooled in self._pooled:
+            if not pooled.requests:
+                self._pooled.remove(pooled)
+                return pooled.client
+        raise Busy(
+            f"all {self._connections_max} connections of the gateway to the daemon are in use",
+            hint="try again later, or start the gateway with a larger --connections-max",
+            data={"bound": "connections-max", "connections_max": self._connections_max},
+        )
+
+    async def close(self) -> None:
+        """Close all connections; the daemon then ends their turns."""
+        while self._pooled:
+            await _close(self._pooled.pop().client)
+
+
+async def _close(client: AsyncClient) -> None:
+    with anyio.move_on_after(CLOSE_S_MAX, shield=True), suppress(InferdError):
+        await client.aclose()

@@ -1,0 +1,29 @@
+"""A turn as a caller has requested it, in the terms of no API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ....ipc.payloads import Prompt
+from ....ipc.priorities import Priority
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRequest:
+    """A model's answers to a prompt.
+
+    *options* are parameters of docs/parameters.md. Without a *session_id* the turn has a session of
+    its own, and the daemon reuses the KV state of an equal beginning. With one, *prompt* is added
+    to the session's history. With *branch_of* too, the session begins as a branch of that one.
+    """
+
+    model: str
+    prompt: Prompt
+    raw: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+    answers: int = 1
+    priority: Priority = "normal"
+    session_id: str | None = None
+    branch_of: str | None = None
+    traceparent: str | None = None

@@ -1,0 +1,189 @@
+"""Turns of requests: sessions on pooled connections, and the answers of their turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import anyio
+
+from ....backends.errors import InferdError, SessionBusy, Timeout
+from ....ipc.client import Answer as ClientAnswer
+from ....ipc.client import AsyncSession, AsyncStream, Reply
+from ..callers.caller import Caller
+from ..limits import Limits
+from .answers import Answer, TurnReader, finish_reason_of
+from .pool import ConnectionPool
+from .request import TurnRequest
+
+SEED_MAX = (1 << 32) - 1
+
+
+class TurnRunner:
+    """The turns of all callers.
+
+    A session with an id has one request at a time, which is the daemon's rule too. It becomes
+    dormant before the end of its answer is written, so that the next request can open it.
+    """
+
+    def __init__(self, pool: ConnectionPool, limits: Limits):
+        self.pool, self._limits = pool, limits
+        self._sessions: set[tuple[str, str, str]] = set()
+
+    async def collect(self, caller: Caller, request: TurnRequest) -> list[Answer]:
+        """Return the whole answers; the first one that failed is raised if all of them did.
+
+        :raises InferdError: the turn was refused or failed.
+        """
+        deadline = time.monotonic() + self._limits.turn_s_max
+        async with self._open(caller, request, requests=1) as session:
+            keywords = self._turn_keywords(request, deadline)
+            if request.answers == 1:
+                replies = [await session.chat(request.prompt, **keywords)]
+            else:
+                replies = [*await session.answers(request.prompt, request.answers, **keywords)]
+        answers = [_whole_answer(reply) for reply in replies]
+        errors = [answer.error for answer in answers if answer.error is not None]
+        if len(errors) == len(answers):
+            raise errors[0]
+        return answers
+
+    async def stream(self, caller: Caller, request: TurnRequest, reader: TurnReader) -> None:
+        """Write the answers to *reader* as they arise.
+
+        :raises InferdError: the session could not be opened. A turn that fails later writes the end
+            of its answer, with the error.
+        """
+        deadline = time.monotonic() + self._limits.turn_s_max
+        async with AsyncExitStack() as stack:
+            opened = self._open(caller, request, requests=request.answers)
+            session = await stack.enter_async_context(opened)
+            branches = await session.fork(request.answers - 1) if request.answers > 1 else []
+            streams = [
+                each.stream(
+                    request.prompt,
+                    on_queue=reader.note_place,
+                    **self._turn_keywords(request, deadline, number),
+                )
+                for number, each in enumerate([session, *branches])
+            ]
+            if len(streams) == 1:
+                end = await _read_stream(streams[0], 0, reader)
+                if request.session_id is not None:
+                    await stack.aclose()
+                await reader.write_end(0, end)
+                return
+            async with anyio.create_task_group() as group:
+                for number, stream in enumerate(streams):
+                    group.start_soon(_read_to_end, stream, number, reader)
+
+    @asynccontextmanager
+    async def _open(
+        self, caller: Caller, request: TurnRequest, requests: int
+    ) -> AsyncIterator[AsyncSession]:
+        """Open the session of a request, on a connection of its own caller.
+
+        :raises InferdError: it cannot be opened.
+        """
+        caller.check_model(request.model)
+        caller.check_priority(request.priority)
+        with self._reserve_session(caller, request.session_id):
+            async with (
+                self.pool.lease(caller, requests) as client,
+                client.session(
+                    request.model,
+                    session_id=request.session_id,
+                    raw=request.raw,
+                    priority=request.priority,
+                    queue_timeout=self._limits.queue_s_max,
+                ) as session,
+            ):
+                yield session
+
+    def _reserve_session(self, caller: Caller, session_id: str | None) -> _Reservation:
+        return _Reservation(self._sessions, caller, session_id)
+
+    def _turn_keywords(
+        self, request: TurnRequest, deadline: float, number: int = 0
+    ) -> dict[str, Any]:
+        """Return the keywords of a turn; each answer has another seed."""
+        options = request.options
+        seed = options.get("seed")
+        if number and isinstance(seed, int) and seed >= 0:
+            options = {**options, "seed": (seed + number) & SEED_MAX}
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
+            raise Timeout(
+                f"the request did not end within {self._limits.turn_s_max:g} s",
+                hint="start the gateway with a larger --timeout",
+                data={"timeout": "total"},
+            )
+        return {
+            "options": options,
+            "priority": request.priority,
+            "queue_timeout": min(self._limits.queue_s_max, remaining_s),
+            "timeout": remaining_s,
+            "traceparent": request.traceparent,
+        }
+
+
+class _Reservation:
+    """The place of the only request of a session with an id."""
+
+    def __init__(self, sessions: set[tuple[str, str, str]], caller: Caller, session_id: str | None):
+        self._sessions = sessions
+        self._key = (*caller.user, session_id or "")
+
+    def __enter__(self) -> None:
+        if not self._key[-1]:
+            return
+        if self._key in self._sessions:
+            raise SessionBusy(
+                f"the session {self._key[-1]!r} has a request under way",
+                hint="wait for its end: a session has one turn at a time",
+            )
+        self._sessions.add(self._key)
+
+    def __exit__(self, *_: object) -> None:
+        self._sessions.discard(self._key)
+
+
+async def _read_stream(stream: AsyncStream, number: int, reader: TurnReader) -> Answer:
+    """Write the pieces of a stream to *reader*, and return its end.
+
+    :raises InferdError: the turn failed before its first piece; after it, the end has the error.
+    """
+    written = 0
+    error: InferdError | None = None
+    async with stream:
+        try:
+            async for piece in stream:
+                probabilities = stream.probabilities[written:]
+                written += len(probabilities)
+                await reader.write_piece(number, piece, probabilities)  # type: ignore[arg-type]
+        except InferdError as exc:
+            error = exc
+    return Answer(
+        metadata=stream.metadata,
+        finish_reason=finish_reason_of(stream.metadata, bool(stream.tool_calls)),
+        probabilities=stream.probabilities[written:],
+        error=error,
+    )
+
+
+async def _read_to_end(stream: AsyncStream, number: int, reader: TurnReader) -> None:
+    await reader.write_end(number, await _read_stream(stream, number, reader))
+
+
+def _whole_answer(reply: Reply) -> Answer:
+    return Answer(
+        metadata=reply.metadata,
+        finish_reason=finish_reason_of(reply.metadata, bool(reply.tool_calls)),
+        text=str(reply),
+        reasoning=reply.reasoning,
+        tool_calls=reply.tool_calls,
+        probabilities=reply.metadata.get("completion_probabilities", []),
+        error=reply.error if isinstance(reply, ClientAnswer) else None,
+    )

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from inferd.testing import RunningDaemon
+from tests.gateways.http.driver import CALL_S_MAX, RunningGateway, gateway
+
+
+@pytest.fixture(scope="module")
+def http(request: pytest.FixtureRequest, daemon: RunningDaemon) -> Iterator[RunningGateway]:
+    """A gateway for a module's tests, with the module's `OPTIONS` if it has some."""
+    with gateway(daemon, *getattr(request.module, "OPTIONS", ())) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def api(http: RunningGateway) -> Iterator[openai.OpenAI]:
+    """OpenAI's own client."""
+    with openai.OpenAI(
+        base_url=f"{http.url}/v1", api_key="none", timeout=CALL_S_MAX, max_retries=0
+    ) as client:
+        yield client

@@ -1,0 +1,40 @@
+"""A gateway's process for the tests, and clients of it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from inferd.testing import RunningDaemon
+from tests.daemon.command_line import inferd_process
+
+CALL_S_MAX = 60.0
+SERVING = "serving HTTP on "
+
+
+class RunningGateway:
+    """A gateway's process; `url` is its address for HTTP clients."""
+
+    def __init__(self, process: subprocess.Popen[bytes], address: str):
+        self.process, self.address = process, address
+        self.url = f"http://{address}"
+        host, _, port = address.rpartition(":")
+        self.host, self.port = host, int(port) if port.isdigit() else 0
+
+
+@contextmanager
+def gateway(
+    daemon: RunningDaemon, *options: str, listen: str = "127.0.0.1:0"
+) -> Iterator[RunningGateway]:
+    """Run `inferd gateway`."""
+    arguments = ("gateway", "--listen", listen, *options)
+    with inferd_process(*arguments, socket=daemon.socket) as process:
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline().decode()
+            assert line.startswith(SERVING), line
+            yield RunningGateway(process, line.removeprefix(SERVING).strip())
+        finally:
+            process.kill()
+            process.communicate()

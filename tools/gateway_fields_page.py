@@ -1,0 +1,50 @@
+"""The page docs/gateway-fields.md, from the tables by which the gateway reads requests."""
+
+from __future__ import annotations
+
+from inferd.gateways.http.apis import APIS
+from inferd.gateways.http.fields import Field, FieldTable, Use
+
+__all__ = ("page",)
+
+_HEAD = """# Fields of the HTTP gateway's requests
+
+`make docs` writes this page from the tables in `gateways/http/`. [gateway.md](gateway.md)
+describes the gateway.
+
+- **honoured**: the field has its effect; a name in parentheses is the [parameter](parameters.md)
+  that it sets.
+- **refused**: a request with the field gets 400 and the field's name, unless its value asks for
+  nothing.
+- **ignored**: the field has no effect on the answer.
+
+A field with the value null counts as absent. A field that a table does not list is refused by name
+or, where the table says so, a parameter of docs/parameters.md such as `top_k` or `grammar`.
+"""
+
+
+def page() -> str:
+    """Return the page."""
+    parts = [_HEAD]
+    for api in APIS:
+        parts.append(f"\n## {api.title}\n")
+        parts += [_section(table) for table in api.tables]
+    return "".join(parts)
+
+
+def _section(table: FieldTable) -> str:
+    rows = [_row(field) for field in table.fields]
+    if table.parameters:
+        rows.append("| others | honoured | parameters of [parameters.md](parameters.md) |")
+    head = "| field | | meaning |\n|---|---|---|\n"
+    return f"\n### `{table.path}`\n\n{head}" + "\n".join(rows) + "\n"
+
+
+def _row(field: Field) -> str:
+    note = field.note
+    if field.option:
+        note = f"{note} (`{field.option}`)".strip()
+    if field.use is Use.REFUSED and field.permitted:
+        values = ", ".join(f"`{value!r}`".replace("'", '"') for value in field.permitted)
+        note = f"{note}; {values} is accepted"
+    return f"| `{field.name}` | {field.use} | {note} |"
