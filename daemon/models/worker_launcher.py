@@ -16,6 +16,7 @@ from ...scheduler import Priority
 from ...scheduler import messages as m
 from ...sessions.worker_client import TaskReader
 from ..residency.budget import MemoryBudget
+from ..residency.fit import with_sizes
 from ..residency.load_queue import LoadQueue
 from ..residency.machine import OomKills
 from ..residency.model_files import Signature, files_in_use, signature_of
@@ -294,6 +295,15 @@ class WorkerEvents(WorkerListener):
     def load_error(self, death: Death, status: str) -> InferdError:
         """Return the error of a load during which the worker has died with *status*."""
         return self.model.recovery.load_error(death, status)
+
+    def failed_load(self, error: InferdError) -> InferdError:
+        """Return the *error* of a load with the sizes that are known."""
+        need, free = self._launcher.budget.reservations.sizes_of_load(self.worker)
+        if need is None:
+            return error
+        spec, fitted = self.worker.spec, self.model.fitted
+        slots = fitted.get("slots", spec.slots)
+        return with_sizes(error, need, slots, fitted.get("ctx-size", spec.ctx_size), free)
 
     def tasks_orphaned(self, readers: Mapping[int, TaskReader], death: Death) -> None:
         """Resume the tasks in another worker of the model."""

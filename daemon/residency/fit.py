@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from ...backends import Device, MemoryNeed, Shape
-from ...backends.errors import OutOfMemory
+from ...backends.errors import InferdError, LoadFailed, OutOfMemory
 from .residency import ResidentModel
 from .sizes import headroom_bytes, size_text
 
@@ -127,6 +127,30 @@ def memory_refusal(
             "ctx_size": shape.ctx_size,
         },
     )
+
+
+def with_sizes(
+    error: InferdError, need: MemoryNeed, slots: int, ctx_size: int, free: int
+) -> InferdError:
+    """Return the *error* of a load that was admitted and has failed, with the memory that it
+    needs and the *free* bytes. A *ctx_size* of 0 is not known.
+    """
+    if not isinstance(error, LoadFailed | OutOfMemory) or "needed_bytes" in error.data:
+        return error
+    sizes = {
+        "needed_bytes": need.total,
+        "free_bytes": free,
+        "weights_bytes": need.weights,
+        "slots": slots,
+    } | ({"ctx_size": ctx_size} if ctx_size else {})
+    message = error.message
+    if isinstance(error, OutOfMemory):
+        of_slots = f" of {ctx_size} tokens" if ctx_size else ""
+        message += (
+            f"; the load needs {size_text(need.total)} with {slots} slots{of_slots}, and"
+            f" {size_text(free)} are free"
+        )
+    return type(error)(message, hint=error.hint, data=sizes | error.data, retryable=error.retryable)
 
 
 def growth_refusal(name: str, size: int, free: int, purpose: str = "") -> OutOfMemory:

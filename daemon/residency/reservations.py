@@ -91,6 +91,13 @@ class Reservations:
         """
         return self._machine.free_bytes() if self._limit else self.free_bytes()
 
+    def sizes_of_load(self, worker: Worker) -> tuple[MemoryNeed | None, int]:
+        """Return the memory that a load needs, if it is known, and the bytes free for it now."""
+        need, free = self.of_worker(worker), self._machine.free_bytes()
+        if need is not None and self._limit:
+            free = min(free, self.free_bytes() + need.total)
+        return need, max(0, free)
+
     def unloading_workers(self) -> list[Worker]:
         """Return the workers that have memory and are unloading."""
         return [worker for worker in self._by_worker if worker.unloading]

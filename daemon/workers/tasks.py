@@ -67,6 +67,9 @@ class WorkerListener(Protocol):
     def load_error(self, death: Death, status: str) -> InferdError:
         """Return the error of the load during which a process has died with *status*."""
 
+    def failed_load(self, error: InferdError) -> InferdError:
+        """Return the *error* of a load with the sizes that are known."""
+
     def tasks_orphaned(self, readers: Mapping[int, TaskReader], death: Death) -> None:
         """Resume the tasks of a process that has died."""
 

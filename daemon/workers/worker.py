@@ -269,7 +269,7 @@ class Worker:
                 assert self._log is not None, "a process that reports was started"
                 self._log.log_event(report.level, report.event, report.logger, report.fields)
             case m.ModelNotLoaded(error):
-                self.error = self.error or error_from_wire(error)
+                self.error = self.error or self._listener.failed_load(error_from_wire(error))
                 self.loaded.set()
 
     def _is_awaited(self) -> bool:
@@ -308,7 +308,8 @@ class Worker:
             needed = bool(client.tasks) or not was_loaded
             self._listener.worker_died(death, needed=needed)
             if not was_loaded:
-                self.error = self._listener.load_error(death, describe_exit(code))
+                error = self._listener.load_error(death, describe_exit(code))
+                self.error = self._listener.failed_load(error)
         elif not was_loaded:
             self.error = self.error or load_cancelled(self.spec.name)
         self.loaded.set()

@@ -30,6 +30,8 @@ CTX_SIZE_STEP = 256
 """llama.cpp rounds each sequence's context up to a multiple (`llama_context`'s constructor)."""
 UBATCH_SIZE_MAX = 512
 CTX_CELLS_MAX = (1 << 31) - 1
+_ALLOCATION = "alloc"
+"""The part of llama.cpp's and ggml's messages that shows that memory ran out."""
 
 _FLASH_ATTENTION = {
     "auto": lib.LLAMA_FLASH_ATTN_TYPE_AUTO,
@@ -145,10 +147,13 @@ def _check_content(file: GgufFile, name: str) -> None:
         )
 
 
-def load_failed(name: str, log: LogRing) -> LoadFailed:
+def load_failed(name: str, log: LogRing) -> LoadFailed | OutOfMemory:
     """Return the error for a model that llama.cpp could not load."""
+    message = f"llama.cpp cannot load {name!r}: {log.cause()}"
+    if _ALLOCATION in message:
+        return OutOfMemory(message, hint="use a smaller quantization of it, or unload other models")
     return LoadFailed(
-        f"llama.cpp cannot load {name!r}: {log.cause()}",
+        message,
         hint="check that it is a complete language model of a kind that this llama.cpp supports",
     )
 
@@ -202,7 +207,7 @@ def open_context(spec: ModelSpec, params: Any, model: Any, log: LogRing) -> Any:
     pointer = lib.llama_init_from_model(model, params)
     if not pointer:
         cause = log.cause()
-        kind = OutOfMemory if "alloc" in cause else LoadFailed
+        kind = OutOfMemory if _ALLOCATION in cause else LoadFailed
         raise kind(
             f"no context for {name_of(spec)!r} with {spec.slots} slots: {cause}",
             hint="use a smaller ctx-size or fewer slots",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -402,6 +403,25 @@ def test_each_reason_has_its_words() -> None:
                     load(client, name)
                 assert caught.value.hint
             assert model(client, name)["error"]["name"] == error.name
+
+
+def test_a_load_that_cannot_allocate_reports_the_sizes(tmp_path: Path) -> None:
+    write_tiny("llama", tmp_path)
+    config = "[daemon]\nmemory-bytes = 1_000_000_000_000_000\n[models.tiny-llama]\n"
+    config += "slots = 4\nctx-size = 4_000_000\n"
+    with running_daemon(config, models_dir=tmp_path) as daemon, RawClient(daemon.socket) as client:
+        resource.prlimit(daemon.pid, resource.RLIMIT_AS, (4 << 30, 4 << 30))  # of workers, too
+        with pytest.raises(OutOfMemory) as caught:
+            load(client, "tiny-llama")
+        data = caught.value.data
+        assert data["needed_bytes"] > 4 << 30 and 0 < data["free_bytes"] < 1 << 40
+        assert (data["slots"], data["ctx_size"]) == (4, 4_000_000)
+        assert "ctx-size" in caught.value.hint and "slots of 4000000" in caught.value.message
+        # A swap asks whether the model would fit in the place of the old one.
+        client.call("load_by_name", name="echo")
+        with pytest.raises(OutOfMemory):
+            client.call("swap", name="echo", to="tiny-llama")
+        assert model(client, "echo")["state"] == "ready"
 
 
 # Split models and large ones.

@@ -11,7 +11,7 @@ import pytest
 from inferd.backends import MemoryNeed, ModelSpec, Shape, estimate_memory
 from inferd.backends.errors import InferdError, InvalidArgument, LoadFailed, OutOfMemory, Timeout
 from inferd.daemon.models.load_cache import FailedLoads
-from inferd.daemon.residency.fit import memory_refusal, smaller_shape
+from inferd.daemon.residency.fit import memory_refusal, smaller_shape, with_sizes
 from inferd.daemon.residency.machine import (
     MachineMemory,
     OomKills,
@@ -45,6 +45,19 @@ def test_requested_parameters_do_not_shrink() -> None:
     assert smaller_shape(Shape(3, 2048, 64), Shape(3, 2048, 64)) is None
     assert smaller_shape(Shape(4, 4096, 512), Shape(4, 3000, 512)) == Shape(4, 3000, 512)
     assert smaller_shape(Shape(3, 512, 128), Shape(1, 512, 128)) == Shape(1, 512, 128)
+
+
+def test_a_failed_load_carries_the_memory_that_it_needs_and_has() -> None:
+    need = MemoryNeed(weights=3 * GIB, context=GIB)
+    sizes = {"needed_bytes": 4 * GIB, "free_bytes": GIB, "weights_bytes": 3 * GIB, "slots": 4}
+    failed = with_sizes(LoadFailed("no", hint="h", data={"cause": "died"}), need, 4, 0, GIB)
+    assert (type(failed), failed.message, failed.hint) == (LoadFailed, "no", "h")
+    assert failed.data == sizes | {"cause": "died"}
+    short = with_sizes(OutOfMemory("no", hint="h"), need, 4, 512, GIB)
+    assert short.data == sizes | {"ctx_size": 512}
+    assert "needs 4.29 GB with 4 slots of 512 tokens, and 1.07 GB are free" in short.message
+    for error in (InvalidArgument("no"), LoadFailed("cut off", data={"needed_bytes": 7})):
+        assert with_sizes(error, need, 4, 0, GIB) is error
 
 
 def test_a_model_of_14_billion_parameters_is_fitted_into_11_gb_before_it_is_loaded(

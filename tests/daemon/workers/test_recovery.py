@@ -12,11 +12,18 @@ import anyio
 import pytest
 from anyio.abc import TaskGroup
 
-from inferd.backends import ModelSpec, SamplingParams
-from inferd.backends.errors import LoadFailed, OutOfMemory, QuotaExceeded, WorkerCrashed
+from inferd.backends import MemoryNeed, ModelSpec, SamplingParams
+from inferd.backends.errors import (
+    InferdError,
+    LoadFailed,
+    OutOfMemory,
+    QuotaExceeded,
+    WorkerCrashed,
+)
 from inferd.daemon.config.sources import load_config
 from inferd.daemon.models.registry import Registry
 from inferd.daemon.models.swap import Swaps
+from inferd.daemon.residency.fit import with_sizes
 from inferd.daemon.workers.deaths import Death
 from inferd.daemon.workers.process_client import ProcessClient
 from inferd.daemon.workers.quarantine import QUARANTINE_S, VERDICTS_MAX
@@ -401,6 +408,9 @@ class Listener(WorkerListener):
 
     def worker_died(self, death: Death, *, needed: bool) -> None:
         return None
+
+    def failed_load(self, error: InferdError) -> InferdError:
+        return with_sizes(error, MemoryNeed(weights=30), 4, 0, 20)
 
     def load_error(self, death: Death, status: str) -> LoadFailed:
         return LoadFailed(status)
