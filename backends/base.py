@@ -77,8 +77,6 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The embeddings that the model makes; None: it makes none."""
     echoes_tensors: bool = False
     """Whether it returns each tensor of `compute` under its name."""
-    llama_build_number: int = 0
-    llama_commit: str = ""
 
 
 class TokenProbs(msgspec.Struct, frozen=True):

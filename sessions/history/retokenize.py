@@ -11,13 +11,11 @@ from .history import History
 
 class Vocabulary:
     """Owned by its session. `hash` and `fingerprint` are those of the last model that the session
-    used, `build` that of its llama.cpp. `saved_text` is the history's text, saved when the model of
-    its token ids was swapped.
+    used. `saved_text` is the history's text, saved when the model of its token ids was swapped.
     """
 
     def __init__(self, fingerprint: str = "", vocab_hash: str = ""):
         self.fingerprint, self.hash = fingerprint, vocab_hash
-        self.build: tuple[int, str] = (0, "")
         self.saved_text: bytes | None = None
 
     @property
@@ -39,7 +37,6 @@ class Vocabulary:
         """Note the model of the history's token ids."""
         self.saved_text = None
         self.fingerprint, self.hash = info.fingerprint, info.vocab_hash
-        self.build = (info.llama_build_number, info.llama_commit)
 
     async def save_text(self, model: ModelSource, history: History, requester: Requester) -> None:
         """Save the text of *history*, if the model of its tokens is about to be unloaded.

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from ...backends.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...backends.errors import NotFound
 from ...scheduler.messages import Embedded, TurnStats
 from ...scheduler.output.logprobs import describe_logprobs
@@ -97,15 +98,14 @@ class SessionOutputs:
             counters["stop_detail"] = "" if error is None else str(error.data.get("by", ""))
         if turn is None and conversation.history_state.interrupted is not None:
             counters["stop_reason"] = DETACHED
-        build_number, commit = conversation.vocabulary.build
         recomputed = conversation.history_state.now.recomputed
         current_fingerprint = conversation.vocabulary.fingerprint
         overlong = conversation.last.overlong
         return {
             "input_tokens": len(conversation.prompt) + (overlong.tokens if overlong else 0),
             "output_tokens": counters.pop("output_tokens"),
-            "llama_build_number": build_number,
-            "llama_commit": commit,
+            "llama_build_number": LLAMA_BUILD_NUMBER,
+            "llama_commit": LLAMA_COMMIT,
             **counters,
             "tool_format": conversation.history_state.now.tool_use.form.value,
             "recomputed_tokens": recomputed.tokens,

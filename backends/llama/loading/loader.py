@@ -13,7 +13,7 @@ from llama_cpp import llama_cpp as lib
 
 from ...base import ModelInfo
 from ...embedder import EmbedInfo
-from ...engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
+from ...engine_build import LLAMA_COMMIT
 from ...errors import InvalidArgument, load_cancelled
 from ...model_spec import LoadProgress, ModelSpec
 from ...params import read_options
@@ -167,8 +167,6 @@ def _model_info(
         sampling=_recommended_sampling(model),
         embedding=embedding,
         generates=not isinstance(context, EncoderContext),
-        llama_build_number=LLAMA_BUILD_NUMBER,
-        llama_commit=LLAMA_COMMIT,
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 import inferd
+from inferd.backends.engine_build import LLAMA_COMMIT
 from inferd.backends.errors import (
     ContextFull,
     EndOfSequence,
@@ -283,8 +284,8 @@ def test_a_fresh_context_has_no_bytes_and_valid_metadata(client: RawClient) -> N
     assert client.call("get_output_single", context=context)["data"] == b""
     metadata = client.metadata(context)
     assert (metadata["input_tokens"], metadata["output_tokens"]) == (0, 0)
-    assert isinstance(metadata["llama_build_number"], int)
-    assert isinstance(metadata["llama_commit"], str)
+    assert metadata["llama_build_number"] == client.server_hello[1].get("llama_build_number", 0)
+    assert metadata["llama_commit"] == LLAMA_COMMIT == client.server_hello[1]["llama_commit"]
 
 
 def test_input_tokens_stand_right_after_set_input_and_twice_alike(client: RawClient) -> None:
