@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 CHECKED = (
     *("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "README.md", "docs"),
+    "clients/typescript/README.md",
     *("backends", "daemon", "gateways", "ipc", "scheduler", "sessions", "src", "wire"),
     *("bench", "examples", "tools"),
     *("tests/backends", "tests/bench", "tests/boot", "tests/examples", "tests/faults", "tests/ipc"),

@@ -1,4 +1,4 @@
-"""Generator of the pages of docs/ that come from the code."""
+"""Generator of the pages of docs/ that come from the code, and of the TypeScript client's types."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from tools.man_pages import man_pages
 from tools.metrics_page import metrics_page
 from tools.parameters_page import page
 from tools.settings_page import page as settings_page
+from tools.typescript_types import sources as typescript_sources
 
 __all__ = ("pages",)
 
 DOCS = Path(__file__).parent.parent / "docs"
 MAN = DOCS / "man"
+TYPESCRIPT = DOCS.parent / "clients" / "typescript" / "src" / "generated"
 
 
 def pages() -> dict[Path, str]:
-    """Return the content of each page by path."""
+    """Return the content of each file by path."""
     return {
         DOCS / "gateway-fields.md": gateway_fields_page(),
         DOCS / "json-schema.md": json_schema_page(),
@@ -32,6 +34,7 @@ def pages() -> dict[Path, str]:
         DOCS / "parameters.schema.json": _json(json_schema()),
         DOCS / "config.schema.json": _json(config_schema()),
         **{MAN / name: text for name, text in man_pages().items()},
+        **{TYPESCRIPT / name: text for name, text in typescript_sources(json_schema()).items()},
     }
 
 
@@ -40,7 +43,7 @@ def _json(value: Any) -> str:
 
 
 def main() -> None:
-    """Write the pages, and delete those of removed commands."""
+    """Write the files, and delete those of removed commands."""
     MAN.mkdir(exist_ok=True)
     for old in set(MAN.glob("*")) - set(pages()):
         old.unlink()

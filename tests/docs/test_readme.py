@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "README.md").read_text()
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
 COMMANDS = (ROOT / "docs" / "commands.md").read_text()
-PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *(ROOT / "docs").glob("*.md")]
+PACKAGE = ROOT / "clients" / "typescript" / "README.md"
+PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", PACKAGE, *(ROOT / "docs").glob("*.md")]
 
 
 def block(language: str, page: str = PAGE) -> str:

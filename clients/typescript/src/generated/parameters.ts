@@ -1,0 +1,180 @@
+// `make docs` writes this file from docs/parameters.schema.json; do not edit it.
+/** The parameters of models, contexts and turns; docs/parameters.md describes them. */
+export interface ModelParameters {
+  /** tokens of one session's context; 0: the model's own, at most 4096 (default: 0) */
+  "ctx-size"?: number | undefined;
+  /** maximum number of tokens in one step (default: 512) */
+  "batch-size"?: number | undefined;
+  /** maximum number of threads of a step; 0: the setting `cores` of the daemon (default: 0) */
+  "threads"?: number | undefined;
+  /** number of layers on GPUs; -1: as many as fit (default: -1) */
+  "n-gpu-layers"?: number | undefined;
+  /** the only GPU that holds layers; -1: all GPUs hold some (default: -1) */
+  "main-gpu"?: number | undefined;
+  /** proportion of the layers on each GPU; empty: by its free memory (default: []) */
+  "tensor-split"?: string | (number)[] | undefined;
+  /** sequences decoded in parallel (default: 4) */
+  "slots"?: number | undefined;
+  /** idle time in seconds after which the model is unloaded; -1: only when memory is low (default: null) */
+  "keep-alive"?: number | undefined;
+  /** chat template in Jinja that replaces the one in the model file (default: "") */
+  "chat-template"?: string | undefined;
+  /** file with the chat template, read at each load (default: "") */
+  "chat-template-file"?: string | undefined;
+  /** model whose embeddings `stop-similarity` compares while it is loaded; empty: none (default: "") */
+  "similarity-model"?: string | undefined;
+  /** maximum time in milliseconds that a turn waits for one comparison (default: 1000) */
+  "similarity-wait-ms"?: number | undefined;
+  /** set_input(0) adds to the history instead of replacing it (default: false) */
+  "append"?: boolean | undefined;
+  /** reuse existing KV state; false: compute the whole prompt (default: true) */
+  "cache-prompt"?: boolean | undefined;
+  /** idle time in milliseconds after which a session's prompt is computed again; -1: no limit (default: -1) */
+  "retention-ms"?: number | undefined;
+  /** maximum number of tokens to generate; -1: the rest of the context (default: -1) */
+  "n-predict"?: number | undefined;
+  /** texts that end the turn and are removed from the output (default: []) */
+  "stop"?: string | (string)[] | undefined;
+  /** texts that end the turn and stay in the output (default: []) */
+  "reverse-prompt"?: string | (string)[] | undefined;
+  /** token ids that end the turn; their text is removed from the output (default: []) */
+  "stop-tokens"?: number | (number)[] | undefined;
+  /** regular expressions that end the turn at a match, which is removed from the output (default: []) */
+  "stop-patterns"?: string | (string)[] | undefined;
+  /** ends the turn when one of these is complete: `json`, `fence`, `sentence` (default: []) */
+  "stop-complete"?: string | (string)[] | undefined;
+  /** ends the turn as soon as its grammar accepts the answer (default: false) */
+  "stop-grammar"?: boolean | undefined;
+  /** ends the turn when this share of the last 4-grams occurred before; 0: off (default: 0.0) */
+  "stop-repetition"?: number | undefined;
+  /** number of last tokens that stop-repetition considers (default: 128) */
+  "stop-repetition-window"?: number | undefined;
+  /** ends the turn when the mean surprisal of its last tokens exceeds this number of nats; 0: off (default: 0.0) */
+  "stop-surprisal"?: number | undefined;
+  /** number of last tokens that stop-surprisal considers (default: 32) */
+  "stop-surprisal-window"?: number | undefined;
+  /** ends the turn at a sentence whose embedding is similar to that of this text, if `similarity-model` is loaded; empty: off (default: "") */
+  "stop-similarity"?: string | undefined;
+  /** minimum cosine similarity that ends the turn (default: 0.8) */
+  "stop-similarity-threshold"?: number | undefined;
+  /** ends the turn at a line, after the first, with fewer leading spaces and tabs; 0: off (default: 0) */
+  "n-indent"?: number | undefined;
+  /** maximum time in milliseconds to compute the prompt, from the first slot on; 0 and -1: no limit (default: -1) */
+  "t-max-prompt-ms"?: number | undefined;
+  /** time in milliseconds after the first token from which the turn ends at the next line; 0 and -1: no limit (default: -1) */
+  "t-max-predict-ms"?: number | undefined;
+  /** maximum time in milliseconds of a turn from its first slot on, without the time for each token; -1: no limit (default: -1) */
+  "timeout-base-ms"?: number | undefined;
+  /** additional milliseconds for each token of prompt and answer (default: 0.0) */
+  "timeout-token-ms"?: number | undefined;
+  /** upper limit in milliseconds of that sum; -1: no limit (default: -1) */
+  "timeout-max-ms"?: number | undefined;
+  /** true: the grammar starts at a trigger; false, if given: it needs none (default: false) */
+  "grammar-lazy"?: boolean | undefined;
+  /** triggers that start a lazy grammar: texts, or pairs of `token`, `word`, `pattern` or `pattern-full` and a value (default: []) */
+  "grammar-triggers"?: string | unknown[] | object | undefined;
+  /** seed of the random generator; -1: a random seed, returned in the metadata (default: -1) */
+  "seed"?: number | undefined;
+  /** samplers in order, by names or letters: penalties (e), dry (d), top-n-sigma (s), top-k (k), typ-p (y), top-p (p), min-p (m), xtc (x), temperature (t), infill (i), adaptive-p (a) (default: ["penalties", "dry", "top-n-sigma", "top-k", "typ-p", "top-p", "min-p", "xtc", "temperature"]) */
+  "samplers"?: string | ("penalties" | "dry" | "top-n-sigma" | "top-k" | "typ-p" | "top-p" | "min-p" | "xtc" | "temperature" | "infill" | "adaptive-p")[] | undefined;
+  /** temperature; 0 is greedy (default: 0.8) */
+  "temp"?: number | undefined;
+  /** the temperature follows the entropy within `temp` ± this; 0: off (default: 0.0) */
+  "dynatemp-range"?: number | undefined;
+  /** exponent of the normalised entropy in the dynamic temperature (default: 1.0) */
+  "dynatemp-exponent"?: number | undefined;
+  /** keep the k most probable tokens; 0 and -1: all (default: 40) */
+  "top-k"?: number | undefined;
+  /** keep the most probable tokens up to this cumulative probability (default: 0.95) */
+  "top-p"?: number | undefined;
+  /** drop tokens below this share of the highest probability (default: 0.05) */
+  "min-p"?: number | undefined;
+  /** locally typical sampling; 1 is off (default: 1.0) */
+  "typ-p"?: number | undefined;
+  /** keep logits within this number of standard deviations of the highest; 0 and less: off (default: -1.0) */
+  "top-n-sigma"?: number | undefined;
+  /** minimum number of tokens that top-p, min-p, typ-p and xtc keep (default: 0) */
+  "min-keep"?: number | undefined;
+  /** chance to drop the most probable tokens except the last of them; 0: off (default: 0.0) */
+  "xtc-probability"?: number | undefined;
+  /** minimum probability of tokens that xtc drops; above 0.5: off (default: 0.1) */
+  "xtc-threshold"?: number | undefined;
+  /** penalty of tokens that occurred; 1 is off (default: 1.0) */
+  "repeat-penalty"?: number | undefined;
+  /** penalty of tokens that occurred at least once (default: 0.0) */
+  "presence-penalty"?: number | undefined;
+  /** penalty of tokens by their number of occurrences (default: 0.0) */
+  "frequency-penalty"?: number | undefined;
+  /** number of last tokens that the penalties consider; -1: the context (default: 64) */
+  "last-n-penalty"?: number | undefined;
+  /** penalty of tokens that continue a repetition (DRY); 0: off (default: 0.0) */
+  "dry-multiplier"?: number | undefined;
+  /** growth of that penalty for each token of the repetition; below 1: 1.75 (default: 1.75) */
+  "dry-base"?: number | undefined;
+  /** length of a repetition without penalty (default: 2) */
+  "dry-allowed-length"?: number | undefined;
+  /** number of last tokens that DRY considers; -1: the context; 0: off (default: 64) */
+  "dry-penalty-last-n"?: number | undefined;
+  /** texts that end a repetition; at least one, each at most 40 characters (default: ["\n", ":", "\"", "*"]) */
+  "dry-sequence-breakers"?: string | (string)[] | undefined;
+  /** 1 or 2: version of mirostat that samples, after temperature alone; 0: off (default: 0) */
+  "mirostat"?: number | undefined;
+  /** target surprisal of mirostat, in bits (default: 5.0) */
+  "mirostat-tau"?: number | undefined;
+  /** learning rate of mirostat (default: 0.1) */
+  "mirostat-eta"?: number | undefined;
+  /** target probability of adaptive-p, if the chain has it; below 0: off (default: -1.0) */
+  "adaptive-target"?: number | undefined;
+  /** decay of adaptive-p's running mean (default: 0.9) */
+  "adaptive-decay"?: number | undefined;
+  /** pairs of a token or a text and a number added to its logit; false: the token is never sampled (default: []) */
+  "logit-bias"?: unknown[] | object | undefined;
+  /** GBNF grammar of the answer, which may end where the grammar is complete (default: "") */
+  "grammar"?: string | undefined;
+  /** JSON schema of the answer, compiled to a grammar; unsupported keywords are rejected with their path; {}: any object; see json-schema.md (default: "") */
+  "json-schema"?: object | boolean | string | undefined;
+  /** white space in the JSON of a `json-schema`: spaced, `, ` and `: `; compact, none; any, at most 64 characters between two symbols (default: "spaced") */
+  "json-whitespace"?: "any" | "compact" | "spaced" | undefined;
+  /** leave out the constraints of `json-schema` that no grammar can keep, and list them in the metadata (`adjusted`); false: refuse the schema (default: false) */
+  "schema-lenient"?: boolean | undefined;
+  /** Lark grammar of the answer, in llguidance's dialect; see grammars.md (default: "") */
+  "lark"?: string | undefined;
+  /** regular expression that the whole answer matches; see grammars.md (default: "") */
+  "regex"?: string | undefined;
+  /** free text with parts that follow a schema: `structures` of `begin`, `schema` and `end`, with `triggers`; see grammars.md (default: "") */
+  "structural-tag"?: object | string | undefined;
+  /** tokens that the grammar forces are not sampled, and several of them are computed at once; false: each token is sampled (default: true) */
+  "jump-forward"?: boolean | undefined;
+  /** number of top tokens returned with each sampled token, with the model's logprobs; 0: none (default: 0) */
+  "n-probs"?: number | undefined;
+  /** return probabilities after the samplers instead (default: false) */
+  "post-sampling-probs"?: boolean | undefined;
+  /** functions for the chat template, as OpenAI defines them: a list, or its JSON text; up to 128, of 256 KiB (default: []) */
+  "tools"?: string | (object)[] | undefined;
+  /** calls of `tools` in the answer: auto, none, required, or a map that names a function, as OpenAI defines them; a required call follows the function's schema (default: "auto") */
+  "tool-choice"?: string | object | undefined;
+  /** the answer may have several calls; false: one (default: true) */
+  "parallel-tool-calls"?: boolean | undefined;
+  /** arguments of the chat template, such as enable_thinking: a map, or its JSON text; up to 64, of 64 KiB (default: {}) */
+  "chat-template-kwargs"?: string | object | undefined;
+  /** deepseek (or auto): text between `<think>` and `</think>` before the answer is returned as reasoning; none: as text (default: "none") */
+  "reasoning-format"?: "none" | "auto" | "deepseek" | undefined;
+  /** continue after the end of generation (default: false) */
+  "ignore-eos"?: boolean | undefined;
+  /** adapters and their scales, from the next turn on: a map of names to numbers, or a list of names, of pairs, or of maps with `id` and `scale`; others are off; unset: the scales of the configuration (default: null) */
+  "lora"?: object | unknown[] | null | undefined;
+  /** drop old tokens when the context is full, and continue (approximate) (default: false) */
+  "ctx-shift"?: boolean | undefined;
+  /** number of tokens at the start that ctx-shift keeps; -1: the whole prompt (default: 0) */
+  "n-keep"?: number | undefined;
+  /** number of tokens that ctx-shift drops; 0: half of those it may drop (default: 0) */
+  "n-discard"?: number | undefined;
+  /** minimum run of equal tokens that is reused by shifting (approximate); 0: off (default: 0) */
+  "cache-reuse"?: number | undefined;
+  /** `compute` returns an embedding of the prompt as JSON in output 0: `n_embedding` and `embedding` (default: false) */
+  "embedding"?: boolean | undefined;
+  /** pooling of a text's token embeddings: none, mean, cls, last, rank (scores of a reranking model); empty: the model's default, else mean (default: "") */
+  "pooling"?: "" | "none" | "mean" | "cls" | "last" | "rank" | undefined;
+  /** norm of an embedding: -1 none, 0 the largest number is 32760, 1 taxicab, 2 euclidean, p > 2 p-norm; ignored with pooling none and rank (default: 2) */
+  "embd-normalize"?: number | undefined;
+}

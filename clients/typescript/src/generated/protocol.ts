@@ -1,0 +1,1306 @@
+// `make docs` writes this file from the tables of docs/protocol.md; do not edit it.
+import { list, toHandle } from "../types.js";
+import type { AnswerFields, Context, Fields } from "../types.js";
+import type { Graph, Message, Priority } from "../types.js";
+import type { ModelParameters } from "./parameters.js";
+
+export const PROTOCOL_VERSION: [number, number] = [1, 0];
+
+export const LIMITS = {
+  FRAME_BYTES_MAX: 1048576,
+  REPLY_BYTES_MAX: 8388608,
+  NESTING_MAX: 64,
+  MESSAGE_ITEMS_MAX: 16,
+  ITEMS_MAX: 32000,
+  KEYS_MAX: 256,
+  REQUESTS_MAX: 256,
+  STARTS_MAX: 4,
+  LOOP_SHARE: 0.1,
+  READING_SHARE: 0.05,
+  CREDIT_DEFAULT: 64,
+  CREDIT_MAX: 1024,
+  TENSOR_BYTES_MAX: 8388608,
+  DESCRIPTORS_MAX: 16,
+  CALLS_DESCRIPTORS_MAX: 64,
+  OPERATION_S_MAX: 30,
+  NAME_CHARACTERS_MAX: 128,
+  LABEL_CHARACTERS_MAX: 64,
+  HELLO_TIMEOUT_S: 10,
+  FRAME_S_MAX: 30,
+  INCOMPLETE_BYTES_MAX: 67108864,
+  OUTBOX_PAUSE_BYTES: 1048576,
+  OUTBOX_BYTES_MAX: 67108864,
+  OUTBOXES_BYTES_MAX: 134217728,
+  GRAPHS_MAX: 1000,
+  MESSAGES_MAX: 1000,
+  MESSAGES_BYTES_MAX: 8388608,
+  RAW_BYTES_MAX: 65536,
+  TOOL_CALLS_MAX: 128,
+  ANSWER_CALLS_MAX: 128,
+  CALL_CHARACTERS_MAX: 262144,
+  ARGUMENTS_LEVELS_MAX: 48,
+  QUEUE_EVENTS_MAX: 256,
+  PROBABILITIES_MAX: 20000,
+  INPUTS_MAX: 128,
+  EMBED_TEXTS_MAX: 256,
+  DETOKENIZE_TOKENS_MAX: 65536,
+  TRACEPARENT_CHARACTERS_MAX: 128,
+  TEXTS_AT_ONCE_MAX: 16,
+  RESULT_BYTES_MAX: 6291456,
+  BRANCHES_MAX: 16,
+  ANSWERS_MAX: 16,
+  MARKS_MAX: 1000,
+  TIMEOUT_S_MAX: 2592000,
+  NAME_BYTES_MAX: 256,
+  SESSION_ID_CHARACTERS_MAX: 128,
+  EXPIRED_REMEMBERED_MAX: 10000,
+  OPEN_MAX: 32,
+} as const;
+
+export interface ClientHello {
+  /** major and minor version */
+  protocol: [number, number];
+  /** free text for the daemon's log, cut to 200 characters */
+  software?: string | undefined;
+  /** the label of this program among those of its user */
+  label?: string | undefined;
+  /** the user on behalf of whom a gateway acts */
+  on_behalf_of?: string | undefined;
+}
+
+export interface Tensor {
+  /** the bytes */
+  data?: Uint8Array | undefined;
+  /** not checked: only the bytes count */
+  dimensions?: number[] | undefined;
+  /** name or number of a tensor type; any number is accepted */
+  type?: number | string | undefined;
+  /** 0 or more: the bytes are in a descriptor, and `data` is empty */
+  fd?: number | undefined;
+}
+
+export interface ServerHello {
+  /** major and minor version */
+  protocol: [number, number];
+  /** `inferd/` and its version */
+  software: string;
+  /** number of daemon starts on this state */
+  instance: number;
+  /** the limits in force */
+  limits: Limits;
+  /** llama.cpp's build; 0: unknown */
+  llama_build_number: number;
+  /** the commit of llama.cpp that the engine is built from */
+  llama_commit: string;
+}
+
+export interface Limits {
+  /** bytes of the body of a frame to the daemon */
+  frame_bytes_max: number;
+  /** bytes of the body of a frame to the client */
+  reply_bytes_max: number;
+  /** levels of a frame's arrays and maps */
+  nesting_max: number;
+  /** running requests of one connection */
+  requests_max: number;
+  /** credit of a stream whose request sets none */
+  credit_default: number;
+  /** credit that a request or one credit frame may give */
+  credit_max: number;
+  /** bytes of a prompt or tensor in a descriptor */
+  tensor_bytes_max: number;
+  /** sessions open at once, of all users */
+  sessions_max: number;
+  /** idle time after which a context expires; 0: unknown */
+  idle_timeout_ms: number;
+}
+
+export interface ToolCallPart {
+  /** the number of the call in the answer */
+  index: number;
+  /** nine letters and digits, in the first part of a call */
+  id: string;
+  /** the function, in the first part of a call */
+  name: string;
+  /** the next part of the JSON text of its arguments, an object */
+  arguments: string;
+  /** the call of this number is not one after all; its source follows as text */
+  dropped: boolean;
+}
+
+export function readToolCallPart(fields: Fields): ToolCallPart {
+  return { id: "", name: "", arguments: "", dropped: false, ...fields } as unknown as ToolCallPart;
+}
+
+export function readServerHello(fields: Fields): ServerHello {
+  return { llama_build_number: 0, llama_commit: "", ...fields } as unknown as ServerHello;
+}
+
+export interface Metadata {
+  /** tokens of the prompt, including the history; known as soon as the input is set */
+  input_tokens?: number | undefined;
+  /** tokens of the answer, sampled or forced, including the one that ended the turn */
+  output_tokens?: number | undefined;
+  /** 0: unknown. It counts the commits of llama.cpp's repository, and the source package that the engine is built from has no repository. `llama_commit` identifies the build */
+  llama_build_number?: number | undefined;
+  /** the commit of llama.cpp that the daemon's engine is built from, also before any input, and for `echo` */
+  llama_commit?: string | undefined;
+  /** tokens of the prompt that were not computed again */
+  cached_tokens?: number | undefined;
+  /** time from queueing to the first slot */
+  queue_ms?: number | undefined;
+  /** time from queueing to the first token */
+  ttft_ms?: number | undefined;
+  /** time from the first slot to the end of the prompt */
+  prompt_ms?: number | undefined;
+  /** time from the end of the prompt to the end of the turn */
+  predicted_ms?: number | undefined;
+  /** nil before the end; `eos`, `token`, `stop`, `pattern`, `complete`, `indent`, `similarity`, `repetition`, `surprisal`, `grammar`, `time`, `length`, `context_full`, `embedded` (meanings); the name of the error that ended it; `detached` in a reopened session whose last turn was interrupted */
+  stop_reason?: string | null | undefined;
+  /** the token, text, pattern or limit that ended it, or the measured value; the pooling of an embedding; `operator` if an operator cancelled it */
+  stop_detail?: string | undefined;
+  /** context shifts in this turn */
+  shifts?: number | undefined;
+  /** whether the KV state was approximate because of a shift in this turn or earlier */
+  shifted?: boolean | undefined;
+  /** the form of tool calls that the answer may have */
+  tool_format?: string | undefined;
+  /** tokens of the history before this turn's messages that were no longer valid and were computed again */
+  recomputed_tokens?: number | undefined;
+  /** the reason, for people; empty: nothing was recomputed */
+  recomputed_reason?: string | undefined;
+  /** number of times that the turn yielded its slot; present after the turn's end */
+  parks?: number | undefined;
+  /** tokens of the output that the grammar forced (jump-forward) */
+  forced_tokens?: number | undefined;
+  /** the seed of the turn's generator; random if none was given */
+  seed?: number | undefined;
+  /** the turn's adapters and their scales, a map */
+  lora?: Fields | undefined;
+  /** the model's name */
+  model?: string | undefined;
+  /** the model's fingerprint */
+  fingerprint?: string | undefined;
+  /** the session's id, or nil */
+  session_id?: string | null | undefined;
+  /** whether everything replied so far is written to disk; false if the daemon cannot write; nil without an id, or without `persist` */
+  durable?: boolean | null | undefined;
+  /** parameters that are not in force, with the values in force or requested */
+  not_applied?: Fields | undefined;
+  /** parameters out of their range in JSON, or that contradict others, with the values used instead; those that could not be kept, with the reason; `json-schema` with the paths of the constraints that `schema-lenient` left out; `tools`, if the model's chat template does not use them or the input is raw text; `chat-template`, if the model has none and messages are written without it */
+  adjusted?: Fields | undefined;
+  /** unknown keys */
+  ignored?: string[] | undefined;
+  /** with `n-probs`, except for a stream, whose events have it: for each token a map as llama-server's, `id`, `token`, `bytes`, `logprob`, `top_logprobs`, or with `post-sampling-probs` `prob`, `top_probs`. It covers the first tokens, up to 20 000 such entries, and no tokens sampled before an interruption; otherwise the key is absent */
+  completion_probabilities?: Fields[] | undefined;
+}
+
+export interface ModelInfo {
+  /** the name by which clients load it */
+  name: string;
+  /** `cold`, `loading`, `ready`, `unloading` or `failed` */
+  state: string;
+  /** `llama` or `echo` */
+  backend: string;
+  /** its path; empty for `echo` and for models from descriptors */
+  file: string;
+  /** the name or file that a `swap` has put behind the name; empty: none */
+  swapped_to: string;
+  /** size of its files */
+  size_bytes: number;
+  /** graphs that hold it */
+  leases: number;
+  /** its waiting and running turns */
+  tasks: number;
+  /** its worker process; 0: none */
+  pid: number;
+  /** progress of its load, 0 … 1 */
+  progress: number;
+  /** time without a lease */
+  idle_s: number;
+  /** seconds until it is unloaded if it stays unused; nil: it is in use, or does not expire by time */
+  expires_s: number | null;
+  /** time for which it stays loaded when unused; negative: until memory is short */
+  keep_alive_s: number;
+  /** whether it stays loaded even when memory is short */
+  pinned: boolean;
+  /** memory that its worker process occupies on the host now, mapped weights included (RSS); 0: no process */
+  resident_bytes: number;
+  /** nil, or the estimated memory of its process, in bytes: `weights`, `context`, `compute`, `process` and `total` */
+  memory: Fields | null;
+  /** array of map: `name`, `file`, `scale` (for turns that select none), `size_bytes`; once the model is loaded, also `id`, a hash of the file, or `error`: turns that select the adapter fail with it */
+  adapters: Fields[];
+  /** nil, or the error of its last load */
+  error: Fields | null;
+  /** nil, or properties of the loaded model: `ctx_size`, `vocab_size`, `parameters`, … */
+  info: Fields | null;
+}
+
+export interface ShownModel extends ModelInfo {
+  /** its configured parameters */
+  options: ModelParameters;
+  /** nil, or a map of facts that the header of its file states; nil for `echo` and for models from descriptors */
+  file_info: FileInfo | null;
+  /** nil, or the reason why the header cannot be read, such as no answer from a file server within 5 s */
+  file_error: string | null;
+  /** nil if nothing is known, or the memory that its next load needs: `slots`, `ctx_size` (of each slot), and the keys of `memory` in bytes. Once the model has been loaded, llama.cpp has estimated them; before, `weights` is the files' size, `context` an upper bound (nil if it is not known), and the others are nil */
+  estimate: Fields | null;
+}
+
+export interface FileInfo {
+  /** its name as its author gives it */
+  title: string | null;
+  /** such as `llama` */
+  architecture: string | null;
+  /** such as `Q4_K_M` */
+  quantization: string | null;
+  /** number of its weights */
+  parameters: number;
+  /** the context with which it was trained, in tokens */
+  ctx_size_trained: number | null;
+  /** numbers in the embedding of a token */
+  embedding_size: number | null;
+  /** number of its layers */
+  layers: number | null;
+  /** its license */
+  license: string | null;
+  /** the address of the license's text */
+  license_link: string | null;
+  /** its own chat template, which the parameters `chat-template` and `chat-template-file` replace; nil above 262144 characters */
+  chat_template: string | null;
+  /** whether that template uses tools */
+  supports_tools: boolean;
+  /** KV state of a token; layers that attend to a window take less */
+  kv_token_bytes_max: number | null;
+}
+
+export interface SessionInfo {
+  /** the handle; nil for a dormant session */
+  context: Context | null;
+  /** the user to whom it belongs */
+  uid: number;
+  /** the name of a gateway's own user, as far as the daemon knows it, or empty */
+  user: string;
+  /** the label of the program to which it belongs, or empty */
+  label: string;
+  /** its id, or nil */
+  session_id: string | null;
+  /** the model's name */
+  model: string;
+  /** `empty`, `ready`, `waiting`, `running`, `parked`, `done`, `failed`, `unloaded` or `dormant` */
+  state: string;
+  /** priority of its turns */
+  priority: Priority;
+  /** tokens of its history */
+  tokens: number;
+  /** whether it is written to the journal; false if the daemon cannot write; nil without an id, or without `persist` */
+  persisted: boolean | null;
+  /** turns begun so far */
+  turns: number;
+  /** time since its last use; 0 during a turn */
+  idle_s: number;
+  /** whether it counts in the maximum of sessions; false if it is dormant or has yielded its place */
+  has_place: boolean;
+}
+
+export function readSessionInfo(fields: Fields): SessionInfo {
+  return { ...fields, context: fields.context == null ? null : toHandle<Context>(fields.context) } as unknown as SessionInfo;
+}
+
+export interface TaskInfo {
+  /** its number; nil while the turn waits for its model to be loaded */
+  task: number | null;
+  /** the user to whom it belongs */
+  uid: number;
+  /** the name of a gateway's own user, as far as the daemon knows it, or empty */
+  user: string;
+  /** the label of the program to which it belongs, or empty */
+  label: string;
+  /** the context's handle */
+  context: Context;
+  /** the session's id, or nil */
+  session_id: string | null;
+  /** the model's name */
+  model: string;
+  /** `waiting`, `running` or `parked` */
+  state: string;
+  /** the turn's priority class */
+  priority: Priority;
+  /** the class to which waiting has raised it */
+  effective_priority: Priority | null;
+  /** 0 in a slot, 1 for the next turn to get one; turns of other users count */
+  position: number | null;
+  /** seconds until it is expected to get a slot; nil if that cannot be estimated: it was parked by hand, or waits for its reader or for KV space */
+  starts_in_s: number | null;
+  /** tokens of the prompt, including the history */
+  prompt_tokens: number;
+  /** tokens of prompt and answer that the engine has computed */
+  computed_tokens: number | null;
+  /** tokens sent so far */
+  output_tokens: number;
+  /** time since it was queued */
+  age_s: number;
+}
+
+export function readTaskInfo(fields: Fields): TaskInfo {
+  return { ...fields, context: toHandle<Context>(fields.context) } as unknown as TaskInfo;
+}
+
+export interface Stats {
+  /** time since the start */
+  uptime_s: number;
+  /** the daemon's process */
+  pid: number;
+  /** its start count */
+  instance: number;
+  /** whether it refuses new work */
+  draining: boolean;
+  /** whether systemd listens: connections wait there while the daemon restarts */
+  socket_activated: boolean;
+  /** open connections */
+  connections: number;
+  /** open sessions with a place */
+  sessions: number;
+  /** open sessions that have yielded their place */
+  sessions_yielded: number;
+  /** the maximum of open sessions */
+  sessions_max: number;
+  /** requests that wait for the place of an open session */
+  sessions_waiting: number;
+  /** dormant sessions */
+  sessions_dormant: number;
+  /** sessions expired since the start */
+  sessions_expired: number;
+  /** state of the journal of sessions with an id, a map of `state` (`written`; `failing`: it cannot be written; `refused`: it is a newer version's), `cause` (of the last failure, or nil), `sessions` (their number) and `moved_to` (the path to which a damaged journal, or one of an older version, was moved at the start, or nil) */
+  journal: Fields;
+  /** the optional components and their health: `config`, `state`, `journal`, `kv-store`, `models`, `models-dir`, `model-files`, `memory`, `cores`, `notify`, `metrics`, `traces`, `log`, `uvloop`; for each a map of `component`, `up`, and, if it fails, `cause`, `effect`, `remedy` and `failing_s` (the seconds since then) */
+  components: Fields[];
+  /** where Prometheus can scrape the metrics: HOST:PORT or a path; nil: they are not served */
+  metrics_address: string | null;
+  /** a map of `file` (the setting `log-file`, or nil), `journal` (nil unless the log goes to systemd's journal; else a map of its `unit`, or nil, and whether it is a `user`'s), `levels` by logger, and `texts` (whether prompts and answers are logged) */
+  log: Fields;
+  /** settings whose new values in the configuration file take effect after a restart */
+  pending_restart: string[];
+  /** waiting turns */
+  waiting: number;
+  /** running turns */
+  running: number;
+  /** parked turns */
+  parked: number;
+  /** turns refused with `Busy` since the start */
+  refused: number;
+  /** times since the start that a turn continued in another worker, because its own had died or was swapped */
+  recovered: number;
+  /** a histogram of `retry_after_s` divided by the actual time until a retry would have been admitted: a map of the buckets' upper bounds (0.25, 0.5, 0.8, 1.25, 2.0, 4.0, inf) to counts */
+  retry_after_ratio: Fields;
+  /** CPU cores that the models share */
+  cores: number;
+  /** a map of `low` (whether memory is low now), `free_bytes` (the machine's free memory, less the headroom and, without `memory_bytes`, less the memory reserved for models; negative: missing), `pressure_known` (whether the kernel has pressure stall information), and since the start: `low_events` (times that memory became low), `kv_bytes_freed`, `models_unloaded` and `model_bytes_freed` */
+  memory: Fields;
+  /** a map of the names of loaded models to their engines' counters */
+  models: Fields;
+  /** the metrics in metrics.md, except the histograms and `process_…`: a map of the names, without `inferd_` and `_total`, to an array of maps of the labels and `value`; the models' values come from the daemon's memory, without a query to the engines */
+  metrics: Fields;
+}
+
+export interface ErrorFields {
+  /** its name; never changes once released */
+  name: string;
+  /** the name as a number: 0–8 and 100–103 are WasmEdge's, inferd's own begin at 200 */
+  number: number;
+  /** a description with the values, for people */
+  message: string;
+  /** a remedy, for people */
+  hint: string;
+  /** whether the same request may succeed later */
+  retryable: boolean;
+  /** values for programs, as described below */
+  data: Fields;
+}
+
+export interface LoadParams {
+  /** first: the model's name, or `preload:` and its name; absent or empty with `fd`. Second: parameters as JSON */
+  builders?: Uint8Array[] | undefined;
+  /** a graph encoding: ggml or autodetect; others are `InvalidEncoding` */
+  encoding?: number | string | undefined;
+  /** an execution target: cpu puts no layers on the GPU, gpu all that the configuration allows; tpu and npu are `UnsupportedOperation` */
+  target?: number | string | undefined;
+  /** 0 or more: the model's file in a descriptor */
+  fd?: number | undefined;
+  /** send events while it loads */
+  progress?: boolean | undefined;
+}
+
+export interface LoadResult {
+  /** the handle */
+  graph: Graph;
+  /** the model's name */
+  model: string;
+  /** identifies the computation: file, slots, llama.cpp's build */
+  fingerprint: string;
+  /** context size of this graph, in tokens */
+  ctx_size: number;
+  /** turns that the model's engine computes at the same time */
+  slots: number;
+  /** requested parameters that are not in force, with the values in force */
+  not_applied: Fields;
+  /** unknown keys */
+  ignored: string[];
+  /** parameters out of their range, with the values used instead */
+  adjusted: Fields;
+}
+
+export function readLoadResult(fields: Fields): LoadResult {
+  return { model: "", fingerprint: "", ctx_size: 0, slots: 0, not_applied: {}, ignored: [], adjusted: {}, ...fields, graph: toHandle<Graph>(fields.graph) } as unknown as LoadResult;
+}
+
+export interface LoadEvent {
+  /** progress of the load, 0 … 1 */
+  progress: number;
+}
+
+export function readLoadEvent(fields: Fields): LoadEvent {
+  return { ...fields } as unknown as LoadEvent;
+}
+
+export interface LoadByNameParams {
+  /** the model's name, as `models` lists it; all calls also find it by the name of its file, `NAME.gguf` */
+  name: string;
+  /** send events while it loads */
+  progress?: boolean | undefined;
+}
+
+export interface LoadByNameWithConfigParams {
+  /** the model's name */
+  name: string;
+  /** parameters as JSON; they hold for this graph only */
+  config?: string | undefined;
+  /** send events while it loads */
+  progress?: boolean | undefined;
+}
+
+export interface UnloadParams {
+  /** the handle */
+  graph: Graph;
+  /** keep the model loaded for as long as the daemon keeps an idle model */
+  keep?: boolean | undefined;
+}
+
+export interface InitBackendParams {
+  /** JSON */
+  config?: string | undefined;
+}
+
+export interface InitBackendResult {
+  /** the ignored keys */
+  ignored: string[];
+}
+
+export function readInitBackendResult(fields: Fields): InitBackendResult {
+  return { ignored: [], ...fields } as unknown as InitBackendResult;
+}
+
+export interface InitExecutionContextParams {
+  /** the graph's handle */
+  graph: Graph;
+  /** the class of the context's turns, and of the wait; empty: `normal` */
+  priority?: Priority | "" | undefined;
+  /** the longest wait for a place; 0: fail at once */
+  queue_timeout_s?: number | undefined;
+}
+
+export interface InitExecutionContextResult {
+  /** the handle */
+  context: Context;
+  /** the session existed before and has its history */
+  attached: boolean;
+}
+
+export function readInitExecutionContextResult(fields: Fields): InitExecutionContextResult {
+  return { attached: false, ...fields, context: toHandle<Context>(fields.context) } as unknown as InitExecutionContextResult;
+}
+
+export interface InitExecutionContextWithSessionIdParams {
+  /** a graph of the model that the session began with */
+  graph: Graph;
+  /** 1 to 128 characters */
+  session_id: string;
+  /** the session and its KV state may be written to disk; false is permanent for a session */
+  persist?: boolean | undefined;
+  /** the class of the session's turns, and of the wait; empty: the session's, or `normal` */
+  priority?: Priority | "" | undefined;
+  /** the longest wait for a place; 0: fail at once */
+  queue_timeout_s?: number | undefined;
+}
+
+export interface SetInputParams {
+  /** the handle */
+  context: Context;
+  /** 1: parameters; any other: the prompt */
+  index: number;
+  /** the bytes */
+  tensor: Tensor;
+}
+
+export interface ComputeParams {
+  /** the handle */
+  context: Context;
+  /** named tensors; nil: use the inputs from `set_input` */
+  inputs?: [string, Tensor][] | null | undefined;
+  /** for this turn; empty: the context's */
+  priority?: Priority | "" | undefined;
+  /** the turn must begin within this; 0: no bound */
+  queue_timeout_s?: number | undefined;
+  /** the turn must end within this; 0: no bound */
+  timeout_s?: number | undefined;
+  /** the caller's span; see traces */
+  traceparent?: string | undefined;
+}
+
+export interface ComputeResult {
+  /** with a prompt in `inputs`: one tensor named `output`, of `echo` one for each input. It has the prompt's type and shape if it has the prompt's length, else type u8 */
+  outputs: [string, Tensor][];
+  /** with `inputs`: the metadata */
+  metadata: Metadata;
+}
+
+export function readComputeResult(fields: Fields): ComputeResult {
+  return { outputs: [], metadata: {}, ...fields } as unknown as ComputeResult;
+}
+
+export interface ComputeSingleParams {
+  /** the handle */
+  context: Context;
+  /** read by the call that begins the turn */
+  priority?: Priority | "" | undefined;
+  /** read by the call that begins the turn */
+  queue_timeout_s?: number | undefined;
+  /** for the whole turn; read by the call that begins it */
+  timeout_s?: number | undefined;
+  /** the caller's span; see traces */
+  traceparent?: string | undefined;
+}
+
+export interface ComputeSingleResult {
+  /** the bytes that `get_output_single` would return, which saves that call. Empty while a character or a possible stop text is incomplete */
+  piece: Uint8Array;
+}
+
+export function readComputeSingleResult(fields: Fields): ComputeSingleResult {
+  return { piece: new Uint8Array(), ...fields } as unknown as ComputeSingleResult;
+}
+
+export interface GetOutputParams {
+  /** the handle */
+  context: Context;
+  /** 0 or 1, else `NotFound` */
+  index?: number | undefined;
+  /** size of the caller's buffer in bytes; a longer output is `TooLarge` with `data.needed`, and nothing is lost. −1: unlimited */
+  size_max?: number | undefined;
+}
+
+export interface GetOutputResult {
+  /** the bytes */
+  data: Uint8Array;
+}
+
+export function readGetOutputResult(fields: Fields): GetOutputResult {
+  return { ...fields } as unknown as GetOutputResult;
+}
+
+export interface FiniSingleParams {
+  /** the handle */
+  context: Context;
+}
+
+export interface FinalizeExecutionContextParams {
+  /** the handle */
+  context: Context;
+  /** make a session with an id dormant until it is opened again */
+  keep?: boolean | undefined;
+}
+
+export interface PromptComputeParams {
+  /** the handle */
+  context: Context;
+  /** the text */
+  prompt: string;
+  /** for this turn */
+  priority?: Priority | "" | undefined;
+  /** the turn must end within this; 0: no bound */
+  timeout_s?: number | undefined;
+  /** the caller's span; see traces */
+  traceparent?: string | undefined;
+}
+
+export interface PromptComputeResult {
+  /** the answer */
+  text: string;
+}
+
+export function readPromptComputeResult(fields: Fields): PromptComputeResult {
+  return { ...fields } as unknown as PromptComputeResult;
+}
+
+export interface RunInferenceParams {
+  /** the handle */
+  context: Context;
+  /** the text, as for `set_input`; zero bytes at its end are removed */
+  tensor: Tensor;
+  /** ignored */
+  index?: number | undefined;
+  /** parameters for this turn as JSON */
+  config?: string | undefined;
+  /** as in `get_output` */
+  size_max?: number | undefined;
+  /** for this turn */
+  priority?: Priority | "" | undefined;
+  /** the turn must end within this; 0: no bound */
+  timeout_s?: number | undefined;
+  /** the caller's span; see traces */
+  traceparent?: string | undefined;
+}
+
+export interface RunInferenceResult {
+  /** the answer */
+  text: Uint8Array;
+  /** the reasoning before the answer, with `reasoning-format` */
+  reasoning: Uint8Array;
+  /** the answer's tool calls */
+  tool_calls: ToolCallPart[];
+  /** the metadata */
+  metadata: Metadata;
+}
+
+export function readRunInferenceResult(fields: Fields): RunInferenceResult {
+  return { text: new Uint8Array(), reasoning: new Uint8Array(), metadata: {}, ...fields, tool_calls: list(fields.tool_calls).map((item) => readToolCallPart(item as Fields)) } as unknown as RunInferenceResult;
+}
+
+export interface StreamParams {
+  /** the handle */
+  context: Context;
+  /** the user's next message */
+  prompt?: string | null | undefined;
+  /** 1 to 1000 messages; with them, `prompt` and `raw` are ignored */
+  messages?: Message[] | null | undefined;
+  /** add `prompt` unchanged */
+  raw?: boolean | undefined;
+  /** parameters for this turn; unknown keys are `InvalidArgument` */
+  options?: ModelParameters | undefined;
+  /** for this turn; empty: the context's */
+  priority?: Priority | "" | undefined;
+  /** the turn must begin within this; 0: no bound */
+  queue_timeout_s?: number | undefined;
+  /** the turn must end within this; 0: no bound */
+  timeout_s?: number | undefined;
+  /** the caller's span; see traces */
+  traceparent?: string | undefined;
+  /** events that may be sent at first, 1 … 1024 */
+  credit?: number | undefined;
+  /** send the turn's position in the queue */
+  queue_events?: boolean | undefined;
+}
+
+export interface StreamResult {
+  /** the rest of the text, which was withheld until the end */
+  text: Uint8Array;
+  /** the rest of the reasoning */
+  reasoning: Uint8Array;
+  /** the last parts of tool calls */
+  tool_calls: ToolCallPart[];
+  /** the metadata */
+  metadata: Metadata;
+}
+
+export function readStreamResult(fields: Fields): StreamResult {
+  return { text: new Uint8Array(), reasoning: new Uint8Array(), metadata: {}, ...fields, tool_calls: list(fields.tool_calls).map((item) => readToolCallPart(item as Fields)) } as unknown as StreamResult;
+}
+
+export interface StreamEvent {
+  /** ids of the new tokens */
+  tokens: number[];
+  /** the text that they release: whole UTF-8 characters, and nothing that a stop text may still cut */
+  text: Uint8Array;
+  /** the reasoning that they release instead of text, with the parameter `reasoning-format` */
+  reasoning: Uint8Array;
+  /** the parts of tool calls that they release */
+  tool_calls: ToolCallPart[];
+  /** in a turn that may have tool calls: the text with reasoning and calls as the model wrote them, where it differs from `text` */
+  raw_text: Uint8Array;
+  /** number of the answer's tokens before these */
+  offset: number;
+  /** with `n-probs`: the tokens' logprobs, see metadata */
+  completion_probabilities: Fields[];
+}
+
+export function readStreamEvent(fields: Fields): StreamEvent {
+  return { tokens: [], text: new Uint8Array(), reasoning: new Uint8Array(), raw_text: new Uint8Array(), offset: 0, completion_probabilities: [], ...fields, tool_calls: list(fields.tool_calls).map((item) => readToolCallPart(item as Fields)) } as unknown as StreamEvent;
+}
+
+export interface QueueEvent {
+  /** 1: the next turn to get a slot */
+  position: number;
+  /** turns of all users that wait for the model */
+  waiting: number;
+  /** seconds until the turn is expected to get a slot; nil: it cannot be estimated */
+  starts_in_s: number | null;
+}
+
+export function readQueueEvent(fields: Fields): QueueEvent {
+  return { ...fields } as unknown as QueueEvent;
+}
+
+export interface EmbedParams {
+  /** the handle */
+  graph: Graph;
+  /** 1 to 256 */
+  texts: string[];
+  /** `none`, `mean`, `cls`, `last`, `rank`; empty: the model's own, else `mean` */
+  pooling?: string | undefined;
+  /** -1 none, 0 the largest number is 32760, 1 taxicab, 2 euclidean, 3 to 32 that norm; vectors of `none` and `rank` are not normalized */
+  normalize?: number | undefined;
+  /** priority of the texts; empty: normal */
+  priority?: Priority | "" | undefined;
+  /** each text must begin within this; 0: no bound */
+  queue_timeout_s?: number | undefined;
+  /** all must end within this; 0: no bound */
+  timeout_s?: number | undefined;
+  /** the caller's span; see traces */
+  traceparent?: string | undefined;
+}
+
+export interface EmbedResult {
+  /** one for each text, in their order: a vector of `size` float32, little-endian; with `none` one vector for each token */
+  embeddings: Uint8Array[];
+  /** length of a vector */
+  size: number;
+  /** the pooling that was used */
+  pooling: string;
+  /** number of tokens of each text */
+  tokens: number[];
+  /** the model's name */
+  model: string;
+  /** the model's fingerprint */
+  fingerprint: string;
+}
+
+export function readEmbedResult(fields: Fields): EmbedResult {
+  return { tokens: [], model: "", fingerprint: "", ...fields } as unknown as EmbedResult;
+}
+
+export interface ResumeParams {
+  /** the handle */
+  context: Context;
+  /** the answer's tokens that the client has, from the first one on */
+  tokens?: number[] | undefined;
+  /** the answer's text that the client has, from the same events */
+  text?: Uint8Array | undefined;
+  /** the answer's reasoning that the client has, likewise */
+  reasoning?: Uint8Array | undefined;
+  /** of a turn that may have tool calls, instead of both: the `raw_text` of its events, or their `text` where they have none */
+  raw_text?: Uint8Array | undefined;
+  /** for this turn; empty: its previous priority */
+  priority?: Priority | "" | undefined;
+  /** the turn must begin within this; 0: no bound */
+  queue_timeout_s?: number | undefined;
+  /** the turn must end within this; 0: no bound */
+  timeout_s?: number | undefined;
+  /** the caller's span; see traces */
+  traceparent?: string | undefined;
+  /** events that may be sent at first, 1 … 1024; a first event with the daemon's output so far is not counted */
+  credit?: number | undefined;
+  /** send the turn's position in the queue */
+  queue_events?: boolean | undefined;
+}
+
+export interface AnswersParams {
+  /** the handle */
+  context: Context;
+  /** number of answers, 1 … 16 */
+  n?: number | undefined;
+  /** as in `stream`; without `prompt` and `messages`, the turns compute the input that `set_input` left */
+  prompt?: string | null | undefined;
+  /** as in `stream` */
+  messages?: Message[] | null | undefined;
+  /** add `prompt` unchanged */
+  raw?: boolean | undefined;
+  /** parameters for these turns */
+  options?: ModelParameters | undefined;
+  /** for these turns; empty: the context's */
+  priority?: Priority | "" | undefined;
+  /** each must begin within this; 0: no bound */
+  queue_timeout_s?: number | undefined;
+  /** each must end within this; 0: no bound */
+  timeout_s?: number | undefined;
+  /** the caller's span; see traces */
+  traceparent?: string | undefined;
+}
+
+export interface AnswersResult {
+  /** in their order: `text`, `reasoning` and `tool_calls` as in `chat`, `metadata` (its metadata), and `error`, nil or the error with which it failed; `text` is then its output until the error */
+  answers: AnswerFields[];
+}
+
+export function readAnswersResult(fields: Fields): AnswersResult {
+  return { ...fields } as unknown as AnswersResult;
+}
+
+export interface AnswersEvent {
+  /** the contexts of the answers, sent once the first answer has begun: `cancel` ends a running one */
+  contexts: Context[];
+}
+
+export function readAnswersEvent(fields: Fields): AnswersEvent {
+  return { ...fields, contexts: list(fields.contexts).map((item) => toHandle<Context>(item)) } as unknown as AnswersEvent;
+}
+
+export interface CancelParams {
+  /** a request's id on this connection */
+  request?: number | null | undefined;
+  /** a context of this user, or for an operator of any user; give either `request` or `context` */
+  context?: Context | null | undefined;
+}
+
+export interface CancelResult {
+  /** whether a turn or request was cancelled */
+  cancelled: boolean;
+}
+
+export function readCancelResult(fields: Fields): CancelResult {
+  return { ...fields } as unknown as CancelResult;
+}
+
+export interface ParkParams {
+  /** a context of this user, or for an operator of any user */
+  context: Context;
+}
+
+export interface ParkResult {
+  /** whether the turn yields; false also if there is no turn, or no memory for its state */
+  parked: boolean;
+}
+
+export function readParkResult(fields: Fields): ParkResult {
+  return { ...fields } as unknown as ParkResult;
+}
+
+export interface ResetParams {
+  /** the handle */
+  context: Context;
+  /** the first message of the new history, by the chat template */
+  system?: string | null | undefined;
+}
+
+export interface RewindParams {
+  /** the handle */
+  context: Context;
+  /** go back this many turns, 1 or more; the last 1000 are remembered */
+  turns?: number | null | undefined;
+  /** keep this many tokens, 0 or more */
+  tokens?: number | null | undefined;
+}
+
+export interface RewindResult {
+  /** tokens left in the history */
+  tokens: number;
+  /** turns that can still be removed */
+  turns: number;
+  /** tokens of the history that currently need not be computed again */
+  cached_tokens: number;
+  /** `cached`, or `recomputed`: the next turn computes more than the last token of the history again */
+  kv: string;
+}
+
+export function readRewindResult(fields: Fields): RewindResult {
+  return { tokens: 0, turns: 0, cached_tokens: 0, kv: "cached", ...fields } as unknown as RewindResult;
+}
+
+export interface ForkSessionParams {
+  /** the handle */
+  context: Context;
+  /** number of branches, 1 … 16 */
+  n?: number | undefined;
+  /** an id for each branch, all different and not in use; empty: the branches have no id */
+  session_ids?: string[] | undefined;
+}
+
+export interface ForkSessionResult {
+  /** the branches' handles */
+  contexts: Context[];
+  /** tokens of the history */
+  tokens: number;
+  /** tokens of the history that a branch currently need not compute again */
+  cached_tokens: number;
+  /** as in `rewind` */
+  kv: string;
+}
+
+export function readForkSessionResult(fields: Fields): ForkSessionResult {
+  return { tokens: 0, cached_tokens: 0, kv: "cached", ...fields, contexts: list(fields.contexts).map((item) => toHandle<Context>(item)) } as unknown as ForkSessionResult;
+}
+
+export interface DeleteSessionParams {
+  /** a context of this connection */
+  context?: Context | null | undefined;
+  /** a session of this user and label */
+  session_id?: string | null | undefined;
+}
+
+export interface DeleteSessionResult {
+  /** whether there was such a session */
+  deleted: boolean;
+}
+
+export function readDeleteSessionResult(fields: Fields): DeleteSessionResult {
+  return { ...fields } as unknown as DeleteSessionResult;
+}
+
+export interface SetOptionsParams {
+  /** the handle */
+  context: Context;
+  /** parameters; unknown keys are `InvalidArgument` */
+  options?: ModelParameters | undefined;
+  /** of the context's turns from now on; empty: unchanged */
+  priority?: Priority | "" | undefined;
+}
+
+export interface ParametersParams {
+  /** the handle */
+  context: Context;
+}
+
+export interface ParametersResult {
+  /** each with `name`; `value`, the one in force; `origin`: `turn` (the last one), `session`, `graph`, `model` (the configuration), `file` or `built-in`; `adjusted`: the reason why it differs from the requested value, else empty */
+  parameters: Fields[];
+}
+
+export function readParametersResult(fields: Fields): ParametersResult {
+  return { ...fields } as unknown as ParametersResult;
+}
+
+export interface UnloadModelParams {
+  /** the model's name */
+  name: string;
+  /** also unload a model in use: its turns end with `Cancelled`, and `data.by` is `operator` */
+  force?: boolean | undefined;
+}
+
+export interface PinParams {
+  /** the model's name */
+  name: string;
+}
+
+export interface SwapParams {
+  /** the name that gets another model */
+  name: string;
+  /** another model's name, the name of a file in the models directory, or `name` itself */
+  to: string;
+  /** `migrate`: load it beside the old one, if memory holds both; `drain`: in its place */
+  mode?: string | undefined;
+  /** swap even if the new model only makes embeddings and sessions of the name generate text */
+  force?: boolean | undefined;
+}
+
+export interface SwapResult {
+  /** fingerprint of the model that now has the name */
+  fingerprint: string;
+  /** fingerprint of the model that had the name; empty: it was not loaded */
+  previous_fingerprint: string;
+  /** the mode that was used: `migrate` or `drain` */
+  mode: string;
+}
+
+export function readSwapResult(fields: Fields): SwapResult {
+  return { previous_fingerprint: "", mode: "migrate", ...fields } as unknown as SwapResult;
+}
+
+export interface AddAdapterParams {
+  /** the model's name */
+  name: string;
+  /** the adapter's name */
+  adapter: string;
+  /** its file, in the models directory; links cannot lead out of it */
+  file: string;
+  /** used by turns that select no adapters; 0: they do not use it */
+  scale?: number | undefined;
+}
+
+export interface AddAdapterResult {
+  /** whether it is in memory, and therefore checked */
+  loaded: boolean;
+  /** a hash of the file */
+  id: string;
+  /** its memory */
+  size_bytes: number;
+}
+
+export function readAddAdapterResult(fields: Fields): AddAdapterResult {
+  return { loaded: false, id: "", size_bytes: 0, ...fields } as unknown as AddAdapterResult;
+}
+
+export interface RemoveAdapterParams {
+  /** the model's name */
+  name: string;
+  /** the adapter's name; an unknown one is `NotFound` */
+  adapter: string;
+  /** turns that use it fail with `Cancelled` */
+  force?: boolean | undefined;
+}
+
+export interface DrainParams {
+  /** reply at once, and exit when the turns have ended; else reply when they have ended */
+  stop?: boolean | undefined;
+}
+
+export interface ModelsResult {
+  /** one model each */
+  models: ModelInfo[];
+}
+
+export function readModelsResult(fields: Fields): ModelsResult {
+  return { ...fields } as unknown as ModelsResult;
+}
+
+export interface ShowParams {
+  /** the model's name */
+  name: string;
+  /** no effect here */
+  force?: boolean | undefined;
+}
+
+export interface SessionsParams {
+  /** include dormant sessions: after the others, the longest dormant first */
+  dormant?: boolean | undefined;
+  /** the sessions of all users: requires the right to see all, else `PermissionDenied` */
+  all?: boolean | undefined;
+}
+
+export interface SessionsResult {
+  /** one session each */
+  sessions: SessionInfo[];
+}
+
+export function readSessionsResult(fields: Fields): SessionsResult {
+  return { ...fields, sessions: list(fields.sessions).map((item) => readSessionInfo(item as Fields)) } as unknown as SessionsResult;
+}
+
+export interface QueueParams {
+  /** the turns of all users: requires the right to see all, else `PermissionDenied` */
+  all?: boolean | undefined;
+}
+
+export interface QueueResult {
+  /** one turn each */
+  tasks: TaskInfo[];
+}
+
+export function readQueueResult(fields: Fields): QueueResult {
+  return { ...fields, tasks: list(fields.tasks).map((item) => readTaskInfo(item as Fields)) } as unknown as QueueResult;
+}
+
+export interface StatsResult {
+  /** the daemon's statistics */
+  stats: Stats;
+}
+
+export function readStatsResult(fields: Fields): StatsResult {
+  return { ...fields } as unknown as StatsResult;
+}
+
+export interface LogLevelParams {
+  /** the lowest level that is logged, by logger; other loggers keep theirs */
+  levels?: Fields | undefined;
+}
+
+export interface LogLevelResult {
+  /** the levels of all loggers now in force */
+  levels: Fields;
+}
+
+export function readLogLevelResult(fields: Fields): LogLevelResult {
+  return { ...fields } as unknown as LogLevelResult;
+}
+
+export interface TokenizeParams {
+  /** the handle */
+  graph: Graph;
+  /** the text */
+  text: string;
+  /** convert names of special tokens to these tokens */
+  special?: boolean | undefined;
+  /** add the tokens that the model expects at the start of a prompt */
+  bos?: boolean | undefined;
+}
+
+export interface TokenizeResult {
+  /** the ids */
+  tokens: number[];
+}
+
+export function readTokenizeResult(fields: Fields): TokenizeResult {
+  return { ...fields } as unknown as TokenizeResult;
+}
+
+export interface DetokenizeParams {
+  /** the handle */
+  graph: Graph;
+  /** the ids, at most `DETOKENIZE_TOKENS_MAX`: the text of a list is that of its parts, joined */
+  tokens: number[];
+}
+
+export interface DetokenizeResult {
+  /** the bytes; those of a single token may be incomplete characters */
+  text: Uint8Array;
+}
+
+export function readDetokenizeResult(fields: Fields): DetokenizeResult {
+  return { ...fields } as unknown as DetokenizeResult;
+}
+
+export interface ApplyTemplateParams {
+  /** the handle */
+  graph: Graph;
+  /** as in `stream` */
+  messages: Message[];
+  /** as the parameter; empty: the graph's */
+  tools?: Fields[] | undefined;
+  /** the template's own arguments, as `chat-template-kwargs`; empty: the graph's */
+  arguments?: Fields | undefined;
+  /** end the prompt where an answer begins */
+  add_generation_prompt?: boolean | undefined;
+}
+
+export interface ApplyTemplateResult {
+  /** the prompt rendered by the model's chat template */
+  text: Uint8Array;
+  /** the prompt's number of tokens */
+  tokens: number;
+}
+
+export function readApplyTemplateResult(fields: Fields): ApplyTemplateResult {
+  return { tokens: 0, ...fields } as unknown as ApplyTemplateResult;
+}
+
+/** Events of the queue have the field `waiting`. */
+export function readTurnEvent(fields: Fields): StreamEvent | QueueEvent {
+  return "waiting" in fields ? readQueueEvent(fields) : readStreamEvent(fields);
+}
+
+export type Empty = Record<string, never>;
+
+export interface ShowResult {
+  models: ShownModel[];
+}
+
+/** Every call of the protocol with its messages. */
+export interface Calls {
+  load: { params: LoadParams; result: LoadResult; event: LoadEvent };
+  load_by_name: { params: LoadByNameParams; result: LoadResult; event: LoadEvent };
+  load_by_name_with_config: { params: LoadByNameWithConfigParams; result: LoadResult; event: LoadEvent };
+  unload: { params: UnloadParams; result: Empty; event: never };
+  init_backend: { params: InitBackendParams; result: InitBackendResult; event: never };
+  deinit_backend: { params: Empty; result: Empty; event: never };
+  init_execution_context: { params: InitExecutionContextParams; result: InitExecutionContextResult; event: never };
+  prompt_init: { params: InitExecutionContextParams; result: InitExecutionContextResult; event: never };
+  init_execution_context_with_session_id: { params: InitExecutionContextWithSessionIdParams; result: InitExecutionContextResult; event: never };
+  set_input: { params: SetInputParams; result: Empty; event: never };
+  compute: { params: ComputeParams; result: ComputeResult; event: never };
+  compute_single: { params: ComputeSingleParams; result: ComputeSingleResult; event: never };
+  get_output: { params: GetOutputParams; result: GetOutputResult; event: never };
+  get_output_single: { params: GetOutputParams; result: GetOutputResult; event: never };
+  fini_single: { params: FiniSingleParams; result: Empty; event: never };
+  finalize_execution_context: { params: FinalizeExecutionContextParams; result: Empty; event: never };
+  close_execution_context: { params: FinalizeExecutionContextParams; result: Empty; event: never };
+  prompt_compute: { params: PromptComputeParams; result: PromptComputeResult; event: never };
+  run_inference: { params: RunInferenceParams; result: RunInferenceResult; event: never };
+  stream: { params: StreamParams; result: StreamResult; event: StreamEvent | QueueEvent };
+  chat: { params: StreamParams; result: StreamResult; event: QueueEvent };
+  embed: { params: EmbedParams; result: EmbedResult; event: never };
+  resume: { params: ResumeParams; result: StreamResult; event: StreamEvent | QueueEvent };
+  answers: { params: AnswersParams; result: AnswersResult; event: AnswersEvent };
+  cancel: { params: CancelParams; result: CancelResult; event: never };
+  park: { params: ParkParams; result: ParkResult; event: never };
+  reset: { params: ResetParams; result: Empty; event: never };
+  rewind: { params: RewindParams; result: RewindResult; event: never };
+  fork_session: { params: ForkSessionParams; result: ForkSessionResult; event: never };
+  delete_session: { params: DeleteSessionParams; result: DeleteSessionResult; event: never };
+  set_options: { params: SetOptionsParams; result: Empty; event: never };
+  parameters: { params: ParametersParams; result: ParametersResult; event: never };
+  unload_model: { params: UnloadModelParams; result: Empty; event: never };
+  pin: { params: PinParams; result: Empty; event: never };
+  unpin: { params: PinParams; result: Empty; event: never };
+  swap: { params: SwapParams; result: SwapResult; event: never };
+  add_adapter: { params: AddAdapterParams; result: AddAdapterResult; event: never };
+  remove_adapter: { params: RemoveAdapterParams; result: Empty; event: never };
+  drain: { params: DrainParams; result: Empty; event: never };
+  models: { params: Empty; result: ModelsResult; event: never };
+  show: { params: ShowParams; result: ShowResult; event: never };
+  sessions: { params: SessionsParams; result: SessionsResult; event: never };
+  queue: { params: QueueParams; result: QueueResult; event: never };
+  stats: { params: Empty; result: StatsResult; event: never };
+  log_level: { params: LogLevelParams; result: LogLevelResult; event: never };
+  tokenize: { params: TokenizeParams; result: TokenizeResult; event: never };
+  detokenize: { params: DetokenizeParams; result: DetokenizeResult; event: never };
+  apply_template: { params: ApplyTemplateParams; result: ApplyTemplateResult; event: never };
+}
+
+export type CallName = keyof Calls;
+
+type Readers = {
+  [N in CallName]: {
+    result: (fields: Fields) => Calls[N]["result"];
+    event: ((fields: Fields) => Calls[N]["event"]) | null;
+  };
+};
+
+/** The functions that read the results and events of each call. */
+export const READERS: Readers = {
+  load: { result: readLoadResult, event: readLoadEvent },
+  load_by_name: { result: readLoadResult, event: readLoadEvent },
+  load_by_name_with_config: { result: readLoadResult, event: readLoadEvent },
+  unload: { result: () => ({}), event: null },
+  init_backend: { result: readInitBackendResult, event: null },
+  deinit_backend: { result: () => ({}), event: null },
+  init_execution_context: { result: readInitExecutionContextResult, event: null },
+  prompt_init: { result: readInitExecutionContextResult, event: null },
+  init_execution_context_with_session_id: { result: readInitExecutionContextResult, event: null },
+  set_input: { result: () => ({}), event: null },
+  compute: { result: readComputeResult, event: null },
+  compute_single: { result: readComputeSingleResult, event: null },
+  get_output: { result: readGetOutputResult, event: null },
+  get_output_single: { result: readGetOutputResult, event: null },
+  fini_single: { result: () => ({}), event: null },
+  finalize_execution_context: { result: () => ({}), event: null },
+  close_execution_context: { result: () => ({}), event: null },
+  prompt_compute: { result: readPromptComputeResult, event: null },
+  run_inference: { result: readRunInferenceResult, event: null },
+  stream: { result: readStreamResult, event: readTurnEvent },
+  chat: { result: readStreamResult, event: readQueueEvent },
+  embed: { result: readEmbedResult, event: null },
+  resume: { result: readStreamResult, event: readTurnEvent },
+  answers: { result: readAnswersResult, event: readAnswersEvent },
+  cancel: { result: readCancelResult, event: null },
+  park: { result: readParkResult, event: null },
+  reset: { result: () => ({}), event: null },
+  rewind: { result: readRewindResult, event: null },
+  fork_session: { result: readForkSessionResult, event: null },
+  delete_session: { result: readDeleteSessionResult, event: null },
+  set_options: { result: () => ({}), event: null },
+  parameters: { result: readParametersResult, event: null },
+  unload_model: { result: () => ({}), event: null },
+  pin: { result: () => ({}), event: null },
+  unpin: { result: () => ({}), event: null },
+  swap: { result: readSwapResult, event: null },
+  add_adapter: { result: readAddAdapterResult, event: null },
+  remove_adapter: { result: () => ({}), event: null },
+  drain: { result: () => ({}), event: null },
+  models: { result: readModelsResult, event: null },
+  show: { result: readModelsResult as (fields: Fields) => ShowResult, event: null },
+  sessions: { result: readSessionsResult, event: null },
+  queue: { result: readQueueResult, event: null },
+  stats: { result: readStatsResult, event: null },
+  log_level: { result: readLogLevelResult, event: null },
+  tokenize: { result: readTokenizeResult, event: null },
+  detokenize: { result: readDetokenizeResult, event: null },
+  apply_template: { result: readApplyTemplateResult, event: null },
+};
