@@ -108,6 +108,24 @@ def test_a_reader_gets_the_rest_from_any_position(
 
 
 @pytest.mark.parametrize(
+    ("sent", "has", "rest", "parts"),
+    [
+        (b"<thi", AnswerParts(b"<thi"), b"nk>no tag", AnswerParts(b"nk>no tag")),
+        (b"<think>a</th", AnswerParts(b"", b"a</th"), b"ink>b", AnswerParts(b"", b"ink>b")),
+        (b" \n", AnswerParts(b" \n"), b"<think>a</think>b", AnswerParts(b"b", b"a")),
+    ],
+)
+def test_bytes_that_were_held_back_and_that_a_reader_has_begin_no_tag(
+    sent: bytes, has: AnswerParts, rest: bytes, parts: AnswerParts
+) -> None:
+    """A turn sends them when it is interrupted. Space alone is not a part of a tag."""
+    text, splitter = resume_splitting(sent, has, on=True)
+
+    assert text == sent
+    assert splitter.split_last(rest) == parts
+
+
+@pytest.mark.parametrize(
     "has", [AnswerParts(b"no"), AnswerParts(b"", b"ho"), AnswerParts(b"yet", b"hm")]
 )
 def test_who_has_something_else_is_refused(has: AnswerParts) -> None:
