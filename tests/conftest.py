@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
@@ -56,6 +60,44 @@ def _refuse_process(event: str, arguments: tuple[object, ...]) -> None:
 
 _running: list[str] = []
 """The running test, if any: pytest itself may start processes."""
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """In a run of all tests by several processes, rewrite a share of the files for all processes.
+
+    Pytest rewrites the assertions of each file at its first import, and keeps the result. In a
+    fresh clone that takes 9 s of each process.
+    """
+    config = session.config
+    given: dict[str, Any] = getattr(config, "workerinput", {})
+    folder = Path(__file__).parent
+    if given and [config.rootpath / path for path in config.args] == [folder]:
+        with suppress(ImportError):  # these are pytest's own functions, not for others
+            _rewrite_files(config, sorted(folder.rglob("test_*.py")), given)
+
+
+def _rewrite_files(config: pytest.Config, files: list[Path], given: dict[str, Any]) -> None:
+    from _pytest.assertion import rewrite
+
+    state = config.stash[rewrite.assertstate_key]
+    number, count = int(given["workerid"].removeprefix("gw")), given["workercount"]
+    for file in files[number::count]:
+        cache = rewrite.get_cache_dir(file)
+        target = cache / (file.stem + rewrite.PYC_TAIL)
+        if rewrite._read_pyc(file, target) is None and rewrite.try_makedirs(cache):
+            found, code = rewrite._rewrite_test(file, config)
+            rewrite._write_pyc(state, code, found, target)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage among the tests and their modules, neither now nor later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
