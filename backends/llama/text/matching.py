@@ -8,6 +8,7 @@ import os
 import re
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 
@@ -237,24 +238,23 @@ class _Pieces:
     """The texts of all tokens."""
 
     def __init__(self, lengths: NDArray[np.uint32], texts: bytes):
-        self._ends = np.cumsum(lengths, dtype=np.uint32)
-        self._lengths, self._texts = lengths, texts
+        # An array, whose numbers are read in a third of the time of numpy's.
+        self._bounds = array("I", [0])
+        self._bounds.frombytes(np.cumsum(lengths, dtype=np.uintc).tobytes())
+        self._texts = texts
 
     def join(self, tokens: list[int]) -> bytes:
         """Return the text of *tokens*."""
-        return b"".join(map(self._text, tokens))
+        bounds, texts = self._bounds, self._texts
+        return b"".join([texts[bounds[token] : bounds[token + 1]] for token in tokens])
 
     def tokens_from(self, tokens: list[int], begin: int) -> list[int]:
         """Return those of *tokens* behind their first *begin* bytes; none if one is there."""
         for index, token in enumerate(tokens):
             if begin <= 0:
                 return tokens[index:] if begin == 0 else []
-            begin -= int(self._lengths[token])
+            begin -= self._bounds[token + 1] - self._bounds[token]
         return []
-
-    def _text(self, token: int) -> bytes:
-        end = int(self._ends[token])
-        return self._texts[end - int(self._lengths[token]) : end]
 
 
 def read_pieces(vocab: Vocab) -> tuple[NDArray[np.uint32], bytes]:
