@@ -144,26 +144,6 @@ def test_the_name_of_a_control_token_reaches_the_parser(client: inferd.Client) -
     assert (str(plain), plain.tool_calls) == (rest, []), "without tools its name is hidden"
 
 
-def test_a_call_is_kept_over_a_restart_and_its_result_finds_its_state(
-    daemon: RunningDaemon,
-) -> None:
-    options = {"tools": TOOLS, "temp": 0, "grammar": grammar_of(HERMES)} | EACH
-    with (
-        inferd.Client(daemon.socket) as client,
-        client.session("hermes", session_id="restarted", options=options) as session,
-    ):
-        first = session.chat("What is four and four?")
-    assert daemon.stop() == 0
-    daemon.start_again()
-    with (
-        inferd.Client(daemon.socket) as client,
-        client.session("hermes", session_id="restarted") as session,
-    ):
-        second = session.chat(result_of(first))
-    assert_kept(first, second)
-    assert second.tool_calls[0].id != first.tool_calls[0].id
-
-
 def test_a_parked_turn_has_the_same_calls(daemon: RunningDaemon, client: inferd.Client) -> None:
     options = {"tools": TOOLS, "temp": 0, "seed": 1, "grammar": grammar_of(HERMES)} | EACH
     prompt = "What is three and three?"
@@ -243,8 +223,29 @@ def test_a_required_call_fits_the_schema(client: inferd.Client, form: str) -> No
             [call] = first.tool_calls
             jsonschema.validate(call.values, schema)
             assert call.name in (("add", "sub") if choice == "required" else ("sub",))
-            second = session.chat(result_of(first), options={"tool_choice": "none"})
+            second = session.chat(result_of(first), options={"tool_choice": "none", "n-predict": 8})
         assert first.metadata["tool_format"] == (form if form != "plain" else "json")
         assert first.metadata["adjusted"].get("tool-choice") is None
         assert (second.tool_calls, second.metadata["tool_format"]) == ([], "none")
         assert second.metadata["recomputed_tokens"] == 0
+
+
+def test_a_call_is_kept_over_a_restart_and_its_result_finds_its_state(
+    daemon: RunningDaemon,
+) -> None:
+    """The last test: the others would load their models again."""
+    options = {"tools": TOOLS, "temp": 0, "grammar": grammar_of(HERMES)} | EACH
+    with (
+        inferd.Client(daemon.socket) as client,
+        client.session("hermes", session_id="restarted", options=options) as session,
+    ):
+        first = session.chat("What is four and four?")
+    assert daemon.stop() == 0
+    daemon.start_again()
+    with (
+        inferd.Client(daemon.socket) as client,
+        client.session("hermes", session_id="restarted") as session,
+    ):
+        second = session.chat(result_of(first))
+    assert_kept(first, second)
+    assert second.tool_calls[0].id != first.tool_calls[0].id
