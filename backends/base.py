@@ -42,6 +42,13 @@ there. *recurrent* (and hybrids): only the whole state after its last token.
 """
 
 
+class SpecialToken(msgspec.Struct, frozen=True):
+    """A token that a vocabulary names: its id and its text."""
+
+    id: int
+    text: str
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a loaded model for the scheduler, the sessions and the answers' metadata."""
 
@@ -56,6 +63,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     parameters: int
     token_bytes_max: int
+    special_tokens: dict[str, SpecialToken] = {}
+    """The special tokens that the vocabulary has: bos, eos, eot, sep, nl, pad, mask, fim-pre, …."""
     has_chat_template: bool
     """Whether its file or the configuration has a chat template."""
     tool_format: ToolFormat = ToolFormat.NONE

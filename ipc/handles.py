@@ -10,14 +10,16 @@ from .messages import ContextResult, GraphResult
 class Graph(int):
     """A graph's handle, with the model's properties.
 
-    `not_applied` has the values in force where the configuration requested others. `ignored` lists
-    the keys that the daemon does not know, `adjusted` the values out of their range.
+    `special_tokens` has the `id` and `text` of each, by name. `not_applied` has the values in force
+    where the configuration requested others. `ignored` lists the keys that the daemon does not
+    know, `adjusted` the values out of their range.
     """
 
     model: str
     fingerprint: str
     ctx_size: int
     slots: int
+    special_tokens: dict[str, Any]
     not_applied: dict[str, Any]
     ignored: list[str]
     adjusted: dict[str, str]
@@ -28,6 +30,7 @@ class Graph(int):
         self = cls(result.graph)
         self.model, self.fingerprint = result.model, result.fingerprint
         self.ctx_size, self.slots = result.ctx_size, result.slots
+        self.special_tokens = result.special_tokens
         self.not_applied, self.ignored = result.not_applied, result.ignored
         self.adjusted = result.adjusted
         return self

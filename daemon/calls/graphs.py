@@ -8,6 +8,8 @@ import stat
 from functools import partial
 from typing import Any
 
+from msgspec.structs import asdict
+
 from ...backends import ModelInfo, ModelSpec
 from ...backends.errors import (
     InvalidArgument,
@@ -148,6 +150,7 @@ async def _open_graph(
         fingerprint=info.fingerprint,
         ctx_size=graph.options["ctx-size"],
         slots=info.slots,
+        special_tokens={n: asdict(token) for n, token in info.special_tokens.items()},
         not_applied=graph.not_applied,
         ignored=graph.ignored,
         adjusted=graph.adjusted,

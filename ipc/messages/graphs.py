@@ -51,6 +51,7 @@ class GraphResult(Map):
     fingerprint: str = ""
     ctx_size: int = 0
     slots: int = 0
+    special_tokens: dict[str, Any] = {}
     not_applied: dict[str, Any] = {}
     ignored: list[str] = []
     adjusted: dict[str, str] = {}

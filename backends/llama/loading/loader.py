@@ -88,7 +88,9 @@ def load_llama(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
 
         generates = not isinstance(context, EncoderContext)
         template, note = _template(model, vocab, configured, generates=generates)
-        info = _model_info(spec, model, context, file, embedding, fingerprint, template, note)
+        info = _model_info(
+            spec, model, vocab, context, file, embedding, fingerprint, template, note
+        )
         adapters = LlamaAdapters(model, context.pointer, file)
         loaded = LlamaModel(model, context, vocab, template, info, embedder, adapters, matching)
         undo.pop_all()
@@ -138,6 +140,7 @@ def _fingerprint(spec: ModelSpec, options: LlamaOptions, file: GgufFile) -> str:
 def _model_info(
     spec: ModelSpec,
     model: Any,
+    vocab: Vocab,
     context: LlamaContext,
     file: GgufFile,
     embedding: EmbedInfo,
@@ -148,7 +151,7 @@ def _model_info(
     return ModelInfo(
         description=_description(model),
         fingerprint=fingerprint,
-        vocab_size=int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))),
+        vocab_size=vocab.size,
         vocab_hash=file.vocab_hash,
         ctx_size=context.ctx_size,
         ctx_size_trained=int(lib.llama_model_n_ctx_train(model)),
@@ -157,6 +160,7 @@ def _model_info(
         size_bytes=int(lib.llama_model_size(model)),
         parameters=int(lib.llama_model_n_params(model)),
         token_bytes_max=file.token_bytes_max,
+        special_tokens=vocab.named_tokens(),
         has_chat_template=template is not None and not template_note,
         tool_format=ToolFormat.NONE if template is None else template.tool_format,
         unused={} if template is None or template.uses_tools else {"tools": _NO_TOOLS},

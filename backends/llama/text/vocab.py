@@ -11,12 +11,18 @@ import numpy as np
 from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
+from ...base import SpecialToken
 from ...errors import BackendError, InvalidArgument, TooLarge
 from ...raw_bytes import is_utf8
 from .byte_tokens import NAME_TYPES, ByteTokens
 
 TEXT_BYTES_MAX = (1 << 31) - 1
 PIECE_BYTES = 256
+SPECIAL_NAMES = (
+    *("bos", "eos", "eot", "sep", "nl", "pad", "mask"),
+    *("fim-pre", "fim-suf", "fim-mid", "fim-pad", "fim-rep", "fim-sep"),
+)
+"""The special tokens of llama.cpp's vocabularies; fim: fill in the middle."""
 PART_TOKENS = 1024
 
 
@@ -60,6 +66,14 @@ class Vocab:
 
     def _name(self, token: int) -> str:
         return self.piece(token).decode("utf-8", "replace") if 0 <= token < self.size else ""
+
+    def named_tokens(self) -> dict[str, SpecialToken]:
+        """Return the special tokens that the vocabulary has, by name."""
+        ids = {
+            name: int(getattr(lib, f"llama_vocab_{name.replace('-', '_')}")(self.pointer))
+            for name in SPECIAL_NAMES
+        }
+        return {n: SpecialToken(i, self._name(i)) for n, i in ids.items() if 0 <= i < self.size}
 
     def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
         """Return the token ids of *text*; see `Model.tokenize`."""

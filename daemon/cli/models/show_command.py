@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
@@ -83,6 +84,9 @@ def sections_of(found: Mapping[str, Any]) -> Iterator[Section]:
     yield "Adapters", [*adapters]
     yield "Settings that differ from the defaults", list(_settings(_changed(found["options"])))
     sampling = (found["info"] or {}).get("sampling") or {}
+    special = (found["info"] or {}).get("special_tokens") or {}
+    tokens = [(n, f"{t['id']}  {json.dumps(t['text'])}") for n, t in special.items()]
+    yield "Special tokens", [*tokens]
     yield "Sampling that its file recommends", list(_settings(sampling))
 
 

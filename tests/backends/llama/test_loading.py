@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from inferd.backends import Chunk, Model, ModelSpec, estimate_memory, load_model
+from inferd.backends.base import SpecialToken
 from inferd.backends.errors import Cancelled, InvalidArgument, LoadFailed, UnsupportedOperation
 from inferd.backends.llama.loading.amx import is_by_old_gcc
 from tests.models import gemma3, smollm2
@@ -332,6 +333,9 @@ def test_the_facts_of_a_model(tiny: Path) -> None:
     assert (info.ctx_size, info.slots, info.ctx_size_trained) == (512, 3, 4096)
     assert info.size_bytes == info.parameters * 4
     assert info.token_bytes_max == len("<0x00>")
+    assert info.special_tokens == {
+        "bos": SpecialToken(1, "<s>"), "eos": SpecialToken(2, "</s>"), "nl": SpecialToken(13, "\n"),
+    }  # fmt: skip
     model.close()
 
 

@@ -229,6 +229,14 @@ def test_a_model_without_a_template_chats_and_says_so(client: inferd.Client) -> 
     assert client.apply_template(graph, USER) == "user: Hi\nassistant:"
 
 
+def test_the_description_of_a_graph_has_the_special_tokens(client: inferd.Client) -> None:
+    tokens = client.load("tiny").special_tokens
+    assert tokens["bos"] == {"id": 1, "text": "<s>"} and "eot" not in tokens
+    info = client.show("tiny")["info"]
+    assert info is not None and info["special_tokens"] == tokens
+    assert client.load("echo").special_tokens == {}
+
+
 def test_a_language_model_takes_one_prompt_of_named_tensors(client: inferd.Client) -> None:
     context = client.init_execution_context(client.load("tiny"))
     settings = ("config", '{"n-predict":2}')

@@ -73,6 +73,7 @@ def test_a_loaded_model_is_described_as_it_runs_and_afterwards_as_estimated(
         found = sections(daemon, "tiny-mamba")
         assert found["State"]["until"] == "in use" and "in use" in found["State"]["process"]
         assert "total" in found["Memory, estimated"]
+        assert found["Special tokens"]["eos"].split() == ["2", '"</s>"']
         assert "token" not in found["Memory, estimated"]["KV states"], "it does not grow"
     assert inferd("unload", "tiny-mamba", "--force", socket=daemon.socket).exit_code == 0
     again = sections(daemon, "tiny-mamba")
