@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
+
+from tools.protocol_page import PAGE, Field, Table, sections, tables
 
 __all__ = ("sources",)
 
-PAGE = Path(__file__).parent.parent / "docs" / "protocol.md"
 HEADER = "// `make docs` writes this file from {}; do not edit it.\n"
 STRUCTS = {"tensor": "Tensor", "limits": "Limits", "tool call": "ToolCallPart"}
 MAPS = {
@@ -38,30 +38,6 @@ SCALARS = {
 KINDS = ("params", "result", "event", "queue event")
 
 
-class Field(NamedTuple):
-    """A row of a table: a field of a map."""
-
-    name: str
-    type: str
-    default: str
-    meaning: str
-
-
-class Table(NamedTuple):
-    """A table of the page with the heading above it."""
-
-    heading: str
-    columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-
-    def fields(self) -> list[Field]:
-        """Return the rows as fields; those without a default are required."""
-        return [
-            Field(row[0], row[1], row[2] if len(row) == 4 else "required", row[-1])
-            for row in self.rows
-        ]
-
-
 def sources(parameters: Mapping[str, Any]) -> dict[str, str]:
     """Return the generated files by name; *parameters* is the schema of the parameters."""
     page = PAGE.read_text()
@@ -72,31 +48,11 @@ def sources(parameters: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _tables(page: str) -> Iterator[Table]:
-    heading, lines = "", page.splitlines()
-    for number, line in enumerate(lines):
-        if line.startswith("#"):
-            heading = line.lstrip("# ")
-        if line.startswith("|---"):
-            rows = []
-            for row in lines[number + 1 :]:
-                if not row.startswith("|"):
-                    break
-                rows.append(_cells(row))
-            yield Table(heading, _cells(lines[number - 1]), rows)
-
-
-def _cells(line: str) -> tuple[str, ...]:
-    """Return a row's cells; code in the cells before the last one loses its quotes."""
-    *cells, last = (cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|")))
-    return *(cell.strip("`") for cell in cells), last
-
-
 class _Writer:
     """Writes the types and readers of one page, each once."""
 
     def __init__(self, page: str):
-        self.tables = list(_tables(page))
+        self.tables = list(tables(page))
         self.lines: list[str] = []
         self._interfaces: set[str] = set()
 
@@ -215,10 +171,10 @@ def _protocol(page: str) -> str:
 
 def _write_calls(writer: _Writer, page: str) -> None:
     """Write the messages of all calls, and the table of calls."""
-    sections = _sections(page)
+    texts = sections(page)
     rows, readers = [], []
-    for call, text in sections.items():
-        names = {kind: _message_name(writer, sections, call, kind) for kind in KINDS}
+    for call, text in texts.items():
+        names = {kind: _message_name(writer, texts, call, kind) for kind in KINDS}
         if "events are those of the queue" in " ".join(text.split()):
             names["queue event"] = "QueueEvent"
         events = [name for kind in KINDS[2:] if (name := names[kind])]
@@ -256,17 +212,7 @@ def _write_calls(writer: _Writer, page: str) -> None:
     ]
 
 
-def _sections(page: str) -> dict[str, str]:
-    """Return the text of each call's section, by the call's name."""
-    parts = re.split(r"^#### (.*)\n", page, flags=re.MULTILINE)
-    return {
-        name: re.split(r"^##", text, flags=re.MULTILINE)[0]
-        for heading, text in zip(parts[1::2], parts[2::2], strict=True)
-        for name in re.findall(r"`(\w+)`", heading)
-    }
-
-
-def _message_name(writer: _Writer, sections: Mapping[str, str], call: str, kind: str) -> str | None:
+def _message_name(writer: _Writer, texts: Mapping[str, str], call: str, kind: str) -> str | None:
     """Return the type of a call's message, or None if it has none; write it if it is new."""
     for table in writer.tables:
         calls = re.findall(r"`(\w+)`", table.heading)
@@ -278,14 +224,14 @@ def _message_name(writer: _Writer, sections: Mapping[str, str], call: str, kind:
             if kind != "params":
                 writer.reader(name, table.fields())
             return name
-    shared = re.search(r"^((?:Params|Result)[\w ,]*) as `(\w+)`", sections[call], re.MULTILINE)
+    shared = re.search(r"^((?:Params|Result)[\w ,]*) as `(\w+)`", texts[call], re.MULTILINE)
     if shared and kind.split()[-1] in shared[1].lower():
-        return _message_name(writer, sections, shared[2], kind)
+        return _message_name(writer, texts, shared[2], kind)
     return None
 
 
 def _errors(page: str) -> str:
-    [table] = [t for t in _tables(page) if t.columns[:3] == ("name", "number", "wasi")]
+    [table] = [t for t in tables(page) if t.columns[:3] == ("name", "number", "wasi")]
     lines = ['import { InferdError } from "../inferd-error.js";']
     for name, number, wasi, retryable, when in table.rows:
         lines += ["", *_comment(when, ""), f"export class {name} extends InferdError {{"]
