@@ -77,7 +77,7 @@ prometheus: $(STAMP)-venv ## get Prometheus (Debian's package, not installed) fo
 install: $(STAMP)-install ## set up the virtual environment: engine, daemon, client
 
 clean: ## remove the virtual environment, caches and build products; wheels in ~/.cache stay
-	rm -rf $(VENV) .cache build dist src/*.egg-info .*_cache .hypothesis bench/out
+	rm -rf $(VENV) .cache build dist clients/typescript/build clients/typescript/dist clients/typescript/node_modules src/*.egg-info .*_cache .hypothesis bench/out
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP)-venv:

@@ -12,7 +12,11 @@ import type { Context, Graph, Priority } from "./types.js";
 const CLOSE_MS_MAX = 5000;
 /** Errors of a closing call whose object is already closed or lost, or that takes too long. */
 const CLOSED_ERRORS = [
-  errors.InvalidArgument, errors.SessionExpired, errors.ConnectionLost, errors.ShuttingDown, errors.Timeout,
+  errors.InvalidArgument,
+  errors.SessionExpired,
+  errors.ConnectionLost,
+  errors.ShuttingDown,
+  errors.Timeout,
 ];
 
 export interface SessionOptions {
@@ -54,7 +58,11 @@ export class Attachment {
   #leases = false;
   #renewing: Promise<void> | undefined;
 
-  constructor(readonly client: Client, readonly settings: SessionOptions, readonly model: string) {}
+  constructor(
+    readonly client: Client,
+    readonly settings: SessionOptions,
+    readonly model: string,
+  ) {}
 
   /** The context of an open session. Throws `InvalidArgument` if it is not open. */
   get liveContext(): Context {
@@ -88,21 +96,39 @@ export class Attachment {
     }
   }
 
+  /** Lease the model and open the context; if either fails, close both. */
   async #openContext(connection: Connection, bounds: Bounds): Promise<void> {
+    try {
+      await this.#leaseAndOpen(connection, bounds);
+    } catch (error) {
+      await this.close();
+      throw error;
+    }
+  }
+
+  async #leaseAndOpen(connection: Connection, bounds: Bounds): Promise<void> {
     const { priority, queueTimeoutMs, sessionId, persist, config, onProgress } = this.settings;
     const within: CallOptions = { signal: bounds.signal, timeoutMs: Infinity };
     this.connection = connection;
     this.graph = this.context = undefined;
-    const name = { name: this.model, config: config ? JSON.stringify(config) : undefined, progress: onProgress && true };
+    const name = {
+      name: this.model,
+      config: config ? JSON.stringify(config) : undefined,
+      progress: onProgress && true,
+    };
     const onEvent = onProgress && (({ progress }: { progress: number }) => onProgress(progress));
     const { graph } = await this.call("load_by_name_with_config", name, { ...within, onEvent });
     this.graph = graph;
     this.#leases = true;
     const place = queueTimeoutMs ? { priority, queue_timeout_s: queueTimeoutMs / 1000 } : {};
-    const opened = sessionId === undefined
-      ? await this.call("init_execution_context", { graph, ...place }, within)
-      : await this.call("init_execution_context_with_session_id",
-        { graph, session_id: sessionId, persist, ...place }, within);
+    const opened =
+      sessionId === undefined
+        ? await this.call("init_execution_context", { graph, ...place }, within)
+        : await this.call(
+            "init_execution_context_with_session_id",
+            { graph, session_id: sessionId, persist, ...place },
+            within,
+          );
     this.context = opened.context;
     this.attached = opened.attached;
   }
@@ -177,7 +203,8 @@ export class Attachment {
         } catch (error) {
           const passes = isLoss(error) || (error instanceof InferdError && error.retryable);
           if (!passes || performance.now() + pauseMs > bounds.deadline) throw error;
-          if (error instanceof errors.ShuttingDown) await bounds.race(this.connection?.ended ?? Promise.resolve());
+          if (error instanceof errors.ShuttingDown)
+            await bounds.race(this.connection?.ended ?? Promise.resolve());
         }
         await bounds.sleep(pauseMs);
       }

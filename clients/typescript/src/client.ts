@@ -48,9 +48,10 @@ export interface CallOptions {
 type EventOption<N extends CallName> = { onEvent?: ((event: Calls[N]["event"]) => void) | undefined };
 
 /** The arguments of a call: the params may be omitted where none is required. */
-export type CallArguments<N extends CallName> = Record<never, never> extends Calls[N]["params"]
-  ? [params?: Calls[N]["params"], options?: CallOptions & EventOption<N>]
-  : [params: Calls[N]["params"], options?: CallOptions & EventOption<N>];
+export type CallArguments<N extends CallName> =
+  Record<never, never> extends Calls[N]["params"]
+    ? [params?: Calls[N]["params"], options?: CallOptions & EventOption<N>]
+    : [params: Calls[N]["params"], options?: CallOptions & EventOption<N>];
 
 /**
  * A client of the daemon. It connects at `connect` or with the first call, and any number of calls
@@ -75,7 +76,12 @@ export class Client implements AsyncDisposable {
     this.retries = options.retries ?? 0;
     this.reconnects = options.reconnect ?? false;
     this.#options = options;
-    if (!(this.timeoutMs > 0 && this.resumeTimeoutMs > 0 && (options.connectTimeoutMs ?? 1) > 0 && this.retries >= 0)) {
+    if (!(
+      this.timeoutMs > 0 &&
+      this.resumeTimeoutMs > 0 &&
+      (options.connectTimeoutMs ?? 1) > 0 &&
+      this.retries >= 0
+    )) {
       throw new InvalidArgument("a timeout or the number of retries is out of range", {
         hint: "timeouts are above 0 ms, retries 0 or more",
       });
@@ -128,7 +134,10 @@ export class Client implements AsyncDisposable {
     this.#closed = true;
     const opening = this.#opening;
     this.#connection?.lose(closedError(this.path));
-    await opening?.then((connection) => connection.lose(closedError(this.path)), () => {});
+    await opening?.then(
+      (connection) => connection.lose(closedError(this.path)),
+      () => {},
+    );
   }
 
   [Symbol.asyncDispose](): Promise<void> {
@@ -137,7 +146,10 @@ export class Client implements AsyncDisposable {
 
   /** @internal Make a call over a connection, by default over the client's. */
   async callOver<N extends CallName>(
-    connection: Connection | undefined, name: N, params: unknown = {}, options: CallOptions & EventOption<N> = {},
+    connection: Connection | undefined,
+    name: N,
+    params: unknown = {},
+    options: CallOptions & EventOption<N> = {},
   ): Promise<Calls[N]["result"]> {
     const bounds = new Bounds(name, options.timeoutMs ?? this.timeoutMs, options.signal);
     let request: Request | undefined;
@@ -145,7 +157,7 @@ export class Client implements AsyncDisposable {
       const over = connection ?? (await this.live(bounds));
       request = await this.retrying(bounds, async () => over.request(name, params as Fields, bounds.signal));
       const readers = READERS[name];
-      for (let event; (event = await request.nextEvent()); ) options.onEvent?.(read(event, readers.event));
+      for (let event; (event = await request.nextEvent());) options.onEvent?.(read(event, readers.event));
       return read(request.result, readers.result);
     } catch (error) {
       request?.abandon(error); // `onEvent` may have thrown it
@@ -162,7 +174,8 @@ export class Client implements AsyncDisposable {
       // A request with its first event is never repeated.
       if (retries <= 0 || (await bounds.race(request.firstNews()))) return request;
       const { error } = request;
-      if (!(error instanceof InferdError) || !error.retryable || error instanceof ShuttingDown) return request;
+      if (!(error instanceof InferdError) || !error.retryable || error instanceof ShuttingDown)
+        return request;
       const pauseMs = withJitter(Math.min(1000 * (error.retryAfter ?? 0), RETRY_MS_MAX));
       if (performance.now() + pauseMs > bounds.deadline) return request;
       await bounds.sleep(pauseMs);

@@ -35,12 +35,15 @@ export class Connection implements Sender {
   #greeted!: () => void;
   #end!: () => void;
 
-  private constructor(readonly path: string, readonly socket: Socket) {
+  private constructor(
+    readonly path: string,
+    readonly socket: Socket,
+  ) {
     this.ended = new Promise((resolve) => (this.#end = resolve));
     socket.on("data", (chunk) => this.#receive(chunk));
     socket.on("drain", () => this.#sendWaiting());
-    socket.on("error", (error) => this.lose(new errors.ConnectionLost(`the connection to ${path} failed: ${error.message}`)));
-    socket.on("close", () => this.lose(new errors.ConnectionLost(`the daemon at ${path} closed the connection`)));
+    socket.on("error", ({ message }) => this.lose(lostError(`the connection to ${path} failed: ${message}`)));
+    socket.on("close", () => this.lose(lostError(`the daemon at ${path} closed the connection`)));
   }
 
   /** Connect and exchange hellos. Throws `ConnectionLost`, `VersionMismatch` or the daemon's refusal. */
@@ -48,7 +51,10 @@ export class Connection implements Sender {
     const until = performance.now() + timeoutMs;
     const connection = new Connection(path, await connectSocket(path, until));
     const greeted = new Promise<void>((resolve) => (connection.#greeted = resolve));
-    const timer = setTimeout(() => connection.lose(silentDaemon(path, timeoutMs)), Math.max(0, until - performance.now()));
+    const timer = setTimeout(
+      () => connection.lose(silentDaemon(path, timeoutMs)),
+      Math.max(0, until - performance.now()),
+    );
     connection.socket.write(encodeFrame([Kind.HELLO, hello]));
     await Promise.race([greeted, connection.ended]);
     clearTimeout(timer);
@@ -64,20 +70,28 @@ export class Connection implements Sender {
   throwIfLost(): void {
     if (!this.#lost) return;
     if (this.#lost instanceof errors.ConnectionLost) throw raisedAgain(this.#lost);
-    throw new errors.ConnectionLost(`the daemon at ${this.path} has closed the connection: ${this.#lost.message}`, {
-      hint: "make a new client, or one with `reconnect`",
-      data: { cause: this.#lost.name },
-    });
+    throw new errors.ConnectionLost(
+      `the daemon at ${this.path} has closed the connection: ${this.#lost.message}`,
+      {
+        hint: "make a new client, or one with `reconnect`",
+        data: { cause: this.#lost.name },
+      },
+    );
   }
 
-  /** Send a request, now or when fewer are under way. `signal` cancels it; its reader gets the signal's reason. */
+  /**
+   * Send a request, now or when fewer are under way. `signal` cancels it in the daemon, and its reader gets
+   * the signal's reason.
+   */
   request(call: string, params: Fields, signal: AbortSignal): Request {
     signal.throwIfAborted();
     this.throwIfLost();
     const request = new Request(this, ++this.#number, call, params);
     const frame = encodeFrame([Kind.REQUEST, request.id, call, params], this.server.limits.frame_bytes_max);
     if (this.#waiting.length >= WAITING_MAX) {
-      throw new errors.Busy(`${WAITING_MAX} requests already wait to be sent`, { hint: "wait for some of them" });
+      throw new errors.Busy(`${WAITING_MAX} requests already wait to be sent`, {
+        hint: "wait for some of them",
+      });
     }
     const abandon = (): void => request.abandon(signal.reason);
     signal.addEventListener("abort", abandon, { once: true });
@@ -205,6 +219,12 @@ function connectError(path: string, { code, message }: NodeJS.ErrnoException): I
   }
   return new errors.InvalidArgument(`cannot connect to ${path}: ${message}`, {
     hint: "set INFERD_SOCKET or pass `path`; a socket's path has at most 107 bytes",
+  });
+}
+
+function lostError(message: string): InferdError {
+  return new errors.ConnectionLost(message, {
+    hint: "see `inferd status`; a client with `reconnect` connects again",
   });
 }
 

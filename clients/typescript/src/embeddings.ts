@@ -38,7 +38,10 @@ export interface Embeddings {
 
 /** Return the embeddings of `texts`. The timeout holds for each call that this takes. */
 export async function embedTexts(
-  client: Client, model: string | Graph, texts: string[], options: EmbedOptions,
+  client: Client,
+  model: string | Graph,
+  texts: string[],
+  options: EmbedOptions,
 ): Promise<Embeddings> {
   if (typeof model !== "string") return await embedBatches(client, model, texts, options);
   const { config, signal } = options;
@@ -47,12 +50,16 @@ export async function embedTexts(
   try {
     return await embedBatches(client, graph, texts, options);
   } finally {
-    if (client.connected) await client.call("unload", { graph, keep: true }, { timeoutMs: 5000 }).catch(() => {});
+    if (client.connected)
+      await client.call("unload", { graph, keep: true }, { timeoutMs: 5000 }).catch(() => {});
   }
 }
 
 async function embedBatches(
-  client: Client, graph: Graph, texts: string[], { pooling, normalize, priority, ...options }: EmbedOptions,
+  client: Client,
+  graph: Graph,
+  texts: string[],
+  { pooling, normalize, priority, ...options }: EmbedOptions,
 ): Promise<Embeddings> {
   const vectors: Float32Array[] = [];
   const tokens: number[] = [];
@@ -66,7 +73,14 @@ async function embedBatches(
     tokens.push(...last.tokens);
   }
   if (!last) throw new InvalidArgument("there are no texts to embed", { hint: 'pass ["one", "another"]' });
-  return { vectors, tokens, size: last.size, pooling: last.pooling, model: last.model, fingerprint: last.fingerprint };
+  return {
+    vectors,
+    tokens,
+    size: last.size,
+    pooling: last.pooling,
+    model: last.model,
+    fingerprint: last.fingerprint,
+  };
 }
 
 /** Yield the texts in lists that one call takes. */

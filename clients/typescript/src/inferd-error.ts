@@ -30,7 +30,7 @@ export class InferdError extends Error {
     this.name = name;
     this.number = number;
     this.wasi = wasi;
-    this.hint = options.hint ?? "";
+    this.hint = options.hint || "see the daemon's log for the cause";
     this.data = options.data ?? {};
     this.retryable = options.retryable ?? retryable;
   }

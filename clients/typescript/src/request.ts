@@ -35,7 +35,12 @@ export class Request {
   #settle!: () => void;
   readonly #sender: Sender;
 
-  constructor(sender: Sender, readonly id: number, readonly call: string, params: Fields) {
+  constructor(
+    sender: Sender,
+    readonly id: number,
+    readonly call: string,
+    params: Fields,
+  ) {
     this.#sender = sender;
     this.credit = typeof params.credit === "number" ? params.credit : LIMITS.CREDIT_DEFAULT;
     this.settled = new Promise((resolve) => (this.#settle = resolve));

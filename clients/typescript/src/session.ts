@@ -49,9 +49,17 @@ export class Session implements AsyncDisposable {
   readonly #turns = new Set<Request>();
 
   /** @internal */
-  constructor(client: Client, readonly model: string, options: SessionOptions, attachment?: Attachment, trunk?: Session) {
+  constructor(
+    client: Client,
+    readonly model: string,
+    options: SessionOptions,
+    attachment?: Attachment,
+    trunk?: Session,
+  ) {
     if (options.resume && options.sessionId === undefined) {
-      throw new InvalidArgument("resume needs a sessionId", { hint: "pass a sessionId, by which to attach again" });
+      throw new InvalidArgument("resume needs a sessionId", {
+        hint: "pass a sessionId, by which to attach again",
+      });
     }
     this.#client = client;
     this.#attachment = attachment ?? new Attachment(client, { ...options }, model);
@@ -88,7 +96,11 @@ export class Session implements AsyncDisposable {
     const { raw, priority } = this.#attachment.settings;
     const settings = { ...options, raw: options.raw ?? raw, priority: options.priority ?? priority };
     const queue_events = options.onQueue ? true : undefined;
-    const params = { ...turnInput(prompt, settings), ...scheduling(settings, this.#client.timeoutMs), queue_events };
+    const params = {
+      ...turnInput(prompt, settings),
+      ...scheduling(settings, this.#client.timeoutMs),
+      queue_events,
+    };
     return this.#stream("stream", params, settings);
   }
 
@@ -103,9 +115,18 @@ export class Session implements AsyncDisposable {
    */
   resume(soFar: AnswerSoFar = { tokens: [] }, options: TurnOptions = {}): Stream {
     const { tokens, text = "", reasoning = "", rawText = "" } = soFar;
-    const read = { tokens, text: Buffer.from(text), reasoning: Buffer.from(reasoning), raw_text: Buffer.from(rawText) };
+    const read = {
+      tokens,
+      text: Buffer.from(text),
+      reasoning: Buffer.from(reasoning),
+      raw_text: Buffer.from(rawText),
+    };
     const queue_events = options.onQueue ? true : undefined;
-    return this.#stream("resume", { ...read, ...scheduling(options, this.#client.timeoutMs), queue_events }, options);
+    return this.#stream(
+      "resume",
+      { ...read, ...scheduling(options, this.#client.timeoutMs), queue_events },
+      options,
+    );
   }
 
   #stream(call: "stream" | "resume", params: Fields, options: TurnOptions): Stream {
@@ -120,7 +141,11 @@ export class Session implements AsyncDisposable {
     const settings = { ...options, raw: options.raw ?? raw, priority: options.priority ?? priority };
     const input = { ...turnInput(prompt, settings), ...scheduling(settings, this.#client.timeoutMs) };
     await this.#ready(options);
-    const { answers } = await this.#attachment.call("answers", { ...input, context: this.context, n }, options);
+    const { answers } = await this.#attachment.call(
+      "answers",
+      { ...input, context: this.context, n },
+      options,
+    );
     this.#attachment.hasHistory = true;
     const read = answers.map(readAnswer);
     this.metadata = read[0]?.metadata ?? {};
@@ -128,7 +153,10 @@ export class Session implements AsyncDisposable {
   }
 
   /** Set parameters and a priority for the next turns. */
-  async setOptions(options: ModelParameters, settings: CallOptions & { priority?: Priority | undefined } = {}): Promise<void> {
+  async setOptions(
+    options: ModelParameters,
+    settings: CallOptions & { priority?: Priority | undefined } = {},
+  ): Promise<void> {
     const { priority, ...call } = settings;
     await this.#ready(call);
     await this.#attachment.call("set_options", { context: this.context, options, priority }, call);
@@ -139,7 +167,11 @@ export class Session implements AsyncDisposable {
   async reset(system?: string, options: CallOptions = {}): Promise<void> {
     await this.#ready(options);
     this.#attachment.settings.system = system ?? this.#attachment.settings.system;
-    await this.#attachment.call("reset", { context: this.context, system: this.#attachment.settings.system }, options);
+    await this.#attachment.call(
+      "reset",
+      { context: this.context, system: this.#attachment.settings.system },
+      options,
+    );
   }
 
   /** Drop the last `turns`, questions and answers, or all except the first `tokens`. */
@@ -153,7 +185,10 @@ export class Session implements AsyncDisposable {
     const { sessionIds, ...call } = options;
     await this.#ready(call);
     const { contexts } = await this.#attachment.call(
-      "fork_session", { context: this.context, n, session_ids: sessionIds }, call);
+      "fork_session",
+      { context: this.context, n, session_ids: sessionIds },
+      call,
+    );
     return contexts.map((context, index) => {
       const attachment = this.#attachment.branch(context, sessionIds?.[index]);
       const branch = new Session(this.#client, this.model, attachment.settings, attachment, this);
@@ -215,7 +250,10 @@ export class Session implements AsyncDisposable {
 
 function readAnswer(fields: AnswerFields): Answer {
   const calls = new Map<number, ToolCall>();
-  addToolCalls(calls, (fields.tool_calls ?? []).map((part) => readToolCallPart(part as unknown as Fields)));
+  addToolCalls(
+    calls,
+    (fields.tool_calls ?? []).map((part) => readToolCallPart(part as unknown as Fields)),
+  );
   return {
     text: toText([fields.text ?? new Uint8Array()]),
     reasoning: toText([fields.reasoning ?? new Uint8Array()]),

@@ -56,7 +56,10 @@ export class Stream implements AsyncIterable<Piece> {
   readonly #aborter = new AbortController();
 
   constructor(
-    readonly client: Client, readonly turn: Turn, readonly options: TurnOptions, readonly prepare: (bounds: Bounds) => Promise<void>,
+    readonly client: Client,
+    readonly turn: Turn,
+    readonly options: TurnOptions,
+    readonly prepare: (bounds: Bounds) => Promise<void>,
   ) {
     this.#pieces = this.#read();
   }
@@ -110,7 +113,7 @@ export class Stream implements AsyncIterable<Piece> {
       for (;;) {
         try {
           const request = await send();
-          for (let event; (event = await request.nextEvent()); ) {
+          for (let event; (event = await request.nextEvent());) {
             const piece = this.#readEvent(readTurnEvent(event));
             if (piece) yield piece;
           }
@@ -142,7 +145,10 @@ export class Stream implements AsyncIterable<Piece> {
   }
 
   /** Add a part of the answer, and return its piece unless that has no content. */
-  #add(part: Pick<StreamResult, "text" | "reasoning" | "tool_calls"> & { tokens: number[] }, last = false): Piece | undefined {
+  #add(
+    part: Pick<StreamResult, "text" | "reasoning" | "tool_calls"> & { tokens: number[] },
+    last = false,
+  ): Piece | undefined {
     this.#text.push(part.text);
     this.#reasoning.push(part.reasoning);
     this.tokens.push(...part.tokens);
@@ -154,7 +160,9 @@ export class Stream implements AsyncIterable<Piece> {
   }
 
   #soFar(): SoFar {
-    const [text, reasoning, rawText] = [this.#text, this.#reasoning, this.#rawText].map((parts) => Buffer.concat(parts));
+    const [text, reasoning, rawText] = [this.#text, this.#reasoning, this.#rawText].map((parts) =>
+      Buffer.concat(parts),
+    );
     return { tokens: this.tokens, text, reasoning, rawText } as SoFar;
   }
 

@@ -46,7 +46,9 @@ export class RunningDaemon implements AsyncDisposable {
   async start(): Promise<void> {
     const [program, ...first] = this.options.command ?? ["inferd"];
     const log = openSync(join(this.directory, "log"), "a");
-    const child = spawn(program, [...first, ...this.#arguments()], { stdio: ["ignore", "ignore", log, "pipe"] });
+    const child = spawn(program, [...first, ...this.#arguments()], {
+      stdio: ["ignore", "ignore", log, "pipe"],
+    });
     closeSync(log);
     this.#process = child;
     const ready = child.stdio[3] as Readable;
@@ -72,7 +74,12 @@ export class RunningDaemon implements AsyncDisposable {
     const { directory } = this;
     return [
       ...["serve", "--ready-fd", "3", "--config", join(directory, "config.toml"), "--socket", this.socket],
-      ...["--models-dir", this.options.modelsDir ?? join(directory, "models"), "--state-dir", join(directory, "state")],
+      ...[
+        "--models-dir",
+        this.options.modelsDir ?? join(directory, "models"),
+        "--state-dir",
+        join(directory, "state"),
+      ],
       ...["--metrics", join(directory, "metrics.sock")],
     ];
   }

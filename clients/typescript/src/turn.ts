@@ -45,7 +45,11 @@ export type RecoveryStep = "repeat" | "answer" | "resume" | "fail";
  * was interrupted. `refused`: the daemon answered that the turn had not begun.
  */
 export function recoveryStep(
-  before: Progress | undefined, after: Progress, detached: boolean, tokensRead: number, refused: boolean,
+  before: Progress | undefined,
+  after: Progress,
+  detached: boolean,
+  tokensRead: number,
+  refused: boolean,
 ): RecoveryStep {
   if (!before) return "repeat";
   if (after.turns === before.turns && after.tokens === before.tokens && tokensRead === 0) return "repeat";
@@ -83,7 +87,12 @@ export class Turn {
   readonly #attachment: Attachment;
   readonly #onRequest: (request: Request) => void;
 
-  constructor(attachment: Attachment, call: "stream" | "resume", params: Fields, onRequest: (request: Request) => void) {
+  constructor(
+    attachment: Attachment,
+    call: "stream" | "resume",
+    params: Fields,
+    onRequest: (request: Request) => void,
+  ) {
     this.#attachment = attachment;
     this.#call = call;
     this.#params = params;

@@ -105,7 +105,9 @@ export class FrameReader {
     for (;;) {
       const size = data.length < HEADER_BYTES ? 0 : data.readUInt32LE();
       if (size > LIMITS.REPLY_BYTES_MAX) {
-        throw new TooLarge(`the daemon sent a frame of ${size} bytes; the limit is ${LIMITS.REPLY_BYTES_MAX}`);
+        throw new TooLarge(
+          `the daemon sent a frame of ${size} bytes; the limit is ${LIMITS.REPLY_BYTES_MAX}`,
+        );
       }
       this.#missing = HEADER_BYTES + size;
       if (data.length < this.#missing) break;

@@ -39,7 +39,9 @@ test("a list of the daemon has handles and their types", async () => {
   assert.ok(sessions.some(({ context, model }) => context === session.context && model === "echo"));
   const { models } = await client.call("models");
   assert.deepEqual(models.map(({ name }) => name).sort(), ["echo", "slow"]);
-  const { models: [shown] } = await client.call("show", { name: "echo" });
+  const {
+    models: [shown],
+  } = await client.call("show", { name: "echo" });
   assert.equal(shown?.file_info, null);
   assert.equal((await client.call("stats")).stats.pid, daemon.pid);
 });
@@ -47,7 +49,10 @@ test("a list of the daemon has handles and their types", async () => {
 test("an error has its class, number, hint and data", async () => {
   await assert.rejects(client.call("load_by_name", { name: "none" }), (error) => {
     assert.ok(error instanceof ModelNotFound && error instanceof InferdError);
-    assert.deepEqual([error.name, error.number, error.wasi, error.retryable], ["ModelNotFound", 103, 103, false]);
+    assert.deepEqual(
+      [error.name, error.number, error.wasi, error.retryable],
+      ["ModelNotFound", 103, 103, false],
+    );
     assert.deepEqual((error.data.models as string[]).sort(), ["echo", "slow"]);
     assert.equal(error.retryAfter, undefined);
     assert.ok(error.hint && error.stack?.includes("client.test"));
@@ -70,7 +75,11 @@ test("a request that exceeds the daemon's frame size is refused before it is sen
 
 test("an aborted call is cancelled in the daemon", async () => {
   await using session = await client.session("slow");
-  await client.call("set_input", { context: session.context, index: 0, tensor: { data: Buffer.from("x".repeat(100)) } });
+  await client.call("set_input", {
+    context: session.context,
+    index: 0,
+    tensor: { data: Buffer.from("x".repeat(100)) },
+  });
   const aborter = new AbortController();
   const computing = client.call("compute", { context: session.context }, { signal: aborter.signal });
   while ((await client.call("queue")).tasks.length === 0);
@@ -96,7 +105,10 @@ test("embeddings of many texts come in their order", async () => {
   assert.deepEqual(all.vectors[99], one);
   assert.equal(one?.length, 16);
   await client.call("unload", { graph, keep: true });
-  await assert.rejects(client.embed("echo", [...texts, "x".repeat(5000)]), (error) => error instanceof InferdError && error.data.index === 130);
+  await assert.rejects(
+    client.embed("echo", [...texts, "x".repeat(5000)]),
+    (error) => error instanceof InferdError && error.data.index === 130,
+  );
   await assert.rejects(client.embed("echo", []), { name: "InvalidArgument" });
 });
 
@@ -112,18 +124,22 @@ test("many calls share a connection, more than the daemon takes at a time", asyn
   assert.equal((await client.call("stats")).stats.connections, 1);
 });
 
-test("a lost connection is final without `reconnect`, and opened again with it", { timeout: 60_000 }, async () => {
-  await using other = await runningDaemon({ config: CONFIG });
-  await using plain = await Client.connect({ path: other.socket });
-  await using tenacious = await Client.connect({ path: other.socket, reconnect: true });
-  await other.kill();
-  await assert.rejects(plain.call("queue"), ConnectionLost);
-  const waiting = tenacious.call("queue");
-  await other.start();
-  assert.deepEqual(await waiting, { tasks: [] });
-  assert.deepEqual([plain.connected, tenacious.connected], [false, true]);
-  await assert.rejects(plain.call("queue"), ConnectionLost);
-});
+test(
+  "a lost connection is final without `reconnect`, and opened again with it",
+  { timeout: 60_000 },
+  async () => {
+    await using other = await runningDaemon({ config: CONFIG });
+    await using plain = await Client.connect({ path: other.socket });
+    await using tenacious = await Client.connect({ path: other.socket, reconnect: true });
+    await other.kill();
+    await assert.rejects(plain.call("queue"), ConnectionLost);
+    const waiting = tenacious.call("queue");
+    await other.start();
+    assert.deepEqual(await waiting, { tasks: [] });
+    assert.deepEqual([plain.connected, tenacious.connected], [false, true]);
+    await assert.rejects(plain.call("queue"), ConnectionLost);
+  },
+);
 
 test("calls share one attempt to connect", async () => {
   await using other = new Client({ path: daemon.socket });
@@ -143,7 +159,10 @@ test("a closed client fails its calls and all later ones", async () => {
 });
 
 test("a missing daemon, and a path that cannot be one, are errors with a hint", async () => {
-  await assert.rejects(Client.connect({ path: `${daemon.directory}/none` }), (error) => error instanceof ConnectionLost && /inferd start/.test(error.hint));
+  await assert.rejects(
+    Client.connect({ path: `${daemon.directory}/none` }),
+    (error) => error instanceof ConnectionLost && /inferd start/.test(error.hint),
+  );
   await assert.rejects(Client.connect({ path: `/${"x".repeat(200)}` }), { name: "InvalidArgument" });
   assert.throws(() => new Client({ timeoutMs: 0 }), { name: "InvalidArgument" });
 });
@@ -158,7 +177,10 @@ test("a label names the program, and a bad one is the daemon's refusal", async (
   await using labelled = await Client.connect({ path: daemon.socket, label: "tests" });
   await using session = await labelled.session("echo");
   const { sessions } = await labelled.call("sessions");
-  assert.deepEqual(sessions.map(({ context, label }) => [context, label]), [[session.context, "tests"]]);
+  assert.deepEqual(
+    sessions.map(({ context, label }) => [context, label]),
+    [[session.context, "tests"]],
+  );
   const bad = new Client({ path: daemon.socket, label: "/" });
   await assert.rejects(bad.call("queue"), { name: "InvalidArgument" });
   await bad.close();

@@ -14,7 +14,11 @@ test("a real model streams its answer, and remembers the conversation", { timeou
   await using client = await Client.connect({ path: daemon.socket });
   const options = { temp: 0, "n-predict": 12 };
   const progress: number[] = [];
-  await using session = await client.session("smollm2", { system: "You are brief.", options, onProgress: (part) => progress.push(part) });
+  await using session = await client.session("smollm2", {
+    system: "You are brief.",
+    options,
+    onProgress: (part) => progress.push(part),
+  });
   const stream = session.stream("Name three colours.");
   let pieces = 0;
   for await (const { text } of stream) pieces += text.length > 0 ? 1 : 0;
@@ -23,6 +27,8 @@ test("a real model streams its answer, and remembers the conversation", { timeou
   const again = await session.chat("And three animals.");
   assert.ok((again.metadata.cached_tokens ?? 0) > (stream.metadata.input_tokens ?? Infinity));
   const object = { type: "object", properties: { colour: { enum: ["red", "blue"] } }, required: ["colour"] };
-  const { text } = await client.chat("smollm2", "A colour, as JSON.", { options: { "json-schema": object, temp: 0 } });
+  const { text } = await client.chat("smollm2", "A colour, as JSON.", {
+    options: { "json-schema": object, temp: 0 },
+  });
   assert.match((JSON.parse(text) as { colour: string }).colour, /^(red|blue)$/);
 });

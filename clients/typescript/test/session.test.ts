@@ -33,9 +33,15 @@ test("a stream yields the pieces of an answer", async () => {
   const stream = session.stream("hé!");
   const pieces: Piece[] = [];
   for await (const piece of stream) pieces.push(piece);
-  assert.deepEqual(pieces.map(({ text }) => text), ["h", "é", "!"]);
+  assert.deepEqual(
+    pieces.map(({ text }) => text),
+    ["h", "é", "!"],
+  );
   assert.deepEqual(stream.tokens, [104, 195, 169, 33]);
-  assert.deepEqual([stream.text, stream.metadata.stop_reason, stream.metadata.output_tokens], ["hé!", "eos", 5]);
+  assert.deepEqual(
+    [stream.text, stream.metadata.stop_reason, stream.metadata.output_tokens],
+    ["hé!", "eos", 5],
+  );
   assert.deepEqual(session.metadata, stream.metadata);
 });
 
@@ -106,7 +112,11 @@ test("a session has one turn at a time", async () => {
   await using session = await client.session("slow");
   const stream = session.stream(LONG);
   await stream[Symbol.asyncIterator]().next();
-  await assert.rejects(session.chat("x"), (error) => (error as { name: string }).name === "SessionBusy" && (error as { retryable: boolean }).retryable);
+  await assert.rejects(
+    session.chat("x"),
+    (error) =>
+      (error as { name: string }).name === "SessionBusy" && (error as { retryable: boolean }).retryable,
+  );
 });
 
 test("the daemon waits for a slow reader: credit follows what was consumed", async () => {
@@ -146,8 +156,13 @@ test("a turn that waits gets its place in the queue", async () => {
 test("tool calls and reasoning are apart from the text", async () => {
   await using session = await client.session("echo");
   const tools = [{ type: "function", function: { name: "now" } }];
-  const called = await session.chat('{"name": "now", "arguments": {"zone": "UTC"}}', { options: { tools, "tool-choice": "required" } });
-  assert.deepEqual(called.toolCalls.map(({ name, arguments: text }) => [name, JSON.parse(text)]), [["now", { zone: "UTC" }]]);
+  const called = await session.chat('{"name": "now", "arguments": {"zone": "UTC"}}', {
+    options: { tools, "tool-choice": "required" },
+  });
+  assert.deepEqual(
+    called.toolCalls.map(({ name, arguments: text }) => [name, JSON.parse(text)]),
+    [["now", { zone: "UTC" }]],
+  );
   assert.deepEqual([called.text, called.toolCalls[0]?.id.length], ["", 9]);
   const thought = await session.chat("<think>why</think>so", { options: { "reasoning-format": "deepseek" } });
   assert.deepEqual([thought.reasoning.trim(), thought.text.trim()], ["why", "so"]);
@@ -156,7 +171,10 @@ test("tool calls and reasoning are apart from the text", async () => {
 test("several answers come from one prompt", async () => {
   await using session = await client.session("echo");
   const answers = await session.answers("hi", 3);
-  assert.deepEqual(answers.map(({ text, error }) => [text, error]), Array(3).fill(["hi", undefined]));
+  assert.deepEqual(
+    answers.map(({ text, error }) => [text, error]),
+    Array(3).fill(["hi", undefined]),
+  );
   assert.equal(session.metadata.stop_reason, "eos");
 });
 
@@ -164,7 +182,10 @@ test("logprobs come with the pieces", async () => {
   await using session = await client.session("echo");
   const stream = session.stream("ab", { options: { "n-probs": 1 } });
   await stream.reply();
-  assert.deepEqual(stream.probabilities.slice(0, 2).map(({ token }) => token), ["a", "b"]);
+  assert.deepEqual(
+    stream.probabilities.slice(0, 2).map(({ token }) => token),
+    ["a", "b"],
+  );
 });
 
 test("branches are independent, and are closed with their session", async () => {
@@ -199,7 +220,10 @@ test("a session with an id is opened again with its history, until it is deleted
 test("a session that cannot be opened leaves nothing behind", async () => {
   const before = (await client.call("models")).models.map(({ leases }) => leases);
   await assert.rejects(client.session("echo", { options: { "n-predict": -7 } }), { name: "InvalidArgument" });
-  assert.deepEqual((await client.call("models")).models.map(({ leases }) => leases), before);
+  assert.deepEqual(
+    (await client.call("models")).models.map(({ leases }) => leases),
+    before,
+  );
 });
 
 test("a stream that lost its daemon has what was read", { timeout: 60_000 }, async () => {
@@ -209,29 +233,40 @@ test("a stream that lost its daemon has what was read", { timeout: 60_000 }, asy
   const reading = (async () => {
     for await (const { text } of session.stream(LONG)) if (text === "c") await other.kill();
   })();
-  await assert.rejects(reading, (error) => error instanceof ConnectionLost && /^abc/.test(error.data.text as string));
+  await assert.rejects(
+    reading,
+    (error) => error instanceof ConnectionLost && /^abc/.test(error.data.text as string),
+  );
 });
 
-test("a session with `resume` continues its stream after the daemon was killed", { timeout: 60_000 }, async () => {
-  await using other = await runningDaemon({ config: CONFIG });
-  await using tenacious = await Client.connect({ path: other.socket });
-  await using session = await tenacious.session("slow", { sessionId: "long", resume: true, system: "Hello." });
-  const stream = session.stream(SHORT);
-  let text = "";
-  for await (const piece of stream) {
-    text += piece.text;
-    if (text === "abcd" || text === SHORT.slice(0, 40)) {
-      await other.kill();
-      await other.start();
+test(
+  "a session with `resume` continues its stream after the daemon was killed",
+  { timeout: 60_000 },
+  async () => {
+    await using other = await runningDaemon({ config: CONFIG });
+    await using tenacious = await Client.connect({ path: other.socket });
+    await using session = await tenacious.session("slow", {
+      sessionId: "long",
+      resume: true,
+      system: "Hello.",
+    });
+    const stream = session.stream(SHORT);
+    let text = "";
+    for await (const piece of stream) {
+      text += piece.text;
+      if (text === "abcd" || text === SHORT.slice(0, 40)) {
+        await other.kill();
+        await other.start();
+      }
     }
-  }
-  assert.equal(text, SHORT);
-  assert.equal(stream.metadata.stop_reason, "eos");
-  await other.stop();
-  const waiting = session.chat("and on");
-  await other.start();
-  assert.equal((await waiting).text, "and on");
-});
+    assert.equal(text, SHORT);
+    assert.equal(stream.metadata.stop_reason, "eos");
+    await other.stop();
+    const waiting = session.chat("and on");
+    await other.start();
+    assert.equal((await waiting).text, "and on");
+  },
+);
 
 test("another client continues an interrupted turn after what was read", async () => {
   const lost = await Client.connect({ path: daemon.socket });

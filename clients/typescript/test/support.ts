@@ -34,7 +34,14 @@ export const VECTORS = JSON.parse(readFileSync(join(ROOT, "docs/protocol-vectors
 /** Return the configuration of an echo model. */
 export function echoModel(name: string, options: Record<string, number | string> = {}, slots = 4): string {
   const lines = Object.entries(options).map(([key, value]) => `${key} = ${JSON.stringify(value)}`);
-  return [`[models.${name}]`, 'backend = "echo"', `slots = ${slots}`, `[models.${name}.echo]`, ...lines, ""].join("\n");
+  return [
+    `[models.${name}]`,
+    'backend = "echo"',
+    `slots = ${slots}`,
+    `[models.${name}.echo]`,
+    ...lines,
+    "",
+  ].join("\n");
 }
 
 /** Return `value` in the form of the vectors, in which bytes are `{"$bin": HEX}`. */

@@ -5,11 +5,22 @@ import type { Context, Graph, Metadata, ModelInfo, ShownModel } from "../src/ind
 
 export async function checkTypes(client: Client): Promise<void> {
   const { graph } = await client.call("load_by_name", { name: "echo" });
-  const { context }: { context: Context } = await client.call("init_execution_context", { graph, priority: undefined });
+  const { context }: { context: Context } = await client.call("init_execution_context", {
+    graph,
+    priority: undefined,
+  });
   const models: ModelInfo[] = (await client.call("models")).models;
   const shown: ShownModel[] = (await client.call("show", { name: "echo" })).models;
-  const { metadata }: { metadata: Metadata } = await client.call("chat", { context, prompt: "x", options: { temp: 0, stop: ["a"] } });
-  await client.call("set_input", { context, index: 0, tensor: { data: new Uint8Array() } }, { timeoutMs: 10 });
+  const { metadata }: { metadata: Metadata } = await client.call("chat", {
+    context,
+    prompt: "x",
+    options: { temp: 0, stop: ["a"] },
+  });
+  await client.call(
+    "set_input",
+    { context, index: 0, tensor: { data: new Uint8Array() } },
+    { timeoutMs: 10 },
+  );
   await client.call("load", {}, { onEvent: ({ progress }) => progress.toFixed() });
   const seed: number | undefined = metadata.seed;
 

@@ -35,7 +35,9 @@ for (const { name, frames } of VECTORS.exchanges.filter((exchange) => exchange.n
     await using daemon = playing(frames);
     await using client = await Client.connect({ path: daemon.path, software: VECTORS.software });
     const requests = frames.filter(({ from, means }) => from === "client" && means[0] === 1);
-    for (const { means: [, id, call, params] } of requests) {
+    for (const {
+      means: [, id, call, params],
+    } of requests) {
       const sent = frames.filter(({ from, means }) => from === "daemon" && means[1] === id);
       const events: unknown[] = [];
       const onEvent = (event: unknown): void => void events.push(event);
@@ -50,7 +52,10 @@ for (const { name, frames } of VECTORS.exchanges.filter((exchange) => exchange.n
         await assert.rejects(answer, (error) => error instanceof InferdError && error.name === outcome.name);
       }
       const expected = sent.slice(0, -1).map(({ means }) => means[2]);
-      assert.deepEqual(events.map((event, index) => asIn(expected[index], toPlain(event))), expected);
+      assert.deepEqual(
+        events.map((event, index) => asIn(expected[index], toPlain(event))),
+        expected,
+      );
     }
   });
 }
@@ -70,7 +75,10 @@ for (const { name, hello, frames, outcome } of VECTORS.malformed_daemon) {
       socket.write(data);
     });
     const client = new Client({ path: daemon.path });
-    const got = await client.call("queue").then(({ tasks }) => ({ reply: { tasks } }), (error: InferdError) => ({ error: error.name }));
+    const got = await client.call("queue").then(
+      ({ tasks }) => ({ reply: { tasks } }),
+      (error: InferdError) => ({ error: error.name }),
+    );
     assert.deepEqual(got, outcome);
     await client.close();
   });

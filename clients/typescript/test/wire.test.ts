@@ -35,15 +35,28 @@ test("frames are read in whatever parts they arrive", () => {
 });
 
 test("keys with the value undefined are dropped, and nil is sent", () => {
-  assert.deepEqual(decoded(encodeFrame([1, { a: undefined, b: null, c: { d: undefined } }])), [[1, { b: null, c: {} }]]);
+  assert.deepEqual(decoded(encodeFrame([1, { a: undefined, b: null, c: { d: undefined } }])), [
+    [1, { b: null, c: {} }],
+  ]);
 });
 
 test("integers and handles of 64 bits keep their value", () => {
-  const values = [2 ** 31, 2 ** 32, 2 ** 32 - 1, 2 ** 53 - 1, -(2 ** 31), -(2 ** 31) - 1, -(2 ** 53) + 1, 0.5, 1e20];
+  const values = [
+    2 ** 31,
+    2 ** 32,
+    2 ** 32 - 1,
+    2 ** 53 - 1,
+    -(2 ** 31),
+    -(2 ** 31) - 1,
+    -(2 ** 53) + 1,
+    0.5,
+    1e20,
+  ];
   assert.deepEqual(decoded(encodeFrame(values)), [values]);
   assert.deepEqual(decoded(encodeFrame([HANDLE, -(2n ** 63n), 5n])), [[HANDLE, -(2n ** 63n), 5]]);
   // An int of the protocol is never sent as a float.
-  for (const value of [2 ** 32, -(2 ** 40), 4294967297n]) assert.doesNotMatch(encodeFrame([value]).toString("hex"), /^.{10}c[ab]/);
+  for (const value of [2 ** 32, -(2 ** 40), 4294967297n])
+    assert.doesNotMatch(encodeFrame([value]).toString("hex"), /^.{10}c[ab]/);
 });
 
 test("a key named __proto__ is sent as any other", () => {
@@ -54,7 +67,17 @@ test("a key named __proto__ is sent as any other", () => {
 test("values without a form in the protocol are refused", () => {
   const loop: unknown[] = [];
   loop.push(loop);
-  const values = [() => 1, Symbol("s"), [undefined], new Date(0), new Map(), "\ud800", { "\udc00": 1 }, 2n ** 64n, loop];
+  const values = [
+    () => 1,
+    Symbol("s"),
+    [undefined],
+    new Date(0),
+    new Map(),
+    "\ud800",
+    { "\udc00": 1 },
+    2n ** 64n,
+    loop,
+  ];
   for (const value of values) assert.throws(() => encodeFrame([value]), InvalidArgument);
 });
 
@@ -62,7 +85,10 @@ test("a frame that is too large is never written", () => {
   const message = ["x".repeat(100)];
   const size = encodeFrame(message).length - 4;
   assert.equal(encodeFrame(message, size).length, size + 4);
-  assert.throws(() => encodeFrame(message, size - 1), (error) => error instanceof TooLarge && error.data.bytes === size);
+  assert.throws(
+    () => encodeFrame(message, size - 1),
+    (error) => error instanceof TooLarge && error.data.bytes === size,
+  );
 });
 
 test("the encoder is usable after a refused value", () => {

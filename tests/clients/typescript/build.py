@@ -11,12 +11,12 @@ import sys
 from functools import cache
 from pathlib import Path
 
-__all__ = ("CLIENT", "NODE_MAJOR", "compiled", "environment", "node", "packages", "run")
+__all__ = ("CLIENT", "NODE_VERSION", "compiled", "environment", "node", "packages", "run")
 
 ROOT = Path(__file__).resolve().parents[3]
 CLIENT = ROOT / "clients" / "typescript"
 LOCK = ROOT / "build" / "typescript.lock"
-NODE_MAJOR = 20
+NODE_VERSION = (20, 11)
 RUN_S_MAX = 240
 
 
@@ -25,10 +25,12 @@ def node() -> str:
     """Return the path of Node.js."""
     found, npm = shutil.which("node"), shutil.which("npm")
     # The tests are not skipped: a run without Node.js would look as if they had passed.
-    assert found and npm, f"these tests need Node.js {NODE_MAJOR} or newer, with npm"
+    needed = "these tests need Node.js {}.{} or newer, with npm".format(*NODE_VERSION)
+    assert found and npm, needed
     version = run([found, "--version"], CLIENT).strip()
-    major = int(version.removeprefix("v").split(".")[0])
-    assert major >= NODE_MAJOR, f"Node.js is {version}; these tests need {NODE_MAJOR} or newer"
+    assert tuple(map(int, version.strip("v").split(".")[:2])) >= NODE_VERSION, (
+        f"{needed}: {version}"
+    )
     return found
 
 

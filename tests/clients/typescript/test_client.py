@@ -46,10 +46,10 @@ def test_the_package_depends_on_msgpack_only() -> None:
     }
 
 
-def test_the_lock_file_names_no_registry() -> None:
-    lock = json.loads((CLIENT / "package-lock.json").read_text())
-    assert lock["packages"]
-    assert not [name for name, package in lock["packages"].items() if "resolved" in package]
+def test_the_lock_file_names_no_registry_and_states_each_package_s_hash() -> None:
+    packages = json.loads((CLIENT / "package-lock.json").read_text())["packages"]
+    assert not [name for name, package in packages.items() if "resolved" in package]
+    assert [name for name, package in packages.items() if "integrity" not in package] == [""]
 
 
 def test_no_module_is_long() -> None:

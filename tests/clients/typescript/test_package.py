@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -31,13 +32,11 @@ def program_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A program's folder with the package installed, and the README's programs compiled."""
     folder = tmp_path_factory.mktemp("program")
     installed = packages()
-    run(["npm", "run", "build"], CLIENT)
-    output = run(
-        ["npm", "pack", "--ignore-scripts", "--json", f"--pack-destination={folder}"], CLIENT
-    )
-    packed = json.loads(output[output.index("[") :])[0]
+    output = run(["npm", "pack", "--json", f"--pack-destination={folder}"], CLIENT)
+    packed = json.loads(output[output.index("[\n") :])[0]
     names = {file["path"].split("/")[0] for file in packed["files"]}
-    assert names == {"README.md", "dist", "package.json"}
+    assert packed["version"] == version("inferd")
+    assert names == {"LICENSE", "README.md", "dist", "package.json"}
     target = folder / "node_modules" / "inferd"
     target.mkdir(parents=True)
     run(
