@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import signal
 import time
-from collections import Counter
 from collections.abc import Sequence
 
 import anyio
+from anyio.abc import TaskStatus
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from ...backends.errors import BackendError, Busy, InferdError, QuotaExceeded
+from ...backends.errors import BackendError, InferdError, InvalidArgument
 from .callers.caller import LOCAL, Caller
+from .callers.keys import Keys
 from .callers.origins import Origins
 from .exchange import Api, Endpoint, Exchange
 from .exchange.statuses import HttpRefusal
@@ -27,10 +29,17 @@ _ALLOWED_HEADERS = b"authorization, content-type, x-api-key, anthropic-version, 
 class Gateway:
     """The application. Its state belongs to the event loop."""
 
-    def __init__(self, apis: Sequence[Api], turns: TurnRunner, limits: Limits, origins: Origins):
-        self._apis, self._turns, self._limits, self._origins = apis, turns, limits, origins
+    def __init__(
+        self,
+        apis: Sequence[Api],
+        turns: TurnRunner,
+        limits: Limits,
+        origins: Origins,
+        keys: Keys | None = None,
+    ):
+        self._apis, self._turns, self._limits = apis, turns, limits
+        self._origins, self._keys, self._quotas = origins, keys, turns.quotas
         self._exchanges: set[Exchange] = set()
-        self._requests: Counter[str] = Counter()
         by_path: dict[str, list[tuple[Api, Endpoint]]] = {}
         for api in apis:
             for endpoint in api.endpoints:
@@ -52,6 +61,8 @@ class Gateway:
         await receive()
         async with anyio.create_task_group() as group:
             group.start_soon(self._end_unread)
+            if self._keys is not None:
+                await group.start(self._reload_keys, self._keys)
             await send({"type": "lifespan.startup.complete"})
             await receive()
             group.cancel_scope.cancel()
@@ -66,6 +77,19 @@ class Gateway:
             for exchange in self._exchanges:
                 if 0.0 < exchange.blocked_since < limit:
                     exchange.cancel_scope.cancel()
+
+    async def _reload_keys(
+        self, keys: Keys, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Read the keys again at each SIGHUP."""
+        with anyio.open_signal_receiver(signal.SIGHUP) as signals:
+            task_status.started()
+            async for _ in signals:
+                try:
+                    keys.reload()
+                    log.warning("the keys were read again")
+                except InvalidArgument as exc:
+                    log.error("%s; the previous keys stay", exc)
 
     def _api_of(self, path: str) -> Api:
         """Return the API in whose shape an error of a path is written."""
@@ -111,12 +135,13 @@ class Gateway:
                 return await self._allow_preflight(exchange)
             if endpoint is None:
                 raise _no_endpoint(exchange, methods)
-            exchange.caller = LOCAL
-            self._count(exchange.caller)
+            if not endpoint.public:
+                exchange.caller = self._identify(exchange)
+            self._quotas.begin_request(exchange.caller, time.monotonic())
             try:
                 await self._answer(exchange, endpoint)
             finally:
-                self._requests[exchange.caller.name] -= 1
+                self._quotas.end_request(exchange.caller)
         except InferdError as error:
             if not exchange.started:
                 await exchange.send_error(error)
@@ -173,23 +198,23 @@ class Gateway:
         ]
         await exchange.send_whole(b"", status=204, headers=headers)
 
-    def _count(self, caller: Caller) -> None:
-        """Count a request.
+    def _identify(self, exchange: Exchange) -> Caller:
+        """Return the caller by its key; without a file of keys everybody is the same caller.
 
-        :raises Busy: the gateway has too many.
-        :raises QuotaExceeded: the caller has.
+        :raises HttpRefusal: there is no such key.
         """
-        if self._requests.total() >= self._limits.requests_max:
-            raise Busy(
-                f"the gateway has {self._limits.requests_max} requests, its maximum",
-                data={"bound": "requests-max", "requests_max": self._limits.requests_max},
+        if self._keys is None:
+            return LOCAL
+        scheme, _, token = exchange.headers.get("authorization", "").partition(" ")
+        key = token.strip() if scheme.lower() == "bearer" else exchange.headers.get("x-api-key", "")
+        caller = self._keys.find_caller(key)
+        if caller is None:
+            raise HttpRefusal(
+                401,
+                "the key is not known" if key else "the request has no key",
+                hint="send the header `Authorization: Bearer KEY`",
             )
-        if caller.requests_max and self._requests[caller.name] >= caller.requests_max:
-            raise QuotaExceeded(
-                f"the key has {caller.requests_max} requests, its maximum",
-                data={"bound": "requests-max", "requests_max": caller.requests_max},
-            )
-        self._requests[caller.name] += 1
+        return caller
 
 
 class _Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,7 +11,7 @@ import typer
 from ...daemon.cli.commands import optional_import
 from ...daemon.cli.options import SocketPath
 from ...daemon.cli.output import note
-from .limits import Limits
+from .limits import RESTART_S_MAX, Limits
 
 _DEFAULTS = Limits()
 
@@ -26,6 +27,24 @@ AllowOrigin = Annotated[
     list[str] | None,
     typer.Option(metavar="ORIGIN", help="An origin whose web pages may call the gateway (CORS)."),
 ]
+KeysFile = Annotated[
+    Path | None,
+    typer.Option("--keys", metavar="FILE", help="The file of keys; SIGHUP reads it again."),
+]
+NewKey = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Print a new key and its entry for the file, and exit."),
+]
+Certificate = Annotated[
+    Path | None,
+    typer.Option("--tls-certificate", metavar="FILE", help="Serve HTTPS with this certificate."),
+]
+CertificateKey = Annotated[
+    Path | None, typer.Option("--tls-key", metavar="FILE", help="The certificate's private key.")
+]
+SocketMode = Annotated[
+    str, typer.Option("--mode", metavar="MODE", help="The permission bits of a Unix socket.")
+]
 RequestsMax = Annotated[int, typer.Option(metavar="N", min=1, help="Requests at once.")]
 BodyBytesMax = Annotated[int, typer.Option(metavar="N", min=1, help="Bytes of a request.")]
 ConnectionsMax = Annotated[
@@ -38,31 +57,47 @@ TurnTimeout = Annotated[
     float,
     typer.Option("--timeout", metavar="S", min=0.001, help="Seconds that a request may take."),
 ]
+ReceiveTimeout = Annotated[
+    float,
+    typer.Option(
+        metavar="S", min=0.001, help="Seconds in which a request arrives, or is read from."
+    ),
+]
 
 
 def gateway(
     listen: Listen = "127.0.0.1:8080",
     allow_host: AllowHost = None,
     allow_origin: AllowOrigin = None,
+    keys: KeysFile = None,
+    new_key: NewKey = None,
+    tls_certificate: Certificate = None,
+    tls_key: CertificateKey = None,
+    mode: SocketMode = "0600",
     requests_max: RequestsMax = _DEFAULTS.requests_max,
     body_bytes_max: BodyBytesMax = _DEFAULTS.body_bytes_max,
     connections_max: ConnectionsMax = _DEFAULTS.connections_max,
     queue_timeout: QueueTimeout = _DEFAULTS.queue_s_max,
     timeout: TurnTimeout = _DEFAULTS.turn_s_max,
+    receive_timeout: ReceiveTimeout = _DEFAULTS.receive_s_max,
     socket: SocketPath = None,
 ) -> None:
     """Serve the API of OpenAI over HTTP (extra `gateway`).
 
     It runs until SIGTERM or Ctrl-C; requests under way may then end, for up to 10 s.
     """
+    if new_key is not None:
+        show_new_key(new_key)
+        return
     with optional_import("the gateway uses starlette and uvicorn", "gateway"):
         from .server import run_server
     from ...ipc.client import AsyncClient
     from .apis import APIS
     from .app import Gateway
     from .callers.caller import DaemonUser
+    from .callers.keys import Keys
     from .callers.origins import Origins
-    from .listening import Listener, check_address, parse_address
+    from .listening import Listener, check_address, check_tls, parse_address, parse_mode
     from .turns import ConnectionPool, TurnRunner
 
     limits = Limits(
@@ -72,6 +107,7 @@ def gateway(
         connections_max=connections_max,
         queue_s_max=queue_timeout,
         turn_s_max=timeout,
+        receive_s_max=receive_timeout,
     )
 
     def connect(user: DaemonUser) -> AsyncClient:
@@ -79,20 +115,37 @@ def gateway(
             socket,
             timeout=limits.turn_s_max,
             reconnect=True,
-            resume_timeout=limits.receive_s_max,
+            resume_timeout=RESTART_S_MAX,
             software="inferd gateway",
             label=user.label,
             on_behalf_of=user.on_behalf_of,
         )
 
     address = parse_address(listen)
-    check_address(address, has_keys=False)
-    listener = Listener(address)
+    known = None if keys is None else Keys(keys)
+    check_address(address, has_keys=known is not None)
+    check_tls(tls_certificate, tls_key)
+    listener = Listener(address, parse_mode(mode))
     try:
         turns = TurnRunner(ConnectionPool(connect, limits.connections_max), limits)
-        origins = Origins(allow_host or (), allow_origin or (), any_host=bool(address.path))
-        app = Gateway(APIS, turns, limits, origins)
-        on_ready = partial(note, f"serving HTTP on {listener.name}")
-        run_server(app, listener.socket, limits, on_ready=on_ready)
+        any_host = bool(address.path) or known is not None
+        origins = Origins(allow_host or (), allow_origin or (), any_host=any_host)
+        run_server(
+            Gateway(APIS, turns, limits, origins, known),
+            listener.socket,
+            limits,
+            on_ready=partial(note, f"serving HTTP on {listener.name}"),
+            certificate=tls_certificate,
+            key=tls_key,
+        )
     finally:
         listener.close()
+
+
+def show_new_key(name: str) -> None:
+    """Print a new key, and its entry for the file of keys."""
+    from .callers.keys import new_key
+
+    key, entry = new_key(name)
+    note(f"the key, which is shown only now: {key}")
+    typer.echo(entry, nl=False)

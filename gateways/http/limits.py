@@ -12,6 +12,8 @@ WAITING_PAUSE_S = 10.0
 """The pause between two comments while a turn waits and its place does not change."""
 HEADER_BYTES_MAX = 64 << 10
 CLOSE_S_MAX = 5.0
+RESTART_S_MAX = 30.0
+"""The time for which a request waits for a daemon that restarts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +28,7 @@ class Limits:
     """Connections to the daemon."""
     body_bytes_max: int = 8 << 20
     receive_s_max: float = 30.0
-    """The time in which a request arrives, and in which a client reads something of its answer."""
+    """The time in which a request arrives, and in which a client reads a part of its answer."""
     queue_s_max: float = 300.0
     """The time that a request waits for a session's place and for its turn."""
     turn_s_max: float = 600.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,37 @@ def check_address(address: Address, has_keys: bool) -> None:
             " reach",
             hint="listen on 127.0.0.1, or give --keys FILE (docs/gateway.md)",
         )
+
+
+def parse_mode(text: str) -> int:
+    """Return the permission bits in octal *text*.
+
+    :raises InvalidArgument: it has another form.
+    """
+    try:
+        bits = int(text, 8)
+    except ValueError:
+        bits = -1
+    if not 0 <= bits <= 0o777:
+        raise InvalidArgument(f"the mode {text!r} is not octal", hint="give one such as 0600")
+    return bits
+
+
+def check_tls(certificate: Path | None, key: Path | None) -> None:
+    """Check the files for TLS, before anything listens.
+
+    :raises InvalidArgument: they cannot be used.
+    """
+    problem = ""
+    if certificate is None and key is not None:
+        problem = "--tls-key has no --tls-certificate"
+    elif certificate is not None:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+        except OSError as exc:  # ssl's errors are too
+            problem = f"{certificate} cannot be used for TLS: {exc.strerror or exc}"
+    if problem:
+        raise InvalidArgument(problem, hint="give a certificate and its key in PEM form")
 
 
 class Listener:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -87,8 +88,8 @@ def run_server(
     limits: Limits,
     *,
     on_ready: Callable[[], object],
-    certificate: str | None = None,
-    key: str | None = None,
+    certificate: Path | None = None,
+    key: Path | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; requests may then end, for `stop_s_max`."""
     protocol = type("BoundProtocol", (Protocol,), {"_receive_s_max": limits.receive_s_max})

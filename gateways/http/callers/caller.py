@@ -26,7 +26,7 @@ class Caller:
     """The sender of a request.
 
     *models* None means all of the daemon's. An *operator* may load, unload and swap models.
-    *requests_max* 0 means only the gateway's own bound.
+    *requests_max* and *tokens_per_minute* 0 mean only the gateway's and the daemon's own bounds.
     """
 
     name: str = ""
@@ -34,6 +34,7 @@ class Caller:
     priority_max: Priority = "normal"
     models: frozenset[str] | None = None
     requests_max: int = 0
+    tokens_per_minute: int = 0
     operator: bool = False
 
     def may_use(self, model: str) -> bool:

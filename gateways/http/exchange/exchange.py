@@ -67,29 +67,30 @@ class Exchange:
         :raises TooLarge: it is longer than allowed.
         :raises HttpRefusal: it does not arrive in time, or the client disconnects.
         """
-        size_max = self.limits.body_bytes_max
         length = self.headers.get("content-length", "0")
-        size = int(length) if length.isdecimal() and len(length) < 20 else 0
-        parts: list[bytes] = []
+        self._check_size(int(length) if length.isdecimal() and len(length) < 20 else 0)
+        body, more = bytearray(), True
         with anyio.move_on_after(self.limits.receive_s_max) as scope:
-            more = True
             while more:
-                if size > size_max:
-                    raise TooLarge(
-                        f"the request has {size} bytes; {size_max} are allowed",
-                        hint="send less, or start the gateway with a larger --body-bytes-max",
-                        data={"bytes": size, "body_bytes_max": size_max},
-                    )
                 message = await self._receive()
                 if message["type"] == "http.disconnect":
                     raise HttpRefusal(400, "the client disconnected before the end of its request")
-                parts.append(message.get("body", b""))
-                size = sum(map(len, parts)) if len(parts) < 2 else size + len(parts[-1])
+                body += message.get("body", b"")
                 more = message.get("more_body", False)
+                self._check_size(len(body))
         if scope.cancelled_caught:
             seconds = self.limits.receive_s_max
             raise HttpRefusal(408, f"the request did not arrive within {seconds:g} s")
-        self.body = b"".join(parts)
+        self.body = bytes(body)
+
+    def _check_size(self, size: int) -> None:
+        size_max = self.limits.body_bytes_max
+        if size > size_max:
+            raise TooLarge(
+                f"the request has {size} bytes; {size_max} are allowed",
+                hint="send less, or start the gateway with a larger --body-bytes-max",
+                data={"bytes": size, "body_bytes_max": size_max},
+            )
 
     async def wait_disconnected(self) -> None:
         """Wait until the client has disconnected, and then cancel the request's work."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import anyio
@@ -48,21 +49,57 @@ class StreamForm(Protocol):
         """Return the last bytes of a stream without an error."""
 
 
-async def stream_turn(exchange: Exchange, request: TurnRequest, form: StreamForm) -> None:
-    """Stream a turn as the response.
+async def stream_turn(
+    exchange: Exchange, request: TurnRequest | Sequence[TurnRequest], form: StreamForm
+) -> None:
+    """Stream a turn as the response, or several at the same time: their answers are numbered one
+    after the other.
 
     :raises InferdError: it failed before the response began.
     """
+    requests = [request] if isinstance(request, TurnRequest) else request
     writer = _StreamWriter(exchange, form)
-    error: InferdError | None = None
     async with anyio.create_task_group() as group:
         group.start_soon(writer.show_waiting)
-        try:
-            await exchange.turns.stream(exchange.caller, request, writer)
-        except InferdError as exc:
-            error = exc
+        async with anyio.create_task_group() as turns:
+            first = 0
+            for each in requests:
+                turns.start_soon(_stream_one, exchange, each, _NumberedReader(writer, first))
+                first += each.answers
         group.cancel_scope.cancel()
-    await writer.finish(error)
+    await writer.finish()
+
+
+async def _stream_one(exchange: Exchange, request: TurnRequest, reader: _NumberedReader) -> None:
+    try:
+        await exchange.turns.stream(exchange.caller, request, reader)
+    except InferdError as exc:
+        reader.writer.note_error(exc)
+
+
+class _NumberedReader:
+    """The reader of one of several turns, whose answers are numbered from *first* on."""
+
+    def __init__(self, writer: _StreamWriter, first: int):
+        self.writer, self._first = writer, first
+
+    def note_place(self, place: QueueEvent) -> None:
+        """Note a place in the queue; that of the first turn is shown."""
+        if not self._first:
+            self.writer.note_place(place)
+
+    async def write_piece(
+        self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]
+    ) -> None:
+        """Write a piece."""
+        await self.writer.write_piece(self._first + answer, piece, probabilities)
+
+    async def write_end(self, answer: int, end: Answer) -> None:
+        """Write the end of an answer. The first error is kept for the end of the stream."""
+        if end.error is not None:
+            self.writer.note_error(end.error)
+        else:
+            await self.writer.write_end(self._first + answer, end)
 
 
 class _StreamWriter:
@@ -107,11 +144,12 @@ class _StreamWriter:
         await self._write(self._form.piece(answer, piece, probabilities))
 
     async def write_end(self, answer: int, end: Answer) -> None:
-        """Write the end of an answer. The first error is kept for the end of the stream."""
-        if end.error is not None:
-            self._error = self._error or end.error
-            return
+        """Write the end of an answer."""
         await self._write(self._form.end(answer, end))
+
+    def note_error(self, error: InferdError) -> None:
+        """Note an error; the first one ends the stream."""
+        self._error = self._error or error
 
     async def _write(self, data: bytes) -> None:
         async with self._lock:
@@ -122,12 +160,12 @@ class _StreamWriter:
             if data:
                 await self._exchange.write(data)
 
-    async def finish(self, error: InferdError | None) -> None:
+    async def finish(self) -> None:
         """Write the end of the stream.
 
         :raises InferdError: it failed before the response began.
         """
-        error = error or self._error
+        error = self._error
         if error is None:
             await self._exchange.write(self._form.finish(), more=False)
         elif self._exchange.started:

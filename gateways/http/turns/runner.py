@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -11,8 +11,10 @@ import anyio
 
 from ....backends.errors import InferdError, SessionBusy, Timeout
 from ....ipc.client import Answer as ClientAnswer
-from ....ipc.client import AsyncSession, AsyncStream, Reply
+from ....ipc.client import AsyncSession, AsyncStream, Embeddings, Piece, Reply
+from ....ipc.priorities import Priority
 from ..callers.caller import Caller
+from ..callers.quotas import Quotas
 from ..limits import Limits
 from .answers import Answer, TurnReader, finish_reason_of
 from .pool import ConnectionPool
@@ -30,6 +32,7 @@ class TurnRunner:
 
     def __init__(self, pool: ConnectionPool, limits: Limits):
         self.pool, self._limits = pool, limits
+        self.quotas = Quotas(limits.requests_max)
         self._sessions: set[tuple[str, str, str]] = set()
 
     async def collect(self, caller: Caller, request: TurnRequest) -> list[Answer]:
@@ -45,6 +48,8 @@ class TurnRunner:
             else:
                 replies = [*await session.answers(request.prompt, request.answers, **keywords)]
         answers = [_whole_answer(reply) for reply in replies]
+        for number, answer in enumerate(answers):
+            self._charge(caller, answer, number)
         errors = [answer.error for answer in answers if answer.error is not None]
         if len(errors) == len(answers):
             raise errors[0]
@@ -70,14 +75,71 @@ class TurnRunner:
                 for number, each in enumerate([session, *branches])
             ]
             if len(streams) == 1:
-                end = await _read_stream(streams[0], 0, reader)
+                end = await self._read_stream(caller, streams[0], 0, reader)
                 if request.session_id is not None:
                     await stack.aclose()
                 await reader.write_end(0, end)
                 return
             async with anyio.create_task_group() as group:
                 for number, stream in enumerate(streams):
-                    group.start_soon(_read_to_end, stream, number, reader)
+                    group.start_soon(self._read_to_end, caller, stream, number, reader)
+
+    async def _read_to_end(
+        self, caller: Caller, stream: AsyncStream, number: int, reader: TurnReader
+    ) -> None:
+        await reader.write_end(number, await self._read_stream(caller, stream, number, reader))
+
+    async def _read_stream(
+        self, caller: Caller, stream: AsyncStream, number: int, reader: TurnReader
+    ) -> Answer:
+        """Write the pieces of a stream to *reader*, and return its end."""
+        written = 0
+        error: InferdError | None = None
+        try:
+            async with stream:
+                async for piece in stream:
+                    assert isinstance(piece, Piece), "the client reads pieces"
+                    probabilities = stream.probabilities[written:]
+                    written += len(probabilities)
+                    await reader.write_piece(number, piece, probabilities)
+        except InferdError as exc:
+            error = exc
+        finally:
+            answer = Answer(
+                metadata=stream.metadata,
+                finish_reason=finish_reason_of(stream.metadata, bool(stream.tool_calls)),
+                probabilities=stream.probabilities[written:],
+                error=error,
+            )
+            self._charge(caller, answer, number)  # a client's disconnect does not save tokens
+        return answer
+
+    def _charge(self, caller: Caller, answer: Answer, number: int) -> None:
+        """Deduct the tokens of an answer; those of the prompt count once, without cached ones."""
+        tokens = answer.output_tokens
+        if not number:
+            tokens += answer.input_tokens - answer.cached_tokens
+        self.quotas.charge_tokens(caller, tokens, time.monotonic())
+
+    async def embed(
+        self, caller: Caller, model: str, texts: Sequence[str], priority: Priority
+    ) -> Embeddings:
+        """Return the embeddings of texts.
+
+        :raises InferdError: they were refused or failed.
+        """
+        caller.check_model(model)
+        caller.check_priority(priority)
+        async with self.pool.lease(caller) as client:
+            found = await client.embed(
+                model,
+                texts,
+                priority=priority,
+                queue_timeout=self._limits.queue_s_max,
+                timeout=self._limits.turn_s_max,
+            )
+        self.quotas.charge_tokens(caller, sum(found.tokens), time.monotonic())
+        return found
 
     @asynccontextmanager
     async def _open(
@@ -148,33 +210,6 @@ class _Reservation:
 
     def __exit__(self, *_: object) -> None:
         self._sessions.discard(self._key)
-
-
-async def _read_stream(stream: AsyncStream, number: int, reader: TurnReader) -> Answer:
-    """Write the pieces of a stream to *reader*, and return its end.
-
-    :raises InferdError: the turn failed before its first piece; after it, the end has the error.
-    """
-    written = 0
-    error: InferdError | None = None
-    async with stream:
-        try:
-            async for piece in stream:
-                probabilities = stream.probabilities[written:]
-                written += len(probabilities)
-                await reader.write_piece(number, piece, probabilities)  # type: ignore[arg-type]
-        except InferdError as exc:
-            error = exc
-    return Answer(
-        metadata=stream.metadata,
-        finish_reason=finish_reason_of(stream.metadata, bool(stream.tool_calls)),
-        probabilities=stream.probabilities[written:],
-        error=error,
-    )
-
-
-async def _read_to_end(stream: AsyncStream, number: int, reader: TurnReader) -> None:
-    await reader.write_end(number, await _read_stream(stream, number, reader))
 
 
 def _whole_answer(reply: Reply) -> Answer:
