@@ -5,8 +5,12 @@ from __future__ import annotations
 from ..exchange import Endpoint
 from .chat import answer_chat
 from .chat_fields import CHAT
+from .completion_fields import COMPLETIONS
+from .completions import answer_completion
+from .embeddings import EMBEDDINGS, answer_embeddings
 from .errors import error_body
 from .models import answer_model, answer_models
+from .queue import answer_queue
 
 
 class OpenAIApi:
@@ -14,11 +18,14 @@ class OpenAIApi:
 
     title = "OpenAI"
     prefixes = ("/v1/",)
-    tables = (CHAT,)
+    tables = (CHAT, COMPLETIONS, EMBEDDINGS)
     endpoints = (
         Endpoint(method="GET", path="/v1/models", answer=answer_models),
         Endpoint(method="GET", path="/v1/models/{model:path}", answer=answer_model),
         Endpoint(method="POST", path="/v1/chat/completions", answer=answer_chat),
+        Endpoint(method="POST", path="/v1/completions", answer=answer_completion),
+        Endpoint(method="POST", path="/v1/embeddings", answer=answer_embeddings),
+        Endpoint(method="GET", path="/v1/queue", answer=answer_queue),
     )
     error_body = staticmethod(error_body)
 

@@ -25,3 +25,31 @@ def _entry(each: dict[str, Any]) -> dict[str, Any]:
         "bytes": each.get("bytes"),
         "logprob": max(logprob, LOGPROB_MIN),
     }
+
+
+class CompletionLogprobs:
+    """The `logprobs` of an answer of `/v1/completions`, in parts.
+
+    *offset* is the number of characters before the answer.
+    """
+
+    def __init__(self, top: int, offset: int = 0):
+        self._top, self._offset = top, offset
+
+    def add(self, probabilities: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the part for the next tokens."""
+        entries = [_entry(each) for each in probabilities]
+        offsets = []
+        for entry in entries:
+            offsets.append(self._offset)
+            self._offset += len(entry["token"])
+        return {
+            "tokens": [entry["token"] for entry in entries],
+            "token_logprobs": [entry["logprob"] for entry in entries],
+            "top_logprobs": [self._alternatives(each) for each in probabilities],
+            "text_offset": offsets,
+        }
+
+    def _alternatives(self, each: dict[str, Any]) -> dict[str, float]:
+        others = [_entry(other) for other in each.get("top_logprobs", [])[: self._top]]
+        return {other["token"]: other["logprob"] for other in others}

@@ -19,3 +19,13 @@ def usage_of(answers: Sequence[Answer]) -> dict[str, Any]:
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+
+
+def add_usage(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the sum of the usages of several prompts."""
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
+    cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+    return {
+        **{name: sum(usage[name] for usage in usages) for name in names},
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }

@@ -1,0 +1,34 @@
+"""Whole answers of several turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import anyio
+
+from ....backends.errors import InferdError
+from ..turns import Answer, TurnRequest
+from .exchange import Exchange
+
+
+async def collect_turns(exchange: Exchange, requests: Sequence[TurnRequest]) -> list[list[Answer]]:
+    """Return the answers of turns that run at the same time.
+
+    :raises InferdError: the first one that fails ends the others.
+    """
+    found: list[list[Answer]] = [[] for _ in requests]
+    errors: list[InferdError] = []
+
+    async def collect(number: int, request: TurnRequest) -> None:
+        try:
+            found[number] = await exchange.turns.collect(exchange.caller, request)
+        except InferdError as exc:
+            errors.append(exc)
+            group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        for number, request in enumerate(requests):
+            group.start_soon(collect, number, request)
+    if errors:
+        raise errors[0]
+    return found

@@ -1,0 +1,60 @@
+"""The fields of `/v1/completions`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from ....ipc.priorities import Priority
+from ..fields import FieldTable, honoured, ignored, parameter, refused
+from .chat_fields import ServiceTier, StreamOptions
+
+PROMPTS_MAX = 16
+TOKENS_DEFAULT = 16
+"""OpenAI's default: programs rely on short completions."""
+
+
+class CompletionRequest(Struct, kw_only=True):
+    """The fields that the gateway's own code reads; the others are parameters."""
+
+    model: str
+    prompt: str | Annotated[list[str], Meta(min_length=1, max_length=PROMPTS_MAX)]
+    stream: bool = False
+    stream_options: StreamOptions = msgspec.field(default_factory=StreamOptions)
+    n: Annotated[int, Meta(ge=1, le=16)] = 1
+    max_tokens: int = TOKENS_DEFAULT
+    echo: bool = False
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
+    logit_bias: dict[str, float] = {}
+    service_tier: ServiceTier = "auto"
+    priority: Priority | None = None
+
+
+COMPLETIONS = FieldTable(
+    "/v1/completions",
+    [
+        honoured("model"),
+        honoured("prompt", "a text, or up to 16; it is used unchanged, without a chat template"),
+        honoured("stream"),
+        honoured("stream_options", "`include_usage`"),
+        honoured("n", "up to 16; each has the next seed"),
+        honoured("max_tokens", "16 if absent, as with OpenAI"),
+        honoured("echo", "the text begins with the prompt, whose tokens have no logprobs"),
+        honoured("logprobs", "up to 5"),
+        honoured("logit_bias"),
+        honoured("service_tier", "as in a chat"),
+        parameter("temperature", note="the default is the model's"),
+        parameter("top_p", note="the default is the model's"),
+        parameter("frequency_penalty", "frequency-penalty"),
+        parameter("presence_penalty", "presence-penalty"),
+        parameter("stop"),
+        parameter("seed", note="0 to 4294967295"),
+        honoured("priority", "extension: `low`, `normal`, `high` or `urgent`"),
+        refused("suffix", "the models do not fill in text between two others"),
+        refused("best_of", "use n, and choose", 1),
+        ignored("user", "the key names the user"),
+    ],
+    parameters=True,
+)

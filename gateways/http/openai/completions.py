@@ -1,0 +1,178 @@
+"""`/v1/completions`."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+import msgspec
+
+from ....backends.errors import InferdError
+from ....ipc.client import Piece, QueueEvent
+from ..callers.caller import Caller
+from ..exchange import Exchange, collect_turns, stream_turn
+from ..exchange.streaming import EVENT_STREAM
+from ..turns import Answer, TurnRequest
+from .chat import DONE, bias_pairs, priority_of, waiting_comment
+from .completion_fields import COMPLETIONS, CompletionRequest
+from .errors import error_body
+from .logprobs import CompletionLogprobs
+from .usage import add_usage, usage_of
+
+_encode = msgspec.json.encode
+
+
+async def answer_completion(exchange: Exchange) -> None:
+    """Answer a completion of one or several prompts, whole or streamed."""
+    request, options = COMPLETIONS.read(exchange.body, CompletionRequest)
+    frame = _Frame(request)
+    try:
+        turns = frame.turns(options, exchange.caller)
+        if request.stream:
+            await stream_turn(exchange, turns, _Stream(frame))
+        else:
+            by_prompt = await collect_turns(exchange, turns)
+            await exchange.send_json(frame.whole(by_prompt))
+    except InferdError as exc:
+        raise COMPLETIONS.name_field(exc) from None
+
+
+class _Frame:
+    """The parts that all objects of one completion share."""
+
+    def __init__(self, request: CompletionRequest):
+        self.request = request
+        prompt = request.prompt
+        self.prompts = [prompt] if isinstance(prompt, str) else prompt
+        self.common: dict[str, Any] = {
+            "id": f"cmpl-{secrets.token_hex(12)}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": request.model,
+        }
+
+    def turns(self, options: dict[str, Any], caller: Caller) -> list[TurnRequest]:
+        """Return a turn for each prompt.
+
+        :raises InvalidArgument: a field has a wrong value.
+        """
+        request = self.request
+        options = {**options, "n-predict": request.max_tokens}
+        if request.logprobs is not None:
+            options["n-probs"] = max(1, request.logprobs)
+        if request.logit_bias:
+            options["logit-bias"] = bias_pairs(request.logit_bias)
+        return [
+            TurnRequest(
+                model=request.model,
+                prompt=prompt,
+                raw=True,
+                options=options,
+                answers=request.n,
+                priority=priority_of(request.priority, request.service_tier, caller),
+            )
+            for prompt in self.prompts
+        ]
+
+    def prompt_of(self, answer: int) -> str:
+        """Return the prompt of an answer."""
+        return self.prompts[answer // self.request.n]
+
+    def whole(self, by_prompt: list[list[Answer]]) -> dict[str, Any]:
+        """Return the whole completion."""
+        answers = [answer for answers in by_prompt for answer in answers]
+        return {
+            **self.common,
+            "system_fingerprint": answers[0].metadata.get("fingerprint"),
+            "choices": [self._choice(number, answer) for number, answer in enumerate(answers)],
+            "usage": add_usage([usage_of(answers) for answers in by_prompt]),
+        }
+
+    def _choice(self, number: int, answer: Answer) -> dict[str, Any]:
+        text = answer.text
+        logprobs = None
+        prompt = self.prompt_of(number) if self.request.echo else ""
+        if self.request.logprobs is not None:
+            form = CompletionLogprobs(self.request.logprobs, offset=len(prompt))
+            logprobs = form.add(answer.probabilities)
+        return {
+            "index": number,
+            "text": prompt + text,
+            "logprobs": logprobs,
+            "finish_reason": answer.finish_reason,
+        }
+
+
+class _Stream:
+    """A completion as chunks."""
+
+    content_type = EVENT_STREAM
+    shows_waiting = True
+
+    def __init__(self, frame: _Frame):
+        self._frame, self._request = frame, frame.request
+        self._usage = frame.request.stream_options.include_usage
+        self._head = b"data: " + _encode(frame.common)[:-1] + b',"choices":['
+        self._tail = b"]" + (b',"usage":null' if self._usage else b"") + b"}\n\n"
+        self._answers = frame.request.n * len(frame.prompts)
+        self._logprobs = [
+            CompletionLogprobs(
+                self._request.logprobs or 0,
+                offset=len(frame.prompt_of(number)) if self._request.echo else 0,
+            )
+            for number in range(self._answers)
+        ]
+        self._ended: dict[int, Answer] = {}
+
+    def begin(self) -> bytes:
+        """Return the prompts, if they are echoed."""
+        if not self._request.echo:
+            return b""
+        prompts = (self._frame.prompt_of(number) for number in range(self._answers))
+        return b"".join(self._chunk(number, text) for number, text in enumerate(prompts))
+
+    def waiting(self, place: QueueEvent | None) -> bytes:
+        """Return a comment with the place in the queue."""
+        return waiting_comment(place)
+
+    def piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> bytes:
+        """Return the chunk of a piece."""
+        return self._chunk(answer, str(piece), probabilities)
+
+    def end(self, answer: int, end: Answer) -> bytes:
+        """Return the last chunk of an answer."""
+        self._ended[answer] = end
+        return self._chunk(answer, "", end.probabilities, end.finish_reason)
+
+    def _chunk(
+        self,
+        answer: int,
+        text: str,
+        probabilities: list[dict[str, Any]] | None = None,
+        finish_reason: str | None = None,
+    ) -> bytes:
+        logprobs = self._logprobs[answer].add(probabilities) if probabilities else None
+        choice = {
+            "index": answer,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+        return self._head + _encode(choice) + self._tail
+
+    def error(self, error: InferdError, status: int) -> bytes:
+        """Return an error, which OpenAI's clients raise."""
+        return b"data: " + _encode(error_body(COMPLETIONS.name_field(error), status)) + b"\n\n"
+
+    def finish(self) -> bytes:
+        """Return the usage, if it is wanted, and the end of the stream."""
+        if not self._usage:
+            return DONE
+        n = self._request.n
+        by_prompt = [
+            [self._ended[number] for number in range(first, first + n)]
+            for first in range(0, self._answers, n)
+        ]
+        usage = add_usage([usage_of(answers) for answers in by_prompt])
+        return self._head + b'],"usage":' + _encode(usage) + b"}\n\n" + DONE

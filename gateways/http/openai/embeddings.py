@@ -1,0 +1,79 @@
+"""`/v1/embeddings`."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from array import array
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from ....backends.errors import InferdError
+from ....ipc.priorities import Priority
+from ..exchange import Exchange
+from ..fields import FieldTable, honoured, ignored
+from ..fields.table import field_error
+from .chat import priority_of
+
+TEXTS_MAX = 2048
+"""OpenAI's maximum."""
+
+
+class EmbeddingRequest(Struct, kw_only=True):
+    """The fields of a request for embeddings."""
+
+    model: str
+    input: str | Annotated[list[str], Meta(min_length=1, max_length=TEXTS_MAX)]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    priority: Priority | None = None
+
+
+EMBEDDINGS = FieldTable(
+    "/v1/embeddings",
+    [
+        honoured("model"),
+        honoured("input", "a text, or up to 2048; not token ids"),
+        honoured("encoding_format", "`float` or `base64`"),
+        honoured("dimensions", "only the model's own number; another one is refused"),
+        honoured("priority", "extension: `low`, `normal`, `high` or `urgent`"),
+        ignored("user", "the key names the user"),
+    ],
+)
+
+
+async def answer_embeddings(exchange: Exchange) -> None:
+    """Answer with the embedding of each text."""
+    request, _ = EMBEDDINGS.read(exchange.body, EmbeddingRequest)
+    texts = [request.input] if isinstance(request.input, str) else request.input
+    priority = priority_of(request.priority, "auto", exchange.caller)
+    try:
+        found = await exchange.turns.embed(exchange.caller, request.model, texts, priority)
+    except InferdError as exc:
+        if "index" in exc.data:
+            exc.data["param"] = f"input.{exc.data['index']}"
+        raise EMBEDDINGS.name_field(exc) from None
+    if request.dimensions not in (None, found.size):
+        raise field_error("dimensions", f"dimensions: the model has {found.size}")
+    tokens = sum(found.tokens)
+    await exchange.send_json(
+        {
+            "object": "list",
+            "model": request.model,
+            "data": [
+                {"object": "embedding", "index": index, "embedding": _shown(vector, request)}
+                for index, vector in enumerate(found)
+            ],
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+    )
+
+
+def _shown(vector: list[float], request: EmbeddingRequest) -> Any:
+    if request.encoding_format == "float":
+        return vector
+    numbers = array("f", vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return base64.b64encode(numbers.tobytes()).decode()
