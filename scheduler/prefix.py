@@ -1,11 +1,11 @@
-"""Common parts of two lists of tokens: pure functions."""
+"""Common parts of two texts, or lists of tokens: pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
     """Return the length of the common prefix of *a* and *b*, sequences of the same type."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:

@@ -12,6 +12,7 @@ from ...backends import Rendering
 from ...backends.base import PLAIN_RENDERING
 from ...backends.errors import InvalidArgument
 from ...scheduler.messages import pack_tokens, unpack_tokens
+from ...scheduler.prefix import common_prefix
 from ..admission.kept_bytes import TOKEN_BYTES, memory_bytes
 from ..journal.entries import HistoryEntry, Replay, StoredSession, TurnPiece, decode_history, encode
 from ..tool_calls.calls import NO_TOOLS, ToolUse
@@ -200,7 +201,7 @@ class History:
         if prompt.appended:
             self.prompt = self.prompt + prompt.tokens
         else:
-            shared = _common_length(self.prompt, prompt.tokens)
+            shared = common_prefix(self.prompt, prompt.tokens)
             if obsolete := len(self.prompt) - shared:
                 other = rendering != self.rendering
                 cause = _recompute_cause(
@@ -330,12 +331,6 @@ class History:
         self._rendered, self._loose = None, bool(self.prompt and self.messages)
 
 
-def _common_length(a: Sequence[object], b: Sequence[object]) -> int:
-    """Return the length of the common prefix."""
-    pairs = enumerate(zip(a, b, strict=False))
-    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
-
-
 def _recompute_cause(previous: str, text: str, *, was_chat: bool, other_arguments: bool) -> str:
     """Return why the template's *text* does not begin with the *previous* text, which is empty if
     ids and text disagree. *was_chat*: the history was a chat; *other_arguments*: it was rendered
@@ -347,7 +342,7 @@ def _recompute_cause(previous: str, text: str, *, was_chat: bool, other_argument
         return "the last answer was cut at a stop text: its tokens say more than its text"
     if other_arguments:
         return "tools or chat-template-kwargs differ from those of the previous turn"
-    at = _common_length(previous, text)
+    at = common_prefix(previous, text)
     before, now = (repr(t[at : at + EXCERPT_CHARACTERS]) for t in (previous, text))
     return f"the chat template changes earlier text: {now} where the history has {before}"
 
