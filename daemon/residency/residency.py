@@ -17,13 +17,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
-from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 import anyio
 
-from ...backends.errors import InferdError, Timeout
+from ...backends.errors import InferdError
 from ...scheduler import PRIORITY_MAX, Priority
+from ...sessions.admission.wait_limit import WaitLimit
 from ..workers.worker import Worker
 
 AGEING_S_MIN = 10.0
@@ -88,7 +88,7 @@ class ResidencyRequest:
         self.priority, self.since, self.is_absent = priority, since, is_absent
         self.user, self.subject = user, subject
         self.is_turn, self.listener = is_turn, listener
-        self.queue_timeout_s, self.timeout_s = queue_timeout_s, timeout_s
+        self._limit = WaitLimit.of(timeout_s, queue_timeout_s)
         self.number = next(_numbers)
         self.continues_program = False
         """It came within `JUST_USED_S` of another model's request: likely a program's next step."""
@@ -120,16 +120,10 @@ class ResidencyRequest:
         :raises InferdError: the request was refused.
         :raises Timeout: a timeout has passed.
         """
-        limits = {"total": self.timeout_s, "queue": self.queue_timeout_s}
-        which, limit_s = min(
-            ((name, s) for name, s in limits.items() if s),
-            key=itemgetter(1),
-            default=("total", math.inf),
-        )
-        with anyio.move_on_after(limit_s) as self._scope:
+        with anyio.move_on_after(self._limit.seconds) as self._scope:
             yield
         if self._scope.cancelled_caught:
-            raise self._error or _timeout(which, limit_s)
+            raise self._error or self._limit.error("the model was not in memory")
 
     async def wait_woken(self) -> None:
         """Wait for `wake`; return at once if it was called since the last wait."""
@@ -141,14 +135,6 @@ class ResidencyRequest:
         """Make the request check again whether it is admitted."""
         self._woken = self._woken or anyio.Event()
         self._woken.set()
-
-
-def _timeout(which: str, limit_s: float) -> Timeout:
-    name = "timeout" if which == "total" else f"{which} timeout"
-    return Timeout(
-        f"the {name} of {limit_s:g} s has passed: the model was not in memory",
-        data={"timeout": which},
-    )
 
 
 class Residency:

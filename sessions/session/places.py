@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 import anyio
 
-from ...backends.errors import Busy, InferdError, QuotaExceeded, Timeout
+from ...backends.errors import Busy, InferdError, QuotaExceeded
 from ...scheduler.owner import Owner
 from ...scheduler.priority import Priority
 from ..admission.ledger import Ledger
@@ -23,6 +23,7 @@ from ..admission.places import (
     next_yield_in_s,
 )
 from ..admission.quotas import check_priority
+from ..admission.wait_limit import WaitLimit
 from .dormant import DormantSessions
 from .live import LiveSessions
 from .session import Session
@@ -138,12 +139,14 @@ class PlaceQueue:
             self.grant_places()
 
     async def _wait(self, waiting: _Waiting, wait: PlaceWait) -> None:
-        limits = {"queue": wait.queue_timeout_s, "total": wait.timeout_s}
-        limit_s, which = min(((s, n) for n, s in limits.items() if s), default=(math.inf, ""))
-        with anyio.move_on_after(limit_s):
+        limit = WaitLimit.of(wait.timeout_s, wait.queue_timeout_s)
+        with anyio.move_on_after(limit.seconds):
             await waiting.ended.wait()
         if not waiting.ended.is_set():
-            waiting.error = _timeout(which, limit_s)
+            waiting.error = limit.error(
+                "no place for the session was free",
+                hint="close sessions that are done, raise the timeout, or sessions-max",
+            )
         elif waiting.granted and self.listener is not None:
             self.listener.place_waited(self._ledger.seconds() - waiting.request.since)
 
@@ -286,12 +289,3 @@ class PlaceQueue:
             for session in self._live.with_place()
             if self._dormant.fits(bytes_of(session))
         ]
-
-
-def _timeout(which: str, limit_s: float) -> Timeout:
-    name = "timeout" if which == "total" else f"{which} timeout"
-    return Timeout(
-        f"the {name} of {limit_s:g} s has passed: no place for the session was free",
-        hint="close sessions that are done, raise the timeout, or sessions-max",
-        data={"timeout": which},
-    )
