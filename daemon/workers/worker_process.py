@@ -81,17 +81,6 @@ def usage_of(pid: int) -> tuple[bytes, ...]:
     return tuple(used)
 
 
-def resident_bytes(pid: int) -> int:
-    """Return the memory that a process occupies now: its own, and pages of files such as mapped
-    weights (RSS; `Pss` would need a walk over all pages). 0 if it has exited.
-    """
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
-    except (OSError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
 def _environment() -> dict[str, str]:
     """Return a worker's environment. If llama.cpp was built with OpenMP, its threads spin for
     0.2 ms between steps, unless the operator configures how they wait.

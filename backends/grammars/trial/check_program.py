@@ -14,13 +14,13 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from ...errors import InferdError, InvalidArgument, TooLarge
+from ...process_memory import resident_bytes
 from ...sandbox.program import serve_requests
 from ...unexpected import place_of
 from ..forced_text import (
@@ -85,12 +85,12 @@ def _tokenizer(size: int, end: int) -> LLTokenizer:
 
 def check_grammar(request: CheckRequest) -> CheckReply:
     """Compile a grammar on trial, and return its form for llguidance."""
-    before = _resident_bytes()
+    before = resident_bytes()
     try:
         reply, matcher = _compile(request)
     except InferdError as exc:
         return CheckReply(refusal=exc.to_wire())
-    reply.memory_bytes = max(0, _resident_bytes() - before)
+    reply.memory_bytes = max(0, resident_bytes() - before)
     del matcher
     return reply
 
@@ -228,10 +228,6 @@ def _error_of(matcher: LLMatcher) -> str:
     if found.startswith("NoExtension"):
         return _EMPTY
     return _POSITION.sub(r"line \1: ", found.splitlines()[0])[:_CAUSE_CHARACTERS]
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _reply(request: bytes) -> bytes:

@@ -11,11 +11,9 @@ not read again, and the kernel may reclaim them.
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from llama_cpp import llama_cpp as lib
@@ -23,6 +21,7 @@ from msgspec.structs import replace
 
 from ...memory_need import Device, MemoryNeed
 from ...model_spec import ModelSpec, Shape
+from ...process_memory import resident_bytes
 from ..kv.embedding_context import embed_info, open_embedding_context, output_bytes
 from ..llama_log import capture
 from ..text.matching import BYTES_PER_TOKEN
@@ -100,7 +99,7 @@ class LlamaMemoryEstimator:
     def _taken(self, context: Any) -> tuple[list[Share], int, int]:
         """Return a context's arguments for `total_need`, and free the context."""
         tokens = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model)))
-        shares, process = breakdown(context), _resident_bytes() + BYTES_PER_TOKEN * tokens
+        shares, process = breakdown(context), resident_bytes() + BYTES_PER_TOKEN * tokens
         lib.llama_free(context)
         return shares, process, _output_bytes(self._log.lines())
 
@@ -133,8 +132,3 @@ def total_need(shares: Iterable[Share], process: int, output: int) -> MemoryNeed
 def _output_bytes(lines: list[str]) -> int:
     found = (_OUTPUT.match(line) for line in lines)
     return sum(round(float(match[1]) * _MIB) for match in found if match)
-
-
-def _resident_bytes() -> int:
-    """Return the resident memory of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

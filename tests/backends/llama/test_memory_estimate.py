@@ -31,22 +31,19 @@ from pathlib import Path
 
 import msgspec
 from inferd.backends import Chunk, ModelSpec, load_model, estimate_memory
-from inferd.backends.llama.loading import loader, memory_estimate
-
-
-def resident():
-    return memory_estimate._resident_bytes()
+from inferd.backends.llama.loading import loader
+from inferd.backends.process_memory import resident_bytes
 
 
 spec = msgspec.json.decode(sys.argv[1], type=ModelSpec)
-before = resident()
+before = resident_bytes()
 estimator = estimate_memory(spec)
 need = estimator.need(estimator.shape)
 estimator.close()
 model = load_model(spec, lambda _: True)
 model.step([Chunk(0, list(range(5, 5 + model.info.batch_size)), 0, True)])
 model._matching.wait()
-print(need.total - before, resident() - before)
+print(need.total - before, resident_bytes() - before)
 """
 
 

@@ -24,7 +24,7 @@ from tests.scheduler.kv.test_kv_reuse import ask, go_on, history, settle
 TEXTS = [f"session number {i} says something of its own, and at length" for i in range(6)]
 HEAP = """
 import random
-from inferd.backends.llama.loading import memory_estimate
+from inferd.backends.process_memory import resident_bytes
 from inferd.scheduler.kv.manager import return_free_memory
 
 random.seed(1)
@@ -36,9 +36,9 @@ for number in range(100):
         del states[random.randrange(len(states))]
 freed = sum(map(len, states))
 del states
-before = memory_estimate._resident_bytes()
+before = resident_bytes()
 return_free_memory()
-print(freed, before - memory_estimate._resident_bytes())
+print(freed, before - resident_bytes())
 """
 
 
