@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CREDIT_MAX = 1024
-"""Events that a reader has granted and not got; more credit is not counted. See the protocol's."""
-
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:

@@ -22,7 +22,7 @@ from ..backends.params import GRAMMAR_FIELDS
 from ..scheduler import messages as m
 from ..scheduler.output.stopping import cuts_text
 from ..scheduler.output.stopping.ending import CONTEXT_FULL
-from ..scheduler.settings import CREDIT_MAX
+from ..wire.frames import CREDIT_MAX
 from .admission.kept_bytes import TOKEN_BYTES
 from .journal.entries import Replay
 from .table import SessionCall

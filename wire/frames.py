@@ -14,6 +14,8 @@ FRAME_BYTES_MAX = 1 << 20
 """Bytes of a frame to the daemon, which decodes it on its loop. Descriptors carry larger texts."""
 REPLY_BYTES_MAX = 8 << 20
 """Bytes of a frame to a client."""
+CREDIT_MAX = 1024
+"""Events that a reader of a stream has granted and not received; more credit is not counted."""
 ANY_LENGTH = 0xFFFF_FFFF
 """Bound for ends that trust each other: the largest length that a frame can announce."""
 READ_BYTES = 1 << 14

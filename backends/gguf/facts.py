@@ -12,7 +12,8 @@ from typing import TypeVar
 
 import msgspec
 
-from .header import MAGIC, CutOffHeader, DamagedHeader, GgufHeader, TensorEntry, read_header
+from . import MAGIC
+from .header import CutOffHeader, DamagedHeader, GgufHeader, TensorEntry, read_header
 
 READ_BYTES = (1 << 20, 1 << 24, 1 << 26)
 """The bytes that are read of a file until its header is complete: vocabularies take up to 20 MB."""

@@ -12,7 +12,8 @@ import struct
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-MAGIC = b"GGUF"
+from . import MAGIC
+
 VERSIONS = (2, 3)
 ENTRIES_MAX = 1 << 16
 TENSORS_MAX = 1 << 20

@@ -32,8 +32,6 @@ from .named_tensors import (
 )
 from .turns import finish_turn, metadata_if_cancelled, turn_result
 
-METADATA_INDEX = 1
-
 
 async def _open_session(
     daemon: Daemon, request: Request, session_id: str | None = None, *, persist: bool = True
@@ -99,7 +97,7 @@ async def set_input(daemon: Daemon, request: Request) -> w.Empty:
     """Set the prompt, or parameters at index 1."""
     session, p = daemon.session(request), request.params
     data = await tensor_bytes(request, p.tensor)
-    if p.index == METADATA_INDEX:
+    if p.index == w.METADATA_INDEX:
         set_metadata(session, data)
         await session.wait_recorded()
     else:

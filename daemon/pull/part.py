@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ...backends.errors import BackendError, Outcome
+from ...backends.gguf import MAGIC
+from ...backends.gguf.header import ENTRIES_MAX, TENSORS_MAX, VERSIONS
 
 BLOCK = 1 << 20
 BYTES_MAX = 1 << 42
@@ -22,9 +24,7 @@ NOTE_NAME = re.compile(r"(?:LICEN[CS]E|NOTICE|[A-Z_]+TERMS)[A-Za-z0-9._-]{0,32}"
 _FICLONE = 0x40049409
 """`ioctl` of linux/fs.h."""
 _HEADER = struct.Struct("<4sIQQ")
-_VERSIONS = (2, 3)
-_TENSORS_MAX = 1 << 20
-_ENTRIES_MAX = 1 << 16
+
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the stage, the bytes done, and the total or None if it is unknown."""
@@ -47,7 +47,7 @@ def check_header(head: bytes, origin: str) -> None:
 
     :raises PullFailed: llama.cpp cannot read this header.
     """
-    if not head.startswith(b"GGUF"):
+    if not head.startswith(MAGIC):
         raise PullFailed(
             f"{origin} is not a GGUF file: it begins with {head[:16]!r}",
             hint="inferd runs GGUF models; use the URL of the file itself, not of a page about it",
@@ -55,7 +55,7 @@ def check_header(head: bytes, origin: str) -> None:
     if len(head) < _HEADER.size:
         raise PullFailed(f"{origin} ends within its GGUF header, after {len(head)} bytes")
     _, version, tensors, entries = _HEADER.unpack_from(head)
-    if version not in _VERSIONS or tensors > _TENSORS_MAX or entries > _ENTRIES_MAX:
+    if version not in VERSIONS or tensors > TENSORS_MAX or entries > ENTRIES_MAX:
         raise PullFailed(
             f"{origin} has GGUF version {version}, {tensors} tensors and {entries} entries, "
             "which inferd cannot read",

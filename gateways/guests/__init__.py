@@ -7,14 +7,12 @@ thread that its calls block.
 from __future__ import annotations
 
 from .daemon_link import DaemonLink, guest_timeout
-from .graphs import METADATA_INDEX
 from .guest import CONTEXTS_MAX, TARGETS, Guest
 from .preloads import Preload, parse_preload
 from .remote import Remote
 
 __all__ = (
     "CONTEXTS_MAX",
-    "METADATA_INDEX",
     "TARGETS",
     "DaemonLink",
     "Guest",

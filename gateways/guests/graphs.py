@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ...ipc.client import AsyncClient
 
-METADATA_INDEX = 1
 SETTINGS_MAX = 64
 """Texts of parameters that a context keeps: the last ones that differ."""
 

@@ -13,7 +13,9 @@ from ...backends.errors import (
     PermissionDenied,
     SessionBusy,
 )
-from .graphs import METADATA_INDEX, GuestContext, GuestGraph
+from ...backends.gguf import MAGIC
+from ...ipc.messages import METADATA_INDEX
+from .graphs import GuestContext, GuestGraph
 from .preloads import Preload, find_preload, load_preload
 from .remote import Remote
 from .turns import TurnAction, next_token, streamed_turn, whole_turn
@@ -62,7 +64,7 @@ class Guest:
                 hint="the first builder names a model; targets are 0 cpu, 1 gpu, 2 tpu, 3 auto",
             )
         config = builders[1] if len(builders) > 1 else b""
-        if not builders[0].startswith(b"GGUF"):
+        if not builders[0].startswith(MAGIC):
             name = builders[0].rstrip(b"\0").removeprefix(_PRELOAD)
             return await self.load_by_name(name, config, TARGETS[target])
         if self._preloads:

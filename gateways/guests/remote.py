@@ -7,8 +7,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from ...backends.errors import ConnectionLost, SessionExpired, ShuttingDown
+from ...ipc.messages import METADATA_INDEX
 from .daemon_link import DaemonLink
-from .graphs import METADATA_INDEX, GuestContext, GuestGraph
+from .graphs import GuestContext, GuestGraph
 
 if TYPE_CHECKING:
     from ...ipc.client import AsyncClient

@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from ...backends.errors import ContextFull, EndOfSequence, InferdError
-from .graphs import METADATA_INDEX, GuestContext
+from ...ipc.messages import METADATA_INDEX
+from .graphs import GuestContext
 
 if TYPE_CHECKING:
     from ...ipc.client import AsyncClient

@@ -12,7 +12,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ...backends.errors import ContextFull, InferdError, InvalidArgument, InvalidEncoding, TooLarge
-from ..guests import METADATA_INDEX, TARGETS, Preload
+from ...ipc.messages import METADATA_INDEX
+from ..guests import TARGETS, Preload
 from .dialects import component_code
 from .guest import Guest
 from .host_functions import ErrorSink, new_guest

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, TypeAlias, Unpack
 
+from ...backends.gguf import MAGIC
 from .. import messages as w
 from ..handles import Context, Graph
 from ..payloads import Config, Payload, TensorLike, json_text, traceparent_of
@@ -96,7 +97,15 @@ class AsyncWasiCalls(AsyncCaller):
         )
         return Graph.from_result(result)
 
-    async def _open_context(self, call: str, params: Any, timeout: float | None) -> Context:
+    async def _open_context(
+        self,
+        call: str,
+        params: w.OpenParams | w.SessionParams,
+        queue_timeout: float | None,
+        timeout: float | None,
+    ) -> Context:
+        if queue_timeout:
+            params.queue_timeout_s = queue_timeout
         return Context.from_result(await self._call(call, params, w.ContextResult, timeout))
 
     async def init_execution_context(
@@ -113,9 +122,7 @@ class AsyncWasiCalls(AsyncCaller):
         class for at most *queue_timeout* seconds; without *queue_timeout* it fails at once.
         """
         params = w.OpenParams(graph=graph, priority=priority or "")
-        if queue_timeout:
-            params.queue_timeout_s = queue_timeout
-        return await self._open_context("init_execution_context", params, timeout)
+        return await self._open_context("init_execution_context", params, queue_timeout, timeout)
 
     async def init_execution_context_with_session_id(
         self,
@@ -138,10 +145,8 @@ class AsyncWasiCalls(AsyncCaller):
             persist=persist,
             priority=priority or "",
         )
-        if queue_timeout:
-            params.queue_timeout_s = queue_timeout
         call = "init_execution_context_with_session_id"
-        return await self._open_context(call, params, timeout)
+        return await self._open_context(call, params, queue_timeout, timeout)
 
     async def set_input(
         self, context: int, index: int, tensor: TensorLike, *, timeout: float | None = None
@@ -245,9 +250,7 @@ class AsyncWasiCalls(AsyncCaller):
     ) -> Context:
         """Open a context of the prompt interface, as `init_execution_context` does."""
         params = w.OpenParams(graph=graph, priority=priority or "")
-        if queue_timeout:
-            params.queue_timeout_s = queue_timeout
-        return await self._open_context("prompt_init", params, timeout)
+        return await self._open_context("prompt_init", params, queue_timeout, timeout)
 
     async def prompt_compute(
         self,
@@ -310,4 +313,4 @@ class AsyncWasiCalls(AsyncCaller):
 
 
 def _is_model(builder: bytes) -> bool:
-    return builder.startswith(b"GGUF") or len(builder) >= _MODEL_BYTES_MIN
+    return builder.startswith(MAGIC) or len(builder) >= _MODEL_BYTES_MIN

@@ -9,6 +9,8 @@ import msgspec
 from .base import Map, ScheduledParams, Tensor
 from .graphs import GraphParams
 
+METADATA_INDEX = 1
+"""The index of a context's parameters, as an input, and of its metadata, as an output."""
 INPUTS_MAX = 128
 """The largest number of named inputs of one `compute`."""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from ...wire.frames import CREDIT_MAX as CREDIT_MAX
 from .base import Map
 
 PROTOCOL_VERSION = (1, 0)
 """Major, minor. A peer with another major version is refused."""
 CREDIT_DEFAULT = 64
-CREDIT_MAX = 1024
 REQUESTS_MAX = 256
 
 

@@ -17,11 +17,11 @@ from ...backends.errors import (
     UnsupportedOperation,
 )
 from ...backends.unexpected import error_of
+from ...wire.frames import CREDIT_MAX
 from .. import messages as m
 from ..embeddings.inputs import check_text
 from ..output.sampling import needs_preparation
 from ..priority import Requester
-from ..settings import CREDIT_MAX
 from ..task import Task
 from .metrics_publisher import MetricsPublisher
 from .steps import Steps

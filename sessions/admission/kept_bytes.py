@@ -89,14 +89,14 @@ class KeptBytes:
 
     def left_for_dormant(self, user: int) -> int:
         """Return the bytes that a user's dormant sessions may have."""
-        return self._bounds.session_bytes_bound(user).limit - self._open.of_user(user)
+        return self._bounds.session_bytes_bound(user).limit - self.open_bytes(user)
 
     def check_growth(self, owner: Owner, more: int) -> None:
         """Check that a user's open sessions and graphs may become larger by *more* bytes.
 
         :raises QuotaExceeded: the bound would be exceeded; the data has it and the bytes.
         """
-        bound, kept = self._bounds.session_bytes_bound(owner.user), self._open.of_user(owner.user)
+        bound, kept = self._bounds.session_bytes_bound(owner.user), self.open_bytes(owner.user)
         is_over = more > 0 and kept + more > bound.limit
         if is_over or (more > 0 and exceeds_share(self._open, owner, more, bound.limit)):
             reserved = f", part of which is reserved for labels other than {owner.label!r}"

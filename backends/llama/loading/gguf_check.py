@@ -21,7 +21,8 @@ from typing import NamedTuple
 from llama_cpp import llama_cpp as lib
 
 from ...errors import LoadFailed
-from ...gguf.header import MAGIC, DamagedHeader, TensorEntry, read_header
+from ...gguf import MAGIC
+from ...gguf.header import DamagedHeader, TensorEntry, read_header
 from ...split_gguf import parts_of
 from .devices import c_function
 

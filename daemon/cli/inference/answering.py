@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ....backends.params import BY_NAME
+from ....backends.params.schema_texts import SCHEMA_BYTES_MAX
 from .. import completion
 from ..options import read_pairs
 from ..output import note, write, write_answer, write_dimmed, write_json_line
@@ -16,7 +17,6 @@ from ..output import note, write, write_answer, write_dimmed, write_json_line
 if TYPE_CHECKING:
     from ....ipc.client import Session
 
-SCHEMA_BYTES_MAX = 64 << 10
 Temperature = Annotated[float | None, typer.Option("--temp", metavar="T", help=BY_NAME["temp"].doc)]
 TokensMax = Annotated[
     int | None, typer.Option("--n-predict", metavar="N", help=BY_NAME["n-predict"].doc)

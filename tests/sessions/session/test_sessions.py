@@ -14,11 +14,10 @@ from inferd.backends.errors import (
     SessionBusy,
     SessionExpired,
 )
-from inferd.ipc import messages as protocol
 from inferd.scheduler.owner import Owner
-from inferd.scheduler.settings import CREDIT_MAX
 from inferd.sessions import DormantLimits, Session, Turn, TurnOptions
 from inferd.sessions.table import SessionState
+from inferd.wire.frames import CREDIT_MAX
 from tests.sessions.doubles import Harness, Source
 
 pytestmark = pytest.mark.asyncio
@@ -442,4 +441,4 @@ async def test_a_turn_continues_elsewhere_with_no_more_credit_than_engines_count
 
     spec = turn.continue_on(turn.client)
 
-    assert spec is not None and spec.credit == CREDIT_MAX == protocol.CREDIT_MAX
+    assert spec is not None and spec.credit == CREDIT_MAX
