@@ -246,7 +246,7 @@ def _refused(text: str, why: str) -> InvalidArgument:
     )
 
 
-class Matcher:
+class RegexMatcher:
     """One pattern on one text that arrives in pieces. Positions are byte offsets in the text."""
 
     def __init__(self, pattern: Pattern):
@@ -260,7 +260,7 @@ class Matcher:
         """The beginning of the text that may still become a match; None if there is none."""
         return min(self._threads.values(), default=None)
 
-    def feed(self, text: str, at: int) -> tuple[int, int] | None:
+    def match_text(self, text: str, at: int) -> tuple[int, int] | None:
         """Match *text*, which begins at byte *at*; return where the first match begins and ends.
 
         Text after a match is not read, so the matcher must not be fed again.
@@ -291,7 +291,7 @@ def _self_test() -> str:
     """Return the first difference between Python's parser and the expected one; empty: none."""
     try:
         for text, sample, expected in SELF_TEST:
-            found = Matcher(Pattern(text)).feed(sample, 0)
+            found = RegexMatcher(Pattern(text)).match_text(sample, 0)
             if found != expected:
                 return f"{text!r} matches {sample!r} at {found}, not at {expected}"
         for text in _REFUSED:

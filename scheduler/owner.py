@@ -75,7 +75,7 @@ class OwnerClock:
         self._users.keep(users | {owner.user}, self.OWNERS_MAX)
         self._owners.keep(owners | {owner}, self.OWNERS_MAX)
 
-    def count(self, owner: Owner, amount: int) -> None:
+    def count_work(self, owner: Owner, amount: int) -> None:
         """Count *amount* computed for *owner*."""
         self._users.amounts[owner.user] += amount
         self._owners.amounts[owner] += amount

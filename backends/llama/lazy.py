@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..errors import InvalidArgument
 from ..grammars.state import GrammarState
-from ..incremental_regex import Matcher, byte_size
+from ..incremental_regex import RegexMatcher, byte_size
 from ..params import SamplingParams
 from ..params.stop_options import trigger_pattern
 from .text.vocab import Vocab
@@ -32,7 +32,7 @@ class LazyGrammar:
         self._vocab, self._at_begin = vocab, begin
         self._tokens = {_known(vocab, v) for k, v in params.grammar_triggers if k == "token"}
         self._matchers = [
-            Matcher(trigger_pattern(kind, str(value)))
+            RegexMatcher(trigger_pattern(kind, str(value)))
             for kind, value in params.grammar_triggers
             if kind != "token"
         ]
@@ -54,7 +54,9 @@ class LazyGrammar:
         self._size += len(piece)
         text, at = self._decoder.decode(piece), self._decoded
         self._decoded += byte_size(text)
-        found = [met for matcher in self._matchers if (met := matcher.feed(text, at)) is not None]
+        found = [
+            met for matcher in self._matchers if (met := matcher.match_text(text, at)) is not None
+        ]
         if token in self._tokens:
             self._start([token])
         elif found:

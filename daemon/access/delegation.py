@@ -88,7 +88,7 @@ class OwnUserNames:
     def __init__(self) -> None:
         self._names: OrderedDict[int, str] = OrderedDict()
 
-    def add(self, number: int, name: str) -> None:
+    def add_name(self, number: int, name: str) -> None:
         """Note a name."""
         if is_own_user(number):
             self._names[number] = name

@@ -128,7 +128,7 @@ class Access:
                 hint="the daemon's operator can change both users' rights in [access.NAME]",
             )
         self._delegated[connection] = named, rights
-        self.own_user_names.add(named.number, name)
+        self.own_user_names.add_name(named.number, name)
         if not is_own_user(named.number):
             self._groups.note_groups(named.number, named.groups)
         return named.number

@@ -139,7 +139,7 @@ class LoadQueue:
     def _give_up_place(self, key: Hashable) -> None:
         load, began_s = self._loading.pop(key, (None, 0.0))
         if load is not None and load.owner is not None:
-            self._shares.take(load.owner, self._clock() - began_s)
+            self._shares.charge(load.owner, self._clock() - began_s)
         self.grant_places()
 
     def leave(self, key: Hashable) -> None:

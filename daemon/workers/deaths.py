@@ -32,7 +32,7 @@ class Cause(StrEnum):
     """Anything else: another process has killed it, or its file was truncated."""
 
 
-class Phase(StrEnum):
+class DeathPhase(StrEnum):
     """The work during which a process died."""
 
     STEP = "step"
@@ -68,22 +68,22 @@ class Verdict(StrEnum):
 
 
 _OWN_FAULT = {
-    Phase.STEP: Verdict.SUSPECT_STEP,
-    Phase.SAMPLE: Verdict.SUSPECT_TASK,
-    Phase.PROMPT: Verdict.REFUSE_INPUT,
-    Phase.OTHER: Verdict.RESUME,
+    DeathPhase.STEP: Verdict.SUSPECT_STEP,
+    DeathPhase.SAMPLE: Verdict.SUSPECT_TASK,
+    DeathPhase.PROMPT: Verdict.REFUSE_INPUT,
+    DeathPhase.OTHER: Verdict.RESUME,
 }
-VERDICTS: Mapping[Cause, Mapping[Phase, Verdict]] = {
-    Cause.FAULT: _OWN_FAULT | {Phase.LOADING: Verdict.LOAD_ONCE_MORE},
-    Cause.HANG: _OWN_FAULT | {Phase.LOADING: Verdict.FAIL_LOAD},
+VERDICTS: Mapping[Cause, Mapping[DeathPhase, Verdict]] = {
+    Cause.FAULT: _OWN_FAULT | {DeathPhase.LOADING: Verdict.LOAD_ONCE_MORE},
+    Cause.HANG: _OWN_FAULT | {DeathPhase.LOADING: Verdict.FAIL_LOAD},
     Cause.OUT_OF_MEMORY: {
-        Phase.STEP: Verdict.SHRINK_LATER,
-        Phase.SAMPLE: Verdict.REFUSE_TASK_FOR_MEMORY,
-        Phase.PROMPT: Verdict.REFUSE_TASK_FOR_MEMORY,
-        Phase.OTHER: Verdict.SHRINK,
-        Phase.LOADING: Verdict.FAIL_LOAD_FOR_MEMORY,
+        DeathPhase.STEP: Verdict.SHRINK_LATER,
+        DeathPhase.SAMPLE: Verdict.REFUSE_TASK_FOR_MEMORY,
+        DeathPhase.PROMPT: Verdict.REFUSE_TASK_FOR_MEMORY,
+        DeathPhase.OTHER: Verdict.SHRINK,
+        DeathPhase.LOADING: Verdict.FAIL_LOAD_FOR_MEMORY,
     },
-    Cause.OUTSIDE: dict.fromkeys(Phase, Verdict.RESUME),
+    Cause.OUTSIDE: dict.fromkeys(DeathPhase, Verdict.RESUME),
 }
 
 
@@ -110,11 +110,11 @@ class Death:
     """Whether a task received a token or ended."""
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> DeathPhase:
         """The work during which the process died."""
         if not self.loaded:
-            return Phase.LOADING
-        return _PHASES.get(self.activity.kind, Phase.OTHER)
+            return DeathPhase.LOADING
+        return _PHASES.get(self.activity.kind, DeathPhase.OTHER)
 
     @property
     def cause(self) -> Cause:
@@ -128,9 +128,9 @@ class Death:
 
 
 _PHASES = {
-    ActivityKind.STEP: Phase.STEP,
-    ActivityKind.SAMPLE: Phase.SAMPLE,
-    ActivityKind.PROMPT: Phase.PROMPT,
+    ActivityKind.STEP: DeathPhase.STEP,
+    ActivityKind.SAMPLE: DeathPhase.SAMPLE,
+    ActivityKind.PROMPT: DeathPhase.PROMPT,
 }
 
 

@@ -16,7 +16,7 @@ from ...scheduler import messages as m
 from ...scheduler.owner import Owner
 from ...scheduler.priority import Requester
 from ...sessions.worker_client import ChatTokens, TaskReader
-from .deaths import Death, Phase, Verdict
+from .deaths import Death, DeathPhase, Verdict
 from .quarantine import Quarantine, quarantine_error
 from .recovery import fail_readers, out_of_memory
 from .tasks import WorkerListener, WorkerTasks
@@ -232,7 +232,11 @@ class ProcessClient:
     def _refusal(self, number: int, text: ClientText) -> InferdError | None:
         """Return the error of the query that crashed the process; None for another query."""
         death = self.death
-        if death is None or death.phase is not Phase.PROMPT or number not in death.activity.ids:
+        if (
+            death is None
+            or death.phase is not DeathPhase.PROMPT
+            or number not in death.activity.ids
+        ):
             return None
         match death.verdict:
             case Verdict.REFUSE_INPUT if not death.activity.beside_text:

@@ -16,7 +16,7 @@ import structlog
 from ...backends.errors import InferdError, LoadFailed, OutOfMemory, WorkerCrashed
 from ...scheduler import messages as m
 from ...sessions.worker_client import TaskClient, TaskReader, WorkerClient
-from .deaths import Cause, Death, Phase, Verdict
+from .deaths import Cause, Death, DeathPhase, Verdict
 from .quarantine import Quarantine, quarantine_error
 
 BACKOFF_S = 0.25
@@ -230,7 +230,7 @@ class Recovery:
     def add_orphans(self, readers: Mapping[int, TaskReader], death: Death) -> None:
         """Add the tasks of a worker that has died, and refuse those that are to blame."""
         tasks, phase, verdict = _unwrap(readers), death.phase, death.verdict
-        ids = death.activity.ids if phase in (Phase.STEP, Phase.SAMPLE) else ()
+        ids = death.activity.ids if phase in (DeathPhase.STEP, DeathPhase.SAMPLE) else ()
         involved = [number for number in ids if number in tasks]
         match verdict:
             case Verdict.SUSPECT_STEP | Verdict.SUSPECT_TASK:
@@ -239,7 +239,7 @@ class Recovery:
                     suspect.note_death()
                     alone = len(ids) == 1 and not death.activity.beside_text
                     if alone and suspect.deaths >= SUSPECT_DEATHS_MAX:
-                        self._convict(tasks.pop(number), while_sampling=phase is Phase.SAMPLE)
+                        self._convict(tasks.pop(number), while_sampling=phase is DeathPhase.SAMPLE)
             case Verdict.REFUSE_TASK_FOR_MEMORY:
                 self._refuse_for_memory(tasks, involved)
             case Verdict.SHRINK_LATER if self._step_oom_kills >= STEP_OOM_KILLS_MAX:

@@ -20,12 +20,12 @@ from h2.settings import SettingCodes
 from ...backends.errors import TooLarge
 from ..guests import Guest
 from .limits import UNREAD_BYTES_MAX, Limits
-from .service import Service
+from .service import RpcService
 
 log = logging.getLogger(__name__)
 
 
-class Connection(Handler):
+class RpcConnection(Handler):
     """The calls of one client, which grpclib runs as tasks until the client or they have ended.
 
     grpclib calls `close` when the client has closed its connection, or has sent something that is
@@ -33,7 +33,7 @@ class Connection(Handler):
     """
 
     def __init__(self, guest: Guest, limits: Limits):
-        super().__init__(Service(guest).handlers(), ProtoCodec(), None, _DispatchServerEvents())
+        super().__init__(RpcService(guest).handlers(), ProtoCodec(), None, _DispatchServerEvents())
         self.protocol = _Protocol(self, limits)
         self.closed = anyio.Event()
         self._message_bytes_max = limits.message_bytes_max
@@ -99,7 +99,7 @@ class _MessageBuffer(Buffer):
 class _Protocol(H2Protocol):
     """HTTP/2 for one connection; the client may have `calls_max` calls under way."""
 
-    def __init__(self, connection: Connection, limits: Limits):
+    def __init__(self, connection: RpcConnection, limits: Limits):
         http = H2Configuration(
             client_side=False,
             header_encoding="ascii",

@@ -14,7 +14,7 @@ import anyio.abc
 
 from ...ipc.peer import peer_of
 from ..guests import DaemonLink, Guest, Preload, Remote
-from .connection import Connection
+from .connection import RpcConnection
 from .limits import STOP_S_MAX, Limits
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Server:
     ):
         self._listener, self._connect = listener, connect
         self._preloads, self._priority, self._limits = preloads, priority, limits
-        self._connections: set[Connection] = set()
+        self._connections: set[RpcConnection] = set()
 
     async def run(self, on_ready: Callable[[], object], on_stop: Callable[[], object]) -> None:
         """Serve clients until SIGTERM or SIGINT. Calls under way may end then, for `STOP_S_MAX` or
@@ -71,7 +71,7 @@ class Server:
                 connect = partial(self._connect, peer_of(sock).pid)
                 client = connect()
                 link = DaemonLink(client, connect)
-                connection = Connection(self._new_guest(link), self._limits)
+                connection = RpcConnection(self._new_guest(link), self._limits)
                 self._connections.add(connection)
                 clients.start_soon(self._hold_connection, connection, sock, client, link)
             else:
@@ -86,7 +86,7 @@ class Server:
         )
 
     async def _hold_connection(
-        self, connection: Connection, sock: socket.socket, client: AsyncClient, link: DaemonLink
+        self, connection: RpcConnection, sock: socket.socket, client: AsyncClient, link: DaemonLink
     ) -> None:
         try:
             loop = asyncio.get_running_loop()

@@ -22,7 +22,7 @@ from .limits import ERROR_CHARACTERS_MAX, OLD_OUTPUT_BYTES_MAX
 Method: TypeAlias = Callable[[Any], Awaitable[Message]]
 
 
-class Service:
+class RpcService:
     """The methods for one client. Calls for one context run one after the other, as in WasmEdge;
     those for different contexts run side by side.
     """

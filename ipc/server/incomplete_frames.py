@@ -89,7 +89,7 @@ class IncompleteFrames:
             sender.pause_reading(Pause.FRAME)
 
     def _read_frame(self, sender: Sender) -> None:
-        self.shares.take(sender.uid, self._sizes[sender])
+        self.shares.take_amount(sender.uid, self._sizes[sender])
         self._start_timer(sender)
 
     def _start_timer(self, sender: Sender) -> None:
@@ -108,7 +108,7 @@ class IncompleteFrames:
             del self._waiting[sender]
             return
         self._timers.pop(sender).cancel()
-        self.shares.take(sender.uid, -size)
+        self.shares.take_amount(sender.uid, -size)
         for waiting in tuple(self._waiting):
             if self.shares.fits(waiting.uid, self._sizes[waiting]):
                 del self._waiting[waiting]

@@ -49,8 +49,8 @@ class TimeShares:
         self._repaid_at_s: dict[int, float] = {}
         """By user, when the time that was taken corresponds to the user's share."""
 
-    def take(self, uid: int, seconds: float) -> None:
-        """Count time that a user took."""
+    def charge(self, uid: int, seconds: float) -> None:
+        """Charge a user for time that was taken."""
         now_s = self._clock()
         repaid_at_s = max(self._repaid_at_s.get(uid, 0.0), now_s - self._burst_s / self._share)
         repaid_at_s += seconds / self._share
@@ -77,14 +77,14 @@ class LoopTime:
         if not self._in_flight[uid]:
             del self._in_flight[uid]
 
-    def take(self, uid: int, seconds: float) -> None:
-        """Count time that a request of *uid* took."""
-        self._shares.take(uid, seconds)
+    def charge(self, uid: int, seconds: float) -> None:
+        """Charge *uid* for the time of a request."""
+        self._shares.charge(uid, seconds)
 
-    def take_for_reading(self, uid: int, seconds: float) -> None:
-        """Count time that reading requests of *uid* took."""
-        self._shares.take(uid, seconds)
-        self._reading.take(uid, seconds)
+    def charge_reading(self, uid: int, seconds: float) -> None:
+        """Charge *uid* for the time of reading requests."""
+        self._shares.charge(uid, seconds)
+        self._reading.charge(uid, seconds)
 
     def pause_s(self, uid: int) -> float:
         """Return how long requests of *uid* have to wait; 0 while no other user has requests."""
@@ -112,7 +112,7 @@ class LoopTime:
                 seconds = time.thread_time() - begin_s
                 if seconds >= LONG_STEP_S or counted_s < BEGIN_S:
                     counted_s += seconds
-                    self.take(uid, seconds)
+                    self.charge(uid, seconds)
             try:
                 value = yield awaited
                 resume = steps.send

@@ -20,7 +20,7 @@ users could close each other's connections in turn.
 RETRY_AFTER_S = 1.0
 
 
-class Holder(Protocol):
+class PlaceHolder(Protocol):
     """The holder of a place: a connection."""
 
     @property
@@ -36,7 +36,7 @@ class Holder(Protocol):
         """The time of the last request's end; None while a request is in flight."""
 
 
-H = TypeVar("H", bound=Holder)
+H = TypeVar("H", bound=PlaceHolder)
 
 
 class Places(Generic[H]):
@@ -70,14 +70,14 @@ class Places(Generic[H]):
                 raise self._full(newcomer)
             self.release_place(closed)
         self.holders.add(newcomer)
-        self._shares.take(newcomer.uid, 1)
+        self._shares.take_amount(newcomer.uid, 1)
         return closed
 
     def release_place(self, holder: H) -> None:
         """Free the place of a connection, if it has one."""
         if holder in self.holders:
             self.holders.remove(holder)
-            self._shares.take(holder.uid, -1)
+            self._shares.take_amount(holder.uid, -1)
 
     def _is_free_for(self, newcomer: H) -> bool:
         if newcomer.is_operator:

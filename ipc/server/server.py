@@ -141,7 +141,7 @@ class Server:
         except BlockingIOError:
             return  # all are accepted
         finally:
-            self._loop_time.take(ACCEPTING, time.thread_time() - begin_s)
+            self._loop_time.charge(ACCEPTING, time.thread_time() - begin_s)
 
     async def _serve_one(self, sock: socket.socket) -> None:
         peer = peer_of(sock)
@@ -179,7 +179,7 @@ class Server:
             if closed is not None:
                 closed.end(self.places.closed_for_another(closed))
         finally:
-            self._loop_time.take(ACCEPTING, time.thread_time() - begin_s)
+            self._loop_time.charge(ACCEPTING, time.thread_time() - begin_s)
 
     def _refusal(self, group: ExceptionGroup[Exception]) -> InferdError:
         """Return the error that ended a connection; any other exception is a bug of the daemon."""

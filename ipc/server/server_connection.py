@@ -204,7 +204,7 @@ class ServerConnection:
         more = size - self._counted
         if size > OUTBOX_BYTES_MAX or (more > 0 and not self._outboxes.fits(self.uid, more)):
             return False
-        self._outboxes.take(self.uid, more)
+        self._outboxes.take_amount(self.uid, more)
         self._counted = size
         return True
 
@@ -213,7 +213,7 @@ class ServerConnection:
         if self._writing:
             self._loop.remove_writer(self._sock)
             self._writing = False
-            self._outboxes.take(self.uid, -self._counted)
+            self._outboxes.take_amount(self.uid, -self._counted)
             self._counted = 0
         self.resume_reading(Pause.OUTBOX)
         self._end_if_answered()
@@ -295,7 +295,7 @@ class ServerConnection:
         except Exception as exc:  # must end the reader task, not only this callback
             self.end(exc)
         finally:
-            self._loop_time.take_for_reading(self.uid, time.thread_time() - begin_s)
+            self._loop_time.charge_reading(self.uid, time.thread_time() - begin_s)
 
     def _end_input(self) -> None:
         """Read no more. The client may have closed the connection, or only its sending side: then

@@ -32,7 +32,7 @@ class SharedLimit:
         """The amount that the user with the most holds."""
         return max(self._held.values(), default=0)
 
-    def take(self, uid: int, amount: int) -> None:
+    def take_amount(self, uid: int, amount: int) -> None:
         """Add to a user's amount; a negative *amount* is given back."""
         self._held[uid] += amount
         self.total += amount

@@ -115,7 +115,7 @@ class Answers:
         token_s = self._cost.predict(StepLoad(1, 1, 0))
         tokens = round(slow_s / token_s) if token_s else 0
         task.quantum += tokens
-        self._tasks.owners.count(task.spec.owner, tokens)
+        self._tasks.owners.count_work(task.spec.owner, tokens)
 
     def _next_token(self, task: Task) -> AddedToken | None:
         """Add a token that is forced, or else sampled from the logits, to the tokens of *task*.

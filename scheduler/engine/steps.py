@@ -111,7 +111,7 @@ class Steps:
         for part in batch:
             self._clock.tokens += part.count
             self._metrics.counts["embedded"] += part.count
-            self._tasks.owners.count(part.task.spec.owner, part.count)
+            self._tasks.owners.count_work(part.task.spec.owner, part.count)
             part.task.count_tokens(part.count, self._clock.now)
         self._age_others(batch, [*self._embeddings.running, *passed_over])
         for task, embedded in done:
@@ -200,7 +200,7 @@ class Steps:
         task.has_logits = task.pending == 0
         self._clock.tokens += part.count
         counts["batch_tokens"] += part.count
-        self._tasks.owners.count(task.spec.owner, part.count)
+        self._tasks.owners.count_work(task.spec.owner, part.count)
         if task.computed in task.checkpoints:
             task.checkpoints.discard(task.computed)
             self._tasks.kv.task_states.save_checkpoint(task)

@@ -18,7 +18,7 @@ AGEING_S = 1.0
 """A request rises by one class when this much work was done for others since it arrived."""
 
 
-class _Waiting(NamedTuple, Generic[T]):
+class _WaitingText(NamedTuple, Generic[T]):
     request: T
     arrival: int
     work_us: int
@@ -29,7 +29,7 @@ class TextOrder(Generic[T]):
     """Requests in lines, one for each owner and class: there are few lines and many requests."""
 
     def __init__(self) -> None:
-        self._lines: dict[Requester, deque[_Waiting[T]]] = {}
+        self._lines: dict[Requester, deque[_WaitingText[T]]] = {}
         self._owners = OwnerClock()
         """Microseconds of work for each owner."""
         self._work_us = 0
@@ -47,7 +47,7 @@ class TextOrder(Generic[T]):
         """Add a request behind the others of its owner and class."""
         self._owners.add_owner(requester.owner, (r.owner for r in self._lines))
         line = self._lines.setdefault(requester, deque())
-        line.append(_Waiting(request, self._arrivals, self._work_us))
+        line.append(_WaitingText(request, self._arrivals, self._work_us))
         self._arrivals += 1
 
     def next_requester(self, may: Callable[[Requester], bool] = lambda _: True) -> Requester | None:
@@ -76,4 +76,4 @@ class TextOrder(Generic[T]):
         """Count work that was done for *owner*."""
         worked_us = round(1e6 * seconds)
         self._work_us += worked_us
-        self._owners.count(owner, worked_us)
+        self._owners.count_work(owner, worked_us)

@@ -53,7 +53,7 @@ class Forecast:
         """Count the tokens computed for an ended turn: none, if it has no output."""
         if ticket.output:
             computed = round(self._prompt_to_compute(ticket)) + len(ticket.output)
-            self._computed.count(ticket.owner, computed)
+            self._computed.count_work(ticket.owner, computed)
 
     def learn_from_turn(self, ticket: Ticket, stats: TurnStats) -> None:
         """Learn from a finished turn."""
@@ -112,7 +112,7 @@ class Forecast:
         for ticket in tickets:
             if ticket.state is SessionState.RUNNING:
                 # Most of it will be computed by the time that a slot is free.
-                computed.count(ticket.owner, self._computed_at_end(ticket))
+                computed.count_work(ticket.owner, self._computed_at_end(ticket))
             else:
                 effective = self._effective(ticket, self._age(ticket, now, tickets[-1].slots))
                 owners = waiting.setdefault(-effective, {})
@@ -134,7 +134,7 @@ class Forecast:
                 heapq.heappush(heap, (now_served, arrival, owner))
                 continue
             ticket = owners[owner].popleft()
-            computed.count(owner, self._computed_at_end(ticket))
+            computed.count_work(owner, self._computed_at_end(ticket))
             if owners[owner]:
                 heapq.heappush(heap, (computed.served(owner), arrival, owner))
             yield ticket

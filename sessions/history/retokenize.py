@@ -9,7 +9,7 @@ from ..worker_client import ModelSource, TextClient, retry_query
 from .history import History
 
 
-class Vocabulary:
+class HistoryVocabulary:
     """Owned by its session. `hash` and `fingerprint` are those of the last model that the session
     used. `saved_text` is the history's text, saved when the model of its token ids was swapped.
     """
@@ -23,9 +23,9 @@ class Vocabulary:
         """The memory that its text takes."""
         return len(self.saved_text or b"")
 
-    def branch(self) -> Vocabulary:
+    def branch(self) -> HistoryVocabulary:
         """Return the vocabulary of a new session with the same history."""
-        new = Vocabulary(vocab_hash=self.hash)
+        new = HistoryVocabulary(vocab_hash=self.hash)
         new.saved_text = self.saved_text
         return new
 

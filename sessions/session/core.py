@@ -15,7 +15,7 @@ from ..admission.bounds import Ticket
 from ..admission.kept_bytes import SESSION_BYTES, memory_bytes
 from ..admission.ledger import Ledger
 from ..history.history import History
-from ..history.retokenize import Vocabulary
+from ..history.retokenize import HistoryVocabulary
 from ..history.state import HistoryState
 from ..journal.entries import TurnBegin
 from ..journal.recording import Recording, Shift
@@ -97,7 +97,7 @@ class Conversation:
 
     state: SessionState = SessionState.EMPTY
     history_state: HistoryState = field(default_factory=HistoryState)
-    vocabulary: Vocabulary = field(default_factory=Vocabulary)
+    vocabulary: HistoryVocabulary = field(default_factory=HistoryVocabulary)
     last: LastTurn = field(default_factory=LastTurn)
 
     def copy(self) -> Conversation:

@@ -10,7 +10,7 @@ from ...backends.params import Options, read_options
 from ...scheduler.priority import PRIORITIES
 from ..admission.kept_bytes import TOKEN_BYTES, memory_bytes
 from ..admission.ledger import Ledger
-from ..history.retokenize import Vocabulary
+from ..history.retokenize import HistoryVocabulary
 from ..history.state import HistoryState
 from ..journal.entries import SessionFacts, StoredSession, decode_history
 from ..table import SessionCall, SessionState, step
@@ -49,7 +49,7 @@ class Session(SessionCore):
         new = cls(0, stored.owner, model, ledger, settings, stored.session_id)
         new.conversation.state = SessionState.DORMANT
         new.conversation.history_state = HistoryState.from_stored(stored)
-        new.conversation.vocabulary = Vocabulary(facts.fingerprint, facts.vocabulary)
+        new.conversation.vocabulary = HistoryVocabulary(facts.fingerprint, facts.vocabulary)
         begun = [piece.begin.turns for piece in stored.pieces if piece.begin is not None]
         new.turns_begun = max(facts.turns, *begun, 0)
         return new

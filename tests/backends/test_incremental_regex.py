@@ -17,8 +17,8 @@ from inferd.backends.incremental_regex import (
     SELF_TEST,
     STATES_MAX,
     WEIGHT_MAX,
-    Matcher,
     Pattern,
+    RegexMatcher,
     byte_size,
 )
 
@@ -87,9 +87,9 @@ def test_the_match_is_the_first_to_end_in_python_however_the_text_is_split(
     if compiled is None:
         assert re.compile(pattern).match("") or "^" in pattern
         return
-    matcher, at, found = Matcher(compiled), 0, None
+    matcher, at, found = RegexMatcher(compiled), 0, None
     for piece in cut(text, sizes):
-        found = matcher.feed(piece, at)
+        found = matcher.match_text(piece, at)
         at += byte_size(piece)
         if found is not None:
             break
@@ -101,11 +101,11 @@ def test_the_text_of_a_match_was_pending_before(pattern: str, text: str, more: s
     compiled = taken(pattern)
     if compiled is None:
         return
-    matcher = Matcher(compiled)
-    if matcher.feed(text, 0) is not None:
+    matcher = RegexMatcher(compiled)
+    if matcher.match_text(text, 0) is not None:
         return
     pending, size = matcher.pending, byte_size(text)
-    found = matcher.feed(more, size)
+    found = matcher.match_text(more, size)
     if found is not None and found[0] < size:
         assert pending is not None and pending <= found[0]
 
@@ -117,14 +117,14 @@ def test_the_text_of_a_match_was_pending_before(pattern: str, text: str, more: s
 def test_only_text_that_may_still_become_a_match_is_pending(
     pattern: str, text: str, pending: int | None
 ) -> None:
-    matcher = Matcher(Pattern(pattern))
-    assert matcher.feed(text, 0) is None
+    matcher = RegexMatcher(Pattern(pattern))
+    assert matcher.match_text(text, 0) is None
     assert matcher.pending == pending
 
 
 def test_a_pattern_at_its_limits_is_accepted() -> None:
     deep = NESTING_MAX - 1
-    assert Matcher(Pattern("(" * deep + "a" + ")" * deep)).feed("ba", 0) == (1, 2)
+    assert RegexMatcher(Pattern("(" * deep + "a" + ")" * deep)).match_text("ba", 0) == (1, 2)
     assert Pattern(f"a{{{WEIGHT_MAX - 2}}}b").weight == WEIGHT_MAX
     assert Pattern("a" * PATTERN_CHARACTERS_MAX).weight == PATTERN_CHARACTERS_MAX + 1
 
@@ -135,8 +135,8 @@ def test_what_a_pattern_caches_of_a_character_is_small() -> None:
 
 
 def test_a_whole_pattern_matches_only_from_the_beginning() -> None:
-    assert Matcher(Pattern("b", whole=True)).feed("ab", 0) is None
-    assert Matcher(Pattern("ab", whole=True)).feed("ab", 0) == (0, 2)
+    assert RegexMatcher(Pattern("b", whole=True)).match_text("ab", 0) is None
+    assert RegexMatcher(Pattern("ab", whole=True)).match_text("ab", 0) == (0, 2)
 
 
 @pytest.mark.parametrize(
@@ -171,8 +171,8 @@ def test_a_pattern_that_cannot_be_run_is_refused_with_the_reason(pattern: str, s
 
 def test_a_pattern_that_takes_other_engines_exponential_time_has_few_active_states() -> None:
     pattern = Pattern("(?:a+)+(?:a+)+(?:a+)+b")
-    matcher = Matcher(pattern)
-    assert matcher.feed("a" * 5000, 0) is None
+    matcher = RegexMatcher(pattern)
+    assert matcher.match_text("a" * 5000, 0) is None
     assert matcher.pending == 0
     assert len(matcher._threads) <= len(pattern.test_of) < 30
 

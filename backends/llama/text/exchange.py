@@ -31,7 +31,7 @@ LIMITS = {
 }
 
 
-class Reply(msgspec.Struct, omit_defaults=True):
+class RenderReply(msgspec.Struct, omit_defaults=True):
     """The reply of the process: the text, the limit that was exceeded, or the template's error."""
 
     text: str = ""

@@ -15,7 +15,7 @@ import msgspec
 
 from ...errors import BackendError, Timeout, TooLarge
 from ...sandbox.process import WAIT_S_MAX, SandboxEnded, SandboxProcess
-from .exchange import LIMITS, Limit, Reply
+from .exchange import LIMITS, Limit, RenderReply
 
 SLOW_S = 0.05
 """After this time, a rendering goes on at low priority. Its process is then replaced, as only root
@@ -128,16 +128,16 @@ class Renderer:
         self.start_process()
 
 
-def _receive_reply(sandbox: SandboxProcess) -> Reply:
+def _receive_reply(sandbox: SandboxProcess) -> RenderReply:
     try:
-        return msgspec.msgpack.decode(sandbox.receive_reply(), type=Reply)
+        return msgspec.msgpack.decode(sandbox.receive_reply(), type=RenderReply)
     except SandboxEnded as exc:
         if exc.used_up_cpu:
-            return Reply(limit=Limit.CPU_S)
+            return RenderReply(limit=Limit.CPU_S)
         raise
 
 
-def _text_of(reply: Reply) -> str:
+def _text_of(reply: RenderReply) -> str:
     """Return the text of a reply, or raise its error."""
     if reply.limit is not None:
         most, unit = LIMITS[reply.limit]

@@ -16,7 +16,7 @@ import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...sandbox.program import serve_requests
-from .exchange import CHARACTERS_MAX, CPU_S_MAX, MEMORY_BYTES_MAX, Limit, Reply
+from .exchange import CHARACTERS_MAX, CPU_S_MAX, MEMORY_BYTES_MAX, Limit, RenderReply
 
 INTEGER_BITS_MAX = 4096
 REFUSAL_CHARACTERS_MAX = 1000
@@ -95,15 +95,15 @@ class _Sandbox:
     def reply(self, request: bytes) -> bytes:
         """Return the packed reply to a request."""
         try:
-            return msgspec.msgpack.encode(Reply(text=self.handle(request)))
+            return msgspec.msgpack.encode(RenderReply(text=self.handle(request)))
         except MemoryError:
-            reply = Reply(limit=Limit.MEMORY_BYTES)
+            reply = RenderReply(limit=Limit.MEMORY_BYTES)
         except _TooLong:
-            reply = Reply(limit=Limit.CHARACTERS)
+            reply = RenderReply(limit=Limit.CHARACTERS)
         except jinja2.TemplateSyntaxError as exc:
-            reply = Reply(refusal=f"line {exc.lineno}: {exc.message}")
+            reply = RenderReply(refusal=f"line {exc.lineno}: {exc.message}")
         except Exception as exc:  # a template can raise any exception
-            reply = Reply(refusal=str(exc) or type(exc).__name__)
+            reply = RenderReply(refusal=str(exc) or type(exc).__name__)
         reply.refusal = reply.refusal[:REFUSAL_CHARACTERS_MAX].encode(errors="replace").decode()
         return msgspec.msgpack.encode(reply)
 

@@ -75,7 +75,7 @@ def chat(
         socket, model, show_bar=not as_json, system=system, session_id=session,
         priority=priority, options=options, label=label,
     ) as opened:  # fmt: skip
-        conversation = Conversation(opened, system, as_json, stats)
+        conversation = InteractiveChat(opened, system, as_json, stats)
         if terminal:
             note(f"{model}: /help lists the commands, Ctrl-D ends")
             with _line_history(history):
@@ -85,7 +85,7 @@ def chat(
 
 
 @dataclass(frozen=True)
-class Conversation:
+class InteractiveChat:
     """A session and the format of its turns."""
 
     session: Session

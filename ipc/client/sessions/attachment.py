@@ -58,7 +58,7 @@ class ClientSessionSettings:
             )
 
 
-class Queue(TypedDict, total=False):
+class PlaceWaitKeywords(TypedDict, total=False):
     """Keywords of the wait for a place."""
 
     priority: Priority
@@ -142,7 +142,7 @@ class Attachment:
                 timeout=timeout(),
             )
             self._leases = True
-            queue: Queue = {}
+            queue: PlaceWaitKeywords = {}
             if settings.queue_timeout:
                 queue = {"priority": settings.priority, "queue_timeout": settings.queue_timeout}
             if settings.session_id is None:

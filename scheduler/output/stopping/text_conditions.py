@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from ....backends.incremental_regex import Matcher, Pattern, byte_size
+from ....backends.incremental_regex import Pattern, RegexMatcher, byte_size
 from .ending import Stop, StopReason, TextCondition
 from .sentences import SentenceEnds
 
@@ -136,7 +136,7 @@ class PatternCondition:
 
     def __init__(self, pattern: str):
         self._name = pattern
-        self._matcher = Matcher(Pattern.cached(pattern))
+        self._matcher = RegexMatcher(Pattern.cached(pattern))
         self._end = 0
 
     @property
@@ -147,7 +147,7 @@ class PatternCondition:
 
     def check_text(self, text: str, at: int) -> Stop | None:
         """See `TextCondition.check_text`."""
-        found = self._matcher.feed(text, at)
+        found = self._matcher.match_text(text, at)
         if found is None:
             self._end = at + byte_size(text)
             return None

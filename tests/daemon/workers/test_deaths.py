@@ -6,16 +6,16 @@ import signal
 
 import pytest
 
-from inferd.daemon.workers.deaths import VERDICTS, Cause, Death, Phase, Verdict, cause_of
+from inferd.daemon.workers.deaths import VERDICTS, Cause, Death, DeathPhase, Verdict, cause_of
 from inferd.scheduler.recording.recorder import Activity, ActivityKind
 
 IDLE = Activity(ActivityKind.IDLE, (), 0.0)
 PHASES = {
-    Phase.STEP: (ActivityKind.STEP, True),
-    Phase.SAMPLE: (ActivityKind.SAMPLE, True),
-    Phase.PROMPT: (ActivityKind.PROMPT, True),
-    Phase.OTHER: (ActivityKind.OTHER, True),
-    Phase.LOADING: (ActivityKind.IDLE, False),
+    DeathPhase.STEP: (ActivityKind.STEP, True),
+    DeathPhase.SAMPLE: (ActivityKind.SAMPLE, True),
+    DeathPhase.PROMPT: (ActivityKind.PROMPT, True),
+    DeathPhase.OTHER: (ActivityKind.OTHER, True),
+    DeathPhase.LOADING: (ActivityKind.IDLE, False),
 }
 EVIDENCE = {
     Cause.FAULT: Death(activity=IDLE, code=-signal.SIGSEGV),
@@ -55,7 +55,7 @@ CELLS = [
 
 
 @pytest.mark.parametrize(("cause", "phase", "verdict"), CELLS)
-def test_each_cell_of_the_table(cause: Cause, phase: Phase, verdict: Verdict) -> None:
+def test_each_cell_of_the_table(cause: Cause, phase: DeathPhase, verdict: Verdict) -> None:
     kind, loaded = PHASES[phase]
     evidence = EVIDENCE[cause]
     death = Death(
@@ -70,8 +70,8 @@ def test_each_cell_of_the_table(cause: Cause, phase: Phase, verdict: Verdict) ->
 
 
 def test_the_table_is_complete() -> None:
-    assert {(c, p) for c, p, _ in CELLS} == {(c, p) for c in Cause for p in Phase}
-    assert all(set(VERDICTS[cause]) == set(Phase) for cause in Cause)
+    assert {(c, p) for c, p, _ in CELLS} == {(c, p) for c in Cause for p in DeathPhase}
+    assert all(set(VERDICTS[cause]) == set(DeathPhase) for cause in Cause)
 
 
 FAULTS = ("SIGSEGV", "SIGABRT", "SIGILL", "SIGFPE", "SIGSYS", "SIGTRAP", "SIGBUS")

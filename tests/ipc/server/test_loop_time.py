@@ -46,9 +46,9 @@ def loop_time(clock: Clock) -> LoopTime:
 
 
 def test_a_burst_is_free_and_more_has_to_be_repaid(loop_time: LoopTime, clock: Clock) -> None:
-    loop_time.take(ADA, BURST_S)
+    loop_time.charge(ADA, BURST_S)
     assert loop_time.pause_s(ADA) == 0
-    loop_time.take(ADA, 0.02)
+    loop_time.charge(ADA, 0.02)
     assert loop_time.pause_s(ADA) == pytest.approx(0.02 / LOOP_SHARE)
     assert loop_time.pause_s(BOB) == 0
     clock.now_s += 0.02 / LOOP_SHARE
@@ -58,12 +58,12 @@ def test_a_burst_is_free_and_more_has_to_be_repaid(loop_time: LoopTime, clock: C
 def test_reading_waits_for_reading_only_and_is_a_part_of_all_requests(
     loop_time: LoopTime, clock: Clock
 ) -> None:
-    loop_time.take(ADA, 10.0)
+    loop_time.charge(ADA, 10.0)
     assert loop_time.pause_s(ADA) == LONGEST_PAUSE_S and loop_time.reading_pause_s(ADA) == 0
     clock.now_s += 100
     begin_s, read_s = clock.now_s, 0.0
     while clock.now_s < begin_s + 60:
-        loop_time.take_for_reading(ADA, 0.007)
+        loop_time.charge_reading(ADA, 0.007)
         read_s += 0.007
         clock.now_s += 0.007 + loop_time.reading_pause_s(ADA)
     assert read_s == pytest.approx(60 * READING_SHARE, rel=0.02, abs=BURST_S)
@@ -73,7 +73,7 @@ def test_reading_waits_for_reading_only_and_is_a_part_of_all_requests(
 def test_over_a_long_time_a_user_gets_the_share(loop_time: LoopTime, clock: Clock) -> None:
     begin_s, taken_s = clock.now_s, 0.0
     while clock.now_s < begin_s + 60:
-        loop_time.take(ADA, 0.007)
+        loop_time.charge(ADA, 0.007)
         taken_s += 0.007
         clock.now_s += 0.007 + loop_time.pause_s(ADA)
     assert taken_s == pytest.approx(60 * LOOP_SHARE, rel=0.02, abs=BURST_S)
@@ -82,7 +82,7 @@ def test_over_a_long_time_a_user_gets_the_share(loop_time: LoopTime, clock: Cloc
 def test_without_requests_of_others_no_request_waits(clock: Clock) -> None:
     loop_time = LoopTime(clock)
     loop_time.add_requests(ADA, 3)
-    loop_time.take(ADA, 100.0)
+    loop_time.charge(ADA, 100.0)
     assert loop_time.pause_s(ADA) == 0
     loop_time.add_requests(BOB, 1)
     assert loop_time.pause_s(ADA) == LONGEST_PAUSE_S
@@ -93,16 +93,16 @@ def test_without_requests_of_others_no_request_waits(clock: Clock) -> None:
 def test_users_who_have_repaid_are_forgotten(clock: Clock) -> None:
     shares = TimeShares(0.1, 0.05, 2.0, clock)
     for uid in range(10, 10 + REMEMBERED_USERS):
-        shares.take(uid, 0.0)
+        shares.charge(uid, 0.0)
     clock.now_s += 60
-    shares.take(ADA, 1.0)
+    shares.charge(ADA, 1.0)
     assert len(shares._repaid_at_s) == 1
 
 
 @pytest.mark.asyncio
 async def test_the_first_milliseconds_and_long_steps_count(loop_time: LoopTime) -> None:
     async def call() -> str:
-        loop_time.take(ADA, BURST_S)
+        loop_time.charge(ADA, BURST_S)
         for _ in range(200):
             _use_cpu(LONG_STEP_S / 5)
             await asyncio.sleep(0)
@@ -150,7 +150,7 @@ async def test_requests_of_a_paused_user_start_after_the_pause() -> None:
     loop_time.add_requests(ADA, 1)
     loop_time.add_requests(BOB, 1)
     starts = FairStarts(loop_time)
-    loop_time.take(ADA, BURST_S + LOOP_SHARE * 0.1)
+    loop_time.charge(ADA, BURST_S + LOOP_SHARE * 0.1)
     began_s = time.monotonic()
     waiting = asyncio.ensure_future(starts.wait_start(ADA))
     await starts.wait_start(BOB)

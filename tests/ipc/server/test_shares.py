@@ -12,7 +12,7 @@ def taken(limit: SharedLimit, uid: int) -> int:
     """Let a user take as much as possible, and return how much that is."""
     count = 0
     while limit.fits(uid, 1):
-        limit.take(uid, 1)
+        limit.take_amount(uid, 1)
         count += 1
     return count
 
@@ -27,9 +27,9 @@ def test_each_user_in_turn_gets_a_part_of_what_is_free() -> None:
 
 def test_what_is_given_back_is_free_again() -> None:
     limit = SharedLimit(10)
-    limit.take(1, 5)
+    limit.take_amount(1, 5)
     assert not limit.fits(1, 1)
-    limit.take(1, -5)
+    limit.take_amount(1, -5)
     assert (limit.total, limit.largest, limit.held_by(1)) == (0, 0, 0)
     assert limit.fits(1, 5)
 
@@ -39,5 +39,5 @@ def test_the_total_stays_in_the_limit(takers: list[tuple[int, int]], factor: int
     limit = SharedLimit(100, factor)
     for uid, amount in takers:
         if limit.fits(uid, amount):
-            limit.take(uid, amount)
+            limit.take_amount(uid, amount)
         assert limit.total <= limit.total_max

@@ -29,7 +29,7 @@ class Crowd:
         self.engine = self.bench.engine
         self.owners, self.rng = owners, rng
         self.submitted = 0
-        self.engine.tasks.owners.count(Owner(owner), rng.choice([0, 0, 50, 300]))
+        self.engine.tasks.owners.count_work(Owner(owner), rng.choice([0, 0, 50, 300]))
         for _ in range(3):
             self.iterate()
         spec = self.bench.submit(TARGET, "the one who waits", owner=owner, priority=priority)

@@ -88,10 +88,10 @@ def test_the_adapters_of_an_owner_served_more_wait_for_others() -> None:
     slots, owners = slots_of(2), OwnerClock()
     decoding(slots[0], task(1, owner=1))
     decoding(slots[1], task(2, owner=2, adapters=A))
-    owners.count(Owner(2), 500)
+    owners.count_work(Owner(2), 500)
 
     assert after(slots, AdapterQuantum(NONE, QUANTUM), owners) == NONE
-    owners.count(Owner(1), 500)
+    owners.count_work(Owner(1), 500)
     assert after(slots, AdapterQuantum(NONE, QUANTUM), owners) == A
 
 

@@ -18,11 +18,11 @@ def test_a_label_with_one_task_precedes_the_waiting_tasks_of_another_label() -> 
     owners, slots = OwnerClock(), slots_of(1)
     crowd = [task(number, owner=GUEST) for number in range(24)]
     running(slots[0], crowd[0])
-    owners.count(GUEST, 5000)
+    owners.count_work(GUEST, 5000)
     single = task(99, owner=OTHER)
     owners.add_owner(OTHER, [GUEST])
     assert owners.served(OTHER) == owners.served(GUEST), "idleness earns no credit"
-    owners.count(GUEST, 1)
+    owners.count_work(GUEST, 1)
 
     assert plan_slots([*crowd[1:], single], slots, order(owners), SETTINGS, 0.0).start == ()
     crowd[0].quantum = SETTINGS.quantum_tokens
@@ -34,15 +34,15 @@ def test_a_label_of_the_same_user_preempts_none_that_was_served_less() -> None:
     owners, slots = OwnerClock(), slots_of(1)
     runner = running(slots[0], task(1, owner=GUEST))
     runner.quantum = SETTINGS.quantum_tokens
-    owners.count(OTHER, 10)
+    owners.count_work(OTHER, 10)
     assert plan_slots([task(2, owner=OTHER)], slots, order(owners), SETTINGS, 0.0).start == ()
 
 
 def test_labels_do_not_count_before_users() -> None:
     owners, slots = OwnerClock(), slots_of(2)
-    owners.count(GUEST, 100)
+    owners.count_work(GUEST, 100)
     fresh, bobs = task(1, owner=Owner(ADA, "fresh")), task(2, owner=Owner(BOB, "guest"))
-    owners.count(Owner(BOB, "guest"), 99)
+    owners.count_work(Owner(BOB, "guest"), 99)
     plan = plan_slots([fresh, bobs], slots, order(owners), SETTINGS, 0.0)
     assert plan.start == (bobs, fresh), "a label counts only beside labels of the same user"
 
@@ -93,10 +93,10 @@ def test_texts_of_labels_alternate_within_the_part_of_their_user() -> None:
 def test_ten_thousand_labels_take_no_more_memory_than_the_bound() -> None:
     owners = OwnerClock()
     for number in range(10_000):
-        owners.count(Owner(ADA, f"label{number}"), 1)
+        owners.count_work(Owner(ADA, f"label{number}"), 1)
         owners.add_owner(Owner(ADA, f"label{number + 1}"), [Owner(BOB)])
     assert len(owners) <= OwnerClock.OWNERS_MAX + 1
-    owners.count(Owner(BOB), 7)
+    owners.count_work(Owner(BOB), 7)
     assert owners.served(Owner(BOB))[0] == 7
 
 

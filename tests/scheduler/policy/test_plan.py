@@ -82,7 +82,7 @@ def batch_of(
 
 def test_order_is_by_class_then_owner_share_then_arrival() -> None:
     owners = OwnerClock()
-    owners.count(Owner(7), 500)
+    owners.count_work(Owner(7), 500)
     low, late, early = task(1, priority=Priority.LOW), task(3), task(2)
     greedy, urgent = task(0, owner=7), task(4, priority=Priority.URGENT)
 
@@ -127,7 +127,7 @@ def test_an_aged_task_does_not_preempt_before_a_quantum_ends() -> None:
     runner = running(slots[0], task(1, priority=Priority.HIGH, owner=1))
     aged = task(2, priority=Priority.LOW, owner=2)
     owners = OwnerClock()
-    owners.count(Owner(1), 5000)
+    owners.count_work(Owner(1), 5000)
 
     before = plan_slots([aged], slots, order(owners, 2000), SETTINGS, 0.0)
     runner.quantum = SETTINGS.quantum_tokens
@@ -166,7 +166,7 @@ def test_a_task_whose_reader_lags_gives_way_to_any_task() -> None:
 
 def test_a_returning_owner_has_no_credit_from_idleness() -> None:
     owners = OwnerClock()
-    owners.count(Owner(1), 1000)
+    owners.count_work(Owner(1), 1000)
 
     owners.add_owner(Owner(2), active=[Owner(1)])
 

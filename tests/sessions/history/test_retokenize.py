@@ -8,7 +8,7 @@ from inferd.backends.errors import WorkerCrashed
 from inferd.scheduler.owner import Owner
 from inferd.scheduler.priority import Requester
 from inferd.sessions.history.history import History
-from inferd.sessions.history.retokenize import Vocabulary
+from inferd.sessions.history.retokenize import HistoryVocabulary
 from inferd.sessions.worker_client import Predecessor
 from tests.sessions.doubles import Harness, InProcessClient, Source
 
@@ -38,9 +38,9 @@ class Swapped(Source):
         return self.before
 
 
-def retokenizable() -> tuple[Vocabulary, History]:
+def retokenizable() -> tuple[HistoryVocabulary, History]:
     """Return a history in the tokens of a model before, and its text, which was taken along."""
-    vocabulary, past = Vocabulary(vocab_hash="another"), History()
+    vocabulary, past = HistoryVocabulary(vocab_hash="another"), History()
     past.append_tokens([1, 2, 3])
     vocabulary.saved_text = b"once"
     return vocabulary, past

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..document import Keyword, Schema, keywords_of
 from .container_rules import CONTAINER_RULES
-from .exclusive import Comparison
+from .exclusive import SchemaComparison
 from .logic_rules import LOGIC_RULES
 from .place import Place, Rule
 from .value_rules import VALUE_RULES
@@ -64,7 +64,7 @@ def _paths_above(path: str) -> Iterator[str]:
 
 def _rewrite(document: Schema) -> tuple[Schema, list[tuple[Keyword, Keyword]]]:
     """Return the rewritten document, and its keywords before rewriting with the original ones."""
-    comparison, copy = Comparison(document), _copied(document)
+    comparison, copy = SchemaComparison(document), _copied(document)
     places = list(zip(keywords_of(copy), keywords_of(document), strict=True))
     for found, original in places:
         rule = _RULES.get(found.keyword)

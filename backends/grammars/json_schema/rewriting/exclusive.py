@@ -9,7 +9,7 @@ from typing import Any
 
 from ..document import Schema, keywords_of, resolve
 
-__all__ = ("Comparison",)
+__all__ = ("SchemaComparison",)
 
 _ATOMS = frozenset(("null", "boolean", "integer", "fraction", "string", "array", "object"))
 """Types without common values: a number is an integer or a fraction."""
@@ -20,7 +20,7 @@ _IGNORES_SIBLINGS = ("draft-03", "draft-04", "draft-06", "draft-07")
 """Drafts in which keywords beside `$ref` have no effect."""
 
 
-class Comparison:
+class SchemaComparison:
     """Compares schemas of one *document*, with a bound on the work."""
 
     def __init__(self, document: Schema):

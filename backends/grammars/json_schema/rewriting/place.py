@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..document import Schema
-from .exclusive import Comparison
+from .exclusive import SchemaComparison
 
 __all__ = ("Place", "Rule", "add_schema", "allows_type", "is_true")
 
@@ -19,7 +19,7 @@ class Place(NamedTuple):
 
     schema: Schema
     original: Schema
-    comparison: Comparison
+    comparison: SchemaComparison
 
 
 Rule = Callable[[Place], None]
