@@ -232,7 +232,7 @@ export interface ModelInfo {
   adapters: Fields[];
   /** nil, or the error of its last load */
   error: Fields | null;
-  /** nil, or properties of the loaded model: `ctx_size`, `vocab_size`, `parameters`, … */
+  /** nil, or properties of the loaded model: `ctx_size`, `vocab_size`, `parameters`, `special_tokens`, … */
   info: Fields | null;
 }
 
@@ -442,6 +442,8 @@ export interface LoadResult {
   ctx_size: number;
   /** turns that the model's engine computes at the same time */
   slots: number;
+  /** the special tokens that the vocabulary has: by name (`bos`, `eos`, `eot`, `sep`, `nl`, `pad`, `mask`, and to fill in the middle `fim-pre`, `fim-suf`, `fim-mid`, `fim-pad`, `fim-rep`, `fim-sep`) a map with `id` and `text` */
+  special_tokens: Fields;
   /** requested parameters that are not in force, with the values in force */
   not_applied: Fields;
   /** unknown keys */
@@ -451,7 +453,7 @@ export interface LoadResult {
 }
 
 export function readLoadResult(fields: Fields): LoadResult {
-  return { model: "", fingerprint: "", ctx_size: 0, slots: 0, not_applied: {}, ignored: [], adjusted: {}, ...fields, graph: toHandle<Graph>(fields.graph) } as unknown as LoadResult;
+  return { model: "", fingerprint: "", ctx_size: 0, slots: 0, special_tokens: {}, not_applied: {}, ignored: [], adjusted: {}, ...fields, graph: toHandle<Graph>(fields.graph) } as unknown as LoadResult;
 }
 
 export interface LoadEvent {
