@@ -1,0 +1,69 @@
+"""`/api/embed` and `/api/embeddings`."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from ....backends.errors import InferdError
+from ....ipc.client import Embeddings
+from ..exchange import Exchange
+from ..fields import FieldTable
+from ..fields.table import field_error
+from .fields import EMBED, EMBEDDINGS, EmbeddingsFields, EmbedFields
+from .names import daemon_name
+
+
+async def answer_embed(exchange: Exchange) -> None:
+    """Answer with the vectors of one or more texts."""
+    embed, _ = EMBED.read(exchange.body, EmbedFields)
+    texts = [embed.input] if isinstance(embed.input, str) else embed.input
+    found: dict[str, Any] = {"model": embed.model, "embeddings": []}
+    if texts:
+        began = time.monotonic()
+        vectors = await _vectors(exchange, EMBED, embed.model, texts)
+        found["embeddings"] = _shortened(vectors, embed.dimensions)
+        found["total_duration"] = int(1e9 * (time.monotonic() - began))
+        found["prompt_eval_count"] = sum(vectors.tokens)
+    await exchange.send_json(found)
+
+
+async def answer_embeddings(exchange: Exchange) -> None:
+    """Answer with the vector of one text."""
+    embed, _ = EMBEDDINGS.read(exchange.body, EmbeddingsFields)
+    [vector] = await _vectors(exchange, EMBEDDINGS, embed.model, [embed.prompt])
+    await exchange.send_json({"embedding": vector})
+
+
+async def _vectors(
+    exchange: Exchange, table: FieldTable, model: str, texts: list[str]
+) -> Embeddings:
+    name = daemon_name(model)
+    exchange.caller.check_model(name)
+    try:
+        async with exchange.turns.pool.lease(exchange.caller) as client:
+            limits = exchange.limits
+            return await client.embed(
+                name, texts, timeout=limits.turn_s_max, queue_timeout=limits.queue_s_max
+            )
+    except InferdError as exc:
+        raise table.name_field(exc) from None
+
+
+def _shortened(vectors: list[list[float]], dimensions: int | None) -> list[list[float]]:
+    """Return the first *dimensions* numbers of each vector, scaled to length 1.
+
+    :raises InvalidArgument: the vectors have fewer numbers.
+    """
+    if dimensions is None:
+        return vectors
+    size = len(vectors[0])
+    if dimensions > size:
+        raise field_error("dimensions", f"dimensions: {dimensions}; the vectors have {size}")
+    found = []
+    for vector in vectors:
+        part = vector[:dimensions]
+        length = math.hypot(*part) or 1.0
+        found.append([number / length for number in part])
+    return found

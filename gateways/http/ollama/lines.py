@@ -1,0 +1,139 @@
+"""Answers as Ollama's JSON objects: one for a whole answer, a line for each piece of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from ....backends.errors import InferdError
+from ....ipc.client import Piece, QueueEvent, ToolCall
+from ..openai.logprobs import chat_logprobs
+from ..turns import Answer, FinishReason, WholeCalls
+from .errors import error_body
+from .fields import TurnFields
+
+_NS_PER_MS = 1_000_000
+TextForm = Callable[[str, str, Sequence[ToolCall]], dict[str, Any]]
+"""Returns the part of an object that has a text, a thinking and the calls."""
+
+
+def chat_form(text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+    """Return the part of a chat's object that differs from a completion's."""
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if thinking:
+        message["thinking"] = thinking
+    if calls:
+        message["tool_calls"] = [_call(call) for call in calls]
+    return {"message": message}
+
+
+def generate_form(text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+    """Return the part of a completion's object that differs from a chat's."""
+    return {"response": text, "thinking": thinking} if thinking else {"response": text}
+
+
+class Lines:
+    """The objects of one request."""
+
+    def __init__(self, form: TextForm, fields: TurnFields):
+        self.fields, self._form, self._began = fields, form, datetime.now(UTC)
+
+    def part(
+        self,
+        text: str,
+        thinking: str,
+        calls: Sequence[ToolCall],
+        probabilities: list[dict[str, Any]],
+    ) -> dict[str, Any]:
+        """Return the object of a part of an answer."""
+        line = {
+            "model": self.fields.model,
+            "created_at": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
+            **self._form(text, thinking, calls),
+            "done": False,
+        }
+        if probabilities and self.fields.logprobs:
+            line["logprobs"] = chat_logprobs(probabilities, self.fields.top_logprobs)["content"]
+        return line
+
+    def last(self, answer: Answer, calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
+        """Return the object that ends an answer, with all that was not sent of it."""
+        end = self.part(answer.text, answer.reasoning, calls, answer.probabilities)
+        length = answer.finish_reason is FinishReason.LENGTH
+        end.update(
+            done=True,
+            done_reason="length" if length else "stop",
+            total_duration=_ns(1000 * (datetime.now(UTC) - self._began).total_seconds()),
+            prompt_eval_count=answer.input_tokens,
+            prompt_eval_duration=_ns(answer.metadata.get("prompt_ms", 0.0)),
+            eval_count=answer.output_tokens,
+            eval_duration=_ns(answer.metadata.get("predicted_ms", 0.0)),
+        )
+        return end
+
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        """Return the object of a whole answer."""
+        return self.last(answer, answer.tool_calls)
+
+    def empty(self, reason: str) -> dict[str, Any]:
+        """Return the object for a request without a prompt."""
+        return {**self.part("", "", (), []), "done": True, "done_reason": reason}
+
+
+class LineStream:
+    """An answer as lines of JSON."""
+
+    content_type = b"application/x-ndjson"
+    shows_waiting = False
+
+    def __init__(self, lines: Lines):
+        self._lines, self._calls = lines, WholeCalls()
+
+    def begin(self) -> bytes:
+        """Return nothing: a stream begins with its first piece."""
+        return b""
+
+    def waiting(self, place: QueueEvent | None) -> bytes:
+        """Return nothing: Ollama's clients know no places."""
+        return b""
+
+    def piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> bytes:
+        """Return the line of a piece."""
+        calls = self._calls.add_parts(piece.tool_calls)
+        if not (piece or piece.reasoning or calls or probabilities):
+            return b""
+        return _line(self._lines.part(str(piece), piece.reasoning, calls, probabilities))
+
+    def end(self, answer: int, end: Answer) -> bytes:
+        """Return the last line, after one with the call whose end was awaited."""
+        calls = self._calls.finish()
+        before = _line(self._lines.part("", "", calls, [])) if calls else b""
+        return before + _line(self._lines.last(end))
+
+    def error(self, error: InferdError, status: int) -> bytes:
+        """Return the line of an error."""
+        return _line(error_body(error, status))
+
+    def finish(self) -> bytes:
+        """Return nothing: the last line of the answer was the last."""
+        return b""
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(value) + b"\n"
+
+
+def _ns(milliseconds: float) -> int:
+    return int(milliseconds * _NS_PER_MS)
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    """Return a call; its arguments are an object, or a text if the model wrote no JSON."""
+    try:
+        arguments = msgspec.json.decode(call.arguments)
+    except msgspec.DecodeError:
+        arguments = call.arguments
+    return {"function": {"name": call.name, "arguments": arguments}}

@@ -1,0 +1,152 @@
+"""Ollama's lists and descriptions of models."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ....backends.errors import UnsupportedOperation
+from ....ipc.client import ModelInfo
+from ..exchange import Exchange
+from ..fields.table import field_error
+from .fields import SHOW, ModelFields
+from .names import daemon_name
+
+API_VERSION = "0.12.0"
+"""The version of Ollama whose API this is; clients compare it."""
+_UNKNOWN_TIME = "0001-01-01T00:00:00Z"
+_NEVER = timedelta(days=36_500)
+"""The time to the expiry of a model that does not expire."""
+
+
+async def answer_running(exchange: Exchange) -> None:
+    """Answer as Ollama does at its root, by which programs find it."""
+    text = b"Ollama is running" if exchange.method == "GET" else b""
+    await exchange.send_whole(text, content_type=b"text/plain; charset=utf-8")
+
+
+async def answer_version(exchange: Exchange) -> None:
+    """Answer with the version of the API."""
+    await exchange.send_json({"version": API_VERSION})
+
+
+async def answer_tags(exchange: Exchange) -> None:
+    """Answer with all models that the caller may use."""
+    await exchange.send_json({"models": [_listed(info) for info in await _models(exchange)]})
+
+
+async def answer_ps(exchange: Exchange) -> None:
+    """Answer with the loaded models."""
+    models = [_loaded(info) for info in await _models(exchange) if info.get("info")]
+    await exchange.send_json({"models": models})
+
+
+async def answer_show(exchange: Exchange) -> None:
+    """Answer with the description of a model."""
+    fields, _ = SHOW.read(exchange.body, ModelFields)
+    name = daemon_name(fields.model or fields.name)
+    if not name:
+        raise field_error("model", "model is missing")
+    exchange.caller.check_model(name)
+    async with exchange.turns.pool.lease(exchange.caller) as client:
+        await exchange.send_json(_shown(await client.show(name)))
+
+
+async def refuse(exchange: Exchange) -> None:
+    """Refuse to change the models of the machine.
+
+    :raises UnsupportedOperation: always.
+    """
+    raise UnsupportedOperation(
+        f"{exchange.path}: the gateway does not change the machine's models",
+        hint="on the machine, `inferd pull` downloads models; its operator names and deletes them",
+    )
+
+
+async def _models(exchange: Exchange) -> list[ModelInfo]:
+    async with exchange.turns.pool.lease(exchange.caller) as client:
+        models = await client.models()
+    return [info for info in models if exchange.caller.may_use(info["name"])]
+
+
+def _details(info: ModelInfo) -> dict[str, Any]:
+    file = info.get("file_info") or {}
+    family = file.get("architecture") or info["backend"]
+    count = file.get("parameters") or (info.get("info") or {}).get("parameters") or 0
+    return {
+        "parent_model": "",
+        "format": "gguf" if info["backend"] == "llama" else info["backend"],
+        "family": family,
+        "families": [family],
+        "parameter_size": _short_number(count) if count else "",
+        "quantization_level": file.get("quantization") or "",
+    }
+
+
+def _short_number(count: int) -> str:
+    """Return a number such as 134.52M."""
+    for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if count >= size:
+            return f"{count / size:.4g}{unit}"
+    return str(count)
+
+
+def _names(info: ModelInfo) -> dict[str, Any]:
+    """Return the fields that name a model. Its digest stands for the name and the size alone:
+    hashing the whole file would take too long.
+    """
+    name, size = info["name"], info.get("size_bytes", 0)
+    digest = hashlib.sha256(f"{name} {size}".encode()).hexdigest()
+    return {"name": name, "model": name, "size": size, "digest": digest, "details": _details(info)}
+
+
+def _listed(info: ModelInfo) -> dict[str, Any]:
+    return {**_names(info), "modified_at": _UNKNOWN_TIME}
+
+
+def _loaded(info: ModelInfo) -> dict[str, Any]:
+    memory, facts = info.get("memory") or {}, info.get("info") or {}
+    devices: Any = memory.get("devices") or {}
+    expires_s = info.get("expires_s")
+    after = _NEVER if expires_s is None else timedelta(seconds=expires_s)
+    return {
+        **_names(info),
+        "size": memory.get("total", 0),
+        "size_vram": sum(devices.values()),
+        "context_length": facts.get("ctx_size", 0),
+        "expires_at": (datetime.now(UTC) + after).isoformat().replace("+00:00", "Z"),
+    }
+
+
+def _shown(info: ModelInfo) -> dict[str, Any]:
+    file, facts = info.get("file_info") or {}, info.get("info") or {}
+    family, template = file.get("architecture") or info["backend"], file.get("chat_template") or ""
+    sizes = {
+        "general.architecture": family,
+        "general.parameter_count": file.get("parameters"),
+        f"{family}.context_length": file.get("ctx_size_trained"),
+        f"{family}.embedding_length": file.get("embedding_size"),
+        f"{family}.block_count": file.get("layers"),
+    }
+    options = info.get("options") or {}
+    return {
+        "modelfile": f"# a model of inferd\nFROM {info['name']}\n",
+        "parameters": "\n".join(f"{name} {value}" for name, value in options.items()),
+        "template": template,
+        "license": file.get("license") or "",
+        "details": _details(info),
+        "model_info": {name: value for name, value in sizes.items() if value is not None},
+        "capabilities": _capabilities(file, facts, template),
+        "modified_at": _UNKNOWN_TIME,
+    }
+
+
+def _capabilities(file: dict[str, Any], facts: dict[str, Any], template: str) -> list[str]:
+    """Return what a model can do, as far as its file tells; more is known once it is loaded."""
+    found = ["completion"] if facts.get("generates", True) else []
+    if file.get("supports_tools") or facts.get("tool_format", "none") != "none":
+        found.append("tools")
+    if "enable_thinking" in template or "<think>" in template:
+        found.append("thinking")
+    return [*found, "embedding"] if facts.get("embedding") else found

@@ -1,0 +1,117 @@
+"""`/api/chat` and `/api/generate`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ....backends.errors import InferdError, PermissionDenied
+from ..exchange import Exchange, stream_turn
+from ..fields import FieldTable
+from ..turns import TurnRequest
+from .fields import CHAT, GENERATE, OPTIONS, ChatFields, GenerateFields, TurnFields
+from .lines import Lines, LineStream, chat_form, generate_form
+from .messages import read_messages
+from .names import daemon_name
+
+REST_OF_CONTEXT = -1
+
+
+async def answer_chat(exchange: Exchange) -> None:
+    """Answer a chat, streamed or whole; without messages, load or unload the model."""
+    chat, options = CHAT.read(exchange.body, ChatFields)
+    lines = Lines(chat_form, chat)
+    if not chat.messages:
+        await _load_or_unload(exchange, chat, lines)
+        return
+    request = _turn_of(chat, options, read_messages(chat.messages))
+    await _answer(exchange, CHAT, request, lines)
+
+
+async def answer_generate(exchange: Exchange) -> None:
+    """Answer a completion, streamed or whole; without a prompt, load or unload the model."""
+    generate, options = GENERATE.read(exchange.body, GenerateFields)
+    lines = Lines(generate_form, generate)
+    if not generate.prompt:
+        await _load_or_unload(exchange, generate, lines)
+        return
+    prompt: Any = generate.prompt
+    if not generate.raw:
+        system = [{"role": "system", "content": generate.system}] if generate.system else []
+        prompt = [*system, {"role": "user", "content": generate.prompt}]
+    request = _turn_of(generate, options, prompt, raw=generate.raw)
+    await _answer(exchange, GENERATE, request, lines)
+
+
+async def _answer(
+    exchange: Exchange, table: FieldTable, request: TurnRequest, lines: Lines
+) -> None:
+    try:
+        if lines.fields.stream:
+            await stream_turn(exchange, request, LineStream(lines))
+        else:
+            [answer] = await exchange.turns.collect(exchange.caller, request)
+            await exchange.send_json(lines.whole(answer))
+    except InferdError as exc:
+        raise table.name_field(OPTIONS.name_field(exc)) from None
+
+
+def _turn_of(
+    fields: TurnFields, options: dict[str, Any], prompt: Any, *, raw: bool = False
+) -> TurnRequest:
+    """Return the turn of a request.
+
+    :raises InvalidArgument: an option has the wrong type.
+    """
+    own, own_options = OPTIONS.read(msgspec.json.encode(fields.options), _OwnOptions)
+    options = {**options, **own_options, "reasoning-format": "none" if raw else "deepseek"}
+    if own.num_predict is not None:
+        options["n-predict"] = max(REST_OF_CONTEXT, own.num_predict)
+    if fields.logprobs:
+        options["n-probs"] = max(1, fields.top_logprobs)
+    if fields.format == "json":
+        options["json-schema"] = {"type": "object"}
+    elif isinstance(fields.format, dict):
+        # As a text: its levels do not count among those of the frame.
+        options["json-schema"] = msgspec.json.encode(fields.format).decode()
+        options["schema-lenient"] = True
+    if fields.think is not None:
+        effort = {} if isinstance(fields.think, bool) else {"reasoning_effort": fields.think}
+        options["chat-template-kwargs"] = {"enable_thinking": bool(fields.think), **effort}
+    return TurnRequest(
+        model=daemon_name(fields.model),
+        prompt=prompt,
+        raw=raw,
+        options=options,
+        priority=fields.priority,
+        session_id=fields.session_id,
+    )
+
+
+class _OwnOptions(msgspec.Struct):
+    """The options that are read here; the others are parameters."""
+
+    num_predict: int | None = None
+
+
+async def _load_or_unload(exchange: Exchange, fields: TurnFields, lines: Lines) -> None:
+    """Load a model, as Ollama does without a prompt, or unload it with a `keep_alive` of 0.
+
+    :raises PermissionDenied: the caller may not unload models.
+    """
+    name, unload = daemon_name(fields.model), str(fields.keep_alive) in ("0", "0s", "0m", "0.0")
+    exchange.caller.check_model(name)
+    if unload and not exchange.caller.operator:
+        raise PermissionDenied(
+            "keep_alive: only an operator may unload models",
+            hint="the daemon unloads idle models by itself (keep-alive)",
+            data={"param": "keep_alive"},
+        )
+    async with exchange.turns.pool.lease(exchange.caller) as client:
+        if unload:
+            await client.unload_model(name)
+        else:
+            graph = await client.load_by_name(name, timeout=exchange.limits.turn_s_max)
+            await client.unload(graph, keep=True)
+    await exchange.send_json(lines.empty("unload" if unload else "load"))

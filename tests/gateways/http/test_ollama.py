@@ -1,0 +1,197 @@
+"""Ollama's API on the echo model, with Ollama's own client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import ollama
+import pytest
+
+from inferd import Client
+from inferd.testing import RunningDaemon
+from tests.gateways.http.driver import CALL_S_MAX, RunningGateway
+
+HELLO: list[Any] = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def api(http: RunningGateway) -> Iterator[ollama.Client]:
+    with ollama.Client(host=http.url, timeout=CALL_S_MAX) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def web(http: RunningGateway) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=http.url, timeout=CALL_S_MAX) as client:
+        yield client
+
+
+def test_a_whole_chat_has_its_text_its_end_and_its_counts(api: ollama.Client) -> None:
+    done = api.chat("echo", HELLO)
+    assert done.message.content == "hello"
+    assert (done.done, done.done_reason, done.model) == (True, "stop", "echo")
+    assert (done.prompt_eval_count, done.eval_count) == (7, 6)
+    assert done.total_duration and done.eval_duration is not None
+
+
+def test_a_stream_has_a_line_for_each_piece_and_a_last_one(api: ollama.Client) -> None:
+    lines = list(api.chat("echo", HELLO, stream=True))
+    texts = [line.message.content or "" for line in lines]
+    assert "".join(texts) == "hello" and len([text for text in texts if text]) > 1
+    assert [line.done for line in lines] == [False] * (len(lines) - 1) + [True]
+    assert lines[-1].eval_count == 6 and lines[-1].done_reason == "stop"
+
+
+@pytest.mark.asyncio
+async def test_the_asynchronous_client_streams(http: RunningGateway) -> None:
+    async with ollama.AsyncClient(host=http.url) as client:
+        lines = await client.chat("echo", HELLO, stream=True)
+        texts = [line.message.content async for line in lines]
+    assert "".join(text or "" for text in texts) == "hello"
+
+
+def test_a_chat_streams_by_default(web: httpx.Client) -> None:
+    reply = web.post("/api/chat", json={"model": "echo", "messages": HELLO})
+    assert reply.headers["content-type"] == "application/x-ndjson"
+    assert len(reply.text.splitlines()) > 2
+
+
+def test_a_number_of_tokens_ends_the_answer(api: ollama.Client) -> None:
+    done = api.chat("echo", HELLO, options={"num_predict": 2})
+    assert (done.message.content, done.done_reason, done.eval_count) == ("he", "length", 2)
+    assert api.chat("echo", HELLO, options={"num_predict": -2}).message.content == "hello"
+
+
+def test_each_token_has_its_logprob(api: ollama.Client) -> None:
+    done = api.chat("echo", HELLO, logprobs=True, top_logprobs=1)
+    assert done.logprobs is not None
+    assert [each.token for each in done.logprobs] == list("hello")
+    lines = list(api.chat("echo", HELLO, logprobs=True, stream=True))
+    assert [each.token for line in lines for each in line.logprobs or ()] == list("hello")
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_completion_has_the_answer_to_a_prompt(api: ollama.Client, raw: bool) -> None:
+    done = api.generate("echo", "hello", raw=raw)
+    assert done.response == "hello" and done.done_reason == "stop"
+    lines = list(api.generate("echo", "hello", raw=raw, stream=True))
+    assert "".join(line.response or "" for line in lines) == "hello" and lines[-1].done
+
+
+def test_a_tag_is_left_out_of_a_models_name(api: ollama.Client) -> None:
+    done = api.chat("echo:latest", HELLO)
+    assert (done.message.content, done.model) == ("hello", "echo:latest")
+
+
+@pytest.mark.parametrize("path", ["chat", "generate"])
+def test_a_request_without_a_prompt_loads_the_model(path: str, web: httpx.Client) -> None:
+    reply = web.post(f"/api/{path}", json={"model": "echo"})
+    assert (reply.status_code, reply.json()["done_reason"]) == (200, "load")
+    refused = web.post(f"/api/{path}", json={"model": "echo", "keep_alive": 0})
+    assert refused.status_code == 403 and "operator" in refused.json()["error"]
+
+
+def test_a_session_stays_after_its_requests(client: Client, web: httpx.Client) -> None:
+    body = {"model": "echo", "stream": False, "session_id": "kept", "messages": HELLO}
+    for _ in range(2):
+        assert web.post("/api/chat", json=body).json()["message"]["content"] == "hello"
+    [session] = [s for s in client.sessions(dormant=True) if s["session_id"] == "kept"]
+    assert session["turns"] == 2 and session["state"] == "dormant"
+
+
+def test_embeddings_are_the_daemons(api: ollama.Client, daemon: RunningDaemon) -> None:
+    with Client(daemon.socket) as client:
+        expected = client.embed("echo", ["one", "another"])
+    found = api.embed("echo", ["one", "another"])
+    assert [list(vector) for vector in found.embeddings] == list(expected)
+    assert found.prompt_eval_count == sum(expected.tokens)
+    assert [list(v) for v in api.embed("echo", "one").embeddings] == expected[:1]
+    assert list(api.embeddings("echo", "one").embedding) == expected[0]
+    assert api.embed("echo", []).embeddings == []
+
+
+def test_shortened_embeddings_have_length_one(api: ollama.Client, web: httpx.Client) -> None:
+    [vector] = api.embed("echo", "one", dimensions=4).embeddings
+    assert len(vector) == 4 and sum(number * number for number in vector) == pytest.approx(1)
+    reply = web.post("/api/embed", json={"model": "echo", "input": "one", "dimensions": 10**6})
+    assert reply.status_code == 400 and "dimensions" in reply.json()["error"]
+
+
+def test_the_lists_name_the_daemons_models(api: ollama.Client) -> None:
+    api.chat("echo", HELLO)
+    [listed] = api.list().models
+    assert listed.model == "echo" and listed.digest and len(listed.digest) == 64
+    [loaded] = api.ps().models
+    assert loaded.name == "echo" and loaded.context_length and loaded.expires_at
+    shown = api.show("echo")
+    assert shown.capabilities is not None and "completion" in shown.capabilities
+    assert shown.details is not None and shown.details.family == "echo"
+
+
+def test_programs_find_it_as_they_find_ollama(web: httpx.Client) -> None:
+    assert web.get("/").text == "Ollama is running"
+    assert web.head("/").status_code == 200
+    assert web.get("/api/version").json()["version"].count(".") == 2
+
+
+def test_the_machines_models_are_not_changed(api: ollama.Client, web: httpx.Client) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: api.pull("qwen3"),
+        lambda: api.push("qwen3"),
+        lambda: api.create("new", from_="echo"),
+        lambda: api.copy("echo", "new"),
+        lambda: api.delete("echo"),
+    ]
+    for refused in calls:
+        with pytest.raises(ollama.ResponseError, match="does not change the machine's models") as e:
+            refused()
+        assert e.value.status_code == 400
+    assert web.post(f"/api/blobs/sha256:{'0' * 64}", json={}).status_code == 400
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_unknown_model_is_not_found(api: ollama.Client, stream: bool) -> None:
+    with pytest.raises(ollama.ResponseError, match="missing") as found:
+        list(api.chat("missing", HELLO, stream=stream))  # type: ignore[call-overload]
+    assert found.value.status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("chat", {"messages": [{"role": "user", "content": "a", "images": ["AA=="]}]}, "images"),
+        ("chat", {"messages": [{"content": "a"}]}, "role"),
+        ("chat", {"messages": [{"role": "user", "content": 1}]}, "content"),
+        ("chat", {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "tool_calls"),
+        ("chat", {"messages": HELLO, "options": {"temperature": "hot"}}, "temperature"),
+        ("chat", {"messages": HELLO, "options": {"nonsense": 1}}, "nonsense"),
+        ("chat", {"messages": HELLO, "nonsense": 1}, "nonsense"),
+        ("chat", {"messages": HELLO, "format": "xml"}, "format"),
+        ("chat", {"messages": HELLO, "think": "hard"}, "think"),
+        ("generate", {"prompt": "a", "images": ["AA=="]}, "images"),
+        ("generate", {"prompt": "a", "suffix": "b"}, "suffix"),
+        ("generate", {"prompt": "a", "template": "b"}, "template"),
+        ("generate", {"prompt": "a", "context": [1]}, "context"),
+        ("embed", {"input": [1]}, "input"),
+        ("show", {"model": "echo", "system": "x"}, "system"),
+    ],
+)
+def test_a_wrong_field_is_refused_by_its_name(
+    path: str, body: dict[str, Any], named: str, web: httpx.Client
+) -> None:
+    reply = web.post(f"/api/{path}", json={"model": "echo", **body})
+    assert reply.status_code == 400 and named in reply.json()["error"], reply.text
+
+
+def test_a_late_error_is_a_line_of_the_stream(daemon: RunningDaemon, web: httpx.Client) -> None:
+    body = {"model": "echo", "messages": [{"role": "user", "content": "a" * 200}]}
+    with web.stream("POST", "/api/chat", json=body) as reply:
+        lines = reply.iter_lines()
+        assert json.loads(next(lines))["done"] is False
+        with Client(daemon.socket) as client:
+            client.unload_model("echo", force=True)
+        rest = [json.loads(line) for line in lines]
+    assert reply.status_code == 200 and ("error" in rest[-1] or rest[-1]["done"])
