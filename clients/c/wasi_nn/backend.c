@@ -11,12 +11,19 @@
 enum { GRAPHS_MAX = 1000, NAME_BYTES_MAX = 4096, CONFIG_BYTES_MAX = 1 << 20, SESSION_ID_BYTES_MAX = 4096 };
 enum { NS_PER_S = 1000000000, NS_PER_MS = 1000000 };
 
+/* Parameters that the library itself follows. */
+typedef struct modes {
+    bool prints; /* stream-stdout */
+    bool embeds; /* embedding */
+} modes;
+
 /* A graph or a context of the host. */
 typedef struct entry {
     struct entry *next;
     uint32_t number;
     inferd_handle handle;
     char *session_id;   /* of a context, or NULL */
+    modes modes;        /* of a graph: those of its contexts at first */
     int64_t used_ns;    /* the end of its last call */
     unsigned calls;     /* under way on it */
 } entry;
@@ -67,7 +74,9 @@ static int report(const backend *b, const char *call, const inferd_error *error)
     bool expected = error->number == INFERD_TOO_LARGE || (error->number >= 100 && error->number <= 102);
     if (!error->number || expected || b->quiet)
         return error->number;
-    snprintf(line, sizeof line, "inferd: %s: %s: %s (%s)", call, error->name, error->message, error->hint);
+    bool lost = error->number == INFERD_CONNECTION_LOST || error->number == INFERD_SHUTTING_DOWN;
+    const char *hint = lost && strcmp(call, "load_by_name") ? "load the model again, to connect again" : error->hint;
+    snprintf(line, sizeof line, "inferd: %s: %s: %s (%s)", call, error->name, error->message, hint);
     for (char *c = line; *c; c++)
         if ((unsigned char)*c < ' ' || *c == 0x7f)
             *c = '?';
@@ -79,6 +88,38 @@ static int64_t now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (int64_t)now.tv_sec * NS_PER_S + now.tv_nsec;
+}
+
+/* ---- Parameters ---- */
+
+/* See backend.h. */
+const char *backend_find_value(const char *json, const char *key) {
+    size_t length = strlen(key);
+    for (const char *at = json; (at = strchr(at, '"')); at++) {
+        const char *text = ++at;
+        while (*at && *at != '"')
+            at += *at == '\\' && at[1] ? 2 : 1;
+        if (!*at)
+            return NULL;
+        const char *behind = at + 1 + strspn(at + 1, " \t\r\n");
+        if ((size_t)(at - text) == length && !memcmp(text, key, length) && *behind == ':')
+            return behind + 1 + strspn(behind + 1, " \t\r\n");
+    }
+    return NULL;
+}
+
+/* Set a mode to the value of a key, if the key is there in one of its spellings. */
+static void read_mode(bool *mode, const char *json, const char *key, const char *other_key) {
+    const char *value = backend_find_value(json, key);
+    if (!value)
+        value = backend_find_value(json, other_key);
+    if (value)
+        *mode = !strncmp(value, "true", 4);
+}
+
+static void read_modes(modes *m, const char *json) {
+    read_mode(&m->prints, json, "stream-stdout", "stream_stdout");
+    read_mode(&m->embeds, json, "embedding", "embeddings");
 }
 
 /* ---- Tables of graphs and contexts; the lock is held ---- */
@@ -152,7 +193,8 @@ static inferd_client *begin_call(backend *b, table *t, uint32_t number, inferd_h
     }
     pthread_mutex_unlock(&b->lock);
     if (!client)
-        fail_argument(error, t == &b->graphs ? "no such graph" : "no such context; it may have been closed");
+        fail_argument(error, t == &b->graphs ? "no such graph; the daemon may have restarted since its load"
+                                             : "no such context; it was closed, or the daemon has restarted since");
     return client;
 }
 
@@ -167,22 +209,80 @@ static void end_call(backend *b, table *t, uint32_t number) {
     pthread_mutex_unlock(&b->lock);
 }
 
+/* A copy with a zero byte at its end; NULL for NULL, and if it is too long or memory is exhausted. */
+static char *copy_text(const char *text, size_t length, size_t length_max) {
+    return text && length <= length_max ? strndup(text, length) : NULL;
+}
+
+/* Follow the parameters that the daemon has accepted for a context. */
+static void note_modes(backend *b, uint32_t context, const void *data, size_t length) {
+    char *json = copy_text(data, length, CONFIG_BYTES_MAX);
+    if (!json)
+        return;
+    pthread_mutex_lock(&b->lock);
+    entry *e = find_entry(&b->contexts, context);
+    if (e)
+        read_modes(&e->modes, json);
+    pthread_mutex_unlock(&b->lock);
+    free(json);
+}
+
 int backend_set_input(backend *b, uint32_t context, uint32_t index, const void *data, size_t length,
                       inferd_error *error) {
     inferd_handle handle;
     inferd_client *client = begin_call(b, &b->contexts, context, &handle, error);
     if (client) {
-        inferd_set_input(client, handle, index, data, length, error);
+        if (!inferd_set_input(client, handle, index, data, length, error) && index == 1)
+            note_modes(b, context, data, length);
         end_call(b, &b->contexts, context);
     }
     return report(b, "set_input", error);
+}
+
+/* Whether the turns of a context are printed. */
+static bool prints_text(backend *b, uint32_t context) {
+    pthread_mutex_lock(&b->lock);
+    entry *e = find_entry(&b->contexts, context);
+    bool prints = e && e->modes.prints && !e->modes.embeds;
+    pthread_mutex_unlock(&b->lock);
+    return prints;
+}
+
+/* Compute a turn, and print its text as it arrives. */
+static int print_turn(inferd_client *client, inferd_handle handle, const inferd_turn *turn, inferd_error *error) {
+    inferd_call call = {.kind = INFERD_STREAM, .handle = handle, .turn = *turn};
+    inferd_event event = {0};
+    uint64_t request;
+    int number = inferd_start(client, &call, &request, error);
+    if (number)
+        return number;
+    do {
+        inferd_event_clear(&event);
+        if ((number = inferd_next_event(client, request, -1, &event, error))) {
+            inferd_cancel_request(client, request, NULL);
+            return number;
+        }
+        if (event.length) {
+            fwrite(event.text, 1, event.length, stdout);
+            fflush(stdout);
+        }
+    } while (event.kind == INFERD_EVENT_TEXT);
+    if (event.kind == INFERD_EVENT_FAILED)
+        *error = event.error;
+    else if (!strcmp(event.stop_reason, "context_full"))
+        fail(error, INFERD_CONTEXT_FULL, 101, "ContextFull", "the context is full", "set a shorter prompt");
+    inferd_event_clear(&event);
+    return error->number;
 }
 
 int backend_compute(backend *b, uint32_t context, inferd_error *error) {
     inferd_handle handle;
     inferd_client *client = begin_call(b, &b->contexts, context, &handle, error);
     if (client) {
-        inferd_compute(client, handle, &b->turn, error);
+        if (prints_text(b, context))
+            print_turn(client, handle, &b->turn, error);
+        else
+            inferd_compute(client, handle, &b->turn, error);
         end_call(b, &b->contexts, context);
     }
     return report(b, "compute", error);
@@ -197,11 +297,6 @@ int backend_get_output(backend *b, uint32_t context, uint32_t index, void *buffe
         end_call(b, &b->contexts, context);
     }
     return report(b, "get_output", error);
-}
-
-/* A copy with a zero byte at its end; NULL for NULL, and if it is too long or memory is exhausted. */
-static char *copy_text(const char *text, size_t length, size_t length_max) {
-    return text && length <= length_max ? strndup(text, length) : NULL;
 }
 
 int backend_run_inference(backend *b, uint32_t context, const void *text, size_t text_length, const char *config,
@@ -273,6 +368,7 @@ static int load_graph(backend *b, const char *model, const char *config, uint32_
     entry *made = b->graphs.count < GRAPHS_MAX ? add_entry(&b->graphs, NULL) : NULL;
     if (made) {
         made->handle = handle;
+        read_modes(&made->modes, config ? config : "");
         *graph = made->number;
     }
     pthread_mutex_unlock(&b->lock);
@@ -362,7 +458,9 @@ static int open_context(backend *b, uint32_t graph, const char *session_id, uint
     pthread_mutex_lock(&b->lock);
     entry *made = add_entry(&b->contexts, session_id);
     if (made) {
+        entry *opened = find_entry(&b->graphs, graph);
         made->handle = handle;
+        made->modes = opened ? opened->modes : (modes){0};
         *context = made->number;
     }
     pthread_mutex_unlock(&b->lock);

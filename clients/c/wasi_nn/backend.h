@@ -30,6 +30,9 @@ typedef struct backend_limits {
     bool evicts;     /* at contexts_max, a new context closes the one that was idle for longest */
 } backend_limits;
 
+/* The text behind `"key":` in JSON, on any level; NULL: there is none. Keys have no escapes. */
+const char *backend_find_value(const char *json, const char *key);
+
 /* NULL: memory is exhausted. */
 backend *backend_new(uint32_t first_number, const backend_limits *limits);
 void backend_free(backend *b);
@@ -47,6 +50,7 @@ int backend_close(backend *b, uint32_t context, inferd_error *error);
 
 int backend_set_input(backend *b, uint32_t context, uint32_t index, const void *data, size_t length,
                       inferd_error *error);
+/* Compute a turn. If `stream-stdout` was last set to true, its text is printed as it arrives. */
 int backend_compute(backend *b, uint32_t context, inferd_error *error);
 int backend_get_output(backend *b, uint32_t context, uint32_t index, void *buffer, size_t size, size_t *length,
                        inferd_error *error);

@@ -93,25 +93,9 @@ static size_t config_length(const char *config, uint32_t length) {
     return !config ? 0 : length ? strnlen(config, length) : strnlen(config, CONFIG_BYTES_MAX);
 }
 
-/* The text behind `"key":`, on any level; NULL: there is none. Keys have no escapes. */
-static const char *find_value(const char *json, const char *key) {
-    size_t length = strlen(key);
-    for (const char *at = json; (at = strchr(at, '"')); at++) {
-        const char *text = ++at;
-        while (*at && *at != '"')
-            at += *at == '\\' && at[1] ? 2 : 1;
-        if (!*at)
-            return NULL;
-        const char *behind = at + 1 + strspn(at + 1, " \t\r\n");
-        if ((size_t)(at - text) == length && !memcmp(text, key, length) && *behind == ':')
-            return behind + 1 + strspn(behind + 1, " \t\r\n");
-    }
-    return NULL;
-}
-
 /* A number between the bounds; another or none is the default, as in wasi_nn_backend. */
 static long find_number(const char *json, const char *key, long low, long high, long otherwise) {
-    const char *text = find_value(json, key);
+    const char *text = backend_find_value(json, key);
     char *end = NULL;
     long number = text ? strtol(text, &end, 10) : otherwise;
     return end != text && number >= low && number <= high ? number : otherwise;
@@ -119,7 +103,7 @@ static long find_number(const char *json, const char *key, long low, long high, 
 
 /* Read the limits of sessions; all else is the daemon's own configuration. */
 static backend_limits read_limits(const char *json) {
-    const char *cleanup = find_value(json, "auto_cleanup");
+    const char *cleanup = backend_find_value(json, "auto_cleanup");
     backend_limits limits = {.evicts = !cleanup || strncmp(cleanup, "false", 5)};
     limits.contexts_max = (size_t)find_number(json, "max_sessions", 1, SESSIONS_MAX, SESSIONS_DEFAULT);
     if (limits.evicts)

@@ -86,6 +86,13 @@ def test_a_host(daemon: RunningDaemon, tiny: Path, program: str, scenario: str) 
             pass
 
 
+def test_a_host_prints_answers_with_stream_stdout(daemon: RunningDaemon) -> None:
+    with start(daemon, ADDRESS, "wamr_host", "stream_stdout_prints_the_answers") as process:
+        printed, errors = process.communicate(timeout=RUN_S_MAX)
+    assert process.returncode == 0, errors
+    assert printed == "printed,a "
+
+
 @pytest.mark.parametrize("scenario", scenarios(PARTS))
 def test_the_part_that_both_libraries_share(daemon: RunningDaemon, scenario: str) -> None:
     run(daemon, ADDRESS, PARTS, scenario)
@@ -123,7 +130,8 @@ def test_a_host_survives_a_killed_daemon(program: str) -> None:
             process.stdin.flush()
         _, errors = process.communicate(timeout=RUN_S_MAX)
         assert process.returncode == 0, errors
-        assert "ConnectionLost" in errors
+        assert "ConnectionLost" in errors and "(load the model again" in errors
+        assert "the daemon has restarted" in errors
 
 
 def test_an_error_is_printed_with_its_hint_unless_the_host_wants_silence(

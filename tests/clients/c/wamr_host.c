@@ -7,7 +7,7 @@
 
 /* WAMR's wasi_nn_types.h, as far as backends use it. */
 typedef enum { success, invalid_argument, invalid_encoding, missing_memory, busy, runtime_error,
-               unsupported_operation, too_large, not_found, model_not_found = 103 } wasi_nn_error;
+               unsupported_operation, too_large, not_found, context_full = 101, model_not_found = 103 } wasi_nn_error;
 typedef struct { uint32_t *buf; uint32_t size; } tensor_dimensions;
 typedef struct { uint8_t *buf; uint32_t size; } tensor_data;
 typedef struct { tensor_dimensions *dimensions; uint8_t type; uint8_t pad[3]; tensor_data data; } tensor;
@@ -247,6 +247,23 @@ SCENARIO(threads_share_a_backend) {
         CHECK(!pthread_join(threads[i], NULL));
 }
 
+SCENARIO(stream_stdout_prints_the_answers) {
+    graph_execution_context context = open_context("echo", "{\"stream-stdout\": true, \"ctx-size\": 20}");
+    char text[64];
+    check_answer(context, "printed,", "printed,");
+    CHECK_EQUAL(set_input(context, 1, "{\"stream_stdout\": false}"), success);
+    check_answer(context, "silent", "silent");
+    CHECK_EQUAL(set_input(context, 1, "{\"stream-stdout\": true}"), success);
+    CHECK_EQUAL(set_input(context, 0, "a full context.."), success);
+    CHECK_EQUAL(api.compute(backend, context), context_full);
+    CHECK_EQUAL(get_output(context, 0, text, sizeof text), success);
+    CHECK_TEXT(text, "a ");
+    CHECK_EQUAL(set_input(context, 1, "{\"embedding\": true}"), success);
+    CHECK_EQUAL(set_input(context, 0, "a text"), success);
+    CHECK_EQUAL(api.compute(backend, context), success);
+    CHECK_EQUAL(api.compute(backend, 1000), invalid_argument);
+}
+
 /* Print a line, and wait until the tests have done their part. */
 static void wait_for_partner(void) {
     char line[8];
@@ -281,6 +298,7 @@ static const scenario SCENARIOS[] = {
     ENTRY(wrong_arguments_have_wasmedges_numbers),
     ENTRY(the_graphs_of_a_backend_are_bounded),
     ENTRY(threads_share_a_backend),
+    ENTRY(stream_stdout_prints_the_answers),
     ENTRY(a_load_after_a_restart_of_the_daemon_connects_again),
 };
 
