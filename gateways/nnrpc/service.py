@@ -113,6 +113,7 @@ def fitting(output: bytes, size_max: int) -> bytes:
         raise TooLarge(
             f"an output of {len(output)} bytes does not fit into a buffer of {size_max}",
             hint="give a larger buffer",
+            data={"needed": len(output)},
         )
     return output
 
@@ -144,10 +145,15 @@ async def _read_request(stream: Stream[Any, Any]) -> Any:
 
 
 async def _send_error(stream: Stream[Any, Any], name: str, error: InferdError) -> None:
-    """Send an error as WasmEdge's own server does: its number is in the trailing metadata."""
+    """Send an error as WasmEdge's own server does: its number is in the trailing metadata, and for
+    an output that does not fit its size, which WasmEdge does not read.
+    """
+    metadata = {"errno": str(error.wasi_number)}
+    if "needed" in error.data:
+        metadata["needed"] = str(error.data["needed"])
     text = f'failed to call "{name}", errno={error.wasi_number}: {error}'
     await stream.send_trailing_metadata(
         status=Status.UNKNOWN,
         status_message=text[:ERROR_CHARACTERS_MAX],
-        metadata={"errno": str(error.wasi_number)},
+        metadata=metadata,
     )

@@ -54,7 +54,9 @@ class RpcError(Exception):
     def __init__(self, error: Any):
         super().__init__(error.details())
         self.status = error.code().name
-        self.number = int(dict(error.trailing_metadata() or ()).get("errno", "5"))
+        metadata = dict(error.trailing_metadata() or ())
+        self.number = int(metadata.get("errno", "5"))
+        self.needed = int(metadata.get("needed", "0"))
         self.text = str(error.details())
 
 

@@ -89,7 +89,9 @@ def test_an_output_larger_than_the_buffer_is_7(guest: WasmEdge) -> None:
     guest.compute(context)
     read = {"resource_handle": context, "index": 0}
     assert guest.call("GetOutput", output_max_size=5, **read).data == b"hello"
-    assert guest.number("GetOutput", output_max_size=4, **read) == 7
+    with pytest.raises(RpcError, match="an output of 5 bytes does not fit") as caught:
+        guest.call("GetOutput", output_max_size=4, **read)
+    assert (caught.value.number, caught.value.needed) == (7, 5)
 
 
 def test_an_old_client_has_a_buffer_of_64_kib() -> None:

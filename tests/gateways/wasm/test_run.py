@@ -72,6 +72,16 @@ def test_guests_of_each_kind_run(
     assert finished(daemon, guest, "--", *arguments) == (0, output, "")
 
 
+def test_a_guest_has_a_label(daemon: RunningDaemon, guest: str, client: Client) -> None:
+    with wasm_run(daemon, "--label", "guest-1", guest, "--", "stream", "slower", LONG):
+        while not (tasks := client.queue()):
+            pass
+        assert [task["label"] for task in tasks] == ["guest-1"]
+        assert [session["label"] for session in client.sessions()] == ["guest-1"]
+    status, _, errors = finished(daemon, "--label", "a b", guest, "--", "stream", "echo", "hi")
+    assert status == 1 and "the label 'a b'" in errors
+
+
 def test_a_guest_reads_its_input_turn_by_turn(daemon: RunningDaemon, guest: str) -> None:
     status, output, errors = finished(
         daemon, guest, "--", "interactive", "echo", text="first\nsecond\n"
