@@ -35,6 +35,7 @@ class _WithPriority(msgspec.Struct, frozen=True, kw_only=True):
 class SessionFacts(_WithPriority, frozen=True, kw_only=True):
     """Settings and counts of a session between its turns. *vocabulary* is the hash of its model's
     vocabulary; *tokens* is the length of its history, with the output of an interrupted turn.
+    *out_of_range* has the reasons of the *options* that are not what was requested.
     """
 
     model: str
@@ -42,6 +43,7 @@ class SessionFacts(_WithPriority, frozen=True, kw_only=True):
     vocabulary: str = ""
     options: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
+    out_of_range: dict[str, str] = {}
     turns: int = 0
     tokens: int = 0
 

@@ -45,6 +45,7 @@ class Session(SessionCore):
         facts = stored.facts
         parameters = Parameters(facts.defaults)
         parameters.options = dict(facts.options)
+        parameters.out_of_range = dict(facts.out_of_range)
         settings = SessionSettings(parameters, PRIORITIES[facts.priority])
         new = cls(0, stored.owner, model, ledger, settings, stored.session_id)
         new.conversation.state = SessionState.DORMANT
@@ -65,6 +66,7 @@ class Session(SessionCore):
             vocabulary=conversation.vocabulary.hash,
             options=parameters.options,
             defaults=parameters.defaults,
+            out_of_range=parameters.out_of_range,
             priority=self.settings.priority.label,
             turns=self.turns_begun,
             tokens=len(conversation.prompt) if dormant_tokens is None else dormant_tokens,

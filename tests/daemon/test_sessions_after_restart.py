@@ -117,13 +117,17 @@ def test_an_answered_input_and_options_survive_a_kill() -> None:
         with attached(daemon) as (client, opened):
             context = opened["context"]
             client.set_input(context, b"hello")
-            client.set_input(context, b'{"n-predict": 2}', index=1)
+            client.set_input(context, b'{"n-predict": 2, "temp": 200}', index=1)
             client.call("set_options", context=context, priority="high")
+            adjusted = client.metadata(context)["adjusted"]
+            assert "200 is outside 0 … 100" in adjusted["temp"]
             daemon.kill()
         daemon.start_again()
         with attached(daemon) as (client, opened):
+            assert client.metadata(opened["context"])["adjusted"] == adjusted
             client.call("compute", context=opened["context"])
             assert client.output(opened["context"]) == b"he"
+            assert client.metadata(opened["context"])["adjusted"] == adjusted
             [session] = client.call("sessions")["sessions"]
             assert session["priority"] == "high"
 

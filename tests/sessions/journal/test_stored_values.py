@@ -135,6 +135,7 @@ def test_a_session_stores_and_restores_each_of_its_facts() -> None:
         vocabulary=harness.port.info.vocab_hash,
         options={"temp": 0.5},
         defaults={"top-k": 3},
+        out_of_range={"temp": "200 is outside 0 … 100: 100 is used"},
         priority="urgent",
         turns=4,
         tokens=2,
