@@ -10,9 +10,9 @@ import structlog
 from ...backends.errors import Cancelled, InvalidArgument
 from ...ipc import messages as w
 from ...ipc.server.server_connection import Request
-from ...sessions import Session
+from ...sessions import PlaceWait, Session
 from ..core import Daemon
-from .arguments import priority_of
+from .arguments import priority_of, seconds_of
 
 log = structlog.get_logger()
 
@@ -99,10 +99,7 @@ async def parameters(daemon: Daemon, request: Request) -> w.ParametersResult:
 async def fork_session(daemon: Daemon, request: Request) -> w.ForkResult:
     """Create branches of a session's present state: all of them, or none."""
     daemon.check_open()
-    p: w.ForkParams = request.params
-    branches = daemon.sessions.fork_session(
-        request.connection, daemon.session(request), p.n, p.session_ids
-    )
+    branches = await _make_branches(daemon, request)
     try:
         for branch in branches:
             await branch.wait_recorded()
@@ -112,6 +109,20 @@ async def fork_session(daemon: Daemon, request: Request) -> w.ForkResult:
             daemon.sessions.discard_session(branch)
         raise
     return w.ForkResult(contexts=[branch.handle for branch in branches], **cached)
+
+
+async def _make_branches(daemon: Daemon, request: Request) -> list[Session]:
+    p: w.ForkParams = request.params
+    session, queue_timeout_s = daemon.session(request), seconds_of(p.queue_timeout_s)
+    priority = priority_of(p.priority)
+    branching = (request.connection, session, p.n, p.session_ids)
+    if not queue_timeout_s:
+        return daemon.sessions.fork_session(*branching)
+    if priority is None:
+        quota = daemon.ledger.bounds.quota_of(session.owner.user)
+        priority = min(session.settings.priority, quota.priority_max)
+    wait = PlaceWait(priority, queue_timeout_s)
+    return await daemon.sessions.fork_session_in_turn(*branching, wait=wait)
 
 
 async def rewind(daemon: Daemon, request: Request) -> w.RewindResult:

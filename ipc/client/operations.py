@@ -52,13 +52,21 @@ class AsyncOperations(AsyncWasiCalls):
         n: int = 1,
         *,
         session_ids: Sequence[str] = (),
+        priority: Priority | None = None,
+        queue_timeout: float | None = None,
         timeout: float | None = None,
     ) -> w.ForkResult:
         """Make *n* branches of a context's present state, all or none of them.
 
-        *session_ids* are the branches' ids, if they are to have any.
+        *session_ids* are the branches' ids, if they are to have any. Where too many contexts are
+        open, the call waits for places in the class *priority*, by default the context's, for at
+        most *queue_timeout* seconds; without that it fails at once.
         """
-        params = w.ForkParams(context=context, n=n, session_ids=list(session_ids))
+        params = w.ForkParams(
+            context=context, n=n, session_ids=list(session_ids), priority=priority or ""
+        )
+        if queue_timeout:
+            params.queue_timeout_s = queue_timeout
         return await self._call("fork_session", params, w.ForkResult, timeout)
 
     async def rewind(

@@ -34,10 +34,16 @@ class SystemParams(ContextParams):
 
 
 class ForkParams(ContextParams):
-    """`fork_session`: make `n` branches of a context's present state, with `session_ids` if any."""
+    """`fork_session`: make `n` branches of a context's present state, with `session_ids` if any.
+
+    `priority` is the class of the wait for places; without a `queue_timeout_s` the call does not
+    wait.
+    """
 
     n: int = 1
     session_ids: list[str] = []
+    priority: str = ""
+    queue_timeout_s: float = 0.0
 
 
 class ForkResult(Map):

@@ -197,19 +197,46 @@ class SessionManager:
         :raises SessionBusy: a turn is under way, or an id is in use.
         :raises Busy: the cap is reached.
         """
+        self._check_fork(session, count, session_ids)
+        with self.places.taken_places(session.owner, count):
+            return self._branch(connection, session, count, session_ids)
+
+    async def fork_session_in_turn(
+        self,
+        connection: object,
+        session: Session,
+        count: int,
+        session_ids: Sequence[str] = (),
+        *,
+        wait: PlaceWait,
+    ) -> list[Session]:
+        """Do the same as `fork_session`, after a *wait* for the places.
+
+        :raises Timeout: not all places were free in time.
+        """
+        self._check_fork(session, count, session_ids)
+        async with self.places.waited_places(session.owner, wait, count):
+            self._check_fork(session, count, session_ids)  # it may have changed meanwhile
+            return self._branch(connection, session, count, session_ids)
+
+    def _check_fork(self, session: Session, count: int, session_ids: Sequence[str]) -> None:
         if not 1 <= count <= BRANCHES_MAX:
             raise InvalidArgument(f"{count} branches; the range is 1 … {BRANCHES_MAX}")
         self._check_ids(session.owner, count, session_ids)
         step(session.state, SessionCall.FORK)
-        with self.places.taken_places(session.owner, count):
-            session.check_growth(count * session.branch_bytes)
-            ids: Sequence[str | None] = session_ids or [None] * count
-            self.forked += count
-            branches = [session.branch(self._new_handle(), session_id) for session_id in ids]
-            for branch in branches:
-                self._open_recording(branch)
-                branch.recording.history_changed()
-                self._publish(connection, branch)
+
+    def _branch(
+        self, connection: object, session: Session, count: int, session_ids: Sequence[str]
+    ) -> list[Session]:
+        """Return branches, in places that are reserved for them."""
+        session.check_growth(count * session.branch_bytes)
+        ids: Sequence[str | None] = session_ids or [None] * count
+        self.forked += count
+        branches = [session.branch(self._new_handle(), session_id) for session_id in ids]
+        for branch in branches:
+            self._open_recording(branch)
+            branch.recording.history_changed()
+            self._publish(connection, branch)
         return branches
 
     def _check_ids(self, owner: Owner, count: int, session_ids: Sequence[str]) -> None:

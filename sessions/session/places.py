@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import NamedTuple, Protocol
 
 import anyio
@@ -27,6 +27,9 @@ from ..admission.wait_limit import WaitLimit
 from .dormant import DormantSessions
 from .live import LiveSessions
 from .session import Session
+
+_WAIT_S_MIN = 0.001
+"""0 would be no limit."""
 
 
 class PlaceWait(NamedTuple):
@@ -137,6 +140,28 @@ class PlaceQueue:
         finally:
             self._remove(waiting)
             self.grant_places()
+
+    @asynccontextmanager
+    async def waited_places(
+        self, owner: Owner, wait: PlaceWait, wanted: int
+    ) -> AsyncIterator[None]:
+        """Wait for *wanted* places beside that of an open session, as `waited_place` does. They are
+        granted one after the other, and reserved until all are there or the queue timeout has
+        passed.
+
+        :raises QuotaExceeded: the user may never have so many.
+        :raises Busy: there are not so many.
+        """
+        limit = min(self._ledger.bounds.sessions_bound(owner.user).limit, self._live.sessions_max)
+        if wanted >= limit:
+            raise self._refusal(PlaceRequest(owner), wanted)
+        until = self._ledger.seconds() + wait.queue_timeout_s
+        async with AsyncExitStack() as places:
+            for _ in range(wanted):
+                left_s = max(_WAIT_S_MIN, until - self._ledger.seconds())
+                one = self.waited_place(owner, wait._replace(queue_timeout_s=left_s))
+                await places.enter_async_context(one)
+            yield
 
     async def _wait(self, waiting: _Waiting, wait: PlaceWait) -> None:
         limit = WaitLimit.of(wait.timeout_s, wait.queue_timeout_s)

@@ -296,7 +296,11 @@ class AsyncSession(SessionProperties):
         """
         await self._turns.end_previous()
         result = await self._client.fork_session(
-            self.context, n, session_ids=session_ids, timeout=timeout
+            self.context,
+            n,
+            session_ids=session_ids,
+            queue_timeout=self._settings.queue_timeout,
+            timeout=timeout,
         )
         ids: Sequence[str | None] = session_ids or [None] * n
         return [self._branch(*pair) for pair in zip(result.contexts, ids, strict=True)]

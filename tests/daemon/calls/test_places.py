@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from inferd import Client
-from inferd.backends.errors import Busy, InvalidArgument, ShuttingDown, Timeout
+from inferd.backends.errors import Busy, InvalidArgument, QuotaExceeded, ShuttingDown, Timeout
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.metrics.scraping import scrape_metrics
 from tests.daemon.other_users import ADA, as_user, daemon_for_all
@@ -200,6 +200,40 @@ def test_a_session_with_an_id_waits_and_finds_its_history(daemon: RunningDaemon)
         guest.close_context(result["context"])
 
 
+def test_branches_wait_for_all_their_places(daemon: RunningDaemon) -> None:
+    with crowd(daemon) as (holder, contexts), Guest(daemon) as guest:
+        fork = {"context": contexts[0], "n": PLACES - 1, "priority": "high"}
+        with pytest.raises(Timeout, match="no place"):
+            holder.call("fork_session", queue_timeout_s=0.01, **fork)
+        with pytest.raises(Busy):
+            holder.call("fork_session", **fork)
+        request = holder.start_request("fork_session", queue_timeout_s=30.0, **fork)
+        guest.wait_for(sessions_waiting=1)
+        other = guest.request_context()
+        for context in contexts[1:]:
+            assert not holder.has_answer(request)
+            holder.close_context(context)
+        branches = holder.wait_result(request)["contexts"]
+        assert len(branches) == PLACES - 1 and not guest.has_answer(other)
+        holder.close_context(branches[0])
+        assert guest.opened(other)
+
+
+def test_branches_that_can_never_have_places_do_not_wait(daemon: RunningDaemon) -> None:
+    with crowd(daemon) as (holder, contexts), pytest.raises((Busy, QuotaExceeded)):
+        holder.call("fork_session", context=contexts[0], n=PLACES, queue_timeout_s=30.0)
+
+
+def test_a_fork_whose_session_ends_meanwhile_makes_no_branch(daemon: RunningDaemon) -> None:
+    with crowd(daemon) as (holder, contexts), Guest(daemon) as guest:
+        request = holder.start_request("fork_session", context=contexts[0], queue_timeout_s=30.0)
+        guest.wait_for(sessions_waiting=1)
+        holder.start_request("finalize_execution_context", context=contexts[0])
+        with pytest.raises(InvalidArgument):
+            holder.wait_result(request)
+        guest.wait_for(sessions=PLACES - 1, sessions_waiting=0)
+
+
 @pytest.mark.parametrize(
     "params", [{"queue_timeout_s": -1.0}, {"priority": "highest", "queue_timeout_s": 1.0}]
 )
@@ -218,6 +252,8 @@ def test_the_client_s_sessions_wait(daemon: RunningDaemon) -> None:
         holder.close_context(contexts[0])
         with client.session("echo", queue_timeout=30.0, priority="high") as session:
             assert str(session.chat("hello")) == "hello"
+            with pytest.raises(Timeout):
+                client.fork_session(session.context, queue_timeout=0.01, priority="high")
 
 
 def test_a_daemon_that_shuts_down_refuses_those_who_wait() -> None:
