@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -75,6 +76,21 @@ def test_the_header_shows_totals_of_the_daemon() -> None:
     )
     draining = frame_of(None, sample(stats={"draining": True}))
     assert draining.header[0].endswith(", draining")
+
+
+def test_labels_are_shown_beside_their_users_and_requests_that_wait_for_a_place() -> None:
+    labelled: dict[str, Any] = {"user": "ada", "label": "guest-1"}
+    frame = frame_of(
+        None,
+        sample(
+            tasks=[task(1, label="guest-1"), task(2, **labelled), task(3)],
+            sessions=[session(**labelled)],
+            stats={"sessions_waiting": 7},
+        ),
+    )
+    assert [cells(row)["USER"] for row in frame.tasks] == ["1000 guest-1", "ada guest-1", "1000"]
+    assert "ada guest-1" in frame.sessions[0].cells
+    assert "sessions  4 of 100, 6 dormant, 7 waiting for a place" in frame.header
 
 
 def test_loaded_models_are_listed_first_with_their_slots_rates_and_kv_states() -> None:

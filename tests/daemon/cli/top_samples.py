@@ -57,6 +57,7 @@ def sample(at: float = 0.0, counts: tuple[float, float, float] = (0, 0, 0), **mo
     stats = {
         "instance": 1, "pid": 42, "uptime_s": 300.0, "draining": False, "running": 2, "waiting": 3,
         "parked": 1, "refused": 5, "sessions": 4, "sessions_max": 100, "sessions_dormant": 6,
+        "sessions_waiting": 0,
         "metrics": figures,
     } | more.pop("stats", {})  # fmt: skip
     reply: dict[str, Any] = {"models": [model()], "tasks": [task()], "sessions": [session()]}

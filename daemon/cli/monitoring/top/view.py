@@ -10,6 +10,7 @@ from .....ipc.client import ModelInfo
 from ....residency.sizes import size_text
 from ...output import time_text
 from ..stats import MetricSums
+from ..status_commands import user_text
 
 TASKS_LINE = (
     "tasks     {running} running, {waiting} waiting, {parked} parked, {refused} refused so far"
@@ -100,6 +101,7 @@ class Panel(NamedTuple):
     """The columns whose cells may be cut."""
 
 
+_OWNED_NAMES = frozenset(("MODEL", "SESSION", "USER"))  # a user's label may be long
 MODELS = Panel(
     "models",
     ("MODEL", "STATE", "SIZE", "SLOTS", "PROMPT/S", "ANSWER/S", "SLOT KV", "RAM KV"),
@@ -111,12 +113,14 @@ TASKS = Panel(
     ("POSITION", "STATE", "CLASS", "MODEL", "PROMPT", "ANSWER", "TOK/S", "AGE", "USER", "SESSION"),
     frozenset(("POSITION", "PROMPT", "ANSWER", "TOK/S", "AGE", "USER")),
     ("STATE", "MODEL", "SESSION", "TOK/S", "AGE", "CLASS", "POSITION", "ANSWER", "PROMPT", "USER"),
+    _OWNED_NAMES,
 )
 SESSIONS = Panel(
     "sessions",
     ("STATE", "CLASS", "MODEL", "HISTORY", "TURNS", "IDLE", "USER", "SESSION"),
     frozenset(("HISTORY", "TURNS", "IDLE", "USER")),
     ("SESSION", "STATE", "MODEL", "HISTORY", "IDLE", "CLASS", "TURNS", "USER"),
+    _OWNED_NAMES,
 )
 
 
@@ -168,12 +172,19 @@ def _header(now: Sample, sums: MetricSums, rates: Rates) -> tuple[str, ...]:
         f"{now.software}, pid {stats['pid']}, up for {time_text(stats['uptime_s'])}{draining}",
         f"tokens/s  {_sum_text(rates.prompt)} prompt, {_sum_text(rates.answer)} answer",
         TASKS_LINE.format(**stats),
-        "sessions  {sessions} of {sessions_max}, {sessions_dormant} dormant".format(**stats),
+        _sessions_line(stats),
         (
             f"KV        {_bytes(kv, 'slots')} in slots, {_bytes(kv, 'memory')} in memory"
             f", {disk} on disk"
         ),
     )
+
+
+def _sessions_line(stats: JsonMap) -> str:
+    line = "sessions  {sessions} of {sessions_max}, {sessions_dormant} dormant"
+    if stats["sessions_waiting"]:
+        line += ", {sessions_waiting} waiting for a place"
+    return line.format(**stats)
 
 
 def _short_header(now: Sample, rates: Rates) -> tuple[str, ...]:
@@ -216,6 +227,12 @@ def _model_row(model: ModelInfo, sums: MetricSums, rates: Rates) -> Row:
     return Row(name, (*cells, f"{used:.0f}/{info['slots']}", *rates_of_model, *kv_cells))
 
 
+def owner_text(entry: JsonMap) -> str:
+    """Return the user of a session or task, with the label of its client if it has one."""
+    label = entry.get("label")
+    return f"{user_text(entry)} {label}" if label else user_text(entry)
+
+
 def _task_row(task: JsonMap, rates: Rates) -> Row:
     risen = task["effective_priority"] not in (None, task["priority"])
     cells = (
@@ -227,7 +244,7 @@ def _task_row(task: JsonMap, rates: Rates) -> Row:
         str(task["output_tokens"]),
         _rate_text(rates.tasks.get(task["task"])) if task["state"] == "running" else "-",
         time_text(task["age_s"]),
-        str(task["uid"]),
+        owner_text(task),
         task["session_id"] or str(task["context"]),
     )
     return Row(str(task["context"]), cells)
@@ -241,7 +258,7 @@ def _session_row(session: JsonMap) -> Row:
         str(session["tokens"]),
         str(session["turns"]),
         time_text(session["idle_s"]),
-        str(session["uid"]),
+        owner_text(session),
         session["session_id"] or str(session["context"]),
     )
     return Row(str(session["context"]), cells)
