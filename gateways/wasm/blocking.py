@@ -7,14 +7,14 @@ suspends: `run` steps a coroutine once, and has its result without an event loop
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..guests import DaemonLink
 
 if TYPE_CHECKING:
-    from ...ipc.client import AsyncClient, Client, Stream
+    from ...ipc.client import AsyncClient, Client
 
 R = TypeVar("R")
 
@@ -45,44 +45,7 @@ _sleep = time.sleep  # no event loop waits for it
 
 
 def _as_async(client: Client) -> AsyncClient:
-    return cast("AsyncClient", _BlockingCalls(client))
-
-
-class _BlockingCalls:
-    """The methods of a `Client` as coroutines that block, and never suspend."""
-
-    def __init__(self, client: Client):
-        self._client = client
-
-    def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-        method = getattr(self._client, "close" if name == "aclose" else name)
-
-        async def call(*arguments: Any, **keywords: Any) -> Any:
-            return method(*arguments, **keywords)
-
-        return call
-
-    def stream(self, context: int, **keywords: Any) -> _BlockingStream:
-        return _BlockingStream(self._client.stream(context, **keywords))
-
-
-class _BlockingStream(AsyncIterator[str], AbstractAsyncContextManager["_BlockingStream"]):
-    def __init__(self, stream: Stream):
-        self._stream = stream
-
-    @property
-    def metadata(self) -> Any:
-        return self._stream.metadata
-
-    async def __anext__(self) -> str:
-        try:
-            return next(self._stream)
-        except StopIteration:
-            raise StopAsyncIteration from None
-
-    async def __aenter__(self) -> Self:
-        self._stream.__enter__()
-        return self
-
-    async def __aexit__(self, *error: Any) -> None:
-        self._stream.__exit__(*error)
+    """Return the calls of *client* as coroutines that block and never suspend: those that it runs
+    itself. A token of a guest takes less time without its wrappers.
+    """
+    return client._asynchronous

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ...backends.errors import InvalidArgument
@@ -19,33 +21,45 @@ _BUILDER = struct.Struct("<II")
 
 
 class GuestMemory:
-    """The memory of the guest that calls a host function, during this call."""
+    """The memory of the guest that calls a host function, during this call.
+
+    The guest does not run meanwhile, so its memory neither grows nor moves: its size and address
+    are read once. wasmtime's own methods read them several times for each access.
+    """
 
     def __init__(self, memory: Memory, caller: Caller):
         self._memory, self._caller = memory, caller
+
+    @cached_property
+    def _size(self) -> int:
+        return int(self._memory.data_len(self._caller))
+
+    @cached_property
+    def _start(self) -> int:
+        return ctypes.addressof(self._memory.data_ptr(self._caller).contents)
 
     def check_range(self, address: int, size: int) -> None:
         """Check that the guest's memory has *size* bytes at *address*.
 
         :raises InvalidArgument: it ends before.
         """
-        memory_size = self._memory.data_len(self._caller)
-        if address + size > memory_size:
+        if address + size > self._size:
             raise InvalidArgument(
-                f"{size} bytes at {address:#x} are outside of the memory of {memory_size} bytes",
+                f"{size} bytes at {address:#x} are outside of the memory of {self._size} bytes",
                 hint="the guest passed a wrong pointer or size",
             )
 
     def read(self, address: int, size: int) -> bytes:
         """Return *size* bytes at *address*."""
         self.check_range(address, size)
-        return bytes(self._memory.read(self._caller, address, address + size))
+        # Not `string_at`: its size is a C int, and -1 would mean up to a zero byte.
+        return (ctypes.c_char * size).from_address(self._start + address).raw if size else b""
 
     def write(self, address: int, data: bytes) -> None:
         """Write *data* at *address*."""
         self.check_range(address, len(data))
         if data:
-            self._memory.write(self._caller, data, address)
+            ctypes.memmove(self._start + address, data, len(data))
 
     def write_u32(self, address: int, number: int) -> None:
         """Write a u32 at *address*."""

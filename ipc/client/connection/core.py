@@ -27,6 +27,17 @@ _CANCELS_MAX = 16
 """Requests in flight that are reserved for cancels."""
 _OUTBOX_BYTES_MAX = 16 << 20
 
+_forks = 0
+"""The forks between the program's start and this process; cheaper to compare than process ids."""
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
 
 class FrameSender(Protocol):
     """The frames that are not sent yet."""
@@ -54,7 +65,7 @@ class ConnectionCore(ABC):
         self.path = path
         self.server: ServerHello
         self.greeted = False
-        self._pid = os.getpid()
+        self._pid, self._forks = os.getpid(), _forks
         self._outbox = outbox
         self._received = Received(0, deque())
         self._ids = itertools.count(1)
@@ -107,7 +118,7 @@ class ConnectionCore(ABC):
     @property
     def forked(self) -> bool:
         """Whether this process is a fork of the one that connected."""
-        return os.getpid() != self._pid
+        return self._forks != _forks
 
     @property
     def lost(self) -> bool:
