@@ -1,6 +1,7 @@
 """The parameters of clients and configurations: their table, reading them, adjusting them."""
 
 from .ignored_keys import IGNORED_KEYS, REFUSED_KEYS
+from .other_spellings import FORMS
 from .parameter_table import (
     BY_NAME,
     BY_SPELLING,
@@ -12,7 +13,15 @@ from .parameter_table import (
     Level,
     Parameter,
 )
-from .reading import KEYS_MAX, Options, nearest, parse_json_options, read_options
+from .reading import (
+    KEYS_MAX,
+    SECTION_NAMES,
+    Options,
+    flat_keys,
+    nearest,
+    parse_json_options,
+    read_options,
+)
 from .sampler_options import GRAMMAR_FIELDS, SamplingParams, adjust_parameters, sampling_params
 from .stop_options import StoppingParams, stopping_params
 from .structural_tags import StructuralTag, StructuralTags, structural_tag_text
@@ -21,6 +30,7 @@ __all__ = (
     "BY_NAME",
     "BY_SPELLING",
     "FORMATS",
+    "FORMS",
     "GRAMMAR_FIELDS",
     "IGNORED_KEYS",
     "REFUSED_KEYS",
@@ -28,6 +38,7 @@ __all__ = (
     "PARAMETERS",
     "REQUESTABLE",
     "SAMPLERS",
+    "SECTION_NAMES",
     "Kind",
     "Level",
     "Options",
@@ -36,6 +47,7 @@ __all__ = (
     "StoppingParams",
     "StructuralTag",
     "StructuralTags",
+    "flat_keys",
     "nearest",
     "parse_json_options",
     "read_options",

@@ -8,17 +8,32 @@ refused with the reason.
 from __future__ import annotations
 
 _REASONS: dict[str, str] = {
-    "the daemon's configuration decides this; the operator sets it": """
-        max-sessions idle-timeout-ms auto-cleanup auto-cleanup-enabled queue-size
-        default-task-timeout-ms priority-scheduling-enabled fair-scheduling-enabled
-        auto-queue-cleanup queue-warning-threshold queue-reject-threshold max-concurrent
-        cache-strategy max-cache-tokens max-memory-mb memory-pressure-threshold
-        enable-partial-cache-deletion enable-token-cache-reuse cache-deletion-strategy
+    "the setting `sessions-max` decides this": "max-sessions",
+    "the setting `idle-timeout-ms` decides this": """
+        idle-timeout-ms auto-cleanup auto-cleanup-enabled""",
+    "the settings `tasks-waiting-max` and `tasks-waiting-user-max` decide this": """
+        queue-size queue-warning-threshold queue-reject-threshold auto-queue-cleanup""",
+    "a request has its own timeouts, and the settings none": "default-task-timeout-ms",
+    "priorities and fair shares are always on; access rules set a `priority-max`": """
+        priority-scheduling-enabled fair-scheduling-enabled""",
+    "the parameter `slots` of the model's configuration decides this": """
+        max-concurrent cont-batching n-sequences""",
+    "the settings `kv-ram-bytes` and `kv-disk-bytes` decide this": """
+        cache-strategy max-cache-tokens enable-partial-cache-deletion
+        enable-token-cache-reuse cache-deletion-strategy""",
+    "the setting `memory-bytes` decides this": "max-memory-mb memory-pressure-threshold",
+    "the settings `log-level`, `log-levels`, `log-format` and `log-file` decide this": """
         level enable-debug enable-debug-log enable-log timestamps colors file logging verbosity
-        log-json stream-stdout batch-processing batch-timeout-ms port hostname timeout-read
-        timeout-write n-threads-http ssl-key-file ssl-cert-file webui endpoint-slots
-        endpoint-props endpoint-metrics slot-save-path slot-prompt-similarity api-key
-        model-alias cont-batching n-sequences""",
+        log-json""",
+    "the setting `step-ms-target` decides this": "batch-processing batch-timeout-ms",
+    "the settings `socket` and `socket-mode` and the access rules decide this": """
+        port hostname timeout-read timeout-write n-threads-http ssl-key-file ssl-cert-file
+        webui endpoint-slots api-key""",
+    "the setting `metrics` decides this": "endpoint-metrics endpoint-props",
+    "the setting `state-dir` decides this": "slot-save-path",
+    "the daemon chooses slots itself": "slot-prompt-similarity",
+    "the configuration names models, by its tables `[models.NAME]`": "model-alias",
+    "the daemon has no output to print to; `inferd wasm run` has": "stream-stdout",
     "the daemon decides how to load a model, from the machine and its memory": """
         use-mmap use-mlock numa warmup check-tensors cpu-moe n-cpu-moe split-mode
         no-kv-offload cache-type-k cache-type-v flash-attn ubatch-size n-ubatch

@@ -58,6 +58,7 @@ _SECTIONS = {
     "logging": "",
 }
 """Objects whose keys are read as top-level keys, with the prefix that these get."""
+SECTION_NAMES = tuple(name for name in _SECTIONS if "." not in name)
 _SAMPLER_SPELLINGS = {n.replace("-", ""): n for n in SAMPLERS} | {
     "temp": "temperature",
     "typical": "typ-p",
@@ -125,7 +126,7 @@ def read_options(raw: Mapping[str, Any], *, strict: bool = False, lenient: bool 
     names = set[str]()
     suggests = True
     strict = strict or raw.get("strict") is True
-    for number, (key, name, value) in enumerate(_flat(raw)):
+    for number, (key, name, value) in enumerate(flat_keys(raw)):
         if number >= KEYS_MAX:
             raise TooLarge(f"more than {KEYS_MAX} keys", data={"keys_max": KEYS_MAX})
         if value is None or (name == "strict" and isinstance(value, bool)):
@@ -166,14 +167,16 @@ def read_options(raw: Mapping[str, Any], *, strict: bool = False, lenient: bool 
     return options
 
 
-def _flat(raw: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str, Any]]:
-    """Yield each key as it is given, its spelling with the section's prefix, and its value."""
+def flat_keys(raw: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Yield the keys of *raw* and of the sections in it: each key as it is given, its spelling with
+    the section's prefix, and its value.
+    """
     prefix = _SECTIONS.get(path, "")
     for key, value in raw.items():
         spelling = str(key).lower().replace("_", "-")
         section = f"{path}.{spelling}" if path else spelling
         if section in _SECTIONS and isinstance(value, Mapping):
-            yield from _flat(value, section)
+            yield from flat_keys(value, section)
         else:
             yield str(key)[:KEY_CHARACTERS_MAX], prefix + spelling, value
 

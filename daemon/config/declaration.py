@@ -34,10 +34,12 @@ class Applies(StrEnum):
 
 
 class ErrorList(msgspec.Struct, frozen=True):
-    """Errors in one place of the configuration; all places share `lines`."""
+    """Errors in one place of the configuration; all places share `lines` and `notes`."""
 
     place: str = ""
     lines: list[str] = []
+    notes: list[str] = []
+    """Keys without an effect, which are not errors."""
 
     def add(self, error: str) -> None:
         """Add an error in this place; an empty hint after its semicolon is cut off."""
@@ -45,7 +47,11 @@ class ErrorList(msgspec.Struct, frozen=True):
 
     def at(self, place: str) -> ErrorList:
         """Return the list for a place within this one."""
-        return ErrorList(self.place + place, self.lines)
+        return ErrorList(self.place + place, self.lines, self.notes)
+
+    def note(self, text: str) -> None:
+        """Add a note in this place."""
+        self.notes.append(f"{self.place}{text}")
 
     def raise_errors(self) -> None:
         """Raise a ValueError with one line for each error, if there are errors."""

@@ -14,7 +14,14 @@ import msgspec
 from ...backends.adapter_keys import ADAPTERS_MAX, SCALE_MAX
 from ...backends.echo.options import EchoOptions
 from ...backends.errors import InvalidArgument
-from ...backends.params import BY_SPELLING, nearest, read_options
+from ...backends.params import (
+    BY_SPELLING,
+    FORMS,
+    IGNORED_KEYS,
+    flat_keys,
+    nearest,
+    read_options,
+)
 from ...backends.shorten import shorten
 from .confinement import check_confined
 from .declaration import (
@@ -208,17 +215,21 @@ def _find_file(file: Path, folders: Folders, errors: ErrorList) -> Path:
 def read_options_table(
     table: Mapping[str, Any], folders: Folders, errors: ErrorList, known: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Read parameters, by any of their spellings; *known* are other keys to suggest."""
+    """Read parameters, by any of their spellings, also in the sections of nested JSON; *known* are
+    other keys to suggest. Keys of other runtimes without an effect may be in sections.
+    """
     values: dict[str, Any] = {}
-    for key, value in table.items():
-        parameter = BY_SPELLING.get(hyphens(key))
-        if parameter is None:
-            errors.add(f"unknown key {key!r}; {nearest(hyphens(key), (*known, *BY_SPELLING))}")
-        elif parameter.name in values:
+    for key, spelling, value in flat_keys(table):
+        parameter = BY_SPELLING.get(spelling)
+        if parameter is None and spelling in IGNORED_KEYS and table.get(key) is not value:
+            errors.note(f"{key} has no effect: {IGNORED_KEYS[spelling]}")
+        elif parameter is None and spelling not in FORMS:
+            errors.add(f"unknown key {key!r}; {nearest(spelling, (*known, *BY_SPELLING))}")
+        elif parameter is not None and parameter.name in values:
             errors.add(f"{key}: given twice, in two spellings of {parameter.name}")
         else:
             try:
-                values.update(read_options({key: value}, strict=True).values)
+                values.update(read_options({spelling: value}, strict=True).values)
             except InvalidArgument as exc:
                 errors.add(exc.message)
     if file := values.get("chat-template-file"):

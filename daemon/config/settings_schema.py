@@ -5,13 +5,14 @@ Numbers are numbers here: the schema does not allow numbers as text, as the envi
 
 from __future__ import annotations
 
-from ...backends.params import PARAMETERS
+from ...backends.params import PARAMETERS, SECTION_NAMES
 from ...backends.params.parameters_schema import json_schema as parameters_schema
 from .access_settings import ACCESS_KEYS, RULES_MAX
 from .declaration import Schema, table_schema
 from .model_settings import MODEL_KEYS, NAMES
 from .settings import SETTINGS
 
+_SECTION: Schema = {"type": "object", "description": "parameters, as in nested JSON"}
 _ECHO_MODEL: Schema = {"properties": {"backend": {"const": "echo"}}, "required": ["backend"]}
 _WITHOUT_FILE: Schema = {"properties": {"file": False}}
 _WITHOUT_ECHO_OPTIONS: Schema = {"properties": {"echo": {"maxProperties": 0}}}
@@ -24,9 +25,10 @@ def config_schema() -> Schema:
         settings[name]["description"] += f" (a change takes effect {setting.applies})"
     parameters = parameters_schema()["properties"]
     references = {name: {"$ref": f"#/$defs/{name}"} for name in parameters}
+    references |= dict.fromkeys(SECTION_NAMES, _SECTION)
     defaults = table_schema(references, {p.name: p.aliases for p in PARAMETERS})
     model = defaults | {
-        "properties": table_schema(MODEL_KEYS)["properties"] | references,
+        "properties": references | table_schema(MODEL_KEYS)["properties"],
         "if": _ECHO_MODEL,
         "then": _WITHOUT_FILE,
         "else": _WITHOUT_ECHO_OPTIONS,

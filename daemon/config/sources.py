@@ -20,7 +20,7 @@ import msgspec
 import platformdirs
 
 from ...backends.errors import InvalidArgument, Outcome
-from ...backends.params import BY_SPELLING, nearest
+from ...backends.params import BY_SPELLING, flat_keys, nearest
 from ...ipc.paths import daemon_socket_path
 from ..residency.machine import MachineMemory, cores_usable
 from .access_settings import read_access
@@ -63,6 +63,8 @@ class Sources(msgspec.Struct, frozen=True):
     """Origins by name of field, or by `models.NAME.KEY` and `defaults.KEY` of a flag; a default has
     no origin, a value of a table in the file neither.
     """
+    notes: list[str]
+    """Keys in the file that have no effect."""
 
 
 def load_config(
@@ -118,7 +120,7 @@ def read_sources(
     if errors.lines:
         raise ConfigError(errors.lines)
     config = replace(config, models=models, defaults=options, access=access)
-    return Sources(config, path, document, origins)
+    return Sources(config, path, document, origins, errors.notes)
 
 
 def _set_in_tables(
@@ -139,10 +141,19 @@ def _set_in_tables(
             table = table.setdefault(name, {})
         if isinstance(table, dict):  # otherwise the file has an error
             name = _parameter_name(key)
-            for other in [k for k in table if _parameter_name(k) == name]:
-                del table[other]
+            _remove_parameter(table, name, table)
             table[key], origins[f"{place}.{name}"] = value, f"--set {path}"
     return origins
+
+
+def _remove_parameter(table: dict[str, Any], name: str, section: dict[str, Any]) -> None:
+    """Remove the keys of a *section* of *table* and of those in it that spell a parameter."""
+    spelled = [(k, v) for k, s, v in flat_keys(table) if _parameter_name(s) == name]
+    for key, value in list(section.items()):
+        if any(key == k and value is v for k, v in spelled):
+            del section[key]
+        elif isinstance(value, dict):
+            _remove_parameter(table, name, value)
 
 
 def _parameter_name(key: str) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from inferd.backends.params import (
+    BY_NAME,
     BY_SPELLING,
     IGNORED_KEYS,
     PARAMETERS,
@@ -15,6 +17,8 @@ from inferd.backends.params import (
     read_options,
 )
 from inferd.backends.params.parameters_schema import json_schema
+from inferd.daemon.config.access_settings import ACCESS_KEYS
+from inferd.daemon.config.settings import SETTINGS
 from tools.docs import pages
 
 
@@ -28,6 +32,12 @@ def test_no_spelling_means_two_things() -> None:
     assert len(spellings) == len(set(spellings)) == len(BY_SPELLING)
     assert not set(spellings) & {*IGNORED_KEYS, *REFUSED_KEYS}
     assert not set(IGNORED_KEYS) & set(REFUSED_KEYS)
+
+
+def test_the_reasons_of_keys_without_effect_name_settings_that_exist() -> None:
+    named = {n for why in IGNORED_KEYS.values() for n in re.findall(r"`([a-z-]+)`", why)}
+    known = {*SETTINGS, *ACCESS_KEYS, *BY_NAME, "embed"}
+    assert len(named) > 10 and named <= known, named - known
 
 
 @pytest.mark.parametrize("parameter", PARAMETERS, ids=lambda p: p.name)

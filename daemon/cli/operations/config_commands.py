@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -31,15 +30,16 @@ def check(
     It checks the file, the environment and --set, as `inferd serve` would. The exit status is 2 if
     there are errors. A missing file of a model is a warning.
     """
-    from ...config.sources import configuration_file, load_config
+    from ...config.sources import read_sources
     from ...residency.model_files import missing_files, models_in
 
     flags = {**read_settings(settings), "config": file}
-    config, path = load_config(flags), configuration_file(file, os.environ)
+    sources = read_sources(flags)
+    config, path = sources.config, sources.file
     others: list[str] = []
     with suppress(OSError):
         others += models_in(config.models_dir)
-    warnings = missing_files(config.models, others)
+    warnings = missing_files(config.models, others) + sources.notes
     document = {
         "file": str(path or ""),
         "models": list(config.models),

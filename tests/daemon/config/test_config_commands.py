@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 
 from inferd.backends.adapter_keys import ADAPTERS_MAX
+from inferd.backends.params import read_options
 from inferd.daemon.access.rules import rights_of
 from inferd.daemon.config.access_settings import ACCESS_KEYS
 from inferd.daemon.config.settings import SETTINGS
@@ -327,3 +328,49 @@ def test_a_refused_adapter_does_not_match_the_schema(adapters: str) -> None:
 )
 def test_invalid_files_do_not_match_the_schema(text: str) -> None:
     assert not accepted(text)
+
+
+NESTED = """
+[defaults.memory_management.cache_policy]
+max_cache_tokens = 5
+strategy = "lru"
+[models.x]
+backend = "echo"
+[models.x.sampling]
+temp = 0.5
+[models.x.sampling.dynatemp]
+range = 0.25
+[models.x.sampling.mirostat]
+tau = 3
+[models.x.stopping]
+stop = ["END"]
+token_conditions = [{token_id = 2, mode = "stop_on_token"}]
+[models.x.logging]
+level = "debug"
+"""
+
+
+def test_nested_tables_are_read_as_nested_json(tmp_path: Path) -> None:
+    file = tmp_path / "nested.toml"
+    text = NESTED.replace('strategy = "lru"\n', "")
+    file.write_text(text)
+    options = load_config({"config": file}).models["x"].options
+    document = tomllib.loads(text)["models"]["x"]
+    del document["backend"]
+    assert options == read_options(document).values
+    assert options["dynatemp-range"] == 0.25 and options["stop-tokens"] == [2]
+    assert accepted(text)
+
+    result = inferd("config", "check", str(file))
+    assert result.exit_code == 0
+    level, cache = sorted(result.stderr.splitlines(), key=len, reverse=True)
+    assert "[models.x] level has no effect: " in level and "`log-level`" in level
+    assert "[defaults] max_cache_tokens has no effect: " in cache and "`kv-ram-bytes`" in cache
+    flags = {"config": file, "models.x.temp": 0.75, "models.x.dynatemp_range": 0}
+    assert load_config(flags).models["x"].options["temp"] == 0.75
+
+    file.write_text(NESTED)
+    refused = inferd("config", "check", str(file))
+    assert refused.exit_code == 2 and "[defaults] unknown key 'strategy'" in refused.stderr
+    file.write_text(text.replace('backend = "echo"', 'backend = "echo"\ntemperature = 1'))
+    assert "temp: given twice" in inferd("config", "check", str(file)).stderr
