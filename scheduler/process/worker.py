@@ -54,6 +54,7 @@ def main() -> None:
         sys.exit(EXIT_OTHER_BUILD)
     fd, parent, record = (int(argument) for argument in sys.argv[2:5])
     _bind_to_parent(parent)
+    gc.freeze()  # the modules so far stay; no later collection walks their objects
     gc.disable()  # until the engine runs: a tenth of the time of the backend's imports
     library_log.write_line = write_library_line
     run_worker(SocketLink(socket.socket(fileno=fd)), record)
