@@ -124,19 +124,32 @@ class Forecast:
     def _fair_order(
         self, owners: dict[Owner, deque[Ticket]], computed: OwnerClock
     ) -> Iterator[Ticket]:
-        """Yield the turns of one priority, those of the owner with the fewest tokens first."""
-        heap = [(computed.served(owner), arrival, owner) for arrival, owner in enumerate(owners)]
-        heapq.heapify(heap)
-        while heap:
-            served, arrival, owner = heapq.heappop(heap)
-            now_served = computed.served(owner)
-            if served != now_served:  # another label of the user was served meanwhile
-                heapq.heappush(heap, (now_served, arrival, owner))
-                continue
+        """Yield the turns of one priority, those of the owner with the fewest tokens first.
+
+        Each turn moves its user, and among the user's labels its own: one heap for the users and
+        one for each user's labels, so that many labels of a user take no longer than many users.
+        """
+        labels: dict[int, list[tuple[int, int, Owner]]] = {}
+        for arrival, owner in enumerate(owners):
+            labels.setdefault(owner.user, []).append((computed.served(owner)[1], arrival, owner))
+        users: list[tuple[tuple[int, int], int, int]] = []
+
+        def add_user(user: int) -> None:
+            _, arrival, owner = labels[user][0]
+            heapq.heappush(users, (computed.served(owner), arrival, user))
+
+        for user, own in labels.items():
+            heapq.heapify(own)
+            add_user(user)
+        while users:
+            *_, user = heapq.heappop(users)
+            _, arrival, owner = heapq.heappop(labels[user])
             ticket = owners[owner].popleft()
             computed.count_work(owner, self._computed_at_end(ticket))
             if owners[owner]:
-                heapq.heappush(heap, (computed.served(owner), arrival, owner))
+                heapq.heappush(labels[user], (computed.served(owner)[1], arrival, owner))
+            if labels[user]:
+                add_user(user)
             yield ticket
 
     def tokens_used(self, ticket: Ticket) -> int:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from inferd.backends.errors import Busy, QuotaExceeded
-from inferd.scheduler.owner import Owner
+from inferd.scheduler.owner import Owner, OwnerClock
 from inferd.scheduler.priority import Priority
+from inferd.scheduler.settings import EngineSettings
 from inferd.sessions import AdmissionBounds, Ledger, Quota
 from inferd.sessions.admission.bounds import Ticket
+from inferd.sessions.admission.forecast import Forecast
 from inferd.sessions.admission.kept_bytes import KeptBytes
 from inferd.sessions.admission.label_shares import OwnerCounts, exceeds_share
 from inferd.sessions.admission.quotas import Spending
@@ -59,10 +65,51 @@ def test_prompts_of_a_label_leave_space_for_those_of_another() -> None:
     assert admit(ledger, OTHER, 100, tokens=10) == 2
 
 
-def test_ten_thousand_labels_have_no_more_than_their_user() -> None:
+def test_a_thousand_labels_have_no_more_than_their_user() -> None:
     ledger = Ledger(AdmissionBounds(1000, 50))
-    admitted = sum(admit(ledger, Owner(1, f"label{n}"), 1) for n in range(10_000))
+    admitted = sum(admit(ledger, Owner(1, f"label{n}"), 1) for n in range(1000))
     assert admitted == 50 and admit(ledger, Owner(2), 1) == 1
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 3), st.sampled_from("abcd"), st.integers(0, 300)), max_size=30
+    )
+)
+def test_the_predicted_order_takes_the_user_and_then_the_label_with_the_fewest_tokens(
+    turns: list[tuple[int, str, int]],
+) -> None:
+    forecast = Forecast(EngineSettings())
+    tickets = [Ticket(Owner(u, label), "m", 1, Priority.NORMAL, size) for u, label, size in turns]
+    arrivals = [ticket.owner for ticket in tickets]
+    clock, waiting, expected = OwnerClock(), list(tickets), []
+    while waiting:
+        first = min(waiting, key=lambda t: (clock.served(t.owner), arrivals.index(t.owner)))
+        waiting.remove(first)
+        expected.append(first)
+        clock.count_work(first.owner, forecast._computed_at_end(first))
+
+    assert forecast.slot_order(tickets, time.monotonic()) == expected
+
+
+def test_the_order_of_many_labels_takes_as_long_as_that_of_many_users(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A turn of a label once moved all others of its user: 0.1 s of the loop for each refusal."""
+    served, calls = OwnerClock.served, list[Owner]()
+
+    def count_call(self: OwnerClock, owner: Owner) -> tuple[int, int]:
+        calls.append(owner)
+        return served(self, owner)
+
+    monkeypatch.setattr(OwnerClock, "served", count_call)
+    labels = [Owner(1, f"label{n}") for n in range(400)]
+    users = [Owner(n) for n in range(400)]
+    for owners in (labels, users):
+        calls.clear()
+        tickets = [Ticket(owner, "m", 1, Priority.NORMAL, 1) for owner in owners]
+        Forecast(EngineSettings()).slot_order(tickets, time.monotonic())
+        assert 400 <= len(calls) <= 3 * 400
 
 
 def test_a_label_spends_half_of_the_tokens_at_once_and_its_user_no_more_than_all() -> None:
