@@ -31,7 +31,7 @@ COMMANDS = {
     "stop", "pull", "queue", "rm-session", "pin", "unpin", "swap", "sessions", "template",
     "install-service", "uninstall-service", "add-adapter", "rm-adapter", "embed",
     "parameters", "config", "doctor", "top", "stats", "drain", "logs", "log-level", "park", "start",
-    "wasm", "nnrpc", "gateway",
+    "wasm", "nnrpc", "gateway", "conformance",
 }  # fmt: skip
 CLIENT_COMMANDS = [
     ("run", "m", "p"), ("chat", "m"), ("models",), ("show", "m"), ("load", "m"), ("unload", "m"),
@@ -39,7 +39,7 @@ CLIENT_COMMANDS = [
     ("queue",), ("rm-session", "mine"), ("pin", "m"), ("unpin", "m"), ("sessions",),
     ("swap", "m", "--to", "n"), ("template", "m", "p"),
     ("add-adapter", "m", "style", "style.gguf"), ("rm-adapter", "m", "style"),
-    ("top",), ("stats",), ("drain",), ("logs",), ("log-level",),
+    ("top",), ("stats",), ("drain",), ("logs",), ("log-level",), ("conformance",),
 ]  # fmt: skip
 
 

@@ -1,0 +1,33 @@
+"""The cases, a module for each part of the protocol page. Their import registers them."""
+
+from . import (
+    cancellation,
+    compatibility,
+    contexts,
+    errors,
+    exchanges,
+    frames,
+    greeting,
+    handles,
+    limits,
+    malformed,
+    streams,
+    tensors,
+    turns,
+)
+
+__all__ = (
+    "greeting",
+    "frames",
+    "malformed",
+    "compatibility",
+    "handles",
+    "contexts",
+    "tensors",
+    "turns",
+    "streams",
+    "cancellation",
+    "limits",
+    "errors",
+    "exchanges",
+)
