@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import anyio
@@ -141,22 +142,24 @@ class _StreamWriter:
         self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]
     ) -> None:
         """Write a piece."""
-        await self._write(self._form.piece(answer, piece, probabilities))
+        await self._write(partial(self._form.piece, answer, piece, probabilities))
 
     async def write_end(self, answer: int, end: Answer) -> None:
         """Write the end of an answer."""
-        await self._write(self._form.end(answer, end))
+        await self._write(partial(self._form.end, answer, end))
 
     def note_error(self, error: InferdError) -> None:
         """Note an error; the first one ends the stream."""
         self._error = self._error or error
 
-    async def _write(self, data: bytes) -> None:
+    async def _write(self, make_data: Callable[[], bytes]) -> None:
         async with self._lock:
+            head = b""
             if not self._begun:
                 self._begun = True
                 await self._start()
-                data = self._form.begin() + data
+                head = self._form.begin()
+            data = head + make_data()  # after `begin`: a form may number its events
             if data:
                 await self._exchange.write(data)
 

@@ -36,11 +36,13 @@ class Field:
     note: str = ""
     option: str = ""
     permitted: tuple[Any, ...] = ()
+    sets: str = ""
+    """The parameter that the API's own code makes of it: the daemon's errors name that."""
 
 
-def honoured(name: str, note: str = "") -> Field:
-    """Return a field that the API's own code reads."""
-    return Field(name, Use.HONOURED, note)
+def honoured(name: str, note: str = "", *, sets: str = "") -> Field:
+    """Return a field that the API's own code reads, and of which it may make a parameter."""
+    return Field(name, Use.HONOURED, note, sets=sets)
 
 
 def parameter(name: str, option: str = "", note: str = "") -> Field:
@@ -68,7 +70,7 @@ class FieldTable:
     def __init__(self, path: str, fields: Sequence[Field], *, parameters: bool = False):
         self.path, self.fields, self.parameters = path, tuple(fields), parameters
         self._by_name = {field.name: field for field in fields}
-        self._by_option = {field.option: field.name for field in fields if field.option}
+        self._by_option = {field.option or field.sets: field.name for field in fields}
 
     def read(self, body: bytes, kind: type[S]) -> tuple[S, dict[str, Any]]:
         """Return a request's own fields and its parameters. A null counts as absent.

@@ -11,6 +11,7 @@ from .embeddings import EMBEDDINGS, answer_embeddings
 from .errors import error_body
 from .models import answer_model, answer_models
 from .queue import answer_queue
+from .responses import RESPONSES, answer_response, delete_response
 
 
 class OpenAIApi:
@@ -18,13 +19,15 @@ class OpenAIApi:
 
     title = "OpenAI"
     prefixes = ("/v1/",)
-    tables = (CHAT, COMPLETIONS, EMBEDDINGS)
+    tables = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)
     endpoints = (
         Endpoint(method="GET", path="/v1/models", answer=answer_models),
         Endpoint(method="GET", path="/v1/models/{model:path}", answer=answer_model),
         Endpoint(method="POST", path="/v1/chat/completions", answer=answer_chat),
         Endpoint(method="POST", path="/v1/completions", answer=answer_completion),
         Endpoint(method="POST", path="/v1/embeddings", answer=answer_embeddings),
+        Endpoint(method="POST", path="/v1/responses", answer=answer_response),
+        Endpoint(method="DELETE", path="/v1/responses/{response}", answer=delete_response),
         Endpoint(method="GET", path="/v1/queue", answer=answer_queue),
     )
     error_body = staticmethod(error_body)

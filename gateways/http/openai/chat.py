@@ -113,7 +113,7 @@ def priority_of(priority: Priority | None, tier: ServiceTier, caller: Caller) ->
         return priority
     wanted: Priority = "normal"
     if tier != "auto":
-        wanted = {"flex": "low", "priority": "high"}.get(tier, "normal")  # type: ignore[assignment]
+        wanted = {"flex": "low", "priority": "high", "fast": "high"}.get(tier, "normal")  # type: ignore[assignment]
     return min(wanted, caller.priority_max, key=PRIORITIES.index)
 
 

@@ -11,7 +11,7 @@ from ....ipc.priorities import Priority
 from ..fields import FieldTable, honoured, ignored, parameter, refused
 
 TOP_LOGPROBS_MAX = 20
-ServiceTier = Literal["auto", "default", "flex", "priority", "scale"]
+ServiceTier = Literal["auto", "default", "flex", "priority", "scale", "fast"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -67,16 +67,16 @@ CHAT = FieldTable(
         honoured("stream"),
         honoured("stream_options", "`include_usage`"),
         honoured("n", "up to 16; the prompt is computed once; each has the next seed"),
-        honoured("max_completion_tokens"),
+        honoured("max_completion_tokens", sets="n-predict"),
         honoured("max_tokens", "if `max_completion_tokens` is absent"),
-        honoured("response_format", "`text`, `json_object`, `json_schema`"),
-        honoured("logprobs"),
+        honoured("response_format", "`text`, `json_object`, `json_schema`", sets="json-schema"),
+        honoured("logprobs", sets="n-probs"),
         honoured("top_logprobs", "up to 20"),
-        honoured("logit_bias"),
+        honoured("logit_bias", sets="logit-bias"),
         honoured(
             "reasoning_effort", "passed to the chat template; with `none`, `enable_thinking` is off"
         ),
-        honoured("service_tier", "`flex` is the class `low`, `priority` is `high`"),
+        honoured("service_tier", "`flex` is the class `low`; `priority` and `fast` are `high`"),
         parameter("temperature", note="the default is the model's"),
         parameter("top_p", note="the default is the model's"),
         parameter("frequency_penalty", "frequency-penalty"),
@@ -86,7 +86,11 @@ CHAT = FieldTable(
         parameter("tools"),
         parameter("tool_choice", "tool-choice", "`auto`, `none`, `required`, or a function"),
         parameter("parallel_tool_calls", "parallel-tool-calls"),
-        honoured("chat_template_kwargs", "extension: arguments of the chat template"),
+        honoured(
+            "chat_template_kwargs",
+            "extension: arguments of the chat template",
+            sets="chat-template-kwargs",
+        ),
         honoured("priority", "extension: `low`, `normal`, `high` or `urgent`"),
         honoured(
             "session_id",

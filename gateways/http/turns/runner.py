@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 
-from ....backends.errors import InferdError, SessionBusy, Timeout
+from ....backends.errors import InferdError, InvalidArgument, SessionBusy, Timeout
 from ....ipc.client import Answer as ClientAnswer
 from ....ipc.client import AsyncSession, AsyncStream, Embeddings, Piece, Reply
 from ....ipc.priorities import Priority
@@ -152,6 +152,8 @@ class TurnRunner:
         caller.check_model(request.model)
         caller.check_priority(request.priority)
         with self._reserve_session(caller, request.session_id):
+            if request.branch_of is not None:
+                await self._branch(caller, request)
             async with (
                 self.pool.lease(caller, requests) as client,
                 client.session(
@@ -163,6 +165,39 @@ class TurnRunner:
                 ) as session,
             ):
                 yield session
+
+    async def _branch(self, caller: Caller, request: TurnRequest) -> None:
+        """Make the request's session a branch of another one, which stays as it is.
+
+        :raises InvalidArgument: there is no such session.
+        """
+        assert request.branch_of is not None and request.session_id is not None
+        with self._reserve_session(caller, request.branch_of):
+            async with (
+                self.pool.lease(caller) as client,
+                client.session(
+                    request.model,
+                    session_id=request.branch_of,
+                    priority=request.priority,
+                    queue_timeout=self._limits.queue_s_max,
+                ) as trunk,
+            ):
+                if not trunk.attached:  # opening has made it
+                    await trunk.delete()
+                    raise InvalidArgument(
+                        f"there is no response {request.branch_of!r}, or it was deleted",
+                        hint="send the whole history as input",
+                        data={"param": "previous_response_id"},
+                    )
+                [branch] = (
+                    await client.fork_session(trunk.context, session_ids=[request.session_id])
+                ).contexts
+                await client.finalize_execution_context(branch, keep=True)
+
+    async def delete_session(self, caller: Caller, session_id: str) -> bool:
+        """Delete a session of a caller; return whether there was one."""
+        async with self.pool.lease(caller) as client:
+            return await client.delete_session(session_id=session_id)
 
     def _reserve_session(self, caller: Caller, session_id: str | None) -> _Reservation:
         return _Reservation(self._sessions, caller, session_id)

@@ -118,7 +118,7 @@ def test_a_session_stays_after_its_requests(api: openai.OpenAI, client: Client) 
         ({"logit_bias": {"yes": 1}}, 400, "logit_bias"),
         ({"top_logprobs": 2}, 400, "top_logprobs"),
         ({"response_format": {"type": "xml"}}, 400, "response_format.type"),
-        ({"service_tier": "fast"}, 400, "service_tier"),
+        ({"service_tier": "slow"}, 400, "service_tier"),
         ({"priority": "urgent"}, 403, "priority"),
         ({"audio": {"voice": "a", "format": "wav"}}, 400, "audio"),
         ({"functions": [{"name": "f"}]}, 400, "functions"),

@@ -924,6 +924,10 @@ export interface ForkSessionParams {
   n?: number | undefined;
   /** an id for each branch, all different and not in use; empty: the branches have no id */
   session_ids?: string[] | undefined;
+  /** the class of the wait for places; empty: the context's */
+  priority?: Priority | "" | undefined;
+  /** the longest wait for places; 0: fail at once */
+  queue_timeout_s?: number | undefined;
 }
 
 export interface ForkSessionResult {

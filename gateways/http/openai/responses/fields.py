@@ -1,0 +1,111 @@
+"""The fields of `/v1/responses`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from .....ipc.priorities import Priority
+from ...fields import FieldTable, honoured, ignored, parameter, refused
+from ..chat_fields import TOP_LOGPROBS_MAX, Effort, ServiceTier
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+class TextFormat(Struct):
+    """The form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str = ""
+    description: str = ""
+    schema_: dict[str, Any] | None = msgspec.field(name="schema", default=None)
+    strict: bool | None = None
+
+
+class TextOptions(Struct):
+    """The form of the answer, and its length."""
+
+    format: TextFormat = msgspec.field(default_factory=TextFormat)
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(Struct):
+    """The reasoning before the answer."""
+
+    effort: Effort | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class ResponseRequest(Struct, kw_only=True):
+    """The fields that the gateway's own code reads; the others are parameters."""
+
+    model: str
+    input: str | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=1000)]
+    instructions: str | None = None
+    previous_response_id: Annotated[str, Meta(pattern="^resp_[0-9a-f]{40}$")] | None = None
+    store: bool = True
+    stream: bool = False
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    text: TextOptions = msgspec.field(default_factory=TextOptions)
+    reasoning: Reasoning = msgspec.field(default_factory=Reasoning)
+    include: list[str] = []
+    top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX)] = 0
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] = []
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    metadata: Annotated[dict[str, str], Meta(max_length=16)] = {}
+    service_tier: ServiceTier = "auto"
+    priority: Priority | None = None
+
+
+RESPONSES = FieldTable(
+    "/v1/responses",
+    [
+        honoured("model"),
+        honoured(
+            "input",
+            "a text, or items: messages with parts of text, `function_call`,"
+            " `function_call_output`; `reasoning` items have no effect",
+        ),
+        honoured(
+            "instructions",
+            "with `previous_response_id` they stay in force, and other ones are refused",
+        ),
+        honoured("previous_response_id", "the new response branches off from it"),
+        honoured("store", "true if absent: the response can be continued, as a dormant session"),
+        honoured("stream"),
+        honoured("max_output_tokens", sets="n-predict"),
+        honoured("text", "`format`: `text`, `json_object`, `json_schema`", sets="json-schema"),
+        honoured("reasoning", "`effort`, as `reasoning_effort` of a chat"),
+        honoured("include", f"`{LOGPROBS}`; the models have nothing of the rest"),
+        honoured("top_logprobs", "up to 20"),
+        honoured("tools", "functions; other tools are refused by name", sets="tools"),
+        honoured("tool_choice", "`auto`, `none`, `required`, or a function", sets="tool-choice"),
+        honoured("parallel_tool_calls"),
+        honoured("metadata", "returned in the response"),
+        honoured("service_tier", "as in a chat"),
+        honoured("priority", "extension: `low`, `normal`, `high` or `urgent`"),
+        parameter("temperature", note="the default is the model's"),
+        parameter("top_p", note="the default is the model's"),
+        refused("background", "requests run while the client is connected", False),
+        refused("background_options", "requests run while the client is connected"),
+        refused("conversation", "use previous_response_id"),
+        refused("context_management", "histories are not compacted"),
+        refused("prompt", "there are no stored prompts"),
+        refused("max_tool_calls", "the models call only the program's own functions"),
+        refused("truncation", "a prompt that is too long is refused", "disabled"),
+        refused("moderation", "nothing is moderated"),
+        refused("image", "the models make no images"),
+        ignored("stream_options", "its streams have no obfuscation"),
+        ignored("access_programs", "there are none"),
+        ignored("user", "the key names the user"),
+        ignored("safety_identifier", "the key names the user"),
+        ignored("prompt_cache_key", "equal beginnings are always found"),
+        ignored("prompt_cache_retention", "the daemon's settings decide"),
+        ignored("prompt_cache_options", "the daemon's settings decide"),
+    ],
+    parameters=True,
+)

@@ -1,0 +1,202 @@
+"""OpenAI's client on a real model: chats, schemas, tools, sessions, prefixes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from inferd import Client
+from inferd.testing import RunningDaemon, running_daemon
+from tests.gateways.http.driver import CALL_S_MAX, RunningGateway
+from tests.models import ONE_THREAD, smollm2
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+CONFIG = ONE_THREAD + "[models.smollm2]\nslots = 4\nctx-size = 1024\n"
+QUESTION = "What is the capital of France?"
+MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
+GREEDY: dict[str, Any] = {"model": "smollm2", "temperature": 0, "max_completion_tokens": 24}
+PARIS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Return the weather of a city.",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "maxLength": 12}},
+                "required": ["city"],
+                "additionalProperties": False,
+            },
+        },
+    }
+]
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    models = tmp_path_factory.mktemp("models")
+    (models / "smollm2.gguf").symlink_to(smollm2())
+    with running_daemon(CONFIG, models_dir=models) as running:
+        yield running
+
+
+def test_a_chat_is_the_clients(api: openai.OpenAI, client: Client) -> None:
+    with client.session("smollm2", options={"temp": 0, "n-predict": 24}) as session:
+        expected = session.chat(QUESTION)
+    done = api.chat.completions.create(**GREEDY, messages=MESSAGES)
+    assert done.choices[0].message.content == expected
+    assert done.usage is not None
+    assert done.usage.completion_tokens == expected.metadata["output_tokens"]
+    chunks = api.chat.completions.create(**GREEDY, messages=MESSAGES, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
+
+
+@pytest.mark.asyncio
+async def test_asynchronous_streams_read_the_same(http: RunningGateway, api: openai.OpenAI) -> None:
+    expected = api.chat.completions.create(**GREEDY, messages=MESSAGES).choices[0].message.content
+
+    async def read(client: openai.AsyncOpenAI) -> str:
+        stream = await client.chat.completions.create(**GREEDY, messages=MESSAGES, stream=True)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    async with openai.AsyncOpenAI(
+        base_url=f"{http.url}/v1", api_key="none", timeout=CALL_S_MAX
+    ) as client:
+        texts = await asyncio.gather(*(read(client) for _ in range(8)))
+    assert texts == [expected] * 8
+
+
+def test_a_growing_history_is_not_computed_again(api: openai.OpenAI) -> None:
+    messages = [*MESSAGES]
+    first = api.chat.completions.create(**GREEDY, messages=messages)
+    messages += [first.choices[0].message.model_dump(exclude_none=True)]
+    messages += [{"role": "user", "content": "And of Italy?"}]
+    usage = api.chat.completions.create(**GREEDY, messages=messages).usage
+    assert usage is not None and usage.prompt_tokens_details is not None
+    assert first.usage is not None
+    cached = usage.prompt_tokens_details.cached_tokens
+    assert cached is not None and cached >= first.usage.prompt_tokens
+
+
+def test_a_session_takes_only_the_new_messages(api: openai.OpenAI) -> None:
+    session: Any = {"session_id": "france"}
+    one = api.chat.completions.create(**GREEDY, messages=MESSAGES, extra_body=session)
+    two = api.chat.completions.create(**GREEDY, messages=MESSAGES, extra_body=session)
+    assert one.usage is not None and two.usage is not None
+    assert two.usage.prompt_tokens > one.usage.prompt_tokens + one.usage.completion_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_follows_its_schema(api: openai.OpenAI, stream: bool) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 12},
+            "size": {"enum": ["small", "large"]},
+        },
+        "required": ["city", "size"],
+        "additionalProperties": False,
+    }
+    form: Any = {
+        "type": "json_schema",
+        "json_schema": {"name": "city", "schema": schema, "strict": True},
+    }
+    keywords: Any = {**GREEDY, "messages": MESSAGES, "response_format": form}
+    keywords["max_completion_tokens"] = 100
+    if stream:
+        chunks = api.chat.completions.create(**keywords, stream=True)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    else:
+        text = api.chat.completions.create(**keywords).choices[0].message.content
+    found = json.loads(text)
+    assert set(found) == {"city", "size"} and found["size"] in ("small", "large")
+
+
+def test_an_answer_is_any_object(api: openai.OpenAI) -> None:
+    done = api.chat.completions.create(
+        model="smollm2",
+        messages=MESSAGES,
+        temperature=0,
+        max_completion_tokens=200,
+        response_format={"type": "json_object"},
+        extra_body={"stop-complete": "json"},
+    )
+    assert (done.choices[0].message.content or "").startswith("{")
+
+
+def test_a_wrong_schema_names_the_field(api: openai.OpenAI) -> None:
+    form: Any = {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": {"type": "strin"}, "strict": True},
+    }
+    with pytest.raises(openai.BadRequestError) as caught:
+        api.chat.completions.create(**GREEDY, messages=MESSAGES, response_format=form)
+    assert caught.value.param == "response_format"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_required_tool_is_called_with_its_schema(api: openai.OpenAI, stream: bool) -> None:
+    keywords: Any = {**GREEDY, "messages": MESSAGES, "tools": PARIS, "tool_choice": "required"}
+    keywords["max_completion_tokens"] = 100
+    if stream:
+        calls: list[Any] = []
+        for chunk in api.chat.completions.create(**keywords, stream=True):
+            calls += chunk.choices[0].delta.tool_calls or []
+            reason = chunk.choices[0].finish_reason
+    else:
+        choice = api.chat.completions.create(**keywords).choices[0]
+        calls, reason = choice.message.tool_calls or [], choice.finish_reason
+    assert calls and reason == "tool_calls"
+    assert calls[0].function.name == "get_weather" and calls[0].id
+    assert set(json.loads(calls[0].function.arguments)) == {"city"}
+
+
+def test_the_result_of_a_tool_is_read(api: openai.OpenAI) -> None:
+    keywords: Any = {**GREEDY, "tools": PARIS}
+    done = api.chat.completions.create(
+        **{**keywords, "max_completion_tokens": 100}, messages=MESSAGES, tool_choice="required"
+    )
+    message = done.choices[0].message
+    assert message.tool_calls
+    result: Any = {
+        "role": "tool",
+        "tool_call_id": message.tool_calls[0].id,
+        "content": [{"type": "text", "text": "sunny"}],
+    }
+    history: list[Any] = [*MESSAGES, message.model_dump(exclude_none=True), result]
+    answer = api.chat.completions.create(**keywords, messages=history, tool_choice="none")
+    assert answer.choices[0].message.content
+
+
+def test_answers_have_different_seeds(api: openai.OpenAI) -> None:
+    keywords: Any = {"model": "smollm2", "messages": MESSAGES, "n": 3, "seed": 7}
+    keywords |= {"max_completion_tokens": 12, "temperature": 1.5}
+    whole = api.chat.completions.create(**keywords)
+    texts = ["", "", ""]
+    for chunk in api.chat.completions.create(**keywords, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert len(set(texts)) == 3
+    assert texts[0] == whole.choices[0].message.content
+
+
+def test_logprobs_are_the_models(api: openai.OpenAI) -> None:
+    done = api.chat.completions.create(**GREEDY, messages=MESSAGES, logprobs=True, top_logprobs=5)
+    logprobs = done.choices[0].logprobs
+    assert logprobs is not None and logprobs.content
+    for each in logprobs.content:
+        assert len(each.top_logprobs) == 5
+        assert each.logprob == pytest.approx(each.top_logprobs[0].logprob, abs=1e-6)
+
+
+def test_developers_and_long_prompts(api: openai.OpenAI) -> None:
+    messages: list[Any] = [{"role": "developer", "content": "Answer in one word."}, *MESSAGES]
+    assert api.chat.completions.create(**GREEDY, messages=messages).choices
+    with pytest.raises(openai.BadRequestError) as caught:
+        api.chat.completions.create(**GREEDY, messages=[{"role": "user", "content": "x " * 3000}])
+    assert caught.value.code == "context_length_exceeded"

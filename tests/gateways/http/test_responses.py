@@ -1,0 +1,190 @@
+"""OpenAI's responses: items, events, tools, and the response before as a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from inferd import Client
+from inferd.testing import RunningDaemon, running_daemon
+from tests.echo import echo_model
+from tests.models import ONE_THREAD, smollm2
+
+CALL = '<tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>'
+LOOK: Any = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+MODELS = "[models.smollm2]\nslots = 4\nctx-size = 1024\n"
+GREEDY: dict[str, Any] = {"model": "smollm2", "temperature": 0, "max_output_tokens": 24}
+QUESTION = "What is the capital of France?"
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    models = tmp_path_factory.mktemp("models")
+    (models / "smollm2.gguf").symlink_to(smollm2())
+    config = ONE_THREAD + MODELS + echo_model("echo", tool_format="hermes")
+    with running_daemon(config, models_dir=models) as running:
+        yield running
+
+
+def test_a_response_has_its_items_and_its_usage(api: openai.OpenAI) -> None:
+    done = api.responses.create(model="echo", input="hello", metadata={"a": "b"})
+    assert (done.output_text, done.status, done.metadata) == ("hello", "completed", {"a": "b"})
+    assert done.usage is not None
+    assert (done.usage.input_tokens, done.usage.output_tokens) == (7, 6)
+    cut = api.responses.create(model="echo", input="hello", max_output_tokens=2)
+    assert (cut.output_text, cut.status) == ("he", "incomplete")
+    assert cut.incomplete_details is not None
+    assert cut.incomplete_details.reason == "max_output_tokens"
+
+
+def test_the_events_of_a_stream_make_the_response(api: openai.OpenAI) -> None:
+    kinds, numbers, text = [], [], ""
+    for event in api.responses.create(model="echo", input="hello", stream=True):
+        kinds.append(event.type)
+        numbers.append(event.sequence_number)
+        if event.type == "response.output_text.delta":
+            text += event.delta
+        if event.type == "response.completed":
+            assert event.response.output_text == text == "hello"
+    assert numbers == list(range(len(numbers)))
+    assert list(dict.fromkeys(kinds)) == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+
+
+def test_the_clients_own_stream_reads_it(api: openai.OpenAI) -> None:
+    with api.responses.stream(model="echo", input=f"so {CALL}", tools=[LOOK]) as stream:
+        final = stream.get_final_response()
+    assert [item.type for item in final.output] == ["message", "function_call"]
+    call: Any = final.output[1]
+    assert (call.name, call.arguments) == ("look", '{"at": 1}')
+
+
+def test_items_are_messages(api: openai.OpenAI) -> None:
+    items: list[Any] = [
+        {"role": "developer", "content": "Be brief."},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": []},
+        {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "a", "output": "nothing"},
+    ]
+    assert api.responses.create(model="echo", input=items).output_text == "nothing"
+    again = api.responses.create(**GREEDY, instructions="Be brief.", input=items[1:])
+    assert again.output_text
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input.0.content.0",
+        ),
+        ({"tools": [{"type": "web_search"}]}, "tools.0"),
+        ({"tools": [LOOK], "tool_choice": {"type": "custom", "name": "x"}}, "tool_choice"),
+        ({"background": True}, "background"),
+        ({"conversation": "x"}, "conversation"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"previous_response_id": "resp_x"}, "previous_response_id"),
+        ({"previous_response_id": f"resp_{'0' * 40}"}, "previous_response_id"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+    ],
+)
+def test_a_refusal_names_the_field(
+    api: openai.OpenAI, client: Client, fields: dict[str, Any], param: str
+) -> None:
+    before = len(client.sessions(dormant=True))
+    with pytest.raises(openai.BadRequestError) as caught:
+        api.post("/responses", body={"model": "echo", "input": "x"} | fields, cast_to=object)
+    assert caught.value.param == param
+    assert len(client.sessions(dormant=True)) == before
+
+
+def test_a_response_continues_the_one_before(api: openai.OpenAI) -> None:
+    instructions = "You are brief."
+    first = api.responses.create(**GREEDY, input=QUESTION, instructions=instructions)
+    branches = [
+        api.responses.create(
+            **GREEDY, input=text, previous_response_id=first.id, instructions=given
+        )
+        for text, given in (("And of Italy?", instructions), ("And of Spain?", None))
+    ]
+    assert first.usage is not None
+    for branch in branches:
+        assert branch.usage is not None and branch.previous_response_id == first.id
+        before = first.usage.input_tokens + first.usage.output_tokens - 1
+        assert branch.usage.input_tokens > before
+        assert branch.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens
+    third = api.responses.create(**GREEDY, input="Why?", previous_response_id=branches[0].id)
+    assert third.usage is not None and branches[0].usage is not None
+    assert third.usage.input_tokens > branches[0].usage.input_tokens
+    with pytest.raises(openai.BadRequestError) as caught:
+        api.responses.create(
+            **GREEDY, input="x", previous_response_id=first.id, instructions="Be long."
+        )
+    assert caught.value.param == "instructions"
+
+
+def test_the_result_of_a_call_continues_a_response(api: openai.OpenAI) -> None:
+    first = api.responses.create(model="echo", input=CALL, tools=[LOOK])
+    [call] = first.output
+    assert call.type == "function_call"
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "a wall"}
+    second = api.responses.create(
+        model="echo", input=[result], tools=[LOOK], previous_response_id=first.id
+    )
+    assert second.output_text == "a wall"
+
+
+def test_only_stored_responses_leave_a_session(api: openai.OpenAI, client: Client) -> None:
+    def sessions() -> set[Any]:
+        return {each["session_id"] for each in client.sessions(dormant=True)}
+
+    before = sessions()
+    kept = api.responses.create(model="echo", input="a")
+    assert sessions() - before == {kept.id}
+    for stream in (False, True):
+        done: Any = api.responses.create(
+            model="echo", input="b", store=False, stream=stream, previous_response_id=kept.id
+        )
+        if stream:
+            list(done)
+    assert sessions() - before == {kept.id}
+    api.responses.delete(kept.id)
+    assert sessions() == before
+    with pytest.raises(openai.BadRequestError):
+        api.responses.delete(kept.id)
+
+
+def test_an_answer_follows_its_schema(api: openai.OpenAI) -> None:
+    form: Any = {
+        "type": "json_schema",
+        "name": "size",
+        "schema": {"enum": ["small", "large"]},
+        "strict": True,
+    }
+    done = api.responses.create(**GREEDY, input=QUESTION, text={"format": form})
+    assert done.output_text in ('"small"', '"large"')
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_are_included(api: openai.OpenAI, stream: bool) -> None:
+    include: Any = ["message.output_text.logprobs"]
+    done: Any = api.responses.create(model="echo", input="hi", include=include, stream=stream)
+    if stream:
+        done = next(event for event in done if event.type == "response.completed").response
+    assert [each.token for each in done.output[0].content[0].logprobs] == ["h", "i"]

@@ -1,0 +1,72 @@
+"""Tool calls of an echo model that has a form for them: its prompt is its answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from inferd.gateways.http.turns import WholeCalls
+from inferd.ipc.client import ToolCallPart
+from tests.echo import echo_model
+
+CONFIG = echo_model("echo", tool_format="hermes")
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+    for name in ("look", "move")
+]
+
+
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
+
+
+LOOK, MOVE = '{"at": "é"}', '{"by": [1, 2]}'
+CALLS = f"Well: {call('look', LOOK)}\n{call('move', MOVE)}"
+
+
+def answer(api: openai.OpenAI, text: str, stream: bool) -> tuple[str, list[Any], str | None]:
+    """Return the text, the calls and the finish reason of an answer."""
+    keywords: Any = {
+        "model": "echo",
+        "messages": [{"role": "user", "content": text}],
+        "tools": TOOLS,
+    }
+    if not stream:
+        choice = api.chat.completions.create(**keywords).choices[0]
+        return choice.message.content or "", choice.message.tool_calls or [], choice.finish_reason
+    found, reason = "", None
+    calls: list[Any] = []
+    for chunk in api.chat.completions.create(**keywords, stream=True):
+        found += chunk.choices[0].delta.content or ""
+        calls += chunk.choices[0].delta.tool_calls or []
+        reason = chunk.choices[0].finish_reason
+    assert [each.index for each in calls] == list(range(len(calls)))
+    return found, calls, reason
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_are_parsed(api: openai.OpenAI, stream: bool) -> None:
+    text, calls, reason = answer(api, CALLS, stream)
+    assert (text.strip(), reason) == ("Well:", "tool_calls")
+    assert [each.function.name for each in calls] == ["look", "move"]
+    assert [each.function.arguments for each in calls] == [LOOK, MOVE]
+    assert len({each.id for each in calls}) == 2 and all(e.type == "function" for e in calls)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_is_none_is_text(api: openai.OpenAI, stream: bool) -> None:
+    broken = '<tool_call>{"name": "look", "arguments": {"at": '
+    text, calls, reason = answer(api, broken, stream)
+    assert (text, calls, reason) == (broken, [], "stop")
+
+
+def test_a_call_is_certain_once_the_next_begins() -> None:
+    calls = WholeCalls()
+    assert not calls.add_parts([ToolCallPart(0, "a", "look", "{")])
+    assert not calls.add_parts([ToolCallPart(0, arguments="}")])
+    [first] = calls.add_parts([ToolCallPart(1, "b", "move", "{")])
+    assert (first.id, first.arguments) == ("a", "{}")
+    assert not calls.add_parts([ToolCallPart(1, dropped=True)])
+    assert not calls.finish() and calls.calls == 1
