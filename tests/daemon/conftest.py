@@ -4,22 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from inferd import Client
-from inferd.testing import RunningDaemon, running_daemon
+from inferd.testing import RunningDaemon
+from tests.module_daemon import client, daemon
 from tests.raw import RawClient
 
-
-@pytest.fixture(scope="module")
-def daemon(request: pytest.FixtureRequest) -> Iterator[RunningDaemon]:
-    """One daemon for a module's tests, with the module's `CONFIG` if it has one."""
-    with running_daemon(getattr(request.module, "CONFIG", "")) as running:
-        yield running
-
-
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with Client(daemon.socket) as connected:
-        yield connected
+__all__ = ("client", "daemon", "raw")
 
 
 @pytest.fixture

@@ -1,21 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from tests.module_daemon import client, daemon
 
-import pytest
-
-from inferd import Client
-from inferd.testing import RunningDaemon, running_daemon
-
-
-@pytest.fixture(scope="module")
-def daemon(request: pytest.FixtureRequest) -> Iterator[RunningDaemon]:
-    """One daemon for a module's tests, with the module's `CONFIG` if it has one."""
-    with running_daemon(getattr(request.module, "CONFIG", "")) as running:
-        yield running
-
-
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with Client(daemon.socket) as connected:
-        yield connected
+__all__ = ("client", "daemon")

@@ -1,9 +1,7 @@
 /* A host that opens libwasi_nn_backend.so as hosts of wasi_nn_backend do, and plays that project's test
  * programs with assertions. MODEL is the model's name or file. */
-#include "check.h"
+#include "host.h"
 
-#include <dlfcn.h>
-#include <pthread.h>
 #include <stdint.h>
 
 /* The types of wasi_nn_llama.h. */
@@ -35,32 +33,21 @@ static struct {
 static void *backend;
 static const char *model;
 
-static void look_up(void *library, const char *name, void *function) {
-    void *found = dlsym(library, name);
-    CHECK(found);
-    memcpy(function, &found, sizeof found);
-}
-
-#define LOOK_UP(name) look_up(library, #name, &api.name)
-
 static void open_library(void) {
-    void *library = dlopen(getenv("LIBRARY"), RTLD_LAZY);
-    if (!library)
-        fprintf(stderr, "%s\n", dlerror());
-    CHECK(library);
-    LOOK_UP(init_backend);
-    LOOK_UP(init_backend_with_config);
-    LOOK_UP(deinit_backend);
-    LOOK_UP(load);
-    LOOK_UP(load_by_name);
-    LOOK_UP(load_by_name_with_config);
-    LOOK_UP(init_execution_context);
-    LOOK_UP(init_execution_context_with_session_id);
-    LOOK_UP(close_execution_context);
-    LOOK_UP(run_inference);
-    LOOK_UP(set_input);
-    LOOK_UP(compute);
-    LOOK_UP(get_output);
+    void *library = open_with(RTLD_LAZY);
+    LOOK_UP(library, init_backend);
+    LOOK_UP(library, init_backend_with_config);
+    LOOK_UP(library, deinit_backend);
+    LOOK_UP(library, load);
+    LOOK_UP(library, load_by_name);
+    LOOK_UP(library, load_by_name_with_config);
+    LOOK_UP(library, init_execution_context);
+    LOOK_UP(library, init_execution_context_with_session_id);
+    LOOK_UP(library, close_execution_context);
+    LOOK_UP(library, run_inference);
+    LOOK_UP(library, set_input);
+    LOOK_UP(library, compute);
+    LOOK_UP(library, get_output);
 }
 
 static uint32_t length_of(const char *text) { return text ? (uint32_t)strlen(text) : 0; }
@@ -352,7 +339,7 @@ SCENARIO(a_turn_ends_at_the_timeout_of_the_environment) {
     CHECK_EQUAL(try_run(open_session("a"), "a b c d e f g h", NULL, answer, &size), timeout);
 }
 
-enum { THREADS = 4, TURNS = 2 };
+enum { TURNS = 2 };
 
 static void *compute_turns(void *number) {
     char text[32];
@@ -363,24 +350,9 @@ static void *compute_turns(void *number) {
 }
 
 SCENARIO(threads_share_a_backend) {
-    pthread_t threads[THREADS];
-    int numbers[THREADS];
     begin(NULL);
     load(NULL);
-    for (int i = 0; i < THREADS; i++) {
-        numbers[i] = i;
-        CHECK(!pthread_create(&threads[i], NULL, compute_turns, &numbers[i]));
-    }
-    for (int i = 0; i < THREADS; i++)
-        CHECK(!pthread_join(threads[i], NULL));
-}
-
-/* Print a line, and wait until the tests have done their part. */
-static void wait_for_partner(void) {
-    char line[8];
-    puts("now");
-    fflush(stdout);
-    CHECK(fgets(line, sizeof line, stdin));
+    run_threads(compute_turns);
 }
 
 SCENARIO(a_load_after_a_restart_of_the_daemon_connects_again) {

@@ -1,8 +1,6 @@
 /* A host that opens libwasi_nn_llamacpp.so as WAMR does, by the names and with the types of its wasi-nn. */
-#include "check.h"
+#include "host.h"
 
-#include <dlfcn.h>
-#include <pthread.h>
 #include <stdint.h>
 
 /* WAMR's wasi_nn_types.h, as far as backends use it. */
@@ -38,26 +36,17 @@ wasi_nn_error load_by_name(void *ctx, const char *name, uint32_t length, graph *
     abort();
 }
 
-static void look_up(void *library, const char *name, void *function) {
-    void *found = dlsym(library, name);
-    CHECK(found);
-    memcpy(function, &found, sizeof found);
-}
-
 static void open_library(void) {
-    void *library = dlopen(getenv("LIBRARY"), RTLD_LAZY | RTLD_LOCAL);
-    if (!library)
-        fprintf(stderr, "%s\n", dlerror());
-    CHECK(library);
+    void *library = open_with(RTLD_LAZY | RTLD_LOCAL);
     look_up(library, "init_backend", &api.init);
     look_up(library, "deinit_backend", &api.deinit);
-    look_up(library, "load", &api.load);
-    look_up(library, "load_by_name", &api.load_by_name);
-    look_up(library, "load_by_name_with_config", &api.load_by_name_with_config);
-    look_up(library, "init_execution_context", &api.init_execution_context);
-    look_up(library, "set_input", &api.set_input);
-    look_up(library, "compute", &api.compute);
-    look_up(library, "get_output", &api.get_output);
+    LOOK_UP(library, load);
+    LOOK_UP(library, load_by_name);
+    LOOK_UP(library, load_by_name_with_config);
+    LOOK_UP(library, init_execution_context);
+    LOOK_UP(library, set_input);
+    LOOK_UP(library, compute);
+    LOOK_UP(library, get_output);
 }
 
 static wasi_nn_error load(const char *name, const char *config, graph *g) {
@@ -225,7 +214,7 @@ SCENARIO(the_graphs_of_a_backend_are_bounded) {
     CHECK_EQUAL(g, 999);
 }
 
-enum { THREADS = 4, TURNS = 5 };
+enum { TURNS = 5 };
 
 static void *compute_turns(void *number) {
     char prompt[32];
@@ -237,14 +226,7 @@ static void *compute_turns(void *number) {
 }
 
 SCENARIO(threads_share_a_backend) {
-    pthread_t threads[THREADS];
-    int numbers[THREADS];
-    for (int i = 0; i < THREADS; i++) {
-        numbers[i] = i;
-        CHECK(!pthread_create(&threads[i], NULL, compute_turns, &numbers[i]));
-    }
-    for (int i = 0; i < THREADS; i++)
-        CHECK(!pthread_join(threads[i], NULL));
+    run_threads(compute_turns);
 }
 
 SCENARIO(stream_stdout_prints_the_answers) {
@@ -262,14 +244,6 @@ SCENARIO(stream_stdout_prints_the_answers) {
     CHECK_EQUAL(set_input(context, 0, "a text"), success);
     CHECK_EQUAL(api.compute(backend, context), success);
     CHECK_EQUAL(api.compute(backend, 1000), invalid_argument);
-}
-
-/* Print a line, and wait until the tests have done their part. */
-static void wait_for_partner(void) {
-    char line[8];
-    puts("now");
-    fflush(stdout);
-    CHECK(fgets(line, sizeof line, stdin));
 }
 
 SCENARIO(a_load_after_a_restart_of_the_daemon_connects_again) {

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import grpc
-import pytest
 
 from inferd import Client
-from inferd.testing import RunningDaemon, running_daemon
-from tests.echo import echo_model
+from inferd.testing import RunningDaemon
 from tests.gateways.nnrpc.driver import WasmEdge
+from tests.gateways.restarts import CONFIG, TEXT, restart
 
-CONFIG = echo_model("slow", step_ms=20)
-TEXT = b"a text that takes the slow model a second or so to echo"
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with running_daemon(CONFIG) as running:
-        yield running
-
-
-def restart(daemon: RunningDaemon) -> None:
-    daemon.kill()
-    daemon.start_again()
+__all__ = ("CONFIG",)
 
 
 def test_contexts_have_their_parameters_and_prompts_after_a_restart(

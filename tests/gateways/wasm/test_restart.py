@@ -10,22 +10,14 @@ import pytest
 from inferd import Client, ConnectionLost
 from inferd.gateways.guests import daemon_link
 from inferd.testing import RunningDaemon, running_daemon
-from tests.echo import echo_model
+from tests.gateways.restarts import CONFIG, TEXT, restart
 from tests.gateways.wasm.driver import Driver
-
-CONFIG = echo_model("slow", step_ms=20)
-TEXT = b"a text that takes the slow model a second or so to echo"
 
 
 @pytest.fixture
 def daemon() -> Iterator[RunningDaemon]:
     with running_daemon(CONFIG) as running:
         yield running
-
-
-def restart(daemon: RunningDaemon) -> None:
-    daemon.kill()
-    daemon.start_again()
 
 
 def test_a_context_has_its_parameters_and_prompt_after_a_restart(

@@ -34,23 +34,7 @@ from inferd import (
     Timeout,
     VersionMismatch,
 )
-from tests.ipc.fake_server import CANCELLED, METADATA, Exchange, FakeServer, fake_server_thread
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> Iterator[tuple[FakeServer, BlockingPortal]]:
-    with fake_server_thread(tmp_path) as pair:
-        yield pair
-
-
-@pytest.fixture
-def server(fake: tuple[FakeServer, BlockingPortal]) -> FakeServer:
-    return fake[0]
-
-
-@pytest.fixture
-def portal(fake: tuple[FakeServer, BlockingPortal]) -> BlockingPortal:
-    return fake[1]
+from tests.ipc.fake_server import CANCELLED, METADATA, Exchange, FakeServer
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ import inferd
 from inferd import Client, ConnectionLost, InvalidArgument, Timeout
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
-from tests.ipc.fake_server import FakeServer, fake_server_thread
+from tests.ipc.fake_server import FakeServer
 
 CONFIG = echo_model("m", slots=8) + echo_model("slow", slots=8, step_ms=5)
 THREADS = 8
@@ -32,22 +32,6 @@ THREADS = 8
 def daemon() -> Iterator[RunningDaemon]:
     with running_daemon(CONFIG) as daemon:
         yield daemon
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> Iterator[tuple[FakeServer, BlockingPortal]]:
-    with fake_server_thread(tmp_path) as pair:
-        yield pair
-
-
-@pytest.fixture
-def server(fake: tuple[FakeServer, BlockingPortal]) -> FakeServer:
-    return fake[0]
-
-
-@pytest.fixture
-def portal(fake: tuple[FakeServer, BlockingPortal]) -> BlockingPortal:
-    return fake[1]
 
 
 @pytest.fixture
