@@ -94,7 +94,7 @@ class Listener:
     def __init__(self, address: Address, mode: int = UNIX_MODE):
         self._unix: UnixListener | None = None
         if address.path:
-            self._unix = UnixListener(address.path, mode)
+            self._unix = UnixListener(address.path, mode, gateway=True)
             try:
                 self._unix.bind()
             except InferdError:

@@ -111,7 +111,7 @@ def open_listener(listen: str | None, mode: str) -> UnixListener | InheritedList
         bits = -1
     if not 0 <= bits <= 0o777:
         raise typer.BadParameter(f"--mode {mode!r} is not octal, such as 0600")
-    listener = UnixListener(str(Path(path).absolute()), bits)
+    listener = UnixListener(str(Path(path).absolute()), bits, gateway=True)
     try:
         listener.bind()
     except InferdError:

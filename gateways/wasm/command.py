@@ -91,8 +91,9 @@ def run(
     The exit status is the guest's.
     """
     with optional_import("guests run in wasmtime", "wasm"):
-        from .runner import Program, run_program
+        from .runner import Program, check_guest, run_program
 
+    check_guest(guest)
     program = Program(
         path=guest,
         arguments=arguments or (),

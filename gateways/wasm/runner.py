@@ -48,6 +48,19 @@ class Program:
     fuel: int | None = None
 
 
+def check_guest(path: Path) -> None:
+    """Check that the guest's file can be read.
+
+    :raises InvalidArgument: it cannot.
+    """
+    try:
+        path.open("rb").close()
+    except OSError as exc:
+        raise InvalidArgument(
+            f"{path} cannot be read: {exc.strerror}", hint="name the guest's WebAssembly file"
+        ) from None
+
+
 def run_program(
     program: Program, add_functions: Callable[[Linker], Guest], give_up: Callable[[Ending], object]
 ) -> int:

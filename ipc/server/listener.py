@@ -90,13 +90,14 @@ def _open_listening(number: int) -> socket.socket:
 class UnixListener:
     """A listening socket at a path, with a mode and perhaps a group.
 
-    `bind` replaces the socket of a daemon that has exited; `close` removes the path.
+    `bind` replaces the socket of a daemon that has exited; `close` removes the path. Errors name
+    the options of the daemon, or those of a *gateway*.
     """
 
     inherited = False
 
-    def __init__(self, path: str, mode: int = 0o600, gid: int = -1):
-        self.path, self._mode, self._gid = path, mode, gid
+    def __init__(self, path: str, mode: int = 0o600, gid: int = -1, *, gateway: bool = False):
+        self.path, self._mode, self._gid, self._gateway = path, mode, gid, gateway
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._identity: tuple[int, int] | None = None
         self._lock_fd = -1
@@ -111,10 +112,10 @@ class UnixListener:
             self._make_folder(os.path.dirname(self.path))
             self._lock()
         except OSError as exc:
+            hint = f"set XDG_RUNTIME_DIR to your own folder, /run/user/UID, or {self._other_path}"
             raise InvalidArgument(
                 f"cannot listen on {self.path}: {exc.strerror or exc}",
-                hint="set XDG_RUNTIME_DIR to your own folder, /run/user/UID, or choose another path"
-                " with --socket or INFERD_SOCKET",
+                hint=self._other_path if self._gateway else hint,
             ) from None
         self._remove_stale_socket()
         old = os.umask(0o177)
@@ -123,7 +124,7 @@ class UnixListener:
         except OSError as exc:
             raise InvalidArgument(
                 f"cannot listen on {self.path}: {exc.strerror or exc}",
-                hint="choose another path with --socket or INFERD_SOCKET",
+                hint=self._other_path,
             ) from None
         finally:
             os.umask(old)
@@ -131,6 +132,11 @@ class UnixListener:
         self._identity = (status.st_dev, status.st_ino)
         self._set_permissions()
         self.socket.listen(backlog)
+
+    @property
+    def _other_path(self) -> str:
+        options = "--listen" if self._gateway else "--socket or INFERD_SOCKET"
+        return f"choose another path with {options}"
 
     def _make_folder(self, folder: str) -> None:
         """Make the socket's folder, with access for the users who may use the socket."""
@@ -164,6 +170,11 @@ class UnixListener:
             raise self._in_use() from None
 
     def _in_use(self) -> Busy:
+        if self._gateway:
+            return Busy(
+                f"another program already answers on {self.path}",
+                hint=f"use it, or {self._other_path}",
+            )
         return Busy(
             f"a daemon already answers on {self.path}",
             hint="use it, stop it with `inferd stop`, or choose another --socket",

@@ -335,7 +335,10 @@ def test_wrong_options_are_refused(arguments: tuple[str, ...], status: int, text
 
 def test_two_gateways_do_not_share_a_path(path: str) -> None:
     result = inferd("nnrpc", "--listen", f"unix:{path}")
-    assert result.exit_code == 4 and "already answers" in result.stderr
+    assert result.exit_code == 4 and "another program already answers" in result.stderr
+    assert "another path with --listen" in result.stderr and "inferd stop" not in result.stderr
+    result = inferd("nnrpc", "--listen", "unix:/proc/nn.sock")
+    assert result.exit_code == 1 and "another path with --listen" in result.stderr
 
 
 def test_a_gateway_stops_when_calls_under_way_have_ended(

@@ -15,7 +15,7 @@ from wasmtime import wat2wasm
 
 from inferd import Client
 from inferd.testing import RunningDaemon
-from tests.daemon.command_line import inferd_process, on_terminal
+from tests.daemon.command_line import inferd, inferd_process, on_terminal
 from tests.echo import echo_model
 from tests.gateways.wasm.guests import c_guest
 
@@ -237,6 +237,12 @@ def test_memory_and_fuel_are_limited(daemon: RunningDaemon, guest: str, tmp_path
 
 NO_START = '(module (memory (export "memory") 1))'
 STRANGE = '(module (import "env" "f" (func)) (func (export "_start")))'
+
+
+def test_a_missing_guest_is_reported_before_a_missing_daemon(tmp_path: Path) -> None:
+    for name, reason in (("guest.wasm", "No such file"), (".", "Is a directory")):
+        result = inferd("wasm", "run", "--socket", str(tmp_path / "none"), str(tmp_path / name))
+        assert result.exit_code == 1 and f"cannot be read: {reason}" in result.stderr
 
 
 @pytest.mark.parametrize(
