@@ -94,6 +94,13 @@ test("calls may report progress, and an error of their callback ends them", asyn
   const params = { name: "slow", progress: true };
   await client.call("load_by_name", params, { onEvent: (event) => void progress.push(event.progress) });
   assert.ok(progress.every((value) => value >= 0 && value <= 1));
+  await using session = await client.session("slow");
+  const onEvent = (): void => {
+    throw new Error("not so");
+  };
+  const stream = { context: session.context, prompt: "x".repeat(100) };
+  await assert.rejects(client.call("stream", stream, { onEvent }), /not so/);
+  while ((await client.call("queue")).tasks.length > 0);
 });
 
 test("embeddings of many texts come in their order", async () => {

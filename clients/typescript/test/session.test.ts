@@ -1,16 +1,14 @@
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 
-import { Client, ConnectionLost } from "../src/index.js";
+import { Client } from "../src/index.js";
 import { runningDaemon } from "../src/testing.js";
-import { recoveryStep } from "../src/turn.js";
 import { echoModel } from "./support.js";
 import type { Piece, QueueEvent } from "../src/index.js";
 import type { RunningDaemon } from "../src/testing.js";
 
 const CONFIG = echoModel("echo") + echoModel("slow", { step_ms: 20 }, 1);
 const LONG = "abcdefghij".repeat(20);
-const SHORT = LONG.slice(0, 60);
 let daemon: RunningDaemon;
 let client: Client;
 
@@ -224,76 +222,4 @@ test("a session that cannot be opened leaves nothing behind", async () => {
     (await client.call("models")).models.map(({ leases }) => leases),
     before,
   );
-});
-
-test("a stream that lost its daemon has what was read", { timeout: 60_000 }, async () => {
-  await using other = await runningDaemon({ config: CONFIG });
-  await using plain = await Client.connect({ path: other.socket });
-  const session = await plain.session("slow");
-  const reading = (async () => {
-    for await (const { text } of session.stream(LONG)) if (text === "c") await other.kill();
-  })();
-  await assert.rejects(
-    reading,
-    (error) => error instanceof ConnectionLost && /^abc/.test(error.data.text as string),
-  );
-});
-
-test(
-  "a session with `resume` continues its stream after the daemon was killed",
-  { timeout: 60_000 },
-  async () => {
-    await using other = await runningDaemon({ config: CONFIG });
-    await using tenacious = await Client.connect({ path: other.socket });
-    await using session = await tenacious.session("slow", {
-      sessionId: "long",
-      resume: true,
-      system: "Hello.",
-    });
-    const stream = session.stream(SHORT);
-    let text = "";
-    for await (const piece of stream) {
-      text += piece.text;
-      if (text === "abcd" || text === SHORT.slice(0, 40)) {
-        await other.kill();
-        await other.start();
-      }
-    }
-    assert.equal(text, SHORT);
-    assert.equal(stream.metadata.stop_reason, "eos");
-    await other.stop();
-    const waiting = session.chat("and on");
-    await other.start();
-    assert.equal((await waiting).text, "and on");
-  },
-);
-
-test("another client continues an interrupted turn after what was read", async () => {
-  const lost = await Client.connect({ path: daemon.socket });
-  const stream = (await lost.session("slow", { sessionId: "taken over" })).stream(SHORT);
-  await assert.rejects(async () => {
-    for await (const { text } of stream) if (text === "e") await lost.close();
-  }, ConnectionLost);
-  const { tokens, text } = stream;
-  while ((await turns()) > 0);
-  await using session = await client.session("slow", { sessionId: "taken over" });
-  assert.ok(session.attached);
-  assert.equal(text + (await session.resume({ tokens, text }).reply()).text, SHORT);
-  await session.delete();
-});
-
-test("a turn continues by what the daemon has received of it", () => {
-  const before = { turns: 1, tokens: 10 };
-  const cases: [Parameters<typeof recoveryStep>, string][] = [
-    [[undefined, before, false, 0, false], "repeat"],
-    [[before, before, false, 0, false], "repeat"],
-    [[before, { turns: 1, tokens: 15 }, false, 0, false], "answer"],
-    [[before, { turns: 2, tokens: 15 }, false, 0, true], "answer"],
-    [[before, { turns: 2, tokens: 15 }, true, 0, false], "resume"],
-    [[before, { turns: 2, tokens: 15 }, true, 3, false], "resume"],
-    [[before, { turns: 2, tokens: 15 }, false, 0, false], "fail"],
-    [[before, { turns: 2, tokens: 15 }, false, 3, true], "fail"],
-    [[before, before, true, 3, false], "fail"],
-  ];
-  for (const [given, step] of cases) assert.equal(recoveryStep(...given), step, JSON.stringify(given));
 });
