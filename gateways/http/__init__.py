@@ -1,4 +1,4 @@
-"""The HTTP gateway: programs that use the API of OpenAI or Ollama compute on the daemon's models.
+"""The HTTP gateway: programs that speak the API of OpenAI, Anthropic or Ollama use the models.
 
 `inferd gateway` serves it. Importing this package does not import starlette and uvicorn.
 
@@ -6,5 +6,5 @@
 - `callers/` decides who may send a request: keys, hosts, origins.
 - `exchange/` reads one request and writes its response, whole or streamed.
 - `fields/` checks the fields of requests by one table for each path.
-- each API is a package of its own: `openai/`, `ollama/`.
+- each API is a package of its own: `openai/`, `anthropic/`, `ollama/`.
 """

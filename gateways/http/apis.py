@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .anthropic import ANTHROPIC
 from .exchange import Api
 from .ollama import OLLAMA
 from .openai import OPENAI
 
-APIS: Sequence[Api] = (OPENAI, OLLAMA)
-"""The first one shapes the errors of paths that belong to none."""
+APIS: Sequence[Api] = (ANTHROPIC, OLLAMA, OPENAI)
+"""Longer prefixes of paths come first. The last API shapes the errors of paths that belong to
+none.
+"""

@@ -96,7 +96,7 @@ class Gateway:
         for api in self._apis:
             if path.startswith(tuple(api.prefixes)):
                 return api
-        return self._apis[0]
+        return self._apis[-1]
 
     async def run_exchange(
         self, scope: Scope, receive: Receive, send: Send, found: Sequence[tuple[Api, Endpoint]]

@@ -12,8 +12,12 @@ import pytest
 
 from inferd import Client
 from inferd.testing import RunningDaemon
+from tests.echo import echo_model
 from tests.gateways.http.driver import CALL_S_MAX, RunningGateway
 
+CONFIG = echo_model("echo", tool_format="hermes") + echo_model("broken", fail_at_step=6)
+CALL = '<tool_call>{"name": "weather", "arguments": {"at": "Rome"}}</tool_call>'
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 
 
@@ -122,9 +126,9 @@ def test_shortened_embeddings_have_length_one(api: ollama.Client, web: httpx.Cli
 
 def test_the_lists_name_the_daemons_models(api: ollama.Client) -> None:
     api.chat("echo", HELLO)
-    [listed] = api.list().models
+    [listed] = [each for each in api.list().models if each.model == "echo"]
     assert listed.model == "echo" and listed.digest and len(listed.digest) == 64
-    [loaded] = api.ps().models
+    [loaded] = [each for each in api.ps().models if each.name == "echo"]
     assert loaded.name == "echo" and loaded.context_length and loaded.expires_at
     shown = api.show("echo")
     assert shown.capabilities is not None and "completion" in shown.capabilities
@@ -186,12 +190,21 @@ def test_a_wrong_field_is_refused_by_its_name(
     assert reply.status_code == 400 and named in reply.json()["error"], reply.text
 
 
-def test_a_late_error_is_a_line_of_the_stream(daemon: RunningDaemon, web: httpx.Client) -> None:
-    body = {"model": "echo", "messages": [{"role": "user", "content": "a" * 200}]}
-    with web.stream("POST", "/api/chat", json=body) as reply:
-        lines = reply.iter_lines()
-        assert json.loads(next(lines))["done"] is False
-        with Client(daemon.socket) as client:
-            client.unload_model("echo", force=True)
-        rest = [json.loads(line) for line in lines]
-    assert reply.status_code == 200 and ("error" in rest[-1] or rest[-1]["done"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_has_its_arguments_as_an_object(stream: bool, api: ollama.Client) -> None:
+    chat: Any = api.chat
+    messages = [{"role": "user", "content": CALL}]
+    reply = chat("echo", messages, tools=[TOOL], stream=stream)
+    parts = list(reply) if stream else [reply]
+    [call] = [call for part in parts for call in part.message.tool_calls or ()]
+    assert (call.function.name, call.function.arguments) == ("weather", {"at": "Rome"})
+    history = [*messages, {"role": "assistant", "tool_calls": [call]}]
+    history += [{"role": "tool", "tool_name": "weather", "content": "sunny"}, *HELLO]
+    assert chat("echo", history, tools=[TOOL]).message.content == "hello"
+
+
+def test_a_late_error_is_a_line_of_the_stream(web: httpx.Client) -> None:
+    with web.stream("POST", "/api/chat", json={"model": "broken", "messages": HELLO}) as reply:
+        lines = [json.loads(line) for line in reply.iter_lines()]
+    assert reply.status_code == 200 and lines[0]["done"] is False
+    assert list(lines[-1]) == ["error"]

@@ -1,0 +1,30 @@
+"""The endpoints of Anthropic's API."""
+
+from __future__ import annotations
+
+from ..exchange import Endpoint
+from .errors import error_body
+from .fields import TABLES
+from .models import answer_model, answer_models
+from .turns import answer_count_tokens, answer_messages
+
+_HEADER = "anthropic-version"
+"""Anthropic's clients send it; paths that OpenAI has too are answered by it."""
+
+
+class AnthropicApi:
+    """Anthropic's API."""
+
+    title = "Anthropic"
+    prefixes = ("/v1/messages",)
+    tables = TABLES
+    endpoints = (
+        Endpoint(method="POST", path="/v1/messages", answer=answer_messages),
+        Endpoint(method="POST", path="/v1/messages/count_tokens", answer=answer_count_tokens),
+        Endpoint(method="GET", path="/v1/models", answer=answer_models, header=_HEADER),
+        Endpoint(method="GET", path="/v1/models/{model:path}", answer=answer_model, header=_HEADER),
+    )
+    error_body = staticmethod(error_body)
+
+
+ANTHROPIC = AnthropicApi()

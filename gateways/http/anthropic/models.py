@@ -1,0 +1,39 @@
+"""`/v1/models` in Anthropic's shape, for requests with its header."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....ipc.client import ModelInfo
+from ..exchange import Exchange
+
+_UNKNOWN_TIME = "1970-01-01T00:00:00Z"
+
+
+async def answer_models(exchange: Exchange) -> None:
+    """Answer with the models that the caller may use, on one page."""
+    async with exchange.turns.pool.lease(exchange.caller) as client:
+        models = await client.models()
+    shown = [_model(info) for info in models if exchange.caller.may_use(info["name"])]
+    ends = [shown[0]["id"], shown[-1]["id"]] if shown else [None, None]
+    page = {"data": shown, "has_more": False, "first_id": ends[0], "last_id": ends[1]}
+    await exchange.send_json(page)
+
+
+async def answer_model(exchange: Exchange) -> None:
+    """Answer with one model."""
+    name = exchange.params["model"]
+    exchange.caller.check_model(name)
+    async with exchange.turns.pool.lease(exchange.caller) as client:
+        await exchange.send_json(_model(await client.show(name)))
+
+
+def _model(info: ModelInfo) -> dict[str, Any]:
+    name = info["name"]
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": _UNKNOWN_TIME,
+        "lifecycle": "active",
+    }
