@@ -63,6 +63,10 @@ ReceiveTimeout = Annotated[
         metavar="S", min=0.001, help="Seconds in which a request arrives, or is read from."
     ),
 ]
+HoldHeaders = Annotated[
+    float,
+    typer.Option(metavar="S", min=0, help="Seconds in which a stream's error has its own status."),
+]
 
 
 def gateway(
@@ -80,9 +84,10 @@ def gateway(
     queue_timeout: QueueTimeout = _DEFAULTS.queue_s_max,
     timeout: TurnTimeout = _DEFAULTS.turn_s_max,
     receive_timeout: ReceiveTimeout = _DEFAULTS.receive_s_max,
+    hold_headers: HoldHeaders = _DEFAULTS.hold_s,
     socket: SocketPath = None,
 ) -> None:
-    """Serve the API of OpenAI over HTTP (extra `gateway`).
+    """Serve the APIs of OpenAI, Anthropic and Ollama over HTTP (extra `gateway`).
 
     It runs until SIGTERM or Ctrl-C; requests under way may then end, for up to 10 s.
     """
@@ -108,6 +113,7 @@ def gateway(
         queue_s_max=queue_timeout,
         turn_s_max=timeout,
         receive_s_max=receive_timeout,
+        hold_s=hold_headers,
     )
 
     def connect(user: DaemonUser) -> AsyncClient:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 REQUESTS_PER_CONNECTION_MAX = 240
 """Requests of one connection to the daemon, which allows 256: the rest is for cancelling."""
-HOLD_S = 0.02
-"""The time that a stream's headers are held, so that an early error has its own status."""
 WAITING_PAUSE_S = 10.0
 """The pause between two comments while a turn waits and its place does not change."""
 HEADER_BYTES_MAX = 64 << 10
@@ -33,5 +31,7 @@ class Limits:
     """The time that a request waits for a session's place and for its turn."""
     turn_s_max: float = 600.0
     """The time of a request from its arrival to the end of its answer."""
+    hold_s: float = 0.02
+    """The time that a stream's headers are held, so that an early error has its own status."""
     stop_s_max: float = 10.0
     """The time that requests have to end after SIGTERM."""

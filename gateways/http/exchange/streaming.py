@@ -10,7 +10,7 @@ import anyio
 
 from ....backends.errors import InferdError
 from ....ipc.client import Piece, QueueEvent
-from ..limits import HOLD_S, WAITING_PAUSE_S
+from ..limits import WAITING_PAUSE_S
 from ..turns import Answer, TurnRequest
 from .exchange import Exchange
 from .statuses import status_of
@@ -115,10 +115,10 @@ class _StreamWriter:
         self._lock = anyio.Lock(fast_acquire=True)
 
     async def show_waiting(self) -> None:
-        """Send the headers after `HOLD_S`, then each place in the queue until the first piece."""
+        """Send the headers after a while, then each place in the queue until the first piece."""
         if not self._form.shows_waiting:
             return
-        await anyio.sleep(HOLD_S)
+        await anyio.sleep(self._exchange.limits.hold_s)
         while not self._begun:
             self._place_changed = anyio.Event()
             async with self._lock:

@@ -8,11 +8,16 @@ import pytest
 from inferd.testing import RunningDaemon
 from tests.gateways.http.driver import CALL_S_MAX, RunningGateway, gateway
 
+HELD = ("--hold-headers", "30")
+
 
 @pytest.fixture(scope="module")
 def http(request: pytest.FixtureRequest, daemon: RunningDaemon) -> Iterator[RunningGateway]:
-    """A gateway for a module's tests, with the module's `OPTIONS` if it has some."""
-    with gateway(daemon, *getattr(request.module, "OPTIONS", ())) as running:
+    """A gateway for a module's tests, with the module's `OPTIONS` if it has some.
+
+    Otherwise headers are held for longer than any early error takes on a busy machine.
+    """
+    with gateway(daemon, *getattr(request.module, "OPTIONS", HELD)) as running:
         yield running
 
 

@@ -10,8 +10,9 @@ import anthropic
 import httpx
 import pytest
 
+from inferd.testing import RunningDaemon
 from tests.echo import echo_model
-from tests.gateways.http.driver import CALL_S_MAX, RunningGateway
+from tests.gateways.http.driver import CALL_S_MAX, RunningGateway, gateway
 
 CONFIG = "".join(
     (
@@ -202,9 +203,12 @@ def events_of(reply: httpx.Response) -> list[Any]:
     return [json.loads(line.removeprefix("data: ")) for line in lines if line[:5] == "data:"]
 
 
-def test_a_turn_that_waits_sends_pings(web: httpx.Client) -> None:
+def test_a_turn_that_waits_sends_pings(daemon: RunningDaemon) -> None:
     body = {"model": "late", "max_tokens": 9, "messages": HELLO, "stream": True}
-    with web.stream("POST", "/v1/messages", json=body) as reply:
+    with (
+        gateway(daemon) as running,
+        httpx.stream("POST", f"{running.url}/v1/messages", json=body, timeout=CALL_S_MAX) as reply,
+    ):
         events = events_of(reply)
     assert events[0]["type"] == "ping" and events[-1]["type"] == "message_stop"
 

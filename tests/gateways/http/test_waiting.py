@@ -27,6 +27,7 @@ CONFIG = "".join(
         echo_model("broken", fail_at_step=6),
     )
 )
+OPTIONS: tuple[str, ...] = ()
 LONG = {"prompt": "x" * 3000, "max_tokens": 3000}
 
 
