@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ..backends.errors import InvalidArgument
 from ..backends.params import Options
@@ -47,6 +48,8 @@ class GraphTable:
     def __init__(self, new_handle: Callable[[], int], kept_bytes: KeptBytes):
         self._new_handle, self._kept_bytes = new_handle, kept_bytes
         self._graphs: dict[ServerConnection, dict[int, Graph]] = {}
+        self._backends: WeakKeyDictionary[ServerConnection, dict[str, Any]] = WeakKeyDictionary()
+        """The defaults of graphs, on connections that called `init_backend`."""
 
     @contextmanager
     def opening(
@@ -76,6 +79,14 @@ class GraphTable:
         graph.is_loaded = True
         self._kept_bytes.set_bytes(graph, graph.kept_bytes)
 
+    def set_backend(self, connection: ServerConnection, defaults: dict[str, Any]) -> None:
+        """Set the defaults of later graphs of a connection."""
+        self._backends[connection] = defaults
+
+    def backend_of(self, connection: ServerConnection) -> dict[str, Any]:
+        """Return the defaults of a connection's graphs."""
+        return self._backends.get(connection, {})
+
     def find_graph(self, connection: ServerConnection, handle: int) -> Graph | None:
         """Return a loaded graph of a connection."""
         graph = self._graphs.get(connection, {}).get(handle)
@@ -104,6 +115,7 @@ class GraphTable:
 
     def close_graphs(self, connection: ServerConnection) -> None:
         """Close the loaded graphs of a connection, and their leases."""
+        self._backends.pop(connection, None)
         for graph in tuple(self._graphs.get(connection, {}).values()):
             if graph.is_loaded:
                 self.remove_graph(graph)

@@ -29,6 +29,8 @@ from ..residency.model_files import identity_of
 from ..residency.residency import ResidencyRequest
 from .arguments import metadata_text, number_of
 
+MEMORY_POLICY = ("ctx-shift", "n-keep", "n-discard")
+"""The parameters of turns in the configuration of wasi_nn_backend."""
 PRELOAD = b"preload:"
 NAME_BYTES_MAX = 256
 _SEALS_REQUIRED = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK
@@ -142,7 +144,8 @@ async def _open_graph(
         own = options.level("context", "request")
         origins = dict.fromkeys(info.sampling, "file") | dict.fromkeys(configured, "model")
         graph.origins = {k: v for k, v in origins.items() if k not in own}
-        graph.options = info.sampling | configured | own
+        backend = daemon.graphs.backend_of(request.connection)
+        graph.options = info.sampling | backend | configured | own
         graph.options["ctx-size"] = min(requested.get("ctx-size") or info.ctx_size, info.ctx_size)
     return w.GraphResult(
         graph=graph.handle,
@@ -206,9 +209,14 @@ async def unload(daemon: Daemon, request: Request) -> w.Empty:
 
 
 async def init_backend(daemon: Daemon, request: Request) -> w.InitBackendResult:
-    """Return the ignored keys of a backend configuration: all, as only the operator sets them."""
+    """Set the defaults of the connection's later graphs as wasi_nn_backend does: full contexts are
+    shifted, unless its memory policy says otherwise. Return the ignored keys of the configuration;
+    only the operator sets the others.
+    """
     options = parse_json_options(metadata_text(request.params.config))
-    return w.InitBackendResult(ignored=sorted({*options.ignored, *options.values}))
+    policy = {k: v for k, v in options.values.items() if k in MEMORY_POLICY}
+    daemon.graphs.set_backend(request.connection, {"ctx-shift": True} | policy)
+    return w.InitBackendResult(ignored=sorted({*options.ignored, *options.values} - policy.keys()))
 
 
 async def deinit_backend(daemon: Daemon, request: Request) -> w.Empty:

@@ -274,7 +274,9 @@ class AsyncWasiCalls(AsyncCaller):
         return (await self._call("prompt_compute", params, w.PromptComputeResult, timeout)).text
 
     async def init_backend(self, config: Config = "", *, timeout: float | None = None) -> list[str]:
-        """Return the ignored keys of a backend configuration: those that only the operator sets."""
+        """Let full contexts of later graphs be shifted, as wasi_nn_backend does, unless *config*
+        turns it off. Return the ignored keys: those that only the operator sets.
+        """
         params = w.InitBackendParams(config=json_text(config))
         return (await self._call("init_backend", params, w.InitBackendResult, timeout)).ignored
 

@@ -76,7 +76,9 @@ class UnloadParams(GraphParams):
 
 
 class InitBackendParams(Map):
-    """`init_backend` with a configuration as JSON; keys that only the operator sets are ignored."""
+    """`init_backend` with a configuration as JSON: its memory policy holds for later graphs; keys
+    that only the operator sets are ignored.
+    """
 
     config: str = ""
 

@@ -368,6 +368,32 @@ def test_a_shifted_session_continues_and_reports_the_shift(client: RawClient) ->
     )
 
 
+POLICY = '{"memory_policy":{"context_shifting":false,"n_keep_tokens":8},"max_sessions":5}'
+
+
+@pytest.mark.parametrize(
+    ("config", "shifts"), [(None, False), ("", True), ('{"max_sessions":5}', True), (POLICY, False)]
+)
+def test_full_contexts_are_shifted_after_init_backend(
+    client: RawClient, config: str | None, shifts: bool
+) -> None:
+    if config is not None:
+        ignored = client.call("init_backend", config=config).get("ignored", [])
+        assert ignored == (["max_sessions"] if "max" in config else [])
+    context = client.context("slow")
+    text = "abcdefghijklmnopqrstuvwxyz0123456789"
+    for setting, expected in ((None, shifts), (False, False), (True, True)):
+        client.call("reset", context=context)
+        options = {"n-predict": 36} | ({} if setting is None else {"ctx-shift": setting})
+        answer_to(client, context, text, options=options)
+        metadata = client.metadata(context)
+        assert (metadata["shifts"] > 0) == expected == metadata["shifted"]
+    client.call("deinit_backend")
+    again = client.context("slow")
+    answer_to(client, again, text, options={"n-predict": 36})
+    assert client.metadata(again)["stop_reason"] == "context_full"
+
+
 # Credit and cancellation.
 
 
