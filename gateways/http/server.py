@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -111,6 +112,9 @@ def run_server(
         ssl_certfile=certificate,
         ssl_keyfile=key,
     )
+    # uvicorn raises the signal again after its end, which would end the process before the socket's
+    # path is removed.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     _Server(config, on_ready).run([listener])
 
 
