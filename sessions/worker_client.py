@@ -129,6 +129,20 @@ class WorkerClient(TaskClient, Protocol):
     ) -> None:
         """Have a session's KV state written to disk, without waiting for it."""
 
+    async def save_named_state(
+        self, owner: Owner, name: str, adapters: tuple[str, ...], tokens: Sequence[int]
+    ) -> int:
+        """Have the KV state of *tokens* on disk under the engine's *name* of a named state; return
+        how many of its tokens are.
+        """
+
+    def prepare_named_state(
+        self, owner: Owner, name: str, adapters: tuple[str, ...], tokens: Sequence[int]
+    ) -> None:
+        """Have the KV state of a named state in memory and on disk, as far as it is in one of them,
+        without waiting for it.
+        """
+
 
 class Predecessor(Protocol):
     """A model that had a name before a swap."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from ...backends.errors import BackendError
 from ...scheduler.kv.eviction_order import EvictionOrder
 from ...scheduler.kv.file_format import scan_folder
 from ...scheduler.kv.files import KV_FILES_MAX
+from ...scheduler.kv.origin import is_named_state
 
 log = structlog.get_logger()
 
@@ -40,13 +41,42 @@ class KvFileEntry(NamedTuple):
     size: int
     seconds: float
 
+    @property
+    def is_named_state(self) -> bool:
+        """Whether it belongs to a named state."""
+        return is_named_state(self.owner, self.session)
+
 
 class _OwnerFiles:
-    """The files of one user, in the order of their eviction."""
+    """The files of one user, in the order of their eviction: those of named states are last."""
 
     def __init__(self) -> None:
         self.bytes = self.count = 0
-        self.values = EvictionOrder[KvFilePlace]()
+        self._values = EvictionOrder[KvFilePlace]()
+        self._named = EvictionOrder[KvFilePlace]()
+        self._sessions = 0
+        """The number of files that belong to no named state."""
+
+    def add_file(self, place: KvFilePlace, entry: KvFileEntry) -> None:
+        """Add a file, as just used."""
+        self.count += 1
+        self.bytes += entry.size
+        self._sessions += not entry.is_named_state
+        self._order_of(entry).record_use(place, entry.size, entry.seconds)
+
+    def remove_file(self, place: KvFilePlace, entry: KvFileEntry) -> None:
+        """Remove a file."""
+        self.count -= 1
+        self.bytes -= entry.size
+        self._sessions -= not entry.is_named_state
+        self._order_of(entry).remove(place)
+
+    def _order_of(self, entry: KvFileEntry) -> EvictionOrder[KvFilePlace]:
+        return self._named if entry.is_named_state else self._values
+
+    def evict_least(self) -> KvFilePlace:
+        """Return the file to evict, which must exist; the caller removes it."""
+        return (self._values if self._sessions else self._named).evict_least()
 
 
 class KvIndex:
@@ -146,21 +176,30 @@ class KvIndex:
             )
         return len(doomed)
 
+    def session_bytes(self, owner: int, session: str) -> int:
+        """Return the size of the files of a session or named state, in every fingerprint."""
+        key = (owner, session)
+        return sum(e.size for e in self._entries.values() if (e.owner, e.session) == key)
+
+    def remove_unknown_states(self, known: Collection[tuple[int, str]]) -> None:
+        """Remove the files of named states other than the *known* ones, by owner and name: their
+        state could not be deleted completely, or its journal was lost.
+        """
+        for place, entry in list(self._entries.items()):
+            if entry.is_named_state and (entry.owner, entry.session) not in known:
+                self._doom(place)
+
     def _insert(self, place: KvFilePlace, entry: KvFileEntry) -> None:
         self._remove(place)
         self._entries[place] = entry
         files = self._by_owner.setdefault(entry.owner, _OwnerFiles())
-        files.values.record_use(place, entry.size, entry.seconds)
-        files.count += 1
-        files.bytes += entry.size
+        files.add_file(place, entry)
 
     def _remove(self, place: KvFilePlace) -> KvFileEntry | None:
         entry = self._entries.pop(place, None)
         if entry is not None:
             files = self._by_owner[entry.owner]
-            files.values.remove(place)
-            files.count -= 1
-            files.bytes -= entry.size
+            files.remove_file(place, entry)
             if not files.count:
                 del self._by_owner[entry.owner]
         return entry
@@ -173,7 +212,7 @@ class KvIndex:
             self._evict_least(max(self._by_owner.values(), key=lambda files: files.count))
 
     def _evict_least(self, files: _OwnerFiles) -> None:
-        self._doom(files.values.evict_least())
+        self._doom(files.evict_least())
 
     def _doom(self, place: KvFilePlace) -> None:
         entry = self._remove(place)

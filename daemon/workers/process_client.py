@@ -162,6 +162,21 @@ class ProcessClient:
             m.PersistState(_NO_QUERY, owner.user, session, adapters, m.pack_tokens(tokens))
         )
 
+    async def save_named_state(
+        self, owner: Owner, name: str, adapters: tuple[str, ...], tokens: Sequence[int]
+    ) -> int:
+        """Have the KV state of a named state on disk, under the engine's *name*."""
+        packed = m.pack_tokens(tokens)
+        query = self.query(lambda i: m.SaveNamedState(i, owner.user, name, adapters, packed))
+        return int(await query)
+
+    def prepare_named_state(
+        self, owner: Owner, name: str, adapters: tuple[str, ...], tokens: Sequence[int]
+    ) -> None:
+        """Have the KV state of a named state in memory and on disk soon, without waiting."""
+        packed = m.pack_tokens(tokens)
+        self.send_command(m.SaveNamedState(_NO_QUERY, owner.user, name, adapters, packed))
+
     async def reserve_embedding_memory(self) -> None:
         """Reserve memory for the embedding context, unless that is done.
 

@@ -62,6 +62,8 @@ class CommandHandler:
                 self.tokenizing.add_request(command)
             case m.Lookup() | m.PersistState():
                 send(self._kv.look_up(command))
+            case m.SaveNamedState():
+                send(*self._kv.save_named_state(command))
             case m.DeleteSessionStates():
                 send(*self._kv.delete_session_states(command))
             case m.KvFileEvicted(name):

@@ -30,6 +30,8 @@ class DiskTier:
         self._index: dict[str, tuple[KvFile, array[int]]] = {}
         self._writing: dict[str, KvKey] = {}
         self._fetches: dict[str, list[Task]] = {}
+        self._requests: dict[str, list[tuple[int, int]]] = {}
+        """Requests that wait for the end of a write, each with the tokens of its answer."""
         for file in files.scan():
             self._index_file(file)
 
@@ -74,13 +76,18 @@ class DiskTier:
 
     def fetch_state(self, task: Task, file: KvFile) -> None:
         """Read *file* into memory for *task*, which is `fetching` until that is done."""
+        if self.prefetch_state(file):
+            task.fetching = True
+            self._fetches[file.key.name].append(task)
+
+    def prefetch_state(self, file: KvFile) -> bool:
+        """Read *file* into memory, for tasks to come; return False if the queue is full."""
         name = file.key.name
         if name not in self._fetches:
             if not self._files.queue_read(file):
-                return
+                return False
             self._fetches[name] = []
-        task.fetching = True
-        self._fetches[name].append(task)
+        return True
 
     def poll(self) -> Iterator[m.Report]:
         """Apply the file thread's results: states enter memory, tasks stop waiting."""
@@ -99,6 +106,11 @@ class DiskTier:
         if self._writing.pop(key.name, None) is not None:  # otherwise it was deleted meanwhile
             self._index_file(file)
             yield _stored(file)
+        yield from self._answer_requests(key.name, is_written=key.name in self._index)
+
+    def _answer_requests(self, name: str, *, is_written: bool) -> Iterator[m.CommandResult]:
+        for request, tokens in self._requests.pop(name, ()):
+            yield m.CommandResult(request, tokens if is_written else 0)
 
     def _read(self, result: FileRead) -> Iterator[m.Report]:
         file, name = result.file, result.file.key.name
@@ -121,6 +133,7 @@ class DiskTier:
             self._release_tasks(name)
         else:
             yield m.KvFileLost(name, result.cause)
+            yield from self._answer_requests(name, is_written=False)
 
     def _release_tasks(self, name: str) -> None:
         for task in self._fetches.pop(name, ()):
@@ -142,6 +155,29 @@ class DiskTier:
             return False
         self._writing[name] = key
         return True
+
+    def save_named_state(self, entry: SavedState, request: int) -> Iterator[m.CommandResult]:
+        """Write the entry of a named state, which may be on disk already. The answer to *request*,
+        here or by `poll` once it is written, is the number of its tokens on disk.
+        """
+        origin, size = entry.origin, len(entry.tokens)
+        name = KvKey(
+            origin.scope, entry.tokens.tobytes(), origin.session, False, origin.adapters
+        ).name
+        if not self.save_state(entry):
+            yield m.CommandResult(request, 0)
+        elif name in self._writing:
+            self._requests.setdefault(name, []).append((request, size))
+        else:
+            yield m.CommandResult(request, size)
+
+    def find_named_state(self, origin: Origin, tokens: array[int]) -> KvFile | None:
+        """Return the file of a named state with at least all but the last of *tokens*."""
+        for file, have in self._index.values():
+            named = _origin(file.key) == origin and len(have) >= len(tokens) - 1
+            if named and have == tokens[: len(have)]:
+                return file
+        return None
 
     def save_all(self, seconds: float) -> list[m.Report]:
         """Write all states, the most valuable first, for at most *seconds*; return the reports."""

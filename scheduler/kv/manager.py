@@ -16,7 +16,7 @@ from .idle_states import IdleStates
 from .origin import Origin, scoped
 from .search import StateSearch
 from .slots import SlotTable
-from .store import KvStore
+from .store import KvStore, SavedState
 from .task_states import TaskStates
 
 CLOSE_S = 10.0
@@ -57,6 +57,7 @@ class KvManager:
         )
         self.fetches = 0
         """Tasks for which a state was read from disk."""
+        self._recompute_s = recompute_s
         self._settings = settings
         self._writing = False
 
@@ -71,6 +72,43 @@ class KvManager:
         tokens.append(-1)  # a lookup never reuses the last token; so a whole history can count
         find = self._persist if isinstance(command, m.PersistState) else self._find_cached
         return m.CommandResult(command.id, find(origin, tokens))
+
+    def save_named_state(self, command: m.SaveNamedState) -> Iterator[m.CommandResult]:
+        """Have the state of a named prompt on disk under its own name, from which sessions start.
+        Yield the answer, unless it has to be written: then `poll` yields it.
+
+        If it is on disk only, it is read into memory. A state that covers more tokens is not
+        written in its place: those may belong to another session.
+        """
+        scope, name = scoped(command.user, command.name, shared=self._settings.kv_shared)
+        origin = Origin(scope, name, command.adapters, persist=True)
+        tokens = array("i", command.tokens)
+        file = None if self.disk is None else self.disk.find_named_state(origin, tokens)
+        found = None
+        if self.disk is not None and file is not None:
+            cached = self.search.find_source(origin, array("i", [*tokens, -1])).keep
+            if len(tokens) - cached >= self._settings.shared_prefix_tokens_min:
+                self.disk.prefetch_state(file)
+            yield m.CommandResult(command.id, len(file.key.tokens) // tokens.itemsize)
+        elif self.disk is not None and (found := self._find_whole(origin, tokens)) is not None:
+            have = found.tokens
+            entry = SavedState(origin, have, found.state, self._recompute_s(len(have)))
+            yield from self.disk.save_named_state(entry, command.id)
+        else:
+            yield m.CommandResult(command.id, 0)
+
+    def _find_whole(self, origin: Origin, tokens: array[int]) -> SavedState | None:
+        """Return a state in memory of exactly *tokens*, or of all but the last one, which a turn
+        may have ended without computing.
+        """
+        for have in (tokens, tokens[:-1]):
+            for slot in self.slots.idle:
+                if slot.tokens == have and slot.origin.serves(origin):
+                    self.idle.save_slot(slot)
+            for entry in self.store:
+                if entry.tokens == have and entry.origin.serves(origin):
+                    return entry
+        return None
 
     def _find_cached(self, origin: Origin, tokens: array[int]) -> int:
         cached = self.search.find_source(origin, tokens).keep

@@ -8,6 +8,21 @@ SCOPE_ALL = -1
 """The scope of KV states that serve every user."""
 
 
+NAMED_STATE = "state:"
+"""The beginning of the engine's names of named states; no session's name begins with it."""
+
+
+def name_of_state(label: str, name: str) -> str:
+    """Return the engine's name of a named state. A label has no slash."""
+    return f"{NAMED_STATE}{label}/{name}"
+
+
+def is_named_state(scope: int, session: str) -> bool:
+    """Return whether a KV state belongs to a named state, by its scope and its name there."""
+    own = session.partition("/")[2] if scope == SCOPE_ALL else session
+    return own.startswith(NAMED_STATE)
+
+
 def scoped(user: int, session: str, *, shared: bool) -> tuple[int, str]:
     """Return the scope and the session's name in it; *shared* states serve every user."""
     return (SCOPE_ALL, f"{user}/{session}") if shared else (user, session)

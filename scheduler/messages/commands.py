@@ -155,6 +155,18 @@ class PersistState(_PrefixRequest):
     """Write the tokens' state of a dormant session to disk. Answered with how many were kept."""
 
 
+class SaveNamedState(RequestMessage):
+    """Have the KV state of packed *tokens* on disk under the engine's *name* of a named state; if
+    it is there already, have it in memory. Answered, once it is written, with the number of tokens
+    on disk.
+    """
+
+    user: int
+    name: str
+    adapters: tuple[str, ...]
+    tokens: bytes
+
+
 class KvFileEvicted(Message):
     """The daemon has deleted a KV file. Not answered."""
 
@@ -216,6 +228,7 @@ Command = (
     | ChatPrompt
     | Lookup
     | PersistState
+    | SaveNamedState
     | DeleteSessionStates
     | KvFileEvicted
     | AddAdapter

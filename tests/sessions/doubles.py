@@ -110,6 +110,17 @@ class InProcessClient:
         self.kept.append((owner, session, list(tokens)))
         self.kept_with.append(adapters)
 
+    async def save_named_state(
+        self, owner: Owner, name: str, adapters: tuple[str, ...], tokens: Sequence[int]
+    ) -> int:
+        await anyio.lowlevel.checkpoint()
+        return 0
+
+    def prepare_named_state(
+        self, owner: Owner, name: str, adapters: tuple[str, ...], tokens: Sequence[int]
+    ) -> None:
+        pass
+
     def turn(self) -> bool:
         """Turn the engine once; return whether there may be more to do."""
         commands, self.commands = self.commands, []

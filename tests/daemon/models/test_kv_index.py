@@ -17,6 +17,7 @@ from inferd.daemon.models.kv_index import KvFilePlace, KvIndex
 from inferd.scheduler.kv.eviction_order import EvictionOrder
 from inferd.scheduler.kv.file_format import KvFile, KvKey
 from inferd.scheduler.kv.files import FileWritten, KvFiles
+from inferd.scheduler.kv.origin import SCOPE_ALL, name_of_state
 from inferd.scheduler.messages import pack_tokens
 
 LARGE = 1 << 30
@@ -406,3 +407,32 @@ async def test_a_file_that_cannot_be_deleted_does_not_end_the_index(
     await settle(index)
 
     assert store.names() == set()
+
+
+@pytest.mark.asyncio
+async def test_the_files_of_named_states_are_the_last_to_be_evicted(store: Store) -> None:
+    index = KvIndex(store.directory, LARGE, files_max=2)
+    state = store.write(1, session=name_of_state("", "story"), seconds=0.001)
+    first, second = store.write(2, session="id:a"), store.write(3, session="id:b")
+    for file in (state, first, second):
+        report(index, file)
+    await settle(index)
+    assert store.names() == {state.key.name, second.key.name}
+
+    another = store.write(4, session=name_of_state("", "tale"), seconds=0.002)
+    report(index, another)
+    report(index, store.write(5, session=name_of_state("cli", "tale"), seconds=0.003))
+    await settle(index)
+    assert state.key.name not in store.names() and len(index) == 2
+
+
+@pytest.mark.asyncio
+async def test_files_of_named_states_that_are_not_known_are_removed(store: Store) -> None:
+    files = [store.write(n, session=name_of_state("", str(n))) for n in range(2)]
+    files.append(store.write(3, session="id:state:/0"))
+    files.append(store.write(4, owner=SCOPE_ALL, session=f"7/{name_of_state('', '1')}"))
+    index = KvIndex(store.directory, LARGE)
+    await index.load()
+    index.remove_unknown_states({(1, name_of_state("", "1"))})
+    await settle(index)
+    assert store.names() == {files[1].key.name, files[2].key.name}
