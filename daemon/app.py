@@ -168,6 +168,7 @@ async def _start_services(daemon: Daemon, services: anyio.abc.TaskGroup) -> None
     services.start_soon(registry.kv_index.run)
     await daemon.restore()
     services.start_soon(daemon.journal.run)
+    services.start_soon(daemon.state_journal.run)
     if not daemon.config.metrics.is_off:
         services.start_soon(_metrics(daemon).run)
     gc.collect()
@@ -218,6 +219,7 @@ async def _stop(daemon: Daemon) -> None:
     daemon.sessions.detach_all()
     await daemon.registry.close()
     await daemon.journal.close()
+    await daemon.state_journal.close()
 
 
 async def _watch_signals(

@@ -38,6 +38,10 @@ COMPONENTS = {
         "free space on the disk of state-dir, or let the daemon's user write there; pending data"
         " is then written",
     ),
+    "states": Component(
+        "named states are not written down",
+        "free space on the disk of state-dir, or let the daemon's user write there",
+    ),
     "kv-store": Component(
         "KV states are not kept on disk: they are computed again once evicted from memory",
         "free space on the disk of state-dir, or let the daemon's user own its folder `kv`",

@@ -28,6 +28,7 @@ from ..ipc.messages import (
 )
 from ..ipc.server.server import Server
 from ..ipc.server.server_connection import Request, ServerConnection
+from ..scheduler.kv.origin import scoped
 from ..scheduler.owner import Owner
 from ..scheduler.settings import EngineSettings
 from ..sessions import (
@@ -37,9 +38,12 @@ from ..sessions import (
     Journal,
     Ledger,
     ModelSource,
+    NamedStates,
     PlaceBounds,
     Session,
     SessionManager,
+    StateFacts,
+    StateLimits,
     StoredSession,
 )
 from ..wire.frames import FRAME_BYTES_MAX, REPLY_BYTES_MAX
@@ -68,6 +72,8 @@ ipc_log = structlog.get_logger(logger_name="ipc")
 CallTable = dict[str, Callable[["Daemon", Request], Awaitable[Any]]]
 JOURNAL_FILE = "sessions.db"
 """The journal, in the state directory."""
+STATES_FILE = "states.db"
+"""The journal of named states, in the state directory."""
 NEWER_JOURNAL = "start the newer version again, or move the file away"
 _RECORDING_S_MAX = 5.0
 """Maximum wait of a drain for the journal; the connections are closed only after it."""
@@ -121,6 +127,17 @@ class Daemon:
             journal=self.journal,
         )
         self.sessions.places.listener = self.counters
+        self.state_journal = Journal(
+            config.state_dir / STATES_FILE, self.state_journal_changed, facts=StateFacts
+        )
+        self.states = NamedStates(
+            self.state_journal,
+            self.ledger.kept_bytes,
+            self.new_handle,
+            self.one_turn_sessions,
+            self.registry.catalog.find_client,
+            self.registry.delete_session_files,
+        )
         self.swaps = Swaps(self.registry, self.sessions.live, config.swap_grace_s)
         self.server = Server(self, requests_max=REQUESTS_MAX)
         self.users = Users()
@@ -161,6 +178,11 @@ class Daemon:
                 waiting_user_max=config.sessions_waiting_user_max,
                 yield_after_s=config.idle_yield_ms / 1000,
             ),
+        )
+        self.states.limits = StateLimits(
+            states_max=config.states_max,
+            states_user_max=config.states_user_max,
+            bytes_max=config.states_bytes_max,
         )
 
     # The server's handler.
@@ -327,28 +349,41 @@ class Daemon:
     async def restore(self) -> None:
         """Restore the sessions of earlier daemons as dormant ones."""
         started_at = time.monotonic()
+        self.states.restore_states(await self.state_journal.open_file())
+        if self.state_journal.cause is None:
+            shared = self.config.kv_share == "all"
+            self.registry.kv_index.remove_unknown_states(
+                {scoped(s.owner.user, s.kv_name, shared=shared) for s in self.states}
+            )
         self.sessions.restore_sessions(await self.journal.open_file(), self._dormant_lease)
         log.info(
             "sessions.restored",
             sessions=len(self.sessions.dormant),
             bytes=self.sessions.dormant.bytes,
+            states=len(self.states),
             seconds=round(time.monotonic() - started_at, 3),
         )
 
     def journal_changed(self) -> None:
         """Note the journal's state: working, failing, refused, or new after a damaged one."""
-        journal = self.journal
+        self._note_journal("journal", self.journal, "sessions may be missing")
+
+    def state_journal_changed(self) -> None:
+        """Note the state of the journal of named states."""
+        self._note_journal("states", self.state_journal, "named states may be missing")
+
+    def _note_journal(self, component: str, journal: Journal, missing: str) -> None:
         if journal.status["state"] == "refused":
-            self.components.note("journal", journal.cause, remedy=NEWER_JOURNAL)
+            self.components.note(component, journal.cause, remedy=NEWER_JOURNAL)
         elif journal.cause is None and journal.set_aside is not None:
             self.components.note(
-                "journal",
+                component,
                 f"a file was set aside as {journal.set_aside}: {journal.set_aside_cause}",
-                missing="sessions may be missing",
+                missing=missing,
                 remedy="check the disk if it was damaged; delete it when you no longer need it",
             )
         else:
-            self.components.note("journal", journal.cause)
+            self.components.note(component, journal.cause)
 
     def _dormant_lease(self, stored: StoredSession) -> ModelSource:
         name, user = stored.facts.model, stored.owner.user

@@ -1,8 +1,9 @@
 """Conversations: their owners, histories, states and ends. Independent of llama.cpp and sockets.
 
 `table.py` has the states; `session/` one conversation and the manager of all; `turn.py` one turn;
-`history/` token ids and messages; `journal/` sessions on disk; `admission/` bounds and quotas;
-`turns/` a turn's options and start; `worker_client.py` the interface of the worker below.
+`history/` token ids and messages; `journal/` sessions on disk; `states/` named states, from which
+sessions begin; `admission/` bounds and quotas; `turns/` a turn's options and start;
+`worker_client.py` the interface of the worker below.
 """
 
 from .admission.bounds import AdmissionBounds
@@ -15,6 +16,8 @@ from .session.dormant import DAY_S, DormantLimits
 from .session.manager import SessionManager
 from .session.places import PlaceBounds, PlaceWait
 from .session.session import Session
+from .states.named_state import NamedState, StateFacts
+from .states.named_states import NamedStates, StateLimits
 from .turn import Turn
 from .turns.turn_options import Parameters, TurnOptions
 from .worker_client import ModelSource, TaskReader, WorkerClient
@@ -26,6 +29,10 @@ __all__ = (
     "Journal",
     "Ledger",
     "ModelSource",
+    "NamedState",
+    "NamedStates",
+    "StateFacts",
+    "StateLimits",
     "WorkerClient",
     "Parameters",
     "PlaceBounds",

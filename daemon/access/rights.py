@@ -32,7 +32,7 @@ _USE = (
     *("init_execution_context", "init_execution_context_with_session_id", "prompt_init"),
     *("set_input", "compute", "compute_single", "get_output", "get_output_single"),
     *("prompt_compute", "run_inference", "stream", "chat", "answers", "resume", "embed"),
-    *("reset", "rewind", "fork_session", "set_options", "parameters"),
+    *("reset", "rewind", "fork_session", "save_state", "set_options", "parameters"),
     *("tokenize", "detokenize", "apply_template"),
 )
 _MANAGE = (
@@ -42,7 +42,7 @@ _MANAGE = (
 _FREE = (
     *("models", "show", "sessions", "queue", "stats"),
     *("cancel", "park", "fini_single", "finalize_execution_context", "close_execution_context"),
-    *("delete_session", "unload", "init_backend", "deinit_backend"),
+    *("delete_session", "list_states", "delete_state", "unload", "init_backend", "deinit_backend"),
 )
 """Calls that read public state or the caller's own, or release the caller's resources.
 `Access.may_control_turns_of` decides on `cancel` and `park` of another user's turns.

@@ -12,6 +12,7 @@ from . import (
     model_operations,
     monitoring,
     session_operations,
+    states,
     texts,
     turns,
 )
@@ -22,7 +23,7 @@ __all__ = ("ALL_CALLS",)
 
 _NAMED = (
     *(*graphs.CALLS, *contexts.CALLS, *turns.CALLS, *answers.CALLS, *texts.CALLS),
-    *(*session_operations.CALLS, *model_operations.CALLS, *monitoring.CALLS),
+    *(*session_operations.CALLS, *states.CALLS, *model_operations.CALLS, *monitoring.CALLS),
 )
 _CALLS: CallTable = {call.__name__: call for call in _NAMED} | {
     "prompt_init": contexts.init_execution_context,

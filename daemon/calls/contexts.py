@@ -43,13 +43,17 @@ async def _open_session(
     graph, p = daemon.graph(request), request.params
     sessions, queue_timeout_s = daemon.sessions, seconds_of(p.queue_timeout_s)
     priority = priority_of(p.priority)
-    new = (request.connection, request.owner, graph.lease, graph.options, session_id)
+    state = daemon.states.find_state(request.owner, p.from_state) if p.from_state else None
+    options = graph.options if state is None else state.defaults_on(graph.options, graph.origins)
+    new = (request.connection, request.owner, graph.lease, options, session_id)
     if queue_timeout_s:
         wait = PlaceWait(Priority.NORMAL if priority is None else priority, queue_timeout_s)
-        session, attached = await sessions.open_session_in_turn(*new, persist=persist, wait=wait)
+        session, attached = await sessions.open_session_in_turn(
+            *new, persist=persist, origin=state, wait=wait
+        )
         _check_graph(daemon, request, session, attached=attached)
     else:
-        session, attached = sessions.open_session(*new, persist=persist)
+        session, attached = sessions.open_session(*new, persist=persist, origin=state)
     if priority is not None:
         session.settings.priority = priority
         session.recording.facts_changed()
@@ -60,7 +64,19 @@ async def _open_session(
     parameters.ignored = list(graph.ignored)
     if not attached:
         parameters.out_of_range = dict(graph.adjusted)
+        if state is not None:
+            daemon.states.prepare_kv(state)
+            await _wait_recorded(daemon, session)
     return session, attached
+
+
+async def _wait_recorded(daemon: Daemon, session: Session) -> None:
+    """Wait until a new session with a history is stored; discard it if the caller is cancelled."""
+    try:
+        await session.wait_recorded()
+    except BaseException:
+        daemon.sessions.discard_session(session)
+        raise
 
 
 def _check_graph(daemon: Daemon, request: Request, session: Session, *, attached: bool) -> None:

@@ -28,7 +28,7 @@ TURN_CALLS = {
     *("answers", "chat", "compute", TOKEN_CALL, EMBED, "prompt_compute", "resume"),
     *("run_inference", "stream"),
 }
-NEED_MODEL = TURN_CALLS | MODEL_QUERIES | {INPUT}
+NEED_MODEL = TURN_CALLS | MODEL_QUERIES | {INPUT, "save_state"}
 """The calls that wait until their model is loaded and admits them."""
 
 

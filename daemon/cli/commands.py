@@ -35,6 +35,7 @@ COMMANDS = {
     "monitoring.status_commands": ("ps", "sessions", "queue", "status"),
     "operations.logs_command": ("logs", "log-level"),
     "operations.turn_commands": ("cancel", "park", "rm-session"),
+    "operations.state_commands": ("states",),
     "operations.end_commands": ("drain", "stop"),
     "operations.doctor_command": ("doctor",),
     "operations.service_commands": ("install-service", "uninstall-service"),

@@ -49,6 +49,18 @@ def sessions(ctx: typer.Context, incomplete: str) -> Offers:
     )
 
 
+def states(ctx: typer.Context, incomplete: str) -> Offers:
+    """Return the names of the user's named states."""
+    return _query(
+        ctx,
+        lambda client: [
+            (s["name"], escape_controls(f"{s['model']}, {s['tokens']} tokens"))
+            for s in client.list_states()
+            if _ONE_WORD.fullmatch(s["name"])
+        ],
+    )
+
+
 def _query(ctx: typer.Context, query: Callable[[OneShotClient], Offers]) -> Offers:
     from .one_shot import OneShotClient
 

@@ -129,6 +129,10 @@ class OneShotClient:
         params = w.SessionsParams(dormant=dormant, all=all_users)
         return self.call("sessions", params, w.SessionsResult).sessions
 
+    def list_states(self) -> list[dict[str, Any]]:
+        """Return the user's named states."""
+        return self.call("list_states", w.Empty(), w.ListStatesResult).states
+
     def queue(self, *, all_users: bool = False) -> list[dict[str, Any]]:
         """Return the user's waiting and running tasks."""
         return self.call("queue", w.QueueParams(all=all_users), w.QueueResult).tasks

@@ -95,6 +95,25 @@ class AsyncOperations(AsyncWasiCalls):
         params = w.DeleteSessionParams(context=context, session_id=session_id)
         return (await self._call("delete_session", params, w.DeleteSessionResult, timeout)).deleted
 
+    async def save_state(
+        self, context: int, name: str, *, replace: bool = False, timeout: float | None = None
+    ) -> w.SaveStateResult:
+        """Save a context's present state as *name*, with which other contexts can begin.
+
+        It is kept until it is deleted, also over restarts. With *replace* the name may be in use.
+        """
+        params = w.SaveStateParams(context=context, name=name, replace=replace)
+        return await self._call("save_state", params, w.SaveStateResult, timeout)
+
+    async def list_states(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
+        """Return the user's named states, with `name`, `model` and `tokens`."""
+        return (await self._call("list_states", w.Empty(), w.ListStatesResult, timeout)).states
+
+    async def delete_state(self, name: str, *, timeout: float | None = None) -> bool:
+        """Delete a named state; return whether there was one. Contexts that began with it stay."""
+        params = w.DeleteStateParams(name=name)
+        return (await self._call("delete_state", params, w.DeleteStateResult, timeout)).deleted
+
     async def set_options(
         self,
         context: int,

@@ -114,14 +114,15 @@ class AsyncWasiCalls(AsyncCaller):
         *,
         priority: Priority | None = None,
         queue_timeout: float | None = None,
+        from_state: str | None = None,
         timeout: float | None = None,
     ) -> Context:
-        """Open an execution context on a graph.
+        """Open an execution context on a graph, with the history of the named state *from_state*.
 
         *priority* is the class of its turns. If too many contexts are open, the call waits in this
         class for at most *queue_timeout* seconds; without *queue_timeout* it fails at once.
         """
-        params = w.OpenParams(graph=graph, priority=priority or "")
+        params = w.OpenParams(graph=graph, priority=priority or "", from_state=from_state or "")
         return await self._open_context("init_execution_context", params, queue_timeout, timeout)
 
     async def init_execution_context_with_session_id(
@@ -132,18 +133,20 @@ class AsyncWasiCalls(AsyncCaller):
         persist: bool = True,
         priority: Priority | None = None,
         queue_timeout: float | None = None,
+        from_state: str | None = None,
         timeout: float | None = None,
     ) -> Context:
         """Open an execution context with an id, or attach to the existing one and its history.
 
-        Without *persist* nothing is written to disk. *priority* and *queue_timeout* are as in
-        `init_execution_context`.
+        Without *persist* nothing is written to disk. *priority*, *queue_timeout* and *from_state*
+        are as in `init_execution_context`; an existing context keeps its own history.
         """
         params = w.SessionParams(
             graph=graph,
             session_id=session_id,
             persist=persist,
             priority=priority or "",
+            from_state=from_state or "",
         )
         call = "init_execution_context_with_session_id"
         return await self._open_context(call, params, queue_timeout, timeout)

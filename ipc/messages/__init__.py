@@ -21,5 +21,6 @@ from .hello import *
 from .models import *
 from .monitoring import *
 from .session_operations import *
+from .states import *
 from .texts import *
 from .turns import *

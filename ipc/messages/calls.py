@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-from . import contexts, graphs, models, monitoring, session_operations, texts, turns
+from . import contexts, graphs, models, monitoring, session_operations, states, texts, turns
 from .base import Empty, Map
 
 
@@ -58,6 +58,9 @@ CALLS: dict[str, Call] = {
     "delete_session": Call(
         session_operations.DeleteSessionParams, session_operations.DeleteSessionResult
     ),
+    "save_state": Call(states.SaveStateParams, states.SaveStateResult),
+    "list_states": Call(Empty, states.ListStatesResult),
+    "delete_state": Call(states.DeleteStateParams, states.DeleteStateResult),
     "set_options": Call(session_operations.OptionsParams, Empty),
     "parameters": Call(contexts.ContextParams, session_operations.ParametersResult),
     "models": Call(Empty, models.ModelsResult),

@@ -17,17 +17,20 @@ INPUTS_MAX = 128
 
 class OpenParams(GraphParams):
     """`init_execution_context`. `priority` is the class of the context's turns, and of the wait for
-    a place; without a `queue_timeout_s` the call does not wait.
+    a place; without a `queue_timeout_s` the call does not wait. `from_state` is the name of the
+    state with which the context begins.
     """
 
     priority: str = ""
     queue_timeout_s: float = 0.0
+    from_state: str = ""
 
 
 class SessionParams(Map):
     """`init_execution_context_with_session_id`: an id of the user's own, of 1 to 128 characters.
 
-    Without `persist` nothing of the session is written to disk.
+    Without `persist` nothing of the session is written to disk. `from_state` is the name of the
+    state with which a new session begins; an existing one keeps its history.
     """
 
     graph: int
@@ -35,6 +38,7 @@ class SessionParams(Map):
     persist: bool = True
     priority: str = ""
     queue_timeout_s: float = 0.0
+    from_state: str = ""
 
 
 class ContextResult(Map):

@@ -33,6 +33,20 @@ class HistoryVocabulary:
         """Return whether a model has another vocabulary."""
         return self.hash not in ("", info.vocab_hash)
 
+    def check_model(self, model: ModelSource, whose: str, instead: str) -> None:
+        """Check that a history of tokens alone can be used with *model*, if that is loaded.
+
+        :raises InvalidArgument: it has another vocabulary, and the history's text is not known.
+        """
+        client = model.loaded
+        if client is None or self.saved_text is not None or not self.differs_from(client.info):
+            return
+        raise InvalidArgument(
+            f"{whose} has another vocabulary than model {model.name!r} now",
+            hint=f"the model's file was exchanged: {instead}, or delete this one",
+            data={"fingerprint": self.fingerprint, "fingerprint_now": client.info.fingerprint},
+        )
+
     def set_model(self, info: ModelInfo) -> None:
         """Note the model of the history's token ids."""
         self.saved_text = None

@@ -21,7 +21,7 @@ import structlog
 
 from ...backends.errors import BackendError
 from ...scheduler.owner import Owner
-from .entries import Dates, StoredSession
+from .entries import Dates, SessionFacts, StoredSession
 from .file_version import NewerJournal
 from .journal_file import Change, Erase, Found, JournalFile, damaged
 from .recording import RecordedSession, Recording, SessionKey
@@ -45,14 +45,18 @@ class Journal:
     """
 
     def __init__(
-        self, path: Path, on_change: Callable[[], None] = lambda: None, dates: Dates | None = None
+        self,
+        path: Path,
+        on_change: Callable[[], None] = lambda: None,
+        dates: Dates | None = None,
+        facts: type[SessionFacts] = SessionFacts,
     ):
         self.cause: str | None = None
         self.set_aside: Path | None = None
         self.set_aside_cause = ""
         self._report_change = on_change
         self._dates = dates or Dates()
-        self._file = JournalFile(path, self._dates.now)
+        self._file = JournalFile(path, self._dates.now, facts)
         self._refused = False
         self._closed = False
         self._recordings: dict[SessionKey, Recording] = {}
@@ -118,6 +122,12 @@ class Journal:
         if found and not present:
             self.note_change(recording)
         return recording
+
+    def withdraw(self, recording: Recording) -> None:
+        """Stop writing a recording whose owner has given up."""
+        self._changed.pop(recording, None)
+        if self._recordings.get(recording.key) is recording:
+            del self._recordings[recording.key]
 
     @property
     def status(self) -> dict[str, Any]:

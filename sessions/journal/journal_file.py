@@ -89,11 +89,19 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JournalFile:
-    """Sessions in the file *path*. All methods block; all except `open` need an open file."""
+    """Sessions with *facts* in the file *path*. All methods block; all except `open` need an open
+    file.
+    """
 
-    def __init__(self, path: Path, now: Callable[[], float] = time.time):
+    def __init__(
+        self,
+        path: Path,
+        now: Callable[[], float] = time.time,
+        facts: type[SessionFacts] = SessionFacts,
+    ):
         self.path = path
         self._now = now
+        self._decode_facts = msgspec.msgpack.Decoder(facts).decode
         self._db: sqlite3.Connection | None = None
 
     @property
@@ -131,7 +139,7 @@ class JournalFile:
         )
         try:
             defect = self._prepare(self._db) or defect
-            for stored in _read(self._db):
+            for stored in _read(self._db, self._decode_facts):
                 sessions.append(stored)  # noqa: PERF402  # those before the damage count
             [[verdict]] = self._db.execute("PRAGMA quick_check(1)")
         except sqlite3.Error as exc:
@@ -236,14 +244,16 @@ def _apply(db: sqlite3.Connection, change: Change) -> None:
 # Reading.
 
 
-def _read(db: sqlite3.Connection) -> Iterator[StoredSession]:
+def _read(
+    db: sqlite3.Connection, decode_facts: Callable[[bytes], SessionFacts]
+) -> Iterator[StoredSession]:
     """Yield the readable sessions; if others are not, raise `Unreadable` in the end."""
     pieces_query = f"SELECT data, crc FROM piece {_WHERE} ORDER BY number"
     damaged_sessions = 0
     with closing(db.execute("SELECT * FROM session ORDER BY at")) as rows:
         for user, label, session_id, at, packed_facts, facts_crc, past, past_crc in rows:
             try:
-                facts = _decode_facts(_checked(packed_facts, facts_crc))
+                facts = decode_facts(_checked(packed_facts, facts_crc))
                 piece_rows = db.execute(pieces_query, (user, label, session_id))
                 pieces = tuple(_decode_piece(_checked(*row)) for row in piece_rows)
                 _decode_unfinished(_checked(past, past_crc))
@@ -266,6 +276,5 @@ class _Unfinished(msgspec.Struct):
     unfinished: TurnPiece | None = None
 
 
-_decode_facts = msgspec.msgpack.Decoder(SessionFacts).decode
 _decode_piece = msgspec.msgpack.Decoder(TurnPiece).decode
 _decode_unfinished = msgspec.msgpack.Decoder(_Unfinished).decode

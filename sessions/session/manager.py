@@ -22,7 +22,7 @@ from .deletion import Delete, SessionDeletion, nothing
 from .dormant import DormantLimits, DormantSessions
 from .live import LiveSessions
 from .places import PlaceBounds, PlaceQueue, PlaceWait
-from .session import Session
+from .session import Session, SessionOrigin
 
 SESSION_ID_CHARACTERS_MAX = 128
 BRANCHES_MAX = 16
@@ -73,9 +73,11 @@ class SessionManager:
         session_id: str | None = None,
         *,
         persist: bool = True,
+        origin: SessionOrigin | None = None,
     ) -> tuple[Session, bool]:
         """Return a session of *connection*, and whether it existed already (by its id). A new
-        session is written to disk only with *persist*.
+        session begins with the history of its *origin*, if it has one, and is written to disk only
+        with *persist*.
 
         :raises Busy: the cap is reached.
         :raises QuotaExceeded: one of the user's own bounds is reached.
@@ -86,7 +88,9 @@ class SessionManager:
         if found is not None:
             return found, True
         with self.places.taken_places(owner):
-            return self._open(connection, owner, model, defaults, session_id, persist=persist)
+            return self._open(
+                connection, owner, model, defaults, session_id, persist=persist, origin=origin
+            )
 
     async def open_session_in_turn(
         self,
@@ -97,6 +101,7 @@ class SessionManager:
         session_id: str | None = None,
         *,
         persist: bool = True,
+        origin: SessionOrigin | None = None,
         wait: PlaceWait,
     ) -> tuple[Session, bool]:
         """Do the same as `open_session`, after a *wait* for a place.
@@ -111,7 +116,9 @@ class SessionManager:
             found = self._find_live(connection, owner, session_id, model)  # by another call
             if found is not None:
                 return found, True
-            return self._open(connection, owner, model, defaults, session_id, persist=persist)
+            return self._open(
+                connection, owner, model, defaults, session_id, persist=persist, origin=origin
+            )
 
     def _open(
         self,
@@ -122,6 +129,7 @@ class SessionManager:
         session_id: str | None,
         *,
         persist: bool,
+        origin: SessionOrigin | None,
     ) -> tuple[Session, bool]:
         """Open a session or activate the dormant one, in a place that is reserved for it."""
         dormant = None if session_id is None else self.dormant.find_session(owner, session_id)
@@ -133,7 +141,11 @@ class SessionManager:
         self.ledger.kept_bytes.check_growth(owner, SESSION_BYTES + memory_bytes(defaults))
         settings = SessionSettings(Parameters(defaults), persist=persist)
         session = Session(self._new_handle(), owner, model, self.ledger, settings, session_id)
+        if origin is not None:
+            session.begin_from(origin)
         self._open_recording(session)
+        if origin is not None:
+            session.recording.history_changed()
         self._publish(connection, session)
         return session, False
 
@@ -146,7 +158,7 @@ class SessionManager:
         """
         if session_id is None:
             return None
-        _check_id(session_id)
+        check_id(session_id)
         if self.deletion.under_way(owner, session_id):
             raise SessionBusy(f"session {session_id!r} is being deleted", hint="try again soon")
         holder, live = self.live.find_id(owner, session_id)
@@ -246,7 +258,7 @@ class SessionManager:
                 hint="give one for each, all different, or none",
             )
         for session_id in session_ids:
-            _check_id(session_id)
+            check_id(session_id)
             _, found = self.live.find_id(owner, session_id)
             found = found or self.dormant.find_session(owner, session_id)
             if found is not None or self.deletion.under_way(owner, session_id):
@@ -274,7 +286,7 @@ class SessionManager:
         """Delete a session by its id, live or dormant; return whether there was one. Its files and
         rows on disk are deleted in any case.
         """
-        _check_id(session_id)
+        check_id(session_id)
         _, live = self.live.find_id(owner, session_id)
         if live is not None:
             await self.delete_session(live)
@@ -405,9 +417,13 @@ class SessionManager:
                 await self._changed.wait()
 
 
-def _check_id(session_id: str) -> None:
+def check_id(session_id: str, what: str = "a session id") -> None:
+    """Check the length of an id.
+
+    :raises InvalidArgument: it is empty or too long.
+    """
     if not 0 < len(session_id) <= SESSION_ID_CHARACTERS_MAX:
         raise InvalidArgument(
-            f"a session id of {len(session_id)} characters",
+            f"{what} of {len(session_id)} characters",
             hint=f"use 1 to {SESSION_ID_CHARACTERS_MAX}",
         )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ...backends.errors import Cancelled, InvalidArgument
 from ...backends.params import Options, read_options
 from ...scheduler.priority import PRIORITIES
-from ..admission.kept_bytes import TOKEN_BYTES, memory_bytes
+from ..admission.kept_bytes import SESSION_BYTES, TOKEN_BYTES, memory_bytes
 from ..admission.ledger import Ledger
+from ..history.history import History
 from ..history.retokenize import HistoryVocabulary
 from ..history.state import HistoryState
 from ..journal.entries import SessionFacts, StoredSession, decode_history
@@ -21,6 +22,21 @@ from .input import SessionInput
 from .model_link import ModelLink
 from .outputs import SessionOutputs
 from .turn_runner import TurnRunner
+
+
+class SessionOrigin(Protocol):
+    """The named state from which a session begins."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def facts(self) -> SessionFacts:
+        """Its model, vocabulary and parameters."""
+
+    def new_history(self) -> History:
+        """Return a copy of its history."""
 
 
 @dataclass(eq=False, repr=False)
@@ -128,6 +144,29 @@ class Session(SessionCore):
             new.conversation.last.overlong = self.conversation.last.overlong
         return new
 
+    def begin_from(self, origin: SessionOrigin) -> None:
+        """Begin a new session with the history and the options of its *origin*.
+
+        :raises InvalidArgument: it has another model, or its model has another vocabulary.
+        :raises QuotaExceeded: its owner's open sessions would become too large.
+        """
+        facts, history = origin.facts, origin.new_history()
+        if facts.model != self.model.name:
+            raise InvalidArgument(
+                f"state {origin.name!r} has model {facts.model!r}, not {self.model.name!r}",
+                hint="open the session with the state's model",
+            )
+        vocabulary = HistoryVocabulary(facts.fingerprint, facts.vocabulary)
+        if history.prompt and not history.messages:
+            vocabulary.check_model(self.model, f"state {origin.name!r}", "save another state")
+        self.check_growth(SESSION_BYTES + history.kept_bytes)
+        self.settings.parameters.options = dict(facts.options)
+        self.conversation.vocabulary = vocabulary
+        if history.prompt:
+            self.accept_history(SessionCall.SET_INPUT, history)
+        else:
+            self.conversation.history_state.replace_history(history)
+
     def end(self, call: SessionCall, why: str) -> None:
         """End by *call* (close, unload, expire): cancel the turn, whose reader gets *why*."""
         self.move_state(call)
@@ -170,19 +209,10 @@ class Session(SessionCore):
         :raises QuotaExceeded: its owner's open sessions would become too large.
         """
         self.check_model(model)
-        client, vocabulary = model.loaded, self.conversation.vocabulary
         entry = decode_history(self.packed)
-        has_text = bool(entry.messages) or vocabulary.saved_text is not None
-        tokens_alone = entry.tokens and not has_text
-        if client is not None and vocabulary.differs_from(client.info) and tokens_alone:
-            raise InvalidArgument(
-                f"session {self.session_id!r} has another vocabulary than model {model.name!r} now",
-                hint="the model's file was exchanged: use another session id, or delete this one",
-                data={
-                    "fingerprint": vocabulary.fingerprint,
-                    "fingerprint_now": client.info.fingerprint,
-                },
-            )
+        if entry.tokens and not entry.messages:
+            whose, instead = f"session {self.session_id!r}", "use another session id"
+            self.conversation.vocabulary.check_model(model, whose, instead)
         self.check_growth(self.kept_bytes + TOKEN_BYTES * self.conversation.size)
         self.move_state(SessionCall.ATTACH)
         self.handle, self.model = handle, model

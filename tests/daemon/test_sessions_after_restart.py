@@ -401,7 +401,8 @@ def test_the_journal_is_its_owners_alone() -> None:
         with attached(daemon) as (client, opened):
             chat(client, opened["context"], "hello")
         modes = {p.name: p.stat().st_mode & 0o777 for p in journal(daemon).parent.glob("*.db*")}
-        assert modes == {"sessions.db": 0o600, "sessions.db-wal": 0o600}
+        files = ("sessions.db", "sessions.db-wal", "states.db", "states.db-wal")
+        assert modes == dict.fromkeys(files, 0o600)
 
 
 def test_a_cancelled_turn_is_not_an_interrupted_one() -> None:

@@ -258,6 +258,15 @@ async def branches(client: AsyncClient) -> None:
     assert not await client.delete_session(session_id="b")
 
 
+async def named_state(client: AsyncClient) -> None:
+    graph = await client.load_by_name("echo")
+    context = await client.init_execution_context(graph)
+    assert await client.chat(context, "hi", raw=True) == "hi"
+    assert (await client.save_state(context, "greeting")).tokens == 6
+    await client.init_execution_context(graph, from_state="greeting")
+    assert await client.delete_state("greeting")
+
+
 async def resumed_turn(client: AsyncClient) -> None:
     graph = await client.load_by_name("echo")
     await client.init_execution_context(graph)
@@ -303,6 +312,7 @@ CALLS: dict[str, Callable[[AsyncClient], Awaitable[None]]] = {
     "a tool call": tool_call,
     "embeddings": embeddings,
     "branches": branches,
+    "a named state": named_state,
     "a turn that is resumed": resumed_turn,
     "a place in the queue": watched,
 }

@@ -196,6 +196,22 @@ def branched() -> dict[str, Any]:
     return x.done()
 
 
+def frozen() -> dict[str, Any]:
+    """A named state, a context that begins with it, and its deletion."""
+    x = Exchange("a named state")
+    graph, context = x.open()
+    turn = w.StreamParams(context=context, prompt="hi", raw=True)
+    x.call("chat", turn, w.TurnResult(text=b"hi", metadata=metadata(4, 3)))
+    saved = w.SaveStateResult(tokens=6)
+    x.call("save_state", w.SaveStateParams(context=context, name="greeting"), saved)
+    x.handle()  # of the branch that was saved
+    begun = w.OpenParams(graph=graph, from_state="greeting")
+    x.call("init_execution_context", begun, w.ContextResult(context=x.handle()))
+    one = w.DeleteStateParams(name="greeting")
+    x.call("delete_state", one, w.DeleteStateResult(deleted=True))
+    return x.done()
+
+
 def called() -> dict[str, Any]:
     """A tool call that an answer must have."""
     x = Exchange("a tool call")
@@ -317,6 +333,6 @@ def embedded() -> dict[str, Any]:
 
 
 EXCHANGES = (
-    computed, streamed, single, named, natural, called, embedded, branched, resumed, watched,
-    passed,
+    computed, streamed, single, named, natural, called, embedded, branched, frozen, resumed,
+    watched, passed,
 )  # fmt: skip

@@ -43,6 +43,7 @@ class ClientSessionSettings:
     session_id: str | None = None
     system: str | None = None
     persist: bool = True
+    from_state: str | None = None
     resume: bool = False
     raw: bool = False
     priority: Priority = "normal"
@@ -55,6 +56,11 @@ class ClientSessionSettings:
         if self.resume and self.session_id is None:
             raise InvalidArgument(
                 "resume needs a session_id", hint="pass a session_id, by which to attach again"
+            )
+        if self.system is not None and self.from_state is not None:
+            raise InvalidArgument(
+                "a session from a state takes no system prompt: the state has one",
+                hint="pass either system or from_state",
             )
 
 
@@ -147,13 +153,14 @@ class Attachment:
                 queue = {"priority": settings.priority, "queue_timeout": settings.queue_timeout}
             if settings.session_id is None:
                 self.context = await client.init_execution_context(
-                    self.graph, timeout=timeout(), **queue
+                    self.graph, from_state=settings.from_state, timeout=timeout(), **queue
                 )
             else:
                 self.context = await client.init_execution_context_with_session_id(
                     self.graph,
                     settings.session_id,
                     persist=settings.persist,
+                    from_state=settings.from_state,
                     timeout=timeout(),
                     **queue,
                 )
@@ -163,7 +170,7 @@ class Attachment:
 
     async def _initialize(self) -> None:
         context, settings = self.live_context, self.settings
-        self.has_history = context.attached
+        self.has_history = context.attached or settings.from_state is not None
         if settings.system is not None and not context.attached:
             await self._client.reset(context, settings.system)
             self.has_history = True

@@ -319,6 +319,16 @@ class AsyncSession(SessionProperties):
         self._branches.add(branch)
         return branch
 
+    async def save_state(
+        self, name: str, *, replace: bool = False, timeout: float | None = None
+    ) -> w.SaveStateResult:
+        """Save the present state as *name*, for `AsyncClient.session` with *from_state*.
+
+        It is kept until it is deleted, also over restarts. With *replace* the name may be in use.
+        """
+        await self._turns.end_previous()
+        return await self._client.save_state(self.context, name, replace=replace, timeout=timeout)
+
     async def rewind(
         self, turns: int | None = None, *, tokens: int | None = None, timeout: float | None = None
     ) -> w.RewindResult:

@@ -93,6 +93,7 @@ class Session(SessionProperties):
     parameters = synchronous(AsyncSession.parameters)
     reset = synchronous(AsyncSession.reset)
     rewind = synchronous(AsyncSession.rewind)
+    save_state = synchronous(AsyncSession.save_state)
     delete = synchronous(AsyncSession.delete)
     cancel = synchronous(AsyncSession.cancel)
 
@@ -219,6 +220,9 @@ class Client:
     rewind = synchronous(AsyncClient.rewind)
     fork_session = synchronous(AsyncClient.fork_session)
     delete_session = synchronous(AsyncClient.delete_session)
+    save_state = synchronous(AsyncClient.save_state)
+    list_states = synchronous(AsyncClient.list_states)
+    delete_state = synchronous(AsyncClient.delete_state)
     set_options = synchronous(AsyncClient.set_options)
     parameters = synchronous(AsyncClient.parameters)
     models = synchronous(AsyncClient.models)

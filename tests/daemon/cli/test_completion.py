@@ -86,6 +86,9 @@ def test_models_and_sessions_of_a_daemon_are_offered() -> None:
             assert offered("inferd rm-session ", daemon.socket) == ["diary"], (
                 "a shell's word, no more"
             )
+            session.save_state("my-notes")
+            session.save_state("two words")
+            assert offered("inferd states delete ", daemon.socket) == ["my-notes"]
             assert offered("inferd run echo hi --session d", daemon.socket) == ["diary"]
             assert offered(f"inferd run --socket {daemon.socket} e") == ["echo"]
 

@@ -31,7 +31,7 @@ COMMANDS = {
     "stop", "pull", "queue", "rm-session", "pin", "unpin", "swap", "sessions", "template",
     "install-service", "uninstall-service", "add-adapter", "rm-adapter", "embed",
     "parameters", "config", "doctor", "top", "stats", "drain", "logs", "log-level", "park", "start",
-    "wasm", "nnrpc", "gateway", "conformance",
+    "wasm", "nnrpc", "gateway", "conformance", "states",
 }  # fmt: skip
 CLIENT_COMMANDS = [
     ("run", "m", "p"), ("chat", "m"), ("models",), ("show", "m"), ("load", "m"), ("unload", "m"),
@@ -40,6 +40,7 @@ CLIENT_COMMANDS = [
     ("swap", "m", "--to", "n"), ("template", "m", "p"),
     ("add-adapter", "m", "style", "style.gguf"), ("rm-adapter", "m", "style"),
     ("top",), ("stats",), ("drain",), ("logs",), ("log-level",), ("conformance",),
+    ("states",), ("states", "delete", "mine"),
 ]  # fmt: skip
 
 
@@ -68,6 +69,9 @@ def test_all_commands_except_serve_write_json_and_those_of_a_daemon_take_a_socke
         group = commands.pop(above)
         assert isinstance(group, TyperGroup)
         commands |= {f"{above} {name}": command for name, command in group.commands.items()}
+    states = commands["states"]  # a command of its own, too
+    assert isinstance(states, TyperGroup)
+    commands |= {f"states {name}": command for name, command in states.commands.items()}
     for name, command in commands.items():
         options = {option for parameter in command.params for option in parameter.opts}
         silent = ("serve", "wasm run", "nnrpc", "gateway")

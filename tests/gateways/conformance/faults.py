@@ -442,6 +442,7 @@ WRONG_SERVERS: tuple[tuple[Fault, str], ...] = (
         compatibility.unknown_fields_of_every_call_are_ignored exchanges.a_place_in_the_queue
         contexts.a_session_id_names_one_context contexts.branches_are_independent
         exchanges.a_tool_call exchanges.a_turn_that_is_resumed exchanges.branches
+        exchanges.a_named_state
         exchanges.chat_in_a_session_with_an_id exchanges.embeddings
         frames.an_int_is_accepted_as_a_float handles.load_accepts_a_name_and_its_builder_form
         streams.a_full_context_ends_a_stream streams.credit_for_an_unknown_request_is_ignored

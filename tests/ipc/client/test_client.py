@@ -31,6 +31,7 @@ from inferd import (
     ProtocolError,
     Reply,
     RewindResult,
+    SaveStateResult,
     ShuttingDown,
     SwapResult,
     Tensor,
@@ -173,6 +174,15 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any], Any]] = 
     ),
     ("delete_session", (12,), {}, {"context": 12}, True),
     ("delete_session", (), {"session_id": "known"}, {"session_id": "known"}, True),
+    (
+        "save_state",
+        (12, "story"),
+        {"replace": True},
+        {"context": 12, "name": "story", "replace": True},
+        SaveStateResult(tokens=5, stored_tokens=5),
+    ),
+    ("list_states", (), {}, {}, [{"name": "story"}]),
+    ("delete_state", ("story",), {}, {"name": "story"}, True),
     ("park", (12,), {}, {"context": 12}, True),
     ("models", (), {}, {}, [{"name": "fake"}]),
     ("show", ("m",), {}, {"name": "m"}, {"name": "fake"}),
@@ -256,7 +266,7 @@ async def test_every_call_has_its_wire_name_and_params(tmp_path: Path) -> None:
             " ".join(
                 (
                     "answers attached cancel chat context delete fork graph metadata model",
-                    "parameters pull reset resume rewind session_id set_options stream",
+                    "parameters pull reset resume rewind save_state session_id set_options stream",
                 )
             ),
         ),

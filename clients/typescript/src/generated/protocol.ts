@@ -509,6 +509,8 @@ export interface InitExecutionContextParams {
   priority?: Priority | "" | undefined;
   /** the longest wait for a place; 0: fail at once */
   queue_timeout_s?: number | undefined;
+  /** the name of the state with which the context begins; empty: no history */
+  from_state?: string | undefined;
 }
 
 export interface InitExecutionContextResult {
@@ -533,6 +535,8 @@ export interface InitExecutionContextWithSessionIdParams {
   priority?: Priority | "" | undefined;
   /** the longest wait for a place; 0: fail at once */
   queue_timeout_s?: number | undefined;
+  /** the name of the state with which a new session begins; an existing one keeps its history */
+  from_state?: string | undefined;
 }
 
 export interface SetInputParams {
@@ -961,6 +965,49 @@ export function readDeleteSessionResult(fields: Fields): DeleteSessionResult {
   return { ...fields } as unknown as DeleteSessionResult;
 }
 
+export interface SaveStateParams {
+  /** the handle */
+  context: Context;
+  /** 1 to 128 characters; of this user and label */
+  name: string;
+  /** the state replaces one that has the name */
+  replace?: boolean | undefined;
+}
+
+export interface SaveStateResult {
+  /** tokens of the history */
+  tokens: number;
+  /** tokens whose KV state is on disk; 0: they are computed again when they are needed */
+  stored_tokens: number;
+}
+
+export function readSaveStateResult(fields: Fields): SaveStateResult {
+  return { tokens: 0, stored_tokens: 0, ...fields } as unknown as SaveStateResult;
+}
+
+export interface ListStatesResult {
+  /** one state each, by their names */
+  states: Fields[];
+}
+
+export function readListStatesResult(fields: Fields): ListStatesResult {
+  return { ...fields } as unknown as ListStatesResult;
+}
+
+export interface DeleteStateParams {
+  /** a state of this user and label */
+  name: string;
+}
+
+export interface DeleteStateResult {
+  /** whether there was such a state */
+  deleted: boolean;
+}
+
+export function readDeleteStateResult(fields: Fields): DeleteStateResult {
+  return { ...fields } as unknown as DeleteStateResult;
+}
+
 export interface SetOptionsParams {
   /** the handle */
   context: Context;
@@ -1230,6 +1277,9 @@ export interface Calls {
   rewind: { params: RewindParams; result: RewindResult; event: never };
   fork_session: { params: ForkSessionParams; result: ForkSessionResult; event: never };
   delete_session: { params: DeleteSessionParams; result: DeleteSessionResult; event: never };
+  save_state: { params: SaveStateParams; result: SaveStateResult; event: never };
+  list_states: { params: Empty; result: ListStatesResult; event: never };
+  delete_state: { params: DeleteStateParams; result: DeleteStateResult; event: never };
   set_options: { params: SetOptionsParams; result: Empty; event: never };
   parameters: { params: ParametersParams; result: ParametersResult; event: never };
   unload_model: { params: UnloadModelParams; result: Empty; event: never };
@@ -1291,6 +1341,9 @@ export const READERS: Readers = {
   rewind: { result: readRewindResult, event: null },
   fork_session: { result: readForkSessionResult, event: null },
   delete_session: { result: readDeleteSessionResult, event: null },
+  save_state: { result: readSaveStateResult, event: null },
+  list_states: { result: readListStatesResult, event: null },
+  delete_state: { result: readDeleteStateResult, event: null },
   set_options: { result: () => ({}), event: null },
   parameters: { result: readParametersResult, event: null },
   unload_model: { result: () => ({}), event: null },

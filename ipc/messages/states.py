@@ -1,0 +1,42 @@
+"""Messages of the calls on named states: frozen histories with which sessions begin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .base import Map
+from .contexts import ContextParams
+
+
+class SaveStateParams(ContextParams):
+    """`save_state`: save a context's present state under a name of the user's own, of 1 to 128
+    characters; `replace` permits that the name is in use.
+    """
+
+    name: str
+    replace: bool = False
+
+
+class SaveStateResult(Map):
+    """The saved history: its `tokens`, of which `stored_tokens` have their KV state on disk."""
+
+    tokens: int = 0
+    stored_tokens: int = 0
+
+
+class ListStatesResult(Map):
+    """The user's named states, each with `name`, `model`, `tokens` and more."""
+
+    states: list[dict[str, Any]]
+
+
+class DeleteStateParams(Map):
+    """`delete_state` by its name."""
+
+    name: str
+
+
+class DeleteStateResult(Map):
+    """Whether there was such a state."""
+
+    deleted: bool

@@ -1,0 +1,1 @@
+"""Named states: frozen histories with which sessions begin."""

@@ -1,0 +1,286 @@
+"""All named states: saving, listing and deleting them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import structlog
+
+from ...backends.errors import (
+    BackendError,
+    InvalidArgument,
+    NotFound,
+    QuotaExceeded,
+    SessionBusy,
+    WorkerCrashed,
+)
+from ...scheduler.owner import Owner
+from ..admission.kept_bytes import KeptBytes
+from ..journal.entries import StoredSession
+from ..journal.journal import Journal
+from ..journal.recording import Recording
+from ..session.deletion import Delete, nothing
+from ..session.manager import check_id
+from ..session.session import Session
+from ..table import SessionCall, step
+from ..turns.turn_options import TurnOptions
+from ..worker_client import WorkerClient
+from .named_state import NamedState
+
+COMPUTE_ONLY = TurnOptions(options={"n-predict": 0})
+"""The turn that computes the KV state of a history, and generates nothing."""
+_ATTEMPTS = 2
+"""Times that a KV state is computed to be saved, if another turn takes it over meanwhile."""
+log = structlog.get_logger(logger_name="sessions")
+StateKey = tuple[Owner, str]
+
+
+@dataclass(frozen=True)
+class StateLimits:
+    """The bounds of the states of all users, and of one user."""
+
+    states_max: int = 1000
+    states_user_max: int = 100
+    bytes_max: int = 64 << 20
+
+
+class NamedStates:
+    """Owned by the daemon's event loop. A state is the owner's alone, and is in *journal* before it
+    is reported as saved. The session that computes a KV state to be saved is in *one_turn_sessions*
+    meanwhile. *find_client* returns the worker of a loaded model by name and user, and
+    *delete_files* deletes KV files by owner and engine's name.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        kept_bytes: KeptBytes,
+        new_handle: Callable[[], int],
+        one_turn_sessions: set[Session],
+        find_client: Callable[[str, int], WorkerClient | None],
+        delete_files: Delete = nothing,
+        limits: StateLimits | None = None,
+    ):
+        self.limits = limits or StateLimits()
+        self._journal, self._kept_bytes = journal, kept_bytes
+        self._new_handle, self._one_turn_sessions = new_handle, one_turn_sessions
+        self._find_client, self._delete_files = find_client, delete_files
+        self._states: dict[StateKey, NamedState] = {}
+        self._changing: set[StateKey] = set()
+        """States that are being saved or deleted."""
+
+    def __iter__(self) -> Iterator[NamedState]:
+        return iter(list(self._states.values()))
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    @property
+    def bytes(self) -> int:
+        """The memory of all states."""
+        return sum(state.kept_bytes for state in self._states.values())
+
+    def restore_states(self, found: Sequence[StoredSession]) -> None:
+        """Add the stored states."""
+        for stored in found:
+            self._publish(NamedState.from_stored(stored), found=True)
+
+    def find_state(self, owner: Owner, name: str) -> NamedState:
+        """Return an owner's state.
+
+        :raises NotFound: there is none of this name.
+        :raises InvalidArgument: the name is too long.
+        """
+        check_id(name, "a state's name")
+        state = self._states.get((owner, name))
+        if state is None:
+            raise NotFound(
+                f"there is no state {name!r}",
+                hint="save it by save_state; `inferd states` lists yours",
+            )
+        return state
+
+    # Saving.
+
+    async def save_state(
+        self, session: Session, name: str, *, replace: bool = False
+    ) -> tuple[NamedState, int]:
+        """Save the present state of *session*. Return it, and the number of its tokens whose KV
+        state is on disk.
+
+        :raises InvalidArgument: the name is in use, or the history is empty.
+        :raises SessionBusy: the state is being saved or deleted already.
+        :raises QuotaExceeded: a bound is reached.
+        :raises BackendError: it cannot be written.
+        """
+        key = session.owner, name
+        with self._change(key):
+            before = self._states.get(key)
+            if before is not None and not replace:
+                raise InvalidArgument(
+                    f"there is a state {name!r} already",
+                    hint="use another name, delete it, or save with replace",
+                )
+            _check_history(session)
+            with self._snapshot_of(session) as snapshot:
+                await _compute(snapshot)
+                state = NamedState.of_session(snapshot, name, time.time())
+                self._check_bounds(state, before)
+                await self._write(state, before)
+                log.info("state.saved", state=name, model=state.facts.model, tokens=state.size)
+                if before is not None:
+                    await self._delete_kv(before)
+                return state, await self._save_kv(state, snapshot)
+
+    @contextmanager
+    def _snapshot_of(self, session: Session) -> Iterator[Session]:
+        """Yield a branch of a session, which nobody else uses."""
+        snapshot = session.branch(self._new_handle(), None)
+        self._one_turn_sessions.add(snapshot)
+        try:
+            yield snapshot
+        finally:
+            self._one_turn_sessions.discard(snapshot)
+
+    def _check_bounds(self, state: NamedState, before: NamedState | None) -> None:
+        limits, owner = self.limits, state.owner
+        more = state.kept_bytes - (0 if before is None else before.kept_bytes)
+        counts = Counter(user.user for user, _ in self._states)
+        new = before is None
+        for bound, count, limit in (
+            ("states-user-max", counts[owner.user] + new, limits.states_user_max),
+            ("states-max", len(self) + new, limits.states_max),
+            ("states-bytes-max", self.bytes + more, limits.bytes_max),
+        ):
+            if count > limit:
+                raise QuotaExceeded(
+                    f"with this state there would be {count}; the limit is {limit}",
+                    hint="delete states that are no longer needed: `inferd states` lists yours",
+                    data={"bound": bound},
+                    retryable=False,
+                )
+        self._kept_bytes.check_growth(owner, more)
+
+    async def _write(self, state: NamedState, before: NamedState | None) -> None:
+        """Publish a state and write it; if that fails, restore the state *before*."""
+        key = state.owner, state.name
+        recording = self._publish(state)
+        recording.history_changed()
+        await recording.wait_written()
+        if recording.durable:
+            return
+        cause = self._journal.cause or "the journal is of a newer version"
+        self._journal.withdraw(recording)
+        self._remove(key)
+        if before is not None:
+            self._publish(before).history_changed()  # written once that works again
+        else:
+            with suppress(BackendError):
+                await self._journal.erase_session(*key)
+        raise BackendError(
+            f"the state cannot be written: {cause}",
+            hint="free space on the disk of state-dir, or let the daemon's user write there",
+        )
+
+    def _publish(self, state: NamedState, *, found: bool = False) -> Recording:
+        key = state.owner, state.name
+        self._remove(key)
+        self._states[key] = state
+        self._kept_bytes.add_holder(state, state.owner, state.kept_bytes)
+        return self._journal.open_recording(state, key, found=found)
+
+    def _remove(self, key: StateKey) -> NamedState | None:
+        state = self._states.pop(key, None)
+        if state is not None:
+            self._kept_bytes.remove_holder(state)
+        return state
+
+    async def _save_kv(self, state: NamedState, snapshot: Session) -> int:
+        """Have the KV state of a state written to disk; return the number of its tokens there."""
+        tokens, saved = state.tokens, 0
+        with suppress(WorkerCrashed):  # the next session from the state computes it
+            for attempt in range(_ATTEMPTS if tokens else 0):
+                if attempt:
+                    await _compute(snapshot)
+                client = await snapshot.model.ready()
+                saved = await client.save_named_state(
+                    state.owner, state.kv_name, state.facts.adapters, tokens
+                )
+                if saved:
+                    break
+        return saved
+
+    # Use and deletion.
+
+    def prepare_kv(self, state: NamedState) -> None:
+        """Have the KV state of a state in memory, for a session from it that was just opened."""
+        client, tokens = self._find_client(state.facts.model, state.owner.user), state.tokens
+        if client is not None and tokens:
+            client.prepare_named_state(state.owner, state.kv_name, state.facts.adapters, tokens)
+
+    async def delete_state(self, owner: Owner, name: str) -> bool:
+        """Delete an owner's state with its KV state, before this returns; return whether there was
+        one. Sessions that were opened from it stay.
+
+        :raises SessionBusy: it is being saved or deleted already.
+        :raises BackendError: its row or its KV files cannot be deleted.
+        """
+        key = owner, name
+        with self._change(key):
+            state = self._remove(key)
+            if state is None:
+                return False
+            log.info("state.deleted", state=name)
+            try:
+                await self._journal.erase_session(owner, name)
+            finally:
+                await self._delete_kv(state)
+            return True
+
+    async def _delete_kv(self, state: NamedState) -> None:
+        client = self._find_client(state.facts.model, state.owner.user)
+        if client is not None:
+            with suppress(WorkerCrashed):  # its memory is freed already
+                await client.delete_session_states(state.owner, state.kv_name)
+        await self._delete_files(state.owner, state.kv_name)
+
+    @contextmanager
+    def _change(self, key: StateKey) -> Iterator[None]:
+        """Hold a name, so that no other call changes its state.
+
+        :raises InvalidArgument: it is empty or too long.
+        :raises SessionBusy: another call changes it.
+        """
+        check_id(key[1], "a state's name")
+        if key in self._changing:
+            raise SessionBusy(f"state {key[1]!r} is being saved or deleted", hint="try again soon")
+        self._changing.add(key)
+        try:
+            yield
+        finally:
+            self._changing.discard(key)
+
+
+def _check_history(session: Session) -> None:
+    """Check that a session is at rest and has a history.
+
+    :raises SessionBusy: a turn is under way.
+    """
+    step(session.state, SessionCall.FORK)
+    conversation = session.conversation
+    if conversation.last.overlong is not None:
+        raise conversation.last.overlong.error(len(conversation.prompt))
+    if not conversation.size and not conversation.messages:
+        raise InvalidArgument(
+            "the context has no history to save", hint="send a prompt, or set a system prompt first"
+        )
+
+
+async def _compute(snapshot: Session) -> None:
+    """Compute the KV state of a history, as far as it is not in memory or on disk."""
+    if snapshot.conversation.prompt:
+        await snapshot.runner.finish_turn(await snapshot.runner.start_turn(COMPUTE_ONLY))
