@@ -7,7 +7,7 @@ import type { CallArguments, CallOptions, Client } from "./client.js";
 import type { Connection } from "./connection.js";
 import type { ModelParameters } from "./generated/parameters.js";
 import type { CallName, Calls, Metadata } from "./generated/protocol.js";
-import type { Context, Graph, Priority } from "./types.js";
+import type { Context, Fields, Graph, Priority } from "./types.js";
 
 const CLOSE_MS_MAX = 5000;
 /** Errors of a closing call whose object is already closed or lost, or that takes too long. */
@@ -107,7 +107,7 @@ export class Attachment {
   }
 
   async #leaseAndOpen(connection: Connection, bounds: Bounds): Promise<void> {
-    const { priority, queueTimeoutMs, sessionId, persist, config, onProgress } = this.settings;
+    const { sessionId, persist, config, onProgress } = this.settings;
     const within: CallOptions = { signal: bounds.signal, timeoutMs: Infinity };
     this.connection = connection;
     this.graph = this.context = undefined;
@@ -120,13 +120,12 @@ export class Attachment {
     const { graph } = await this.call("load_by_name_with_config", name, { ...within, onEvent });
     this.graph = graph;
     this.#leases = true;
-    const place = queueTimeoutMs ? { priority, queue_timeout_s: queueTimeoutMs / 1000 } : {};
     const opened =
       sessionId === undefined
-        ? await this.call("init_execution_context", { graph, ...place }, within)
+        ? await this.call("init_execution_context", { graph, ...place(this.settings) }, within)
         : await this.call(
             "init_execution_context_with_session_id",
-            { graph, session_id: sessionId, persist, ...place },
+            { graph, session_id: sessionId, persist, ...place(this.settings) },
             within,
           );
     this.context = opened.context;
@@ -227,6 +226,11 @@ export class Attachment {
     const metadata = JSON.parse(Buffer.from(data).toString()) as Metadata;
     return metadata.stop_reason === "detached";
   }
+}
+
+/** Return the fields of the wait for a place. */
+export function place({ priority, queueTimeoutMs }: SessionOptions): Fields {
+  return queueTimeoutMs ? { priority, queue_timeout_s: queueTimeoutMs / 1000 } : {};
 }
 
 async function unlessClosed(closing: Promise<unknown>): Promise<void> {

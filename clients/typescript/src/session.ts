@@ -1,6 +1,6 @@
 /** A conversation with a model. */
 
-import { Attachment } from "./attachment.js";
+import { Attachment, place } from "./attachment.js";
 import { Bounds } from "./bounds.js";
 import { Cancelled, errorFromWire, InvalidArgument } from "./errors.js";
 import { readToolCallPart } from "./generated/protocol.js";
@@ -186,7 +186,7 @@ export class Session implements AsyncDisposable {
     await this.#ready(call);
     const { contexts } = await this.#attachment.call(
       "fork_session",
-      { context: this.context, n, session_ids: sessionIds },
+      { context: this.context, n, session_ids: sessionIds, ...place(this.#attachment.settings) },
       call,
     );
     return contexts.map((context, index) => {

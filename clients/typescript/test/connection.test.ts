@@ -174,10 +174,13 @@ test(
       for (let token = 0; token < 7; token += 1) socket.write(encodeFrame([4, 1, { tokens: [token] }]));
       for (let count = 0; count < 2; count += 1) credits.push(await message(reader));
       socket.write(encodeFrame([2, 1, {}]));
+      assert.deepEqual(await message(reader), [1, 2, "queue", {}]); // no further credit came
+      socket.write(encodeFrame([2, 2, { tasks: [] }]));
     });
     await using client = await Client.connect({ path: daemon.path });
     let events = 0;
     await client.call("stream", { context: 5n as never, credit: 6 }, { onEvent: () => (events += 1) });
+    await client.call("queue");
     assert.deepEqual(
       [events, credits],
       [

@@ -223,3 +223,16 @@ test("a session that cannot be opened leaves nothing behind", async () => {
     before,
   );
 });
+
+test("a session and its branches wait for a place where too many are open", { timeout: 60_000 }, async () => {
+  await using small = await runningDaemon({ config: `[daemon]\nsessions-max = 2\n${CONFIG}` });
+  await using other = await Client.connect({ path: small.socket });
+  const queueTimeoutMs = 30_000;
+  const [first, second] = [await other.session("echo"), await other.session("echo", { queueTimeoutMs })];
+  await assert.rejects(other.session("echo"), { name: "Busy", retryable: true });
+  const waiting = second.fork();
+  while ((await other.call("stats")).stats.sessions_waiting === 0);
+  await first.close();
+  const [branch] = await waiting;
+  assert.equal((await branch?.chat("x"))?.text, "x");
+});
