@@ -123,12 +123,22 @@ class Parameters:
         """
         model = options.level("model")
         own = self.options | {k: v for k, v in options.values.items() if k not in model}
+        if "ctx-size" in model:
+            own |= self._smaller_context(model.pop("ctx-size"))
         adjust_parameters(self.defaults | own | self._turn)
         self.options = own
         kept = {n: why for n, why in self.out_of_range.items() if n not in options.values}
         self.out_of_range = kept | options.adjusted
         self.not_applied |= {k: v for k, v in model.items() if self.defaults.get(k) != v}
         self.ignored = sorted({*self.ignored, *options.ignored})[:KEYS_MAX]
+
+    def _smaller_context(self, size: int) -> dict[str, Any]:
+        """Return the option for a context of *size* tokens, at most its graph's; 0: its size."""
+        most = self.defaults.get("ctx-size", 0)
+        self.not_applied.pop("ctx-size", None)
+        if most and size > most:
+            self.not_applied["ctx-size"] = most
+        return {"ctx-size": min(size or most, most) if most else size}
 
     def set_turn_options(self, options: Mapping[str, Any]) -> None:
         """Apply *options* to the next turn, and choose its seed.

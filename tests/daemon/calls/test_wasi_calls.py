@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
@@ -207,6 +208,27 @@ def test_a_larger_context_than_the_workers_is_reported_as_reduced(client: RawCli
     result = client.call("load_by_name_with_config", name="echo", config='{"ctx-size":100000}')
 
     assert result["ctx_size"] == result["not_applied"]["ctx-size"] == 4096
+
+
+def test_a_smaller_context_of_set_input_holds_for_its_context(client: RawClient) -> None:
+    graph = client.call("load_by_name", name="echo")["graph"]
+    first, second = (
+        client.call("init_execution_context", graph=graph)["context"] for _ in range(2)
+    )
+    client.set_input(first, b'{"ctx-size":12}', index=1)
+    for context, error in ((first, ContextFull), (second, None)):
+        client.set_input(context, b"hello world"[:8])
+        with pytest.raises(error) if error else nullcontext():
+            client.call("compute", context=context)
+        assert "ctx-size" not in client.metadata(context)["not_applied"]
+    client.set_input(first, b"a prompt of twenty letters")
+    with pytest.raises(PromptTooLong) as caught:
+        client.call("compute", context=first)
+    assert caught.value.data["ctx_size"] == 12
+    for size, not_applied in ((4096, None), (0, None), (100_000, 4096)):
+        client.set_input(first, b'{"ctx-size":%d}' % size, index=1)
+        client.call("compute", context=first)
+        assert client.metadata(first)["not_applied"].get("ctx-size") == not_applied
 
 
 # Handles.
