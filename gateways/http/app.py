@@ -76,7 +76,7 @@ class Gateway:
             limit = time.monotonic() - self._limits.receive_s_max
             for exchange in self._exchanges:
                 if 0.0 < exchange.blocked_since < limit:
-                    exchange.cancel_scope.cancel()
+                    exchange.abort()
 
     async def _reload_keys(
         self, keys: Keys, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED

@@ -12,6 +12,8 @@ from ...ipc.server.listener import BACKLOG, UnixListener
 from .callers.origins import is_loopback
 
 UNIX_MODE = 0o600
+UNREAD_BYTES_MAX = 256 << 10
+"""Of a response that the client does not read, in the kernel; beside it the server keeps 64 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,8 @@ def _bind(address: Address) -> socket.socket:
         sock = socket.socket(family, kind, protocol)
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Connections inherit it. The kernel would keep up to 4 MB for each slow reader.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD_BYTES_MAX)
             sock.bind(where)
             sock.listen(BACKLOG)
         except OSError:

@@ -13,6 +13,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .app import Gateway
+from .exchange.exchange import ABORT
 from .limits import HEADER_BYTES_MAX, Limits
 
 KEEP_ALIVE_S = 30
@@ -48,6 +49,7 @@ class Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin a request."""
         super().on_message_begin()
+        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]
         self._await_headers()
 
     def on_url(self, url: bytes) -> None:

@@ -21,6 +21,8 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 JSON = b"application/json"
+ABORT = "inferd.abort"
+"""The server's extension of a request's scope: a function that cuts the connection off."""
 
 
 class Exchange:
@@ -60,6 +62,13 @@ class Exchange:
         self.cancel_scope = anyio.CancelScope()
         """The request's work, which ends when the client disconnects."""
         self._receive, self._send = receive, send
+        self._abort_connection = scope.get("extensions", {}).get(ABORT)
+
+    def abort(self) -> None:
+        """Cut the connection off, with the data that the client does not read."""
+        self.cancel_scope.cancel()
+        if self._abort_connection is not None:
+            self._abort_connection()
 
     async def read_body(self) -> None:
         """Read the whole body.

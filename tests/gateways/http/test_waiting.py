@@ -11,6 +11,7 @@ from http.client import HTTPConnection
 from typing import Any
 
 import openai
+import psutil
 import pytest
 
 from inferd import Client
@@ -156,6 +157,13 @@ def test_a_slow_reader_stops_only_its_own_turn(
             done = api.completions.create(model="echo", prompt="hi")
             assert done.choices[0].text == "hi"
             wait_until(lambda: not running(client, "echo"))
+            port, process = sock.getsockname()[1], psutil.Process(other.process.pid)
+            wait_until(lambda: not _connections(process, port))
+
+
+def _connections(process: psutil.Process, port: int) -> list[Any]:
+    """Return the process's connections with a client's port."""
+    return [each for each in process.net_connections() if each.raddr and each.raddr.port == port]
 
 
 def test_requests_beyond_the_maximum_are_refused_at_once(
