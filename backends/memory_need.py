@@ -60,6 +60,8 @@ class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
     """The embedding context. It is created at its first use and counts in `total` from then on."""
     embedding_devices: dict[str, int] = {}
     """The embedding context's bytes by the device's name."""
+    options: int = 0
+    """The bytes that the engine's options add to `context` and `compute`; negative: they save."""
 
     @property
     def total(self) -> int:

@@ -66,7 +66,12 @@ class ComputeThreads:
 
     def __init__(self, context: Any):
         self._context = ctypes.cast(context, _pointer)
-        self._count = int(lib.llama_n_threads(context))
+        self._single_max = int(lib.llama_n_threads(context))
+        self._batch_max = int(lib.llama_n_threads_batch(context))
+        """The threads of steps with one token, and with several, that the context was created with:
+        the most that they use if these are two numbers.
+        """
+        self._count = max(self._single_max, self._batch_max)
         self._pools: list[tuple[int, int]] = []
         """Thread counts and llama.cpp's pools, the current one last."""
 
@@ -85,7 +90,10 @@ class ComputeThreads:
         pool = int(new(ctypes.byref(params)))
         self._pools.append((self._count, pool))
         _attach(self._context, pool, pool)
-        lib.llama_set_n_threads(self._context, self._count, self._count)
+        single = batch = self._count
+        if self._single_max != self._batch_max:
+            single, batch = min(single, self._single_max), min(batch, self._batch_max)
+        lib.llama_set_n_threads(self._context, single, batch)
 
     def decode(self, batch: Any) -> int:
         """Compute a batch on these threads; return the result of `llama_decode`."""

@@ -46,12 +46,18 @@ class _Tool(msgspec.Struct):
 
 
 def read_choice(parameter: Parameter, value: Any) -> str:
-    """Return one of the parameter's choices, or raise ValueError."""
-    choice = value.lower().replace("_", "-") if isinstance(value, str) else value
-    if choice not in parameter.choices:
-        choices = ", ".join(filter(None, parameter.choices))
-        raise ValueError(f"{shorten(value)} is not one of {choices}")
-    return str(choice)
+    """Return one of the parameter's choices, or raise ValueError. True is `on`, or the first choice
+    after `off`; False is `off`.
+    """
+    choices = {choice.replace("_", "-"): choice for choice in parameter.choices}
+    if isinstance(value, bool) and "off" in choices:
+        on = "on" if "on" in choices else parameter.choices[parameter.choices.index("off") + 1]
+        value = on if value else "off"
+    choice = choices.get(value.lower().replace("_", "-")) if isinstance(value, str) else None
+    if choice is None:
+        names = ", ".join(filter(None, parameter.choices))
+        raise ValueError(f"{shorten(value)} is not one of {names}")
+    return choice
 
 
 def read_tools(_: Parameter, value: Any) -> list[dict[str, Any]]:

@@ -35,12 +35,11 @@ _REASONS: dict[str, str] = {
     "the configuration names models, by its tables `[models.NAME]`": "model-alias",
     "the daemon has no output to print to; `inferd wasm run` has": "stream-stdout",
     "the daemon decides how to load a model, from the machine and its memory": """
-        use-mmap use-mlock numa warmup check-tensors cpu-moe n-cpu-moe split-mode
-        no-kv-offload cache-type-k cache-type-v flash-attn ubatch-size n-ubatch
-        threads-batch n-threads-batch mask-valid mask-valid-batch strict-cpu strict-cpu-batch
-        poll poll-batch priority priority-batch grp-attn-n grp-attn-w rope-freq-base
-        rope-freq-scale rope-scaling-type yarn-ext-factor yarn-attn-factor yarn-beta-fast
-        yarn-beta-slow yarn-orig-ctx attention-type n-chunks no-perf no-perf-sampling
+        warmup check-tensors cpu-moe n-cpu-moe split-mode
+        no-kv-offload ubatch-size n-ubatch
+        mask-valid mask-valid-batch strict-cpu strict-cpu-batch
+        poll poll-batch priority priority-batch grp-attn-n grp-attn-w
+        attention-type n-chunks no-perf no-perf-sampling
         backend-sampling""",
     "not supported: images, draft models": """
         always-regenerate-image-embd

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from ..embedder import NORMALIZE_MAX, POOLINGS
+from ..engine_options import CACHE_TYPES, NUMA_STRATEGIES, ROPE_SCALINGS
 
 Level = Literal["model", "context", "request"]
 Kind = Literal[
@@ -82,6 +83,23 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter("n-gpu-layers", "int", "model", -1, "number of layers on GPUs; -1: as many as fit", ("gpu-layers", "ngl"), low=-1, high=100_000),
     Parameter("main-gpu", "int", "model", -1, "the only GPU that holds layers; -1: all GPUs hold some", low=-1, high=TENSOR_SPLIT_MAX - 1),
     Parameter("tensor-split", "shares", "model", [], "proportion of the layers on each GPU; empty: by its free memory"),
+    Parameter("threads-batch", "int", "model", 0, "maximum number of threads of a step with several tokens, such as a prompt's; 0: as `threads`", ("n-threads-batch",), low=0, high=512),
+    Parameter("cache-type-k", "choice", "model", "f16", "type of the keys in KV states; a quantized one takes less memory", choices=tuple(CACHE_TYPES)),
+    Parameter("cache-type-v", "choice", "model", "f16", "type of the values in KV states; a quantized one takes less memory and needs flash attention", choices=tuple(CACHE_TYPES)),
+    Parameter("flash-attn", "choice", "model", "auto", "flash attention; auto: where every layer supports it", choices=("auto", "on", "off")),
+    Parameter("swa-full", "bool", "model", False, "layers that attend to a window keep the KV states of the whole context: more memory, and `ctx-shift` works"),
+    Parameter("mmap", "bool", "model", True, "map the file into memory; false: read it, which takes longer, and needs no page cache", ("use-mmap",)),
+    Parameter("mlock", "bool", "model", False, "lock the weights in memory, within the daemon's limit of locked memory", ("use-mlock",)),
+    Parameter("numa", "choice", "model", "off", "distribution of threads over NUMA nodes, as llama.cpp's `--numa`", choices=NUMA_STRATEGIES),
+    Parameter("rope-scaling", "choice", "model", "", "scaling of positions (RoPE) for longer contexts than trained; empty: the file's", ("rope-scaling-type",), choices=ROPE_SCALINGS),
+    Parameter("rope-freq-base", "float", "model", 0.0, "base frequency of RoPE; 0: the file's", low=0, high=1e11),
+    Parameter("rope-freq-scale", "float", "model", 0.0, "factor of RoPE's frequencies, such as 0.5 for twice the context; 0: the file's", low=0, high=1000),
+    Parameter("yarn-ext-factor", "float", "model", -1.0, "YaRN's mix of extrapolation; -1: by `rope-scaling`", low=-1, high=1000),
+    Parameter("yarn-attn-factor", "float", "model", -1.0, "YaRN's factor of the attention's magnitude; -1: the default", low=-1, high=1000),
+    Parameter("yarn-beta-fast", "float", "model", -1.0, "YaRN's low correction dimension; -1: the default", low=-1, high=1000),
+    Parameter("yarn-beta-slow", "float", "model", -1.0, "YaRN's high correction dimension; -1: the default", low=-1, high=1000),
+    Parameter("yarn-orig-ctx", "int", "model", 0, "context with which a YaRN model was trained; 0: the file's", low=0, high=_COUNT_MAX),
+    Parameter("override-kv", "texts", "model", [], "values that replace those in the file's header, each as KEY=TYPE:VALUE with the type int, float, bool or str"),
     Parameter("slots", "int", "model", 4, "sequences decoded in parallel", ("n-parallel", "parallel"), low=1, high=256),
     Parameter("keep-alive", "float", "model", None, "idle time in seconds after which the model is unloaded; -1: only when memory is low", low=-1, high=2_592_000),
     Parameter("chat-template", "text", "model", "", "chat template in Jinja that replaces the one in the model file"),

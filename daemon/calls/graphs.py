@@ -11,6 +11,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from ...backends import ModelInfo, ModelSpec
+from ...backends.engine_options import ENGINE_OPTIONS, engine_options_of
 from ...backends.errors import (
     InvalidArgument,
     InvalidEncoding,
@@ -181,6 +182,8 @@ def _not_applied(
         "threads": "the daemon's cores",
         "chat-template": spec.chat_template,
         "chat-template-file": spec.chat_template_file,
+        **ENGINE_OPTIONS,
+        **engine_options_of(spec.options),
     }
     different = {k: in_force[k] for k, v in requested.items() if k in in_force and v != in_force[k]}
     size = requested.get("ctx-size", 0)

@@ -13,6 +13,7 @@ import msgspec
 
 from ...backends.adapter_keys import ADAPTERS_MAX, SCALE_MAX
 from ...backends.echo.options import EchoOptions
+from ...backends.engine_options import engine_options_of, read_engine_options
 from ...backends.errors import InvalidArgument
 from ...backends.params import (
     BY_SPELLING,
@@ -194,6 +195,10 @@ def _read_model(table: Mapping[str, Any], folders: Folders, errors: ErrorList) -
         for name, adapter in values.get("adapters", {}).items()
     }
     options = read_options_table(parameters, folders, errors, known=tuple(MODEL_KEYS))
+    try:
+        read_engine_options(engine_options_of(options))
+    except InvalidArgument as exc:
+        errors.add(f"{exc.message}; {exc.hint}")
     return ModelConfig(options=options, **values)
 
 

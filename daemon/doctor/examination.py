@@ -20,6 +20,7 @@ from ..config.settings import Config
 from .checks import (
     configuration,
     connection,
+    engine_options,
     engine_packages,
     folders,
     gpu,
@@ -171,6 +172,7 @@ def check_all(facts: Facts) -> list[Finding]:
         ("daemon", connection.check_daemon, (facts.connection,)),
         ("memory", machine_limits.check_memory, (facts.machine, facts.models, config, loaded)),
         ("limits", machine_limits.check_limits, (facts.machine, config)),
+        ("options", engine_options.check_engine_options, (config, facts.machine)),
         ("cores", machine_limits.check_cores, (facts.machine, config)),
         ("users", machine_limits.check_users, (facts.machine,)),
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
+from ...backends.engine_options import cache_share_max
 from ...backends.gguf.facts import NUMBER_MAX, FileFacts
 from ...backends.memory_need import MemoryNeed
 from ..residency.budget import MemoryBudget
@@ -58,6 +59,8 @@ def estimate_memory(
         return None
     ctx_size = spec.ctx_size or min(facts.ctx_size_trained or CTX_SIZE_DEFAULT, CTX_SIZE_DEFAULT)
     kv_bytes = facts.kv_token_bytes_max
+    if kv_bytes is not None:
+        kv_bytes = round(kv_bytes * cache_share_max(spec.options))
     weights = size_bytes(model.config.file) + sum(
         adapter_bytes(adapter.file) for adapter in model.config.adapters.values()
     )

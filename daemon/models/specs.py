@@ -9,6 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ...backends import AdapterSpec, ModelSpec
+from ...backends.engine_options import engine_options_of
 from ...scheduler.messages import MemoryEstimate
 from ..config.model_settings import AdapterConfig
 from ..config.settings import Config
@@ -39,9 +40,16 @@ def spec_of(model: ManagedModel, config: Config) -> ModelSpec:
         tensor_split=tuple(options.get("tensor-split", requested.get("tensor-split", ()))),
         threads=options.get("threads", 0) or config.cores,
         **_template(model, config),
-        options=model.config.echo,
+        options=_engine_options(model),
         adapters=tuple(adapter_spec(*adapter) for adapter in model.config.adapters.items()),
     )
+
+
+def _engine_options(model: ManagedModel) -> dict[str, Any]:
+    """Return the options of the model's backend."""
+    if model.config.backend == "echo":
+        return model.config.echo
+    return engine_options_of(model.options())
 
 
 def _template(model: ManagedModel, config: Config) -> dict[str, Any]:

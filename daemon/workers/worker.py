@@ -121,7 +121,7 @@ class Worker:
     @property
     def threads_max(self) -> int:
         """The threads that the configuration allows."""
-        return self.spec.threads
+        return max(self.spec.threads, int(self.spec.options.get("threads-batch", 0)))
 
     @property
     def resident_bytes(self) -> int:

@@ -18,10 +18,11 @@ from llama_cpp import llama_cpp as lib
 
 from ...batch import Chunk
 from ...embedder import EMBED_BATCH_TOKENS, EMBED_SLOTS, POOLINGS, EmbeddingSlots, EmbedInfo
+from ...engine_options import EngineOptions
 from ...errors import BackendError
 from ...model_spec import ModelSpec
 from ..llama_log import LogRing
-from ..loading.opening import LlamaOptions, context_params, ctx_size_of, open_context
+from ..loading.opening import context_params, ctx_size_of, open_context
 from ..threads import ComputeThreads
 from .context import Batch
 
@@ -53,7 +54,7 @@ def embed_info(spec: ModelSpec, model: Any, first: Any, values: Mapping[str, obj
 
 def open_embedding_context(
     spec: ModelSpec,
-    options: LlamaOptions,
+    options: EngineOptions,
     model: Any,
     info: EmbedInfo,
     values: Mapping[str, object],

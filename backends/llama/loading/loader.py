@@ -14,6 +14,7 @@ from llama_cpp import llama_cpp as lib
 from ...base import ModelInfo
 from ...embedder import EmbedInfo
 from ...engine_build import LLAMA_COMMIT
+from ...engine_options import EngineOptions
 from ...errors import InvalidArgument, load_cancelled
 from ...model_spec import LoadProgress, ModelSpec
 from ...params import read_options
@@ -30,7 +31,6 @@ from ..text.vocab import Vocab
 from .devices import layers_of
 from .gguf_check import GgufFile
 from .opening import (
-    LlamaOptions,
     context_params,
     load_failed,
     name_of,
@@ -38,6 +38,7 @@ from .opening import (
     open_model,
     open_vocab,
     read_llama_options,
+    set_load_mode,
 )
 
 SAMPLING_VALUE_BYTES = 1024
@@ -68,7 +69,7 @@ def load_llama(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
     with ExitStack() as undo:
         matching = MatchingVocab()
         undo.callback(matching.close)
-        model, file = _load_model(spec, progress, log, matching)
+        model, file = _load_model(spec, options, progress, log, matching)
         undo.callback(lib.llama_model_free, model)
         pointer = open_context(spec, context_params(spec, options, model), model, log)
         embedding = embed_info(spec, model, pointer, file.values)
@@ -98,12 +99,19 @@ def load_llama(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
 
 
 def _load_model(
-    spec: ModelSpec, progress: LoadProgress, log: LogRing, matching: MatchingVocab
+    spec: ModelSpec,
+    options: EngineOptions,
+    progress: LoadProgress,
+    log: LogRing,
+    matching: MatchingVocab,
 ) -> tuple[Any, GgufFile]:
     watch = _Progress(progress)
     params = lib.llama_model_default_params()
     params.progress_callback = watch.callback
-    model, file = open_model(spec, params, lambda path: matching.begin(partial(open_vocab, path)))
+    set_load_mode(options, params)
+    model, file = open_model(
+        spec, options, params, lambda path: matching.begin(partial(open_vocab, path))
+    )
     if watch.error is not None:
         raise watch.error
     if watch.cancelled:
@@ -131,9 +139,9 @@ class _Progress:
         return continues
 
 
-def _fingerprint(spec: ModelSpec, options: LlamaOptions, file: GgufFile) -> str:
+def _fingerprint(spec: ModelSpec, options: EngineOptions, file: GgufFile) -> str:
     """Hash the file and all that a saved state's layout depends on, except the context's size."""
-    layout = (spec.slots, options, lib.llama_version(), LLAMA_COMMIT)
+    layout = (spec.slots, options.of_state, lib.llama_version(), LLAMA_COMMIT)
     return hashlib.sha256(f"{file.content_hash} {layout}".encode()).hexdigest()[:32]
 
 

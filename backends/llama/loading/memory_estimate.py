@@ -55,7 +55,7 @@ class LlamaMemoryEstimator:
         self._log.clear()
         params = lib.llama_model_default_params()
         params.no_alloc, params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE
-        model, file = open_model(spec, params)
+        model, file = open_model(spec, self._options, params)
         if not model:
             raise load_failed(name_of(spec), self._log)
         self._values = file.values
@@ -85,6 +85,7 @@ class LlamaMemoryEstimator:
         info = embed_info(spec, self._model, context, self._values)
         encoder = not lib.llama_get_memory(context)
         need = total_need(*self._taken(context))
+        need = replace(need, options=self._added_by_options(spec, need))
         self._log.clear()
         context = open_embedding_context(
             spec, self._options, self._model, info, self._values, self._log
@@ -95,6 +96,15 @@ class LlamaMemoryEstimator:
         if encoder:
             return replace(need, context=0, compute=second.total)
         return replace(need, embedding=second.total, embedding_devices=second.devices)
+
+    def _added_by_options(self, spec: ModelSpec, need: MemoryNeed) -> int:
+        """Return the bytes by which *need* exceeds that of a context with the default options."""
+        if self._options.is_plain:
+            return 0
+        self._log.clear()
+        params = context_params(spec, self._options.without_memory(), self._model)
+        plain = total_need(*self._taken(open_context(spec, params, self._model, self._log)))
+        return _of_context(need) - _of_context(plain)
 
     def _taken(self, context: Any) -> tuple[list[Share], int, int]:
         """Return a context's arguments for `total_need`, and free the context."""
@@ -127,6 +137,11 @@ def total_need(shares: Iterable[Share], process: int, output: int) -> MemoryNeed
         process=process,
         devices=dict(on_devices),
     )
+
+
+def _of_context(need: MemoryNeed) -> int:
+    """Return the bytes on the host and on devices, without the process."""
+    return need.context + need.compute + sum(need.devices.values())
 
 
 def _output_bytes(lines: list[str]) -> int:

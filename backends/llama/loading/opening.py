@@ -10,11 +10,18 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 from llama_cpp import llama_cpp as lib
 
+from ...engine_options import (
+    CACHE_TYPES,
+    EngineOptions,
+    check_heads,
+    head_sizes,
+    read_engine_options,
+    read_overrides,
+)
 from ...errors import InvalidArgument, LoadFailed, OutOfMemory, UnsupportedOperation
 from ...memory_need import check_devices
 from ...model_spec import ModelSpec
@@ -33,21 +40,32 @@ CTX_CELLS_MAX = (1 << 31) - 1
 _ALLOCATION = "alloc"
 """The part of llama.cpp's and ggml's messages that shows that memory ran out."""
 
+GGML_TYPE_BF16 = 30
+"""`enum ggml_type` in ggml.h; the bindings lack it."""
+_CACHE_TYPES = {
+    name: getattr(lib, f"GGML_TYPE_{name.upper()}", GGML_TYPE_BF16) for name in CACHE_TYPES
+}
+_NUMA = {
+    "distribute": lib.GGML_NUMA_STRATEGY_DISTRIBUTE,
+    "isolate": lib.GGML_NUMA_STRATEGY_ISOLATE,
+    "numactl": lib.GGML_NUMA_STRATEGY_NUMACTL,
+}
 _FLASH_ATTENTION = {
     "auto": lib.LLAMA_FLASH_ATTN_TYPE_AUTO,
     "on": lib.LLAMA_FLASH_ATTN_TYPE_ENABLED,
     "off": lib.LLAMA_FLASH_ATTN_TYPE_DISABLED,
 }
-_CACHE_TYPES = {"f16": lib.GGML_TYPE_F16, "f32": lib.GGML_TYPE_F32}
-
-
-class LlamaOptions(msgspec.Struct, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """The keys of `ModelSpec.options` for this backend."""
-
-    flash_attn: Literal["auto", "on", "off"] = "auto"
-    cache_type_k: Literal["f16", "f32"] = "f16"
-    cache_type_v: Literal["f16", "f32"] = "f16"
-    swa_full: bool = False
+_ROPE_NUMBERS = (
+    *("rope_freq_base", "rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor"),
+    *("yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx"),
+)
+"""Parameters of llama.cpp with the same names and defaults as the options."""
+_ROPE_SCALING = {
+    "none": lib.LLAMA_ROPE_SCALING_TYPE_NONE,
+    "linear": lib.LLAMA_ROPE_SCALING_TYPE_LINEAR,
+    "yarn": lib.LLAMA_ROPE_SCALING_TYPE_YARN,
+    "longrope": lib.LLAMA_ROPE_SCALING_TYPE_LONGROPE,
+}
 
 
 def name_of(spec: ModelSpec) -> str:
@@ -55,12 +73,9 @@ def name_of(spec: ModelSpec) -> str:
     return os.path.basename(spec.path) or spec.name
 
 
-def read_llama_options(spec: ModelSpec) -> LlamaOptions:
+def read_llama_options(spec: ModelSpec) -> EngineOptions:
     """Return the options of *spec*, after a check of these and of its shape."""
-    try:
-        options = msgspec.convert(spec.options, LlamaOptions)
-    except msgspec.ValidationError as exc:
-        raise InvalidArgument(f"the model's options: {exc}") from None
+    options = read_engine_options(spec.options)
     cells = _ctx_size(spec.ctx_size) * spec.slots
     if not 0 < spec.slots <= lib.llama_max_parallel_sequences() or cells > CTX_CELLS_MAX:
         raise InvalidArgument(f"{spec.slots} slots with a ctx-size of {spec.ctx_size} each")
@@ -80,7 +95,10 @@ def ctx_size_of(spec: ModelSpec, model: Any) -> int:
 
 
 def open_model(
-    spec: ModelSpec, params: Any, begin: Callable[[str], None] | None = None
+    spec: ModelSpec,
+    options: EngineOptions,
+    params: Any,
+    begin: Callable[[str], None] | None = None,
 ) -> tuple[Any, GgufFile]:
     """Check the file of *spec* and load it with llama.cpp's *params*; the caller frees the model.
 
@@ -95,7 +113,11 @@ def open_model(
     with nullcontext(spec.fd) if spec.fd >= 0 else open_model_file(path) as fd:
         file = read_gguf(fd, name)
         _check_content(file, name)
+        check_heads(options, head_sizes(file.values))
+        _override_values(options, params)
         lib.llama_backend_init()
+        if options.numa != "off":
+            lib.llama_numa_init(_NUMA[options.numa])
         if has_broken_amx():
             params.use_extra_bufts = False  # weights stay as they are in the file, without AMX
         check_devices(spec, devices())
@@ -215,18 +237,55 @@ def open_context(spec: ModelSpec, params: Any, model: Any, log: LogRing) -> Any:
     return pointer
 
 
-def context_params(spec: ModelSpec, options: LlamaOptions, model: Any) -> Any:
+def set_load_mode(options: EngineOptions, params: Any) -> None:
+    """Write how the file is read into llama.cpp's *params*."""
+    if options.mlock:
+        mapped, read = lib.LLAMA_LOAD_MODE_MMAP_MLOCK, lib.LLAMA_LOAD_MODE_MLOCK
+        params.load_mode = mapped if options.mmap else read
+    elif not options.mmap:
+        params.load_mode = lib.LLAMA_LOAD_MODE_NONE
+
+
+def _override_values(options: EngineOptions, params: Any) -> None:
+    """Write the values that replace those of the file into llama.cpp's *params*, which keep them
+    alive. An entry without a key ends them.
+    """
+    overrides = read_overrides(options.override_kv)
+    if not overrides:
+        return
+    entries = (lib.llama_model_kv_override * (len(overrides) + 1))()
+    for entry, (key, value) in zip(entries, overrides, strict=False):
+        entry.key = key.encode()
+        match value:
+            case bool():
+                entry.tag, entry.value.val_bool = lib.LLAMA_KV_OVERRIDE_TYPE_BOOL, value
+            case int():
+                entry.tag, entry.value.val_i64 = lib.LLAMA_KV_OVERRIDE_TYPE_INT, value
+            case float():
+                entry.tag, entry.value.val_f64 = lib.LLAMA_KV_OVERRIDE_TYPE_FLOAT, value
+            case str():
+                entry.tag = lib.LLAMA_KV_OVERRIDE_TYPE_STR
+                entry.value.val_str = value.encode()
+    params.kv_overrides = entries
+
+
+def context_params(spec: ModelSpec, options: EngineOptions, model: Any) -> Any:
     """Return llama.cpp's parameters of the first context."""
     params = lib.llama_context_default_params()
     params.n_ctx = ctx_size_of(spec, model) * spec.slots
     params.n_seq_max = params.n_outputs_max = spec.slots
     params.n_batch = spec.batch_size
     params.n_ubatch = min(spec.batch_size, UBATCH_SIZE_MAX)
-    params.n_threads = params.n_threads_batch = spec.threads or len(os.sched_getaffinity(0))
+    params.n_threads = spec.threads or len(os.sched_getaffinity(0))
+    params.n_threads_batch = options.threads_batch or params.n_threads
     params.flash_attn_type = _FLASH_ATTENTION[options.flash_attn]
     params.type_k = _CACHE_TYPES[options.cache_type_k]
     params.type_v = _CACHE_TYPES[options.cache_type_v]
     params.swa_full = options.swa_full
+    if options.rope_scaling:
+        params.rope_scaling_type = _ROPE_SCALING[options.rope_scaling]
+    for name in _ROPE_NUMBERS:
+        setattr(params, name, getattr(options, name))
     params.kv_unified = False
     params.offload_kqv = params.op_offload = spec.n_gpu_layers != 0
     params.no_perf = True

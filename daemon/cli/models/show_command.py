@@ -179,12 +179,25 @@ def _entries_of_memory(found: Mapping[str, Any]) -> list[Entry]:
     return [
         ("weights", size_text(need["weights"])),
         ("KV states", states),
+        ("of these by options", _options_text(found["options"], need.get("options"))),
         ("compute buffers", _size(need["compute"]) or UNKNOWN_YET),
         ("program", _size(need["process"])),
         ("total", _size(need["total"])),
         *((f"on {device}", size_text(size)) for device, size in devices.items()),
         ("for embeddings", f"{size_text(need['embedding'])} more" if need["embedding"] else None),
     ]
+
+
+def _options_text(options: Mapping[str, Any], added: int | None) -> str | None:
+    """Return the memory that the engine's options cost or save; *added* is None if unknown."""
+    from ....backends.engine_options import cache_share
+
+    if added:
+        return f"{size_text(abs(added))} {'more' if added > 0 else 'saved'}"
+    share = cache_share(options)
+    if added is None and share != 1:
+        return f"{share:.0%} of the KV states in f16"
+    return None
 
 
 def _grows_with_tokens(found: Mapping[str, Any]) -> bool:

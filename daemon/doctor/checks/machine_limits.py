@@ -34,6 +34,8 @@ class Machine(msgspec.Struct, frozen=True):
     stalled_percent: float | None
     """None if the kernel does not report it (PSI)."""
     files_max: int
+    locked_max: int
+    """Bytes of memory that a process may lock; -1: unlimited."""
     cores: int
     cores_usable: int
     load: float
@@ -52,7 +54,8 @@ def inspect_machine(
         memory_bytes=meminfo["MemTotal"],
         swapped_bytes=meminfo.get("SwapTotal", 0) - meminfo.get("SwapFree", 0),
         stalled_percent=_stalled(proc),
-        files_max=_files_max(proc, pid),
+        files_max=_limit("Max open files", proc, pid),
+        locked_max=_limit("Max locked memory", proc, pid, soft=True),
         cores=os.cpu_count() or 1,
         cores_usable=cores_usable(proc, cgroups),
         load=os.getloadavg()[0],
@@ -74,9 +77,10 @@ def _stalled(proc: Path) -> float | None:
     return float(found[1]) if found else None
 
 
-def _files_max(proc: Path, pid: int) -> int:
-    """Return the hard limit of open files of the daemon, or of this process if that is unknown: the
-    daemon raises its limit to it.
+def _limit(name: str, proc: Path, pid: int, *, soft: bool = False) -> int:
+    """Return a hard limit of the daemon, or of this process if that is unknown: the daemon raises
+    its limit of open files to it. -1: there is no limit; 0: it cannot be read. A *soft* limit is
+    the one in force.
     """
     for process in (str(pid), "self"):
         try:
@@ -85,8 +89,9 @@ def _files_max(proc: Path, pid: int) -> int:
             text = (proc / process / "limits").read_text() if is_inferd else ""
         except OSError:
             continue
-        if found := re.search(r"^Max open files\s+\d+\s+(\d+)", text, re.MULTILINE):
-            return int(found[1])
+        if found := re.search(rf"^{name}\s+(\w+)\s+(\w+)", text, re.MULTILINE):
+            limit = found[1 if soft else 2]
+            return int(limit) if limit.isdigit() else -1
     return 0
 
 

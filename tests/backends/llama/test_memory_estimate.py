@@ -105,6 +105,44 @@ def test_the_breakdown_matches_the_other_reports_of_llama_cpp(kind: str, tmp_pat
     assert sum(s.compute for s in shares) / 2**20 == pytest.approx(compute, abs=0.01)
 
 
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cache-type-k": "q8_0", "cache-type-v": "q8_0"},
+        {"cache-type-k": "q4_0", "cache-type-v": "q4_0"},
+        {"swa-full": True},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_the_estimate_counts_the_options_of_the_engine_within_four_percent(
+    options: dict[str, object],
+) -> None:
+    path = gemma3() if "swa-full" in options else smollm2()
+    spec = msgspec.structs.replace(spec_of(path, 2, 8192, 512), options=options)
+    estimated, measured = measure(spec)
+    assert estimated == pytest.approx(measured, rel=0.04)
+    need = need_of(spec)
+    plain = need_of(msgspec.structs.replace(spec, options={}))
+    added = need.context + need.compute - plain.context - plain.compute
+    assert need.options == added and plain.options == 0
+    assert (added > 0) == ("swa-full" in options)
+
+
+def measure(spec: ModelSpec) -> tuple[int, int]:
+    """Return the estimated and the measured growth of a process that loads a model."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, msgspec.json.encode(spec).decode()],
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    estimated, measured = (int(word) for word in done.stdout.split())
+    return estimated, measured
+
+
 def mebibytes(pattern: str, lines: list[str]) -> list[float]:
     return [float(found[1]) for line in lines if (found := re.match(pattern, line))]
 
@@ -198,15 +236,7 @@ def test_the_estimate_is_right_within_five_percent(model: object, ctx_size: int)
     """It is compared with the growth of the process's resident memory up to a full batch."""
     assert callable(model)
     spec = spec_of(model(), slots=1 if ctx_size > 8192 else 2, ctx_size=ctx_size, batch_size=512)
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, msgspec.json.encode(spec).decode()],
-        capture_output=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    estimated, measured = (int(word) for word in done.stdout.split())
+    estimated, measured = measure(spec)
     figures = f"estimated {estimated / 1e6:.1f} MB, measured {measured / 1e6:.1f} MB"
     sys.stderr.write(f"{figures}: {estimated / measured - 1:+.1%}\n")
     assert estimated == pytest.approx(measured, rel=TOLERANCE), figures

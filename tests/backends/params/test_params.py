@@ -140,6 +140,8 @@ def test_a_value_of_another_kind_is_refused_and_null_is_absent(parameter: Parame
     for value, read in GOOD.get(parameter.kind, ()):
         assert read_options({parameter.name: value}).values == {parameter.name: read}
     for value in BAD[parameter.kind]:
+        if isinstance(value, bool) and "off" in parameter.choices:
+            continue  # it stands for off, or for the choice after it
         with pytest.raises(InvalidArgument, match=parameter.name):
             read_options({parameter.name: value})
     assert read_options({parameter.name: None}).values == {}

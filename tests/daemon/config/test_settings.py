@@ -337,3 +337,13 @@ def test_the_number_of_adapters_is_bounded(tmp_path: Path) -> None:
     assert len(config.models["m"].adapters) == ADAPTERS_MAX
     [error] = errors_of(tmp_path, table(ADAPTERS_MAX + 1))
     assert error == f"[models.m] adapters: {ADAPTERS_MAX + 1}, {ADAPTERS_MAX} at most"
+
+
+def test_options_that_exclude_each_other_are_an_error_of_their_model(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[models.m]\nfile = "m.gguf"\ncache-type-v = "q8_0"\nflash-attn = "off"\n')
+    with pytest.raises(ConfigError, match=r"\[models.m\] cache-type-v q8_0 needs flash attention"):
+        load_config({"config": file}, {})
+    file.write_text('[models.m]\nfile = "m.gguf"\noverride-kv = ["a.b"]\n')
+    with pytest.raises(ConfigError, match="KEY=TYPE:VALUE"):
+        load_config({"config": file}, {})

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -34,6 +35,7 @@ from inferd.daemon.doctor.checks.accounts import (
     may,
     own_account,
 )
+from inferd.daemon.doctor.checks.engine_options import check_engine_options
 from inferd.daemon.doctor.finding import Finding, fail, ok, warn, worst
 from inferd.daemon.doctor.time_limits import Probe, ProbeFailed
 from inferd.daemon.residency.model_files import missing_files
@@ -49,6 +51,7 @@ MACHINE = machine.Machine(
     swapped_bytes=0,
     stalled_percent=0.0,
     files_max=65536,
+    locked_max=8 << 20,
     cores=4,
     cores_usable=4,
     load=0.5,
@@ -529,3 +532,23 @@ def test_a_model_whose_path_cannot_be_checked_is_missing(tmp_path: Path) -> None
     file = tmp_path / ("x" * 300)  # ENAMETOOLONG
     models = {"long": ModelConfig(file=file)}
     assert missing_files(models, []) == [f"[models.long]: {file} does not exist"]
+
+
+def test_options_of_the_engine_are_listed_with_their_effect(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(bytes(9 << 20))
+
+    def found(options: dict[str, object], defaults: dict[str, object] | None = None) -> Finding:
+        model = ModelConfig(file=file, options=options)
+        config = replace(load_config({}, {}), models={"m": model}, defaults=defaults or {})
+        return only(check_engine_options(config, MACHINE))
+
+    both = {"cache-type-k": "q8_0", "cache-type-v": "q8_0"}
+    assert "m: KV states in q8_0 and q8_0 save 47% of those in f16" in found(both).found
+    assert "swa-full True (layers with a window" in found({"swa-full": True}).found
+    locked = found({"mlock": True})
+    assert locked.status == "warn" and "LimitMEMLOCK" in locked.remedy
+    wrong = found({"cache-type-v": "q4_0"}, {"flash-attn": "off"})
+    assert wrong.status == "fail" and "needs flash attention" in wrong.found
+    plain = replace(load_config({}, {}), models={"m": ModelConfig(file=file)})
+    assert list(check_engine_options(plain, MACHINE)) == []

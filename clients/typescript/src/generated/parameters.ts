@@ -13,6 +13,40 @@ export interface ModelParameters {
   "main-gpu"?: number | undefined;
   /** proportion of the layers on each GPU; empty: by its free memory (default: []) */
   "tensor-split"?: string | (number)[] | undefined;
+  /** maximum number of threads of a step with several tokens, such as a prompt's; 0: as `threads` (default: 0) */
+  "threads-batch"?: number | undefined;
+  /** type of the keys in KV states; a quantized one takes less memory (default: "f16") */
+  "cache-type-k"?: "f16" | "f32" | "bf16" | "q8_0" | "q5_1" | "q5_0" | "q4_1" | "q4_0" | "iq4_nl" | undefined;
+  /** type of the values in KV states; a quantized one takes less memory and needs flash attention (default: "f16") */
+  "cache-type-v"?: "f16" | "f32" | "bf16" | "q8_0" | "q5_1" | "q5_0" | "q4_1" | "q4_0" | "iq4_nl" | undefined;
+  /** flash attention; auto: where every layer supports it (default: "auto") */
+  "flash-attn"?: "auto" | "on" | "off" | undefined;
+  /** layers that attend to a window keep the KV states of the whole context: more memory, and `ctx-shift` works (default: false) */
+  "swa-full"?: boolean | undefined;
+  /** map the file into memory; false: read it, which takes longer, and needs no page cache (default: true) */
+  "mmap"?: boolean | undefined;
+  /** lock the weights in memory, within the daemon's limit of locked memory (default: false) */
+  "mlock"?: boolean | undefined;
+  /** distribution of threads over NUMA nodes, as llama.cpp's `--numa` (default: "off") */
+  "numa"?: "off" | "distribute" | "isolate" | "numactl" | undefined;
+  /** scaling of positions (RoPE) for longer contexts than trained; empty: the file's (default: "") */
+  "rope-scaling"?: "" | "none" | "linear" | "yarn" | "longrope" | undefined;
+  /** base frequency of RoPE; 0: the file's (default: 0.0) */
+  "rope-freq-base"?: number | undefined;
+  /** factor of RoPE's frequencies, such as 0.5 for twice the context; 0: the file's (default: 0.0) */
+  "rope-freq-scale"?: number | undefined;
+  /** YaRN's mix of extrapolation; -1: by `rope-scaling` (default: -1.0) */
+  "yarn-ext-factor"?: number | undefined;
+  /** YaRN's factor of the attention's magnitude; -1: the default (default: -1.0) */
+  "yarn-attn-factor"?: number | undefined;
+  /** YaRN's low correction dimension; -1: the default (default: -1.0) */
+  "yarn-beta-fast"?: number | undefined;
+  /** YaRN's high correction dimension; -1: the default (default: -1.0) */
+  "yarn-beta-slow"?: number | undefined;
+  /** context with which a YaRN model was trained; 0: the file's (default: 0) */
+  "yarn-orig-ctx"?: number | undefined;
+  /** values that replace those in the file's header, each as KEY=TYPE:VALUE with the type int, float, bool or str (default: []) */
+  "override-kv"?: string | (string)[] | undefined;
   /** sequences decoded in parallel (default: 4) */
   "slots"?: number | undefined;
   /** idle time in seconds after which the model is unloaded; -1: only when memory is low (default: null) */

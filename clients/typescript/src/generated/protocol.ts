@@ -226,7 +226,7 @@ export interface ModelInfo {
   pinned: boolean;
   /** memory that its worker process occupies on the host now, mapped weights included (RSS); 0: no process */
   resident_bytes: number;
-  /** nil, or the estimated memory of its process, in bytes: `weights`, `context`, `compute`, `process` and `total` */
+  /** nil, or the estimated memory of its process, in bytes: `weights`, `context`, `compute`, `process` and `total`; `options` is the part of `context` and `compute` that the engine's options of the model add, negative if they save */
   memory: Fields | null;
   /** array of map: `name`, `file`, `scale` (for turns that select none), `size_bytes`; once the model is loaded, also `id`, a hash of the file, or `error`: turns that select the adapter fail with it */
   adapters: Fields[];
