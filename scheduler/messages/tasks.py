@@ -51,6 +51,8 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     n_predict: int = -1
     ctx_size: int = 0
     """A context smaller than the worker's; 0: the worker's."""
+    batch_size: int = 0
+    """The most prompt tokens that it computes in a step; 0: no bound of its own."""
     stop: tuple[str, ...] = ()
     reverse_prompt: tuple[str, ...] = ()
     stopping: StoppingParams = StoppingParams()

@@ -298,7 +298,7 @@ class StepBudget:
         ones, and a prompt does not begin with a few.
         """
         most = min(task.pending, task.tokens_to_checkpoint(), self.tokens_left)
-        most = min(most, task.reserved_tokens or most)
+        most = min(most, task.reserved_tokens or most, task.spec.batch_size or most)
         count = max(self._fitting(task.computed, most), min(most, self.tokens_min))
         if most - count <= count // 4:
             count = most

@@ -125,6 +125,10 @@ class Parameters:
         own = self.options | {k: v for k, v in options.values.items() if k not in model}
         if "ctx-size" in model:
             own |= self._smaller_context(model.pop("ctx-size"))
+        most = self.defaults.get("batch-size") or BY_NAME["batch-size"].default
+        if "batch-size" in model and model["batch-size"] <= most:
+            own["batch-size"] = model.pop("batch-size")
+            self.not_applied.pop("batch-size", None)
         adjust_parameters(self.defaults | own | self._turn)
         self.options = own
         kept = {n: why for n, why in self.out_of_range.items() if n not in options.values}
@@ -252,6 +256,7 @@ class Parameters:
             sampling=sampling_params(values, self.seed),
             n_predict=0 if embed is not None else values.get("n-predict", -1),
             ctx_size=values.get("ctx-size", 0),
+            batch_size=values.get("batch-size", 0),
             stop=tuple(values.get("stop", ())),
             reverse_prompt=tuple(values.get("reverse-prompt", ())),
             stopping=stopping_params(values),

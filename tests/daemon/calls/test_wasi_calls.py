@@ -231,6 +231,16 @@ def test_a_smaller_context_of_set_input_holds_for_its_context(client: RawClient)
         assert client.metadata(first)["not_applied"].get("ctx-size") == not_applied
 
 
+def test_a_smaller_batch_of_set_input_holds_for_its_context(client: RawClient) -> None:
+    context = client.context()
+    for size, applied in ((64, True), (512, True), (1024, False), (32, True)):
+        client.set_input(context, b'{"batch-size":%d}' % size, index=1)
+        client.set_input(context, b"x" * 100)
+        client.call("compute", context=context)
+        assert client.output(context) == b"x" * 100
+        assert ("batch-size" not in client.metadata(context)["not_applied"]) == applied
+
+
 # Handles.
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
+
 from inferd.backends import SamplingParams
 from inferd.scheduler.kv.slots import Slot
 from inferd.scheduler.messages import TaskSpec, pack_tokens
@@ -326,6 +328,15 @@ def test_a_chunk_ends_at_a_checkpoint() -> None:
     it.checkpoints = {5, 12, 30}
 
     assert [r.count for r in batch_of(slots, order(), SETTINGS, 512, Known(1e-6))] == [7]
+
+
+def test_a_prompt_keeps_to_a_batch_size_of_its_own() -> None:
+    first, second = slots_of(2)
+    capped = running(first, task(1, tokens=500))
+    capped.spec = msgspec.structs.replace(capped.spec, batch_size=32)
+    other = running(second, task(2, tokens=100))
+    planned = batch_of([first, second], order(), SETTINGS, 512, Known(1e-6))
+    assert [(p.task, p.count) for p in planned] == [(capped, 32), (other, 100)]
 
 
 def test_a_reserved_prompt_computes_its_quantum_in_steps_of_its_own_class() -> None:
