@@ -6,23 +6,23 @@ raises an error of the tree. A module's `CALLS` are its functions that have the 
 
 from ..core import CallTable
 from . import (
-    answers,
     contexts,
     graphs,
     model_operations,
     monitoring,
     session_operations,
+    several_answers,
     states,
     texts,
     turns,
 )
-from .places import with_place
+from .place_waits import with_place
 from .residency_requests import admitted
 
 __all__ = ("ALL_CALLS",)
 
 _NAMED = (
-    *(*graphs.CALLS, *contexts.CALLS, *turns.CALLS, *answers.CALLS, *texts.CALLS),
+    *(*graphs.CALLS, *contexts.CALLS, *turns.CALLS, *several_answers.CALLS, *texts.CALLS),
     *(*session_operations.CALLS, *states.CALLS, *model_operations.CALLS, *monitoring.CALLS),
 )
 _CALLS: CallTable = {call.__name__: call for call in _NAMED} | {

@@ -1,4 +1,9 @@
-"""The settings of a daemon, each declared once, by a field of `Config`."""
+"""The settings of a daemon, each declared once, by a field of `Config`.
+
+Settings take effect where their owner reads them: `Daemon.apply_config` passes them on at the start
+and at a reload, and `engine_settings` in ``daemon/models/specs.py`` passes the scheduler's settings
+to each new worker.
+"""
 
 from __future__ import annotations
 

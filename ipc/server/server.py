@@ -19,11 +19,11 @@ from ...wire.frames import FrameReader
 from ..messages import CancelParams, ClientHello, Kind, ServerHello
 from ..peer import peer_of
 from .client_descriptors import ClientDescriptors
+from .connection_places import Places
 from .decoding import decode_integer, decode_request, open_frame, pack_error, pack_reply, read_hello
 from .fair_starts import FairStarts
 from .incomplete_frames import ArrivalTimer, IncompleteFrames
 from .loop_time import LoopTime
-from .places import Places
 from .server_connection import OUTBOXES_BYTES_MAX, Request, ServerConnection
 from .shares import SharedLimit
 

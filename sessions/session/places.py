@@ -13,7 +13,7 @@ from ...backends.errors import Busy, InferdError, QuotaExceeded
 from ...scheduler.owner import Owner
 from ...scheduler.priority import Priority
 from ..admission.ledger import Ledger
-from ..admission.places import (
+from ..admission.place_grants import (
     IN_USE_S,
     OVER_SHARE,
     Holder,

@@ -7,7 +7,7 @@ import math
 from inferd.scheduler.owner import Owner
 from inferd.scheduler.priority import Priority
 from inferd.sessions.admission.label_shares import OwnerCounts
-from inferd.sessions.admission.places import (
+from inferd.sessions.admission.place_grants import (
     IN_USE_S,
     Grant,
     Holder,

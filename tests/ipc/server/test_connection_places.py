@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from inferd.backends.errors import Busy
-from inferd.ipc.server.places import OPERATOR_PLACES, Places
+from inferd.ipc.server.connection_places import OPERATOR_PLACES, Places
 
 ADA, BOB, ROOT = 1, 2, 0
 
