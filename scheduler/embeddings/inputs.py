@@ -8,9 +8,10 @@ from ...backends import EmbedInfo, Model
 from ...backends.embedder import EMBEDDING_BYTES_MAX, EmbedSpec, check_pooling
 from ...backends.errors import InvalidArgument, PromptTooLong, TooLarge, UnsupportedOperation
 from .. import messages as m
+from ..policy.batch_plan import ScheduledTokens, next_trial
 from ..policy.cost import StepCost, StepLoad
 from ..policy.embeddings_plan import plan_text_tokens, plan_texts
-from ..policy.plan import Order, ScheduledTokens, next_trial
+from ..policy.order import Order
 from ..settings import EngineSettings
 from ..task import Task, TaskState
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from ...backends import Model
 from ...backends.errors import KvFull
-from ..policy.plan import ScheduledTokens, plan_slots, reader_lags
+from ..policy.batch_plan import ScheduledTokens
+from ..policy.slot_plan import plan_slots, reader_lags
 from ..task import Task, TaskState
 from .answers import Answers
 from .metrics_publisher import MetricsPublisher

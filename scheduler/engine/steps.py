@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from ...backends import Chunk, InferdError, Model
 from ...backends.errors import BackendError, KvFull
 from ..policy.adapter_quantum import AdapterQuantum, plan_adapters
+from ..policy.batch_plan import ScheduledTokens, next_trial, plan_tokens, plan_trial
 from ..policy.cost import StepCost, StepLoad
 from ..policy.embeddings_plan import embeds_next
-from ..policy.plan import ScheduledTokens, next_trial, plan_tokens, plan_trial
 from ..recording.engine_metrics import StepKind
 from ..recording.recorder import ActivityKind
 from ..task import Task

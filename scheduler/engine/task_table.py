@@ -11,7 +11,7 @@ from ..embeddings.inputs import EmbeddingQueue
 from ..kv.manager import KvManager
 from ..output.stopping.ending import EMBEDDED, Ending
 from ..owner import OwnerClock
-from ..policy.plan import Order
+from ..policy.order import Order
 from ..policy.prefix_sharing import Leaders, prefix_hash_of
 from ..policy.queue_view import QueueView
 from ..policy.reserved_quantum import ReservedQuanta

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..settings import EngineSettings
 from ..task import Task
-from .plan import Order
+from .order import Order
 
 ADAPTER_SETS_MAX = 256
 """Adapter sets whose last quantum is remembered: as many as a model has slots at most."""

@@ -10,8 +10,11 @@ from collections.abc import Sequence
 from ...backends import EmbedInfo
 from ..priority import PRIORITY_MAX
 from ..task import Task
+from .batch_plan import FIRST_STEP_TOKENS, ScheduledTokens
 from .cost import StepCost
-from .plan import FIRST_STEP_TOKENS, Order, ScheduledTokens, SlotPlan, StepBudget
+from .order import Order
+from .slot_plan import SlotPlan
+from .step_budget import StepBudget
 
 
 def embeds_next(

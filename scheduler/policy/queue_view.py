@@ -8,7 +8,8 @@ from .. import messages as m
 from ..priority import Priority
 from ..settings import EngineSettings
 from ..task import Task
-from .plan import Order, reader_lags
+from .order import Order
+from .slot_plan import reader_lags
 from .wait_estimate import QueuedTask, RemainingWork, StartEstimator, TurnEstimator
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 from ..owner import Owner
 from ..settings import EngineSettings
 from ..task import Task
-from .plan import Order
+from .order import Order
 
 K = TypeVar("K", int, Owner)
 

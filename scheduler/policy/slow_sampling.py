@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from ...backends.errors import Timeout
 from ..task import Task
-from .plan import Order
+from .order import Order
 from .thread_share import ThreadShare
 
 SLOW_AT, SLOW_S = 3.0, 0.001

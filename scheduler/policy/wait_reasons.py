@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..recording.engine_metrics import WaitReason
 from ..settings import EngineSettings
 from ..task import Task
-from .plan import reader_lags
+from .slot_plan import reader_lags
 
 __all__ = ("wait_reason",)
 

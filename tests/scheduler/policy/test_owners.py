@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferd.scheduler.owner import Owner, OwnerClock
-from inferd.scheduler.policy.plan import plan_slots
+from inferd.scheduler.policy.slot_plan import plan_slots
 from inferd.scheduler.policy.text_order import TextOrder
 from inferd.scheduler.priority import Requester
 from inferd.scheduler.settings import EngineSettings

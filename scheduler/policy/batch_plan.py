@@ -1,0 +1,146 @@
+"""Plans of batches: functions of the engine's state, without model or clock.
+
+`adapter_quantum.plan_adapters` decides which tasks with slots share the next batch, and
+`plan_tokens` plans its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ...backends import Chunk
+from ..priority import Priority
+from ..settings import EngineSettings
+from ..task import Task
+from .cost import StepCost, StepLoad
+from .forced_chunks import plan_forced
+from .order import Order
+from .step_budget import StepBudget
+
+LOW_STEP = 2 / 3
+"""Share of `step_s_target` for a step in which prompts of the lowest class are computed."""
+FIRST_STEP_TOKENS = 32
+"""Prompt tokens of the very first step, before the machine's speed is known."""
+
+
+class ScheduledTokens(msgspec.Struct, frozen=True):
+    """The next *count* pending tokens of *task* go into the batch."""
+
+    task: Task
+    count: int
+
+    def chunk(self, *, generates: bool = True) -> Chunk:
+        """Return the chunk for the model, with logits where a task that *generates* needs them."""
+        task, start = self.task, self.task.computed
+        end = start + self.count
+        logits = generates and end == len(task.tokens)
+        return Chunk(task.slot, task.tokens[start:end], start, logits)
+
+
+def next_trial(tasks: Sequence[Task], order: Order, *, tried: bool) -> Task | None:
+    """Return the task on trial that the next step computes alone; None: it computes the others.
+    The two alternate: the last step *tried* one or did not.
+    """
+    trials = [t for t in tasks if t.trial_tokens and t.has_work]
+    if not trials or (tried and any(t.has_work and not t.trial_tokens for t in tasks)):
+        return None
+    return min(trials, key=order.key)
+
+
+def plan_trial(
+    task: Task, settings: EngineSettings, batch_size: int, cost: StepCost
+) -> list[ScheduledTokens]:
+    """Return the tokens of a step that computes only *task*."""
+    left = batch_size if cost.known else min(batch_size, FIRST_STEP_TOKENS)
+    step = StepBudget([], cost, left, settings.prompt_tokens_min, settings.step_s_target)
+    return [ScheduledTokens(task, step.schedule_prompt(task))]
+
+
+def plan_tokens(
+    running: Sequence[Task],
+    order: Order,
+    settings: EngineSettings,
+    batch_size: int,
+    cost: StepCost,
+    adapters: tuple[str, ...] = (),
+) -> list[ScheduledTokens]:
+    """Return the next batch of the *running* tasks, in their order, that have these *adapters*.
+
+    Every decoding task gets one token, or a chunk of forced ones (`plan_forced`). Prompts share the
+    rest of the step's time (`_step_s`), in the order of the queue. They get at least half as much
+    time as the decoding tokens take, even if the step then exceeds its target. Prompts of a lower
+    class wait for those of a higher one.
+    """
+    tasks = [t for t in running if t.has_work and t.spec.adapters == adapters]
+    prompts = [t for t in tasks if t.prefilling]
+    decoding = [t for t in tasks if not t.prefilling]
+    most = batch_size if cost.known else min(batch_size, len(decoding) + FIRST_STEP_TOKENS)
+    most_forced = most - settings.prompt_tokens_min if prompts else most
+    seconds = _forced_s(decoding, prompts, order, settings)
+    planned = plan_forced(decoding, cost, seconds, max(most_forced, len(decoding)))
+    if not prompts:
+        return [ScheduledTokens(t, n) for t, n in zip(decoding, planned, strict=True)]
+    counts = {id(t): n for t, n in zip(decoding, planned, strict=True)}
+    chunks = [(t.computed, counts[id(t)]) for t in decoding]
+    step = StepBudget(chunks, cost, most - sum(planned), settings.prompt_tokens_min)
+    prompts.sort(key=order.key)
+    first = order.effective(prompts[0])
+    prompts = [t for t in prompts if order.effective(t) == first]
+    own = max(map(order.effective_unreserved, prompts))
+    step.seconds = _step_s(own, decoding, prompts, order, settings, cost)
+    step.seconds = max(step.seconds, 1.5 * step.predicted_s())
+    for task in prompts:
+        counts[id(task)] = step.schedule_prompt(task)
+    return [ScheduledTokens(t, counts[id(t)]) for t in tasks if counts.get(id(t))]
+
+
+def _forced_s(
+    decoding: Sequence[Task], prompts: Sequence[Task], order: Order, settings: EngineSettings
+) -> float:
+    """Return the time for a step with chunks of forced tokens, before its prompts: streams stand
+    still for it as for a prompt's chunk.
+    """
+    if prompts:
+        return settings.step_s_target / 2
+    if len(decoding) > 1:
+        return settings.step_s_target
+    low = any(order.effective(t) == Priority.LOW for t in decoding)
+    return LOW_STEP * settings.step_s_target if low else settings.step_s_max
+
+
+def _step_s(
+    effective: int,
+    decoding: Sequence[Task],
+    prompts: Sequence[Task],
+    order: Order,
+    settings: EngineSettings,
+    cost: StepCost,
+) -> float:
+    """Return the time for a step in which *prompts* of one class are computed:
+
+    - of the lowest class: `LOW_STEP` of `step_s_target`. Any arrival precedes them, but must wait
+      for the step under way;
+    - while tasks of a higher class decode: `step_s_target`;
+    - while only tasks of lower classes decode, or none: `step_s_max`;
+    - while tasks of their own class decode: `step_s_target`, or `step_s_max` for the prompts of one
+      burst. Those got their slots at most `step_s_max` after a stream's first token and take at
+      most `burst_s`; the stream waits for them.
+
+    A reserved quantum does not change the class here.
+    """
+    highest = max(map(order.effective_unreserved, decoding), default=-1)
+    if effective == Priority.LOW:
+        return LOW_STEP * settings.step_s_target
+    if highest > effective:
+        return settings.step_s_target
+    if highest < effective:
+        return settings.step_s_max
+    equals = [t for t in decoding if order.effective_unreserved(t) == effective]
+    streaming_since = min(t.first_logits_at or 0.0 for t in equals)
+    left = StepLoad.of_chunks([(t.computed, t.pending) for t in prompts])
+    late = streaming_since + settings.step_s_max < max(t.slot_since for t in prompts)
+    if late or cost.predict(left) > settings.burst_s:
+        return settings.step_s_target
+    return max(settings.step_s_target, settings.step_s_max)
