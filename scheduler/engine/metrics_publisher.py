@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ..policy.wait_reasons import wait_reason
 from ..recording.engine_metrics import ENGINE_COUNTS, MetricsPage, WaitReason
 from ..recording.recorder import Recorder
+from ..waiting.wait_reasons import wait_reason
 from .task_table import TaskTable
 
 

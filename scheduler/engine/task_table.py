@@ -13,12 +13,12 @@ from ..output.stopping.ending import EMBEDDED, Ending
 from ..owner import OwnerClock
 from ..policy.order import Order
 from ..policy.prefix_sharing import Leaders, prefix_hash_of
-from ..policy.queue_view import QueueView
 from ..policy.reserved_quantum import ReservedQuanta
-from ..policy.wait_estimate import TurnEstimator
 from ..recording.reporter import Reporter
 from ..settings import EngineSettings
 from ..task import Task, TaskState
+from ..waiting.queue_view import QueueView
+from ..waiting.wait_estimate import TurnEstimator
 from .deadlines import deadlines, expired_bound
 
 

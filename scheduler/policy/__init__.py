@@ -1,1 +1,1 @@
-"""Scheduling decisions as pure functions: slots, batches, costs, wait estimates."""
+"""Scheduling decisions as pure functions: slots, batches, costs, shared prefixes."""

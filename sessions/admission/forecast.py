@@ -12,16 +12,16 @@ from copy import deepcopy
 
 from ...scheduler.messages import TurnStats
 from ...scheduler.owner import Owner, OwnerClock
-from ...scheduler.policy.wait_estimate import (
+from ...scheduler.priority import PRIORITY_MAX
+from ...scheduler.recording.engine_metrics import Histogram
+from ...scheduler.settings import EngineSettings
+from ...scheduler.waiting.wait_estimate import (
     QueuedTask,
     RemainingWork,
     RunningRatio,
     StartEstimator,
     TurnEstimator,
 )
-from ...scheduler.priority import PRIORITY_MAX
-from ...scheduler.recording.engine_metrics import Histogram
-from ...scheduler.settings import EngineSettings
 from ..table import SessionState
 from .bounds import AdmissionBounds, Ticket, WaitingCounts
 

@@ -9,9 +9,9 @@ from itertools import count
 from ...backends.errors import Busy, QuotaExceeded
 from ...scheduler.messages import TurnStats
 from ...scheduler.owner import Owner
-from ...scheduler.policy.wait_estimate import RunningRatio
 from ...scheduler.priority import Priority, Requester
 from ...scheduler.settings import EngineSettings
+from ...scheduler.waiting.wait_estimate import RunningRatio
 from ..table import ACTIVE, SessionState
 from ..turn import TurnListener
 from .bounds import AdmissionBounds, Refusal, Ticket, WaitingCounts

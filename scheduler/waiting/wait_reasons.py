@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ..policy.slot_plan import reader_lags
 from ..recording.engine_metrics import WaitReason
 from ..settings import EngineSettings
 from ..task import Task
-from .slot_plan import reader_lags
 
 __all__ = ("wait_reason",)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from .. import messages as m
+from ..policy.order import Order
+from ..policy.slot_plan import reader_lags
 from ..priority import Priority
 from ..settings import EngineSettings
 from ..task import Task
-from .order import Order
-from .slot_plan import reader_lags
 from .wait_estimate import QueuedTask, RemainingWork, StartEstimator, TurnEstimator
 
 

@@ -6,15 +6,15 @@ import math
 
 import pytest
 
-from inferd.scheduler.policy.wait_estimate import (
+from inferd.scheduler.priority import Priority
+from inferd.scheduler.settings import EngineSettings
+from inferd.scheduler.waiting.wait_estimate import (
     QueuedTask,
     RemainingWork,
     StartEstimator,
     TokenTimes,
     TurnEstimator,
 )
-from inferd.scheduler.priority import Priority
-from inferd.scheduler.settings import EngineSettings
 
 RATES = TokenTimes(prompt_s=0.01, output_s=0.1)
 SETTINGS = EngineSettings(quantum_tokens=200, ageing_tokens=1000)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from inferd.scheduler.policy.wait_reasons import wait_reason
 from inferd.scheduler.priority import Priority
 from inferd.scheduler.recording.engine_metrics import WRITTEN_S, WaitReason
 from inferd.scheduler.settings import EngineSettings
+from inferd.scheduler.waiting.wait_reasons import wait_reason
 from tests.scheduler.doubles import Bench
 from tests.scheduler.policy.test_plan import SETTINGS, task
 

@@ -1,0 +1,1 @@
+"""Waiting tasks as clients see them: positions, reasons and estimated starts."""
