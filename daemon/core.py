@@ -26,8 +26,9 @@ from ..ipc.messages import (
     Limits,
     ServerHello,
 )
+from ..ipc.server.request import Request
 from ..ipc.server.server import Server
-from ..ipc.server.server_connection import Request, ServerConnection
+from ..ipc.server.server_connection import ServerConnection
 from ..scheduler.kv.origin import scoped
 from ..scheduler.owner import Owner
 from ..scheduler.settings import EngineSettings

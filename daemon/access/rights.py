@@ -11,7 +11,8 @@ from typing import Any
 
 from ...backends.errors import PermissionDenied
 from ...ipc.peer import Peer
-from ...ipc.server.server_connection import Request, ServerConnection
+from ...ipc.server.request import Request
+from ...ipc.server.server_connection import ServerConnection
 from ...scheduler import PRIORITIES, Owner
 from ...sessions import Quota, check_connections, check_priority
 from ..config.access_settings import Right, Rule

@@ -16,7 +16,7 @@ from ...backends.errors import InvalidArgument, TooLarge, not_utf8
 from ...backends.params import nearest
 from ...backends.raw_bytes import mark_bytes, offset_of
 from ...ipc.messages import TENSOR_BYTES_MAX, TENSOR_TYPES, Tensor
-from ...ipc.server.server_connection import Request
+from ...ipc.server.request import Request
 from ...scheduler import PRIORITIES, Priority
 from ...sessions import TurnOptions
 

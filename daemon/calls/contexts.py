@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...backends.errors import InvalidArgument
 from ...backends.params import parse_json_options
 from ...ipc import messages as w
-from ...ipc.server.server_connection import Request
+from ...ipc.server.request import Request
 from ...scheduler.output.stopping.ending import CONTEXT_FULL
 from ...scheduler.priority import Priority
 from ...sessions import PlaceWait, Session, TurnOptions

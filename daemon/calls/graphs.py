@@ -20,7 +20,7 @@ from ...backends.errors import (
 )
 from ...backends.params import Options, parse_json_options
 from ...ipc import messages as w
-from ...ipc.server.server_connection import Request
+from ...ipc.server.request import Request
 from ...scheduler.priority import Priority
 from ..core import Daemon
 from ..models.lease import Lease

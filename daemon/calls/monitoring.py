@@ -13,7 +13,7 @@ import structlog
 
 from ...backends.errors import InferdError, InvalidArgument, WorkerCrashed
 from ...ipc import messages as w
-from ...ipc.server.server_connection import Request
+from ...ipc.server.request import Request
 from ...scheduler import Priority
 from ...scheduler.messages import QueueEntry
 from ...sessions import Session

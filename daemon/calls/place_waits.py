@@ -6,7 +6,7 @@ from functools import wraps
 from typing import Any
 
 from ...ipc.messages import CALLS
-from ...ipc.server.server_connection import Request
+from ...ipc.server.request import Request
 from ...sessions import PlaceWait, Session
 from ..core import Daemon
 from .arguments import priority_of, seconds_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ...ipc.server.server_connection import Request
+from ...ipc.server.request import Request
 from ...scheduler.priority import Priority
 from ...sessions import Session
 from ...sessions.admission.bounds import Ticket

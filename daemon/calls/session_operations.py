@@ -9,7 +9,7 @@ import structlog
 
 from ...backends.errors import Cancelled, InvalidArgument
 from ...ipc import messages as w
-from ...ipc.server.server_connection import Request
+from ...ipc.server.request import Request
 from ...sessions import PlaceWait, Session
 from ..core import Daemon
 from .arguments import priority_of, seconds_of

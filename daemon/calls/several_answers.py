@@ -14,7 +14,7 @@ import msgspec
 
 from ...backends.errors import InferdError, InvalidArgument
 from ...ipc import messages as w
-from ...ipc.server.server_connection import Request
+from ...ipc.server.request import Request
 from ...sessions import Session, TurnOptions
 from ...sessions.history.reasoning import AnswerParts
 from ...sessions.turn import TokensSink, Turn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...ipc import messages as w
-from ...ipc.server.server_connection import Request
+from ...ipc.server.request import Request
 from ...scheduler.kv.origin import scoped
 from ...sessions import NamedState
 from ..core import Daemon

@@ -18,7 +18,7 @@ from ...backends.errors import (
 )
 from ...backends.params import read_options
 from ...ipc import messages as w
-from ...ipc.server.server_connection import Request
+from ...ipc.server.request import Request
 from ...scheduler.embeddings.inputs import check_text
 from ...scheduler.messages import Embedded
 from ...scheduler.priority import Priority, Requester

@@ -10,7 +10,7 @@ import msgspec
 
 from ...backends.errors import Cancelled, InvalidArgument
 from ...ipc import messages as w
-from ...ipc.server.server_connection import Request
+from ...ipc.server.request import Request
 from ...scheduler.messages import Position, Tokens
 from ...scheduler.output.logprobs import describe_logprobs
 from ...sessions import Session, Turn, TurnOptions

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from ...backends.errors import ContextFull, EndOfSequence, InferdError
-from ...ipc.server.server_connection import Request
+from ...ipc.server.request import Request
 from ...scheduler.messages import count_tokens
 from ...sessions import ModelSource, Session, Turn
 from ..metrics.daemon_counters import PRIVATE, label_of

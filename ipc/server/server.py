@@ -24,7 +24,9 @@ from .decoding import decode_integer, decode_request, open_frame, pack_error, pa
 from .fair_starts import FairStarts
 from .incomplete_frames import ArrivalTimer, IncompleteFrames
 from .loop_time import LoopTime
-from .server_connection import OUTBOXES_BYTES_MAX, Request, ServerConnection
+from .outbox import OUTBOXES_BYTES_MAX
+from .request import Request
+from .server_connection import ServerConnection
 from .shares import SharedLimit
 
 HELLO_TIMEOUT_S = 10.0

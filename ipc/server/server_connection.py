@@ -1,4 +1,4 @@
-"""One client's connection in the daemon: its requests in flight, its outbox, its descriptors."""
+"""One client's connection in the daemon: its reading, its requests in flight, its descriptors."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum, auto
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 
 from ...backends.errors import Busy, InvalidArgument, ProtocolError
 from ...scheduler.owner import Owner
 from ...wire.frames import READ_BYTES, pack_frame
-from ..messages import CREDIT_MAX, Kind
 from ..peer import Peer
 from .client_descriptors import UserDescriptors
 from .closing import SCM_MAX_FD
 from .loop_time import CHECK_S, LoopTime
+from .outbox import Outbox, OutboxListener
 from .shares import SharedLimit
 
 DESCRIPTORS_MAX = 16
@@ -33,11 +33,6 @@ whose handling occupies the loop for about 10 ms.
 """
 OUTBOX_PAUSE_BYTES = 1 << 20
 """Above this amount of data that a client has not read, the daemon stops reading from it."""
-OUTBOX_BYTES_MAX = 64 << 20
-OUTBOXES_BYTES_MAX = 128 << 20
-"""Unread data of all connections. A user has at most as much as is free: half of it."""
-_EVENT = int(Kind.EVENT)
-"""A plain integer: msgspec's look-up of an enum's value takes a third of encoding an event."""
 _CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
 
 
@@ -54,61 +49,18 @@ class Pause(Enum):
     """The client sends no more."""
 
 
-class Request:
-    """A call under way. `cancelled_data` becomes the data of its error if it is cancelled."""
+class RequestInFlight(Protocol):
+    """A request, as its connection needs it."""
 
-    def __init__(self, connection: ServerConnection, number: int, call: str, params: Any):
-        self.connection, self.number, self.call, self.params = connection, number, call, params
-        self.uid = connection.uid
-        self.scope = anyio.CancelScope()
-        self.descriptors: list[int] = []
-        """Descriptors passed with the frame. They are closed with the request, except those that
-        the call takes.
-        """
-        self.cancelled_data: dict[str, Any] = {}
-        self._early_credit = 0
-        """Credit that the client has granted before the call's turn began."""
-        self._add_credit: Callable[[int], None] | None = None
-
-    @property
-    def owner(self) -> Owner:
-        """The owner of what the call makes."""
-        return self.connection.owner
+    number: int
+    scope: anyio.CancelScope
+    descriptors: list[int]
 
     def grant_credit(self, events: int) -> None:
-        """Grant credit for at most `CREDIT_MAX` more events to the turn, or to the next one."""
-        events = max(0, min(events, CREDIT_MAX))
-        if self._add_credit is None:
-            self._early_credit = min(self._early_credit + events, CREDIT_MAX)
-        else:
-            self._add_credit(events)
-
-    def pass_credit_to(self, add_credit: Callable[[int], None]) -> None:
-        """Call *add_credit* with all credit that the client has granted and will grant."""
-        self._add_credit = add_credit
-        if self._early_credit:
-            add_credit(self._early_credit)
-
-    def close(self) -> None:
-        """Close the descriptors that came with the request."""
-        self.close_descriptors(tuple(self.descriptors))
-
-    def close_descriptors(self, descriptors: Sequence[int]) -> None:
-        """Close some of the request's descriptors, which the call no longer needs."""
-        for descriptor in descriptors:
-            self.descriptors.remove(descriptor)
-        self.connection.user.close(descriptors)
-
-    def take_descriptor(self, descriptor: int) -> None:
-        """Keep a descriptor open after the request; the caller closes it."""
-        self.descriptors.remove(descriptor)
-
-    def emit(self, event: Any, *, flush: bool = True) -> None:
-        """Send an event before the reply; without *flush*, the next flush sends it."""
-        self.connection.send([_EVENT, self.number, event], flush=flush)
+        """Grant credit for more events."""
 
 
-class ServerConnection:
+class ServerConnection(OutboxListener):
     """A client's connection, owned by the daemon's asyncio loop. *user* has the descriptors of all
     connections of its user.
     """
@@ -133,16 +85,13 @@ class ServerConnection:
         """Whether the user may take the places that are reserved for operators."""
         self.number = 0
         """Its number in the order in which the daemon accepted connections."""
-        self.requests: dict[int, Request] = {}
+        self.requests: dict[int, RequestInFlight] = {}
         self.software = ""
         self.descriptors: deque[int] = deque()
         self.requests_max = requests_max
         self._sock = sock
-        self._unsent = bytearray()
-        self._outboxes, self._counted = outboxes, 0
-        """The bytes that all outboxes share, and those counted for this one."""
+        self._outbox = Outbox(sock, self.uid, outboxes, self)
         self._loop_time = loop_time
-        self._open = True
         self._loop = asyncio.get_running_loop()
         self.active_at_s = time.monotonic()
         """The time of the connection's begin, or of its last request's end."""
@@ -150,7 +99,6 @@ class ServerConnection:
         self._handle_data: Callable[[bytes], int] = lambda _: 0
         self._bytes_missing = 0
         """Bytes of the incomplete frame that have not arrived."""
-        self._writing = False
         self._pauses: set[Pause] = set()
         """Why nothing is read now."""
         self.was_delayed = False
@@ -172,49 +120,16 @@ class ServerConnection:
 
     def send_frame(self, frame: bytes, *, flush: bool = True) -> None:
         """Send a message that is already a frame."""
-        if not self._open:
-            return
-        self._unsent += frame
+        self._outbox.add_frame(frame)
         if flush:
             self.flush()
 
     def flush(self) -> None:
-        """Send as much as the socket accepts now, and the rest once it is writable.
+        """Send as much as the socket accepts now, and the rest once it is writable."""
+        self._outbox.flush()
 
-        A client that leaves more than `OUTBOX_BYTES_MAX` unread, or more than its user's part of
-        `OUTBOXES_BYTES_MAX`, is disconnected.
-        """
-        try:
-            while self._unsent and self._open:
-                del self._unsent[: self._sock.send(self._unsent)]
-        except BlockingIOError:
-            if not self._count_unsent():
-                self.cut()
-            elif not self._writing:
-                self._loop.add_writer(self._sock, self.flush)
-                self._writing = True
-        except OSError:
-            self.cut()
-        else:
-            self._resume()
-
-    def _count_unsent(self) -> bool:
-        """Count the unsent bytes; return whether they are within the bounds."""
-        size = len(self._unsent)
-        more = size - self._counted
-        if size > OUTBOX_BYTES_MAX or (more > 0 and not self._outboxes.fits(self.uid, more)):
-            return False
-        self._outboxes.take_amount(self.uid, more)
-        self._counted = size
-        return True
-
-    def _resume(self) -> None:
-        """Stop waiting for a writable socket, and resume reading if that was paused."""
-        if self._writing:
-            self._loop.remove_writer(self._sock)
-            self._writing = False
-            self._outboxes.take_amount(self.uid, -self._counted)
-            self._counted = 0
+    def outbox_emptied(self) -> None:
+        """Resume reading if that was paused."""
         self.resume_reading(Pause.OUTBOX)
         self._end_if_answered()
 
@@ -232,10 +147,9 @@ class ServerConnection:
 
     def cut(self) -> None:
         """Stop writing and reading; the reader task then ends and cleans up."""
-        if self._open:
-            self._open = False
-            self._unsent.clear()
-            self._resume()
+        if self._outbox.is_open:
+            self._outbox.close()
+            self.outbox_emptied()
             self.end()
             try:
                 self._sock.shutdown(socket.SHUT_RDWR)
@@ -277,7 +191,7 @@ class ServerConnection:
     def _readable(self) -> None:
         if self._ended.done():
             return
-        if len(self._unsent) > OUTBOX_PAUSE_BYTES:
+        if self._outbox.unsent_bytes > OUTBOX_PAUSE_BYTES:
             self.pause_reading(Pause.OUTBOX)
             return
         if pause_s := self._loop_time.reading_pause_s(self.uid):
@@ -301,7 +215,7 @@ class ServerConnection:
         """Read no more. The client may have closed the connection, or only its sending side: then
         the connection ends once its requests are answered.
         """
-        if not (self.requests or self._unsent):
+        if not (self.requests or self._outbox.unsent_bytes):
             self.end()
             return
         self.pause_reading(Pause.END)
@@ -310,10 +224,10 @@ class ServerConnection:
         self._loop.add_reader(self._hangup, self.end)
 
     def _end_if_answered(self) -> None:
-        if self._hangup is not None and not self.requests and not self._unsent:
+        if self._hangup is not None and not (self.requests or self._outbox.unsent_bytes):
             self.end()
 
-    def request_ended(self, request: Request) -> None:
+    def request_ended(self, request: RequestInFlight) -> None:
         """Note that a request was answered, or that its connection has ended."""
         self.requests.pop(request.number, None)
         self.active_at_s = time.monotonic()
@@ -337,7 +251,7 @@ class ServerConnection:
             raise ProtocolError(f"more than {DESCRIPTORS_MAX} descriptors that no call claims")
         return data
 
-    def check_capacity(self, request: Request) -> None:
+    def check_capacity(self, request: RequestInFlight) -> None:
         """Check that the connection may have another request under way.
 
         :raises Busy: it has too many, or the requests of the connection, of its user or of all

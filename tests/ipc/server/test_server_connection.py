@@ -14,15 +14,15 @@ from anyio.lowlevel import checkpoint
 from inferd.backends.errors import ProtocolError
 from inferd.ipc.messages import CREDIT_MAX
 from inferd.ipc.peer import peer_of
-from inferd.ipc.server import server_connection
+from inferd.ipc.server import outbox
 from inferd.ipc.server.client_descriptors import ClientDescriptors
 from inferd.ipc.server.loop_time import LoopTime
+from inferd.ipc.server.outbox import OUTBOXES_BYTES_MAX
+from inferd.ipc.server.request import Request
 from inferd.ipc.server.server_connection import (
     OUTBOX_PAUSE_BYTES,
-    OUTBOXES_BYTES_MAX,
     REQUESTS_BYTES,
     Pause,
-    Request,
     ServerConnection,
 )
 from inferd.ipc.server.shares import SharedLimit
@@ -131,7 +131,7 @@ async def test_the_end_of_a_client_that_is_not_read_from_is_noticed() -> None:
 async def test_a_client_past_the_outbox_bound_is_disconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server_connection, "OUTBOX_BYTES_MAX", OUTBOX_PAUSE_BYTES)
+    monkeypatch.setattr(outbox, "OUTBOX_BYTES_MAX", OUTBOX_PAUSE_BYTES)
     async with reading() as (connection, _, reader):
         connection.send(MUCH)
 

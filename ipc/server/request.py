@@ -1,0 +1,69 @@
+"""A call under way, as its implementation in the daemon sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import anyio
+
+from ...scheduler.owner import Owner
+from ..messages import CREDIT_MAX, Kind
+from .server_connection import ServerConnection
+
+_EVENT = int(Kind.EVENT)
+"""A plain integer: msgspec's look-up of an enum's value takes a third of encoding an event."""
+
+
+class Request:
+    """A call under way. `cancelled_data` becomes the data of its error if it is cancelled."""
+
+    def __init__(self, connection: ServerConnection, number: int, call: str, params: Any):
+        self.connection, self.number, self.call, self.params = connection, number, call, params
+        self.uid = connection.uid
+        self.scope = anyio.CancelScope()
+        self.descriptors: list[int] = []
+        """Descriptors passed with the frame. They are closed with the request, except those that
+        the call takes.
+        """
+        self.cancelled_data: dict[str, Any] = {}
+        self._early_credit = 0
+        """Credit that the client has granted before the call's turn began."""
+        self._add_credit: Callable[[int], None] | None = None
+
+    @property
+    def owner(self) -> Owner:
+        """The owner of what the call makes."""
+        return self.connection.owner
+
+    def grant_credit(self, events: int) -> None:
+        """Grant credit for at most `CREDIT_MAX` more events to the turn, or to the next one."""
+        events = max(0, min(events, CREDIT_MAX))
+        if self._add_credit is None:
+            self._early_credit = min(self._early_credit + events, CREDIT_MAX)
+        else:
+            self._add_credit(events)
+
+    def pass_credit_to(self, add_credit: Callable[[int], None]) -> None:
+        """Call *add_credit* with all credit that the client has granted and will grant."""
+        self._add_credit = add_credit
+        if self._early_credit:
+            add_credit(self._early_credit)
+
+    def close(self) -> None:
+        """Close the descriptors that came with the request."""
+        self.close_descriptors(tuple(self.descriptors))
+
+    def close_descriptors(self, descriptors: Sequence[int]) -> None:
+        """Close some of the request's descriptors, which the call no longer needs."""
+        for descriptor in descriptors:
+            self.descriptors.remove(descriptor)
+        self.connection.user.close(descriptors)
+
+    def take_descriptor(self, descriptor: int) -> None:
+        """Keep a descriptor open after the request; the caller closes it."""
+        self.descriptors.remove(descriptor)
+
+    def emit(self, event: Any, *, flush: bool = True) -> None:
+        """Send an event before the reply; without *flush*, the next flush sends it."""
+        self.connection.send([_EVENT, self.number, event], flush=flush)
