@@ -1,4 +1,4 @@
-"""The server of the protocol: accepting connections, reading requests, running and answering them.
+"""The server of the protocol: serving connections, reading requests, running and answering them.
 
 A `Handler` runs the calls; this module knows nothing of sessions and models. Everything runs on
 one event loop. Its reader task owns a `ServerConnection`; any task on the loop may send over it.
@@ -7,7 +7,6 @@ one event loop. Its reader task owns a `ServerConnection`; any task on the loop 
 from __future__ import annotations
 
 import socket
-import time
 from typing import Any, Protocol
 
 import anyio
@@ -18,6 +17,7 @@ from ...backends.errors import BackendError, Busy, Cancelled, InferdError, Proto
 from ...wire.frames import FrameReader
 from ..messages import CancelParams, ClientHello, Kind, ServerHello
 from ..peer import peer_of
+from .acceptor import Acceptor
 from .client_descriptors import ClientDescriptors
 from .connection_places import Places
 from .decoding import decode_integer, decode_request, open_frame, pack_error, pack_reply, read_hello
@@ -30,18 +30,6 @@ from .server_connection import ServerConnection
 from .shares import SharedLimit
 
 HELLO_TIMEOUT_S = 10.0
-ACCEPT_PAUSE_S = 0.1
-ACCEPTS_AT_ONCE = 16
-"""Connections served before other events are handled."""
-ACCEPTING = -1
-"""The user to whom the loop time of accepting is charged: a new connection's is not known yet."""
-ACCEPTING_PAUSE_S = 0.03
-"""Maximum time for which no connection is accepted because that share of the loop is used up."""
-CLOSED_AT_ONCE = 16
-"""Connections that their clients have closed already, accepted for each one that is served."""
-CLOSING_BACKLOG = 128
-"""Closed connections that may still hold a descriptor each while more are accepted."""
-CLOSING_PAUSE_S = 0.01
 
 
 class Handler(Protocol):
@@ -97,10 +85,10 @@ class Server:
         self._outboxes = SharedLimit(OUTBOXES_BYTES_MAX)
         self.descriptors = ClientDescriptors()
         self._requests_max = requests_max
-        self._accepting = anyio.CancelScope()
         self._accepted = 0
         self._loop_time = LoopTime()
         self._starts = FairStarts(self._loop_time)
+        self._acceptor = Acceptor(self.descriptors, self._loop_time, handler.accept_failed)
 
     async def serve(
         self,
@@ -112,38 +100,13 @@ class Server:
         listener.setblocking(False)
         async with anyio.create_task_group() as group:
             task_status.started()
-            with self._accepting:
-                await self._accept(listener, group)
+            await self._acceptor.accept_connections(
+                listener, lambda sock: group.start_soon(self._serve_one, sock)
+            )
 
     def stop_accepting(self) -> None:
         """Leave new connections in the listening socket, for the next daemon to accept."""
-        self._accepting.cancel()
-
-    async def _accept(self, listener: socket.socket, group: anyio.abc.TaskGroup) -> None:
-        while True:
-            await anyio.wait_readable(listener)
-            if self.descriptors.sockets_closing > CLOSING_BACKLOG:
-                await anyio.sleep(CLOSING_PAUSE_S)
-                continue
-            if pause_s := self._loop_time.pause_s(ACCEPTING):
-                await anyio.sleep(min(pause_s, ACCEPTING_PAUSE_S))
-            try:
-                self._accept_some(listener, group)
-            except OSError as exc:  # no descriptors are left: wait until some are closed
-                self._handler.accept_failed(exc)
-                await anyio.sleep(ACCEPT_PAUSE_S)
-
-    def _accept_some(self, listener: socket.socket, group: anyio.abc.TaskGroup) -> None:
-        begin_s = time.thread_time()
-        try:
-            for _ in range(ACCEPTS_AT_ONCE):
-                sock = accept_open(listener)
-                if sock is not None:
-                    group.start_soon(self._serve_one, sock)
-        except BlockingIOError:
-            return  # all are accepted
-        finally:
-            self._loop_time.charge(ACCEPTING, time.thread_time() - begin_s)
+        self._acceptor.stop()
 
     async def _serve_one(self, sock: socket.socket) -> None:
         peer = peer_of(sock)
@@ -173,15 +136,12 @@ class Server:
 
         :raises InferdError: its user has no access, or no place is free.
         """
-        begin_s = time.thread_time()
-        try:
+        with self._acceptor.charged():
             connection.send([Kind.HELLO, self._handler.server_hello()])
             connection.is_operator = self._handler.admit_connection(connection)
             closed = self.places.take_place(connection)
             if closed is not None:
                 closed.end(self.places.closed_for_another(closed))
-        finally:
-            self._loop_time.charge(ACCEPTING, time.thread_time() - begin_s)
 
     def _refusal(self, group: ExceptionGroup[Exception]) -> InferdError:
         """Return the error that ended a connection; any other exception is a bug of the daemon."""
@@ -329,22 +289,3 @@ def _cancels_request(request: Request) -> bool:
     cancels a context's turn waits behind the request that starts it.
     """
     return isinstance(request.params, CancelParams) and request.params.request is not None
-
-
-def accept_open(listener: socket.socket) -> socket.socket | None:
-    """Accept a connection; close those that their clients have closed already. A client that
-    connects and closes in a loop would otherwise fill the backlog faster than it is emptied.
-    """
-    for _ in range(CLOSED_AT_ONCE):
-        sock, _ = listener.accept()
-        sock.setblocking(False)
-        try:
-            is_open = bool(sock.recv(1, socket.MSG_PEEK))
-        except BlockingIOError:
-            is_open = True
-        except OSError:
-            is_open = False
-        if is_open:
-            return sock
-        sock.close()  # nothing is unread, so no descriptor that could block is closed with it
-    return None
