@@ -27,7 +27,7 @@ from ..models.lease import Lease
 from ..models.model import PassedFile
 from ..models.similarity import overridden_requests
 from ..residency.model_files import identity_of
-from ..residency.residency import ResidencyRequest
+from ..residency.residency_request import ResidencyRequest
 from .arguments import metadata_text, number_of
 
 MEMORY_POLICY = ("ctx-shift", "n-keep", "n-discard")

@@ -17,7 +17,8 @@ from ...sessions.worker_client import TaskReader
 from ..config.model_settings import ModelConfig
 from ..config.settings import Config
 from ..residency.gate import ResidencyGate
-from ..residency.residency import Residency, ResidencyRequest
+from ..residency.residency import Residency
+from ..residency.residency_request import ResidencyRequest
 from ..workers.evicted_turns import EvictedTurns
 from ..workers.process_client import ProcessClient
 from ..workers.recovery import Recovery

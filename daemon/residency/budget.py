@@ -30,7 +30,8 @@ from .fit import (
 from .load_queue import LoadQueue
 from .machine import MachineMemory
 from .reservations import PendingLoad, PendingLoads, Reservations, bytes_on
-from .residency import ResidencyRequest, ResidentModel
+from .residency import ResidentModel
+from .residency_request import ResidencyRequest
 
 log = structlog.get_logger()
 

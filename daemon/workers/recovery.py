@@ -15,9 +15,10 @@ import structlog
 
 from ...backends.errors import InferdError, LoadFailed, OutOfMemory, WorkerCrashed
 from ...scheduler import messages as m
-from ...sessions.worker_client import TaskClient, TaskReader, WorkerClient
+from ...sessions.worker_client import TaskReader, WorkerClient
 from .deaths import Cause, Death, DeathPhase, Verdict
 from .quarantine import Quarantine, quarantine_error
+from .suspects import Suspect, SuspectReader
 
 BACKOFF_S = 0.25
 BACKOFF_S_MAX = 4.0
@@ -29,66 +30,8 @@ STEP_OOM_KILLS_MAX = 3
 SHRINK_S = 600.0
 """The time after a model's last OOM kill in which loads choose its smaller shape."""
 CAREFUL_S = 60.0
-TRIAL_GROWTH, TRIAL_TOKENS_MAX = 4, 256
-"""Each death makes the next trial longer: an input may crash the worker at times only."""
 
 log = structlog.get_logger()
-
-
-class Suspect:
-    """A task in whose steps workers have died."""
-
-    def __init__(self) -> None:
-        self.deaths = 0
-        """Deaths since it last passed a trial."""
-        self.trial_tokens = 1
-        """Tokens that it is to sample alone in the next trial."""
-        self._left = 0
-
-    @property
-    def on_trial(self) -> bool:
-        """Whether it is to be computed alone."""
-        return self.deaths > 0
-
-    def note_death(self) -> None:
-        """Note another death; a new trial begins."""
-        self.deaths += 1
-        if self._left == 0:
-            self._left = self.trial_tokens
-            self.trial_tokens = min(self.trial_tokens * TRIAL_GROWTH, TRIAL_TOKENS_MAX)
-
-    @property
-    def tokens_left(self) -> int:
-        """The tokens of the present trial that are left."""
-        return self._left
-
-    def note_tokens(self, count: int) -> None:
-        """Note sampled tokens; the last one of the trial clears the task."""
-        self._left = max(0, self._left - count)
-        if self._left == 0:
-            self.deaths = 0
-
-
-class SuspectReader:
-    """A suspect's reader, which counts its tokens. *ended* is called with its number at its end."""
-
-    begun = True
-
-    def __init__(self, reader: TaskReader, suspect: Suspect, ended: Callable[[int], object]):
-        self.reader, self.spec = reader, reader.spec
-        self._suspect, self._ended = suspect, ended
-
-    def report(self, report: m.Report) -> None:
-        """Pass a report on; see `TaskReader.report`."""
-        self.reader.report(report)
-        if isinstance(report, m.Tokens):
-            self._suspect.note_tokens(len(report.tokens))
-        elif isinstance(report, m.Finished | m.Failed):
-            self._ended(self.spec.id)
-
-    def continue_on(self, client: TaskClient) -> m.TaskSpec | None:
-        """Continue in another worker; see `TaskReader.continue_on`."""
-        return self.reader.continue_on(client)
 
 
 class Restarts:

@@ -26,7 +26,8 @@ from ..task import Task
 from .metrics_publisher import MetricsPublisher
 from .steps import Steps
 from .task_table import TaskTable
-from .tokenizing import Parts, TokenizeQueue
+from .text_lanes import Parts
+from .tokenizing import TokenizeQueue
 
 ADAPTER_RETRY_S = 5.0
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,13 +15,14 @@ from ...backends import InferdError, Model, Rendering, SamplingParams
 from ...backends.errors import OutOfMemory, PromptTooLong
 from ...backends.raw_bytes import bytes_of, is_utf8
 from .. import messages as m
-from ..call_thread import CallResult, CallThread
+from ..call_thread import CallThread
 from ..policy.text_order import TextOrder
 from ..policy.thread_share import ThreadShare
 from ..priority import Requester
 from ..recording.recorder import ActivityKind, Recorder
 from .chat_text import render_chat
 from .task_table import EngineClock
+from .text_lanes import Lane, LaneCall, LaneWork, Parts
 
 TOKENIZE_S = 0.02
 """Time for texts per step: 1 M characters take 0.3–0.6 s, which no stream should wait for."""
@@ -44,79 +44,6 @@ NICE = 10
 """The niceness of the threads that tokenize and compile: beside a busy thread of llama.cpp on its
 core they get a tenth of it.
 """
-
-Parts = Generator["_Call | None", Any, object]
-"""The work on a request. It yields a call for a thread, whose result it gets, or None where other
-requests may precede the rest.
-"""
-
-
-@dataclass(slots=True)
-class _Work:
-    """The work on a *request*, or for a task: then without an answer."""
-
-    requester: Requester
-    parts: Parts
-    request: m.TextRequest | None = None
-    call: _Call | None = None
-    """The call that comes next in a thread."""
-    done: bool = False
-
-
-class Lane:
-    """Work that waits for a thread, and the work that is in it. A *recorder* records when the
-    thread uses the model, as that may end the process.
-    """
-
-    def __init__(self, thread: CallThread, recorder: Recorder | None = None):
-        self.thread, self._recorder = thread, recorder
-        self._waiting: TextOrder[_Work] = TextOrder()
-        self._in_thread: _Work | None = None
-
-    @property
-    def busy(self) -> bool:
-        """Whether work is in the thread, or its result was not taken."""
-        return self._in_thread is not None
-
-    def add_work(self, work: _Work) -> None:
-        """Add work with a call, which is made at once if the thread is idle."""
-        self._waiting.add_request(work.requester, work)
-        self._begin_next()
-
-    def _begin_next(self) -> None:
-        requester = None if self.busy else self._waiting.next_requester()
-        if requester is not None:
-            self._in_thread = work = self._waiting.remove_first(requester)
-            assert work.call is not None
-            self._record(busy=True)
-            self.thread.queue_call(work.call.function)
-
-    def take_result(self, wait_s: float = 0) -> tuple[_Work, CallResult] | None:
-        """Return the work whose call has ended, and its result; make the next call."""
-        work = self._in_thread
-        results = self.thread.results(wait_s) if work is not None else []
-        if work is None or not results:
-            return None
-        [result], self._in_thread = results, None
-        self._record(busy=False)
-        self._waiting.count_work(work.requester.owner, result.seconds)
-        self._begin_next()
-        return work, result
-
-    def _record(self, *, busy: bool) -> None:
-        if self._recorder is not None:
-            self._recorder.record_text_thread(busy=busy)
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A function for the thread of a lane, whose result the engine awaits for *wait_s* at most."""
-
-    lane: Lane
-    function: Callable[[], Any]
-    wait_s: float = 0.0
-    charged_s_max: float = 0.0
-    """Time in the thread that counts in the owner's share of the engine's thread, if at all."""
 
 
 class TokenizeQueue:
@@ -142,7 +69,7 @@ class TokenizeQueue:
         self._busy: Mapping[int, int] = {}
         """Its result at the last call."""
         self.tasks_expected = 0
-        self._short: TextOrder[_Work] = TextOrder()
+        self._short: TextOrder[LaneWork] = TextOrder()
         self._tokenizing = Lane(CallThread("tokenizing", time.thread_time, NICE), recorder)
         self._rendering = Lane(CallThread("rendering", seconds))
         self.compiling = Lane(CallThread("compiling", nice=NICE))
@@ -163,16 +90,16 @@ class TokenizeQueue:
 
     def add_request(self, request: m.TextRequest) -> None:
         """Queue a request."""
-        work = _Work(request.requester, self._answer(request), request)
+        work = LaneWork(request.requester, self._answer(request), request)
         self._short.add_request(request.requester, work)
 
     def add_work(self, requester: Requester, parts: Parts) -> None:
         """Queue work for a task; it handles its own errors."""
-        self._short.add_request(requester, _Work(requester, parts))
+        self._short.add_request(requester, LaneWork(requester, parts))
 
-    def compilation(self, sampling: SamplingParams, user: int) -> _Call:
+    def compilation(self, sampling: SamplingParams, user: int) -> LaneCall:
         """Return the call that compiles a grammar of *user* in the thread."""
-        return _Call(
+        return LaneCall(
             self.compiling, partial(self._model.compile_grammar, sampling, user), COMPILE_S
         )
 
@@ -204,7 +131,7 @@ class TokenizeQueue:
         may = self._share.may_work(requester.owner.user, self._clock.now)
         return may or not self._competes(requester)
 
-    def _continue_and_charge(self, work: _Work, outcome: Any = None) -> Iterator[m.Report]:
+    def _continue_and_charge(self, work: LaneWork, outcome: Any = None) -> Iterator[m.Report]:
         owner, started = work.requester.owner, self._seconds()
         yield from self._continue(work, outcome)
         seconds = self._seconds() - started
@@ -217,7 +144,7 @@ class TokenizeQueue:
             user, users = requester.owner.user, len(self._short.users)
             self._share.charge_user(user, seconds, self._clock.now, users)
 
-    def _continue(self, work: _Work, outcome: Any = None) -> Iterator[m.Report]:
+    def _continue(self, work: LaneWork, outcome: Any = None) -> Iterator[m.Report]:
         """Continue *work* with the *outcome* of its call; yield the answer once it is done."""
         request, parts, work.call = work.request, work.parts, None
         if request is not None:
@@ -241,7 +168,7 @@ class TokenizeQueue:
             if work.call is not None:
                 yield from self._make_call(work, work.call)
 
-    def _make_call(self, work: _Work, call: _Call) -> Iterator[m.Report]:
+    def _make_call(self, work: LaneWork, call: LaneCall) -> Iterator[m.Report]:
         waits = call.wait_s > 0 and not call.lane.busy
         call.lane.add_work(work)
         if waits and (ended := call.lane.take_result(call.wait_s)) is not None:
@@ -261,9 +188,9 @@ class TokenizeQueue:
             tokens = yield from self._tokenize(bytes_of(text), True, True)
         return text, m.pack_tokens(tokens), appended is not None, form
 
-    def _render(self, messages: list[dict[str, Any]], rendering: Rendering) -> _Call:
+    def _render(self, messages: list[dict[str, Any]], rendering: Rendering) -> LaneCall:
         render = partial(self._model.render, messages, rendering)
-        return _Call(self._rendering, render, RENDER_S, charged_s_max=RENDER_CHARGED_S)
+        return LaneCall(self._rendering, render, RENDER_S, charged_s_max=RENDER_CHARGED_S)
 
     def _detokenize(self, tokens: list[int]) -> Generator[None, Any, bytes]:
         pieces = []
@@ -273,7 +200,9 @@ class TokenizeQueue:
             pieces.append(b"".join(map(self._model.piece, tokens[begin : begin + PIECES])))
         return b"".join(pieces)
 
-    def _tokenize(self, text: bytes, special: bool, bos: bool) -> Generator[_Call, Any, list[int]]:
+    def _tokenize(
+        self, text: bytes, special: bool, bos: bool
+    ) -> Generator[LaneCall, Any, list[int]]:
         if len(text) > self._bytes_max:
             raise PromptTooLong(
                 f"the prompt has {len(text)} bytes; a context of {self._model.info.ctx_size}"
@@ -288,7 +217,7 @@ class TokenizeQueue:
         if not _is_long(text) or self._seconds() < self._alone_until:
             return self._model.tokenize(text, special=special, bos=bos)
         tokenize = partial(self._model.tokenize, text, special=special, bos=bos)
-        tokens: list[int] = yield _Call(self._tokenizing, tokenize)
+        tokens: list[int] = yield LaneCall(self._tokenizing, tokenize)
         return tokens
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from inferd.daemon.models.worker_launcher import WorkerEvents, WorkerLauncher
+from inferd.daemon.models.worker_events import WorkerEvents
+from inferd.daemon.models.worker_launcher import WorkerLauncher
 from inferd.daemon.residency.budget import MemoryBudget
 from inferd.daemon.residency.gate import ResidencyGate
 from inferd.daemon.residency.reservations import PendingLoads, Reservations
