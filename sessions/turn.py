@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -25,6 +24,7 @@ from ..scheduler.output.stopping.ending import CONTEXT_FULL
 from ..wire.frames import CREDIT_MAX
 from .admission.kept_bytes import TOKEN_BYTES
 from .journal.entries import Replay
+from .pulled_pieces import PulledPieces
 from .table import SessionCall
 from .turns.sentence_comparison import Comparer, Comparisons, compare_nothing
 from .worker_client import ModelSource, TaskClient
@@ -89,7 +89,6 @@ class Turn:
         self._position = -1
         self._shifted: list[int] | None = None
         """Prompt and output after the first context shift."""
-        self._pieces: deque[bytes] = deque()
         self._credit = spec.credit
         self.queued_at = time.monotonic()
         """Monotonic seconds, as all times of a turn."""
@@ -98,8 +97,7 @@ class Turn:
         self.first_token_at: float | None = None
         self._unread_at: float | None = None
         """The time at which the last credit was used up."""
-        self._requested = 1 if spec.pull else 0
-        self._changed = anyio.Event()
+        self._pulled = PulledPieces(1 if spec.pull else 0, self.request_token)
 
     def submit(self) -> None:
         """Queue the task; of a resumed turn, at the end of the output that was taken over."""
@@ -126,7 +124,7 @@ class Turn:
             text_bytes=len(self.text),
             answer=m.pack_tokens(self.tokens) if self.shifts else b"",
             surprisals=m.pack_floats(self.surprisals),
-            tokens_requested=max(0, self._requested),
+            tokens_requested=self._pulled.requested,
             dropped=sum(discard for _, discard in self.shifts),
             shifts=len(self.shifts),
             forced_tokens=self.forced_tokens,
@@ -160,7 +158,7 @@ class Turn:
     def request_token(self) -> None:
         """Request one more token from the engine (pull turns)."""
         if not self.ended.is_set():
-            self._requested += 1
+            self._pulled.note_request()
             self.client.send_command(m.PullToken(self.spec.id))
 
     def adjust(self, spec: m.TaskSpec) -> None:
@@ -201,9 +199,7 @@ class Turn:
                 if self._on_tokens is not None:
                     self._on_tokens(report)
                 if self.spec.pull:
-                    self._requested -= 1
-                    self._pieces.append(text)
-                    self._changed.set()
+                    self._pulled.add_piece(text)
             case m.ConstraintsDropped(_, paths):
                 self.dropped = paths
             case m.SentenceEnded():
@@ -269,7 +265,7 @@ class Turn:
         vectors = b"" if self.embedding is None else self.embedding.vectors
         texts = len(self.spec.tokens) + len(self.text) + len(self.tail) + len(vectors)
         logprobs = LOGPROB_BYTES * min(self._logprobs_count, PROBABILITIES_MAX)
-        pieces = sum(map(len, self._pieces)) + sum(map(len, self.dropped))
+        pieces = self._pulled.kept_bytes + sum(map(len, self.dropped))
         return TOKEN_BYTES * numbers + texts + pieces + logprobs
 
     @property
@@ -304,10 +300,8 @@ class Turn:
         return self.stats is not None and cuts_text(self.stats.stop_reason)
 
     def _end(self, call: SessionCall) -> None:
-        if self.tail and self.spec.pull:
-            self._pieces.append(self.tail)
         self.ended.set()
-        self._changed.set()
+        self._pulled.end(self.tail if self.spec.pull else b"")
         self._on_call(call)
 
     async def next_piece(self) -> bytes:
@@ -319,15 +313,10 @@ class Turn:
         :raises ContextFull: it has ended because the context is full.
         :raises InferdError: it has failed.
         """
-        while not self._pieces:
-            if self.ended.is_set():
-                raise self.ending()
-            if self._requested <= 0:
-                self.request_token()
-            if self._changed.is_set():
-                self._changed = anyio.Event()
-            await self._changed.wait()
-        return self._pieces.popleft()
+        piece = await self._pulled.next_piece()
+        if piece is None:
+            raise self.ending()
+        return piece
 
     def ending(self) -> InferdError:
         """Return the error that stands for the end of the turn."""
