@@ -22,7 +22,6 @@ from ..ipc.messages import (
     PROTOCOL_VERSION,
     REQUESTS_MAX,
     TENSOR_BYTES_MAX,
-    ClientHello,
     Limits,
     ServerHello,
 )
@@ -30,7 +29,6 @@ from ..ipc.server.request import Request
 from ..ipc.server.server import Server
 from ..ipc.server.server_connection import ServerConnection
 from ..scheduler.kv.origin import scoped
-from ..scheduler.owner import Owner
 from ..scheduler.settings import EngineSettings
 from ..sessions import (
     DAY_S,
@@ -49,13 +47,10 @@ from ..sessions import (
 )
 from ..wire.frames import FRAME_BYTES_MAX, REPLY_BYTES_MAX
 from ..wire.nesting import NESTING_MAX
-from .access.delegation import is_own_user
-from .access.labels import Labels
-from .access.rights import Access
+from .access.connections import Connections
 from .components import Components
 from .config.settings import Config
 from .graph_table import Graph, GraphTable
-from .logs.repeats import RepeatLimit
 from .logs.setup import logs
 from .metrics.daemon_counters import DaemonCounters
 from .models.lease import DormantLease
@@ -66,7 +61,6 @@ from .models.swap import Swaps
 from .open_files import descriptors_max
 from .residency.machine import MachineMemory
 from .residency.pressure import MemoryWatch, Pace
-from .users import Users
 
 log = structlog.get_logger()
 ipc_log = structlog.get_logger(logger_name="ipc")
@@ -140,15 +134,12 @@ class Daemon:
             self.registry.delete_session_files,
         )
         self.swaps = Swaps(self.registry, self.sessions.live, config.swap_grace_s)
-        self.server = Server(self, requests_max=REQUESTS_MAX)
-        self.users = Users()
-        self.access = Access()
-        self.labels = Labels()
-        self.ledger.bounds.quota_of = self.access.quota_of
+        self.connections = Connections(self.counters.call_refused)
+        self.server = Server(self, self.connections, requests_max=REQUESTS_MAX)
+        self.ledger.bounds.quota_of = self.connections.access.quota_of
         self.pending_restart: list[str] = []
         """Settings that were changed in the file and take effect after a restart."""
         self.calls: CallTable = {}
-        self._refusals = RepeatLimit()
         self._handles = 0
         self._unflushed: set[ServerConnection] = set()
         self.apply_config(config)
@@ -162,7 +153,7 @@ class Daemon:
         bounds.prompt_tokens_owner_max = config.prompt_tokens_waiting_user_max
         bounds.sessions_owner_max = config.sessions_user_max
         bounds.session_bytes_owner_max = config.session_bytes_user_max
-        self.access.set_rules(config.access)
+        self.connections.apply_config(config)
         self.server.places.connections_max = config.connections_max
         self.server.descriptors.user_max = config.descriptors_user_max
         self.server.descriptors.total_max = descriptors_max(config.connections_max)
@@ -216,7 +207,7 @@ class Daemon:
         bind_contextvars(connection=connection, request=number)
         started_at = time.monotonic()
         try:
-            self.access.check_request(request)
+            self.connections.access.check_request(request)
             result = await self.calls[request.call](self, request)
         except InferdError as exc:
             self.counters.call_refused(request.call, exc)
@@ -228,67 +219,12 @@ class Daemon:
             ipc_log.debug("call.done", call=request.call, seconds=seconds)
         return result
 
-    def admit_connection(self, connection: ServerConnection) -> bool:
-        """Check that a connection's user can be identified and has access; return whether the user
-        may take the places for operators.
-
-        :raises PermissionDenied: the user cannot be identified, or has no access.
-        :raises QuotaExceeded: the user has as many connections as their access rule allows.
-        """
-        self.users.check(connection.peer.uid)
-        self.access.add_connection(connection)
-        if logs.is_logged("ipc", "debug"):
-            ipc_log.debug("connection.opened", **_peer(connection))
-        return self.access.may_take_reserved_place(connection)
-
-    def connection_greeted(self, connection: ServerConnection, hello: ClientHello) -> None:
-        """Note the label of a connection.
-
-        :raises QuotaExceeded: programs of its user have too many labels.
-        """
-        connection.owner = connection.owner._replace(label=hello.label)
-        self.labels.add_connection(connection, self.config.labels_user_max)
-
-    async def connection_delegated(self, connection: ServerConnection, hello: ClientHello) -> None:
-        """Have a connection act on behalf of another user, with a label of that user.
-
-        :raises InferdError: it lacks the right, or the system does not know the user.
-        """
-        user = await self.access.delegate(connection, hello.on_behalf_of)
-        if not is_own_user(user):
-            self.users.check(user)
-        connection.owner, connection.on_behalf_of = Owner(user), hello.on_behalf_of
-        self.connection_greeted(connection, hello)
-        ipc_log.info("connection.delegated", **_peer(connection), software=connection.software)
-
     def connection_ended(self, connection: ServerConnection) -> None:
         """Close a connection's sessions, graphs and leases."""
         self._unflushed.discard(connection)
-        if logs.is_logged("ipc", "debug"):
-            ipc_log.debug("connection.closed", **_peer(connection))
         self.sessions.close_connection(connection)
         self.graphs.close_graphs(connection)
-        self.labels.remove_connection(connection)
-        self.access.remove_connection(connection)
-
-    def connection_refused(self, connection: ServerConnection, error: InferdError) -> None:
-        """Count a connection that was refused, and log it unless its user has many of them."""
-        self.counters.call_refused("connect", error)
-        omitted = self._refusals.count_event(connection.uid, time.monotonic())
-        if omitted is None:
-            return
-        ipc_log.warning(
-            "connection.refused",
-            **_peer(connection),
-            software=connection.software,
-            error=error.name,
-            cause=error.message,
-            **({"omitted": omitted} if omitted else {}),
-        )
-
-    def accept_failed(self, error: OSError) -> None:
-        """Log that a connection could not be accepted."""
-        ipc_log.error("connection.not_accepted", cause=str(error))
+        self.connections.remove_connection(connection)
 
     def call_failed(self, operation: str, error: Exception) -> None:
         """Count and log an unexpected failure of a call or connection."""
@@ -412,12 +348,3 @@ class Daemon:
             for session in tuple(self.sessions.live):
                 await session.wait_recorded()  # answers are sent before connections close
             await anyio.lowlevel.checkpoint()
-
-
-def _peer(connection: ServerConnection) -> dict[str, Any]:
-    """Return the log fields of a connection."""
-    peer, owner = connection.peer, connection.owner
-    fields: dict[str, Any] = {"connection": connection.number, "uid": peer.uid, "pid": peer.pid}
-    if connection.on_behalf_of:
-        fields |= {"on_behalf_of": connection.on_behalf_of, "user": owner.user}
-    return fields | ({"label": owner.label} if owner.label else {})

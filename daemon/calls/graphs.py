@@ -52,7 +52,7 @@ async def load(daemon: Daemon, request: Request) -> w.GraphResult:
     if p.fd >= 0:
         file = await _take_file(request, p.fd)
         name = f"descriptor-{daemon.new_handle():x}"
-        quota = daemon.access.quota_of(request.owner.user)
+        quota = daemon.connections.access.quota_of(request.owner.user)
         lease = daemon.registry.lease_descriptor(name, file, request.owner.user, quota)
     else:
         lease = daemon.registry.lease(_builder_name(p.builders), request.owner.user)

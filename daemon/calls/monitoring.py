@@ -40,7 +40,11 @@ async def sessions(daemon: Daemon, request: Request) -> w.SessionsResult:
 def _owner_fields(daemon: Daemon, session: Session) -> dict[str, Any]:
     """Return the fields that say to whom a session belongs."""
     user, label = session.owner
-    return {"uid": user, "user": daemon.access.own_user_names.name_of(user), "label": label}
+    return {
+        "uid": user,
+        "user": daemon.connections.access.own_user_names.name_of(user),
+        "label": label,
+    }
 
 
 def _describe_session(daemon: Daemon, session: Session) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def _controllable_session(daemon: Daemon, request: Request, handle: int) -> Sess
     `inferd cancel`, `park` and `top`), or with the rights `see-all` and `manage` of any user.
     """
     for session in daemon.all_sessions():
-        if session.handle == handle and daemon.access.may_control_turns_of(
+        if session.handle == handle and daemon.connections.access.may_control_turns_of(
             request.connection, session.owner
         ):
             return session

@@ -226,7 +226,7 @@ def _daemon(daemon: Daemon) -> Read:
     yield "draining_seconds", _one(0.0 if since is None else time.monotonic() - since)
     yield "component_up", {(p["component"],): p["up"] for p in daemon.components.describe()}
     yield "connections", _one(len(daemon.server.places.holders))
-    yield "connections_delegated", _one(daemon.access.delegated_connections)
+    yield "connections_delegated", _one(daemon.connections.access.delegated_connections)
     yield "connections_max", _one(config.connections_max)
     yield "cores", _one(config.cores)
     free = memory["free_bytes"]

@@ -33,7 +33,7 @@ HELLO_TIMEOUT_S = 10.0
 
 
 class Handler(Protocol):
-    """The owner of the calls, which is also notified of connections."""
+    """The owner of the calls, which is also notified of the end of connections."""
 
     def server_hello(self) -> ServerHello:
         """Return the daemon's first frame."""
@@ -43,6 +43,16 @@ class Handler(Protocol):
 
         :raises InferdError: the error to send as the answer.
         """
+
+    def connection_ended(self, connection: ServerConnection) -> None:
+        """Free a closed connection's resources; its requests are already cancelled."""
+
+    def call_failed(self, operation: str, error: Exception) -> None:
+        """Log that a call or a connection failed through a bug of the daemon."""
+
+
+class ConnectionAdmission(Protocol):
+    """The owner of the connections' users and rights."""
 
     def admit_connection(self, connection: ServerConnection) -> bool:
         """Check that a new connection may be served; return whether its user is an operator.
@@ -62,25 +72,26 @@ class Handler(Protocol):
         :raises InferdError: the error to send before the connection is closed.
         """
 
-    def connection_ended(self, connection: ServerConnection) -> None:
-        """Free a closed connection's resources; its requests are already cancelled."""
-
     def connection_refused(self, connection: ServerConnection, error: InferdError) -> None:
         """Log that a connection was closed because of *error*."""
 
     def accept_failed(self, error: OSError) -> None:
         """Log that a connection could not be accepted."""
 
-    def call_failed(self, operation: str, error: Exception) -> None:
-        """Log that a call or a connection failed through a bug of the daemon."""
-
 
 class Server:
     """Serves connections on a listening socket."""
 
-    def __init__(self, handler: Handler, *, connections_max: int = 256, requests_max: int = 256):
+    def __init__(
+        self,
+        handler: Handler,
+        admission: ConnectionAdmission,
+        *,
+        connections_max: int = 256,
+        requests_max: int = 256,
+    ):
         self.places = Places[ServerConnection](connections_max)
-        self._handler = handler
+        self._handler, self._admission = handler, admission
         self._incomplete = IncompleteFrames()
         self._outboxes = SharedLimit(OUTBOXES_BYTES_MAX)
         self.descriptors = ClientDescriptors()
@@ -88,7 +99,7 @@ class Server:
         self._accepted = 0
         self._loop_time = LoopTime()
         self._starts = FairStarts(self._loop_time)
-        self._acceptor = Acceptor(self.descriptors, self._loop_time, handler.accept_failed)
+        self._acceptor = Acceptor(self.descriptors, self._loop_time, admission.accept_failed)
 
     async def serve(
         self,
@@ -138,7 +149,7 @@ class Server:
         """
         with self._acceptor.charged():
             connection.send([Kind.HELLO, self._handler.server_hello()])
-            connection.is_operator = self._handler.admit_connection(connection)
+            connection.is_operator = self._admission.admit_connection(connection)
             closed = self.places.take_place(connection)
             if closed is not None:
                 closed.end(self.places.closed_for_another(closed))
@@ -157,7 +168,7 @@ class Server:
 
     def _send_goodbye(self, connection: ServerConnection, error: InferdError) -> None:
         connection.send([Kind.GOODBYE, error.to_wire()])
-        self._handler.connection_refused(connection, error)
+        self._admission.connection_refused(connection, error)
 
     async def _read(self, connection: ServerConnection, group: anyio.abc.TaskGroup) -> None:
         frames, greeted = FrameReader(), False
@@ -196,11 +207,11 @@ class Server:
             connection.identified = anyio.Event()
             group.start_soon(self._note_delegated_owner, connection, hello)
         else:
-            self._handler.connection_greeted(connection, hello)
+            self._admission.connection_greeted(connection, hello)
 
     async def _note_delegated_owner(self, connection: ServerConnection, hello: ClientHello) -> None:
         try:
-            await self._handler.connection_delegated(connection, hello)
+            await self._admission.connection_delegated(connection, hello)
         except InferdError as exc:
             connection.end(exc)
         else:

@@ -78,7 +78,7 @@ async def sized_replies(path: Path) -> AsyncIterator[AsyncClient]:
         listener.bind(str(path))
         listener.listen()
         async with anyio.create_task_group() as group:
-            await group.start(Server(SizedReplies()).serve, listener)
+            await group.start(Server(handler := SizedReplies(), handler).serve, listener)
             async with AsyncClient(path) as client:
                 yield client
             group.cancel_scope.cancel()

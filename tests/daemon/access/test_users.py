@@ -113,7 +113,7 @@ async def test_a_refused_user_gets_the_cause_before_any_call(tmp_path: Path) -> 
         listener.bind(str(tmp_path / "sock"))
         listener.listen()
         async with anyio.create_task_group() as group:
-            await group.start(Server(handler).serve, listener)
+            await group.start(Server(handler, handler).serve, listener)
             reason = await anyio.to_thread.run_sync(goodbye, str(tmp_path / "sock"))
             group.cancel_scope.cancel()
     assert isinstance(reason, PermissionDenied)

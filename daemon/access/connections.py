@@ -1,0 +1,110 @@
+"""The open connections: their users, rights and labels, and the log of refused ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from ...backends.errors import InferdError
+from ...ipc.messages import ClientHello
+from ...ipc.server.server_connection import ServerConnection
+from ...scheduler.owner import Owner
+from ..config.settings import Config
+from ..logs.repeats import RepeatLimit
+from ..logs.setup import logs
+from ..users import Users
+from .delegation import is_own_user
+from .labels import Labels
+from .rights import Access
+
+ipc_log = structlog.get_logger(logger_name="ipc")
+
+
+class Connections:
+    """Decides which connections are served, and for whom. Lives on the daemon's event loop.
+    *count_refusal* counts an error of an operation.
+    """
+
+    def __init__(self, count_refusal: Callable[[str, InferdError], None]):
+        self.access = Access()
+        self._users = Users()
+        self._labels = Labels()
+        self._labels_max = 0
+        self._refusals = RepeatLimit()
+        self._count_refusal = count_refusal
+
+    def apply_config(self, config: Config) -> None:
+        """Apply the access rules and the bound of labels, also to the open connections."""
+        self.access.set_rules(config.access)
+        self._labels_max = config.labels_user_max
+
+    def admit_connection(self, connection: ServerConnection) -> bool:
+        """Check that a connection's user can be identified and has access; return whether the user
+        may take the places for operators.
+
+        :raises PermissionDenied: the user cannot be identified, or has no access.
+        :raises QuotaExceeded: the user has as many connections as their access rule allows.
+        """
+        self._users.check(connection.peer.uid)
+        self.access.add_connection(connection)
+        if logs.is_logged("ipc", "debug"):
+            ipc_log.debug("connection.opened", **_fields(connection))
+        return self.access.may_take_reserved_place(connection)
+
+    def connection_greeted(self, connection: ServerConnection, hello: ClientHello) -> None:
+        """Note the label of a connection.
+
+        :raises QuotaExceeded: programs of its user have too many labels.
+        """
+        connection.owner = connection.owner._replace(label=hello.label)
+        self._labels.add_connection(connection, self._labels_max)
+
+    async def connection_delegated(self, connection: ServerConnection, hello: ClientHello) -> None:
+        """Have a connection act on behalf of another user, with a label of that user.
+
+        :raises InferdError: it lacks the right, or the system does not know the user.
+        """
+        user = await self.access.delegate(connection, hello.on_behalf_of)
+        if not is_own_user(user):
+            self._users.check(user)
+        connection.owner, connection.on_behalf_of = Owner(user), hello.on_behalf_of
+        self.connection_greeted(connection, hello)
+        ipc_log.info("connection.delegated", **_fields(connection), software=connection.software)
+
+    def connection_refused(self, connection: ServerConnection, error: InferdError) -> None:
+        """Count a connection that was refused, and log it unless its user has many of them."""
+        self._count_refusal("connect", error)
+        omitted = self._refusals.count_event(connection.uid, time.monotonic())
+        if omitted is None:
+            return
+        ipc_log.warning(
+            "connection.refused",
+            **_fields(connection),
+            software=connection.software,
+            error=error.name,
+            cause=error.message,
+            **({"omitted": omitted} if omitted else {}),
+        )
+
+    def accept_failed(self, error: OSError) -> None:
+        """Log that a connection could not be accepted."""
+        ipc_log.error("connection.not_accepted", cause=str(error))
+
+    def remove_connection(self, connection: ServerConnection) -> None:
+        """Remove a connection that was closed."""
+        if logs.is_logged("ipc", "debug"):
+            ipc_log.debug("connection.closed", **_fields(connection))
+        self._labels.remove_connection(connection)
+        self.access.remove_connection(connection)
+
+
+def _fields(connection: ServerConnection) -> dict[str, Any]:
+    """Return the log fields of a connection."""
+    peer, owner = connection.peer, connection.owner
+    fields: dict[str, Any] = {"connection": connection.number, "uid": peer.uid, "pid": peer.pid}
+    if connection.on_behalf_of:
+        fields |= {"on_behalf_of": connection.on_behalf_of, "user": owner.user}
+    return fields | ({"label": owner.label} if owner.label else {})
