@@ -29,7 +29,7 @@ PATTERN_CHARACTERS_MAX = 500
 STATES_MAX = 1000
 STEPS_MAX = 3 * STATES_MAX
 """Steps of the compiler: repeats of nothing make no states."""
-NESTING_MAX = 50
+GROUPS_OPEN_MAX = 50
 WEIGHT_MAX = 1000
 """States that one character can take patterns through: 0.2 ms if all are active (measured)."""
 _PASSED_MAX = 1000
@@ -164,8 +164,8 @@ class Pattern:
         """Compile *items*, followed by the state *then*; return their first state."""
         self.steps += 1
         self._depth += 1
-        if self._depth > NESTING_MAX:
-            raise _refused(self.text, f"over {NESTING_MAX} groups and repeats are open at once")
+        if self._depth > GROUPS_OPEN_MAX:
+            raise _refused(self.text, f"over {GROUPS_OPEN_MAX} groups and repeats are open at once")
         if self.steps > STEPS_MAX:
             raise _refused(self.text, "it repeats too much")
         for op, value in reversed(list(items)):

@@ -57,7 +57,7 @@ class ForcedText(NamedTuple):
         return ForcedText(self.total * count, self.longest)
 
 
-NOTHING = ForcedText(0, 0)
+NO_FORCED_TEXT = ForcedText(0, 0)
 _ENDLESS = ForcedText(math.inf, 0)
 _SYMBOLS = ForcedText(8, 8)
 """The text of a value beside its names and constants: brackets and separators, or `null`."""
@@ -200,7 +200,7 @@ class _LarkTexts:
 
     def of(self, name: str, depth: int) -> ForcedText:
         if name not in self._rules:  # a terminal of `common`, or an option
-            return NOTHING
+            return NO_FORCED_TEXT
         if depth > _DEPTH_MAX:
             return _UNKNOWN
         if name not in self._known:
@@ -218,9 +218,9 @@ class _LarkTexts:
             case '"':
                 return _lexeme(len(part.encode()))
             case "/":
-                return NOTHING if part.startswith("//") else forced_by_regex(part)
+                return NO_FORCED_TEXT if part.startswith("//") else forced_by_regex(part)
             case "%":
                 return self._schemas
             case "#":
-                return NOTHING
+                return NO_FORCED_TEXT
         return self.of(part, depth + 1)

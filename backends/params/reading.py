@@ -34,7 +34,7 @@ KEYS_MAX = 256
 """Keys of one object and its sections."""
 ERRORS_MAX = 16
 """Errors that are reported together; reading ends at this number."""
-ITEMS_MAX = 10_000
+LIST_ITEMS_MAX = 10_000
 """Items of one list."""
 TEXT_CHARACTERS_MAX = 64 << 10
 """Characters of one text, and of all texts of one list."""
@@ -289,8 +289,8 @@ def _read_tokens(_: Parameter, value: Any) -> list[int]:
 
 
 def _check_length(items: list[Any]) -> None:
-    if len(items) > ITEMS_MAX:
-        raise ValueError(f"{len(items)} items; {ITEMS_MAX} at most")
+    if len(items) > LIST_ITEMS_MAX:
+        raise ValueError(f"{len(items)} items; {LIST_ITEMS_MAX} at most")
     characters = sum(len(item) for item in items if isinstance(item, str))
     if characters > TEXT_CHARACTERS_MAX:
         raise ValueError(f"texts of {characters} characters; {TEXT_CHARACTERS_MAX} at most")

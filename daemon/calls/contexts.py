@@ -48,7 +48,7 @@ async def _open_session(
     new = (request.connection, request.owner, graph.lease, options, session_id)
     if queue_timeout_s:
         wait = PlaceWait(Priority.NORMAL if priority is None else priority, queue_timeout_s)
-        session, attached = await sessions.open_session_in_turn(
+        session, attached = await sessions.open_session_in_queue(
             *new, persist=persist, origin=state, wait=wait
         )
         _check_graph(daemon, request, session, attached=attached)

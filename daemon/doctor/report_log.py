@@ -30,7 +30,7 @@ READ_BYTES_MAX = 4 << 20
 """Bytes that are read from the end of a file."""
 CHARACTERS_MAX = 2000
 """Maximum length of one text in an event."""
-ITEMS_MAX = 20
+LIST_MAX = 20
 SYSTEMD_JOURNAL_S_MAX = 4.0
 REPORTED_LEVELS = ("warning", "error", "critical")
 FIELDS = (
@@ -101,7 +101,7 @@ def reported_fields(event: Mapping[str, Any]) -> str:
     if name in LIBRARY_EVENTS:
         fields["text"] = _bounded(event.get("text"))
     if "exception" in event:
-        fields["exception"] = list(_raised(str(event["exception"])))[-ITEMS_MAX:]
+        fields["exception"] = list(_raised(str(event["exception"])))[-LIST_MAX:]
     return escape_controls(msgspec.json.encode(fields).decode())
 
 
@@ -109,7 +109,7 @@ def _bounded(value: Any) -> Any:
     if isinstance(value, str):
         return value[:CHARACTERS_MAX]
     if isinstance(value, list):
-        return [_bounded(item) for item in value[:ITEMS_MAX] if not isinstance(item, list | dict)]
+        return [_bounded(item) for item in value[:LIST_MAX] if not isinstance(item, list | dict)]
     return None if isinstance(value, dict) else value
 
 

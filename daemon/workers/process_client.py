@@ -24,7 +24,7 @@ from .worker_process import describe_exit
 
 ClientText = tuple[int, object]
 """The part of a query that a client supplied, with the client's user."""
-NOBODY = m.NOBODY.owner.user
+NO_USER = m.NOBODY.owner.user
 _NO_QUERY = 0
 """The query id of a command whose answer is not awaited."""
 
@@ -207,7 +207,7 @@ class ProcessClient:
         await self.query(lambda i: m.RemoveAdapter(i, adapter_id, force))
 
     async def query(
-        self, command: Callable[[int], m.Command], text: object = b"", user: int = NOBODY
+        self, command: Callable[[int], m.Command], text: object = b"", user: int = NO_USER
     ) -> Any:
         """Send the command that *command* returns for the query's id, and wait for its answer.
         *text* is the part that a client of *user* supplied: it is quarantined if it crashes the

@@ -40,7 +40,7 @@ COMPILE_S = 0.005
 """The engine waits this long for a grammar, and then goes on without it. Most take 3 ms."""
 PIECES = 4096
 """Tokens that are detokenized at a time: 0.3 ms, or 4 ms for the first time."""
-NICE = 10
+TEXT_NICE = 10
 """The niceness of the threads that tokenize and compile: beside a busy thread of llama.cpp on its
 core they get a tenth of it.
 """
@@ -70,9 +70,9 @@ class TokenizeQueue:
         """Its result at the last call."""
         self.tasks_expected = 0
         self._short: TextOrder[LaneWork] = TextOrder()
-        self._tokenizing = Lane(CallThread("tokenizing", time.thread_time, NICE), recorder)
+        self._tokenizing = Lane(CallThread("tokenizing", time.thread_time, TEXT_NICE), recorder)
         self._rendering = Lane(CallThread("rendering", seconds))
-        self.compiling = Lane(CallThread("compiling", nice=NICE))
+        self.compiling = Lane(CallThread("compiling", nice=TEXT_NICE))
         self.lanes = self._tokenizing, self._rendering, self.compiling
         """The results of their threads wake the engine."""
         self._share = ThreadShare()

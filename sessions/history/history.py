@@ -43,7 +43,7 @@ class Recomputed(NamedTuple):
     why: str = ""
 
 
-NOTHING = Recomputed()
+NOT_RECOMPUTED = Recomputed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class History:
         """The template's last arguments other than the messages."""
         self.tool_use = NO_TOOLS
         """The tool calls that the answer to the prompt may have."""
-        self.recomputed = NOTHING
+        self.recomputed = NOT_RECOMPUTED
         """The part of the history that the last messages have made obsolete."""
         self._rendering_bytes = 0
         self._rendered: str | None = None
@@ -89,7 +89,7 @@ class History:
         """Return an independent copy."""
         new = copy(self)
         new.prompt = list(self.prompt)
-        new.marks, new.recomputed = list(self.marks), NOTHING
+        new.marks, new.recomputed = list(self.marks), NOT_RECOMPUTED
         return new
 
     def entry(self, unfinished: TurnPiece | None = None) -> HistoryEntry:

@@ -92,7 +92,7 @@ class SessionManager:
                 connection, owner, model, defaults, session_id, persist=persist, origin=origin
             )
 
-    async def open_session_in_turn(
+    async def open_session_in_queue(
         self,
         connection: object,
         owner: Owner,

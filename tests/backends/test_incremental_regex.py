@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from inferd.backends.errors import InvalidArgument
 from inferd.backends.incremental_regex import (
-    NESTING_MAX,
+    GROUPS_OPEN_MAX,
     PATTERN_CHARACTERS_MAX,
     SELF_TEST,
     STATES_MAX,
@@ -123,7 +123,7 @@ def test_only_text_that_may_still_become_a_match_is_pending(
 
 
 def test_a_pattern_at_its_limits_is_accepted() -> None:
-    deep = NESTING_MAX - 1
+    deep = GROUPS_OPEN_MAX - 1
     assert RegexMatcher(Pattern("(" * deep + "a" + ")" * deep)).match_text("ba", 0) == (1, 2)
     assert Pattern(f"a{{{WEIGHT_MAX - 2}}}b").weight == WEIGHT_MAX
     assert Pattern("a" * PATTERN_CHARACTERS_MAX).weight == PATTERN_CHARACTERS_MAX + 1
@@ -159,7 +159,7 @@ def test_a_whole_pattern_matches_only_from_the_beginning() -> None:
         ("((a{99}){99}){99}", f"more than {STATES_MAX} states"),
         ("(?:(?:(?:|){9999}){9999}){9999}", "repeats too much|more than"),
         ("(?:(?i:){4000}){4000}b", "repeats too much"),
-        ("(" * NESTING_MAX + "a" + ")" * NESTING_MAX, f"over {NESTING_MAX} groups"),
+        ("(" * GROUPS_OPEN_MAX + "a" + ")" * GROUPS_OPEN_MAX, f"over {GROUPS_OPEN_MAX} groups"),
         ("a{99999999999}", "too large"),
     ],
 )

@@ -16,7 +16,7 @@ from ...shorten import shorten
 
 __all__ = ("Chars", "Choice", "Item", "Name", "Repeat", "Rules", "Sequence", "Token", "parse_gbnf")
 
-NESTING_MAX = 100
+BRACKETS_OPEN_MAX = 100
 """Groups within each other; the parser recurses for each."""
 REPEAT_MAX = 1 << 20
 _CODE_POINT_MAX = 0x10FFFF
@@ -193,8 +193,8 @@ class _Parser:
         """Parse a group in brackets."""
         self.at += 1
         self.nesting += 1
-        if self.nesting > NESTING_MAX:
-            raise self._error(f"more than {NESTING_MAX} brackets are open at once")
+        if self.nesting > BRACKETS_OPEN_MAX:
+            raise self._error(f"more than {BRACKETS_OPEN_MAX} brackets are open at once")
         self._skip(newlines=True)
         choice = self._choice()
         if not self._takes(")"):

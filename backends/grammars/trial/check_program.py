@@ -50,7 +50,7 @@ from ..limits import (
 from ..vocabulary import Vocabulary
 from .requests import CheckReply, CheckRequest, TagRequest
 
-NICE = 5
+TRIAL_NICE = 5
 """On a core shared with a busy thread of llama.cpp, the process gets a quarter of the time."""
 _CAUSE_CHARACTERS = 200
 _M_ARENA_MAX = -8
@@ -265,7 +265,7 @@ def _use_one_arena() -> None:
 
 if __name__ == "__main__":
     with suppress(PermissionError):  # systemd's unit forbids it
-        os.nice(NICE)
+        os.nice(TRIAL_NICE)
     threading.stack_size(STACK_BYTES)
     _use_one_arena()
     check_grammar(CheckRequest(schema="{}"))  # loads the library before a user's CPU time counts

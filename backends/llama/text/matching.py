@@ -25,7 +25,7 @@ __all__ = ("BYTES_PER_TOKEN", "MatchingVocab", "read_pieces")
 BYTES_PER_TOKEN = 400
 """Memory of llguidance's form and of what making it leaves behind (measured by the growth of the
 process, with 49k and 262k tokens)."""
-NICE = 5
+MATCHING_NICE = 5
 """The niceness of the thread without the GIL: beside a busy thread on its core it gets a quarter.
 With 10, the form took 26 to 42 s beside seven busy threads on two cores; with 5, 6 to 9 s.
 """
@@ -138,7 +138,7 @@ class MatchingVocab:
                 lengths = np.append(lengths, np.uint32(len(name)))
             self._pieces = pieces = _Pieces(lengths, texts)
             with suppress(OSError):  # not before: the thread held the GIL, which others wait for
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), MATCHING_NICE)
             self._tokenizer = MatchingTokenizer(
                 lengths, texts, ends, lambda text: self._tokenize(text, pieces)
             )

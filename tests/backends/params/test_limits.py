@@ -27,7 +27,7 @@ from inferd.backends.params.json_texts import (
 from inferd.backends.params.numbers_of_items import LIST_CHARACTERS_MAX
 from inferd.backends.params.reading import (
     ERRORS_MAX,
-    ITEMS_MAX,
+    LIST_ITEMS_MAX,
     TEXT_CHARACTERS_MAX,
 )
 from inferd.backends.params.schema_texts import SCHEMA_BYTES_MAX
@@ -80,11 +80,11 @@ def test_a_long_key_is_reported_shortened() -> None:
 
 
 @pytest.mark.parametrize(
-    "most", [["a" * (TEXT_CHARACTERS_MAX - 9_998), *["b"] * 9_998], ["a"] * ITEMS_MAX]
+    "most", [["a" * (TEXT_CHARACTERS_MAX - 9_998), *["b"] * 9_998], ["a"] * LIST_ITEMS_MAX]
 )
 def test_a_list_of_texts_is_bounded_in_items_and_characters(most: list[str]) -> None:
     assert read_options({"stop": most}).values == {"stop": most}
-    with pytest.raises(InvalidArgument, match=f"({ITEMS_MAX}|{TEXT_CHARACTERS_MAX}) at most"):
+    with pytest.raises(InvalidArgument, match=f"({LIST_ITEMS_MAX}|{TEXT_CHARACTERS_MAX}) at most"):
         read_options({"stop": [*most, "b"]})
 
 

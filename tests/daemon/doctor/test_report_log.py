@@ -17,7 +17,7 @@ from inferd.daemon.doctor import report_log as doctor_log
 from inferd.daemon.doctor.checks.units import Units
 from inferd.daemon.doctor.report_log import (
     CHARACTERS_MAX,
-    ITEMS_MAX,
+    LIST_MAX,
     LOG_BYTES_MAX,
     LOG_LINES_MAX,
     READ_BYTES_MAX,
@@ -166,7 +166,7 @@ def test_control_characters_are_replaced() -> None:
     [line] = last_events("", [event(cause=wild, requests=[wild] * 100, tasks=[[1]])]).lines
     assert not any(ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0 for c in line)
     [one] = printed(LogEnd("", [line]))
-    assert len(one["cause"]) == CHARACTERS_MAX and len(one["requests"]) == ITEMS_MAX
+    assert len(one["cause"]) == CHARACTERS_MAX and len(one["requests"]) == LIST_MAX
     assert one["tasks"] == []
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from inferd.backends import Rendering
 from inferd.scheduler import messages as m
-from inferd.sessions.history.history import NOTHING, History, Recomputed
+from inferd.sessions.history.history import NOT_RECOMPUTED, History, Recomputed
 from tests.sessions.history.test_history import ChatClient, ended, ids, said, text_of, turn_on, user
 
 pytestmark = pytest.mark.asyncio
@@ -54,7 +54,7 @@ async def test_what_a_template_only_adds_to_stands() -> None:
     history = await answered(client, "one")
     await history.add_messages(client, user("r"))
 
-    assert history.recomputed == NOTHING
+    assert history.recomputed == NOT_RECOMPUTED
 
 
 async def test_an_answer_whose_white_space_a_template_trims_keeps_its_tokens() -> None:
@@ -63,7 +63,7 @@ async def test_an_answer_whose_white_space_a_template_trims_keeps_its_tokens() -
     await history.add_messages(client, user("r"))
 
     assert history.prompt == ids("<u>q\n<a> one \n\n<u>r\n<a>")
-    assert history.recomputed == NOTHING
+    assert history.recomputed == NOT_RECOMPUTED
     history = history.after(turn_on(history, said("two "), ended()))
     await history.add_messages(client, user("s"))
     assert history.prompt == ids("<u>q\n<a> one \n\n<u>r\n<a>two \n<u>s\n<a>")
@@ -90,7 +90,7 @@ async def test_other_tools_are_the_reported_reason() -> None:
     assert history.recomputed.why.startswith("tools")
     history = history.after(turn_on(history, said("two"), ended()))
     await history.add_messages(client, user("s"), Rendering(tools=[tool]))
-    assert history.recomputed == NOTHING
+    assert history.recomputed == NOT_RECOMPUTED
 
 
 async def test_an_answer_cut_at_a_stop_text_is_the_reported_reason() -> None:
@@ -119,7 +119,7 @@ async def test_the_report_on_a_turn_is_not_repeated_for_the_next() -> None:
     history = history.after(turn_on(history, said("two"), ended()))
     history.append_tokens([7])
 
-    assert history.recomputed == NOTHING
+    assert history.recomputed == NOT_RECOMPUTED
 
 
 async def test_the_templates_arguments_are_stored_with_the_history() -> None:

@@ -232,7 +232,7 @@ async def test_a_class_above_the_user_s_highest_does_not_wait() -> None:
     harness = Harness()
     harness.ledger.bounds.quota_of = lambda _: Quota(rule="r", priority_max=Priority.NORMAL)
     with pytest.raises(PermissionDenied):
-        await harness.manager.open_session_in_turn(
+        await harness.manager.open_session_in_queue(
             HERE, Owner(1000), harness.source, {}, wait=PlaceWait(Priority.HIGH, 1.0)
         )
     assert harness.manager.live.places_taken == 0
@@ -245,7 +245,7 @@ async def test_idle_sessions_yield_to_waiting_requests_in_time() -> None:
     manager, done = harness.manager, anyio.Event()
 
     async def open_in_turn() -> None:
-        await manager.open_session_in_turn(HERE, Owner(1000), harness.source, {}, wait=PlaceWait())
+        await manager.open_session_in_queue(HERE, Owner(1000), harness.source, {}, wait=PlaceWait())
         done.set()
 
     async with anyio.create_task_group() as group:
