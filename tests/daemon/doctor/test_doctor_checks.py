@@ -543,7 +543,7 @@ def test_options_of_the_engine_are_listed_with_their_effect(tmp_path: Path) -> N
         config = replace(load_config({}, {}), models={"m": model}, defaults=defaults or {})
         return only(check_engine_options(config, MACHINE))
 
-    both = {"cache-type-k": "q8_0", "cache-type-v": "q8_0"}
+    both: dict[str, object] = {"cache-type-k": "q8_0", "cache-type-v": "q8_0"}
     assert "m: KV states in q8_0 and q8_0 save 47% of those in f16" in found(both).found
     assert "swa-full True (layers with a window" in found({"swa-full": True}).found
     locked = found({"mlock": True})
