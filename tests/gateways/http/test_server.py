@@ -16,7 +16,7 @@ from inferd.testing import RunningDaemon
 from tests.daemon.command_line import inferd
 from tests.echo import echo_model
 from tests.gateways.http.driver import gateway
-from tests.gateways.http.test_waiting import LONG, Request, running
+from tests.gateways.http.test_waiting import LONG, Request, begun, running
 from tests.waiting import wait_until
 
 CONFIG = echo_model("smollm2") + echo_model("slow", step_ms=20)
@@ -26,8 +26,7 @@ PAGE = (Path(__file__).resolve().parents[3] / "docs" / "gateway.md").read_text()
 def test_requests_may_end_after_sigterm(daemon: RunningDaemon) -> None:
     body = {"model": "slow", "prompt": "x" * 60, "max_tokens": 60}
     with gateway(daemon) as other, Request(other, body) as request:
-        lines = request.lines()
-        next(lines)
+        lines = begun(request)
         other.process.send_signal(signal.SIGTERM)
         assert list(lines)[-1] == "data: [DONE]"
         assert other.process.wait(20) == 0
@@ -35,8 +34,7 @@ def test_requests_may_end_after_sigterm(daemon: RunningDaemon) -> None:
 
 def test_a_killed_gateway_leaves_nothing(daemon: RunningDaemon, client: Client) -> None:
     with gateway(daemon) as other, Request(other, {"model": "slow", **LONG}) as request:
-        lines = request.lines()
-        next(lines)
+        lines = begun(request)
         assert running(client)
         other.process.kill()
         with pytest.raises((IncompleteRead, ConnectionError, ValueError)):

@@ -55,6 +55,13 @@ class Request:
                 yield line.decode().strip()
 
 
+def begun(request: Request) -> Iterator[str]:
+    """Wait for the first event of a request, whose turn then runs, and return the further lines."""
+    lines = request.lines()
+    next(line for line in lines if line.startswith("data"))
+    return lines
+
+
 def running(client: Client, model: str = "slow") -> list[Any]:
     return [task for task in client.queue() if task["model"] == model]
 
@@ -63,8 +70,8 @@ def test_a_turn_that_waits_sends_its_place_as_comments(
     http: RunningGateway, client: Client
 ) -> None:
     with Request(http, {"model": "slow", **LONG}) as first:
-        next(first.lines())
-        with Request(http, {"model": "slow", "prompt": "y"}) as second:
+        begun(first)
+        with Request(http, {"model": "slow", "prompt": "y", "priority": "low"}) as second:
             lines = second.lines()
             place = next(line for line in lines if line != ": waiting")
             assert re.match(r": waiting, place 1 of 1(, starts in \d+\.\d s)?$", place)
@@ -90,7 +97,7 @@ def test_a_full_queue_is_503_with_the_time_to_retry() -> None:
         openai.OpenAI(base_url=f"{other.url}/v1", api_key="none", max_retries=0) as own,
         Request(other, {"model": "slow", **LONG}) as first,
     ):
-        next(first.lines())
+        begun(first)
         with Request(other, {"model": "slow", **LONG}):
             wait_until(lambda: client.stats()["sessions_waiting"] == 1)
             with pytest.raises(openai.InternalServerError) as caught:
@@ -124,7 +131,7 @@ def test_a_client_that_disconnects_cancels_its_turn(
 
 def test_a_client_that_disconnects_leaves_the_queue(http: RunningGateway, client: Client) -> None:
     with Request(http, {"model": "slow", **LONG}) as first:
-        next(first.lines())
+        begun(first)
         waiting = Request(http, {"model": "slow", "prompt": "y"})
         wait_until(lambda: len(running(client)) == 2)
         waiting.connection.close()
@@ -171,7 +178,7 @@ def test_requests_beyond_the_maximum_are_refused_at_once(
 ) -> None:
     with gateway(daemon, "--requests-max", "1") as other:
         with Request(other, {"model": "slow", **LONG}) as first:
-            next(first.lines())
+            begun(first)
             with Request(other, {"model": "echo", "prompt": "x"}) as refused:
                 assert refused.response.status == 503
                 assert refused.response.headers["Retry-After"]
@@ -188,7 +195,7 @@ def test_a_session_has_one_request_at_a_time(http: RunningGateway, client: Clien
         "session_id": "diary",
     }
     with Request(http, body, "chat/completions") as first:
-        next(first.lines())
+        begun(first)
         with Request(http, body, "chat/completions") as second:
             assert second.response.status == 409
             assert json.loads(second.response.read())["error"]["code"] == "session_busy"
