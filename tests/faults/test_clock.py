@@ -208,11 +208,18 @@ def test_a_session_is_deleted_by_the_date_at_the_start() -> None:
 
 DATES = {
     "backends/llama/text/sandbox.py": "a chat template may say today's date",
+    "daemon/cli/operations/state_commands.py": "shows when a state was saved",
     "daemon/state_directory.py": "a number that no daemon had before, where none can be kept",
     "daemon/models/persisted.py": "the name of a damaged file",
     "daemon/traces/export.py": "the dates of spans, beside those of other programs",
+    "gateways/http/ollama/lines.py": "the date of an answer, in Ollama's API",
+    "gateways/http/ollama/models.py": "the date of a model's expiry, in Ollama's API",
+    "gateways/http/openai/chat.py": "the date of an answer, in OpenAI's API",
+    "gateways/http/openai/completions.py": "the date of an answer, in OpenAI's API",
+    "gateways/http/openai/responses/frame.py": "the date of an answer, in OpenAI's API",
     "sessions/journal/entries.py": "the date at the start",
     "sessions/journal/journal_file.py": "the name of a damaged file",
+    "sessions/states/named_states.py": "lists show when a state was saved",
 }
 """Modules that read the date, and their purpose. All others use clocks that cannot be set."""
 TIME_ATTRIBUTES = {"time", "time_ns", "localtime", "gmtime", "ctime", "asctime", "strftime"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -39,7 +40,7 @@ class Lines:
     """The objects of one request."""
 
     def __init__(self, form: TextForm, fields: TurnFields):
-        self.fields, self._form, self._began = fields, form, datetime.now(UTC)
+        self.fields, self._form, self._began = fields, form, time.monotonic()
 
     def part(
         self,
@@ -66,7 +67,7 @@ class Lines:
         end.update(
             done=True,
             done_reason="length" if length else "stop",
-            total_duration=_ns(1000 * (datetime.now(UTC) - self._began).total_seconds()),
+            total_duration=_ns(1000 * (time.monotonic() - self._began)),
             prompt_eval_count=answer.input_tokens,
             prompt_eval_duration=_ns(answer.metadata.get("prompt_ms", 0.0)),
             eval_count=answer.output_tokens,

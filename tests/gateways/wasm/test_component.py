@@ -68,7 +68,7 @@ def guest(program: tuple[Engine, Component], client: Client) -> Iterator[Guest]:
 def test_a_component_loads_by_name_sets_tensors_computes_and_reads(guest: Guest) -> None:
     assert guest.ask("echo", b"What is up?") == (DONE, b"What is up?")
     assert guest.ask("echo", bytes(range(256)), {"n-predict": 200}) == (DONE, bytes(range(200)))
-    assert guest.ask("echo", b"hello", {"n-predict": -2, "ctx-size": 5}) == (DONE, b"hello")
+    assert guest.ask("echo", b"hello", {"n-predict": -2, "ctx-size": 50}) == (DONE, b"hello")
 
 
 def test_parameters_have_their_type_and_two_prompts_are_refused(guest: Guest) -> None:
