@@ -40,11 +40,6 @@ from .traces.tracing import Traces
 from .workers.spawner import start_spawner
 
 log = structlog.get_logger()
-UVLOOP_BELOW = (0, 23)
-"""From this version of uvloop on, a descriptor whose number was used before is sometimes not
-watched: the daemon then does not notice the end of a worker, and cannot stop. (2 of 4 runs of
-`inferd conformance` by 47 wrong servers; none of 4 with 0.22, or without uvloop.)
-"""
 _HARD_STOP = 1
 Listener = UnixListener | InheritedListener
 
@@ -104,8 +99,6 @@ def _loop_options(components: Components) -> dict[str, bool]:
     try:
         import uvloop
 
-        if tuple(map(int, uvloop.__version__.split(".")[:2])) >= UVLOOP_BELOW:
-            raise RuntimeError(f"version {uvloop.__version__} is not known to lose no events")
         uvloop.new_event_loop().close()
     except Exception as exc:  # a failing extra must not keep the daemon from starting
         components.note("uvloop", repr(exc))

@@ -86,7 +86,7 @@ COMPONENTS = {
     ),
     "uvloop": Component(
         "the event loop is asyncio's, which needs more time for each token",
-        "install the version that inferd's extra `uvloop` names, or remove uvloop",
+        "install uvloop again, or remove it",
     ),
 }
 """All components. A remedy that depends on the cause is passed to `note`."""

@@ -63,6 +63,7 @@ FAULTS = [
 def daemon() -> Iterator[RunningDaemon]:
     with running_daemon(CONFIG) as running:
         yield running
+        running.kill()  # clients of wrong servers leave in the middle of anything
 
 
 def test_the_daemon_passes_every_case_also_behind_a_proxy(daemon: RunningDaemon) -> None:
