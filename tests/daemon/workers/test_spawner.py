@@ -17,7 +17,6 @@ from inferd.daemon.workers import spawner
 from inferd.daemon.workers.spawner import Spawner, start_spawner
 from inferd.testing import running_daemon
 from tests.raw import RawClient
-from tests.waiting import wait_until
 
 
 def write_and_fail(descriptors: Sequence[int]) -> list[str]:
@@ -112,7 +111,6 @@ def test_the_spawner_gets_no_signal_and_workers_get_all() -> None:
     with running_daemon() as daemon, RawClient(daemon.socket) as client:
         client.context()
         worker = client.call("models")["models"][0]["pid"]
-        threads = Path(f"/proc/{daemon.pid}/task")
-        # A thread that is being created blocks all signals, too.
-        wait_until(lambda: sum(blocked_signals(s) > 0 for s in threads.glob("*/status")) == 1)
+        threads = Path(f"/proc/{daemon.pid}/task").glob("*/status")
+        assert sum(blocked_signals(status) > 0 for status in threads) == 1
         assert blocked_signals(Path(f"/proc/{worker}/status")) == 0
