@@ -6,5 +6,6 @@
 - `callers/` decides who may send a request: keys, hosts, origins.
 - `exchange/` reads one request and writes its response, whole or streamed.
 - `fields/` checks the fields of requests by one table for each path.
-- each API is a package of its own: `openai/`, `anthropic/`, `ollama/`.
+- each API is a package of its own: `openai/`, `anthropic/`, `ollama/`, and the daemon's own,
+  `inferd_api/`.
 """

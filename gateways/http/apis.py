@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from .anthropic import ANTHROPIC
 from .exchange import Api
+from .inferd_api import INFERD
 from .ollama import OLLAMA
 from .openai import OPENAI
 
-APIS: Sequence[Api] = (ANTHROPIC, OLLAMA, OPENAI)
+APIS: Sequence[Api] = (ANTHROPIC, OLLAMA, INFERD, OPENAI)
 """Longer prefixes of paths come first. The last API shapes the errors of paths that belong to
 none.
 """

@@ -10,7 +10,6 @@ from .completions import answer_completion
 from .embeddings import EMBEDDINGS, answer_embeddings
 from .errors import error_body
 from .models import answer_model, answer_models
-from .queue import answer_queue
 from .responses import RESPONSES, answer_response, delete_response
 
 
@@ -28,7 +27,6 @@ class OpenAIApi:
         Endpoint(method="POST", path="/v1/embeddings", answer=answer_embeddings),
         Endpoint(method="POST", path="/v1/responses", answer=answer_response),
         Endpoint(method="DELETE", path="/v1/responses/{response}", answer=delete_response),
-        Endpoint(method="GET", path="/v1/queue", answer=answer_queue),
     )
     error_body = staticmethod(error_body)
 
