@@ -8,15 +8,17 @@ import time
 from collections.abc import Sequence
 
 import anyio
+import msgspec
 from anyio.abc import TaskStatus
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from ...backends.errors import BackendError, InferdError, InvalidArgument
+from ...backends.errors import BackendError, Busy, InferdError, InvalidArgument
 from .callers.caller import LOCAL, Caller
 from .callers.keys import Keys
 from .callers.origins import Origins
 from .exchange import Api, Endpoint, Exchange
+from .exchange.exchange import JSON
 from .exchange.statuses import HttpRefusal
 from .limits import Limits
 from .turns import TurnRunner
@@ -98,6 +100,10 @@ class Gateway:
                 return api
         return self._apis[-1]
 
+    def refusal_body(self, path: str, refusal: HttpRefusal) -> bytes:
+        """Return the body of the response to a request that the server could not read."""
+        return msgspec.json.encode(self._api_of(path).error_body(refusal, refusal.status))
+
     async def run_exchange(
         self, scope: Scope, receive: Receive, send: Send, found: Sequence[tuple[Api, Endpoint]]
     ) -> None:
@@ -107,7 +113,7 @@ class Gateway:
         self._exchanges.add(exchange)
         try:
             with exchange.cancel_scope:
-                await self._run(exchange, endpoint, [each.method for _, each in found])
+                await self._run(exchange, endpoint, _methods_of(found))
         finally:
             self._exchanges.discard(exchange)
 
@@ -119,7 +125,7 @@ class Gateway:
         usable = [
             (api, endpoint)
             for api, endpoint in found
-            if endpoint.method == scope["method"]
+            if scope["method"] in _methods_of([(api, endpoint)])
             and (not endpoint.header or endpoint.header.encode() in names)
         ]
         if not usable:
@@ -131,8 +137,11 @@ class Gateway:
     ) -> None:
         try:
             self._check_source(exchange)
-            if exchange.method == "OPTIONS" and exchange.cors:
-                return await self._allow_preflight(exchange)
+            if exchange.excess:
+                clients_max = self._limits.clients_max
+                raise Busy(f"the gateway has {clients_max} connections, its maximum")
+            if exchange.method == "OPTIONS" and methods:
+                return await self._answer_options(exchange, methods)
             if endpoint is None:
                 raise _no_endpoint(exchange, methods)
             if not endpoint.public:
@@ -190,13 +199,18 @@ class Gateway:
                 (b"vary", b"origin"),
             ]
 
-    async def _allow_preflight(self, exchange: Exchange) -> None:
-        headers = [
-            (b"access-control-allow-methods", b"GET, POST, DELETE"),
-            (b"access-control-allow-headers", _ALLOWED_HEADERS),
-            (b"access-control-max-age", b"600"),
-        ]
-        await exchange.send_whole(b"", status=204, headers=headers)
+    async def _answer_options(self, exchange: Exchange, methods: Sequence[str]) -> None:
+        """Answer with the methods of a path, also to the preflight of an allowed origin."""
+        allowed = ", ".join(methods).encode()
+        headers = [(b"allow", allowed)]
+        if exchange.cors:
+            headers += [
+                (b"access-control-allow-methods", allowed),
+                (b"access-control-allow-headers", _ALLOWED_HEADERS),
+                (b"access-control-max-age", b"600"),
+            ]
+        await exchange.start(204, JSON, headers)
+        await exchange.write(b"", more=False)
 
     def _identify(self, exchange: Exchange) -> Caller:
         """Return the caller by its key; without a file of keys everybody is the same caller.
@@ -227,10 +241,17 @@ class _Path:
         await self._gateway.run_exchange(scope, receive, send, self._found)
 
 
+def _methods_of(found: Sequence[tuple[Api, Endpoint]]) -> list[str]:
+    """Return the methods of endpoints; HEAD is GET, of which the server leaves the body out."""
+    methods = {endpoint.method for _, endpoint in found}
+    return sorted(methods | {"HEAD"} if "GET" in methods else methods)
+
+
 def _no_endpoint(exchange: Exchange, methods: Sequence[str]) -> HttpRefusal:
     if methods:
-        allowed = ", ".join(sorted(set(methods)))
-        return HttpRefusal(405, f"{exchange.path} has no {exchange.method}", hint=f"use {allowed}")
+        allowed = ", ".join(methods)
+        message = f"{exchange.path} has no {exchange.method}"
+        return HttpRefusal(405, message, hint=f"use {allowed}", allow=allowed)
     return HttpRefusal(
         404, f"there is no {exchange.path[:200]}", hint="docs/gateway.md lists the paths"
     )

@@ -23,6 +23,8 @@ Send = Callable[[Message], Awaitable[None]]
 JSON = b"application/json"
 ABORT = "inferd.abort"
 """The server's extension of a request's scope: a function that cuts the connection off."""
+EXCESS = "inferd.excess"
+"""Another one: whether there are more connections than allowed."""
 
 
 class Exchange:
@@ -62,7 +64,9 @@ class Exchange:
         self.cancel_scope = anyio.CancelScope()
         """The request's work, which ends when the client disconnects."""
         self._receive, self._send = receive, send
-        self._abort_connection = scope.get("extensions", {}).get(ABORT)
+        extensions = scope.get("extensions", {})
+        self._abort_connection = extensions.get(ABORT)
+        self.excess: bool = extensions.get(EXCESS, False)
 
     def abort(self) -> None:
         """Cut the connection off, with the data that the client does not read."""
@@ -154,6 +158,8 @@ class Exchange:
             headers.append((b"retry-after", str(retry_s).encode()))
         if status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
+        if isinstance(error, HttpRefusal) and error.allow:
+            headers.append((b"allow", error.allow.encode()))
         if status in (408, 413):  # the rest of the request is not read
             headers.append((b"connection", b"close"))
         body = msgspec.json.encode(self.api.error_body(error, status))

@@ -22,9 +22,11 @@ class HttpRefusal(InferdError, outcome=Outcome.REFUSED):
     name = "Refused"
     status = 400
 
-    def __init__(self, status: int, message: str, *, hint: str = "", param: str = ""):
+    def __init__(
+        self, status: int, message: str, *, hint: str = "", param: str = "", allow: str = ""
+    ):
         super().__init__(message, hint=hint, data={"param": param} if param else None)
-        self.status = status
+        self.status, self.allow = status, allow
 
 
 _STATUSES: tuple[tuple[type[InferdError], int], ...] = (

@@ -13,6 +13,8 @@ import msgspec
 from ....backends.errors import InferdError, InvalidArgument, UnsupportedOperation
 
 S = TypeVar("S", bound=msgspec.Struct)
+_INT_END = 1 << 63
+_SHOWN_CHARACTERS = 200
 _PATH = re.compile(r" - at `\$\.?([^`]*)`")
 
 
@@ -83,10 +85,12 @@ class FieldTable:
         for name, value in _decode_object(body).items():
             if value is None:
                 continue
+            if isinstance(value, int) and not -_INT_END <= value < _INT_END:
+                raise field_error(name[:100], f"{name[:100]}: the number is out of range")
             field = self._by_name.get(name)
             if field is None:
                 if not self.parameters:
-                    raise field_error(name, f"unknown field {name[:100]!r}")
+                    raise field_error(name[:100], f"unknown field {name[:100]!r}")
                 options[name] = value
             elif field.use is Use.REFUSED and value not in field.permitted:
                 raise UnsupportedOperation(
@@ -122,8 +126,9 @@ def field_error(name: str, message: str, hint: str = "") -> InvalidArgument:
 def _decode_object(body: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
-    except msgspec.ValidationError:
-        raise InvalidArgument("the request is not a JSON object", hint="send {…}") from None
+    except msgspec.ValidationError as exc:
+        problem = "has a number that is out of range" if "range" in str(exc) else "is not an object"
+        raise InvalidArgument(f"the request {problem}", hint="send a JSON object") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise InvalidArgument(
             f"the request is not JSON: {exc}", hint="send a JSON object"
@@ -136,5 +141,13 @@ def _conversion_error(exc: msgspec.ValidationError) -> InvalidArgument:
     name = place[1] if place else ""
     if missing := re.search(r"missing required field `([^`]*)`", text):
         name = f"{name}.{missing[1]}" if name else missing[1]
-    message = _PATH.sub("", text)
+    message = _shortened(_PATH.sub("", text))
     return field_error(name, f"{name}: {message}" if name else message)
+
+
+def _shortened(message: str) -> str:
+    """Return a message with the middle of a long value left out."""
+    if len(message) <= _SHOWN_CHARACTERS:
+        return message
+    half = _SHOWN_CHARACTERS // 2
+    return f"{message[:half]} … {message[-half:]}"

@@ -28,7 +28,6 @@ class OllamaApi:
     tables = TABLES
     endpoints = (
         Endpoint(method="GET", path="/", answer=answer_running, public=True),
-        Endpoint(method="HEAD", path="/", answer=answer_running, public=True),
         Endpoint(method="GET", path="/api/version", answer=answer_version, public=True),
         Endpoint(method="GET", path="/api/tags", answer=answer_tags),
         Endpoint(method="GET", path="/api/ps", answer=answer_ps),

@@ -22,8 +22,7 @@ _NEVER = timedelta(days=36_500)
 
 async def answer_running(exchange: Exchange) -> None:
     """Answer as Ollama does at its root, by which programs find it."""
-    text = b"Ollama is running" if exchange.method == "GET" else b""
-    await exchange.send_whole(text, content_type=b"text/plain; charset=utf-8")
+    await exchange.send_whole(b"Ollama is running", content_type=b"text/plain; charset=utf-8")
 
 
 async def answer_version(exchange: Exchange) -> None:

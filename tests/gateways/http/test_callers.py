@@ -164,7 +164,7 @@ def test_endless_headers_end_the_connection(http: RunningGateway) -> None:
         for number in range(100):
             connection.putheader(f"X-{number}", "y" * 1000)
         connection.endheaders()
-        assert status_of(connection) == 400
+        assert status_of(connection) == 431
 
 
 def test_without_keys_the_gateway_listens_only_on_this_machine() -> None:

@@ -166,8 +166,10 @@ def test_only_stored_responses_leave_a_session(api: openai.OpenAI, client: Clien
     assert sessions() - before == {kept.id}
     api.responses.delete(kept.id)
     assert sessions() == before
-    with pytest.raises(openai.BadRequestError):
-        api.responses.delete(kept.id)
+    for missing in (kept.id, "x", "x" * 3000):
+        with pytest.raises(openai.NotFoundError) as caught:
+            api.responses.delete(missing)
+        assert caught.value.param == "response_id"
 
 
 def test_an_answer_follows_its_schema(api: openai.OpenAI) -> None:

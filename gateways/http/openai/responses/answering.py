@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 from typing import Any
 
@@ -11,10 +12,11 @@ import msgspec
 from .....backends.errors import InferdError, InvalidArgument
 from ...callers.caller import Caller
 from ...exchange import Exchange, stream_turn
+from ...exchange.statuses import HttpRefusal
 from ...fields.table import field_error
 from ...turns import TurnRequest
 from ..chat import effort_arguments, priority_of
-from .fields import LOGPROBS, RESPONSES, ResponseRequest, TextFormat
+from .fields import LOGPROBS, RESPONSE_ID, RESPONSES, ResponseRequest, TextFormat
 from .frame import Frame
 from .items import read_input, read_tool_choice, read_tools
 from .stream import ResponseStream
@@ -57,8 +59,9 @@ async def _forget(exchange: Exchange, turn: TurnRequest) -> None:
 async def delete_response(exchange: Exchange) -> None:
     """Delete a stored response; those that continue it stay."""
     response_id = exchange.params["response"]
-    if not await exchange.turns.delete_session(exchange.caller, response_id):
-        raise field_error("response_id", f"there is no response {response_id[:100]!r}")
+    known = re.fullmatch(RESPONSE_ID, response_id) is not None
+    if not known or not await exchange.turns.delete_session(exchange.caller, response_id):
+        raise HttpRefusal(404, f"there is no response {response_id[:100]!r}", param="response_id")
     await exchange.send_json({"id": response_id, "object": "response", "deleted": True})
 
 

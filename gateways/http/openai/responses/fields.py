@@ -11,6 +11,7 @@ from .....ipc.priorities import Priority
 from ...fields import FieldTable, honoured, ignored, parameter, refused
 from ..chat_fields import TOP_LOGPROBS_MAX, Effort, ServiceTier
 
+RESPONSE_ID = "^resp_[0-9a-f]{40}$"
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -45,7 +46,7 @@ class ResponseRequest(Struct, kw_only=True):
     model: str
     input: str | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=1000)]
     instructions: str | None = None
-    previous_response_id: Annotated[str, Meta(pattern="^resp_[0-9a-f]{40}$")] | None = None
+    previous_response_id: Annotated[str, Meta(pattern=RESPONSE_ID)] | None = None
     store: bool = True
     stream: bool = False
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None

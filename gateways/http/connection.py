@@ -1,0 +1,125 @@
+"""A client's connection: uvicorn's with httptools, with bounds and errors of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from .app import Gateway
+from .exchange.exchange import ABORT, EXCESS
+from .exchange.statuses import HttpRefusal
+from .limits import HEADER_BYTES_MAX, Limits
+
+_UNREADABLE = HttpRefusal(400, "this is not an HTTP request", hint="send HTTP/1.1")
+
+
+class Protocol(HttpToolsProtocol):
+    """A client's connection. It ends if a request's headers are too long or take too long, or if
+    the client does not read the end of a response.
+    """
+
+    _gateway: ClassVar[Gateway]
+    _limits: ClassVar[Limits]
+    _header_bytes = 0
+    _header_timer: asyncio.TimerHandle | None = None
+    _refusal: HttpRefusal | None = None
+    """The cause why the parser ends, if it is one of this class."""
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin; the first request has to arrive in time."""
+        super().connection_made(transport)
+        self._await_headers()
+
+    def _await_headers(self) -> None:
+        self._header_bytes = 0
+        if self._header_timer is None:
+            self._header_timer = self.loop.call_later(self._limits.receive_s_max, self._abort)
+
+    def _abort(self) -> None:
+        self.transport.abort()
+
+    def _end_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        super().on_message_begin()
+        is_excess = len(self.connections) > self._limits.clients_max
+        self.scope["extensions"] = {ABORT: self.transport.abort, EXCESS: is_excess}  # type: ignore[dict-item]
+        self._await_headers()
+
+    def on_url(self, url: bytes) -> None:
+        """Read a part of the path."""
+        self._count_header(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Read a header."""
+        self._count_header(len(name) + len(value))
+        super().on_header(name, value)
+
+    def _count_header(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > HEADER_BYTES_MAX:
+            message = f"the headers are longer than {HEADER_BYTES_MAX} bytes"
+            self._refuse(431, message, hint="send shorter ones")
+
+    def _refuse(self, status: int, message: str, *, hint: str) -> None:
+        self._refusal = HttpRefusal(status, message, hint=hint)
+        raise self._refusal  # httptools makes it a parser's error
+
+    def on_headers_complete(self) -> None:
+        """Run the request."""
+        self._end_header_timer()
+        if [name for name, _ in self.headers].count(b"host") > 1:
+            self._refuse(400, "the request has several Host headers", hint="send one")
+        super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            _end_body_with_connection(self.cycle)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse a request that cannot be read, unless the client is being answered already."""
+        if self.cycle is None or self.cycle.response_complete:
+            refusal = self._refusal or _UNREADABLE
+            path = getattr(self, "url", b"").decode("latin-1")
+            body = self._gateway.refusal_body(path, refusal)
+            self.transport.write(
+                STATUS_LINE[refusal.status]
+                + b"content-type: application/json\r\n"
+                + b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+                + body
+            )
+        self.transport.close()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Answer a request for another protocol as any other: there is nothing to warn of."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._end_header_timer()
+        super().connection_lost(exc)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """End an unused connection; one whose client does not read is cut off."""
+        if self.transport.get_write_buffer_size():
+            self._abort()
+        else:
+            super().timeout_keep_alive_handler()
+
+
+def _end_body_with_connection(cycle: Any) -> None:
+    """Have the end of the connection end a response's body: HTTP/1.0 has no chunks, which uvicorn
+    would send.
+    """
+    send = cycle.send
+    cycle.chunked_encoding = False
+
+    async def send_unchunked(message: Any) -> None:
+        cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = send_unchunked

@@ -1,0 +1,218 @@
+"""Unusual HTTP: old versions, other methods, unreadable requests, and many connections."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from inferd.testing import RunningDaemon
+from tests.gateways.http.driver import CALL_S_MAX, RunningGateway, gateway
+
+HOST = "Host: 127.0.0.1\r\n"
+JSON = "Content-Type: application/json\r\n"
+HELLO: dict[str, Any] = {"model": "echo", "messages": [{"role": "user", "content": "hello"}]}
+
+
+@pytest.fixture(scope="module")
+def web(http: RunningGateway) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=http.url, timeout=CALL_S_MAX) as client:
+        yield client
+
+
+@contextmanager
+def connected(running: RunningGateway) -> Iterator[socket.socket]:
+    with socket.create_connection((running.host, running.port), timeout=CALL_S_MAX) as sock:
+        yield sock
+
+
+def exchange(running: RunningGateway, data: str) -> tuple[str, str]:
+    """Send *data*; return the head and the body of the response, which ends the connection."""
+    with connected(running) as sock:
+        sock.sendall(data.encode("latin-1"))
+        found = b"".join(iter(lambda: sock.recv(65536), b""))
+    head, _, body = found.decode().partition("\r\n\r\n")
+    return head.lower(), body
+
+
+def post(body: dict[str, Any], version: str = "1.1", more: str = "") -> str:
+    text = json.dumps(body)
+    head = f"POST /v1/chat/completions HTTP/{version}\r\n{HOST}{JSON}{more}"
+    return f"{head}Content-Length: {len(text)}\r\n\r\n{text}"
+
+
+def test_the_end_of_the_connection_ends_a_stream_of_http_1_0(http: RunningGateway) -> None:
+    head, body = exchange(http, post({**HELLO, "stream": True}, "1.0"))
+    assert " 200 ok" in head and "transfer-encoding" not in head and "connection: close" in head
+    lines = body.split("\n\n")
+    assert lines.pop() == "" and lines.pop() == "data: [DONE]"
+    assert all(json.loads(line.removeprefix("data: "))["choices"] for line in lines)
+
+
+def test_a_whole_response_of_http_1_0_has_its_length(http: RunningGateway) -> None:
+    head, body = exchange(http, post(HELLO, "1.0"))
+    assert f"content-length: {len(body)}" in head
+    assert json.loads(body)["choices"][0]["message"]["content"] == "hello"
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/models", "/v1/models/echo", "/api/tags"])
+def test_head_is_get_without_the_body(web: httpx.Client, path: str) -> None:
+    head, whole = web.head(path), web.get(path)
+    assert (head.status_code, head.content) == (200, b"")
+    for name in ("content-type", "content-length"):
+        assert head.headers[name] == whole.headers[name]
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [("/v1/models", "GET, HEAD"), ("/v1/chat/completions", "POST"), ("/api/delete", "DELETE")],
+)
+def test_options_and_refusals_name_the_methods_of_a_path(
+    web: httpx.Client, path: str, allowed: str
+) -> None:
+    options, refused = web.options(path), web.patch(path)
+    assert (options.status_code, options.content) == (204, b"")
+    assert "content-length" not in options.headers
+    assert refused.status_code == 405
+    assert options.headers["allow"] == refused.headers["allow"] == allowed
+    assert web.options("/v1/nothing").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "problem"),
+    [
+        ("nonsense\r\n\r\n", 400, "not an HTTP request"),
+        ("\x16\x03\x01\x02\x00\x01", 400, "not an HTTP request"),
+        (f"GET /v1/models HTTP/1.1\r\n{HOST}{HOST}\r\n", 400, "several Host headers"),
+        (f"GET /v1/{'x' * 70_000} HTTP/1.1\r\n{HOST}\r\n", 431, "longer than 65536 bytes"),
+        (f"GET /v1/models HTTP/1.1\r\n{HOST}X: {'x' * 70_000}\r\n\r\n", 431, "longer than 65536"),
+        (f"POST / HTTP/1.1\r\n{HOST}Content-Length: -1\r\n\r\n", 400, "not an HTTP request"),
+        (
+            f"POST / HTTP/1.1\r\n{HOST}Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+            400,
+            "not an HTTP request",
+        ),
+    ],
+)
+def test_an_unreadable_request_gets_an_error_in_openais_shape(
+    http: RunningGateway, data: str, status: int, problem: str
+) -> None:
+    head, body = exchange(http, data)
+    assert head.startswith(f"http/1.1 {status} ")
+    error = json.loads(body)["error"]
+    assert problem in error["message"] and error["type"] == "invalid_request_error"
+
+
+def test_an_unreadable_request_to_anthropics_path_gets_its_shape(http: RunningGateway) -> None:
+    _, body = exchange(http, f"GET /v1/messages HTTP/1.1\r\n{HOST}{HOST}\r\n")
+    assert json.loads(body)["type"] == "error"
+
+
+def test_pipelined_requests_are_answered_in_their_order(http: RunningGateway) -> None:
+    texts = ["one", "two", "three"]
+    bodies = [{**HELLO, "messages": [{"role": "user", "content": text}]} for text in texts]
+    data = "".join(post(body) for body in bodies[:-1]) + post(
+        bodies[-1], more="Connection: close\r\n"
+    )
+    with connected(http) as sock:
+        sock.sendall(data.encode())
+        found = b"".join(iter(lambda: sock.recv(65536), b"")).decode()
+    places = [found.index(f'"content":"{text}"') for text in texts]
+    assert places == sorted(places) and found.count("HTTP/1.1 200 OK") == 3
+
+
+def test_garbage_after_a_request_does_not_end_up_in_its_response(http: RunningGateway) -> None:
+    with connected(http) as sock:
+        sock.sendall((post({**HELLO, "stream": True}) + "nonsense\r\n\r\n").encode())
+        found = b"".join(iter(lambda: sock.recv(65536), b""))
+    assert b"not an HTTP request" not in found
+
+
+def test_a_request_for_another_protocol_is_answered_in_http(
+    http: RunningGateway, web: httpx.Client
+) -> None:
+    upgrade = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
+    assert web.get("/v1/models", headers=upgrade).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("ech%6f", "echo"), ("a%2Fb", "a/b"), ("%00", "\\x00"), ("%ff", "\N{REPLACEMENT CHARACTER}")],
+)
+def test_a_models_name_may_be_percent_encoded(web: httpx.Client, path: str, name: str) -> None:
+    found = web.get(f"/v1/models/{path}")
+    if name == "echo":
+        assert found.json()["id"] == "echo"
+    else:
+        assert found.status_code == 404 and f"'{name}'" in found.json()["error"]["message"]
+
+
+def test_connections_beyond_the_maximum_are_refused(daemon: RunningDaemon) -> None:
+    """There are 424 more connections than requests, for those that wait for their next request."""
+    with gateway(daemon, "--requests-max", "1") as running:
+        kept = [socket.create_connection((running.host, running.port)) for _ in range(425)]
+        found = httpx.get(f"{running.url}/v1/models", timeout=CALL_S_MAX)
+        for sock in kept:
+            sock.close()
+    assert found.status_code == 503 and found.headers["retry-after"] == "1"
+    assert "425 connections" in found.json()["error"]["message"]
+
+
+def test_requests_of_six_hundred_connections_at_once_end(http: RunningGateway) -> None:
+    """Each gets an answer, or the refusal of the daemon's queue with the time to retry."""
+    data = post(HELLO, more="Connection: close\r\n").encode()
+    socks = [socket.create_connection((http.host, http.port), CALL_S_MAX) for _ in range(600)]
+    for sock in socks:
+        sock.sendall(data)
+    answers = []
+    for sock in socks:
+        with sock:
+            answers.append(b"".join(iter(lambda: sock.recv(65536), b"")))  # noqa: B023
+    assert {answer.split(b" ", 2)[1] for answer in answers} <= {b"200", b"503"}
+    answered = [answer for answer in answers if b"200 OK" in answer]
+    assert len(answered) >= 228 and all(b'"content":"hello"' in answer for answer in answered)
+    refused = [answer for answer in answers if b"200 OK" not in answer]
+    assert all(b"retry-after: " in a and b'"code":"overloaded"' in a for a in refused)
+
+
+BAD_VALUES = {
+    "a number beyond all floats": ('"temperature":1e999', None, "out of range"),
+    "NaN": ('"temperature":NaN', None, "not JSON"),
+    "a number of forty digits": (f'"seed":{"9" * 40}', "seed", "out of range"),
+    "a lone surrogate": ('"user":"\\ud800"', None, "not JSON"),
+    "a NUL byte": ('"user":"\0"', None, "not JSON"),
+    "a deep list": (f'"messages":{"[" * 50_000}{"]" * 50_000}', None, "not JSON"),
+    "a long value": (f'"service_tier":"{"x" * 1_000_000}"', "service_tier", "Invalid enum value"),
+    "a long name": (f'"{"x" * 1_000_000}":1', "x" * 100, "xxx"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_VALUES)
+def test_a_bad_value_is_refused_in_few_words(web: httpx.Client, name: str) -> None:
+    text, param, problem = BAD_VALUES[name]
+    body = json.dumps(HELLO)[:-1] + f",{text}}}"
+    found = web.post(
+        "/v1/chat/completions", content=body, headers={"content-type": "application/json"}
+    )
+    error = found.json()["error"]
+    assert found.status_code == 400 and problem in error["message"]
+    assert len(found.content) < 1000
+    assert error["param"] == param
+
+
+def test_the_last_of_duplicate_keys_counts(web: httpx.Client) -> None:
+    body = '{"model":"nobody",' + json.dumps(HELLO)[1:]
+    found = web.post(
+        "/v1/chat/completions", content=body, headers={"content-type": "application/json"}
+    )
+    assert found.json()["model"] == "echo"
+
+
+def test_a_long_name_that_no_table_has_is_shortened(web: httpx.Client) -> None:
+    found = web.post("/v1/embeddings", json={"model": "echo", "input": "a", "x" * 1_000_000: 1})
+    assert found.status_code == 400 and len(found.content) < 1000
