@@ -43,7 +43,8 @@ _MANAGE = (
 _FREE = (
     *("models", "show", "sessions", "queue", "stats"),
     *("cancel", "park", "fini_single", "finalize_execution_context", "close_execution_context"),
-    *("delete_session", "list_states", "delete_state", "unload", "init_backend", "deinit_backend"),
+    *("history", "delete_session", "list_states", "delete_state"),
+    *("unload", "init_backend", "deinit_backend"),
 )
 """Calls that read public state or the caller's own, or release the caller's resources.
 `Access.may_control_turns_of` decides on `cancel` and `park` of another user's turns.

@@ -30,11 +30,14 @@ STATISTICS_TIMEOUT_S = 1.0
 
 
 async def sessions(daemon: Daemon, request: Request) -> w.SessionsResult:
-    """List the sessions of the caller's label, or with `all` of all users; dormant ones last."""
+    """List the sessions of the caller's label, or with `all` of all users; dormant ones last. With
+    a `session_id`, list only those with this id.
+    """
     p: w.SessionsParams = request.params
     found = [*daemon.sessions.live, *(daemon.sessions.dormant if p.dormant else ())]
     visible = [s for s in found if p.all or request.owner.includes(s.owner)]
-    return w.SessionsResult(sessions=[_describe_session(daemon, s) for s in visible])
+    named = [s for s in visible if p.session_id in (None, s.session_id)]
+    return w.SessionsResult(sessions=[describe_session(daemon, s) for s in named])
 
 
 def _owner_fields(daemon: Daemon, session: Session) -> dict[str, Any]:
@@ -47,7 +50,8 @@ def _owner_fields(daemon: Daemon, session: Session) -> dict[str, Any]:
     }
 
 
-def _describe_session(daemon: Daemon, session: Session) -> dict[str, Any]:
+def describe_session(daemon: Daemon, session: Session) -> dict[str, Any]:
+    """Return the description of a session."""
     dormant = session.state == "dormant"
     return _owner_fields(daemon, session) | {
         "has_place": not dormant and not daemon.sessions.live.has_yielded(session),

@@ -13,7 +13,7 @@ from .arguments import priority_of, seconds_of
 from .residency_requests import Call, shorten_timeouts
 
 WITHOUT_PLACE = {
-    *("get_output", "get_output_single", "fini_single", "parameters"),
+    *("get_output", "get_output_single", "fini_single", "parameters", "history"),
     *("finalize_execution_context", "close_execution_context", "delete_session"),
     *("cancel", "park"),
 }

@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 import structlog
 
-from ...backends.errors import Cancelled, InvalidArgument
+from ...backends.errors import Cancelled, InvalidArgument, NotFound
 from ...ipc import messages as w
 from ...ipc.server.request import Request
 from ...sessions import PlaceWait, Session
 from ..core import Daemon
 from .arguments import priority_of, seconds_of
+from .monitoring import describe_session
 
 log = structlog.get_logger()
 
@@ -145,6 +146,35 @@ async def _count_cached(session: Session) -> dict[str, Any]:
     return {"tokens": tokens, "cached_tokens": cached, "kv": kv}
 
 
+async def history(daemon: Daemon, request: Request) -> w.HistoryResult:
+    """Return the messages of a session, open or dormant, and the turns that can be rewound."""
+    session = _named_session(daemon, request)
+    found = session.history
+    return w.HistoryResult(
+        messages=found.client_messages,
+        turns=[mark.messages for mark in found.marks],
+        session=describe_session(daemon, session),
+    )
+
+
+def _named_session(daemon: Daemon, request: Request) -> Session:
+    """Return a session of the caller by its context or id.
+
+    :raises NotFound: the caller has no session with this id.
+    """
+    p: w.HistoryParams = request.params
+    if (p.context is None) == (p.session_id is None):
+        raise InvalidArgument("history takes a context or a session id, and not both")
+    if p.session_id is None:
+        return daemon.session(request)
+    session = daemon.sessions.find_session(request.owner, p.session_id)
+    if session is None:
+        raise NotFound(
+            f"there is no session {p.session_id!r}", hint="`sessions` lists them: check the id"
+        )
+    return session
+
+
 async def delete_session(daemon: Daemon, request: Request) -> w.DeleteSessionResult:
     """Delete a session, its history and its KV state; return when they are deleted."""
     p: w.DeleteSessionParams = request.params
@@ -157,4 +187,7 @@ async def delete_session(daemon: Daemon, request: Request) -> w.DeleteSessionRes
     return w.DeleteSessionResult(deleted=True)
 
 
-CALLS = (cancel, park, reset, set_options, parameters, fork_session, rewind, delete_session)
+CALLS = (
+    *(cancel, park, reset, set_options, parameters),
+    *(fork_session, rewind, history, delete_session),
+)

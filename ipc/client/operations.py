@@ -81,6 +81,21 @@ class AsyncOperations(AsyncWasiCalls):
         params = w.RewindParams(context=context, turns=turns, tokens=tokens)
         return await self._call("rewind", params, w.RewindResult, timeout)
 
+    async def history(
+        self,
+        context: int | None = None,
+        *,
+        session_id: str | None = None,
+        timeout: float | None = None,
+    ) -> w.HistoryResult:
+        """Return the messages of a session, with the answer so far, and its turns.
+
+        It is named by its context or, wherever it is open, by its id. `turns` has the number of
+        messages before each turn that `rewind` can remove.
+        """
+        params = w.HistoryParams(context=context, session_id=session_id)
+        return await self._call("history", params, w.HistoryResult, timeout)
+
     async def delete_session(
         self,
         context: int | None = None,
@@ -205,13 +220,19 @@ class AsyncOperations(AsyncWasiCalls):
         await self._call("remove_adapter", params, w.Empty, timeout)
 
     async def sessions(
-        self, *, dormant: bool = False, all_users: bool = False, timeout: float | None = None
+        self,
+        *,
+        dormant: bool = False,
+        all_users: bool = False,
+        session_id: str | None = None,
+        timeout: float | None = None,
     ) -> list[dict[str, Any]]:
         """Return the user's sessions, with *dormant* also those that are not open.
 
-        With *all_users* an operator gets those of all users.
+        With *all_users* an operator gets those of all users; with *session_id* only those with this
+        id are returned.
         """
-        params = w.SessionsParams(dormant=dormant, all=all_users)
+        params = w.SessionsParams(dormant=dormant, all=all_users, session_id=session_id)
         return (await self._call("sessions", params, w.SessionsResult, timeout)).sessions
 
     async def queue(

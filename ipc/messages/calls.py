@@ -55,6 +55,7 @@ CALLS: dict[str, Call] = {
     "reset": Call(session_operations.SystemParams, Empty),
     "rewind": Call(session_operations.RewindParams, session_operations.RewindResult),
     "fork_session": Call(session_operations.ForkParams, session_operations.ForkResult),
+    "history": Call(session_operations.HistoryParams, session_operations.HistoryResult),
     "delete_session": Call(
         session_operations.DeleteSessionParams, session_operations.DeleteSessionResult
     ),

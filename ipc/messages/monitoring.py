@@ -14,10 +14,14 @@ class QueueParams(Map):
 
 
 class SessionsParams(Map):
-    """`sessions`; `dormant` adds dormant sessions, `all` those of all users, for an operator."""
+    """`sessions`; `dormant` adds dormant sessions, `all` those of all users, for an operator.
+
+    With a `session_id`, only those with this id are listed.
+    """
 
     dormant: bool = False
     all: bool = False
+    session_id: str | None = None
 
 
 class SessionsResult(Map):

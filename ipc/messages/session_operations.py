@@ -73,6 +73,23 @@ class RewindResult(Map):
     kv: str = "cached"
 
 
+class HistoryParams(Map):
+    """`history` of a context of this connection, or of a session by its id; not both."""
+
+    context: int | None = None
+    session_id: str | None = None
+
+
+class HistoryResult(Map):
+    """The chat's `messages` with the answer so far, the number of them before each of the `turns`
+    that can be rewound, and the `session` as `sessions` describes it.
+    """
+
+    messages: list[dict[str, Any]]
+    turns: list[int]
+    session: dict[str, Any]
+
+
 class DeleteSessionParams(Map):
     """`delete_session` of a context of this connection, or of a session by its id; not both."""
 

@@ -218,6 +218,11 @@ class History:
         self.tool_use = tool_use
 
     @property
+    def client_messages(self) -> list[dict[str, Any]]:
+        """The chat as clients have it."""
+        return list(map(without_raw_answer, self.messages))
+
+    @property
     def opens_call(self) -> bool:
         """Whether the prompt ends with the mark before a call, where its answer begins."""
         return opens_call(self._rendered or "")

@@ -70,6 +70,13 @@ class HistoryState:
         self.now = self.before = History()
         self.interrupted = None  # the packed history has it
 
+    def unpacked_history(self) -> History:
+        """Return the history of a dormant session, which stays packed."""
+        state = HistoryState()
+        state._packed = self.packed
+        state.activate()
+        return state.now
+
     def activate(self) -> None:
         """Unpack the history."""
         entry = decode_history(self.packed)

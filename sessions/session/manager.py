@@ -282,6 +282,15 @@ class SessionManager:
         self._end_session(session, SessionCall.CLOSE, "the session was deleted")
         await self._delete_now(session)
 
+    def find_session(self, owner: Owner, session_id: str) -> Session | None:
+        """Return an owner's session with an id, open or dormant.
+
+        :raises InvalidArgument: this cannot be an id.
+        """
+        check_id(session_id)
+        _, live = self.live.find_id(owner, session_id)
+        return live or self.dormant.find_session(owner, session_id)
+
     async def delete_session_by_id(self, owner: Owner, session_id: str) -> bool:
         """Delete a session by its id, live or dormant; return whether there was one. Its files and
         rows on disk are deleted in any case.

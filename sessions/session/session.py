@@ -94,6 +94,13 @@ class Session(SessionCore):
         return self.conversation.history_state.packed
 
     @property
+    def history(self) -> History:
+        """The history with the output so far, also of a dormant session. It is a copy."""
+        if self.state is SessionState.DORMANT:
+            return self.conversation.history_state.unpacked_history()
+        return self.conversation.current_history()
+
+    @property
     def leaves_state(self) -> bool:
         """Whether there may be KV states of this session alone. Other states are shared by sessions
         with the same tokens, and a session without an id has no files.

@@ -331,6 +331,7 @@ ANSWERS: dict[str, Answer] = {
     "park": _fixed(parked=True),
     "fork_session": _fork,
     "rewind": _fixed(tokens=5, turns=1, cached_tokens=2, kv="recomputed"),
+    "history": _fixed(messages=[{"role": "user"}], turns=[0], session={"context": 12}),
     "delete_session": _fixed(deleted=True),
     "save_state": _fixed(tokens=5, stored_tokens=5),
     "list_states": _fixed(states=[{"name": "story"}]),

@@ -10,7 +10,7 @@ import type { SessionOptions } from "./attachment.js";
 import type { CallOptions, Client } from "./client.js";
 import type { InferdError } from "./errors.js";
 import type { ModelParameters } from "./generated/parameters.js";
-import type { Metadata, RewindResult } from "./generated/protocol.js";
+import type { HistoryResult, Metadata, RewindResult } from "./generated/protocol.js";
 import type { Request } from "./request.js";
 import type { Reply, ToolCall } from "./stream.js";
 import type { TurnOptions } from "./turn.js";
@@ -178,6 +178,11 @@ export class Session implements AsyncDisposable {
   async rewind(to: { turns: number } | { tokens: number }, options: CallOptions = {}): Promise<RewindResult> {
     await this.#ready(options);
     return await this.#attachment.call("rewind", { context: this.context, ...to }, options);
+  }
+
+  /** Return the messages, with the answer so far, and the turns that `rewind` can remove. */
+  async history(options: CallOptions = {}): Promise<HistoryResult> {
+    return await this.#attachment.call("history", { context: this.context }, options);
   }
 
   /** Return `n` sessions that branch off from the present state. They are closed with this one, or by themselves. */

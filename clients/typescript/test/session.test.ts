@@ -51,6 +51,8 @@ test("a conversation goes on over turns, and can go back", async () => {
   assert.ok((second.metadata.input_tokens ?? 0) > (first.metadata.input_tokens ?? 0));
   assert.equal((await session.rewind({ turns: 1 })).turns, 1);
   assert.equal((await session.chat([{ role: "user", content: "three" }])).text, "three");
+  const { messages, turns } = await session.history();
+  assert.deepEqual([messages.map((message) => message["content"]), turns], [["three", "three"], [0, 0]]);
   await session.reset("Be brief.");
   assert.equal((await session.rewind({ tokens: 0 })).tokens, 0);
 });

@@ -336,6 +336,10 @@ class AsyncSession(SessionProperties):
         await self._turns.end_previous()
         return await self._client.rewind(self.context, turns=turns, tokens=tokens, timeout=timeout)
 
+    async def history(self, *, timeout: float | None = None) -> w.HistoryResult:
+        """Return the messages, with the answer so far, and the turns; see `AsyncClient.history`."""
+        return await self._client.history(self.context, timeout=timeout)
+
     async def delete(self, *, timeout: float | None = None) -> None:
         """Delete the session and its stored data, and close it."""
         await self._turns.end_previous()

@@ -26,6 +26,7 @@ from inferd import (
     ConnectionLost,
     ForkResult,
     Graph,
+    HistoryResult,
     InferdError,
     InvalidArgument,
     ProtocolError,
@@ -172,6 +173,13 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any], Any]] = 
         {"context": 12, "turns": 3},
         RewindResult(tokens=5, turns=1, cached_tokens=2, kv="recomputed"),
     ),
+    (
+        "history",
+        (),
+        {"session_id": "known"},
+        {"session_id": "known"},
+        HistoryResult(messages=[{"role": "user"}], turns=[0], session={"context": 12}),
+    ),
     ("delete_session", (12,), {}, {"context": 12}, True),
     ("delete_session", (), {"session_id": "known"}, {"session_id": "known"}, True),
     (
@@ -265,8 +273,9 @@ async def test_every_call_has_its_wire_name_and_params(tmp_path: Path) -> None:
             AsyncSession,
             " ".join(
                 (
-                    "answers attached cancel chat context delete fork graph metadata model",
-                    "parameters pull reset resume rewind save_state session_id set_options stream",
+                    "answers attached cancel chat context delete fork graph history",
+                    "metadata model parameters pull reset resume rewind save_state session_id",
+                    "set_options stream",
                 )
             ),
         ),

@@ -949,6 +949,26 @@ export function readForkSessionResult(fields: Fields): ForkSessionResult {
   return { tokens: 0, cached_tokens: 0, kv: "cached", ...fields, contexts: list(fields.contexts).map((item) => toHandle<Context>(item)) } as unknown as ForkSessionResult;
 }
 
+export interface HistoryParams {
+  /** a context of this connection */
+  context?: Context | null | undefined;
+  /** a session by its id */
+  session_id?: string | null | undefined;
+}
+
+export interface HistoryResult {
+  /** the messages, with the answer of a turn under way so far; empty if the history is raw text */
+  messages: Message[];
+  /** for each turn that `rewind` can remove, the number of messages before it, the latest turn last */
+  turns: number[];
+  /** the session, as `sessions` describes it */
+  session: Fields;
+}
+
+export function readHistoryResult(fields: Fields): HistoryResult {
+  return { ...fields } as unknown as HistoryResult;
+}
+
 export interface DeleteSessionParams {
   /** a context of this connection */
   context?: Context | null | undefined;
@@ -1126,6 +1146,8 @@ export interface SessionsParams {
   dormant?: boolean | undefined;
   /** the sessions of all users: requires the right to see all, else `PermissionDenied` */
   all?: boolean | undefined;
+  /** only the sessions with this id */
+  session_id?: string | null | undefined;
 }
 
 export interface SessionsResult {
@@ -1276,6 +1298,7 @@ export interface Calls {
   reset: { params: ResetParams; result: Empty; event: never };
   rewind: { params: RewindParams; result: RewindResult; event: never };
   fork_session: { params: ForkSessionParams; result: ForkSessionResult; event: never };
+  history: { params: HistoryParams; result: HistoryResult; event: never };
   delete_session: { params: DeleteSessionParams; result: DeleteSessionResult; event: never };
   save_state: { params: SaveStateParams; result: SaveStateResult; event: never };
   list_states: { params: Empty; result: ListStatesResult; event: never };
@@ -1340,6 +1363,7 @@ export const READERS: Readers = {
   reset: { result: () => ({}), event: null },
   rewind: { result: readRewindResult, event: null },
   fork_session: { result: readForkSessionResult, event: null },
+  history: { result: readHistoryResult, event: null },
   delete_session: { result: readDeleteSessionResult, event: null },
   save_state: { result: readSaveStateResult, event: null },
   list_states: { result: readListStatesResult, event: null },
