@@ -21,6 +21,7 @@ from .exchange import Api, Endpoint, Exchange
 from .exchange.exchange import JSON
 from .exchange.statuses import HttpRefusal
 from .limits import Limits
+from .openapi import PATH, openapi_endpoint
 from .turns import TurnRunner
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class Gateway:
         self._apis, self._turns, self._limits = apis, turns, limits
         self._origins, self._keys, self._quotas = origins, keys, turns.quotas
         self._exchanges: set[Exchange] = set()
-        by_path: dict[str, list[tuple[Api, Endpoint]]] = {}
+        by_path = {PATH: [(apis[-1], openapi_endpoint(apis))]}
         for api in apis:
             for endpoint in api.endpoints:
                 by_path.setdefault(endpoint.path, []).append((api, endpoint))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..exchange import Endpoint
-from .errors import error_body
+from .errors import ERROR_SCHEMA, error_body
 from .fields import TABLES
 from .models import answer_model, answer_models
 from .turns import answer_count_tokens, answer_messages
@@ -24,6 +24,7 @@ class AnthropicApi:
         Endpoint(method="GET", path="/v1/models", answer=answer_models, header=_HEADER),
         Endpoint(method="GET", path="/v1/models/{model:path}", answer=answer_model, header=_HEADER),
     )
+    error_schema = ERROR_SCHEMA
     error_body = staticmethod(error_body)
 
 

@@ -16,6 +16,19 @@ _TYPES = {
     504: "timeout_error",
 }
 
+ERROR_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+    },
+}
+
 
 def error_body(error: InferdError, status: int) -> dict[str, Any]:
     """Return the body of an error response, and of an error in a stream."""

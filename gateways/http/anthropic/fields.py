@@ -106,6 +106,7 @@ MESSAGES = FieldTable(
         refused("mcp_servers", "the gateway calls no servers", []),
         refused("context_management", "the whole history is used"),
     ],
+    kind=MessageFields,
 )
-COUNT_TOKENS = FieldTable("/v1/messages/count_tokens", _PROMPT)
+COUNT_TOKENS = FieldTable("/v1/messages/count_tokens", _PROMPT, kind=PromptFields)
 TABLES = (MESSAGES, COUNT_TOKENS)

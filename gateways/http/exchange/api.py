@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..fields import FieldTable
 from .exchange import Exchange
@@ -44,3 +44,7 @@ class Api(ErrorShape, Protocol):
     @property
     def tables(self) -> Sequence[FieldTable]:
         """The tables of its requests' fields, for the documentation."""
+
+    @property
+    def error_schema(self) -> Mapping[str, Any]:
+        """The JSON schema of its errors."""

@@ -67,10 +67,19 @@ class FieldTable:
 
     With *parameters*, a field that is not in the table is passed on as a parameter of
     docs/parameters.md, and the daemon refuses unknown ones by name. Without, it is refused here.
+    *kind* has the types of the honoured fields, for the OpenAPI document.
     """
 
-    def __init__(self, path: str, fields: Sequence[Field], *, parameters: bool = False):
+    def __init__(
+        self,
+        path: str,
+        fields: Sequence[Field],
+        *,
+        kind: type[msgspec.Struct] | None = None,
+        parameters: bool = False,
+    ):
         self.path, self.fields, self.parameters = path, tuple(fields), parameters
+        self.kind = kind
         self._by_name = {field.name: field for field in fields}
         self._by_option = {field.option or field.sets: field.name for field in fields}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..exchange import Endpoint
-from ..openai.errors import error_body
+from ..openai.errors import ERROR_SCHEMA, error_body
 from .queue import answer_queue
 
 
@@ -14,6 +14,7 @@ class InferdApi:
     prefixes = ("/v1/inferd/",)
     tables = ()
     endpoints = (Endpoint(method="GET", path="/v1/inferd/queue", answer=answer_queue),)
+    error_schema = ERROR_SCHEMA
     error_body = staticmethod(error_body)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..exchange import Endpoint
 from .embeddings import answer_embed, answer_embeddings
-from .errors import error_body
+from .errors import ERROR_SCHEMA, error_body
 from .fields import TABLES
 from .models import (
     answer_ps,
@@ -43,6 +43,7 @@ class OllamaApi:
         Endpoint(method="HEAD", path=_BLOBS, answer=refuse),
         Endpoint(method="POST", path=_BLOBS, answer=refuse),
     )
+    error_schema = ERROR_SCHEMA
     error_body = staticmethod(error_body)
 
 

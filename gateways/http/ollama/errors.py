@@ -6,6 +6,12 @@ from typing import Any
 
 from ....backends.errors import InferdError
 
+ERROR_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "string"}},
+}
+
 
 def error_body(error: InferdError, status: int) -> dict[str, Any]:
     """Return the body of an error response, and of an error in a stream."""

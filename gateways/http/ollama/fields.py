@@ -92,6 +92,7 @@ CHAT = FieldTable(
         honoured("messages", "without any, the model is loaded; `images` are refused"),
         parameter("tools"),
     ],
+    kind=ChatFields,
 )
 GENERATE = FieldTable(
     "/api/generate",
@@ -108,6 +109,7 @@ GENERATE = FieldTable(
         refused("height", "no model here makes images", 0),
         refused("steps", "no model here makes images", 0),
     ],
+    kind=GenerateFields,
 )
 OPTIONS = FieldTable(
     "/api/chat and /api/generate: options",
@@ -152,8 +154,9 @@ EMBED = FieldTable(
         honoured("input", f"a text, or up to {TEXTS_MAX}"),
         honoured("dimensions", "the first numbers of each vector, scaled to length 1"),
     ],
+    kind=EmbedFields,
 )
-EMBEDDINGS = FieldTable("/api/embeddings", [*_EMBED, honoured("prompt")])
+EMBEDDINGS = FieldTable("/api/embeddings", [*_EMBED, honoured("prompt")], kind=EmbeddingsFields)
 SHOW = FieldTable(
     "/api/show",
     [
@@ -164,5 +167,6 @@ SHOW = FieldTable(
         refused("template", "the model's own cannot be changed", ""),
         refused("options", "the model's own cannot be changed", {}),
     ],
+    kind=ModelFields,
 )
 TABLES = (CHAT, GENERATE, OPTIONS, EMBED, EMBEDDINGS, SHOW)

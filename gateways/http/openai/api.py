@@ -8,7 +8,7 @@ from .chat_fields import CHAT
 from .completion_fields import COMPLETIONS
 from .completions import answer_completion
 from .embeddings import EMBEDDINGS, answer_embeddings
-from .errors import error_body
+from .errors import ERROR_SCHEMA, error_body
 from .models import answer_model, answer_models
 from .responses import RESPONSES, answer_response, delete_response
 
@@ -28,6 +28,7 @@ class OpenAIApi:
         Endpoint(method="POST", path="/v1/responses", answer=answer_response),
         Endpoint(method="DELETE", path="/v1/responses/{response}", answer=delete_response),
     )
+    error_schema = ERROR_SCHEMA
     error_body = staticmethod(error_body)
 
 

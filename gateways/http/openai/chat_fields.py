@@ -112,5 +112,6 @@ CHAT = FieldTable(
         ignored("prompt_cache_retention", "the daemon's settings decide"),
         ignored("prompt_cache_options", "the daemon's settings decide"),
     ],
+    kind=ChatRequest,
     parameters=True,
 )

@@ -56,5 +56,6 @@ COMPLETIONS = FieldTable(
         refused("best_of", "use n, and choose", 1),
         ignored("user", "the key names the user"),
     ],
+    kind=CompletionRequest,
     parameters=True,
 )

@@ -40,6 +40,7 @@ EMBEDDINGS = FieldTable(
         honoured("priority", "extension: `low`, `normal`, `high` or `urgent`"),
         ignored("user", "the key names the user"),
     ],
+    kind=EmbeddingRequest,
 )
 
 

@@ -18,6 +18,23 @@ _CODES: tuple[tuple[type[InferdError], str], ...] = (
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES_BY_STATUS = {401: "invalid_api_key", 503: "overloaded"}
 
+ERROR_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
 
 def error_body(error: InferdError, status: int) -> dict[str, Any]:
     """Return the body of an error response, and of an error in a stream."""

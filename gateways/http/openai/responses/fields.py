@@ -108,5 +108,6 @@ RESPONSES = FieldTable(
         ignored("prompt_cache_retention", "the daemon's settings decide"),
         ignored("prompt_cache_options", "the daemon's settings decide"),
     ],
+    kind=ResponseRequest,
     parameters=True,
 )

@@ -1,0 +1,120 @@
+"""The OpenAPI document of the gateway, from the endpoints and the tables of requests' fields."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from ...backends.params import BY_SPELLING
+from ...backends.params.parameters_schema import json_schema
+from .exchange import Api, Endpoint, Exchange
+from .fields import Field, FieldTable, Use
+
+PATH = "/openapi.json"
+_COMPONENTS = "#/components/schemas/"
+
+
+def openapi_endpoint(apis: Sequence[Api]) -> Endpoint:
+    """Return the endpoint that publishes the document."""
+    body = b""
+
+    async def answer(exchange: Exchange) -> None:
+        nonlocal body
+        body = body or msgspec.json.encode(document(apis))
+        await exchange.send_whole(body)
+
+    return Endpoint(method="GET", path=PATH, answer=answer, public=True)
+
+
+def document(apis: Sequence[Api]) -> dict[str, Any]:
+    """Return the document. An endpoint that has the path of another one, and differs by a header,
+    is left out.
+    """
+    paths: dict[str, dict[str, Any]] = {}
+    for api in reversed(apis):
+        for endpoint in api.endpoints:
+            path = re.sub(r":path(?=})", "", endpoint.path)
+            operation = _operation(api, endpoint)
+            paths.setdefault(path, {}).setdefault(endpoint.method.lower(), operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "inferd gateway", "version": "1"},
+        "paths": paths,
+        "components": {"schemas": _schemas(apis)},
+    }
+
+
+def _operation(api: Api, endpoint: Endpoint) -> dict[str, Any]:
+    """Return an operation. Its streams are described by their content type alone."""
+    error = {"application/json": {"schema": {"$ref": f"{_COMPONENTS}{api.title}Error"}}}
+    operation: dict[str, Any] = {
+        "tags": [api.title],
+        "responses": {
+            "200": {"description": "the answer"},
+            "default": {"description": "an error", "content": error},
+        },
+    }
+    if names := re.findall(r"{(\w+)", endpoint.path):
+        text = {"type": "string"}
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": text} for name in names
+        ]
+    for table in api.tables:
+        if table.path == endpoint.path:
+            schema = {"$ref": _COMPONENTS + _name(api, table)}
+            operation["requestBody"] = {
+                "required": True,
+                "content": {"application/json": {"schema": schema}},
+            }
+    return operation
+
+
+def _name(api: Api, table: FieldTable) -> str:
+    """Return the name of a table's schema, such as `OpenAIChatCompletions`."""
+    words = re.findall(r"[a-z]+", table.path.removeprefix("/v1").removeprefix("/api"))
+    return api.title + "".join(word.capitalize() for word in words)
+
+
+def _schemas(apis: Sequence[Api]) -> dict[str, Any]:
+    kinds = [table.kind for api in apis for table in api.tables if table.kind is not None]
+    refs, schemas = msgspec.json.schema_components(kinds, ref_template=_COMPONENTS + "{name}")
+    own = {
+        kind: ref["$ref"].removeprefix(_COMPONENTS) for kind, ref in zip(kinds, refs, strict=True)
+    }
+    parameters = json_schema()["properties"]
+    found: dict[str, Any] = {}
+    for api in apis:
+        found[f"{api.title}Error"] = api.error_schema
+        for table in api.tables:
+            if table.kind is not None:
+                fields = schemas[own[table.kind]]
+                found[_name(api, table)] = _request(table, fields, parameters)
+    return {name: schema for name, schema in schemas.items() if name not in own.values()} | found
+
+
+def _request(table: FieldTable, own: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a path's requests."""
+    properties = dict(_properties(table.fields, own["properties"], parameters))
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": own.get("required", []),
+        "additionalProperties": table.parameters,
+    }
+
+
+def _properties(
+    fields: Sequence[Field], own: dict[str, Any], parameters: dict[str, Any]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    for field in fields:
+        if field.use is Use.REFUSED:
+            schema: dict[str, Any] = {"enum": [None, *field.permitted]}
+        elif field.option:
+            schema = parameters[BY_SPELLING[field.option.replace("_", "-")].name]
+        else:
+            schema = own.get(field.name, {})
+        note = "; ".join(filter(None, (field.use, field.note)))
+        yield field.name, {**schema, "description": note}
