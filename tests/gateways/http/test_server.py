@@ -6,7 +6,6 @@ import re
 import signal
 from http.client import IncompleteRead
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
@@ -49,17 +48,6 @@ def test_a_unix_socket_is_removed_at_the_end(daemon: RunningDaemon, tmp_path: Pa
         other.process.send_signal(signal.SIGTERM)
         other.process.wait(20)
         assert not path.exists()
-
-
-def test_the_program_of_the_page_runs(
-    daemon: RunningDaemon, capsys: pytest.CaptureFixture[str]
-) -> None:
-    program = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0]
-    with gateway(daemon) as other:
-        names: dict[str, Any] = {}
-        exec(program.replace("http://127.0.0.1:8080", other.url), names)
-        names["client"].close()
-    assert capsys.readouterr().out == "Say hello.\n"
 
 
 def test_the_keys_of_the_page_are_read(daemon: RunningDaemon, tmp_path: Path) -> None:
