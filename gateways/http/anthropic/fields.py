@@ -85,6 +85,10 @@ _PROMPT: tuple[Field, ...] = (
     ignored("speed", "`priority` orders turns"),
     ignored("user_profile_id", "the key names the user"),
     ignored("workspace_id", "the key names the user"),
+    ignored("billing_policy", "nothing is billed"),
+    ignored("context_management", "the whole history is used"),
+    refused("mcp_servers", "the gateway calls no servers", []),
+    refused("compaction", "histories are not compacted"),
 )
 MESSAGES = FieldTable(
     "/v1/messages",
@@ -103,8 +107,9 @@ MESSAGES = FieldTable(
         ignored("inference_geo", "all is computed on this machine"),
         ignored("diagnostics", "the daemon's metrics have more"),
         refused("container", "there are no containers"),
-        refused("mcp_servers", "the gateway calls no servers", []),
-        refused("context_management", "the whole history is used"),
+        refused("thread", "send the messages, or session_id"),
+        ignored("fallbacks", "no request is declined for its content"),
+        ignored("fallback_credit_token", "nothing is billed"),
     ],
     kind=MessageFields,
 )

@@ -12,6 +12,8 @@ from ..fields import FieldTable, honoured, ignored, parameter, refused
 from .chat_fields import ServiceTier, StreamOptions
 
 PROMPTS_MAX = 16
+ANSWERS_MAX = 64
+"""Answers of one request; each is a session while it runs, of which the daemon has 100."""
 TOKENS_DEFAULT = 16
 """OpenAI's default: programs rely on short completions."""
 
@@ -39,7 +41,7 @@ COMPLETIONS = FieldTable(
         honoured("prompt", "a text, or up to 16; it is used unchanged, without a chat template"),
         honoured("stream"),
         honoured("stream_options", "`include_usage`"),
-        honoured("n", "up to 16; each has the next seed"),
+        honoured("n", f"up to 16, and {ANSWERS_MAX} with all prompts; each has the next seed"),
         honoured("max_tokens", "16 if absent, as with OpenAI", sets="n-predict"),
         honoured("echo", "the text begins with the prompt, whose tokens have no logprobs"),
         honoured("logprobs", "up to 5"),

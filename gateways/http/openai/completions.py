@@ -13,9 +13,10 @@ from ....ipc.client import Piece, QueueEvent
 from ..callers.caller import Caller
 from ..exchange import Exchange, collect_turns, stream_turn
 from ..exchange.streaming import EVENT_STREAM
+from ..fields.table import field_error
 from ..turns import Answer, TurnRequest
 from .chat import DONE, bias_pairs, priority_of, waiting_comment
-from .completion_fields import COMPLETIONS, CompletionRequest
+from .completion_fields import ANSWERS_MAX, COMPLETIONS, CompletionRequest
 from .errors import error_body
 from .logprobs import CompletionLogprobs
 from .usage import add_usage, usage_of
@@ -58,6 +59,9 @@ class _Frame:
         :raises InvalidArgument: a field has a wrong value.
         """
         request = self.request
+        if request.n * len(self.prompts) > ANSWERS_MAX:
+            answers = f"{len(self.prompts)} prompts with {request.n} answers each"
+            raise field_error("n", f"n: {answers} are more than {ANSWERS_MAX} answers")
         options = {**options, "n-predict": request.max_tokens}
         if request.logprobs is not None:
             options["n-probs"] = max(1, request.logprobs)

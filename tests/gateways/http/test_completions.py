@@ -55,6 +55,7 @@ def test_several_prompts_have_their_own_answers(api: openai.OpenAI, stream: bool
         ({"prompt": []}, "prompt"),
         ({"prompt": [1, 2]}, "prompt[0]"),
         ({"prompt": ["x"] * 17}, "prompt"),
+        ({"prompt": ["x"] * 13, "n": 5}, "n"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 2}, "best_of"),
         ({"logprobs": 6}, "logprobs"),
@@ -97,7 +98,7 @@ def test_a_refused_embedding_names_the_field(api: openai.OpenAI) -> None:
 
 def test_the_queue_shows_the_turns_in_their_order(api: openai.OpenAI, http: RunningGateway) -> None:
     def turns() -> list[Any]:
-        found: Any = api.get("/queue", cast_to=object)
+        found: Any = api.get("/inferd/queue", cast_to=object)
         return list(found["data"])
 
     first = api.completions.create(model="slow", prompt="x" * 500, max_tokens=500, stream=True)
