@@ -156,6 +156,25 @@ def test_a_required_tool_is_called_with_its_schema(api: openai.OpenAI, stream: b
     assert set(json.loads(calls[0].function.arguments)) == {"city"}
 
 
+def test_the_named_function_is_called(api: openai.OpenAI) -> None:
+    function = {"name": "tell_time", "parameters": {"type": "object", "properties": {}}}
+    tools: list[Any] = [*PARIS, {"type": "function", "function": function}]
+    keywords: Any = {**GREEDY, "max_completion_tokens": 100, "messages": MESSAGES, "tools": tools}
+    for name in ("tell_time", "get_weather"):
+        choice: Any = {"type": "function", "function": {"name": name}}
+        message = api.chat.completions.create(**keywords, tool_choice=choice).choices[0].message
+        assert {call.function.name for call in message.tool_calls or []} == {name}  # type: ignore[union-attr]
+
+
+def test_without_parallel_calls_there_is_one(api: openai.OpenAI) -> None:
+    keywords: Any = {**GREEDY, "max_completion_tokens": 100, "messages": MESSAGES, "tools": PARIS}
+    done = api.chat.completions.create(
+        **keywords, tool_choice="required", parallel_tool_calls=False
+    )
+    assert len(done.choices[0].message.tool_calls or []) == 1
+    assert done.choices[0].finish_reason == "tool_calls"
+
+
 def test_the_result_of_a_tool_is_read(api: openai.OpenAI) -> None:
     keywords: Any = {**GREEDY, "tools": PARIS}
     done = api.chat.completions.create(

@@ -1,0 +1,119 @@
+"""Fields of the three APIs whose effect shows in a prompt or in the queue.
+
+The chat template of the model turns its arguments into numbers of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import ollama
+import openai
+import pytest
+
+from inferd import Client
+from inferd.testing import RunningDaemon, running_daemon
+from tests.echo import echo_model
+from tests.gateways.http.driver import CALL_S_MAX, RunningGateway
+from tests.models import ONE_THREAD, smollm2
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+HELLO: list[Any] = [{"role": "user", "content": "hello"}]
+EFFORTS = {"none": 1, "low": 2, "medium": 3, "high": 4}
+THINKING = {True: 20, False: 40}
+EFFORT = f"{{{{ ' x' * {EFFORTS}[reasoning_effort] }}}}"
+THOUGHT = f"{{{{ ' x' * {THINKING}[enable_thinking] }}}}"
+TEMPLATE = (
+    "{% for m in messages %}{{ m.content }}{% endfor %}"
+    f"{{% if reasoning_effort is defined %}}{EFFORT}{{% endif %}}"
+    f"{{% if enable_thinking is defined %}}{THOUGHT}{{% endif %}}"
+)
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    models = tmp_path_factory.mktemp("models")
+    (models / "smollm2.gguf").symlink_to(smollm2())
+    own = f'[models.smollm2]\nctx-size = 512\nslots = 2\nchat-template = """{TEMPLATE}"""\n'
+    config = ONE_THREAD + own + echo_model("slow", step_ms=50)
+    with running_daemon(config, models_dir=models) as running:
+        yield running
+
+
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_a_reasoning_effort_of_openai_is_an_argument_of_the_template(
+    api: openai.OpenAI, effort: Any
+) -> None:
+    def prompt_tokens(**keywords: Any) -> int:
+        done = api.chat.completions.create(
+            model="smollm2", messages=HELLO, max_completion_tokens=1, **keywords
+        )
+        assert done.usage is not None
+        return done.usage.prompt_tokens
+
+    more = EFFORTS[effort] + THINKING[effort != "none"]
+    assert prompt_tokens(reasoning_effort=effort) - prompt_tokens() == more
+    response = api.responses.create(
+        model="smollm2", input="hello", max_output_tokens=1, reasoning={"effort": effort}
+    )
+    assert response.usage is not None
+    assert response.usage.input_tokens - prompt_tokens() == more
+
+
+def test_thinking_of_anthropic_is_an_argument_of_the_template(http: RunningGateway) -> None:
+    with anthropic.Anthropic(base_url=http.url, api_key="none", timeout=CALL_S_MAX) as own:
+
+        def tokens(**keywords: Any) -> int:
+            counted = own.messages.count_tokens(model="smollm2", messages=HELLO, **keywords)
+            done = own.messages.create(model="smollm2", messages=HELLO, max_tokens=1, **keywords)
+            used = done.usage.input_tokens + (done.usage.cache_read_input_tokens or 0)
+            assert counted.input_tokens == used
+            return used
+
+        plain = tokens()
+        enabled = {"type": "enabled", "budget_tokens": 1024}
+        assert tokens(thinking=enabled) - plain == THINKING[True]
+        assert tokens(thinking={"type": "disabled"}) - plain == THINKING[False]
+        assert tokens(output_config={"effort": "high"}) - plain == EFFORTS["high"]
+        assert tokens(cache_control={"type": "ephemeral"}) == plain
+
+
+def test_think_of_ollama_is_an_argument_of_the_template(http: RunningGateway) -> None:
+    with ollama.Client(host=http.url, timeout=CALL_S_MAX) as own:
+
+        def tokens(**keywords: Any) -> int:
+            done = own.chat("smollm2", HELLO, options={"num_predict": 1}, **keywords)
+            return done.prompt_eval_count or 0
+
+        plain = tokens()
+        assert tokens(think=True) - plain == THINKING[True]
+        assert tokens(think=False) - plain == THINKING[False]
+        assert tokens(think="low") - plain == THINKING[True] + EFFORTS["low"]
+
+
+@pytest.mark.parametrize(
+    ("tier", "priority", "shown"),
+    [
+        ("flex", "low", "flex"),
+        ("default", "normal", "default"),
+        ("auto", "normal", "default"),
+        ("priority", "normal", "default"),  # the caller's highest class without a key
+    ],
+)
+def test_a_service_tier_is_the_class_of_a_turn(
+    api: openai.OpenAI, client: Client, tier: Any, priority: str, shown: str
+) -> None:
+    stream = api.chat.completions.create(
+        model="slow",
+        messages=[{"role": "user", "content": "x" * 500}],
+        service_tier=tier,
+        stream=True,
+    )
+    with stream:
+        assert next(iter(stream)).service_tier == shown
+        [turn] = [task for task in client.queue() if task["model"] == "slow"]
+        assert turn["priority"] == priority
+    wait_until(lambda: not client.queue())
