@@ -92,7 +92,7 @@ async def test_ollamas_chats_and_completions(of_ollama: ollama.AsyncClient) -> N
     assert (await of_ollama.chat("echo", HELLO)).message.content == "hello"
     assert (await of_ollama.generate("echo", "hello")).response == "hello"
     lines = await of_ollama.generate("echo", "hello", stream=True)
-    assert "".join([line.response async for line in lines]) == "hello"
+    assert "".join([line.response or "" async for line in lines]) == "hello"
 
 
 async def test_ollamas_models_and_embeddings(of_ollama: ollama.AsyncClient) -> None:

@@ -163,7 +163,7 @@ def test_the_named_function_is_called(api: openai.OpenAI) -> None:
     for name in ("tell_time", "get_weather"):
         choice: Any = {"type": "function", "function": {"name": name}}
         message = api.chat.completions.create(**keywords, tool_choice=choice).choices[0].message
-        assert {call.function.name for call in message.tool_calls or []} == {name}  # type: ignore[union-attr]
+        assert {call.function.name for call in message.tool_calls or []} == {name}
 
 
 def test_without_parallel_calls_there_is_one(api: openai.OpenAI) -> None:

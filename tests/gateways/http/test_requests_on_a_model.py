@@ -52,7 +52,7 @@ def test_a_reasoning_effort_of_openai_is_an_argument_of_the_template(
             model="smollm2", messages=HELLO, max_completion_tokens=1, **keywords
         )
         assert done.usage is not None
-        return done.usage.prompt_tokens
+        return int(done.usage.prompt_tokens)
 
     more = EFFORTS[effort] + THINKING[effort != "none"]
     assert prompt_tokens(reasoning_effort=effort) - prompt_tokens() == more
@@ -71,7 +71,7 @@ def test_thinking_of_anthropic_is_an_argument_of_the_template(http: RunningGatew
             done = own.messages.create(model="smollm2", messages=HELLO, max_tokens=1, **keywords)
             used = done.usage.input_tokens + (done.usage.cache_read_input_tokens or 0)
             assert counted.input_tokens == used
-            return used
+            return int(used)
 
         plain = tokens()
         enabled = {"type": "enabled", "budget_tokens": 1024}
