@@ -28,7 +28,7 @@ def page() -> str:
     parts = [_HEAD]
     for api in APIS:
         parts.append(f"\n## {api.title}\n")
-        parts += [_section(table) for table in api.tables]
+        parts += [_section(table) for table in api.tables if table.fields]
     return "".join(parts)
 
 
@@ -37,7 +37,9 @@ def _section(table: FieldTable) -> str:
     if table.parameters:
         rows.append("| others | honoured | parameters of [parameters.md](parameters.md) |")
     head = "| field | | meaning |\n|---|---|---|\n"
-    return f"\n### `{table.path}`\n\n{head}" + "\n".join(rows) + "\n"
+    path = table.path.replace(":path}", "}")
+    title = f"`GET {path}`, in the query" if table.method == "GET" else f"`{path}`"
+    return f"\n### {title}\n\n{head}" + "\n".join(rows) + "\n"
 
 
 def _row(field: Field) -> str:

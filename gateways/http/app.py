@@ -147,11 +147,11 @@ class Gateway:
                 raise _no_endpoint(exchange, methods)
             if not endpoint.public:
                 exchange.caller = self._identify(exchange)
-            self._quotas.begin_request(exchange.caller, time.monotonic())
+            self._quotas.begin_request(exchange.caller, time.monotonic(), endpoint.kind)
             try:
                 await self._answer(exchange, endpoint)
             finally:
-                self._quotas.end_request(exchange.caller)
+                self._quotas.end_request(exchange.caller, endpoint.kind)
         except InferdError as error:
             if not exchange.started:
                 await exchange.send_error(error)
@@ -187,7 +187,7 @@ class Gateway:
                 hint="call it by its address, or start it with --allow-host NAME",
             )
         if origin is None:
-            return
+            return _check_fetch(exchange)
         if not self._origins.allows_origin(origin, exchange.scheme, host):
             raise HttpRefusal(
                 403,
@@ -256,6 +256,21 @@ def _no_endpoint(exchange: Exchange, methods: Sequence[str]) -> HttpRefusal:
     return HttpRefusal(
         404, f"there is no {exchange.path[:200]}", hint="docs/gateway.md lists the paths"
     )
+
+
+def _check_fetch(exchange: Exchange) -> None:
+    """Check a request without an origin, such as that of an image in a page of another site: it
+    changes nothing, but takes a place. Links to the gateway are allowed.
+
+    :raises HttpRefusal: a browser says that the request is one of another site's page.
+    """
+    site = exchange.headers.get("sec-fetch-site", "none")
+    if site not in ("none", "same-origin") and exchange.headers.get("sec-fetch-mode") != "navigate":
+        raise HttpRefusal(
+            403,
+            "pages of other sites may not call this gateway",
+            hint="start it with --allow-origin ORIGIN",
+        )
 
 
 def _check_content_type(exchange: Exchange) -> None:

@@ -20,6 +20,8 @@ class Limits:
 
     requests_max: int = 600
     """Requests at once; a further one gets 503."""
+    streams_max: int = 256
+    """Streams of events at once; a further one gets 503."""
     clients_max: int = 1024
     """Connections of clients; on a further one, requests get 503."""
     connections_max: int = 16

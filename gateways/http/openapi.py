@@ -63,13 +63,32 @@ def _operation(api: Api, endpoint: Endpoint) -> dict[str, Any]:
             {"name": name, "in": "path", "required": True, "schema": text} for name in names
         ]
     for table in api.tables:
-        if table.path == endpoint.path:
+        if (table.path, table.method) != (endpoint.path, endpoint.method):
+            continue
+        if table.method == "GET":
+            operation["parameters"] = [*operation.get("parameters", ()), *_query(table)]
+        else:
             schema = {"$ref": _COMPONENTS + _name(api, table)}
             operation["requestBody"] = {
                 "required": True,
                 "content": {"application/json": {"schema": schema}},
             }
     return operation
+
+
+def _query(table: FieldTable) -> list[dict[str, Any]]:
+    """Return the parameters of a query."""
+    assert table.kind is not None, "a query has types"
+    fields = msgspec.json.schema(table.kind)["$defs"][table.kind.__name__]["properties"]
+    return [
+        {
+            "name": field.name,
+            "in": "query",
+            "schema": fields[field.name],
+            "description": field.note,
+        }
+        for field in table.fields
+    ]
 
 
 def _name(api: Api, table: FieldTable) -> str:
@@ -79,7 +98,8 @@ def _name(api: Api, table: FieldTable) -> str:
 
 
 def _schemas(apis: Sequence[Api]) -> dict[str, Any]:
-    kinds = [table.kind for api in apis for table in api.tables if table.kind is not None]
+    tables = [table for api in apis for table in api.tables if table.method != "GET"]
+    kinds = [table.kind for table in tables if table.kind is not None]
     refs, schemas = msgspec.json.schema_components(kinds, ref_template=_COMPONENTS + "{name}")
     own = {
         kind: ref["$ref"].removeprefix(_COMPONENTS) for kind, ref in zip(kinds, refs, strict=True)
@@ -89,7 +109,7 @@ def _schemas(apis: Sequence[Api]) -> dict[str, Any]:
     for api in apis:
         found[f"{api.title}Error"] = api.error_schema
         for table in api.tables:
-            if table.kind is not None:
+            if table in tables and table.kind is not None:
                 fields = schemas[own[table.kind]]
                 found[_name(api, table)] = _request(table, fields, parameters)
     return {name: schema for name, schema in schemas.items() if name not in own.values()} | found

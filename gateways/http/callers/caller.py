@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, get_args
 
 from ....backends.errors import ModelNotFound, PermissionDenied
@@ -36,6 +36,19 @@ class Caller:
     requests_max: int = 0
     tokens_per_minute: int = 0
     operator: bool = False
+
+    def as_operator(self) -> Caller:
+        """Return this caller as the gateway's own user, which may have the right to manage models.
+
+        :raises PermissionDenied: it is not an operator.
+        """
+        if not self.operator:
+            raise PermissionDenied(
+                "only an operator may load, unload and swap models",
+                hint="use a key that has `operator = true` (docs/gateway.md)",
+                data={"right": "manage"},
+            )
+        return replace(self, user=_GATEWAY)
 
     def may_use(self, model: str) -> bool:
         """Return whether the caller may use a model."""

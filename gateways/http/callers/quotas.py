@@ -1,14 +1,27 @@
-"""The requests and tokens that each caller has used."""
+"""The requests and streams of events that each caller has, and the tokens that it has used."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from enum import Enum
 
 from ....backends.errors import Busy, QuotaExceeded
 from .caller import Caller
 
+READS_MAX = 64
+"""Requests of one caller at once that compute nothing."""
+STREAMS_MAX = 16
+"""Streams of events that one caller has at once."""
 _MINUTE_S = 60.0
+
+
+class RequestKind(Enum):
+    """The bound in which a request counts."""
+
+    COMPUTE = "requests-max"
+    READ = "reads-max"
+    EVENTS = "streams-max"
 
 
 @dataclass(slots=True)
@@ -23,30 +36,46 @@ class Quotas:
     """The use of the gateway by its callers. All methods are synchronous.
 
     A caller saves up the tokens of one minute at most. A caller with at least one token left may
-    send a request; the tokens that it uses beyond the rest are deducted afterwards.
+    send a request that computes; the tokens that it uses beyond the rest are deducted afterwards.
     """
 
-    def __init__(self, requests_max: int):
-        self._requests_max = requests_max
-        self._requests: Counter[str] = Counter()
+    def __init__(self, requests_max: int, streams_max: int = 0):
+        self._requests_max, self._streams_max = requests_max, streams_max
+        self._counts: dict[RequestKind, Counter[str]] = {kind: Counter() for kind in RequestKind}
         self._buckets: dict[str, _Bucket] = {}
 
-    def begin_request(self, caller: Caller, now: float) -> None:
+    def begin_request(
+        self, caller: Caller, now: float, kind: RequestKind = RequestKind.COMPUTE
+    ) -> None:
         """Count a request, until `end_request`.
 
         :raises Busy: the gateway has too many.
         :raises QuotaExceeded: the caller has, or has used its tokens.
         """
-        if self._requests.total() >= self._requests_max:
-            raise Busy(
-                f"the gateway has {self._requests_max} requests, its maximum",
-                data={"bound": "requests-max", "requests_max": self._requests_max},
-            )
-        if caller.requests_max and self._requests[caller.name] >= caller.requests_max:
+        self._check_total(kind)
+        most = _bound_of(caller, kind)
+        if most and self._counts[kind][caller.name] >= most:
+            what = "streams of events" if kind is RequestKind.EVENTS else "requests"
             raise QuotaExceeded(
-                f"the key has {caller.requests_max} requests, its maximum",
-                data={"bound": "requests-max", "requests_max": caller.requests_max},
+                f"the caller has {most} {what} at once, its maximum",
+                data={"bound": kind.value, kind.value.replace("-", "_"): most},
             )
+        if kind is RequestKind.COMPUTE:
+            self._check_tokens(caller, now)
+        self._counts[kind][caller.name] += 1
+
+    def _check_total(self, kind: RequestKind) -> None:
+        events = kind is RequestKind.EVENTS
+        kinds = [kind] if events else [RequestKind.COMPUTE, RequestKind.READ]
+        most = self._streams_max if events else self._requests_max
+        if sum(self._counts[each].total() for each in kinds) >= most:
+            name = "streams" if events else "requests"
+            raise Busy(
+                f"the gateway has {most} {name}, its maximum",
+                data={"bound": f"{name}-max", f"{name}_max": most},
+            )
+
+    def _check_tokens(self, caller: Caller, now: float) -> None:
         per_minute = caller.tokens_per_minute
         if per_minute:
             bucket = self._refill(caller, now)
@@ -60,13 +89,13 @@ class Quotas:
                         "retry_after_s": wait_s,
                     },
                 )
-        self._requests[caller.name] += 1
 
-    def end_request(self, caller: Caller) -> None:
+    def end_request(self, caller: Caller, kind: RequestKind = RequestKind.COMPUTE) -> None:
         """Count a request no longer."""
-        self._requests[caller.name] -= 1
-        if not self._requests[caller.name]:
-            del self._requests[caller.name]
+        counts = self._counts[kind]
+        counts[caller.name] -= 1
+        if not counts[caller.name]:
+            del counts[caller.name]
 
     def charge_tokens(self, caller: Caller, tokens: int, now: float) -> None:
         """Deduct tokens that a caller has used."""
@@ -79,3 +108,10 @@ class Quotas:
         bucket.tokens = min(most, bucket.tokens + (now - bucket.at) * most / _MINUTE_S)
         bucket.at = now
         return bucket
+
+
+def _bound_of(caller: Caller, kind: RequestKind) -> int:
+    """Return the most requests of a kind that a caller may have at once; 0: no bound of its own."""
+    if kind is RequestKind.COMPUTE:
+        return caller.requests_max
+    return STREAMS_MAX if kind is RequestKind.EVENTS else READS_MAX

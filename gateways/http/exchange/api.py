@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..callers.quotas import RequestKind
 from ..fields import FieldTable
 from .exchange import Exchange
 from .statuses import ErrorShape
@@ -16,7 +17,7 @@ class Endpoint:
     """A function that answers the requests of a method and a path, such as ``/v1/models/{model}``.
 
     With *header*, it answers only requests that have this header; an endpoint without one answers
-    the others. A *public* endpoint needs no key.
+    the others. A *public* endpoint needs no key. *kind* says in which bound its requests count.
     """
 
     method: str
@@ -24,6 +25,7 @@ class Endpoint:
     answer: Callable[[Exchange], Awaitable[None]]
     header: str = ""
     public: bool = False
+    kind: RequestKind = RequestKind.COMPUTE
 
 
 class Api(ErrorShape, Protocol):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 
-from ....backends.errors import InferdError, TooLarge
+from ....backends.errors import Cancelled, InferdError, TooLarge
 from ..callers.caller import LOCAL, Caller
 from ..limits import Limits
 from .statuses import ErrorShape, HttpRefusal, retry_after_s, status_of
@@ -156,6 +156,8 @@ class Exchange:
         retry_s = retry_after_s(error, status)
         if retry_s is not None:
             headers.append((b"retry-after", str(retry_s).encode()))
+        if isinstance(error, Cancelled):  # OpenAI's clients would send the request again
+            headers.append((b"x-should-retry", b"false"))
         if status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         if isinstance(error, HttpRefusal) and error.allow:

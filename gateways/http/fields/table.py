@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -15,6 +16,7 @@ from ....backends.errors import InferdError, InvalidArgument, UnsupportedOperati
 S = TypeVar("S", bound=msgspec.Struct)
 _INT_END = 1 << 63
 _SHOWN_CHARACTERS = 200
+QUERY_FIELDS_MAX = 16
 _PATH = re.compile(r" - at `\$\.?([^`]*)`")
 
 
@@ -67,7 +69,8 @@ class FieldTable:
 
     With *parameters*, a field that is not in the table is passed on as a parameter of
     docs/parameters.md, and the daemon refuses unknown ones by name. Without, it is refused here.
-    *kind* has the types of the honoured fields, for the OpenAPI document.
+    *kind* has the types of the honoured fields, for the OpenAPI document. The fields of a table for
+    the *method* GET are those of the query.
     """
 
     def __init__(
@@ -77,9 +80,10 @@ class FieldTable:
         *,
         kind: type[msgspec.Struct] | None = None,
         parameters: bool = False,
+        method: str = "POST",
     ):
         self.path, self.fields, self.parameters = path, tuple(fields), parameters
-        self.kind = kind
+        self.kind, self.method = kind, method
         self._by_name = {field.name: field for field in fields}
         self._by_option = {field.option or field.sets: field.name for field in fields}
 
@@ -89,9 +93,22 @@ class FieldTable:
         :raises InvalidArgument: it is not a JSON object, or a field has another type or is unknown.
         :raises UnsupportedOperation: it has a field that is refused.
         """
+        own, options = self._split(_decode_object(body))
+        return _convert(own, kind), options
+
+    def read_query(self, query: str, kind: type[S]) -> S:
+        """Return the fields of a request in its query, such as ``limit=10&after=a``.
+
+        :raises InvalidArgument: a field has another type or is unknown.
+        """
+        own, _ = self._split(_decode_query(query))
+        return _convert(own, kind, strict=False)
+
+    def _split(self, fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return a request's own fields and its parameters."""
         own: dict[str, Any] = {}
         options: dict[str, Any] = {}
-        for name, value in _decode_object(body).items():
+        for name, value in fields.items():
             if value is None:
                 continue
             if isinstance(value, int) and not -_INT_END <= value < _INT_END:
@@ -109,10 +126,7 @@ class FieldTable:
                 options[field.option] = value
             elif field.use is Use.HONOURED:
                 own[name] = value
-        try:
-            return msgspec.convert(own, kind), options
-        except msgspec.ValidationError as exc:
-            raise _conversion_error(exc) from None
+        return own, options
 
     def name_field(self, error: InferdError) -> InferdError:
         """Return *error* with the name of the field that it is about in `data.param`, if known."""
@@ -142,6 +156,22 @@ def _decode_object(body: bytes) -> dict[str, Any]:
         raise InvalidArgument(
             f"the request is not JSON: {exc}", hint="send a JSON object"
         ) from None
+
+
+def _decode_query(query: str) -> dict[str, Any]:
+    try:
+        return dict(parse_qsl(query, keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX))
+    except ValueError:
+        raise InvalidArgument(
+            f"the query has more than {QUERY_FIELDS_MAX} fields", hint="send fewer"
+        ) from None
+
+
+def _convert(fields: dict[str, Any], kind: type[S], *, strict: bool = True) -> S:
+    try:
+        return msgspec.convert(fields, kind, strict=strict)
+    except msgspec.ValidationError as exc:
+        raise _conversion_error(exc) from None
 
 
 def _conversion_error(exc: msgspec.ValidationError) -> InvalidArgument:

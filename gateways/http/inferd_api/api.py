@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from ..callers.quotas import RequestKind
 from ..exchange import Endpoint
 from ..openai.errors import ERROR_SCHEMA, error_body
+from .fields import CANCEL, CREATE, FORK, LIST, REWIND
 from .queue import answer_queue
+from .rights import answer_caller
+from .session_changes import cancel_session, fork_session, rewind_session
+from .sessions import answer_session, answer_sessions, create_session, delete_session
+
+_read = partial(Endpoint, kind=RequestKind.READ)
+_PATH = "/v1/inferd"
+_SESSION = f"{_PATH}/sessions/{{session:path}}"
 
 
 class InferdApi:
     """The daemon's own paths."""
 
     title = "inferd"
-    prefixes = ("/v1/inferd/",)
-    tables = ()
-    endpoints = (Endpoint(method="GET", path="/v1/inferd/queue", answer=answer_queue),)
+    prefixes = (f"{_PATH}/",)
+    tables = (LIST, CREATE, FORK, REWIND, CANCEL)
+    endpoints = (
+        _read(method="GET", path=f"{_PATH}/caller", answer=answer_caller),
+        _read(method="GET", path=f"{_PATH}/sessions", answer=answer_sessions),
+        Endpoint(method="POST", path=f"{_PATH}/sessions", answer=create_session),
+        Endpoint(method="POST", path=f"{_SESSION}/fork", answer=fork_session),
+        Endpoint(method="POST", path=f"{_SESSION}/rewind", answer=rewind_session),
+        _read(method="POST", path=f"{_SESSION}/cancel", answer=cancel_session),
+        _read(method="GET", path=_SESSION, answer=answer_session),
+        _read(method="DELETE", path=_SESSION, answer=delete_session),
+        _read(method="GET", path=f"{_PATH}/queue", answer=answer_queue),
+    )
     error_schema = ERROR_SCHEMA
     error_body = staticmethod(error_body)
 

@@ -14,9 +14,25 @@ _CODES: tuple[tuple[type[InferdError], str], ...] = (
     (e.QuotaExceeded, "rate_limit_exceeded"),
     (e.SessionBusy, "session_busy"),
     (e.UnsupportedOperation, "unsupported"),
+    (e.PermissionDenied, "permission_denied"),
+    (e.NotFound, "not_found"),
+    (e.InvalidArgument, "invalid_argument"),
+    (e.LoadFailed, "load_failed"),
+    (e.OutOfMemory, "out_of_memory"),
+    (e.Cancelled, "cancelled"),
 )
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-_CODES_BY_STATUS = {401: "invalid_api_key", 503: "overloaded"}
+_CODES_BY_STATUS = {
+    401: "invalid_api_key",
+    403: "permission_denied",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    413: "too_large",
+    415: "unsupported_media_type",
+    503: "overloaded",
+    504: "timeout",
+}
 
 ERROR_SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 
-from ....backends.errors import InferdError, InvalidArgument, SessionBusy, Timeout
+from ....backends.errors import Cancelled, InferdError, InvalidArgument, Timeout
 from ....ipc.client import Answer as ClientAnswer
 from ....ipc.client import AsyncSession, AsyncStream, Embeddings, Piece, Reply
 from ....ipc.priorities import Priority
@@ -19,6 +19,7 @@ from ..limits import Limits
 from .answers import Answer, TurnReader, finish_reason_of
 from .pool import ConnectionPool
 from .request import TurnRequest
+from .reservations import SessionReservations
 
 SEED_MAX = (1 << 32) - 1
 
@@ -32,8 +33,8 @@ class TurnRunner:
 
     def __init__(self, pool: ConnectionPool, limits: Limits):
         self.pool, self._limits = pool, limits
-        self.quotas = Quotas(limits.requests_max)
-        self._sessions: set[tuple[str, str, str]] = set()
+        self.quotas = Quotas(limits.requests_max, limits.streams_max)
+        self.reservations = SessionReservations()
 
     async def collect(self, caller: Caller, request: TurnRequest) -> list[Answer]:
         """Return the whole answers; the first one that failed is raised if all of them did.
@@ -151,20 +152,23 @@ class TurnRunner:
         """
         caller.check_model(request.model)
         caller.check_priority(request.priority)
-        with self._reserve_session(caller, request.session_id):
-            if request.branch_of is not None:
-                await self._branch(caller, request)
-            async with (
-                self.pool.lease(caller, requests) as client,
-                client.session(
-                    request.model,
-                    session_id=request.session_id,
-                    raw=request.raw,
-                    priority=request.priority,
-                    queue_timeout=self._limits.queue_s_max,
-                ) as session,
-            ):
-                yield session
+        with self.reservations.reserve(caller, request.session_id) as reservation:
+            with reservation.scope:
+                if request.branch_of is not None:
+                    await self._branch(caller, request)
+                async with (
+                    self.pool.lease(caller, requests) as client,
+                    client.session(
+                        request.model,
+                        session_id=request.session_id,
+                        raw=request.raw,
+                        priority=request.priority,
+                        queue_timeout=self._limits.queue_s_max,
+                    ) as session,
+                ):
+                    yield session
+            if reservation.scope.cancelled_caught:
+                raise Cancelled("the turn was cancelled by another request of its caller")
 
     async def _branch(self, caller: Caller, request: TurnRequest) -> None:
         """Make the request's session a branch of another one, which stays as it is.
@@ -172,7 +176,7 @@ class TurnRunner:
         :raises InvalidArgument: there is no such session.
         """
         assert request.branch_of is not None and request.session_id is not None
-        with self._reserve_session(caller, request.branch_of):
+        with self.reservations.reserve(caller, request.branch_of):
             async with (
                 self.pool.lease(caller) as client,
                 client.session(
@@ -199,9 +203,6 @@ class TurnRunner:
         async with self.pool.lease(caller) as client:
             return await client.delete_session(session_id=session_id)
 
-    def _reserve_session(self, caller: Caller, session_id: str | None) -> _Reservation:
-        return _Reservation(self._sessions, caller, session_id)
-
     def _turn_keywords(
         self, request: TurnRequest, deadline: float, number: int = 0
     ) -> dict[str, Any]:
@@ -224,27 +225,6 @@ class TurnRunner:
             "timeout": remaining_s,
             "traceparent": request.traceparent,
         }
-
-
-class _Reservation:
-    """The place of the only request of a session with an id."""
-
-    def __init__(self, sessions: set[tuple[str, str, str]], caller: Caller, session_id: str | None):
-        self._sessions = sessions
-        self._key = (*caller.user, session_id or "")
-
-    def __enter__(self) -> None:
-        if not self._key[-1]:
-            return
-        if self._key in self._sessions:
-            raise SessionBusy(
-                f"the session {self._key[-1]!r} has a request under way",
-                hint="wait for its end: a session has one turn at a time",
-            )
-        self._sessions.add(self._key)
-
-    def __exit__(self, *_: object) -> None:
-        self._sessions.discard(self._key)
 
 
 def _whole_answer(reply: Reply) -> Answer:

@@ -13,6 +13,7 @@ import pytest
 from inferd import Client
 from inferd.testing import RunningDaemon, running_daemon
 from tests.gateways.http.driver import CALL_S_MAX, RunningGateway
+from tests.gateways.http.own_paths import Caller
 from tests.models import ONE_THREAD, smollm2
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
@@ -219,3 +220,34 @@ def test_developers_and_long_prompts(api: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         api.chat.completions.create(**GREEDY, messages=[{"role": "user", "content": "x " * 3000}])
     assert caught.value.code == "context_length_exceeded"
+
+
+def test_a_branch_and_a_rewound_session_answer_like_an_unbranched_one(
+    http: RunningGateway, api: openai.OpenAI
+) -> None:
+    def ask(session_id: str, text: str) -> tuple[str | None, int]:
+        done = api.chat.completions.create(
+            **GREEDY,
+            messages=[{"role": "user", "content": text}],
+            extra_body={"session_id": session_id},
+        )
+        assert done.usage is not None and done.usage.prompt_tokens_details is not None
+        return done.choices[0].message.content, done.usage.prompt_tokens_details.cached_tokens or 0
+
+    caller = Caller(http)
+    for name in ("plain", "trunk"):
+        caller.post("/sessions", model="smollm2", id=name, system="Answer in one sentence.")
+        ask(name, QUESTION)
+    expected, _ = ask("plain", "And of Italy?")
+    other, _ = ask("trunk", "Name a colour.")
+    assert other != expected
+    assert caller.post("/sessions/trunk/fork", id="branch", messages=3).status == 200
+    assert caller.post("/sessions/trunk/rewind", turns=1).status == 200
+    history = caller.get("/sessions/plain").json["tokens"]
+    for name in ("branch", "trunk"):
+        answer, cached = ask(name, "And of Italy?")
+        assert answer == expected
+        assert cached > 20, "the common beginning is not computed again"
+        found = caller.get(f"/sessions/{name}").json
+        assert found["messages"] == caller.get("/sessions/plain").json["messages"]
+        assert found["tokens"] == history

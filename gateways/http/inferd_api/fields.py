@@ -1,0 +1,133 @@
+"""The fields of the requests of the daemon's own paths."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from ....ipc.priorities import Priority
+from ..fields import FieldTable, honoured
+
+SESSIONS_MAX = 1000
+SessionId = Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class ListQuery(Struct, kw_only=True):
+    """The part of the list of sessions that is requested."""
+
+    limit: Annotated[int, Meta(ge=1, le=SESSIONS_MAX)] = 100
+    after: SessionId | None = None
+
+
+class NewSession(Struct, kw_only=True):
+    """A session to create."""
+
+    model: str
+    id: SessionId | None = None
+    system: str | None = None
+    priority: Priority = "normal"
+
+
+class Fork(Struct, kw_only=True):
+    """A branch to create."""
+
+    id: SessionId | None = None
+    messages: Annotated[int, Meta(ge=0)] | None = None
+
+
+class Rewind(Struct, kw_only=True):
+    """The messages to keep, or the turns to remove."""
+
+    messages: Annotated[int, Meta(ge=0)] | None = None
+    turns: Annotated[int, Meta(ge=1)] | None = None
+
+
+class Nothing(Struct):
+    """A request without fields."""
+
+
+class Load(Struct, kw_only=True):
+    """A model to load."""
+
+    model: str
+    stream: bool = False
+
+
+class Unload(Struct, kw_only=True):
+    """A model to unload."""
+
+    model: str
+    force: bool = False
+
+
+class Swap(Struct, kw_only=True):
+    """A model to replace by another."""
+
+    model: str
+    to: str
+    mode: Literal["migrate", "drain"] = "migrate"
+    force: bool = False
+
+
+_SESSIONS = "/v1/inferd/sessions"
+_MODELS = "/v1/inferd/models"
+_MESSAGES = "the number of messages to keep, one of the session's `boundaries`"
+
+LIST = FieldTable(
+    _SESSIONS,
+    [
+        honoured("limit", f"1 to {SESSIONS_MAX}, the default is 100"),
+        honoured("after", "the id of the last session of the list before"),
+    ],
+    kind=ListQuery,
+    method="GET",
+)
+CREATE = FieldTable(
+    _SESSIONS,
+    [
+        honoured("model"),
+        honoured("id", "1 to 128 characters; the default is a random one"),
+        honoured("system", "the system prompt, the first message of the history"),
+        honoured("priority", "the class of its turns that name none; the default is `normal`"),
+    ],
+    kind=NewSession,
+    parameters=True,
+)
+FORK = FieldTable(
+    f"{_SESSIONS}/{{session:path}}/fork",
+    [
+        honoured("id", "that of the branch; the default is a random one"),
+        honoured("messages", f"{_MESSAGES}; the default is all"),
+    ],
+    kind=Fork,
+)
+REWIND = FieldTable(
+    f"{_SESSIONS}/{{session:path}}/rewind",
+    [
+        honoured("messages", _MESSAGES),
+        honoured("turns", "instead of `messages`: the number of turns to remove"),
+    ],
+    kind=Rewind,
+)
+CANCEL = FieldTable(f"{_SESSIONS}/{{session:path}}/cancel", [], kind=Nothing)
+LOAD = FieldTable(
+    f"{_MODELS}/load",
+    [honoured("model"), honoured("stream", "true: events of the progress")],
+    kind=Load,
+)
+UNLOAD = FieldTable(
+    f"{_MODELS}/unload",
+    [honoured("model"), honoured("force", "true: end the turns of a model in use")],
+    kind=Unload,
+)
+SWAP = FieldTable(
+    f"{_MODELS}/swap",
+    [
+        honoured("model", "the name that gets another model"),
+        honoured("to", "the other model's name, or `model` itself to end a swap"),
+        honoured("mode", "`migrate`: load it beside the old one; `drain`: in its place"),
+        honoured("force", "true: also put an encoder in place of a model that generates text"),
+    ],
+    kind=Swap,
+)

@@ -1,0 +1,191 @@
+"""Sessions of the caller: list, create, read and delete them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import anyio
+
+from ....backends.errors import InferdError, NotFound, SessionBusy
+from ....ipc.client import AsyncClient
+from ..callers.caller import Caller
+from ..exchange import Exchange
+from ..limits import CLOSE_S_MAX
+from .boundaries import boundaries_of
+from .fields import CREATE, LIST, ListQuery, NewSession
+from .ownership import is_own
+
+_ACTIVE = frozenset({"waiting", "running", "parked"})
+_SHOWN = ("model", "state", "priority", "tokens", "turns", "idle_s")
+
+
+async def answer_sessions(exchange: Exchange) -> None:
+    """Answer with the caller's sessions, the latest used first."""
+    query = LIST.read_query(exchange.query, ListQuery)
+    async with exchange.turns.pool.lease(exchange.caller) as client:
+        entries = own_sessions(exchange.caller, await client.sessions(dormant=True))
+        entries.sort(key=lambda entry: float(entry["idle_s"]))
+        page, more = _page(entries, query)
+        data = await show_sessions(client, exchange.caller, page)
+    await exchange.send_json({"object": "list", "data": data, "has_more": more})
+
+
+def _page(entries: list[dict[str, Any]], query: ListQuery) -> tuple[Sequence[dict[str, Any]], bool]:
+    """Return the entries that a query selects, and whether more follow.
+
+    :raises NotFound: there is no session with the id *after*.
+    """
+    first = 0
+    if query.after is not None:
+        ids = [entry["session_id"] for entry in entries]
+        if query.after not in ids:
+            raise no_session(query.after, param="after")
+        first = ids.index(query.after) + 1
+    end = first + query.limit
+    return entries[first:end], len(entries) > end
+
+
+async def create_session(exchange: Exchange) -> None:
+    """Create a session, which is dormant until its first turn."""
+    fields, options = CREATE.read(exchange.body, NewSession)
+    caller, session_id = exchange.caller, fields.id or new_id()
+    caller.check_model(fields.model)
+    caller.check_priority(fields.priority)
+    with exchange.turns.reservations.reserve(caller, session_id):
+        async with exchange.turns.pool.lease(caller) as client:
+            if await client.sessions(dormant=True, session_id=session_id):
+                raise _id_in_use(session_id)
+            try:
+                await _open_new(exchange, client, session_id, fields, options)
+            except SessionBusy:
+                raise
+            except BaseException as exc:
+                await forget_session(client, session_id)
+                raise CREATE.name_field(exc) if isinstance(exc, InferdError) else exc from None
+            shown = await show_session(client, caller, session_id)
+    await exchange.send_json(shown)
+
+
+async def _open_new(
+    exchange: Exchange,
+    client: AsyncClient,
+    session_id: str,
+    fields: NewSession,
+    options: dict[str, Any],
+) -> None:
+    async with client.session(
+        fields.model,
+        session_id=session_id,
+        system=fields.system,
+        priority=fields.priority,
+        queue_timeout=exchange.limits.queue_s_max,
+        options=options or None,
+    ) as session:
+        if session.attached:
+            raise _id_in_use(session_id)
+
+
+async def forget_session(client: AsyncClient, session_id: str) -> None:
+    """Delete a session that a failed request has created, also if the request was cancelled."""
+    with anyio.move_on_after(CLOSE_S_MAX, shield=True), suppress(InferdError):
+        await client.delete_session(session_id=session_id)
+
+
+def new_id() -> str:
+    """Return an id for a new session."""
+    return f"session_{secrets.token_hex(12)}"
+
+
+def _id_in_use(session_id: str) -> SessionBusy:
+    return SessionBusy(
+        f"there is a session {session_id!r} already",
+        hint="delete it, or use another id",
+        data={"param": "id"},
+    )
+
+
+async def answer_session(exchange: Exchange) -> None:
+    """Answer with a session and its messages."""
+    session_id, caller = exchange.params["session"], exchange.caller
+    async with exchange.turns.pool.lease(caller) as client:
+        try:
+            history = await client.history(session_id=session_id)
+        except NotFound:
+            raise no_session(session_id) from None
+        if not caller.may_use(history.session["model"]):
+            raise no_session(session_id)
+        [shown] = await show_sessions(client, caller, [history.session])
+    more = {"messages": history.messages, "boundaries": boundaries_of(history)}
+    await exchange.send_json({**shown, **more})
+
+
+async def delete_session(exchange: Exchange) -> None:
+    """Delete a session, which ends its turn."""
+    session_id = exchange.params["session"]
+    async with exchange.turns.pool.lease(exchange.caller) as client:
+        await find_session(client, exchange.caller, session_id)
+        deleted = await client.delete_session(session_id=session_id)
+    if not deleted:
+        raise no_session(session_id)
+    await exchange.send_json({"id": session_id, "object": "session", "deleted": True})
+
+
+def own_sessions(caller: Caller, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the sessions with an id that are the caller's own, of models that it may use."""
+    return [
+        entry
+        for entry in entries
+        if entry["session_id"] and is_own(caller, entry) and caller.may_use(entry["model"])
+    ]
+
+
+async def find_session(client: AsyncClient, caller: Caller, session_id: str) -> dict[str, Any]:
+    """Return a session of the caller as the daemon lists it.
+
+    :raises NotFound: the caller has no such session.
+    """
+    found = own_sessions(caller, await client.sessions(dormant=True, session_id=session_id))
+    if not found:
+        raise no_session(session_id)
+    return found[0]
+
+
+def no_session(session_id: str, param: str = "session_id") -> NotFound:
+    """Return the error for an id that the caller has not."""
+    return NotFound(
+        f"there is no session {session_id[:128]!r}",
+        hint="GET /v1/inferd/sessions lists the sessions",
+        data={"param": param},
+    )
+
+
+async def show_session(client: AsyncClient, caller: Caller, session_id: str) -> dict[str, Any]:
+    """Return a session in the form of the API.
+
+    :raises NotFound: the caller has no such session.
+    """
+    [shown] = await show_sessions(client, caller, [await find_session(client, caller, session_id)])
+    return shown
+
+
+async def show_sessions(
+    client: AsyncClient, caller: Caller, entries: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return sessions in the form of the API, with the places of their turns in the queue."""
+    tasks: dict[str, dict[str, Any]] = {}
+    if any(entry["state"] in _ACTIVE for entry in entries):
+        tasks = {task["session_id"]: task for task in await client.queue() if is_own(caller, task)}
+    return [_shown(entry, tasks.get(entry["session_id"], {})) for entry in entries]
+
+
+def _shown(entry: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "object": "session",
+        "id": entry["session_id"],
+        **{name: entry[name] for name in _SHOWN},
+        "position": task.get("position"),
+        "starts_in_s": task.get("starts_in_s"),
+    }

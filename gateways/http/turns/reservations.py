@@ -1,0 +1,54 @@
+"""The sessions that have a request under way, by caller and id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import anyio
+
+from ....backends.errors import SessionBusy
+from ..callers.caller import Caller
+
+
+class Reservation:
+    """The place of the only request of a session. Its request owns it."""
+
+    def __init__(self) -> None:
+        self.scope = anyio.CancelScope()
+        """The turn of the request, if it has one: cancelling it ends the turn."""
+        self.released = anyio.Event()
+
+
+class SessionReservations:
+    """The reservations of all sessions. They belong to the event loop."""
+
+    def __init__(self) -> None:
+        self._by_session: dict[tuple[str, str, str], Reservation] = {}
+
+    @contextmanager
+    def reserve(self, caller: Caller, session_id: str | None) -> Iterator[Reservation]:
+        """Reserve a session; one without an id needs no place.
+
+        :raises SessionBusy: it has a request under way.
+        """
+        reservation = Reservation()
+        if session_id is None:
+            yield reservation
+            return
+        key = (*caller.user, session_id)
+        if key in self._by_session:
+            raise SessionBusy(
+                f"the session {session_id!r} has a request under way",
+                hint="wait for its end: a session has one turn at a time",
+            )
+        self._by_session[key] = reservation
+        try:
+            yield reservation
+        finally:
+            del self._by_session[key]
+            reservation.released.set()
+
+    def find(self, caller: Caller, session_id: str) -> Reservation | None:
+        """Return the reservation of a session that has a request under way."""
+        return self._by_session.get((*caller.user, session_id))
