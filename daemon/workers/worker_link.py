@@ -95,11 +95,14 @@ class WorkerLink:
             self._writing = False
 
     def _read_reports(self, sock: socket.socket) -> bool:
-        """Read once and pass the reports on; return False at the end of the stream."""
+        """Read once and pass the reports on; return False at the end of the stream.
+
+        :raises BlockingIOError: nothing has arrived.
+        """
         try:
             data = sock.recv(READ_BYTES)
         except BlockingIOError:
-            return True
+            raise
         except OSError:
             return False
         framed = False

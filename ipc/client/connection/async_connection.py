@@ -7,6 +7,7 @@ the deadline watcher times out requests, so that neither a call nor a token need
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import socket
 import threading
@@ -106,18 +107,23 @@ class AsyncConnection(ConnectionCore):
             if isinstance(current_token().native_token, asyncio.AbstractEventLoop):
                 await read_until_end(self._socket, self._read_some)
                 return
-            while self._read_some():  # trio
+            while self._lost is None:  # trio
                 await anyio.wait_readable(self._socket)
+                with contextlib.suppress(BlockingIOError):
+                    self._read_some()
         finally:
             self.lose(closed_error(self.path))
             self.ended.set()
 
     def _read_some(self) -> bool:
-        """Read once and handle the messages; return whether the connection stands."""
+        """Read once and handle the messages; return whether the connection stands.
+
+        :raises BlockingIOError: nothing has arrived.
+        """
         try:
             self.receive(self._received.reads, self._socket.recv(READ_BYTES))
         except BlockingIOError:
-            return True
+            raise
         except OSError as exc:
             self.lose(read_error(self.path, exc))
         return self._lost is None

@@ -128,6 +128,16 @@ async def test_the_end_of_a_client_that_is_not_read_from_is_noticed() -> None:
         assert not reader.received
 
 
+async def test_the_end_of_a_client_with_unread_replies_is_noticed_behind_its_requests() -> None:
+    async with reading() as (connection, client, reader):
+        connection.send(b"unread")
+        client.send(b"x" * (REQUESTS_BYTES + 1))
+        client.close()
+
+        await reader.ended.wait()
+        assert len(b"".join(reader.received)) == REQUESTS_BYTES + 1
+
+
 async def test_a_client_past_the_outbox_bound_is_disconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
