@@ -26,6 +26,7 @@ from .turns import TurnRunner
 
 log = logging.getLogger(__name__)
 _WATCH_PAUSE_S = 1.0
+_BROWSERS_HEADERS = frozenset(("origin", "referer", "cookie", "sec-fetch-site", "sec-fetch-mode"))
 _ALLOWED_HEADERS = b"authorization, content-type, x-api-key, anthropic-version, anthropic-beta"
 
 
@@ -274,10 +275,14 @@ def _check_fetch(exchange: Exchange) -> None:
 
 
 def _check_content_type(exchange: Exchange) -> None:
-    """Check that a body is declared as JSON: a page of another site cannot do so unasked.
+    """Check that a browser declares a body as JSON: a page of another site cannot do so unasked.
+
+    Other programs may leave the type out, as some clients of Ollama and `curl -d` do.
 
     :raises HttpRefusal: it is not.
     """
+    if not _BROWSERS_HEADERS & exchange.headers.keys():
+        return
     kind = exchange.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise HttpRefusal(

@@ -208,3 +208,11 @@ def test_a_late_error_is_a_line_of_the_stream(web: httpx.Client) -> None:
         lines = [json.loads(line) for line in reply.iter_lines()]
     assert reply.status_code == 200 and lines[0]["done"] is False
     assert list(lines[-1]) == ["error"]
+
+
+def test_a_program_may_leave_the_content_type_out(web: httpx.Client) -> None:
+    """As litellm does, and `curl -d`, which declares a form."""
+    body = json.dumps({"model": "echo", "messages": HELLO, "stream": False})
+    for headers in ({}, {"content-type": "application/x-www-form-urlencoded"}):
+        reply = web.post("/api/chat", content=body, headers=headers)
+        assert reply.json()["message"]["content"] == "hello"
