@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from ....backends.errors import InferdError, error_from_wire
 from ..results import Metadata
 
-_READ_EVENTS_MAX = 64
+_READ_EVENTS_MAX = 8
+"""Events that are kept after they were read; the removal of all of them at once costs less."""
 
 
 class RequestOwner(Protocol):
@@ -37,13 +38,13 @@ class InFlight:
     `done`: the request has a result or an error for the caller. `answered`: the daemon has finished
     it too, which for a request that was timed out or abandoned happens after `done`. `begun`: an
     event has arrived, read or not. `lost`: the connection was lost before the answer. `metadata` is
-    that of a turn in the answer: in the result, or in the data of `Cancelled`. `wake` belongs to
-    the connection.
+    that of a turn in the answer: in the result, or in the data of `Cancelled`. `waiters` belongs
+    to the connection.
     """
 
     __slots__ = (
         "_events", "_events_read", "abandoned", "answered", "begun", "call", "connection",
-        "deadline", "done", "error", "id", "lost", "metadata", "result", "wake",
+        "deadline", "done", "error", "id", "lost", "metadata", "result", "waiters",
     )  # fmt: skip
 
     def __init__(self, call: str, deadline: float):
@@ -55,7 +56,7 @@ class InFlight:
         self.error: InferdError | None = None
         self.metadata: Metadata = {}
         self.done = self.answered = self.abandoned = self.begun = self.lost = False
-        self.wake: Any = None
+        self.waiters: list[Any] = []
         self._events: list[dict[str, Any]] = []
         self._events_read = 0
 

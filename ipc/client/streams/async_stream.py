@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from typing import TypeAlias
 
 from ..connection.inflight import InFlight
 from .texts import Piece
 from .turn import StreamedTurn, TurnSoFar
+
+PieceTaker: TypeAlias = Callable[[Iterator[Piece]], bool]
+"""A function that takes pieces; it returns whether it takes more at once."""
 
 
 class AsyncStream(TurnSoFar, AsyncIterator[str], AbstractAsyncContextManager["AsyncStream"]):
@@ -39,7 +43,10 @@ class AsyncStream(TurnSoFar, AsyncIterator[str], AbstractAsyncContextManager["As
                     request = await turn.recover(request)
                     continue
                 elif request.done:
-                    return self._last_piece(request)
+                    piece = self._read_end(request)
+                    if piece.empty:
+                        raise StopAsyncIteration
+                    return piece
                 else:
                     await request.wait()
                     continue
@@ -50,12 +57,45 @@ class AsyncStream(TurnSoFar, AsyncIterator[str], AbstractAsyncContextManager["As
             turn.abandon()
             raise
 
-    def _last_piece(self, request: InFlight) -> Piece:
+    async def pass_pieces(self, take: PieceTaker) -> bool:
+        """Pass the pieces to *take* as they arrive, until it returns False or the turn has ended.
+        Return whether the turn goes on.
+
+        *take* reads all the pieces that it is given. The reader of the connection calls it, so that
+        no task has to wake for a piece. It must not wait; its exceptions are raised here.
+        """
+        if self._ended:
+            return False
+        turn = self._turn
+        more = True
+
+        def take_arrived() -> bool:
+            nonlocal more
+            if request.has_events():
+                more = take(turn.read_pieces(request))
+            return request.done or not more
+
+        try:
+            request = turn.request or await turn.send_request()
+            while True:
+                await request.connection.wait_for(request, take_arrived)
+                if not more:
+                    return True
+                if not turn.can_recover(request):
+                    break
+                request = await turn.recover(request)
+            piece = self._read_end(request)
+            if not piece.empty:
+                take(iter((piece,)))
+            return False
+        except BaseException:
+            self._ended = True
+            turn.abandon()
+            raise
+
+    def _read_end(self, request: InFlight) -> Piece:
         self._ended = True
-        piece = self._turn.read_end(request)
-        if piece.empty:
-            raise StopAsyncIteration
-        return piece
+        return self._turn.read_end(request)
 
     async def aclose(self) -> None:
         """Cancel the turn if it has not ended."""

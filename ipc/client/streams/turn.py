@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -114,6 +115,15 @@ class StreamedTurn:
 
     def _with_progress(self, error: InferdError) -> InferdError:
         return with_progress(error, self.tokens, self.text.decode(errors="replace"))
+
+    def read_pieces(self, request: InFlight) -> Iterator[Piece]:
+        """Read the events that have arrived, and yield their pieces."""
+        while request.has_events():
+            piece, grant = self.read_event(request.next_event())
+            if grant:
+                request.connection.grant_credit(request, grant)
+            if not piece.empty:
+                yield piece
 
     def read_event(self, event: dict[str, Any]) -> tuple[Piece, int]:
         """Return an event's piece, and the credit to grant now (mostly 0).

@@ -279,7 +279,10 @@ async def test_every_call_has_its_wire_name_and_params(tmp_path: Path) -> None:
                 )
             ),
         ),
-        (AsyncStream, "aclose metadata probabilities raw_text reasoning tokens tool_calls"),
+        (
+            AsyncStream,
+            "aclose metadata pass_pieces probabilities raw_text reasoning tokens tool_calls",
+        ),
         (AsyncPull, "aclose"),
     ],
 )

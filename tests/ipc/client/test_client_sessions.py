@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,14 @@ from inferd import (
     ConnectionLost,
     InvalidArgument,
     NotFound,
+    Piece,
     QueueEvent,
     Reply,
     SessionBusy,
     Timeout,
     WorkerCrashed,
 )
+from inferd.wire.frames import pack_frame
 from tests.ipc.fake_server import CANCELLED, METADATA, Exchange, FakeServer, fake_server
 
 pytestmark = pytest.mark.anyio
@@ -146,6 +148,79 @@ async def test_credit_is_granted_in_bulk_as_the_reader_reads(tmp_path: Path) -> 
         assert server.credits == []
         assert len([piece async for piece in stream]) == 200
         assert 5 <= len(server.credits) <= 6 and set(server.credits) == {32}
+
+
+class Taker:
+    """A taker of pieces that refuses further ones after the calls whose numbers are *refused*."""
+
+    def __init__(self, *refused: int):
+        self.calls: list[list[str]] = []
+        self._refused = refused
+
+    def __call__(self, pieces: Iterator[Piece]) -> bool:
+        self.calls.append([str(piece) for piece in pieces])
+        return len(self.calls) not in self._refused
+
+    @property
+    def text(self) -> str:
+        return "".join(piece for call in self.calls for piece in call)
+
+
+async def test_pieces_that_arrive_at_once_are_passed_in_one_call(tmp_path: Path) -> None:
+    async def burst(exchange: Exchange) -> dict[str, Any]:
+        events = ({"tokens": [number], "text": b"%d" % number} for number in range(5))
+        frames = (pack_frame([4, exchange.number, event]) for event in events)
+        await exchange.peer.stream.send(b"".join(frames))
+        return {"text": b"end", "metadata": METADATA}
+
+    async with talking(tmp_path) as (server, session):
+        server.answers["stream"] = burst
+        stream, take = session.stream("x"), Taker()
+        assert not await stream.pass_pieces(take)
+        assert take.calls == [["0", "1", "2", "3", "4"], ["end"]]
+        assert (stream.tokens, stream.metadata) == ([0, 1, 2, 3, 4], METADATA)
+        assert not await stream.pass_pieces(take) and len(take.calls) == 2
+
+
+async def test_a_taker_that_refuses_more_holds_the_turn_at_its_credit(tmp_path: Path) -> None:
+    async with talking(tmp_path) as (server, session):
+        stream, take = session.stream("word " * 200), Taker(1)
+        assert await stream.pass_pieces(take)
+        await anyio.wait_all_tasks_blocked()
+        assert len(take.calls) == 1 and server.credits == []
+        assert not await stream.pass_pieces(take)
+        assert take.text == "word " * 200 + "."
+        assert 5 <= len(server.credits) <= 6 and set(server.credits) == {32}
+
+
+async def test_an_error_of_a_taker_is_raised_and_ends_only_its_turn(tmp_path: Path) -> None:
+    def bad(pieces: Iterator[Piece]) -> bool:
+        raise LookupError(next(pieces))
+
+    async with talking(tmp_path) as (server, session):
+        with pytest.raises(LookupError, match="held"):
+            await session.stream("hold").pass_pieces(bad)
+        assert await session.chat("next") == "next"
+        assert "cancel" in server.names()
+
+
+async def test_a_task_that_is_cancelled_while_pieces_are_passed_ends_its_turn(
+    tmp_path: Path,
+) -> None:
+    taken: list[str] = []
+
+    def take(pieces: Iterator[Piece]) -> bool:
+        taken.extend(pieces)
+        scope.cancel()
+        return True
+
+    async with talking(tmp_path) as (server, session):
+        stream = session.stream("hold")
+        with anyio.CancelScope() as scope:
+            await stream.pass_pieces(take)
+        assert scope.cancelled_caught and not await stream.pass_pieces(take)
+        assert await session.chat("next") == "next"
+        assert taken == ["held "] and "cancel" in server.names()
 
 
 async def test_a_chat_returns_text_with_metadata(tmp_path: Path) -> None:
