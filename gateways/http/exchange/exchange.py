@@ -25,6 +25,10 @@ ABORT = "inferd.abort"
 """The server's extension of a request's scope: a function that cuts the connection off."""
 EXCESS = "inferd.excess"
 """Another one: whether there are more connections than allowed."""
+WRITE_NOW = "inferd.write_now"
+"""Another one: a function that writes a part of the body unless that takes waiting, and returns
+whether it did.
+"""
 
 
 class Exchange:
@@ -67,6 +71,10 @@ class Exchange:
         extensions = scope.get("extensions", {})
         self._abort_connection = extensions.get(ABORT)
         self.excess: bool = extensions.get(EXCESS, False)
+        self.write_now: Callable[[bytes], bool] = extensions.get(WRITE_NOW, _refuse_part)
+        """Send a part of a response that has begun, unless that takes waiting; return whether it
+        was sent.
+        """
 
     def abort(self) -> None:
         """Cut the connection off, with the data that the client does not read."""
@@ -166,3 +174,7 @@ class Exchange:
             headers.append((b"connection", b"close"))
         body = msgspec.json.encode(self.api.error_body(error, status))
         await self.send_whole(body, status=status, headers=headers)
+
+
+def _refuse_part(_data: bytes) -> bool:
+    return False

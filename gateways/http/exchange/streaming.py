@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import anyio
@@ -89,11 +88,17 @@ class _NumberedReader:
         if not self._first:
             self.writer.note_place(place)
 
-    async def write_piece(
-        self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]
-    ) -> None:
-        """Write a piece."""
-        await self.writer.write_piece(self._first + answer, piece, probabilities)
+    def add_piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> None:
+        """Add a piece."""
+        self.writer.add_piece(self._first + answer, piece, probabilities)
+
+    def write_now(self) -> bool:
+        """Write the added pieces unless that takes waiting."""
+        return self.writer.write_now()
+
+    async def write_added(self) -> None:
+        """Write the added pieces."""
+        await self.writer.write_added()
 
     async def write_end(self, answer: int, end: Answer) -> None:
         """Write the end of an answer. The first error is kept for the end of the stream."""
@@ -111,6 +116,8 @@ class _StreamWriter:
         self._place: QueueEvent | None = None
         self._place_changed = anyio.Event()
         self._begun = False
+        self._added = b""
+        """The part of the body that is not written yet."""
         self._error: InferdError | None = None
         self._lock = anyio.Lock(fast_acquire=True)
 
@@ -138,30 +145,39 @@ class _StreamWriter:
         self._place = place
         self._place_changed.set()
 
-    async def write_piece(
-        self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]
-    ) -> None:
-        """Write a piece."""
-        await self._write(partial(self._form.piece, answer, piece, probabilities))
+    def add_piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> None:
+        """Add a piece."""
+        self._begin()
+        self._added += self._form.piece(answer, piece, probabilities)
+
+    def _begin(self) -> None:
+        """Begin the body, before the form makes anything else: it may number its events."""
+        if not self._begun:
+            self._begun, self._added = True, self._form.begin()
+
+    def write_now(self) -> bool:
+        """Write the added pieces unless that takes waiting; return whether they are written."""
+        if self._added and not self._lock.locked() and self._exchange.write_now(self._added):
+            self._added = b""
+        return not self._added
+
+    async def write_added(self) -> None:
+        """Write the added pieces; wait while the client does not read."""
+        async with self._lock:
+            await self._start()
+            data, self._added = self._added, b""
+            if data:
+                await self._exchange.write(data)
 
     async def write_end(self, answer: int, end: Answer) -> None:
         """Write the end of an answer."""
-        await self._write(partial(self._form.end, answer, end))
+        self._begin()
+        self._added += self._form.end(answer, end)
+        await self.write_added()
 
     def note_error(self, error: InferdError) -> None:
         """Note an error; the first one ends the stream."""
         self._error = self._error or error
-
-    async def _write(self, make_data: Callable[[], bytes]) -> None:
-        async with self._lock:
-            head = b""
-            if not self._begun:
-                self._begun = True
-                await self._start()
-                head = self._form.begin()
-            data = head + make_data()  # after `begin`: a form may number its events
-            if data:
-                await self._exchange.write(data)
 
     async def finish(self) -> None:
         """Write the end of the stream.

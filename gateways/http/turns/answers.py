@@ -57,15 +57,19 @@ class Answer:
 
 
 class TurnReader(Protocol):
-    """The reader of streamed answers. With several answers its methods run side by side."""
+    """The reader of streamed answers. The methods of several answers run side by side."""
 
     def note_place(self, place: QueueEvent) -> None:
         """Note the turn's place in the queue, before its first piece."""
 
-    async def write_piece(
-        self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]
-    ) -> None:
-        """Write the next piece of an answer. The turn continues only as it is read."""
+    def add_piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> None:
+        """Add the next piece of an answer."""
+
+    def write_now(self) -> bool:
+        """Write the added pieces unless that takes waiting; return whether they are written."""
+
+    async def write_added(self) -> None:
+        """Write the added pieces. The turn continues only as it is read."""
 
     async def write_end(self, answer: int, end: Answer) -> None:
         """Write the end of an answer, which has an `error` if it failed."""

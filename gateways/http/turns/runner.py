@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -96,13 +96,19 @@ class TurnRunner:
         """Write the pieces of a stream to *reader*, and return its end."""
         written = 0
         error: InferdError | None = None
+
+        def take(pieces: Iterator[Piece]) -> bool:
+            nonlocal written
+            for piece in pieces:
+                probabilities = stream.probabilities[written:]
+                written += len(probabilities)
+                reader.add_piece(number, piece, probabilities)
+            return reader.write_now()
+
         try:
             async with stream:
-                async for piece in stream:
-                    assert isinstance(piece, Piece), "the client reads pieces"
-                    probabilities = stream.probabilities[written:]
-                    written += len(probabilities)
-                    await reader.write_piece(number, piece, probabilities)
+                while await stream.pass_pieces(take):
+                    await reader.write_added()
         except InferdError as exc:
             error = exc
         finally:
