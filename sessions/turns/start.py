@@ -21,6 +21,7 @@ from ..session.core import SessionCore
 from ..worker_client import WorkerClient
 from .turn_options import NO_SAMPLING, TurnOptions
 
+_NAME_SHOWN_MAX = 100
 Reports = Mapping[str, AdapterReport]
 """A model's adapters by their names, in the order of the configuration."""
 
@@ -151,8 +152,9 @@ def _find(reports: Reports, which: str | int) -> AdapterReport:
         return reports[which]
     names = ", ".join(reports) or "none"
     close = nearest(which, reports) if isinstance(which, str) else ""
+    shown = which if isinstance(which, int) else which[:_NAME_SHOWN_MAX]
     raise InvalidArgument(
-        f"the model has no adapter {which!r}",
+        f"the model has no adapter {shown!r}",
         hint=f"{close + ' ' if close else ''}it has {names}; an operator adds one with"
         " `inferd add-adapter`",
         data={"adapters": list(reports)},

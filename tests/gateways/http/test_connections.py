@@ -188,6 +188,7 @@ BAD_VALUES = {
     "a NUL byte": ('"user":"\0"', None, "not JSON"),
     "a deep list": (f'"messages":{"[" * 50_000}{"]" * 50_000}', None, "not JSON"),
     "a long value": (f'"service_tier":"{"x" * 1_000_000}"', "service_tier", "Invalid enum value"),
+    "an adapter's long name": (f'"lora":"{"x" * 1_000_000}"', None, "no adapter 'xxx"),
     "a long name": (f'"{"x" * 1_000_000}":1', "x" * 100, "xxx"),
 }
 
