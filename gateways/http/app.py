@@ -27,7 +27,6 @@ from .turns import TurnRunner
 log = logging.getLogger(__name__)
 _WATCH_PAUSE_S = 1.0
 _BROWSERS_HEADERS = frozenset(("origin", "referer", "cookie", "sec-fetch-site", "sec-fetch-mode"))
-_ALLOWED_HEADERS = b"authorization, content-type, x-api-key, anthropic-version, anthropic-beta"
 
 
 class Gateway:
@@ -206,9 +205,11 @@ class Gateway:
         allowed = ", ".join(methods).encode()
         headers = [(b"allow", allowed)]
         if exchange.cors:
+            # Clients send headers of their own, such as x-stainless-os; none has an effect here.
+            wanted = exchange.headers.get("access-control-request-headers", "")
             headers += [
                 (b"access-control-allow-methods", allowed),
-                (b"access-control-allow-headers", _ALLOWED_HEADERS),
+                (b"access-control-allow-headers", wanted.encode("latin-1")),
                 (b"access-control-max-age", b"600"),
             ]
         await exchange.start(204, JSON, headers)
