@@ -18,6 +18,7 @@ from .callers.caller import LOCAL, Caller
 from .callers.keys import Keys
 from .callers.origins import Origins
 from .exchange import Api, Endpoint, Exchange
+from .exchange.content import check_content
 from .exchange.exchange import JSON
 from .exchange.statuses import HttpRefusal
 from .limits import Limits
@@ -26,7 +27,6 @@ from .turns import TurnRunner
 
 log = logging.getLogger(__name__)
 _WATCH_PAUSE_S = 1.0
-_BROWSERS_HEADERS = frozenset(("origin", "referer", "cookie", "sec-fetch-site", "sec-fetch-mode"))
 
 
 class Gateway:
@@ -158,7 +158,7 @@ class Gateway:
 
     async def _answer(self, exchange: Exchange, endpoint: Endpoint) -> None:
         if exchange.method == "POST":
-            _check_content_type(exchange)
+            check_content(exchange.headers)
         await exchange.read_body()
         error: InferdError | None = None
         async with anyio.create_task_group() as group:
@@ -272,22 +272,4 @@ def _check_fetch(exchange: Exchange) -> None:
             403,
             "pages of other sites may not call this gateway",
             hint="start it with --allow-origin ORIGIN",
-        )
-
-
-def _check_content_type(exchange: Exchange) -> None:
-    """Check that a browser declares a body as JSON: a page of another site cannot do so unasked.
-
-    Other programs may leave the type out, as some clients of Ollama and `curl -d` do.
-
-    :raises HttpRefusal: it is not.
-    """
-    if not _BROWSERS_HEADERS & exchange.headers.keys():
-        return
-    kind = exchange.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise HttpRefusal(
-            415,
-            f"the content type {kind[:100]!r} is not application/json",
-            hint="send the header `Content-Type: application/json`",
         )

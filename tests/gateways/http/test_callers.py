@@ -74,6 +74,7 @@ def ask(
         ({"Content-Type": "text/plain", "Referer": "https://evil.example/"}, 415),
         ({"Content-Type": "text/plain", "Cookie": "a=b"}, 415),
         ({"Content-Type": "application/json; charset=utf-8"}, 200),
+        ({"Content-Encoding": "gzip"}, 415),
         ({"Authorization": "Bearer anything"}, 200),
     ],
 )
