@@ -1,5 +1,6 @@
 """The parameters of clients and configurations: their table, reading them, adjusting them."""
 
+from .closed_schemas import close_schema
 from .ignored_keys import IGNORED_KEYS, REFUSED_KEYS
 from .other_spellings import FORMS
 from .parameter_table import (
@@ -47,6 +48,7 @@ __all__ = (
     "StoppingParams",
     "StructuralTag",
     "StructuralTags",
+    "close_schema",
     "flat_keys",
     "nearest",
     "parse_json_options",

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ...backends.errors import InvalidArgument
-from ...backends.params import StructuralTag, StructuralTags, structural_tag_text
+from ...backends.params import StructuralTag, StructuralTags, close_schema, structural_tag_text
 from ...backends.tool_formats import ToolFormat
 from .calls import json_text
 
@@ -18,10 +18,6 @@ AUTO, NO_CALLS, REQUIRED = "auto", "none", "required"
 """Values of `tool-choice`; the others are maps that name a function."""
 FUNCTIONARY_MARK = ">>>"
 _ANY_OBJECT = {"type": "object"}
-_PLAIN_KEYWORDS = frozenset(
-    ("type", "properties", "required", "title", "description", "$schema", "$defs", "definitions")
-)
-"""Keywords that allow for no properties beside `properties`."""
 _JSON = {ToolFormat.JSON: "arguments", ToolFormat.LLAMA: "parameters"}
 """The forms whose calls are JSON objects alone, and the key of the arguments."""
 
@@ -61,21 +57,7 @@ def constraint_of(
 
 
 def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a function's arguments, which are its `properties` alone.
-
-    A function takes no others, and models invent them, unless the schema has a keyword that may
-    allow for some, such as `additionalProperties`.
-    """
-    schema = {**_ANY_OBJECT, **(function.get("parameters") or {})}
-    properties, required = schema.get("properties"), schema.get("required", [])
-    if (
-        isinstance(properties, Mapping)
-        and isinstance(required, list)
-        and all(name in properties for name in required)
-        and schema.keys() <= _PLAIN_KEYWORDS
-    ):
-        schema["additionalProperties"] = False
-    return schema
+    return close_schema({**_ANY_OBJECT, **(function.get("parameters") or {})})
 
 
 def _json_schema(calls: Mapping[str, Mapping[str, Any]], key: str) -> str:

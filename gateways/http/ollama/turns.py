@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from ....backends.errors import InferdError, PermissionDenied
+from ....backends.params import close_schema
 from ..exchange import Exchange, stream_turn
 from ..fields import FieldTable
 from ..turns import TurnRequest
@@ -74,7 +75,7 @@ def _turn_of(
         options["json-schema"] = {"type": "object"}
     elif isinstance(fields.format, dict):
         # As a text: its levels do not count among those of the frame.
-        options["json-schema"] = msgspec.json.encode(fields.format).decode()
+        options["json-schema"] = msgspec.json.encode(close_schema(fields.format)).decode()
         options["schema-lenient"] = True
     if fields.think is not None:
         effort = {} if isinstance(fields.think, bool) else {"reasoning_effort": fields.think}

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ....backends.errors import InferdError
+from ....backends.params import close_schema
 from ....ipc.client import Piece, QueueEvent, ToolCall
 from ....ipc.priorities import Priority
 from ..callers.caller import PRIORITIES, Caller
@@ -95,9 +96,16 @@ def format_options(form: ResponseFormat) -> dict[str, Any]:
         return {"json-schema": {"type": "object"}}
     if form.json_schema is None:
         raise field_error("response_format.json_schema", "response_format.json_schema is missing")
+    return schema_options(form.json_schema.schema_, strict=bool(form.json_schema.strict))
+
+
+def schema_options(schema: dict[str, Any], *, strict: bool) -> dict[str, Any]:
+    """Return the parameters of an answer's schema. One that is not *strict* is closed: an answer
+    has no properties that it does not list.
+    """
     # As a text: its levels do not count among those of the frame.
-    schema = _encode(form.json_schema.schema_).decode()
-    return {"json-schema": schema, "schema-lenient": not form.json_schema.strict}
+    text = _encode(schema if strict else close_schema(schema)).decode()
+    return {"json-schema": text, "schema-lenient": not strict}
 
 
 def effort_arguments(effort: Effort | None) -> dict[str, Any]:

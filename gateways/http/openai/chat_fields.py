@@ -69,7 +69,12 @@ CHAT = FieldTable(
         honoured("n", "up to 16; the prompt is computed once; each has the next seed"),
         honoured("max_completion_tokens", sets="n-predict"),
         honoured("max_tokens", "if `max_completion_tokens` is absent"),
-        honoured("response_format", "`text`, `json_object`, `json_schema`", sets="json-schema"),
+        honoured(
+            "response_format",
+            "`text`, `json_object`, `json_schema`, in which without `strict` objects have only the"
+            " properties that they list",
+            sets="json-schema",
+        ),
         honoured("logprobs", sets="n-probs"),
         honoured("top_logprobs", "up to 20"),
         honoured("logit_bias", sets="logit-bias"),

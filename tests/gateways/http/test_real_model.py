@@ -251,3 +251,16 @@ def test_a_branch_and_a_rewound_session_answer_like_an_unbranched_one(
         found = caller.get(f"/sessions/{name}").json
         assert found["messages"] == caller.get("/sessions/plain").json["messages"]
         assert found["tokens"] == history
+
+
+@pytest.mark.parametrize("strict", [None, False])
+def test_a_schema_that_is_not_strict_is_closed(api: openai.OpenAI, strict: bool | None) -> None:
+    schema = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
+    form: Any = {
+        "type": "json_schema",
+        "json_schema": {"name": "city", "schema": schema, "strict": strict},
+    }
+    done = api.chat.completions.create(
+        **{**GREEDY, "max_completion_tokens": 100}, messages=MESSAGES, response_format=form
+    )
+    assert json.loads(done.choices[0].message.content or "") == {"city": "Paris"}

@@ -7,15 +7,13 @@ import re
 import secrets
 from typing import Any
 
-import msgspec
-
 from .....backends.errors import InferdError, InvalidArgument
 from ...callers.caller import Caller
 from ...exchange import Exchange, stream_turn
 from ...exchange.statuses import HttpRefusal
 from ...fields.table import field_error
 from ...turns import TurnRequest
-from ..chat import effort_arguments, priority_of
+from ..chat import effort_arguments, priority_of, schema_options
 from .fields import LOGPROBS, RESPONSE_ID, RESPONSES, ResponseRequest, TextFormat
 from .frame import Frame
 from .items import read_input, read_tool_choice, read_tools
@@ -127,5 +125,4 @@ def _format_options(form: TextFormat) -> dict[str, Any]:
         return {"json-schema": {"type": "object"}}
     if form.schema_ is None:
         raise field_error("text.format.schema", "text.format.schema is missing")
-    schema = msgspec.json.encode(form.schema_).decode()
-    return {"json-schema": schema, "schema-lenient": not form.strict}
+    return schema_options(form.schema_, strict=bool(form.strict))
