@@ -72,6 +72,20 @@ def test_the_clients_own_stream_reads_it(api: openai.OpenAI) -> None:
     assert (call.name, call.arguments) == ("look", '{"at": 1}')
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_functions_may_have_a_namespace(api: openai.OpenAI, stream: bool) -> None:
+    """As those of Codex, which also offers a search of the web and sends data of its own."""
+    space = {"type": "namespace", "name": "eyes", "description": "Look.", "tools": [LOOK]}
+    tools: list[Any] = [{"type": "web_search", "external_web_access": False}, space]
+    done: Any = api.responses.create(
+        model="echo", input=CALL, tools=tools, stream=stream, extra_body={"client_metadata": {}}
+    )
+    if stream:
+        done = next(event for event in done if event.type == "response.completed").response
+    [call] = done.output
+    assert (call.name, call.namespace, call.arguments) == ("look", "eyes", '{"at": 1}')
+
+
 def test_items_are_messages(api: openai.OpenAI) -> None:
     items: list[Any] = [
         {"role": "developer", "content": "Be brief."},
@@ -94,7 +108,11 @@ def test_items_are_messages(api: openai.OpenAI) -> None:
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
             "input.0.content.0",
         ),
-        ({"tools": [{"type": "web_search"}]}, "tools.0"),
+        ({"tools": [{"type": "file_search"}]}, "tools.0"),
+        ({"tools": [{"type": "namespace", "name": "x", "tools": "y"}]}, "tools.0.tools"),
+        ({"tools": [{"type": "namespace", "tools": [{"type": "custom"}]}]}, "tools.0.tools.0"),
+        ({"tools": [{"type": "function"}]}, "tools.0.name"),
+        ({"tools": [LOOK], "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tools": [LOOK], "tool_choice": {"type": "custom", "name": "x"}}, "tool_choice"),
         ({"background": True}, "background"),
         ({"conversation": "x"}, "conversation"),

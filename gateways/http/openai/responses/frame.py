@@ -15,6 +15,7 @@ from ..chat import tier_of
 from ..errors import error_body
 from ..logprobs import chat_logprobs
 from .fields import LOGPROBS, ResponseRequest
+from .items import namespaces_of
 
 
 class Frame:
@@ -22,6 +23,7 @@ class Frame:
 
     def __init__(self, request: ResponseRequest, response_id: str, turn: TurnRequest):
         self.request = request
+        self._namespaces = namespaces_of(request.tools)
         self.logprobs = LOGPROBS in request.include or request.top_logprobs > 0
         self._fields: dict[str, Any] = {
             "id": response_id,
@@ -73,8 +75,21 @@ class Frame:
         if answer.text or not answer.tool_calls:
             logprobs = self.shown_logprobs(answer.probabilities)
             output.append(message_item(new_item_id("msg"), answer.text, logprobs))
-        output += [call_item(call) for call in answer.tool_calls]
+        output += [self.call_item(call) for call in answer.tool_calls]
         return self.ended(answer, output)
+
+    def call_item(self, call: ToolCall) -> dict[str, Any]:
+        """Return the item of a call."""
+        space = self._namespaces.get(call.name)
+        return {
+            "id": new_item_id("fc"),
+            "type": "function_call",
+            "status": "completed",
+            "call_id": call.id,
+            "name": call.name,
+            "arguments": call.arguments,
+            **({} if space is None else {"namespace": space}),
+        }
 
     def shown_logprobs(self, probabilities: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the logprobs of tokens, if they are wanted."""
@@ -116,18 +131,6 @@ def reasoning_item(text: str, item_id: str = "") -> dict[str, Any]:
         "summary": [],
         "content": [{"type": "reasoning_text", "text": text}],
         "status": "completed",
-    }
-
-
-def call_item(call: ToolCall, item_id: str = "") -> dict[str, Any]:
-    """Return the item of a call."""
-    return {
-        "id": item_id or new_item_id("fc"),
-        "type": "function_call",
-        "status": "completed",
-        "call_id": call.id,
-        "name": call.name,
-        "arguments": call.arguments,
     }
 
 

@@ -8,6 +8,9 @@ from .....backends.errors import UnsupportedOperation
 from ...fields.table import field_error
 from ..messages import ROLES, read_parts
 
+NAMESPACE = "namespace"
+_SEARCHES = ("web_search", "web_search_preview")
+
 
 def read_input(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages of an `input`.
@@ -80,15 +83,40 @@ def _text(place: str, item: dict[str, Any], name: str) -> str:
 
 
 def read_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return functions in the form of a chat.
+    """Return functions in the form of a chat, those of namespaces too.
 
+    A search of the web is left out: it is an offer, which the model then does not take.
+
+    :raises InvalidArgument: a namespace has another form.
     :raises UnsupportedOperation: a tool is not a function.
     """
-    return [_read_tool(f"tools.{number}", tool) for number, tool in enumerate(tools)]
+    found = []
+    for number, tool in enumerate(tools):
+        place = f"tools.{number}"
+        if tool.get("type") == NAMESPACE:
+            members = _members(place, tool)
+            found += [_read_tool(f"{place}.tools.{n}", each) for n, each in enumerate(members)]
+        elif tool.get("type") not in _SEARCHES:
+            found.append(_read_tool(place, tool))
+    return found
+
+
+def namespaces_of(tools: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the namespaces of functions by the functions' names, of tools that were read."""
+    spaces = [tool for tool in tools if tool.get("type") == NAMESPACE]
+    return {each["name"]: str(tool.get("name", "")) for tool in spaces for each in tool["tools"]}
+
+
+def _members(place: str, tool: dict[str, Any]) -> list[dict[str, Any]]:
+    members = tool.get("tools")
+    if not isinstance(members, list) or not all(isinstance(each, dict) for each in members):
+        raise field_error(f"{place}.tools", f"{place}.tools is not a list of tools")
+    return members
 
 
 def _read_tool(place: str, tool: dict[str, Any]) -> dict[str, Any]:
     _check_function(place, tool)
+    _text(place, tool, "name")
     names = ("name", "description", "parameters", "strict")
     function = {name: tool[name] for name in names if tool.get(name) is not None}
     return {"type": "function", "function": function}

@@ -12,7 +12,7 @@ from ...exchange.streaming import EVENT_STREAM
 from ...turns import Answer, WholeCalls
 from ..chat import waiting_comment
 from .fields import RESPONSES
-from .frame import Frame, call_item, message_item, new_item_id, reasoning_item, text_part
+from .frame import Frame, message_item, new_item_id, reasoning_item, text_part
 
 
 class ResponseStream:
@@ -115,7 +115,7 @@ class ResponseStream:
 
     def _show_call(self, call: ToolCall) -> bytes:
         events = self._close()
-        item = call_item(call, new_item_id("fc"))
+        item = self._frame.call_item(call)
         begun = {**item, "arguments": "", "status": "in_progress"}
         place = {"item_id": item["id"], "output_index": len(self._output)}
         arguments = call.arguments
