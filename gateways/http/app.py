@@ -117,6 +117,7 @@ class Gateway:
                 await self._run(exchange, endpoint, _methods_of(found))
         finally:
             self._exchanges.discard(exchange)
+            exchange.close()
 
     def _choose(
         self, scope: Scope, found: Sequence[tuple[Api, Endpoint]]
@@ -138,7 +139,7 @@ class Gateway:
     ) -> None:
         try:
             self._check_source(exchange)
-            if exchange.excess:
+            if exchange.link.excess:
                 clients_max = self._limits.clients_max
                 raise Busy(f"the gateway has {clients_max} connections, its maximum")
             if exchange.method == "OPTIONS" and methods:
@@ -160,19 +161,14 @@ class Gateway:
         if exchange.method == "POST":
             check_content(exchange.headers)
         await exchange.read_body()
-        error: InferdError | None = None
-        async with anyio.create_task_group() as group:
-            group.start_soon(exchange.wait_disconnected)
-            try:
-                await endpoint.answer(exchange)
-            except InferdError as exc:
-                error = exc
-            except Exception:  # the only broad handler of this process
-                log.exception("request failed")
-                error = BackendError("the gateway failed", hint="its log has the cause")
-            group.cancel_scope.cancel()
-        if error is not None:
-            raise error
+        exchange.end_when_disconnected()
+        try:
+            await endpoint.answer(exchange)
+        except InferdError:
+            raise
+        except Exception:  # the only broad handler of this process
+            log.exception("request failed")
+            raise BackendError("the gateway failed", hint="its log has the cause") from None
 
     def _check_source(self, exchange: Exchange) -> None:
         """Check the request's host and origin.

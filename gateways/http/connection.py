@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from .app import Gateway
-from .exchange.exchange import ABORT, EXCESS, WRITE_NOW
+from .exchange.exchange import LINK
 from .exchange.statuses import HttpRefusal
 from .limits import HEADER_BYTES_MAX, Limits
 
@@ -23,14 +23,16 @@ class Protocol(HttpToolsProtocol):
 
     _gateway: ClassVar[Gateway]
     _limits: ClassVar[Limits]
-    _header_bytes = 0
-    _header_timer: asyncio.TimerHandle | None = None
-    _refusal: HttpRefusal | None = None
-    """The cause why the parser ends, if it is one of this class."""
+    # With more than 30 attributes in its dictionary, each connection would take a kilobyte more.
+    __slots__ = ("_header_bytes", "_header_timer", "_refusal", "_watchers")
 
     def connection_made(self, transport: Any) -> None:
         """Begin; the first request has to arrive in time."""
         super().connection_made(transport)
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._refusal: HttpRefusal | None = None
+        """The cause why the parser ends, if it is one of this class."""
+        self._watchers: list[Callable[[], None]] = []
         self._await_headers()
 
     def _await_headers(self) -> None:
@@ -49,8 +51,6 @@ class Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin a request."""
         super().on_message_begin()
-        is_excess = len(self.connections) > self._limits.clients_max
-        self.scope["extensions"] = {ABORT: self.transport.abort, EXCESS: is_excess}  # type: ignore[dict-item]
         self._await_headers()
 
     def on_url(self, url: bytes) -> None:
@@ -79,7 +79,8 @@ class Protocol(HttpToolsProtocol):
         if [name for name, _ in self.headers].count(b"host") > 1:
             self._refuse(400, "the request has several Host headers", hint="send one")
         super().on_headers_complete()
-        self.scope["extensions"][WRITE_NOW] = partial(_write_chunk, self.cycle)  # type: ignore[assignment]
+        is_excess = len(self.connections) > self._limits.clients_max
+        self.scope["extensions"] = {LINK: _Link(self.cycle, self._watchers, is_excess)}  # type: ignore[dict-item]
         if self.scope["http_version"] == "1.0":
             _end_body_with_connection(self.cycle)
 
@@ -104,6 +105,8 @@ class Protocol(HttpToolsProtocol):
         """End."""
         self._end_header_timer()
         super().connection_lost(exc)
+        for on_lost in tuple(self._watchers):
+            on_lost()
 
     def timeout_keep_alive_handler(self) -> None:
         """End an unused connection; one whose client does not read is cut off."""
@@ -113,14 +116,39 @@ class Protocol(HttpToolsProtocol):
             super().timeout_keep_alive_handler()
 
 
-def _write_chunk(cycle: Any, data: bytes) -> bool:
-    """Write a chunk of a body, without uvicorn's coroutine and messages for it, which would take
-    longer than the rest of a token's way; return False where only uvicorn writes correctly.
-    """
-    if not cycle.chunked_encoding or cycle.flow.write_paused or cycle.disconnected:
-        return False
-    cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-    return True
+class _Link:
+    """A request's `ClientLink`."""
+
+    __slots__ = ("_cycle", "_watchers", "excess")
+
+    def __init__(self, cycle: Any, watchers: list[Callable[[], None]], excess: bool):
+        self._cycle, self._watchers, self.excess = cycle, watchers, excess
+
+    def abort(self) -> None:
+        """Cut the connection off."""
+        self._cycle.transport.abort()
+
+    def write_now(self, data: bytes) -> bool:
+        """Write a chunk without uvicorn's coroutine and messages, which take longer than the rest
+        of a token's way; return False where only uvicorn writes correctly.
+        """
+        cycle = self._cycle
+        if not cycle.chunked_encoding or cycle.flow.write_paused or cycle.disconnected:
+            return False
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+    def watch(self, on_lost: Callable[[], None]) -> None:
+        """Call *on_lost* when the client disconnects. The connection is read for that."""
+        self._watchers.append(on_lost)
+        self._cycle.flow.resume_reading()
+        if self._cycle.transport.is_closing():
+            on_lost()
+
+    def unwatch(self, on_lost: Callable[[], None]) -> None:
+        """Call *on_lost* no more."""
+        if on_lost in self._watchers:
+            self._watchers.remove(on_lost)
 
 
 def _end_body_with_connection(cycle: Any) -> None:

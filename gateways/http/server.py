@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
 from collections.abc import Callable
@@ -61,4 +62,7 @@ class _Server(uvicorn.Server):
         """Start listening."""
         await super().startup(sockets)
         if self.started:
+            # A collection then passes over the modules: 10 ms, in which all streams would pause.
+            gc.collect()
+            gc.freeze()
             self._on_ready()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 import msgspec
@@ -21,14 +21,29 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 JSON = b"application/json"
-ABORT = "inferd.abort"
-"""The server's extension of a request's scope: a function that cuts the connection off."""
-EXCESS = "inferd.excess"
-"""Another one: whether there are more connections than allowed."""
-WRITE_NOW = "inferd.write_now"
-"""Another one: a function that writes a part of the body unless that takes waiting, and returns
-whether it did.
-"""
+LINK = "inferd.link"
+"""The server's extension of a request's scope: the `ClientLink`."""
+
+
+class ClientLink(Protocol):
+    """The client's connection, as one of its requests uses it beside ASGI."""
+
+    excess: bool
+    """Whether there are more connections than allowed."""
+
+    def abort(self) -> None:
+        """Cut the connection off."""
+
+    def write_now(self, data: bytes) -> bool:
+        """Write a part of a body that has begun, unless that takes waiting; return whether it was
+        written.
+        """
+
+    def watch(self, on_lost: Callable[[], None]) -> None:
+        """Call *on_lost* when the client disconnects, until `unwatch`."""
+
+    def unwatch(self, on_lost: Callable[[], None]) -> None:
+        """Call *on_lost* no more."""
 
 
 class Exchange:
@@ -68,19 +83,12 @@ class Exchange:
         self.cancel_scope = anyio.CancelScope()
         """The request's work, which ends when the client disconnects."""
         self._receive, self._send = receive, send
-        extensions = scope.get("extensions", {})
-        self._abort_connection = extensions.get(ABORT)
-        self.excess: bool = extensions.get(EXCESS, False)
-        self.write_now: Callable[[bytes], bool] = extensions.get(WRITE_NOW, _refuse_part)
-        """Send a part of a response that has begun, unless that takes waiting; return whether it
-        was sent.
-        """
+        self.link: ClientLink = scope["extensions"][LINK]
 
     def abort(self) -> None:
         """Cut the connection off, with the data that the client does not read."""
         self.cancel_scope.cancel()
-        if self._abort_connection is not None:
-            self._abort_connection()
+        self.link.abort()
 
     async def read_body(self) -> None:
         """Read the whole body.
@@ -113,12 +121,17 @@ class Exchange:
                 data={"bytes": size, "body_bytes_max": size_max},
             )
 
-    async def wait_disconnected(self) -> None:
-        """Wait until the client has disconnected, and then cancel the request's work."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    def end_when_disconnected(self) -> None:
+        """Cancel the request's work when the client disconnects."""
+        self.link.watch(self._end_work)
+
+    def _end_work(self) -> None:
         if not self.ended:
             self.cancel_scope.cancel()
+
+    def close(self) -> None:
+        """Watch the connection no more."""
+        self.link.unwatch(self._end_work)
 
     async def start(
         self, status: int, content_type: bytes, headers: list[tuple[bytes, bytes]] | None = None
@@ -174,7 +187,3 @@ class Exchange:
             headers.append((b"connection", b"close"))
         body = msgspec.json.encode(self.api.error_body(error, status))
         await self.send_whole(body, status=status, headers=headers)
-
-
-def _refuse_part(_data: bytes) -> bool:
-    return False

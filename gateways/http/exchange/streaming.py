@@ -61,13 +61,23 @@ async def stream_turn(
     writer = _StreamWriter(exchange, form)
     async with anyio.create_task_group() as group:
         group.start_soon(writer.show_waiting)
-        async with anyio.create_task_group() as turns:
-            first = 0
-            for each in requests:
-                turns.start_soon(_stream_one, exchange, each, _NumberedReader(writer, first))
-                first += each.answers
+        await _stream_all(exchange, requests, writer)
         group.cancel_scope.cancel()
     await writer.finish()
+
+
+async def _stream_all(
+    exchange: Exchange, requests: Sequence[TurnRequest], writer: _StreamWriter
+) -> None:
+    first, *others = requests
+    if not others:  # as mostly; without a further task and group
+        await _stream_one(exchange, first, _NumberedReader(writer, 0))
+        return
+    async with anyio.create_task_group() as group:
+        number = 0
+        for each in requests:
+            group.start_soon(_stream_one, exchange, each, _NumberedReader(writer, number))
+            number += each.answers
 
 
 async def _stream_one(exchange: Exchange, request: TurnRequest, reader: _NumberedReader) -> None:
@@ -114,7 +124,7 @@ class _StreamWriter:
     def __init__(self, exchange: Exchange, form: StreamForm):
         self._exchange, self._form = exchange, form
         self._place: QueueEvent | None = None
-        self._place_changed = anyio.Event()
+        self._place_changed: anyio.Event | None = None
         self._begun = False
         self._added = b""
         """The part of the body that is not written yet."""
@@ -135,6 +145,7 @@ class _StreamWriter:
                 await self._exchange.write(self._form.waiting(self._place))
             with anyio.move_on_after(WAITING_PAUSE_S):
                 await self._place_changed.wait()
+        self._place_changed = None
 
     async def _start(self) -> None:
         if not self._exchange.started:
@@ -143,7 +154,11 @@ class _StreamWriter:
     def note_place(self, place: QueueEvent) -> None:
         """Note a place in the queue."""
         self._place = place
-        self._place_changed.set()
+        self._notify_waiting()
+
+    def _notify_waiting(self) -> None:
+        if self._place_changed is not None:
+            self._place_changed.set()
 
     def add_piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> None:
         """Add a piece."""
@@ -154,10 +169,11 @@ class _StreamWriter:
         """Begin the body, before the form makes anything else: it may number its events."""
         if not self._begun:
             self._begun, self._added = True, self._form.begin()
+            self._notify_waiting()
 
     def write_now(self) -> bool:
         """Write the added pieces unless that takes waiting; return whether they are written."""
-        if self._added and not self._lock.locked() and self._exchange.write_now(self._added):
+        if self._added and not self._lock.locked() and self._exchange.link.write_now(self._added):
             self._added = b""
         return not self._added
 

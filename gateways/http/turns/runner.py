@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -63,9 +63,8 @@ class TurnRunner:
             of its answer, with the error.
         """
         deadline = time.monotonic() + self._limits.turn_s_max
-        async with AsyncExitStack() as stack:
-            opened = self._open(caller, request, requests=request.answers)
-            session = await stack.enter_async_context(opened)
+        end_of_session: Answer | None = None
+        async with self._open(caller, request, requests=request.answers) as session:
             branches = await session.fork(request.answers - 1) if request.answers > 1 else []
             streams = [
                 each.stream(
@@ -77,13 +76,16 @@ class TurnRunner:
             ]
             if len(streams) == 1:
                 end = await self._read_stream(caller, streams[0], 0, reader)
-                if request.session_id is not None:
-                    await stack.aclose()
-                await reader.write_end(0, end)
-                return
-            async with anyio.create_task_group() as group:
-                for number, stream in enumerate(streams):
-                    group.start_soon(self._read_to_end, caller, stream, number, reader)
+                if request.session_id is None:
+                    await reader.write_end(0, end)
+                else:
+                    end_of_session = end  # written once the session is dormant
+            else:
+                async with anyio.create_task_group() as group:
+                    for number, stream in enumerate(streams):
+                        group.start_soon(self._read_to_end, caller, stream, number, reader)
+        if end_of_session is not None:
+            await reader.write_end(0, end_of_session)
 
     async def _read_to_end(
         self, caller: Caller, stream: AsyncStream, number: int, reader: TurnReader

@@ -39,18 +39,23 @@ class _Waiter:
 
     def check(self) -> None:
         """Wake the task if it is ready."""
-        if self._woken.is_set():
+        woken = self._woken
+        if woken.done() if isinstance(woken, asyncio.Future) else woken.is_set():
             return
         try:
-            ready = self._ready()
+            if not self._ready():
+                return
         except Exception as exc:  # must end the waiting task, not the reader
-            self._error, ready = exc, True
-        if ready:
-            self._woken.set()
+            self._error = exc
+        if isinstance(woken, asyncio.Future):
+            woken.set_result(None)
+        else:
+            woken.set()
 
     async def wait(self) -> None:
         """Wait; raise what *ready* has raised."""
-        await self._woken.wait()
+        woken = self._woken
+        await (woken if isinstance(woken, asyncio.Future) else woken.wait())
         if self._error is not None:
             raise self._error
 
@@ -216,9 +221,9 @@ def _check_waiters(request: InFlight) -> None:
         waiter.check()
 
 
-def _new_event() -> asyncio.Event | anyio.Event:
+def _new_event() -> asyncio.Future[None] | anyio.Event:
+    """Return an event, on asyncio a future: an event takes a kilobyte."""
     try:
-        asyncio.get_running_loop()
+        return asyncio.get_running_loop().create_future()
     except RuntimeError:
         return anyio.Event()
-    return asyncio.Event()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
@@ -94,7 +94,7 @@ class Attachment:
         self.has_history = False
         self._client = client
         self._leases = False
-        self._lock = client._driver.lock()
+        self._renewing: AbstractAsyncContextManager[Any] | None = None
 
     @property
     def lost(self) -> bool:
@@ -240,7 +240,9 @@ class Attachment:
 
         :raises InferdError: the error of the last attempt.
         """
-        async with self._lock:
+        if self._renewing is None:  # a lock takes a kilobyte, which few sessions need
+            self._renewing = self._client._driver.lock()
+        async with self._renewing:
             if self.connection is not lost:
                 return  # another task has attached again
             error: InferdError = ConnectionLost(
