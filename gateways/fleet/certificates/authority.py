@@ -1,0 +1,173 @@
+"""The fleet's certificate authority, and the certificates that it issues to nodes and the entry.
+
+A node's certificate is for servers only and an entry's for clients only, so that TLS itself refuses
+one node that connects to another.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from ....backends.errors import InvalidArgument
+from .folder import AUTHORITY, KeyFiles, server_name, write_private, write_public
+
+AUTHORITY_DAYS = 3650
+DAYS_MAX = 3650
+CLOCK_SKEW = timedelta(minutes=5)
+"""A new certificate is already valid on a machine whose clock is slow."""
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+class Role(Enum):
+    """The use of a certificate."""
+
+    NODE = ExtendedKeyUsageOID.SERVER_AUTH
+    ENTRY = ExtendedKeyUsageOID.CLIENT_AUTH
+
+
+class Authority:
+    """The authority in a folder: its certificate, and its key, which only `inferd fleet init`
+    reads.
+    """
+
+    def __init__(self, folder: Path):
+        self._files = KeyFiles.of(folder, AUTHORITY)
+        self._folder = folder
+
+    def open_or_create(self) -> bool:
+        """Read the authority, or make it if the folder has none; return whether it is new.
+
+        :raises InvalidArgument: it cannot be read or written, or only one of its files is there.
+        """
+        certificate, key = self._files.certificate.exists(), self._files.key.exists()
+        try:
+            if not certificate and not key:
+                self._create()
+                return True
+            self._key = _read_key(self._files.key)
+            self._certificate = read_certificate(self._files.certificate)
+        except OSError as exc:
+            raise InvalidArgument(
+                f"the authority in {self._folder} cannot be used: {exc.strerror or exc}",
+                hint="use the folder in which `inferd fleet init` has made it, as its owner",
+            ) from None
+        return False
+
+    def _create(self) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "inferd fleet authority")])
+        usage = x509.KeyUsage(
+            key_cert_sign=True, crl_sign=True, digital_signature=False, content_commitment=False,
+            key_encipherment=False, data_encipherment=False, key_agreement=False,
+            encipher_only=False, decipher_only=False,
+        )  # fmt: skip
+        self._certificate = (
+            _builder(name, name, self._key.public_key(), AUTHORITY_DAYS)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(usage, critical=True)
+            .add_extension(
+                x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False
+            )
+            .sign(self._key, hashes.SHA256())
+        )
+        _write(self._files, self._certificate, self._key)
+
+    def issue(self, name: str, role: Role, days: int) -> KeyFiles:
+        """Write a new key and certificate of *name*, valid for *days*, and return their files.
+
+        :raises InvalidArgument: the name or the number is not allowed, or they cannot be written.
+        """
+        if not _NAME.fullmatch(name) or name == AUTHORITY:
+            raise InvalidArgument(
+                f"{name!r} cannot be the name of a node",
+                hint="use up to 63 letters a-z, digits and -, such as gpu-1",
+            )
+        if not 0 < days <= DAYS_MAX:
+            raise InvalidArgument(
+                f"a certificate cannot be valid for {days} days", hint=f"give 1 to {DAYS_MAX}"
+            )
+        key = ec.generate_private_key(ec.SECP256R1())
+        files = KeyFiles.of(self._folder, name)
+        try:
+            _write(files, self._sign(name, role, days, key.public_key()), key)
+        except OSError as exc:
+            raise InvalidArgument(
+                f"cannot write {files.certificate}: {exc.strerror or exc}",
+                hint="choose a folder that you can write",
+            ) from None
+        return files
+
+    def _sign(
+        self, name: str, role: Role, days: int, key: ec.EllipticCurvePublicKey
+    ) -> x509.Certificate:
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        names = x509.SubjectAlternativeName([x509.DNSName(server_name(name))])
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        return (
+            _builder(subject, self._certificate.subject, key, days)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([role.value]), critical=True)
+            .add_extension(names, critical=False)
+            .add_extension(issuer, critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(now + timedelta(days=days))
+    )
+
+
+def _write(files: KeyFiles, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+    pem = serialization.Encoding.PEM
+    form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    write_private(files.key, key.private_bytes(pem, form, plain))
+    write_public(files.certificate, certificate.public_bytes(pem))
+
+
+def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except ValueError:
+        key = None  # type: ignore[assignment]
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise InvalidArgument(f"{path} is not the key of a fleet's authority")
+    return key
+
+
+def read_certificate(path: Path) -> x509.Certificate:
+    """Return the certificate in a PEM file.
+
+    :raises InvalidArgument: the file has none.
+    """
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError:
+        raise InvalidArgument(
+            f"{path} has no certificate in PEM form", hint="make one with `inferd fleet init`"
+        ) from None
+
+
+def is_owner_only(path: Path) -> bool:
+    """Return whether only the owner of a file may read it."""
+    return not os.stat(path).st_mode & 0o077

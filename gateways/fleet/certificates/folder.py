@@ -1,0 +1,54 @@
+"""The files of a fleet's certificates: their names, their modes, and writing them whole."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+AUTHORITY = "authority"
+"""The name of the authority's own files."""
+ENTRY = "entry"
+_DOMAIN = "fleet.inferd.internal"
+
+
+class KeyFiles(NamedTuple):
+    """The files of a certificate and of its private key."""
+
+    certificate: Path
+    key: Path
+
+    @classmethod
+    def of(cls, folder: Path, name: str) -> KeyFiles:
+        """Return the files of *name* in *folder*."""
+        return cls(folder / f"{name}.pem", folder / f"{name}.key")
+
+
+def server_name(node: str) -> str:
+    """Return the name that TLS checks in the certificate of *node*. It is not in any DNS."""
+    return f"{node}.{_DOMAIN}"
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file that only its owner may read, as a whole."""
+    _write_whole(path, data, 0o600)
+
+
+def write_public(path: Path, data: bytes) -> None:
+    """Write a file that all users may read, as a whole."""
+    _write_whole(path, data, 0o644)
+
+
+def _write_whole(path: Path, data: bytes, mode: int) -> None:
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(descriptor, mode)
+            os.fsync(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

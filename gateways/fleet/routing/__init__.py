@@ -1,0 +1,1 @@
+"""The choice of a node for a new context, as pure functions of the nodes' reports."""

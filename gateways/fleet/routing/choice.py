@@ -1,0 +1,143 @@
+"""The choice of the node for a new context.
+
+In this order: the home of its session; a node on which its turn starts at once, preferably the one
+that may still have the owner's KV states; the node with the lowest predicted wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from ....backends.errors import Busy, InferdError, ModelNotFound
+from .loads import CLASSES, NONE, ByClass, ModelLoad, NodeLoad
+from .waits import free_slots, parks_another, predicted_wait_s, starts_at_once
+
+RETRY_S = 1.0
+"""Time after which a request that no node can serve is to be repeated."""
+MODELS_MAX = 100
+"""Names of models in an error."""
+RETRY_HINT = "try again later: sessions with an id are there again once their node is back"
+WAIT_S_MAX = 60.0
+"""The longest time to a retry that an error proposes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The state of the fleet at one moment.
+
+    `loads` has the nodes that can be reached. `unreachable` are the other nodes. `opened` counts,
+    by node and model, the contexts given to a node since its report, by class.
+    """
+
+    loads: Mapping[str, NodeLoad]
+    unreachable: Collection[str] = ()
+    opened: Mapping[tuple[str, str], ByClass] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRequest:
+    """A context to open. `home` is the node that has its session or state, `recent` the one that
+    last served the same owner and model.
+    """
+
+    model: str
+    priority: int = CLASSES.index("normal")
+    home: str | None = None
+    recent: str | None = None
+    excluded: Collection[str] = ()
+    """Nodes that have refused it."""
+
+
+def choose_node(request: RouteRequest, fleet: Fleet) -> str:
+    """Return the name of the node for a context.
+
+    :raises ModelNotFound: no node has the model.
+    :raises Busy: the home of its session cannot be reached, or the nodes that have the model take
+        no further context now.
+    """
+    if request.home is not None:
+        if request.home not in fleet.loads:
+            raise node_unreachable(request.home)
+        return request.home
+    candidates = _candidates(request, fleet)
+    return min(candidates, key=lambda name: _rank(name, request, fleet))
+
+
+def _candidates(request: RouteRequest, fleet: Fleet) -> list[str]:
+    with_model = [name for name, node in fleet.loads.items() if request.model in node.models]
+    if not with_model:
+        raise _no_node(request, fleet)
+    open_nodes = [
+        name
+        for name in with_model
+        if not fleet.loads[name].draining
+        and fleet.loads[name].sessions < fleet.loads[name].sessions_max
+        and name not in request.excluded
+    ]
+    if not open_nodes:
+        raise Busy(
+            f"the {len(with_model)} nodes with the model {request.model!r} take no further"
+            " sessions now",
+            data={"nodes": sorted(with_model), "retry_after_s": _retry_after_s(request, fleet)},
+        )
+    usable = [n for n in open_nodes if not fleet.loads[n].models[request.model].failed]
+    return usable or open_nodes  # a failed load is tried again where there is nothing else
+
+
+def _rank(name: str, request: RouteRequest, fleet: Fleet) -> tuple[float, ...]:
+    """Return the key of a node: the lowest one is chosen."""
+    load, opened = _model_load(name, request, fleet)
+    node = fleet.loads[name]
+    places = (node.sessions + sum(opened)) / max(1, node.sessions_max)
+    free = free_slots(load, opened)
+    is_recent = name == request.recent and 2 * free >= load.slots > 0
+    return (
+        not starts_at_once(load, opened, request.priority),
+        predicted_wait_s(load, opened, request.priority),
+        parks_another(load, opened, request.priority),
+        not is_recent,
+        -free / max(1, load.slots),
+        places,
+    )
+
+
+def _model_load(name: str, request: RouteRequest, fleet: Fleet) -> tuple[ModelLoad, ByClass]:
+    load = fleet.loads[name].models[request.model]
+    return load, fleet.opened.get((name, request.model), NONE)
+
+
+def _retry_after_s(request: RouteRequest, fleet: Fleet) -> float:
+    """Return the shortest predicted wait, which is when a place may become free."""
+    waits = [
+        predicted_wait_s(*_model_load(name, request, fleet), request.priority)
+        for name, node in fleet.loads.items()
+        if request.model in node.models
+    ]
+    return min(max(RETRY_S, min(waits, default=RETRY_S)), WAIT_S_MAX)
+
+
+def _no_node(request: RouteRequest, fleet: Fleet) -> InferdError:
+    if fleet.unreachable:
+        return Busy(
+            f"no reachable node has the model {request.model!r}",
+            hint=RETRY_HINT,
+            data={
+                "cause": "node",
+                "nodes": sorted(fleet.unreachable),
+                "retry_after_s": RETRY_S,
+            },
+        )
+    names = sorted({model for node in fleet.loads.values() for model in node.models})
+    return ModelNotFound(
+        f"no node has a model named {request.model!r}", data={"models": names[:MODELS_MAX]}
+    )
+
+
+def node_unreachable(name: str) -> Busy:
+    """Return the error for a request that only the node *name* can serve."""
+    return Busy(
+        f"the node {name} cannot be reached",
+        hint=RETRY_HINT,
+        data={"cause": "node", "node": name, "retry_after_s": RETRY_S},
+    )

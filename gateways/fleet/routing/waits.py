@@ -1,0 +1,48 @@
+"""Predicted waits of a turn for a slot of a model on one node."""
+
+from __future__ import annotations
+
+from .loads import ByClass, ModelLoad
+
+TURN_TOKENS = 128
+"""Tokens that a turn is expected to compute, before anything is known of it."""
+
+
+def free_slots(load: ModelLoad, opened: ByClass) -> int:
+    """Return the slots of a loaded model that no turn occupies or waits for.
+
+    *opened* are contexts that were given to the node since its report: each may begin a turn.
+    """
+    if not load.loaded:
+        return 0
+    return max(0, load.slots - sum(load.running) - sum(load.waiting) - sum(opened))
+
+
+def starts_at_once(load: ModelLoad, opened: ByClass, priority: int) -> bool:
+    """Return whether a turn of the class *priority* gets a slot at once: a free one, or that of a
+    turn of a lower class, which is parked.
+    """
+    if not load.loaded or not load.slots:
+        return False
+    ahead = sum(n for turns in (load.running, load.waiting, opened) for n in turns[priority:])
+    return ahead < load.slots
+
+
+def parks_another(load: ModelLoad, opened: ByClass, priority: int) -> bool:
+    """Return whether a turn that starts at once takes the slot of a running turn."""
+    return starts_at_once(load, opened, priority) and not free_slots(load, opened)
+
+
+def predicted_wait_s(load: ModelLoad, opened: ByClass, priority: int) -> float:
+    """Return the time until a turn of the class *priority* is expected to get a slot.
+
+    It waits for the work of its class and higher ones that is queued before it, and for one slot's
+    part of the running work. A model that is not loaded is loaded first.
+    """
+    if not load.loaded:
+        return load.load_s + sum(opened[priority:]) * TURN_TOKENS * load.token_s
+    if starts_at_once(load, opened, priority):
+        return 0.0
+    queued = sum(load.waiting_tokens[priority:]) + sum(opened[priority:]) * TURN_TOKENS
+    running = sum(load.running_tokens[priority:]) / max(1, load.slots)
+    return max(load.token_s, (queued + running) * load.token_s)

@@ -1,0 +1,226 @@
+"""The choice of a node: every rule by an example, and the promises by random fleets."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferd.backends.errors import Busy, ModelNotFound
+from inferd.gateways.fleet.routing.choice import Fleet, RouteRequest, choose_node
+from inferd.gateways.fleet.routing.loads import NONE, ByClass, ModelLoad, NodeLoad
+from inferd.gateways.fleet.routing.waits import free_slots, predicted_wait_s, starts_at_once
+
+LOW, NORMAL, HIGH, URGENT = range(4)
+M = "m"
+
+
+def loaded(slots: int = 4, **fields: object) -> ModelLoad:
+    return ModelLoad(loaded=True, slots=slots, **fields)  # type: ignore[arg-type]
+
+
+def node(load: ModelLoad | None = None, **fields: object) -> NodeLoad:
+    values: dict[str, object] = {"sessions_max": 100, **fields}
+    models = {} if load is None else {M: load}
+    return NodeLoad(instance=1, models=models, **values)  # type: ignore[arg-type]
+
+
+def chosen(request: RouteRequest | None = None, /, **nodes: NodeLoad) -> str:
+    return choose_node(request or RouteRequest(M), Fleet(nodes))
+
+
+def test_a_session_goes_to_its_home_although_that_is_full_and_draining() -> None:
+    full = node(loaded(running=(0, 4, 0, 0)), draining=True, sessions=100)
+    assert chosen(RouteRequest(M, home="a"), a=full, b=node(loaded())) == "a"
+
+
+def test_a_session_whose_home_is_lost_opens_nowhere_else() -> None:
+    with pytest.raises(Busy) as caught:
+        choose_node(RouteRequest(M, home="b"), Fleet({"a": node(loaded())}, {"b"}))
+    assert caught.value.data["node"] == "b" and caught.value.retry_after_s > 0
+
+
+def test_a_loaded_model_is_preferred_to_a_load() -> None:
+    assert chosen(a=node(ModelLoad()), b=node(loaded(running=(0, 3, 0, 0)))) == "b"
+
+
+def test_a_load_is_preferred_to_a_longer_wait() -> None:
+    busy = loaded(running=(0, 4, 0, 0), waiting=(0, 9, 0, 0), waiting_tokens=(0, 9000, 0, 0))
+    assert chosen(a=node(busy), b=node(ModelLoad(load_s=2.0))) == "b"
+    assert chosen(a=node(busy), b=node(ModelLoad(load_s=1000.0))) == "a"
+
+
+def test_the_node_with_more_free_slots_is_preferred() -> None:
+    assert chosen(a=node(loaded(running=(0, 2, 0, 0))), b=node(loaded())) == "b"
+
+
+def test_of_equal_nodes_the_one_with_fewer_sessions_is_preferred() -> None:
+    assert chosen(a=node(loaded(), sessions=7), b=node(loaded(), sessions=2)) == "b"
+
+
+def test_the_recent_node_is_preferred_while_half_of_its_slots_are_free() -> None:
+    request = RouteRequest(M, recent="a")
+    assert chosen(request, a=node(loaded(running=(0, 2, 0, 0))), b=node(loaded())) == "a"
+    assert chosen(request, a=node(loaded(running=(0, 3, 0, 0))), b=node(loaded())) == "b"
+
+
+def test_a_free_slot_is_preferred_to_parking_another_turn() -> None:
+    low = node(loaded(running=(4, 0, 0, 0)))
+    assert chosen(RouteRequest(M, URGENT), a=low, b=node(loaded(running=(0, 3, 0, 0)))) == "b"
+
+
+def test_parking_a_lower_class_is_preferred_to_waiting() -> None:
+    low, same = node(loaded(running=(1, 0, 0, 3))), node(loaded(running=(0, 0, 0, 4)))
+    assert chosen(RouteRequest(M, URGENT), a=same, b=low) == "b"
+
+
+def test_contexts_opened_since_the_report_count() -> None:
+    nodes = {"a": node(loaded()), "b": node(loaded(running=(0, 1, 0, 0)))}
+    opened = {("a", M): (0, 2, 0, 0)}
+    assert choose_node(RouteRequest(M), Fleet(nodes, opened=opened)) == "b"
+
+
+def test_nodes_that_drain_or_are_full_or_refused_it_are_not_chosen() -> None:
+    idle = node(loaded(running=(0, 3, 0, 0)))
+    assert chosen(a=node(loaded(), draining=True), b=idle) == "b"
+    assert chosen(a=node(loaded(), sessions=100), b=idle) == "b"
+    assert chosen(RouteRequest(M, excluded={"a"}), a=node(loaded()), b=idle) == "b"
+
+
+def test_a_node_whose_load_failed_is_the_last_resort() -> None:
+    broken = node(ModelLoad(failed=True))
+    assert chosen(a=broken, b=node(ModelLoad(load_s=99.0))) == "b"
+    assert chosen(a=broken) == "a"
+
+
+def test_a_full_fleet_is_busy_until_the_shortest_wait() -> None:
+    busy = loaded(
+        running=(0, 4, 0, 0), waiting=(0, 9, 0, 0), waiting_tokens=(0, 900, 0, 0), token_s=0.01
+    )
+    longer = loaded(
+        running=(0, 4, 0, 0), waiting=(0, 9, 0, 0), waiting_tokens=(0, 2000, 0, 0), token_s=0.01
+    )
+    with pytest.raises(Busy) as caught:
+        chosen(a=node(busy, sessions=100), b=node(longer, sessions=100))
+    assert caught.value.retry_after_s == pytest.approx(9.0)
+    assert caught.value.data["nodes"] == ["a", "b"]
+
+
+def test_an_unknown_model_is_named_with_those_that_exist() -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        chosen(RouteRequest("other"), a=node(loaded()))
+    assert caught.value.data["models"] == [M]
+
+
+def test_a_model_that_only_a_lost_node_may_have_is_retried_later() -> None:
+    with pytest.raises(Busy) as caught:
+        choose_node(RouteRequest("other"), Fleet({"a": node(loaded())}, {"b"}))
+    assert caught.value.data["nodes"] == ["b"] and caught.value.retryable
+
+
+counts = st.tuples(*[st.integers(0, 6)] * 4)
+tokens = st.tuples(*[st.integers(0, 5000)] * 4)
+models = st.builds(
+    ModelLoad,
+    loaded=st.booleans(),
+    failed=st.booleans(),
+    slots=st.integers(1, 6),
+    running=counts,
+    waiting=counts,
+    running_tokens=tokens,
+    waiting_tokens=tokens,
+    token_s=st.floats(1e-5, 1.0),
+    load_s=st.floats(0.1, 100.0),
+)
+nodes_of_fleets = st.builds(
+    NodeLoad,
+    instance=st.just(1),
+    draining=st.booleans(),
+    sessions=st.integers(0, 5),
+    sessions_max=st.integers(1, 5),
+    models=st.one_of(st.just({}), models.map(lambda load: {M: load})),
+)
+names = st.sampled_from("abcde")
+fleets = st.builds(
+    Fleet,
+    loads=st.dictionaries(names, nodes_of_fleets, max_size=5),
+    unreachable=st.just(frozenset()),
+    opened=st.dictionaries(names.map(lambda name: (name, M)), counts),
+)
+requests = st.builds(
+    RouteRequest, model=st.just(M), priority=st.integers(0, 3), recent=st.none() | names
+)
+
+
+def usable(fleet: Fleet) -> dict[str, tuple[ModelLoad, ByClass]]:
+    """Return the nodes that may be chosen, with the load of their model."""
+    found = {
+        name: (load.models[M], fleet.opened.get((name, M), NONE))
+        for name, load in fleet.loads.items()
+        if M in load.models and not load.draining and load.sessions < load.sessions_max
+    }
+    sound = {name: pair for name, pair in found.items() if not pair[0].failed}
+    return sound or found
+
+
+@given(requests, fleets)
+def test_a_request_never_waits_while_another_node_has_a_free_slot(
+    request: RouteRequest, fleet: Fleet
+) -> None:
+    nodes = usable(fleet)
+    if not nodes:
+        return
+    load, opened = nodes[choose_node(request, fleet)]
+    if any(free_slots(*pair) for pair in nodes.values()):
+        assert starts_at_once(load, opened, request.priority)
+        assert free_slots(load, opened) > 0
+
+
+@given(requests, fleets)
+def test_a_request_never_waits_while_a_turn_of_a_lower_class_can_be_parked(
+    request: RouteRequest, fleet: Fleet
+) -> None:
+    nodes = usable(fleet)
+    if any(starts_at_once(*pair, request.priority) for pair in nodes.values()):
+        assert starts_at_once(*nodes[choose_node(request, fleet)], request.priority)
+
+
+@given(requests, fleets)
+def test_the_predicted_wait_is_the_lowest_of_all_nodes(request: RouteRequest, fleet: Fleet) -> None:
+    nodes = usable(fleet)
+    if nodes:
+        waits = {n: predicted_wait_s(*pair, request.priority) for n, pair in nodes.items()}
+        assert waits[choose_node(request, fleet)] == min(waits.values())
+
+
+@given(requests, fleets)
+def test_a_choice_is_a_usable_node_or_an_error(request: RouteRequest, fleet: Fleet) -> None:
+    try:
+        assert choose_node(request, fleet) in usable(fleet)
+    except ModelNotFound:
+        assert not any(M in load.models for load in fleet.loads.values())
+    except Busy as exc:
+        assert not usable(fleet) and 0 < exc.retry_after_s <= 60
+
+
+@given(requests, fleets, st.sampled_from("abcde"))
+def test_more_work_on_a_node_never_attracts_a_request(
+    request: RouteRequest, fleet: Fleet, name: str
+) -> None:
+    nodes = usable(fleet)
+    if name not in nodes or choose_node(request, fleet) == name:
+        return
+    opened = dict(fleet.opened)
+    own: ByClass = opened.get((name, M), NONE)
+    opened[name, M] = (own[0], own[1], own[2], own[3] + 1)
+    assert choose_node(request, Fleet(fleet.loads, (), opened)) != name
+
+
+@given(st.integers(1, 4), st.integers(2, 4), st.integers(1, 30))
+def test_requests_within_one_report_spread_evenly(slots: int, size: int, count: int) -> None:
+    nodes = {name: node(loaded(slots)) for name in "abcd"[:size]}
+    given_to = dict.fromkeys(nodes, 0)
+    for _ in range(count):
+        opened: dict[tuple[str, str], ByClass] = {(n, M): (0, k, 0, 0) for n, k in given_to.items()}
+        given_to[choose_node(RouteRequest(M), Fleet(nodes, (), opened))] += 1
+    assert max(given_to.values()) - min(given_to.values()) <= 1
