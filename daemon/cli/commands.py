@@ -24,6 +24,7 @@ COMMANDS = {
     "...gateways.wasm.command": ("wasm",),
     "...gateways.nnrpc.command": ("nnrpc",),
     "...gateways.http.command": ("gateway",),
+    "...gateways.fleet.command": ("fleet",),
     "...gateways.conformance.command": ("conformance",),
     "models.show_command": ("show",),
     "models.model_commands": (

@@ -11,6 +11,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from pathlib import Path
+from typing import TypeAlias
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -18,12 +19,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ....backends.errors import InvalidArgument
-from .folder import AUTHORITY, KeyFiles, server_name, write_private, write_public
+from .folder import AUTHORITY, ENTRY, KeyFiles, server_name, write_private, write_public
 
 AUTHORITY_DAYS = 3650
 DAYS_MAX = 3650
 CLOCK_SKEW = timedelta(minutes=5)
 """A new certificate is already valid on a machine whose clock is slow."""
+Validity: TypeAlias = tuple[datetime, datetime]
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -72,7 +74,7 @@ class Authority:
             encipher_only=False, decipher_only=False,
         )  # fmt: skip
         self._certificate = (
-            _builder(name, name, self._key.public_key(), AUTHORITY_DAYS)
+            _builder(name, name, self._key.public_key(), _validity(AUTHORITY_DAYS, None))
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(usage, critical=True)
             .add_extension(
@@ -82,12 +84,14 @@ class Authority:
         )
         _write(self._files, self._certificate, self._key)
 
-    def issue(self, name: str, role: Role, days: int) -> KeyFiles:
-        """Write a new key and certificate of *name*, valid for *days*, and return their files.
+    def issue(self, name: str, role: Role, days: int, *, since: datetime | None = None) -> KeyFiles:
+        """Write a new key and certificate of *name*, valid for *days* from *since* or from now, and
+        return their files.
 
         :raises InvalidArgument: the name or the number is not allowed, or they cannot be written.
         """
-        if not _NAME.fullmatch(name) or name == AUTHORITY:
+        is_taken = name == AUTHORITY or (name == ENTRY) != (role is Role.ENTRY)
+        if not _NAME.fullmatch(name) or is_taken:
             raise InvalidArgument(
                 f"{name!r} cannot be the name of a node",
                 hint="use up to 63 letters a-z, digits and -, such as gpu-1",
@@ -99,7 +103,8 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         files = KeyFiles.of(self._folder, name)
         try:
-            _write(files, self._sign(name, role, days, key.public_key()), key)
+            validity = _validity(days, since)
+            _write(files, self._sign(name, role, validity, key.public_key()), key)
         except OSError as exc:
             raise InvalidArgument(
                 f"cannot write {files.certificate}: {exc.strerror or exc}",
@@ -108,13 +113,13 @@ class Authority:
         return files
 
     def _sign(
-        self, name: str, role: Role, days: int, key: ec.EllipticCurvePublicKey
+        self, name: str, role: Role, validity: Validity, key: ec.EllipticCurvePublicKey
     ) -> x509.Certificate:
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         names = x509.SubjectAlternativeName([x509.DNSName(server_name(name))])
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         return (
-            _builder(subject, self._certificate.subject, key, days)
+            _builder(subject, self._certificate.subject, key, validity)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage([role.value]), critical=True)
             .add_extension(names, critical=False)
@@ -123,18 +128,22 @@ class Authority:
         )
 
 
+def _validity(days: int, since: datetime | None) -> Validity:
+    begin = since or datetime.now(UTC)
+    return begin - CLOCK_SKEW, begin + timedelta(days=days)
+
+
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, validity: Validity
 ) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - CLOCK_SKEW)
-        .not_valid_after(now + timedelta(days=days))
+        .not_valid_before(validity[0])
+        .not_valid_after(validity[1])
     )
 
 
@@ -148,11 +157,13 @@ def _write(files: KeyFiles, certificate: x509.Certificate, key: ec.EllipticCurve
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+        if isinstance(key, ec.EllipticCurvePrivateKey):
+            return key
     except ValueError:
-        key = None  # type: ignore[assignment]
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise InvalidArgument(f"{path} is not the key of a fleet's authority")
-    return key
+        pass
+    raise InvalidArgument(
+        f"{path} is not the key of a fleet's authority", hint="restore it, or make a new authority"
+    )
 
 
 def read_certificate(path: Path) -> x509.Certificate:

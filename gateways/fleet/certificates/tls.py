@@ -84,20 +84,24 @@ def days_left(folder: Path, name: str) -> float:
 
 
 def failure_reason(exc: OSError, node: str) -> str:
-    """Return why a TLS connection of an entry to *node* failed, as a sentence with a remedy."""
+    """Return why an entry's connection to *node* failed, as a sentence with a remedy."""
     if isinstance(exc, ssl.SSLCertVerificationError):
         return _verification_reason(exc, node)
-    reason = getattr(exc, "reason", None) or ""
-    if "CERTIFICATE_EXPIRED" in reason:
-        return f"the node refuses the entry's certificate, which has expired: {RENEW}"
-    if "UNKNOWN_CA" in reason or "CERTIFICATE" in reason or "DECRYPT_ERROR" in reason:
-        return (
-            "the node refuses the entry's certificate: both must come from one authority, and the"
-            " entry's must be an entry's"
-        )
     if isinstance(exc, ssl.SSLError):
-        return f"TLS failed ({reason or exc}): is a relay of inferd at this address?"
+        return f"TLS failed ({exc.reason or exc}): is a relay of inferd at this address?"
     return exc.strerror or str(exc) or type(exc).__name__
+
+
+def refusal_reason(folder: Path, name: str) -> str:
+    """Return why a node may have closed a connection without a word: with TLS 1.3 that is how it
+    refuses a certificate, after the entry's part of the handshake.
+    """
+    if days_left(folder, name) <= 0:
+        return f"the node refuses the entry's certificate, which has expired: {RENEW}"
+    return (
+        "the node closed the connection after the handshake: it refuses the entry's certificate."
+        " Both need certificates of one authority, and the entry's must be an entry's"
+    )
 
 
 def _verification_reason(exc: ssl.SSLCertVerificationError, node: str) -> str:

@@ -1,0 +1,115 @@
+"""The load of a node, from the daemon's answers to `stats`, `models` and `queue`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..routing.loads import CLASSES, NONE, TOKEN_S_DEFAULT, ByClass, ModelLoad, NodeLoad
+from ..routing.waits import TURN_TOKENS
+
+ANSWER_TOKENS_MIN = 16
+"""Tokens that an answer is expected to have left, however long it is already."""
+LOAD_S_MIN, LOAD_BYTES_S = 1.0, 500e6
+"""Time of a load: a start of a worker, and reading the file."""
+LEARN = 0.2
+"""Weight of the newest interval in the learned time of a token."""
+
+
+class TokenTimes:
+    """The time that each model's engine takes for a token while it has work, learned from its
+    counters. Owned by the reporter.
+    """
+
+    def __init__(self) -> None:
+        self._times: dict[str, float] = {}
+        self._last: dict[str, tuple[float, int, bool]] = {}
+
+    def observe(self, model: str, now: float, tokens: int, *, has_work: bool) -> None:
+        """Note that an engine has computed *tokens* so far. An interval counts if the engine had
+        work at both of its ends.
+        """
+        before = self._last.get(model)
+        self._last[model] = now, tokens, has_work
+        if before is None or not (has_work and before[2]):
+            return
+        seconds, computed = now - before[0], tokens - before[1]
+        if seconds > 0 and computed > 0:
+            known = self._times.get(model, seconds / computed)
+            self._times[model] = known + LEARN * (seconds / computed - known)
+
+    def token_s(self, model: str) -> float:
+        """Return the learned time, or an assumption before the first one is learned."""
+        return self._times.get(model, TOKEN_S_DEFAULT)
+
+
+def node_load(
+    instance: int,
+    stats: Mapping[str, Any],
+    models: Sequence[Mapping[str, Any]],
+    tasks: Iterable[Mapping[str, Any]],
+    times: TokenTimes,
+) -> NodeLoad:
+    """Return the load that a daemon's answers describe. Models from descriptors belong to one
+    connection, and are left out.
+    """
+    queues: dict[str, _Queue] = {model["name"]: _Queue() for model in models}
+    for task in tasks:
+        if task["model"] in queues:
+            queues[task["model"]].add_task(task)
+    return NodeLoad(
+        instance=instance,
+        draining=stats["draining"],
+        sessions=stats["sessions"] + stats["sessions_waiting"],
+        sessions_max=stats["sessions_max"],
+        models={
+            model["name"]: _model_load(model, queues[model["name"]], times)
+            for model in models
+            if model["file"] or model["backend"] == "echo"
+        },
+    )
+
+
+def _model_load(model: Mapping[str, Any], queue: _Queue, times: TokenTimes) -> ModelLoad:
+    return ModelLoad(
+        loaded=model["state"] == "ready",
+        failed=model["state"] == "failed",
+        slots=(model["info"] or {}).get("slots", 0),
+        running=as_counts(queue.running),
+        waiting=as_counts(queue.waiting),
+        running_tokens=as_counts(queue.running_tokens),
+        waiting_tokens=as_counts(queue.waiting_tokens),
+        token_s=times.token_s(model["name"]),
+        load_s=LOAD_S_MIN + model["size_bytes"] / LOAD_BYTES_S,
+    )
+
+
+class _Queue:
+    """The turns of a model by class, and the tokens that they still compute."""
+
+    def __init__(self) -> None:
+        self.running, self.waiting = [*NONE], [*NONE]
+        self.running_tokens, self.waiting_tokens = [*NONE], [*NONE]
+
+    def add_task(self, task: Mapping[str, Any]) -> None:
+        """Count a turn of `queue`."""
+        at = CLASSES.index(task["effective_priority"] or task["priority"])
+        if task["state"] == "running" and not task["position"]:
+            turns, tokens = self.running, self.running_tokens
+        else:
+            turns, tokens = self.waiting, self.waiting_tokens
+        turns[at] += 1
+        tokens[at] += tokens_left(task)
+
+
+def tokens_left(task: Mapping[str, Any]) -> int:
+    """Return the tokens that a turn is expected to compute from now on."""
+    computed, written = int(task["computed_tokens"] or 0), int(task["output_tokens"])
+    prompt = max(0, int(task["prompt_tokens"]) - computed)
+    return prompt + max(ANSWER_TOKENS_MIN, TURN_TOKENS - written)
+
+
+def as_counts(numbers: list[int]) -> ByClass:
+    """Return four numbers as a tuple."""
+    low, normal, high, urgent = numbers
+    return low, normal, high, urgent

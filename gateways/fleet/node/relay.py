@@ -1,0 +1,120 @@
+"""The relay of a node: the listener for entries, and their pipes to the daemon's socket."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+
+import anyio
+import anyio.abc
+
+from ....backends.errors import Busy, InferdError
+from ....ipc.greeting import connect_error
+from ....ipc.messages import Kind
+from ....wire.frames import pack_frame
+from ..certificates.tls import DATA, REPORTS
+from ..link import HANDSHAKE_S_MAX
+from .pipe import EntryEnd, PipeEnd
+from .reporter import Reporter
+
+CONNECTIONS_MAX = 1024
+SHUTDOWN_S_MAX = 2.0
+"""Time for the end of TLS on a connection that is closed."""
+
+
+class _Switch(asyncio.Protocol):
+    """A new connection, until TLS has negotiated its protocol."""
+
+    def __init__(self, choose: Callable[[str | None], asyncio.Protocol | None]):
+        self._choose = choose
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Hand the connection over to the protocol that it has negotiated, or close it."""
+        assert isinstance(transport, asyncio.Transport)
+        tls: ssl.SSLObject = transport.get_extra_info("ssl_object")
+        protocol = self._choose(tls.selected_alpn_protocol())
+        if protocol is None:
+            transport.abort()
+            return
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+
+
+class Relay:
+    """Serves entries until it is cancelled. *path* is the daemon's socket."""
+
+    def __init__(self, path: str, reporter: Reporter, connections_max: int = CONNECTIONS_MAX):
+        self._path, self._reporter, self._connections_max = path, reporter, connections_max
+        self._ends: set[EntryEnd] = set()
+
+    async def serve(
+        self,
+        listener: socket.socket,
+        context: ssl.SSLContext,
+        *,
+        task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Accept entries, and pass their frames to the daemon and its frames to them."""
+        loop = asyncio.get_running_loop()
+        async with anyio.create_task_group() as group:
+
+            def choose(protocol: str | None) -> asyncio.Protocol | None:
+                if protocol == REPORTS:
+                    return self._reporter.new_subscriber()
+                return self._new_pipe(group) if protocol == DATA else None
+
+            server = await loop.create_server(
+                lambda: _Switch(choose),
+                sock=listener,
+                ssl=context,
+                ssl_handshake_timeout=HANDSHAKE_S_MAX,
+                ssl_shutdown_timeout=SHUTDOWN_S_MAX,
+            )
+            try:
+                group.start_soon(self._reporter.run)
+                task_status.started()
+                await anyio.sleep_forever()
+            finally:
+                server.close()
+                self._reporter.close()
+                for end in tuple(self._ends):
+                    end.end()
+
+    def _new_pipe(self, group: anyio.abc.TaskGroup) -> EntryEnd:
+        end = EntryEnd(lambda: self._ends.discard(end))
+        self._ends.add(end)
+        group.start_soon(self._join_daemon, end)
+        return end
+
+    async def _join_daemon(self, entry: EntryEnd) -> None:
+        try:
+            if len(self._ends) > self._connections_max:
+                raise Busy(
+                    f"the relay has {self._connections_max} connections",
+                    data={"connections_max": self._connections_max, "retry_after_s": 1.0},
+                )
+            daemon = await self._connect_daemon()
+        except InferdError as exc:
+            if entry.transport is not None:
+                entry.transport.write(pack_frame([Kind.GOODBYE, exc.to_wire()]))
+                entry.end()
+            return
+        entry.join(daemon)
+
+    async def _connect_daemon(self) -> PipeEnd:
+        """Return a connection to the daemon.
+
+        :raises InferdError: it cannot be reached.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            _, daemon = await loop.create_unix_connection(PipeEnd, self._path)
+        except BlockingIOError:  # the daemon's backlog is full
+            raise Busy(
+                "too many programs connect to the daemon", data={"retry_after_s": 0.1}
+            ) from None
+        except OSError as exc:
+            raise connect_error(self._path, exc) from None
+        return daemon

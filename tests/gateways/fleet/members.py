@@ -1,0 +1,106 @@
+"""The members of a fleet in tests: certificates, relays and entries as processes, TLS by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from inferd.gateways.fleet.certificates.authority import Authority, Role
+from inferd.gateways.fleet.certificates.folder import ENTRY, server_name
+from inferd.gateways.fleet.certificates.tls import entry_context
+from inferd.testing import RunningDaemon
+from inferd.wire.frames import pack_frame
+from tests.daemon.command_line import inferd_process
+
+WAIT_S_MAX = 30.0
+DAYS = 90
+HELLO = [0, {"protocol": [1, 0], "software": "test"}]
+
+
+def certificates(folder: Path, *nodes: str) -> Path:
+    """Make an authority with certificates of an entry and of nodes; return the folder."""
+    authority = Authority(folder)
+    authority.open_or_create()
+    authority.issue(ENTRY, Role.ENTRY, DAYS)
+    for name in nodes:
+        authority.issue(name, Role.NODE, DAYS)
+    return folder
+
+
+class Relay:
+    """A running `inferd fleet node`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], address: str):
+        self.process, self.address = process, address
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+
+@contextmanager
+def relay(
+    daemon: RunningDaemon, folder: Path, name: str = "a", listen: str = "127.0.0.1:0"
+) -> Iterator[Relay]:
+    """Run a node's relay until the end of the block."""
+    arguments = ("fleet", "node", name, "--listen", listen, "--certificates", str(folder))
+    with inferd_process(*arguments, socket=daemon.socket) as process:
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline().decode()
+            assert line.startswith(f"node {name} serves entries on "), line
+            yield Relay(process, line.split()[-1])
+        finally:
+            process.kill()
+            process.communicate()
+
+
+class Peer:
+    """An entry's connection to a relay, written by hand."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self.reader, self.writer = reader, writer
+
+    def send(self, *messages: Any) -> None:
+        self.writer.write(b"".join(pack_frame(message) for message in messages))
+
+    async def receive(self) -> list[Any]:
+        """Return the next message; an empty list at the end."""
+        try:
+            async with asyncio.timeout(WAIT_S_MAX):
+                size = int.from_bytes(await self.reader.readexactly(4), "little")
+                body = await self.reader.readexactly(size)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return []
+        message: list[Any] = msgspec.msgpack.decode(body)
+        return message
+
+    async def until(self, kind: int) -> list[Any]:
+        """Return the next message of a kind."""
+        while True:
+            message = await self.receive()
+            assert message, "the relay has closed the connection"
+            if message[0] == kind:
+                return message
+
+
+@asynccontextmanager
+async def peer(
+    folder: Path, port: int, protocol: str, *, node: str = "a", name: str = ENTRY
+) -> AsyncIterator[Peer]:
+    """Connect to a relay as the entry of *folder*."""
+    context = entry_context(folder, name, protocol)
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", port, ssl=context, server_hostname=server_name(node)
+    )
+    try:
+        yield Peer(reader, writer)
+    finally:
+        writer.transport.abort()
+        await asyncio.sleep(0)
