@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from ...backends.errors import InvalidArgument
 from ...daemon.cli.commands import optional_import
-from ...daemon.cli.options import SocketPath
-from ...daemon.cli.output import note, write
+from ...daemon.cli.one_shot import OneShotClient
+from ...daemon.cli.options import JsonOutput, SocketPath
+from ...daemon.cli.output import Columns, note, table_of, write, write_json
 
 DAYS = 365
 NEED = "the fleet's certificates use cryptography"
@@ -36,6 +38,27 @@ ListenAt = Annotated[
     str, typer.Option("--listen", metavar="HOST:PORT", help="The address for entries; port 0: any.")
 ]
 
+FleetFile = Annotated[
+    Path, typer.Option("--config", metavar="FILE", help="The fleet's configuration file.")
+]
+NODES: Columns = {
+    "NODE": "name",
+    "ADDRESS": "address",
+    "STATE": lambda n: _state(n),
+    "SESSIONS": lambda n: f"{n['sessions']} of {n['sessions_max']}" if n["reachable"] else None,
+    "RUNNING": lambda n: n.get("running"),
+    "WAITING": lambda n: n.get("waiting"),
+    "SLOTS": lambda n: n.get("slots"),
+    "LOADED": lambda n: ", ".join(n.get("loaded", ())) or None,
+}
+
+
+def _state(node: dict[str, Any]) -> str:
+    if not node["reachable"]:
+        return f"lost: {node['cause']}"
+    return "draining" if node["draining"] else "ready"
+
+
 fleet = typer.Typer(
     help="Serve the daemons of several machines as one (extra `fleet`).", no_args_is_help=True
 )
@@ -54,6 +77,7 @@ def init(
     certificates: Certificates = None,
     days: Days = DAYS,
     renew: Renew = False,
+    as_json: JsonOutput = False,
 ) -> None:
     """Make the fleet's authority, and certificates of the entry and of nodes.
 
@@ -65,12 +89,17 @@ def init(
 
     folder = certificates_folder(certificates)
     authority = Authority(folder)
-    if authority.open_or_create():
-        write(f"{folder / AUTHORITY}.key: keep it here; whoever has it can join the fleet")
+    is_new, issued = authority.open_or_create(), []
     for name, role in ((ENTRY, Role.ENTRY), *((name, Role.NODE) for name in nodes or ())):
         if renew or not KeyFiles.of(folder, name).certificate.exists():
-            files = authority.issue(name, role, days)
-            write(f"{files.certificate}: valid for {days} days")
+            issued.append(str(authority.issue(name, role, days).certificate))
+    if as_json:
+        write_json({"authority_is_new": is_new, "issued": issued, "days": days})
+        return
+    if is_new:
+        write(f"{folder / AUTHORITY}.key: keep it here; its readers can join the fleet")
+    for file in issued:
+        write(f"{file}: valid for {days} days")
     for name in nodes or ():
         write(f"copy {name}.pem, {name}.key and {AUTHORITY}.pem to the machine of {name}")
 
@@ -98,6 +127,39 @@ def node(
         on_ready=partial(note_ready, name),
         on_expiry=note,
     )
+
+
+@fleet.command()
+def serve(config: FleetFile, socket: SocketPath = None) -> None:
+    """Serve clients of this machine from the nodes of the fleet.
+
+    It runs until SIGTERM or Ctrl-C.
+    """
+    with optional_import(NEED, "fleet"):
+        from .entry.server import run_entry
+    from .entry.config import read_config
+
+    def note_entry(path: str) -> None:
+        note(f"the fleet listens on {path}")
+
+    run_entry(read_config(config, socket), on_ready=note_entry, note=note)
+
+
+@fleet.command()
+def nodes(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
+    """List the nodes of the fleet that serves the socket."""
+    with OneShotClient(socket) as client:
+        found = client.stats().get("nodes")
+    if found is None:
+        raise InvalidArgument(
+            "the socket belongs to a daemon, not to a fleet",
+            hint="name the socket of `inferd fleet serve` with --socket",
+        )
+    entries = [{"name": name, **state} for name, state in found.items()]
+    if as_json:
+        write_json({"nodes": entries})
+    else:
+        table_of(NODES, entries)
 
 
 def note_ready(name: str, address: str) -> None:

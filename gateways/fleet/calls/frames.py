@@ -1,0 +1,170 @@
+"""Frames as an entry reads and writes them: opened as far as needed, and otherwise passed as bytes.
+
+Values inside params and results stay undecoded (`msgspec.Raw`): an entry rewrites their handles,
+and copies everything else.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from ....backends.errors import InvalidArgument, ProtocolError
+from ....ipc.messages import Kind
+from ....wire.frames import pack_frame
+from ....wire.nesting import check_shape
+
+ITEMS_MAX = 16
+"""Items of a message's array, as in the daemon."""
+Fields: TypeAlias = dict[str, msgspec.Raw]
+HandleMap: TypeAlias = Callable[[int], int]
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+_LENGTH = struct.Struct("<I")
+_items = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_length=ITEMS_MAX)])
+_fields = msgspec.msgpack.Decoder(Fields)
+_integer = msgspec.msgpack.Decoder(int)
+_integers = msgspec.msgpack.Decoder(list[int])
+_text = msgspec.msgpack.Decoder(str)
+_map = msgspec.msgpack.Decoder(dict[str, Any])
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Message(NamedTuple):
+    """A message: its kind, its items, and its bytes without the length."""
+
+    kind: int
+    items: list[msgspec.Raw]
+    body: bytes
+
+    @property
+    def number(self) -> int:
+        """The id of its request."""
+        return _integer.decode(self.items[1])
+
+
+def open_message(body: bytes, *, check: bool = False) -> Message:
+    """Return a message; with *check* its shape is within the bounds of the protocol.
+
+    :raises ProtocolError: it is not a message.
+    :raises InferdError: it has too many values or levels.
+    """
+    try:
+        if check:
+            check_shape(body)
+        items = _items.decode(body)
+        message = Message(_integer.decode(items[0]), items, body)
+        if message.kind not in (Kind.HELLO, Kind.GOODBYE):
+            _ = message.number
+        if len(items) < (4 if message.kind == Kind.REQUEST else 2):
+            raise ProtocolError(f"a message of kind {message.kind} with {len(items)} items")
+    except IndexError:
+        raise ProtocolError("a message without its items") from None
+    except UNREADABLE as exc:
+        raise ProtocolError(f"a frame is not a msgpack array of the protocol: {exc}") from None
+    return message
+
+
+def request_of(message: Message) -> tuple[str, Fields]:
+    """Return the call of a request, and its params.
+
+    :raises InvalidArgument: they have other types.
+    """
+    try:
+        return _text.decode(message.items[2]), _fields.decode(message.items[3])
+    except UNREADABLE as exc:
+        raise InvalidArgument(f"the params do not match the call: {exc}") from None
+
+
+def fields_of(raw: msgspec.Raw) -> Fields:
+    """Return a map with undecoded values.
+
+    :raises ProtocolError: it is not a map.
+    """
+    try:
+        return _fields.decode(raw)
+    except UNREADABLE as exc:
+        raise ProtocolError(f"a node sent something other than a map: {exc}") from None
+
+
+def values_of(raw: msgspec.Raw) -> dict[str, Any]:
+    """Return a map, decoded.
+
+    :raises ProtocolError: it is not a map.
+    """
+    try:
+        return _map.decode(raw)
+    except UNREADABLE as exc:
+        raise ProtocolError(f"a node sent something other than a map: {exc}") from None
+
+
+def integer_in(fields: Fields, name: str) -> int:
+    """Return an integer among params.
+
+    :raises InvalidArgument: it is missing, or has another type.
+    """
+    if name not in fields:
+        raise InvalidArgument(f"the params lack the field `{name}`")
+    try:
+        return _integer.decode(fields[name])
+    except UNREADABLE:
+        raise InvalidArgument(f"`{name}` is not an int") from None
+
+
+def integers_in(fields: Fields, name: str) -> list[int]:
+    """Return a list of integers in a result; an empty one if it is missing."""
+    return _integers.decode(fields[name]) if name in fields else []
+
+
+def text_in(fields: Fields, name: str) -> str:
+    """Return a text among params; empty if it is missing or nil.
+
+    :raises InvalidArgument: it has another type.
+    """
+    raw = fields.get(name)
+    if raw is None or bytes(raw) == b"\xc0":
+        return ""
+    try:
+        return _text.decode(raw)
+    except UNREADABLE:
+        raise InvalidArgument(f"`{name}` is not a str") from None
+
+
+def is_given(fields: Fields, name: str) -> bool:
+    """Return whether a param is there and is not nil."""
+    raw = fields.get(name)
+    return raw is not None and bytes(raw) != b"\xc0"
+
+
+def with_handle(fields: Fields, name: str, handle: int) -> Fields:
+    """Return params with another handle."""
+    return {**fields, name: raw_of(handle)}
+
+
+def with_mapped_handles(raw: msgspec.Raw, names: frozenset[str], mapped: HandleMap) -> Fields:
+    """Return a result or event with the handles in the fields *names* mapped."""
+    fields = fields_of(raw)
+    for name in names & fields.keys():
+        if name == "contexts":
+            fields[name] = raw_of([mapped(handle) for handle in _integers.decode(fields[name])])
+        else:
+            fields[name] = raw_of(mapped(_integer.decode(fields[name])))
+    return fields
+
+
+def raw_of(value: Any) -> msgspec.Raw:
+    """Return a value in its encoded form."""
+    return msgspec.Raw(_encode(value))
+
+
+def frame_of(body: bytes) -> bytes:
+    """Return a message's bytes as a frame."""
+    return _LENGTH.pack(len(body)) + body
+
+
+def request_frame(number: int, call: str, params: Mapping[str, Any]) -> bytes:
+    """Return a request as a frame."""
+    return pack_frame([int(Kind.REQUEST), number, call, params])

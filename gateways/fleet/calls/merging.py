@@ -1,0 +1,114 @@
+"""Results of a call that all nodes have answered, as one result.
+
+Entries of lists have the field `node`. A model that several nodes have is one entry, whose field
+`nodes` has the entries of the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+Result: TypeAlias = dict[str, Any]
+Results: TypeAlias = Mapping[str, Result]
+"""Results by node."""
+ContextMap: TypeAlias = Callable[[str, int], int]
+"""Maps a node and its handle to the client's handle."""
+
+STATES = ("ready", "loading", "unloading", "cold", "failed")
+"""States of a model, the one that is most useful to a client first."""
+SUMMED = (
+    *("connections", "sessions", "sessions_max", "sessions_yielded", "sessions_waiting"),
+    *("sessions_dormant", "sessions_expired", "waiting", "running", "parked", "refused"),
+    *("recovered", "cores"),
+)
+"""Statistics of a fleet that are the sums of its nodes'."""
+
+
+def merge_results(call: str, results: Results, map_context: ContextMap) -> Result:
+    """Return one result for the *results* of a call, of which there is at least one."""
+    merge = _MERGES.get(call)
+    if merge is not None:
+        return merge(results)
+    if call in _LISTS:
+        return _joined(_LISTS[call], results, map_context)
+    return dict(next(iter(results.values())))
+
+
+def _joined(key: str, results: Results, map_context: ContextMap) -> Result:
+    entries = [{**entry, "node": node} for node, result in results.items() for entry in result[key]]
+    for entry in entries:
+        if entry.get("context") is not None:
+            entry["context"] = map_context(entry["node"], entry["context"])
+    if key == "tasks":
+        entries.sort(key=lambda task: (task["model"], task["node"]))  # each node's order stays
+    return {key: entries}
+
+
+def _models(results: Results) -> Result:
+    by_name: dict[str, list[Result]] = {}
+    for node, result in results.items():
+        for model in result["models"]:
+            by_name.setdefault(model["name"], []).append({**model, "node": node})
+    return {"models": [_one_model(entries) for entries in by_name.values()]}
+
+
+def _one_model(entries: list[Result]) -> Result:
+    """Return the entry of a model, which is that of the node where it is most ready."""
+    best = min(entries, key=lambda entry: STATES.index(entry["state"]))
+    sums = {key: sum(entry[key] for entry in entries) for key in ("leases", "tasks")}
+    return {**best, **sums, "node": best["node"], "nodes": entries}
+
+
+def _stats(results: Results) -> Result:
+    by_node = {node: result["stats"] for node, result in results.items()}
+    first = next(iter(by_node.values()))
+    merged = dict(first)
+    for key in SUMMED:
+        merged[key] = sum(stats[key] for stats in by_node.values())
+    merged["uptime_s"] = max(stats["uptime_s"] for stats in by_node.values())
+    merged["draining"] = all(stats["draining"] for stats in by_node.values())
+    merged["models"] = {
+        f"{name}@{node}": counters
+        for node, stats in by_node.items()
+        for name, counters in stats["models"].items()
+    }
+    merged["components"] = _labelled(by_node, "components")
+    merged["pending_restart"] = sorted({s for v in by_node.values() for s in v["pending_restart"]})
+    merged["metrics"] = _metrics(by_node)
+    return {"stats": merged}
+
+
+def _labelled(by_node: Mapping[str, Result], key: str) -> list[Result]:
+    return [{**entry, "node": node} for node, stats in by_node.items() for entry in stats[key]]
+
+
+def _metrics(by_node: Mapping[str, Result]) -> dict[str, list[Result]]:
+    """Return the samples of all nodes, with the label `node`."""
+    families: dict[str, list[Result]] = {}
+    for node, stats in by_node.items():
+        for family, samples in stats["metrics"].items():
+            families.setdefault(family, []).extend({**s, "node": node} for s in samples)
+    return families
+
+
+def _any(key: str) -> Callable[[Results], Result]:
+    return lambda results: {key: any(result[key] for result in results.values())}
+
+
+_LISTS = {"sessions": "sessions", "queue": "tasks", "list_states": "states"}
+_MERGES: Mapping[str, Callable[[Results], Result]] = {
+    "models": _models,
+    "show": _models,
+    "stats": _stats,
+    "delete_session": _any("deleted"),
+    "delete_state": _any("deleted"),
+}
+
+
+def session_homes(results: Results) -> Iterable[tuple[str, str, str]]:
+    """Yield the label, id and node of each session with an id, from the results of `sessions`."""
+    for node, result in results.items():
+        for session in result["sessions"]:
+            if session["session_id"] is not None:
+                yield session["label"], session["session_id"], node

@@ -1,0 +1,109 @@
+"""The table of routes: which node gets a call, and which of its fields are handles.
+
+Most of it follows from the types of the messages. A call that is not in the protocol's table, of a
+newer client, is routed by its fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from enum import Enum, auto
+from typing import NamedTuple
+
+from ....ipc.messages import CALLS, Call
+
+HANDLES = frozenset(("graph", "context", "contexts"))
+"""The fields with handles, in params, results and events alike."""
+
+
+class Route(Enum):
+    """The choice of the node, or nodes, for a call."""
+
+    LOAD = auto()
+    """A node for a new graph, by the model's name."""
+    OPEN = auto()
+    """A node for a new context, by its graph's model and its session."""
+    GRAPH = auto()
+    """A node that has the graph's model."""
+    LEASES = auto()
+    """All nodes on which the graph holds its model."""
+    CONTEXT = auto()
+    """The node of the context."""
+    CANCEL = auto()
+    """The node of the request or context."""
+    SESSION = auto()
+    """The node of the context, or all nodes for a session's id."""
+    MODEL = auto()
+    """All nodes that have the model, one after the other."""
+    ALL = auto()
+    """All nodes that can be reached, at once."""
+    CONNECTED = auto()
+    """The nodes to which the client is connected, and later ones."""
+
+
+class CallRoute(NamedTuple):
+    """The route of a call, and its fields with handles."""
+
+    route: Route
+    in_result: frozenset[str] = frozenset()
+    in_events: frozenset[str] = frozenset()
+    has_tensors: bool = False
+    """Whether its params may refer to descriptors."""
+
+
+_BY_NAME = {
+    "unload": Route.LEASES,
+    "cancel": Route.CANCEL,
+    "delete_session": Route.SESSION,
+    "init_backend": Route.CONNECTED,
+    "deinit_backend": Route.CONNECTED,
+    **dict.fromkeys(
+        ("unload_model", "pin", "unpin", "swap", "add_adapter", "remove_adapter"), Route.MODEL
+    ),
+    **dict.fromkeys(
+        ("models", "show", "sessions", "queue", "stats", "list_states", "delete_state"), Route.ALL
+    ),
+    **dict.fromkeys(("log_level", "drain"), Route.ALL),
+}
+"""The calls whose route does not follow from their types."""
+
+
+def _fields(*kinds: type) -> frozenset[str]:
+    return frozenset(name for kind in kinds for name in kind.__struct_fields__)  # type: ignore[attr-defined]
+
+
+def _derived(params: Collection[str], result: Collection[str]) -> Route | None:
+    if "graph" in result:
+        return Route.LOAD
+    if "context" in params:
+        return Route.CONTEXT
+    if "graph" in params:
+        return Route.OPEN if "context" in result else Route.GRAPH
+    return None
+
+
+def _route_of(name: str, call: Call) -> CallRoute:
+    params, result = _fields(call.params), _fields(call.result)
+    route = _BY_NAME.get(name) or _derived(params, result)
+    assert route is not None, f"the call {name} has no route"
+    return CallRoute(
+        route,
+        result & HANDLES,
+        _fields(*call.events) & HANDLES,
+        bool(params & {"fd", "tensor", "inputs"}),
+    )
+
+
+ROUTES: Mapping[str, CallRoute] = {name: _route_of(name, call) for name, call in CALLS.items()}
+
+
+def route_of(call: str, params: Collection[str]) -> CallRoute | None:
+    """Return the route of a call; None for one that the entry can send nowhere.
+
+    Handles in the results of an unknown call have the same names as in known ones.
+    """
+    known = ROUTES.get(call)
+    if known is not None:
+        return known
+    route = _derived(params, ())
+    return None if route is None else CallRoute(route, HANDLES, HANDLES)

@@ -1,0 +1,298 @@
+"""One client of the entry: its graphs and contexts on the nodes, and its requests under way."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+import anyio
+import anyio.abc
+import msgspec
+
+from ....backends.errors import (
+    BackendError,
+    Busy,
+    InferdError,
+    InvalidArgument,
+    SessionExpired,
+    ShuttingDown,
+    error_from_wire,
+)
+from ....ipc.messages import ClientHello, Kind
+from ....wire.frames import pack_frame
+from ..calls.frames import (
+    Fields,
+    Message,
+    frame_of,
+    integer_in,
+    request_frame,
+    values_of,
+    with_handle,
+    with_mapped_handles,
+)
+from ..calls.routes import CallRoute
+from ..routing.choice import node_unreachable
+from .homes import FleetUser, NodeTable, RecentKey, SessionKey
+from .incarnations import Incarnation, Incarnations, client_handle, daemon_handle
+from .nodes import Nodes
+from .upstream import Upstream, lost_error
+
+EXPIRED_MAX = 10_000
+"""Contexts of lost nodes that a client's connection remembers."""
+UNREAD_PAUSE_BYTES = 1 << 20
+"""Above this amount of data that a client has not read, its nodes are not read."""
+
+
+class ClientSocket(Protocol):
+    """The client's side of its connection."""
+
+    @property
+    def unsent_bytes(self) -> int:
+        """The bytes that the client has not read."""
+
+    def add_frame(self, frame: bytes) -> None:
+        """Add a frame; `flush` sends it."""
+
+    def flush(self) -> None:
+        """Send as much as the client reads now."""
+
+    def pause(self, reason: object) -> None:
+        """Read nothing from the client, for a *reason*."""
+
+    def resume(self, reason: object) -> None:
+        """Read from the client again, unless there are other reasons not to."""
+
+
+class Fleet(Protocol):
+    """The state that the clients of an entry share."""
+
+    nodes: Nodes
+    incarnations: Incarnations
+    homes: NodeTable[SessionKey]
+    recent: NodeTable[RecentKey]
+
+
+class FleetGraph:
+    """A client's graph: the call that loads its model, and its handle on each node that has done
+    so for this client.
+    """
+
+    def __init__(self, call: str, params: Fields, model: str):
+        self.call, self.model = call, model
+        self.params = {name: value for name, value in params.items() if name != "progress"}
+        self.leases: dict[str, int] = {}
+        self.lock = anyio.Lock()
+
+
+class ClientRequest:
+    """A request of a client under way, on one node or as a task of the entry."""
+
+    def __init__(self, number: int, call: str, route: CallRoute):
+        self.number, self.call, self.route = number, call, route
+        self.upstream: Upstream | None = None
+        self.scope = anyio.CancelScope()
+        self.on_result: Callable[[Fields], object] | None = None
+        """Called with its result, whose handles are the client's."""
+
+
+class FleetClient:
+    """The state of a client's connection. Lives on the entry's event loop; *group* runs its
+    tasks, and those of its connections to nodes.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        socket: ClientSocket,
+        owner: FleetUser,
+        hello: ClientHello,
+        group: anyio.abc.TaskGroup,
+    ):
+        self.fleet, self.owner, self.group = fleet, owner, group
+        self.graphs: dict[int, FleetGraph] = {}
+        self.requests: dict[int, ClientRequest] = {}
+        self.prelude: list[tuple[str, Fields]] = []
+        """Calls that are repeated on each new connection to a node."""
+        self.upstreams: dict[str, Upstream] = {}
+        self.on_idle: Callable[[], object] = lambda: None
+        """Called when a request has ended."""
+        self._socket, self._hello = socket, hello
+        self._contexts: dict[int, str] = {}
+        self._expired: OrderedDict[int, str] = OrderedDict()
+
+    def upstream(self, node: str) -> Upstream:
+        """Return the connection to *node*; a new one connects meanwhile.
+
+        :raises Busy: the node cannot be reached.
+        """
+        found = self.upstreams.get(node)
+        if found is not None and found.lost is None:
+            return found
+        if not self.fleet.nodes.is_reachable(node):
+            raise node_unreachable(node)
+        link = self.fleet.nodes.links[node]
+        upstream = Upstream(link, self, self._hello, tuple(self.prelude))
+        self.upstreams[node] = upstream
+        self.group.start_soon(upstream.connect, self.fleet.nodes.data_context)
+        return upstream
+
+    def client_handle(self, upstream: Upstream, handle: int) -> int:
+        """Return the client's handle for one of a node."""
+        number = self.fleet.incarnations.number_of(upstream.node, upstream.instance)
+        return client_handle(number, handle)
+
+    def map_context(self, node: str, handle: int) -> int:
+        """Return the client's handle for a context of *node* in a list."""
+        number = self.fleet.incarnations.number_of(node, handle >> 32)
+        return client_handle(number, handle)
+
+    def note_context(self, handle: int, node: str) -> None:
+        """Note an open context."""
+        self._contexts[handle] = node
+
+    def drop_context(self, handle: int) -> None:
+        """Note that a context was closed."""
+        self._contexts.pop(handle, None)
+
+    def drop_all(self) -> None:
+        """Forget all graphs and contexts, which the nodes have closed."""
+        self.graphs.clear()
+        self._contexts.clear()
+
+    def incarnation_of(self, params: Fields) -> tuple[Incarnation, int]:
+        """Return the daemon of the context in *params*, and the client's handle.
+
+        :raises InvalidArgument: there is no such context.
+        :raises SessionExpired: its node was lost.
+        """
+        handle = integer_in(params, "context")
+        if handle in self._expired:
+            raise SessionExpired(
+                f"the node {self._expired[handle]} was lost, and this context with it",
+                data={"cause": "node", "node": self._expired[handle]},
+            )
+        found = self.fleet.incarnations.find(handle)
+        if found is None or found.node not in self.fleet.nodes.links:
+            raise InvalidArgument(f"there is no context {handle} on this connection")
+        return found, handle
+
+    def graph_of(self, params: Fields) -> FleetGraph:
+        """Return the graph in *params*.
+
+        :raises InvalidArgument: there is no such graph.
+        """
+        handle = integer_in(params, "graph")
+        if handle not in self.graphs:
+            raise InvalidArgument(f"there is no graph {handle} on this connection")
+        return self.graphs[handle]
+
+    def forward_to_context(self, request: ClientRequest, params: Fields) -> None:
+        """Send a request to the node of its context.
+
+        :raises InferdError: there is no such context, or its node cannot be reached.
+        """
+        incarnation, handle = self.incarnation_of(params)
+        params = with_handle(params, "context", daemon_handle(incarnation, handle))
+        self.forward(request, incarnation.node, params)
+
+    def forward(self, request: ClientRequest, node: str, params: Fields) -> None:
+        """Send a request to *node*, and pass its events and its answer to the client.
+
+        :raises InferdError: the node cannot be reached.
+        """
+        upstream = self.upstream(node)
+        frame = request_frame(request.number, request.call, params)
+        upstream.send_request(request.number, frame, partial(self._pass_on, request, upstream))
+        request.upstream = upstream
+
+    def _pass_on(self, request: ClientRequest, upstream: Upstream, message: Message) -> None:
+        if message.kind == Kind.EVENT:
+            self.pass_event(request, upstream, message)
+            return
+        self.requests.pop(request.number, None)
+        if message.kind == Kind.ERROR:
+            self.fail(request.number, error_from_wire(values_of(message.items[2])))
+        elif request.route.in_result or request.on_result is not None:
+            result = self.mapped(upstream, message.items[2], request.route.in_result)
+            self.reply(request, result)
+        else:
+            self._socket.add_frame(frame_of(message.body))
+            self.on_idle()
+
+    def pass_event(self, request: ClientRequest, upstream: Upstream, message: Message) -> None:
+        """Pass an event to the client."""
+        if request.route.in_events:
+            event = self.mapped(upstream, message.items[2], request.route.in_events)
+            self._socket.add_frame(pack_frame([int(Kind.EVENT), request.number, event]))
+        else:
+            self._socket.add_frame(frame_of(message.body))
+
+    def mapped(self, upstream: Upstream, raw: msgspec.Raw, names: frozenset[str]) -> Fields:
+        """Return a result or an event of a node with the client's handles."""
+        return with_mapped_handles(raw, names, lambda handle: self.client_handle(upstream, handle))
+
+    def reply(self, request: ClientRequest, result: Mapping[str, Any]) -> None:
+        """Send the result of a request."""
+        self.requests.pop(request.number, None)
+        if request.on_result is not None:
+            request.on_result(dict(result))
+        self._socket.add_frame(pack_frame([int(Kind.REPLY), request.number, result]))
+        self._socket.flush()
+        self.on_idle()
+
+    def fail(self, number: int, error: InferdError) -> None:
+        """Send the error of a request. To a client, `ShuttingDown` would mean the whole fleet."""
+        self.requests.pop(number, None)
+        if isinstance(error, ShuttingDown):
+            error = Busy(error.message, data={"cause": "node", **error.data})
+        self._socket.add_frame(pack_frame([int(Kind.ERROR), number, error.to_wire()]))
+        self._socket.flush()
+        self.on_idle()
+
+    def upstream_read(self) -> None:
+        """Send what the nodes have sent; read no more from them while the client does not read."""
+        self._socket.flush()
+        if self._socket.unsent_bytes > UNREAD_PAUSE_BYTES:
+            self.read_upstreams(reading=False)
+
+    def read_upstreams(self, *, reading: bool) -> None:
+        """Read from the nodes, or pause that."""
+        for upstream in self.upstreams.values():
+            upstream.set_reading(reading)
+
+    def pause_client(self, upstream: Upstream) -> None:
+        """Read nothing from the client while a node does not read."""
+        self._socket.pause(upstream)
+
+    def resume_client(self, upstream: Upstream) -> None:
+        """Read from the client again."""
+        self._socket.resume(upstream)
+
+    def upstream_lost(self, upstream: Upstream) -> None:
+        """Forget the leases and contexts on a node whose connection has ended."""
+        self._socket.resume(upstream)
+        if self.upstreams.get(upstream.node) is upstream:
+            del self.upstreams[upstream.node]
+        for graph in self.graphs.values():
+            graph.leases.pop(upstream.node, None)
+        lost = [handle for handle, node in self._contexts.items() if node == upstream.node]
+        for handle in lost:
+            del self._contexts[handle]
+            self._expired[handle] = upstream.node
+        while len(self._expired) > EXPIRED_MAX:
+            self._expired.popitem(last=False)
+
+    def lose_node(self, node: str, cause: str) -> int:
+        """Fail the requests on a node that was lost; return how many contexts were lost."""
+        contexts = sum(found == node for found in self._contexts.values())
+        upstream = self.upstreams.get(node)
+        if upstream is not None:
+            upstream.end(lost_error(node, cause))
+        return contexts
+
+    def close(self) -> None:
+        """End the connections to nodes, which end the client's requests and contexts."""
+        for upstream in tuple(self.upstreams.values()):
+            upstream.end(BackendError("the client has closed its connection"))

@@ -1,0 +1,183 @@
+"""The socket of one client of the entry: reading, writing, and the pauses of reading."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from ....backends.errors import InferdError
+from ....ipc.messages import Kind
+from ....ipc.peer import Peer
+from ....ipc.server.client_descriptors import UserDescriptors
+from ....ipc.server.closing import SCM_MAX_FD
+from ....ipc.server.outbox import Outbox, OutboxListener
+from ....ipc.server.shares import SharedLimit
+from ....wire.frames import FrameReader, pack_frame
+
+READ_BYTES = 1 << 13
+"""Bytes of one read, between which other clients are served."""
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
+_OWN = object()
+"""The pause while the client leaves too much unread."""
+UNREAD_PAUSE_BYTES = 1 << 20
+
+
+class ClientConnection(OutboxListener):
+    """A client's connection. Lives on the entry's event loop.
+
+    *handle_frame* gets the frames; it may raise the error with which the connection ends.
+    Descriptors that the client passes are closed: they cannot reach a node.
+    """
+
+    def __init__(
+        self, sock: socket.socket, peer: Peer, user: UserDescriptors, outboxes: SharedLimit
+    ):
+        self.peer, self.uid = peer, peer.uid
+        self.is_operator = False
+        """Whether the user may take the places that are reserved for operators."""
+        self.is_idle: Callable[[], bool] = lambda: True
+        self.on_emptied: Callable[[], object] = lambda: None
+        """Called when the client has read everything."""
+        self.active_at_s = time.monotonic()
+        self._sock, self._user = sock, user
+        self._outbox = Outbox(sock, peer.uid, outboxes, self)
+        self.loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self.loop.create_future()
+        self._pauses: set[object] = set()
+        self._input_ended = False
+        self._handle_frame: Callable[[bytes], None] = lambda _: None
+        self._frames = FrameReader()
+        self._hangup: select.epoll | None = None
+        """Readable once the client has closed its socket; open once it has shut down sending."""
+
+    @property
+    def idle_since_s(self) -> float | None:
+        """The time of the last request's end; None while a request is in flight."""
+        return self.active_at_s if self.is_idle() else None
+
+    @property
+    def unsent_bytes(self) -> int:
+        """The bytes that the client has not read."""
+        return self._outbox.unsent_bytes
+
+    def add_frame(self, frame: bytes) -> None:
+        """Add a frame; `flush` sends it."""
+        self._outbox.add_frame(frame)
+
+    def flush(self) -> None:
+        """Send as much as the client reads now, and the rest once it reads again."""
+        self._outbox.flush()
+
+    def send_goodbye(self, error: InferdError) -> None:
+        """Send the reason for which the connection ends."""
+        self.add_frame(pack_frame([int(Kind.GOODBYE), error.to_wire()]))
+        self.flush()
+
+    def outbox_emptied(self) -> None:
+        """Read again."""
+        self.resume(_OWN)
+        self.on_emptied()
+        self._end_if_answered()
+
+    def request_ended(self) -> None:
+        """Note that a request was answered."""
+        self.active_at_s = time.monotonic()
+        self._end_if_answered()
+
+    def _end_if_answered(self) -> None:
+        if self._input_ended and self.is_idle() and not self.unsent_bytes:
+            self.end()
+
+    def pause(self, reason: object) -> None:
+        """Read nothing until reading is resumed for this *reason*, and for all others."""
+        self._pauses.add(reason)
+        self.loop.remove_reader(self._sock)
+
+    def resume(self, reason: object) -> None:
+        """Read again, unless there are other reasons not to."""
+        if reason in self._pauses:
+            self._pauses.remove(reason)
+            if not (self._pauses or self._ended.done() or self._input_ended):
+                self.loop.add_reader(self._sock, self._readable)
+
+    def cut(self) -> None:
+        """Disconnect a client that leaves too much unread, or that is no longer there."""
+        if self._outbox.is_open:
+            self._outbox.close()
+            self.end()
+
+    def end(self, error: Exception | None = None) -> None:
+        """End `receive`, which raises *error*."""
+        if not self._ended.done():
+            if error is None:
+                self._ended.set_result(None)
+            else:
+                self._ended.set_exception(error)
+
+    async def receive(self, handle_frame: Callable[[bytes], None]) -> None:
+        """Pass frames to *handle_frame* until the connection ends.
+
+        :raises InferdError: an error of *handle_frame*, or the reason of the end.
+        """
+        self._handle_frame = handle_frame
+        if not self._pauses:
+            self.loop.add_reader(self._sock, self._readable)
+        try:
+            await self._ended
+        finally:
+            self.loop.remove_reader(self._sock)
+            if self._hangup is not None:
+                self.loop.remove_reader(self._hangup)
+                self._hangup.close()
+
+    def _readable(self) -> None:
+        if self._ended.done():
+            return
+        if self.unsent_bytes > UNREAD_PAUSE_BYTES:
+            self.pause(_OWN)
+            return
+        try:
+            data = self._read()
+            if data:
+                for frame in self._frames.read_frames(data):
+                    self._handle_frame(frame)
+            elif data is not None:
+                self._end_input()
+        except Exception as exc:  # must end the reading task, not only this callback
+            self.end(exc)
+
+    def _end_input(self) -> None:
+        """Read no more. A client that has only shut down its sending side still gets answers."""
+        self._input_ended = True
+        self.loop.remove_reader(self._sock)
+        self._hangup = select.epoll()
+        self._hangup.register(self._sock, 0)  # a hang-up is reported in any case
+        self.loop.add_reader(self._hangup, self.end)
+        self._end_if_answered()
+
+    def _read(self) -> bytes | None:
+        """Read once; return None if nothing has arrived, and no bytes at the end."""
+        self._user.check_read()
+        size = max(READ_BYTES, min(self._frames.missing, 1 << 16))
+        try:
+            # With room for all: the kernel would close the others here, which can block the loop.
+            data, descriptors, _, _ = socket.recv_fds(self._sock, size, SCM_MAX_FD, _CLOSE_ON_EXEC)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+        if descriptors:
+            self._user.note_received(len(descriptors))
+            self._user.close(tuple(descriptors))
+        return data
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._outbox.close()
+        with suppress(OSError):  # the client has closed it
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._user.close_socket(self._sock)

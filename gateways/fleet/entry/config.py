@@ -1,0 +1,113 @@
+"""The configuration of an entry: a TOML file with the nodes' addresses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import platformdirs
+
+from ....backends.errors import InvalidArgument
+from ....ipc.paths import daemon_socket_path
+from ..addresses import NodeAddress, parse_node_address
+
+NODES_MAX = 1000
+FILE_BYTES_MAX = 1 << 20
+
+
+class NodeSettings(msgspec.Struct, forbid_unknown_fields=True, rename="kebab"):
+    """A table `[nodes.NAME]`."""
+
+    address: str
+
+
+class EntrySettings(msgspec.Struct, forbid_unknown_fields=True, rename="kebab", kw_only=True):
+    """The file, as it is written. Relative paths begin at its folder."""
+
+    nodes: dict[str, NodeSettings]
+    certificates: str = ""
+    """The folder of certificates; by default `fleet` beside the user's configuration."""
+    certificate: str = "entry"
+    """The name of the entry's own certificate."""
+    socket: str = ""
+    """The socket for clients; by default the daemon's."""
+    socket_mode: str = "0600"
+    state_dir: str = ""
+    users: Literal["names", "accounts"] = "names"
+    """Whether nodes know users as the fleet's own, by name, or as users of their systems."""
+    operators: list[str] = []
+    """Users of this machine who act as the relay's user on each node: they manage the fleet."""
+    delegates: list[str] = []
+    """Users of this machine who may act on behalf of others: gateways."""
+    connections_max: Annotated[int, msgspec.Meta(ge=8, le=100_000)] = 256
+
+
+class EntryConfig(msgspec.Struct, frozen=True):
+    """The configuration with all defaults, and with absolute paths."""
+
+    settings: EntrySettings
+    addresses: dict[str, NodeAddress]
+    certificates: Path
+    socket: Path
+    socket_mode: int
+    state_dir: Path
+
+
+def read_config(file: Path, socket: Path | None = None) -> EntryConfig:
+    """Return the configuration in *file*; *socket* replaces its socket.
+
+    :raises InvalidArgument: the file cannot be read, or has an unknown key or an invalid value.
+    """
+    settings = _read_settings(file)
+
+    def path_of(text: str, default: Path) -> Path:
+        return (file.parent / text).absolute() if text else default
+
+    return EntryConfig(
+        settings,
+        {name: _address(file, name, node) for name, node in settings.nodes.items()},
+        path_of(settings.certificates, platformdirs.user_config_path("inferd") / "fleet"),
+        socket or path_of(settings.socket, daemon_socket_path()),
+        _mode(file, settings.socket_mode),
+        path_of(settings.state_dir, platformdirs.user_state_path("inferd") / "fleet"),
+    )
+
+
+def _read_settings(file: Path) -> EntrySettings:
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(FILE_BYTES_MAX + 1)
+        if len(text) > FILE_BYTES_MAX:
+            raise InvalidArgument(f"{file} has more than {FILE_BYTES_MAX} bytes")
+        settings = msgspec.toml.decode(text, type=EntrySettings)
+    except OSError as exc:
+        raise InvalidArgument(
+            f"cannot read {file}: {exc.strerror or exc}", hint="docs/fleet.md has an example"
+        ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise InvalidArgument(f"{file}: {exc}", hint="docs/fleet.md has an example") from None
+    if not 0 < len(settings.nodes) <= NODES_MAX:
+        raise InvalidArgument(
+            f"{file} has {len(settings.nodes)} nodes", hint=f"name 1 to {NODES_MAX}: [nodes.NAME]"
+        )
+    return settings
+
+
+def _address(file: Path, name: str, node: NodeSettings) -> NodeAddress:
+    try:
+        return parse_node_address(node.address)
+    except InvalidArgument as exc:
+        raise InvalidArgument(f"{file}: nodes.{name}: {exc.message}", hint=exc.hint) from None
+
+
+def _mode(file: Path, text: str) -> int:
+    try:
+        mode = int(text, 8)
+    except ValueError:
+        mode = -1
+    if not 0 <= mode <= 0o777:
+        raise InvalidArgument(
+            f"{file}: socket-mode {text!r} is not octal", hint="give one such as 0660"
+        )
+    return mode

@@ -1,0 +1,152 @@
+"""The frames of one client: its requests are sent on at once, or run as tasks of the entry."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeAlias
+
+from ....backends.errors import (
+    BackendError,
+    Busy,
+    Cancelled,
+    InferdError,
+    InvalidArgument,
+    ProtocolError,
+    UnsupportedOperation,
+)
+from ....ipc.messages import Kind
+from ....wire.nesting import check_shape
+from ..calls.descriptors import refuse_descriptors
+from ..calls.frames import (
+    UNREADABLE,
+    Fields,
+    Message,
+    frame_of,
+    integer_in,
+    is_given,
+    open_message,
+    request_of,
+)
+from ..calls.routes import Route, route_of
+from .client import ClientRequest, FleetClient
+from .gathering import call_all, call_connected, call_for_model, call_for_session, unload_graph
+from .opening import load_graph, note_branches, open_context, work_on_graph
+
+log = logging.getLogger(__name__)
+
+Work: TypeAlias = Callable[[FleetClient, ClientRequest, Fields], Awaitable[Mapping[str, Any]]]
+TASKS: Mapping[Route, Work] = {
+    Route.LOAD: load_graph,
+    Route.OPEN: open_context,
+    Route.GRAPH: work_on_graph,
+    Route.LEASES: unload_graph,
+    Route.SESSION: call_for_session,
+    Route.MODEL: call_for_model,
+    Route.ALL: call_all,
+    Route.CONNECTED: call_connected,
+}
+"""Routes whose requests run as tasks; the others are sent on at once."""
+CLOSING = frozenset(("finalize_execution_context", "close_execution_context"))
+
+
+class Dispatcher:
+    """Handles a client's frames after its hello. Lives on the entry's event loop."""
+
+    def __init__(self, client: FleetClient, requests_max: int):
+        self._client, self._requests_max = client, requests_max
+
+    def handle_frame(self, body: bytes) -> None:
+        """Handle a frame.
+
+        :raises ProtocolError: it cannot be read; the connection then ends.
+        """
+        message = open_message(body)
+        if message.kind == Kind.REQUEST:
+            self._begin(message)
+        elif message.kind == Kind.CREDIT and len(message.items) > 2:
+            request = self._client.requests.get(message.number)
+            if request is not None and request.upstream is not None:
+                request.upstream.send_frame(frame_of(body))
+        else:
+            raise ProtocolError(f"a frame of kind {message.kind}")
+
+    def _begin(self, message: Message) -> None:
+        number, requests = message.number, self._client.requests
+        if number in requests:
+            raise ProtocolError(f"request id {number} is already in use")
+        try:
+            if len(requests) >= self._requests_max:
+                raise Busy(
+                    f"{self._requests_max} requests are in flight on this connection",
+                    data={"requests_max": self._requests_max, "retry_after_s": 0.1},
+                )
+            check_shape(message.body)
+            call, params = request_of(message)
+            route = route_of(call, params)
+            if route is None:
+                raise UnsupportedOperation(f"there is no call {call[:50]!r}")
+            if route.has_tensors:
+                refuse_descriptors(message.items[3])
+            request = requests[number] = ClientRequest(number, call, route)
+            self._dispatch(request, params)
+        except ProtocolError:
+            raise
+        except InferdError as exc:
+            self._client.fail(number, exc)
+
+    def _dispatch(self, request: ClientRequest, params: Fields) -> None:
+        route = request.route.route
+        if route is Route.CONTEXT or (route is Route.SESSION and is_given(params, "context")):
+            self._forward_to_context(request, params)
+        elif route is Route.CANCEL:
+            self._cancel(request, params)
+        else:
+            self._client.group.start_soon(self._run, TASKS[route], request, params)
+
+    def _forward_to_context(self, request: ClientRequest, params: Fields) -> None:
+        client = self._client
+        if request.call == "fork_session":
+            incarnation, _ = client.incarnation_of(params)
+            node = incarnation.node
+            request.on_result = lambda result: note_branches(client, params, node, result)
+        elif request.call in CLOSING or request.route.route is Route.SESSION:
+            handle = integer_in(params, "context")
+            request.on_result = lambda _: client.drop_context(handle)
+        client.forward_to_context(request, params)
+
+    def _cancel(self, request: ClientRequest, params: Fields) -> None:
+        """Cancel a request where it runs, or a context's turn."""
+        client = self._client
+        if not is_given(params, "request"):
+            client.forward_to_context(request, params)
+            return
+        if is_given(params, "context"):
+            raise InvalidArgument("`cancel` takes a request or a context, not both")
+        number = integer_in(params, "request")
+        target = client.requests.get(number)
+        if target is None or target is request:
+            client.reply(request, {"cancelled": False})
+        elif target.upstream is not None:
+            client.forward(request, target.upstream.node, params)
+        else:
+            target.scope.cancel()
+            client.reply(request, {"cancelled": True})
+
+    async def _run(self, work: Work, request: ClientRequest, params: Fields) -> None:
+        client = self._client
+        try:
+            with request.scope:
+                client.reply(request, await work(client, request, params))
+            if request.scope.cancelled_caught:
+                raise Cancelled("the request was cancelled")
+        except InferdError as exc:
+            client.fail(request.number, exc)
+        except UNREADABLE as exc:
+            error = InvalidArgument(f"the params do not match the call: {exc}")
+            client.fail(request.number, error)
+        except Exception as exc:  # a bug of the entry: only this place catches everything
+            log.exception("the call %s failed", request.call)
+            client.fail(
+                request.number, BackendError(f"{request.call} failed inside the entry: {exc!r}")
+            )

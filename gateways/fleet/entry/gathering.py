@@ -1,0 +1,143 @@
+"""Calls that several nodes answer: at once, or one after the other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import anyio
+
+from ....backends.errors import Busy, InferdError
+from ..calls.frames import Fields, raw_of, text_in, values_of
+from ..calls.merging import merge_results
+from ..routing.choice import RETRY_HINT, RETRY_S
+from .client import ClientRequest, FleetClient
+from .homes import SessionKey
+
+Results = dict[str, dict[str, Any]]
+
+
+async def gather(
+    client: FleetClient, call: str, params: Fields, nodes: Iterable[str]
+) -> tuple[Results, dict[str, InferdError]]:
+    """Make a call on *nodes* at once; return the results and the errors by node."""
+    results: Results = {}
+    errors: dict[str, InferdError] = {}
+
+    async def call_node(node: str) -> None:
+        try:
+            results[node] = values_of(await client.upstream(node).call(call, params))
+        except InferdError as exc:
+            errors[node] = exc
+
+    names = list(nodes)
+    async with anyio.create_task_group() as group:
+        for node in names:
+            group.start_soon(call_node, node)
+    # In the order of the configuration, not of the answers.
+    return {node: results[node] for node in names if node in results}, errors
+
+
+def _first(errors: dict[str, InferdError]) -> InferdError:
+    """Return the error to report: one of a node that answered, rather than of one that is lost."""
+    return min(errors.values(), key=lambda error: error.data.get("cause") == "node")
+
+
+async def call_all(client: FleetClient, request: ClientRequest, params: Fields) -> dict[str, Any]:
+    """Make a call on all nodes that can be reached, and return the merged result.
+
+    :raises InferdError: it failed on all of them.
+    """
+    nodes = client.fleet.nodes
+    results, errors = await gather(client, request.call, params, nodes.reachable())
+    if not results:
+        raise _first(errors)
+    merged = merge_results(request.call, results, client.map_context)
+    if request.call == "stats":
+        merged["stats"] |= {
+            "nodes": nodes.describe(),
+            "pid": os.getpid(),
+            "instance": client.fleet.incarnations.starts,
+        }
+    missing = [*nodes.unreachable(), *errors]
+    return merged | {"unreachable": sorted(set(missing))} if missing else merged
+
+
+async def call_for_model(
+    client: FleetClient, request: ClientRequest, params: Fields
+) -> dict[str, Any]:
+    """Make a call on all nodes that have the model, one after the other; return the last result.
+
+    :raises InferdError: a node has failed; `data` names it, and the nodes that have succeeded.
+    """
+    nodes = client.fleet.nodes
+    model = nodes.model_name(text_in(params, "name"))
+    result: dict[str, Any] = {}
+    done: list[str] = []
+    for node in nodes.with_model(model) or nodes.reachable()[:1]:
+        try:
+            result = values_of(await client.upstream(node).call(request.call, params))
+        except InferdError as exc:
+            exc.data |= {"node": node, "nodes_done": done}
+            raise
+        done.append(node)
+    return result
+
+
+async def call_for_session(
+    client: FleetClient, request: ClientRequest, params: Fields
+) -> dict[str, Any]:
+    """Delete a session by its id, on each node that can be reached.
+
+    :raises Busy: no node has it, and it may be on one that cannot be reached.
+    """
+    result = await call_all(client, request, params)
+    missing = result.pop("unreachable", [])
+    if missing and not result["deleted"]:
+        raise Busy(
+            f"the session may be on a node that cannot be reached: {', '.join(missing)}",
+            hint=RETRY_HINT,
+            data={"cause": "node", "nodes": missing, "retry_after_s": RETRY_S},
+        )
+    client.fleet.homes.drop(SessionKey(client.owner, text_in(params, "session_id")))
+    return result
+
+
+async def call_connected(
+    client: FleetClient, request: ClientRequest, params: Fields
+) -> dict[str, Any]:
+    """Configure or end the backend on all nodes to which the client is connected.
+
+    A configuration also holds on nodes to which it is connected later.
+
+    :raises InferdError: a node has refused it.
+    """
+    nodes = list(client.upstreams) or client.fleet.nodes.reachable()[:1]
+    results, errors = await gather(client, request.call, params, nodes)
+    if not results:
+        raise _first(errors)
+    if request.call == "deinit_backend":
+        client.prelude.clear()
+        client.drop_all()
+    else:
+        client.prelude[:] = [(request.call, params)]
+    return next(iter(results.values()))
+
+
+async def unload_graph(
+    client: FleetClient, request: ClientRequest, params: Fields
+) -> dict[str, Any]:
+    """End a graph's leases on all nodes.
+
+    :raises InferdError: a node has refused it.
+    """
+    graph = client.graph_of(params)
+    client.graphs = {h: g for h, g in client.graphs.items() if g is not graph}
+    async with graph.lock:  # a lease that is under way ends here, too
+        for node, handle in tuple(graph.leases.items()):
+            fields = {**params, "graph": raw_of(handle)}
+            _, errors = await gather(client, request.call, fields, (node,))
+            if errors and _first(errors).data.get("cause") != "node":
+                raise _first(errors)
+    return {}

@@ -1,0 +1,148 @@
+"""One node as the entry knows it, by its report connection."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+
+from ....backends.errors import InferdError, ProtocolError, error_from_wire
+from ....ipc.messages import ServerHello
+from ....wire.frames import READ_BYTES, REPLY_BYTES_MAX, FrameReader
+from ..addresses import NodeAddress
+from ..certificates.folder import server_name
+from ..certificates.tls import failure_reason, refusal_reason
+from ..link import HANDSHAKE_S_MAX, LOST_S, REPORT_S, ReportKind, set_options
+from ..routing.loads import ByClass, NodeLoad
+
+RETRY_S = 1.0
+OPENED_S = 2 * REPORT_S
+"""Time for which a new context counts by itself: then a report has its turn."""
+_message = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_kind = msgspec.msgpack.Decoder(int)
+_load = msgspec.msgpack.Decoder(NodeLoad)
+_hello = msgspec.msgpack.Decoder(ServerHello)
+_map = msgspec.msgpack.Decoder(dict[str, Any])
+
+
+class NodeLink:
+    """The state of a node. Lives on the entry's event loop; its task runs `run`.
+
+    *on_change* is called when the node is found, and when it is lost. `load` is None while it
+    cannot be reached, and `cause` is the reason.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        address: NodeAddress,
+        context: ssl.SSLContext,
+        own_certificate: tuple[Path, str],
+        on_change: Callable[[NodeLink], object],
+    ):
+        self.name, self.address = name, address
+        self.load: NodeLoad | None = None
+        self.hello: ServerHello | None = None
+        self.cause = "it has not answered yet"
+        self._context, self._own_certificate = context, own_certificate
+        self._on_change = on_change
+        self._opened: deque[tuple[float, str, int]] = deque()
+        self.settled = anyio.Event()
+        """Set once the node was found, or could not be reached."""
+
+    def note_opened(self, model: str, priority: int) -> None:
+        """Note a context of the class *priority* that this node gets now."""
+        self._opened.append((time.monotonic(), model, priority))
+
+    def opened(self) -> dict[tuple[str, str], ByClass]:
+        """Return the contexts that no report has yet, by this node's name and model."""
+        now = time.monotonic()
+        while self._opened and self._opened[0][0] < now - OPENED_S:
+            self._opened.popleft()
+        counts = Counter((model, priority) for _, model, priority in self._opened)
+        return {
+            (self.name, model): (
+                counts[model, 0], counts[model, 1], counts[model, 2], counts[model, 3]
+            )
+            for model, _ in counts
+        }  # fmt: skip
+
+    async def run(self) -> None:
+        """Listen to the node's reports, and connect again after a loss, until cancelled."""
+        while True:
+            try:
+                await self._listen()
+            except InferdError as exc:
+                self._lose(exc.message)
+            except OSError as exc:
+                self._lose(failure_reason(exc, self.name))
+            await anyio.sleep(RETRY_S)
+
+    async def _listen(self) -> None:
+        with anyio.move_on_after(HANDSHAKE_S_MAX) as scope:
+            reader, writer = await asyncio.open_connection(
+                self.address.host,
+                self.address.port,
+                ssl=self._context,
+                server_hostname=server_name(self.name),
+            )
+        if scope.cancelled_caught:
+            self._lose(f"it has not answered within {HANDSHAKE_S_MAX:g} s")
+            return
+        try:
+            set_options(writer.get_extra_info("socket"))
+            await self._read_reports(reader)
+        finally:
+            writer.transport.abort()
+
+    async def _read_reports(self, reader: asyncio.StreamReader) -> None:
+        frames, received = FrameReader(REPLY_BYTES_MAX), False
+        while True:
+            with anyio.move_on_after(LOST_S) as scope:
+                data = await reader.read(READ_BYTES)
+            if scope.cancelled_caught:
+                self._lose(f"its relay was silent for {LOST_S:g} s")
+                return
+            if not data:
+                self._lose("its relay has closed the connection" if received else self._refusal())
+                return
+            for frame in frames.read_frames(data):
+                received = True
+                self._handle(frame)
+
+    def _refusal(self) -> str:
+        return refusal_reason(*self._own_certificate)
+
+    def _handle(self, frame: bytes) -> None:
+        try:
+            items = _message.decode(frame)
+            kind = _kind.decode(items[0])
+            if kind == ReportKind.LOAD:
+                self._accept_load(_load.decode(items[1]))
+            elif kind == ReportKind.HELLO:
+                self.hello = _hello.decode(items[1])
+            elif kind == ReportKind.DAEMON_LOST:
+                self._lose(error_from_wire(_map.decode(items[1])).message)
+        except (msgspec.DecodeError, IndexError) as exc:
+            raise ProtocolError(f"a report cannot be read: {exc}") from None
+
+    def _accept_load(self, load: NodeLoad) -> None:
+        is_new = self.load is None or self.load.instance != load.instance
+        self.load, self.cause = load, ""
+        if is_new:
+            self.settled.set()
+            self._on_change(self)
+
+    def _lose(self, cause: str) -> None:
+        was_there, self.load = self.load is not None, None
+        changed, self.cause = cause != self.cause, cause
+        self.settled.set()
+        if was_there or changed:
+            self._on_change(self)

@@ -1,0 +1,177 @@
+"""All nodes of an entry: their links, and the choice among them."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import anyio
+import anyio.abc
+
+from ....backends.errors import Busy
+from ....ipc.messages import (
+    CREDIT_DEFAULT,
+    CREDIT_MAX,
+    PROTOCOL_VERSION,
+    REQUESTS_MAX,
+    TENSOR_BYTES_MAX,
+    Limits,
+    ServerHello,
+)
+from ....wire.frames import FRAME_BYTES_MAX, REPLY_BYTES_MAX
+from ....wire.nesting import NESTING_MAX
+from ..certificates.tls import DATA, REPORTS, entry_context
+from ..routing.choice import RETRY_HINT, RETRY_S, Fleet, RouteRequest, choose_node
+from ..routing.loads import ByClass, NodeLoad
+from .config import EntryConfig
+from .node_link import NodeLink
+
+OWN_REQUESTS = 16
+"""Requests of a node's connection that are the entry's own, beside the client's."""
+FILE_SUFFIX = ".gguf"
+PRELOAD_PREFIX = "preload:"
+
+
+class Nodes:
+    """The nodes of the configuration. Owned by the entry's event loop.
+
+    *on_lost* is called with each node that can no longer be reached, and *on_found* with each that
+    can be.
+    """
+
+    def __init__(
+        self,
+        config: EntryConfig,
+        on_found: Callable[[NodeLink], object],
+        on_lost: Callable[[NodeLink], object],
+    ):
+        folder, name = config.certificates, config.settings.certificate
+        context = entry_context(folder, name, REPORTS)
+        self.data_context: ssl.SSLContext = entry_context(folder, name, DATA)
+        """The context of connections for clients."""
+        self._on_found, self._on_lost = on_found, on_lost
+        self.links = {
+            node: NodeLink(node, address, context, (folder, name), self._note_change)
+            for node, address in config.addresses.items()
+        }
+
+    def _note_change(self, link: NodeLink) -> None:
+        (self._on_lost if link.load is None else self._on_found)(link)
+
+    async def run(
+        self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Keep the links until cancelled; started once every node was found or not."""
+        async with anyio.create_task_group() as group:
+            for link in self.links.values():
+                group.start_soon(link.run)
+            for link in self.links.values():
+                await link.settled.wait()
+            task_status.started()
+
+    def loads(self) -> dict[str, NodeLoad]:
+        """Return the loads of the nodes that can be reached."""
+        return {name: link.load for name, link in self.links.items() if link.load is not None}
+
+    def unreachable(self) -> list[str]:
+        """Return the names of the other nodes."""
+        return [name for name, link in self.links.items() if link.load is None]
+
+    def reachable(self) -> list[str]:
+        """Return the names of the nodes that can be reached.
+
+        :raises Busy: there are none.
+        """
+        names = list(self.loads())
+        if not names:
+            raise Busy(
+                "no node of the fleet can be reached",
+                hint=RETRY_HINT,
+                data={
+                    "cause": "node",
+                    "nodes": {name: link.cause for name, link in self.links.items()},
+                    "retry_after_s": RETRY_S,
+                },
+            )
+        return names
+
+    def is_reachable(self, node: str) -> bool:
+        """Return whether a node is in the configuration and can be reached."""
+        link = self.links.get(node)
+        return link is not None and link.load is not None
+
+    def with_model(self, model: str) -> list[str]:
+        """Return the names of the nodes that can be reached and have a model."""
+        return [name for name, load in self.loads().items() if model in load.models]
+
+    def choose(self, request: RouteRequest) -> str:
+        """Return the node for a context, and count the context there; see `choose_node`."""
+        opened: dict[tuple[str, str], ByClass] = {}
+        for link in self.links.values():
+            opened |= link.opened()
+        node = choose_node(request, Fleet(self.loads(), self.unreachable(), opened))
+        self.links[node].note_opened(request.model, request.priority)
+        return node
+
+    def model_name(self, text: str) -> str:
+        """Return the name of a model that a client names as it is, by its file, or for a guest."""
+        name = text.removeprefix(PRELOAD_PREFIX)
+        if not self.with_model(name) and name.endswith(FILE_SUFFIX):
+            return name.removesuffix(FILE_SUFFIX)
+        return name
+
+    def hello(self, software: str, instance: int) -> ServerHello:
+        """Return the hello of the fleet: limits that hold on every node."""
+        hellos = [link.hello for link in self.links.values() if link.hello is not None]
+        known = [hello.limits for hello in hellos]
+        first = hellos[0] if hellos else None
+        return ServerHello(
+            protocol=PROTOCOL_VERSION,
+            software=software,
+            instance=instance,
+            limits=Limits(
+                frame_bytes_max=_least((x.frame_bytes_max for x in known), FRAME_BYTES_MAX),
+                reply_bytes_max=REPLY_BYTES_MAX,
+                nesting_max=_least((x.nesting_max for x in known), NESTING_MAX),
+                requests_max=_least((x.requests_max for x in known), REQUESTS_MAX) - OWN_REQUESTS,
+                credit_default=CREDIT_DEFAULT,
+                credit_max=_least((x.credit_max for x in known), CREDIT_MAX),
+                tensor_bytes_max=TENSOR_BYTES_MAX,
+                sessions_max=sum(x.sessions_max for x in known),
+                idle_timeout_ms=_least((x.idle_timeout_ms for x in known), 0),
+            ),
+            llama_build_number=first.llama_build_number if first else 0,
+            llama_commit=first.llama_commit if first else "",
+        )
+
+    def describe(self) -> Mapping[str, Any]:
+        """Return the state of each node, for `stats`."""
+        return {name: _described(link) for name, link in self.links.items()}
+
+
+def _described(link: NodeLink) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "address": str(link.address),
+        "reachable": link.load is not None,
+        "cause": link.cause,
+    }
+    load = link.load
+    if load is None:
+        return found
+    models = load.models.values()
+    return found | {
+        "instance": load.instance,
+        "draining": load.draining,
+        "sessions": load.sessions,
+        "sessions_max": load.sessions_max,
+        "loaded": sorted(name for name, model in load.models.items() if model.loaded),
+        "slots": sum(model.slots for model in models if model.loaded),
+        "running": sum(sum(model.running) for model in models),
+        "waiting": sum(sum(model.waiting) for model in models),
+    }
+
+
+def _least(values: Iterable[int], default: int) -> int:
+    """Return the least of *values*, and the default where there are none."""
+    return min(values, default=default)

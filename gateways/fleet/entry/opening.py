@@ -1,0 +1,259 @@
+"""Calls that need the choice of a node: loading models, opening contexts, work on a graph."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from ....backends.errors import (
+    Busy,
+    InferdError,
+    LoadFailed,
+    ModelNotFound,
+    OutOfMemory,
+    ShuttingDown,
+    WorkerCrashed,
+)
+from ....ipc.messages import Kind
+from ..calls.frames import Fields, Message, integers_in, request_frame, text_in, with_handle
+from ..calls.merging import session_homes
+from ..routing.choice import RETRY_HINT, RETRY_S, RouteRequest
+from ..routing.loads import CLASSES
+from .client import ClientRequest, FleetClient, FleetGraph
+from .gathering import gather
+from .homes import RecentKey, SessionKey
+from .upstream import Upstream, result_of
+
+_NORMAL = CLASSES.index("normal")
+_LOAD_ELSEWHERE = (ModelNotFound, LoadFailed, OutOfMemory)
+"""Errors of a load on one node that another one may not have."""
+EMBED = "embed"
+
+
+def class_of(params: Fields) -> int:
+    """Return the priority class in params; the node refuses a name that is none."""
+    name = text_in(params, "priority")
+    return CLASSES.index(name) if name in CLASSES else _NORMAL
+
+
+def may_succeed_elsewhere(error: InferdError) -> bool:
+    """Return whether another node may do what one has refused."""
+    if isinstance(error, WorkerCrashed):
+        return error.data.get("cause") == "node"
+    return type(error) in (Busy, ShuttingDown) or isinstance(error, _LOAD_ELSEWHERE)
+
+
+async def on_best_node(
+    client: FleetClient, route: RouteRequest, attempt: Callable[[str], Awaitable[Any]]
+) -> Any:
+    """Return the result of *attempt* on the best node, or on the next one if that refuses it.
+
+    :raises InferdError: all have refused it: the error that promises the earliest retry.
+    """
+    excluded: set[str] = set()
+    refusals: list[InferdError] = []
+    while True:
+        try:
+            node = client.fleet.nodes.choose(
+                RouteRequest(route.model, route.priority, route.home, route.recent, excluded)
+            )
+        except Busy:
+            if not refusals:
+                raise
+            raise min(refusals, key=_retry_s) from None
+        try:
+            return await attempt(node)
+        except InferdError as exc:
+            if route.home is not None or not may_succeed_elsewhere(exc):
+                raise
+            refusals.append(exc)
+            excluded.add(node)
+
+
+def _retry_s(error: InferdError) -> float:
+    return error.retry_after_s if isinstance(error, Busy) else float("inf")
+
+
+async def exchange(
+    client: FleetClient, request: ClientRequest, node: str, params: Fields
+) -> tuple[Upstream, msgspec.Raw]:
+    """Send a request to *node* under the client's id, pass its events, and return its result.
+
+    :raises InferdError: it failed.
+    """
+    upstream = client.upstream(node)
+    answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+
+    def handle(message: Message) -> None:
+        if message.kind == Kind.EVENT:
+            client.pass_event(request, upstream, message)
+        elif not answer.done():
+            answer.set_result(message)
+
+    frame = request_frame(request.number, request.call, params)
+    upstream.send_request(request.number, frame, handle)
+    request.upstream = upstream
+    try:
+        return upstream, result_of(await answer)
+    finally:
+        request.upstream = None
+
+
+async def load_graph(client: FleetClient, request: ClientRequest, params: Fields) -> Fields:
+    """Load a model on one node; contexts of the graph may later be on others.
+
+    :raises InferdError: no node can load it.
+    """
+    model = client.fleet.nodes.model_name(model_of(params))
+    graph = FleetGraph(request.call, params, model)
+    recent = client.fleet.recent.find(RecentKey(client.owner, model))
+
+    async def attempt(node: str) -> Fields:
+        upstream, raw = await exchange(client, request, node, params)
+        result = msgspec.msgpack.decode(raw, type=_GraphHandle)
+        graph.leases[node] = result.graph
+        client.graphs[client.client_handle(upstream, result.graph)] = graph
+        return client.mapped(upstream, raw, request.route.in_result)
+
+    found: Fields = await on_best_node(client, RouteRequest(model, recent=recent), attempt)
+    return found
+
+
+class _GraphHandle(msgspec.Struct):
+    graph: int
+
+
+class _ContextHandle(msgspec.Struct):
+    context: int
+
+
+def model_of(params: Fields) -> str:
+    """Return the name of the model in the params of a load."""
+    if "builders" in params:
+        builders = msgspec.msgpack.decode(params["builders"], type=list[bytes])
+        return builders[0].decode(errors="replace") if builders else ""
+    return text_in(params, "name")
+
+
+async def lease(client: FleetClient, graph: FleetGraph, node: str) -> int:
+    """Return the handle of *graph* on *node*, which loads the model for it if it has none yet.
+
+    :raises InferdError: the node cannot load it.
+    """
+    async with graph.lock:
+        if node not in graph.leases:
+            upstream = client.upstream(node)
+            raw = await upstream.call(graph.call, graph.params)
+            if upstream.lost is None:
+                graph.leases[node] = msgspec.msgpack.decode(raw, type=_GraphHandle).graph
+        if node not in graph.leases:
+            raise Busy(f"the node {node} was lost", data={"cause": "node", "retry_after_s": 0.1})
+        return graph.leases[node]
+
+
+async def open_context(client: FleetClient, request: ClientRequest, params: Fields) -> Fields:
+    """Open a context on the node of its session or state, or else on the best one.
+
+    :raises InferdError: no node can open it.
+    """
+    graph, fleet = client.graph_of(params), client.fleet
+    session = SessionKey(client.owner, text_in(params, "session_id"))
+    recent = RecentKey(client.owner, graph.model)
+    home = await _home_of(client, session, text_in(params, "from_state"))
+
+    async def attempt(node: str) -> Fields:
+        if session.session_id:
+            fleet.homes.put(session, node)  # before the first wait: a second opener follows
+        try:
+            handle = await lease(client, graph, node)
+            fields = with_handle(params, "graph", handle)
+            upstream, raw = await exchange(client, request, node, fields)
+        except BaseException:
+            if home is None:
+                fleet.homes.drop(session)
+            raise
+        found = msgspec.msgpack.decode(raw, type=_ContextHandle).context
+        client.note_context(client.client_handle(upstream, found), node)
+        fleet.recent.put(recent, node)
+        return client.mapped(upstream, raw, request.route.in_result)
+
+    route = RouteRequest(graph.model, class_of(params), home, fleet.recent.find(recent))
+    result: Fields = await on_best_node(client, route, attempt)
+    return result
+
+
+async def _home_of(client: FleetClient, session: SessionKey, state: str) -> str | None:
+    """Return the node that has a session, or else a state; None for a new session.
+
+    :raises Busy: no node has it, and it may be on one that cannot be reached.
+    """
+    homes, nodes = client.fleet.homes, client.fleet.nodes
+    known = homes.find(session) if session.session_id else None
+    if known is not None and known in nodes.links:
+        return known
+    home = None
+    if session.session_id:
+        home = await _search(client, "sessions", session.session_id)
+        home = homes.find(session) or home  # another client may have opened it meanwhile
+    if home is None and state:
+        home = await _search(client, "list_states", state)
+    return home
+
+
+async def _search(client: FleetClient, call: str, name: str) -> str | None:
+    """Return the node that lists a session or state of the client's label by *name*."""
+    params: Fields = {"dormant": msgspec.Raw(b"\xc3")} if call == "sessions" else {}
+    nodes = client.fleet.nodes
+    results, errors = await gather(client, call, params, nodes.reachable())
+    if call == "sessions":
+        entries = session_homes(results)
+    else:
+        entries = (
+            (state["label"], state["name"], node)
+            for node, result in results.items()
+            for state in result["states"]
+        )
+    for label, found, node in entries:
+        if found == name and label == client.owner.label:
+            return node
+    missing = sorted({*nodes.unreachable(), *errors})
+    if missing:
+        raise Busy(
+            f"{name!r} may be on a node that cannot be reached: {', '.join(missing)}",
+            hint=RETRY_HINT + "; a node that never returns is removed from the configuration",
+            data={"cause": "node", "nodes": missing, "retry_after_s": RETRY_S},
+        )
+    return None
+
+
+async def work_on_graph(client: FleetClient, request: ClientRequest, params: Fields) -> Fields:
+    """Make a call on a graph: embeddings on the best node, others where the model is leased.
+
+    :raises InferdError: no node can do it.
+    """
+    graph = client.graph_of(params)
+
+    async def attempt(node: str) -> Fields:
+        fields = with_handle(params, "graph", await lease(client, graph, node))
+        upstream, raw = await exchange(client, request, node, fields)
+        return client.mapped(upstream, raw, request.route.in_result)
+
+    leased = next((node for node in graph.leases if client.fleet.nodes.is_reachable(node)), None)
+    if leased is not None and request.call != EMBED:
+        return await attempt(leased)
+    result: Fields = await on_best_node(
+        client, RouteRequest(graph.model, class_of(params)), attempt
+    )
+    return result
+
+
+def note_branches(client: FleetClient, params: Fields, node: str, result: Fields) -> None:
+    """Note the contexts of `fork_session`, and the homes of those with an id."""
+    for handle in integers_in(result, "contexts"):
+        client.note_context(handle, node)
+    if "session_ids" in params:
+        for session_id in msgspec.msgpack.decode(params["session_ids"], type=list[str]):
+            client.fleet.homes.put(SessionKey(client.owner, session_id), node)

@@ -1,0 +1,235 @@
+"""The process of an entry: its clients, its nodes, its signals."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import msgspec
+
+from ....backends.errors import BackendError, InferdError, ProtocolError, VersionMismatch
+from ....ipc.messages import PROTOCOL_VERSION, ClientHello, Kind
+from ....ipc.names import check_label, check_user_name
+from ....ipc.peer import peer_of
+from ....ipc.server.acceptor import Acceptor
+from ....ipc.server.client_descriptors import ClientDescriptors
+from ....ipc.server.connection_places import Places
+from ....ipc.server.listener import UnixListener
+from ....ipc.server.loop_time import LoopTime
+from ....ipc.server.outbox import OUTBOXES_BYTES_MAX
+from ....ipc.server.shares import SharedLimit
+from ....wire.frames import pack_frame
+from ..calls.frames import open_message
+from .client import FleetClient
+from .client_connection import ClientConnection
+from .config import EntryConfig
+from .dispatcher import Dispatcher
+from .homes import HOMES_MAX, RECENT_MAX, FleetUser, NodeTable, RecentKey, SessionKey
+from .incarnations import Incarnations
+from .node_link import NodeLink
+from .nodes import Nodes
+from .users import UserRules, is_operator, name_of, user_on_nodes
+
+HELLO_S_MAX = 10.0
+SOFTWARE_CHARACTERS = 200
+_hello = msgspec.msgpack.Decoder(ClientHello)
+
+
+class Entry:
+    """The entry of a fleet. *note* prints what an operator should know."""
+
+    def __init__(self, config: EntryConfig, note: Callable[[str], object]):
+        settings = config.settings
+        self.nodes = Nodes(config, self._note_found, self._note_lost)
+        self.incarnations = Incarnations(config.state_dir)
+        self.homes = NodeTable[SessionKey](HOMES_MAX)
+        self.recent = NodeTable[RecentKey](RECENT_MAX)
+        self._config, self._note = config, note
+        self._rules = UserRules(settings.users, settings.operators, settings.delegates)
+        self._places = Places[ClientConnection](settings.connections_max)
+        self._descriptors = ClientDescriptors()
+        self._outboxes = SharedLimit(OUTBOXES_BYTES_MAX)
+        self._clients: set[FleetClient] = set()
+        self._software = f"inferd/{version('inferd')} fleet"
+
+    async def run(self, on_ready: Callable[[str], object]) -> None:
+        """Serve clients until SIGTERM or SIGINT.
+
+        :raises InvalidArgument: the state directory or the socket cannot be used.
+        :raises Busy: another program listens on the socket.
+        """
+        self.incarnations.open()
+        listener = UnixListener(str(self._config.socket), self._config.socket_mode, gateway=True)
+        try:
+            listener.bind()
+            with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                async with anyio.create_task_group() as group:
+                    await group.start(self.nodes.run)
+                    group.start_soon(self._accept, listener.socket, group)
+                    on_ready(listener.path)
+                    await anext(signals)
+                    group.cancel_scope.cancel()
+        finally:
+            listener.close()
+
+    async def _accept(self, listener: socket.socket, group: anyio.abc.TaskGroup) -> None:
+        listener.setblocking(False)
+
+        def note_failure(exc: OSError) -> None:
+            self._note(f"cannot accept clients: {exc}")
+
+        acceptor = Acceptor(self._descriptors, LoopTime(), note_failure)
+        await acceptor.accept_connections(
+            listener, lambda sock: group.start_soon(self._serve, sock)
+        )
+
+    async def _serve(self, sock: socket.socket) -> None:
+        peer = peer_of(sock)
+        user = self._descriptors.of_user(peer.uid)
+        connection = ClientConnection(sock, peer, user, self._outboxes)
+        try:
+            await self._admit(connection)
+            async with anyio.create_task_group() as group:
+                await self._exchange(connection, group)
+                group.cancel_scope.cancel()
+        except InferdError as exc:
+            connection.send_goodbye(exc)
+        except ExceptionGroup as exc_group:
+            connection.send_goodbye(_refusal(exc_group))
+        finally:
+            self._places.release_place(connection)
+            connection.close()
+
+    async def _admit(self, connection: ClientConnection) -> None:
+        """Greet a client, and give it a place.
+
+        :raises Busy: no place is free.
+        """
+        hello = self.nodes.hello(self._software, self.incarnations.starts)
+        connection.add_frame(pack_frame([int(Kind.HELLO), hello]))
+        connection.flush()
+        name = await anyio.to_thread.run_sync(name_of, connection.uid)
+        connection.is_operator = is_operator(connection.uid, name, self._rules)
+        closed = self._places.take_place(connection)
+        if closed is not None:
+            closed.end(self._places.closed_for_another(closed))
+
+    async def _exchange(self, connection: ClientConnection, group: anyio.abc.TaskGroup) -> None:
+        name = await anyio.to_thread.run_sync(name_of, connection.uid)
+        requests_max = self.nodes.hello("", 0).limits.requests_max
+        client: FleetClient | None = None
+        dispatch: Callable[[bytes], None] | None = None
+
+        def handle_frame(body: bytes) -> None:
+            nonlocal client, dispatch
+            if dispatch is not None:
+                dispatch(body)
+                return
+            timer.cancel()
+            client = self._greet(connection, name, body, group)
+            dispatch = Dispatcher(client, requests_max).handle_frame
+
+        timer = _EndLater(connection)
+        try:
+            await connection.receive(handle_frame)
+        finally:
+            timer.cancel()
+            if client is not None:
+                self._clients.discard(client)
+                client.close()
+
+    def _greet(
+        self,
+        connection: ClientConnection,
+        name: str,
+        body: bytes,
+        group: anyio.abc.TaskGroup,
+    ) -> FleetClient:
+        """Return the state of a client that has sent its hello.
+
+        :raises InferdError: the hello cannot be read, or the user may not act as it says.
+        """
+        hello = read_hello(body)
+        user = user_on_nodes(connection.uid, name, hello.on_behalf_of, self._rules)
+        own = msgspec.structs.replace(
+            hello, on_behalf_of=user, software=hello.software[:SOFTWARE_CHARACTERS]
+        )
+        client = FleetClient(self, connection, FleetUser(user, hello.label), own, group)
+        connection.is_idle = lambda: not client.requests
+        connection.on_emptied = lambda: client.read_upstreams(reading=True)
+        client.on_idle = connection.request_ended
+        self._clients.add(client)
+        return client
+
+    def _note_found(self, link: NodeLink) -> None:
+        assert link.load is not None
+        self._note(f"node {link.name} at {link.address} serves: {len(link.load.models)} models")
+
+    def _note_lost(self, link: NodeLink) -> None:
+        """Fail the requests on a node that cannot be reached, and report its sessions."""
+        contexts = sum(client.lose_node(link.name, link.cause) for client in tuple(self._clients))
+        sessions = self.homes.count_on(link.name)
+        self._note(
+            f"node {link.name} at {link.address} cannot be reached: {link.cause}; {contexts} open"
+            f" contexts were lost, and {sessions} sessions with an id wait for it"
+        )
+
+
+class _EndLater:
+    """Ends a connection whose client sends no hello."""
+
+    def __init__(self, connection: ClientConnection):
+        error = ProtocolError(f"no hello within {HELLO_S_MAX:g} s")
+        loop = connection.loop
+        self._handle = loop.call_later(HELLO_S_MAX, connection.end, error)
+
+    def cancel(self) -> None:
+        """Note that the hello has arrived, or that the connection has ended."""
+        self._handle.cancel()
+
+
+def read_hello(body: bytes) -> ClientHello:
+    """Return a client's hello.
+
+    :raises InferdError: it cannot be read, or is of another version.
+    """
+    message = open_message(body)
+    if message.kind != Kind.HELLO:
+        raise ProtocolError("the first frame is not a hello")
+    try:
+        hello = _hello.decode(message.items[1])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise ProtocolError(f"the hello cannot be read: {exc}") from None
+    if hello.protocol[0] != PROTOCOL_VERSION[0]:
+        raise VersionMismatch(
+            f"the client speaks version {hello.protocol[0]} of the protocol, this fleet version"
+            f" {PROTOCOL_VERSION[0]}",
+            data={"protocol": list(PROTOCOL_VERSION)},
+        )
+    check_label(hello.label)
+    check_user_name(hello.on_behalf_of)
+    return hello
+
+
+def _refusal(group: ExceptionGroup[Any]) -> InferdError:
+    """Return the error that ended a connection; any other exception is a bug of the entry."""
+    first: BaseException = group
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    if isinstance(first, InferdError):
+        return first
+    return BackendError(f"the connection failed inside the entry: {first!r}")
+
+
+def run_entry(
+    config: EntryConfig, *, on_ready: Callable[[str], object], note: Callable[[str], object]
+) -> None:
+    """Serve a fleet until SIGTERM or SIGINT; see `Entry.run`."""
+    entry = Entry(config, note)
+    anyio.run(entry.run, on_ready)

@@ -1,0 +1,266 @@
+"""A client's connection to one node: its requests, and the messages that come back."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias, cast
+
+import anyio
+import msgspec
+
+from ....backends.errors import (
+    InferdError,
+    ProtocolError,
+    ShuttingDown,
+    WorkerCrashed,
+    error_from_wire,
+)
+from ....ipc.messages import ClientHello, Kind
+from ....wire.frames import REPLY_BYTES_MAX, FrameReader, pack_frame
+from ..calls.frames import (
+    Fields,
+    Message,
+    open_message,
+    raw_of,
+    request_frame,
+    values_of,
+)
+from ..certificates.folder import server_name
+from ..certificates.tls import failure_reason
+from ..link import BUFFER_BYTES, HANDSHAKE_S_MAX, set_options
+from .node_link import NodeLink
+
+Handler: TypeAlias = Callable[[Message], None]
+OWN_NUMBERS = range(1 << 62, (1 << 63) - 1)
+"""Ids of the entry's own requests, each chosen at random. Ids of clients count up."""
+UNSENT_BYTES_MAX = 64 << 20
+
+
+class UpstreamOwner(Protocol):
+    """The client of an upstream connection."""
+
+    def upstream_read(self) -> None:
+        """Note that messages were handled."""
+
+    def pause_client(self, upstream: Upstream) -> None:
+        """Read nothing from the client: *upstream* has too much to send."""
+
+    def resume_client(self, upstream: Upstream) -> None:
+        """Read from the client again."""
+
+    def upstream_lost(self, upstream: Upstream) -> None:
+        """Note that the connection has ended; its requests have failed."""
+
+
+def lost_error(node: str, cause: str) -> WorkerCrashed:
+    """Return the error for a turn whose node was lost."""
+    return WorkerCrashed(
+        f"the node {node} was lost: {cause}",
+        hint="send the request again; a session with an id is opened again by its id",
+        data={"cause": "node", "node": node},
+    )
+
+
+class Upstream(asyncio.Protocol):
+    """The connection. Lives on the entry's event loop. Requests may be sent before it stands.
+
+    *prelude* are requests of the client that hold for each connection; they are answered before
+    other requests are sent.
+    """
+
+    def __init__(
+        self,
+        link: NodeLink,
+        owner: UpstreamOwner,
+        hello: ClientHello,
+        prelude: Sequence[tuple[str, Fields]],
+    ):
+        self.node = link.name
+        self.instance = 0
+        self.lost: InferdError | None = None
+        self._link, self._owner = link, owner
+        self._prelude = prelude
+        self._hello = hello
+        self._transport: asyncio.Transport | None = None
+        self._reader = FrameReader(REPLY_BYTES_MAX)
+        self._handlers: dict[int, Handler] = {}
+        self._unsent: bytearray | None = bytearray()
+        """Frames of requests until the connection stands; None from then on."""
+        self._is_reading = True
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether requests are under way."""
+        return bool(self._handlers)
+
+    async def connect(self, context: Any) -> None:
+        """Connect, greet, and send the requests so far."""
+        try:
+            with anyio.fail_after(HANDSHAKE_S_MAX):
+                await asyncio.get_running_loop().create_connection(
+                    lambda: self,
+                    self._link.address.host,
+                    self._link.address.port,
+                    ssl=context,
+                    server_hostname=server_name(self.node),
+                )
+                for call, params in self._prelude:
+                    await self._call_now(call, params)
+        except TimeoutError:
+            self.end(lost_error(self.node, f"no answer within {HANDSHAKE_S_MAX:g} s"))
+        except OSError as exc:
+            self.end(lost_error(self.node, failure_reason(exc, self.node)))
+        except InferdError as exc:
+            self.end(exc)
+        else:
+            unsent, self._unsent = self._unsent, None
+            if unsent:
+                self._write(bytes(unsent))
+            self._owner.resume_client(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send the hello."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=BUFFER_BYTES)
+        set_options(transport.get_extra_info("socket"))
+        if self.lost is not None:
+            self._transport.abort()
+            return
+        self._transport.write(pack_frame([int(Kind.HELLO), self._hello]))
+
+    def data_received(self, data: bytes) -> None:
+        """Handle messages."""
+        if self.lost is not None:
+            return
+        try:
+            for body in self._reader.read_frames(data):
+                self._handle(open_message(body))
+        except InferdError as exc:
+            self.end(lost_error(self.node, exc.message))
+        self._owner.upstream_read()
+
+    def _handle(self, message: Message) -> None:
+        if message.kind == Kind.HELLO:
+            self.instance = int(values_of(message.items[1])["instance"])
+        elif message.kind == Kind.GOODBYE:
+            error = error_from_wire(values_of(message.items[1]))
+            if isinstance(error, ShuttingDown):  # to a client, that would mean the whole fleet
+                error = lost_error(self.node, error.message)
+            self.end(error)
+        else:
+            number = message.number
+            if message.kind == Kind.EVENT:
+                handler = self._handlers.get(number)
+            else:
+                handler = self._handlers.pop(number, None)
+            if handler is not None:
+                handler(message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail the requests under way."""
+        self.end(lost_error(self.node, str(exc) if exc else "the connection has ended"))
+
+    def end(self, error: InferdError) -> None:
+        """Close the connection: requests under way fail with *error*, unless it has ended."""
+        if self.lost is not None:
+            return
+        self.lost, self._unsent = error, None
+        if self._transport is not None:
+            self._transport.abort()
+        handlers, self._handlers = self._handlers, {}
+        fields = raw_of(error.to_wire())
+        for number, handler in handlers.items():
+            body = msgspec.msgpack.encode([int(Kind.ERROR), number, fields])
+            handler(open_message(body))
+        self._owner.upstream_lost(self)
+        self._owner.upstream_read()
+
+    def send_request(self, number: int, frame: bytes, handler: Handler) -> None:
+        """Send a request; *handler* gets its events and its reply or error.
+
+        :raises InferdError: the connection has ended.
+        :raises ProtocolError: the id is in use.
+        """
+        if self.lost is not None:
+            raise error_from_wire(self.lost.to_wire())
+        if number in self._handlers:
+            raise ProtocolError(f"request id {number} is already in use")
+        self._handlers[number] = handler
+        self.send_frame(frame)
+
+    def send_frame(self, frame: bytes) -> None:
+        """Send a frame, once the connection stands."""
+        if self._unsent is not None:
+            self._unsent += frame
+            if len(self._unsent) > BUFFER_BYTES:
+                self._owner.pause_client(self)
+        elif self.lost is None:
+            self._write(frame)
+
+    def _write(self, frames: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(frames)
+
+    def pause_writing(self) -> None:
+        """Read nothing from the client while the node does not read."""
+        self._owner.pause_client(self)
+
+    def resume_writing(self) -> None:
+        """Read from the client again."""
+        self._owner.resume_client(self)
+
+    def set_reading(self, reading: bool) -> None:
+        """Pause or resume reading: the client does not read."""
+        if self._transport is None or reading == self._is_reading or self.lost is not None:
+            return
+        self._is_reading = reading
+        if reading:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
+    async def call(self, call: str, params: Fields) -> msgspec.Raw:
+        """Make a request of the entry's own and return its result; cancel it if this is cancelled.
+
+        :raises InferdError: it failed.
+        """
+        return await self._exchange(call, params, self.send_frame)
+
+    async def _call_now(self, call: str, params: Fields) -> msgspec.Raw:
+        return await self._exchange(call, params, self._write)
+
+    async def _exchange(
+        self, call: str, params: Fields, send: Callable[[bytes], object]
+    ) -> msgspec.Raw:
+        if self.lost is not None:
+            raise error_from_wire(self.lost.to_wire())
+        number = random.choice(OWN_NUMBERS)
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+
+        def handle(message: Message) -> None:
+            if message.kind != Kind.EVENT and not answer.done():
+                answer.set_result(message)
+
+        self._handlers[number] = handle
+        send(request_frame(number, call, params))
+        try:
+            message = await answer
+        except BaseException:
+            if self._handlers.pop(number, None) is not None:
+                self.send_frame(
+                    request_frame(random.choice(OWN_NUMBERS), "cancel", {"request": number})
+                )
+            raise
+        return result_of(message)
+
+
+def result_of(message: Message) -> msgspec.Raw:
+    """Return the result in a reply.
+
+    :raises InferdError: it is an error reply.
+    """
+    if message.kind == Kind.ERROR:
+        raise error_from_wire(values_of(message.items[2]))
+    return message.items[2]
