@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
@@ -119,8 +119,11 @@ class FleetClient:
         self.on_idle: Callable[[], object] = lambda: None
         """Called when a request has ended."""
         self._socket, self._hello = socket, hello
-        self._contexts: dict[int, str] = {}
+        self._contexts: dict[int, tuple[str, str]] = {}
+        """The node of each open context, and the id of its session or an empty text."""
         self._expired: OrderedDict[int, str] = OrderedDict()
+        self._lost = Counter[str]()
+        """Contexts lost with connections, by node, until the loss of the node is reported."""
 
     def upstream(self, node: str) -> Upstream:
         """Return the connection to *node*; a new one connects meanwhile.
@@ -148,13 +151,19 @@ class FleetClient:
         number = self.fleet.incarnations.number_of(node, handle >> 32)
         return client_handle(number, handle)
 
-    def note_context(self, handle: int, node: str) -> None:
+    def note_context(self, handle: int, node: str, session_id: str) -> None:
         """Note an open context."""
-        self._contexts[handle] = node
+        self._contexts[handle] = node, session_id
 
     def drop_context(self, handle: int) -> None:
         """Note that a context was closed."""
         self._contexts.pop(handle, None)
+
+    def drop_session(self, session_id: str) -> None:
+        """Note that a session with an id was deleted, and its context with it."""
+        for handle, (_, found) in tuple(self._contexts.items()):
+            if found == session_id:
+                del self._contexts[handle]
 
     def drop_all(self) -> None:
         """Forget all graphs and contexts, which the nodes have closed."""
@@ -277,7 +286,8 @@ class FleetClient:
             del self.upstreams[upstream.node]
         for graph in self.graphs.values():
             graph.leases.pop(upstream.node, None)
-        lost = [handle for handle, node in self._contexts.items() if node == upstream.node]
+        lost = [handle for handle, found in self._contexts.items() if found[0] == upstream.node]
+        self._lost[upstream.node] += len(lost)
         for handle in lost:
             del self._contexts[handle]
             self._expired[handle] = upstream.node
@@ -286,11 +296,10 @@ class FleetClient:
 
     def lose_node(self, node: str, cause: str) -> int:
         """Fail the requests on a node that was lost; return how many contexts were lost."""
-        contexts = sum(found == node for found in self._contexts.values())
         upstream = self.upstreams.get(node)
         if upstream is not None:
             upstream.end(lost_error(node, cause))
-        return contexts
+        return self._lost.pop(node, 0)
 
     def close(self) -> None:
         """End the connections to nodes, which end the client's requests and contexts."""

@@ -34,7 +34,12 @@ class ClientConnection(OutboxListener):
     """
 
     def __init__(
-        self, sock: socket.socket, peer: Peer, user: UserDescriptors, outboxes: SharedLimit
+        self,
+        sock: socket.socket,
+        peer: Peer,
+        user: UserDescriptors,
+        outboxes: SharedLimit,
+        frame_bytes_max: int,
     ):
         self.peer, self.uid = peer, peer.uid
         self.is_operator = False
@@ -50,7 +55,7 @@ class ClientConnection(OutboxListener):
         self._pauses: set[object] = set()
         self._input_ended = False
         self._handle_frame: Callable[[bytes], None] = lambda _: None
-        self._frames = FrameReader()
+        self._frames = FrameReader(frame_bytes_max)
         self._hangup: select.epoll | None = None
         """Readable once the client has closed its socket; open once it has shut down sending."""
 

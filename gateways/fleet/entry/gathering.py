@@ -100,7 +100,9 @@ async def call_for_session(
             hint=RETRY_HINT,
             data={"cause": "node", "nodes": missing, "retry_after_s": RETRY_S},
         )
-    client.fleet.homes.drop(SessionKey(client.owner, text_in(params, "session_id")))
+    session_id = text_in(params, "session_id")
+    client.fleet.homes.drop(SessionKey(client.owner, session_id))
+    client.drop_session(session_id)
     return result
 
 

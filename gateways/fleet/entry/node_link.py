@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import time
 from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
@@ -19,12 +18,14 @@ from ....wire.frames import READ_BYTES, REPLY_BYTES_MAX, FrameReader
 from ..addresses import NodeAddress
 from ..certificates.folder import server_name
 from ..certificates.tls import failure_reason, refusal_reason
-from ..link import HANDSHAKE_S_MAX, LOST_S, REPORT_S, ReportKind, set_options
+from ..link import HANDSHAKE_S_MAX, LOST_S, ReportKind, set_options
 from ..routing.loads import ByClass, NodeLoad
 
 RETRY_S = 1.0
-OPENED_S = 2 * REPORT_S
-"""Time for which a new context counts by itself: then a report has its turn."""
+OPENED_REPORTS = 2
+"""Reports after which a new context no longer counts by itself. The first one to arrive may have
+been made before it; the second one has its turn.
+"""
 _message = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _kind = msgspec.msgpack.Decoder(int)
 _load = msgspec.msgpack.Decoder(NodeLoad)
@@ -53,18 +54,19 @@ class NodeLink:
         self.cause = "it has not answered yet"
         self._context, self._own_certificate = context, own_certificate
         self._on_change = on_change
-        self._opened: deque[tuple[float, str, int]] = deque()
+        self._opened: deque[tuple[int, str, int]] = deque()
+        """The contexts opened lately: the number of reports before, the model and the class."""
+        self._reports = 0
         self.settled = anyio.Event()
         """Set once the node was found, or could not be reached."""
 
     def note_opened(self, model: str, priority: int) -> None:
         """Note a context of the class *priority* that this node gets now."""
-        self._opened.append((time.monotonic(), model, priority))
+        self._opened.append((self._reports, model, priority))
 
     def opened(self) -> dict[tuple[str, str], ByClass]:
         """Return the contexts that no report has yet, by this node's name and model."""
-        now = time.monotonic()
-        while self._opened and self._opened[0][0] < now - OPENED_S:
+        while self._opened and self._opened[0][0] + OPENED_REPORTS <= self._reports:
             self._opened.popleft()
         counts = Counter((model, priority) for _, model, priority in self._opened)
         return {
@@ -136,13 +138,14 @@ class NodeLink:
     def _accept_load(self, load: NodeLoad) -> None:
         is_new = self.load is None or self.load.instance != load.instance
         self.load, self.cause = load, ""
+        self._reports += 1
         if is_new:
             self.settled.set()
             self._on_change(self)
 
     def _lose(self, cause: str) -> None:
-        was_there, self.load = self.load is not None, None
-        changed, self.cause = cause != self.cause, cause
+        is_news = self.load is not None or not self.settled.is_set()
+        self.load, self.cause = None, cause
         self.settled.set()
-        if was_there or changed:
+        if is_news:
             self._on_change(self)

@@ -29,6 +29,8 @@ from .node_link import NodeLink
 
 OWN_REQUESTS = 16
 """Requests of a node's connection that are the entry's own, beside the client's."""
+OWN_BYTES = 64
+"""Bytes by which a request may grow in the entry: by a longer id, and longer handles."""
 FILE_SUFFIX = ".gguf"
 PRELOAD_PREFIX = "preload:"
 
@@ -105,13 +107,16 @@ class Nodes:
         """Return the names of the nodes that can be reached and have a model."""
         return [name for name, load in self.loads().items() if model in load.models]
 
-    def choose(self, request: RouteRequest) -> str:
-        """Return the node for a context, and count the context there; see `choose_node`."""
+    def choose(self, request: RouteRequest, *, begins_turn: bool = True) -> str:
+        """Return the node for a context, and count it there if it *begins_turn*; see
+        `choose_node`.
+        """
         opened: dict[tuple[str, str], ByClass] = {}
         for link in self.links.values():
             opened |= link.opened()
         node = choose_node(request, Fleet(self.loads(), self.unreachable(), opened))
-        self.links[node].note_opened(request.model, request.priority)
+        if begins_turn:
+            self.links[node].note_opened(request.model, request.priority)
         return node
 
     def model_name(self, text: str) -> str:
@@ -126,12 +131,13 @@ class Nodes:
         hellos = [link.hello for link in self.links.values() if link.hello is not None]
         known = [hello.limits for hello in hellos]
         first = hellos[0] if hellos else None
+        frame_bytes_max = _least((x.frame_bytes_max for x in known), FRAME_BYTES_MAX)
         return ServerHello(
             protocol=PROTOCOL_VERSION,
             software=software,
             instance=instance,
             limits=Limits(
-                frame_bytes_max=_least((x.frame_bytes_max for x in known), FRAME_BYTES_MAX),
+                frame_bytes_max=frame_bytes_max - OWN_BYTES,
                 reply_bytes_max=REPLY_BYTES_MAX,
                 nesting_max=_least((x.nesting_max for x in known), NESTING_MAX),
                 requests_max=_least((x.requests_max for x in known), REQUESTS_MAX) - OWN_REQUESTS,

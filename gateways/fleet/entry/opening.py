@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from itertools import zip_longest
 
 import msgspec
 
 from ....backends.errors import (
     Busy,
     InferdError,
+    InvalidArgument,
     LoadFailed,
     ModelNotFound,
     OutOfMemory,
@@ -31,6 +32,8 @@ _NORMAL = CLASSES.index("normal")
 _LOAD_ELSEWHERE = (ModelNotFound, LoadFailed, OutOfMemory)
 """Errors of a load on one node that another one may not have."""
 EMBED = "embed"
+GRAPHS_MAX = 1000
+"""Graphs of one connection, as on a daemon."""
 
 
 def class_of(params: Fields) -> int:
@@ -47,8 +50,12 @@ def may_succeed_elsewhere(error: InferdError) -> bool:
 
 
 async def on_best_node(
-    client: FleetClient, route: RouteRequest, attempt: Callable[[str], Awaitable[Any]]
-) -> Any:
+    client: FleetClient,
+    route: RouteRequest,
+    attempt: Callable[[str], Awaitable[Fields]],
+    *,
+    begins_turn: bool = True,
+) -> Fields:
     """Return the result of *attempt* on the best node, or on the next one if that refuses it.
 
     :raises InferdError: all have refused it: the error that promises the earliest retry.
@@ -58,7 +65,8 @@ async def on_best_node(
     while True:
         try:
             node = client.fleet.nodes.choose(
-                RouteRequest(route.model, route.priority, route.home, route.recent, excluded)
+                RouteRequest(route.model, route.priority, route.home, route.recent, excluded),
+                begins_turn=begins_turn,
             )
         except Busy:
             if not refusals:
@@ -107,7 +115,14 @@ async def load_graph(client: FleetClient, request: ClientRequest, params: Fields
 
     :raises InferdError: no node can load it.
     """
-    model = client.fleet.nodes.model_name(model_of(params))
+    if len(client.graphs) >= GRAPHS_MAX:
+        raise InvalidArgument(
+            f"a connection has at most {GRAPHS_MAX} graphs",
+            hint="unload those that are not needed",
+            data={"graphs_max": GRAPHS_MAX},
+        )
+    nodes = client.fleet.nodes
+    model = nodes.model_name(model_of(params))
     graph = FleetGraph(request.call, params, model)
     recent = client.fleet.recent.find(RecentKey(client.owner, model))
 
@@ -118,8 +133,10 @@ async def load_graph(client: FleetClient, request: ClientRequest, params: Fields
         client.graphs[client.client_handle(upstream, result.graph)] = graph
         return client.mapped(upstream, raw, request.route.in_result)
 
-    found: Fields = await on_best_node(client, RouteRequest(model, recent=recent), attempt)
-    return found
+    if not nodes.with_model(model) and not nodes.unreachable():
+        return await attempt(nodes.reachable()[0])  # which refuses it with the right error
+    route = RouteRequest(model, recent=recent)
+    return await on_best_node(client, route, attempt, begins_turn=False)
 
 
 class _GraphHandle(msgspec.Struct):
@@ -176,13 +193,12 @@ async def open_context(client: FleetClient, request: ClientRequest, params: Fiel
                 fleet.homes.drop(session)
             raise
         found = msgspec.msgpack.decode(raw, type=_ContextHandle).context
-        client.note_context(client.client_handle(upstream, found), node)
+        client.note_context(client.client_handle(upstream, found), node, session.session_id)
         fleet.recent.put(recent, node)
         return client.mapped(upstream, raw, request.route.in_result)
 
     route = RouteRequest(graph.model, class_of(params), home, fleet.recent.find(recent))
-    result: Fields = await on_best_node(client, route, attempt)
-    return result
+    return await on_best_node(client, route, attempt)
 
 
 async def _home_of(client: FleetClient, session: SessionKey, state: str) -> str | None:
@@ -244,16 +260,15 @@ async def work_on_graph(client: FleetClient, request: ClientRequest, params: Fie
     leased = next((node for node in graph.leases if client.fleet.nodes.is_reachable(node)), None)
     if leased is not None and request.call != EMBED:
         return await attempt(leased)
-    result: Fields = await on_best_node(
-        client, RouteRequest(graph.model, class_of(params)), attempt
-    )
-    return result
+    return await on_best_node(client, RouteRequest(graph.model, class_of(params)), attempt)
 
 
 def note_branches(client: FleetClient, params: Fields, node: str, result: Fields) -> None:
     """Note the contexts of `fork_session`, and the homes of those with an id."""
-    for handle in integers_in(result, "contexts"):
-        client.note_context(handle, node)
+    handles, ids = integers_in(result, "contexts"), []
     if "session_ids" in params:
-        for session_id in msgspec.msgpack.decode(params["session_ids"], type=list[str]):
-            client.fleet.homes.put(SessionKey(client.owner, session_id), node)
+        ids = msgspec.msgpack.decode(params["session_ids"], type=list[str])
+    for handle, session_id in zip_longest(handles, ids, fillvalue=""):
+        client.note_context(int(handle), node, str(session_id))
+        if session_id:
+            client.fleet.homes.put(SessionKey(client.owner, str(session_id)), node)

@@ -92,11 +92,16 @@ class Entry:
     async def _serve(self, sock: socket.socket) -> None:
         peer = peer_of(sock)
         user = self._descriptors.of_user(peer.uid)
-        connection = ClientConnection(sock, peer, user, self._outboxes)
+        hello = self.nodes.hello(self._software, self.incarnations.starts)
+        connection = ClientConnection(
+            sock, peer, user, self._outboxes, hello.limits.frame_bytes_max
+        )
         try:
-            await self._admit(connection)
+            connection.add_frame(pack_frame([int(Kind.HELLO), hello]))
+            connection.flush()
+            name = await self._admit(connection)
             async with anyio.create_task_group() as group:
-                await self._exchange(connection, group)
+                await self._exchange(connection, name, hello.limits.requests_max, group)
                 group.cancel_scope.cancel()
         except InferdError as exc:
             connection.send_goodbye(exc)
@@ -106,23 +111,25 @@ class Entry:
             self._places.release_place(connection)
             connection.close()
 
-    async def _admit(self, connection: ClientConnection) -> None:
-        """Greet a client, and give it a place.
+    async def _admit(self, connection: ClientConnection) -> str:
+        """Give a client a place, and return the name of its user.
 
         :raises Busy: no place is free.
         """
-        hello = self.nodes.hello(self._software, self.incarnations.starts)
-        connection.add_frame(pack_frame([int(Kind.HELLO), hello]))
-        connection.flush()
         name = await anyio.to_thread.run_sync(name_of, connection.uid)
         connection.is_operator = is_operator(connection.uid, name, self._rules)
         closed = self._places.take_place(connection)
         if closed is not None:
             closed.end(self._places.closed_for_another(closed))
+        return name
 
-    async def _exchange(self, connection: ClientConnection, group: anyio.abc.TaskGroup) -> None:
-        name = await anyio.to_thread.run_sync(name_of, connection.uid)
-        requests_max = self.nodes.hello("", 0).limits.requests_max
+    async def _exchange(
+        self,
+        connection: ClientConnection,
+        name: str,
+        requests_max: int,
+        group: anyio.abc.TaskGroup,
+    ) -> None:
         client: FleetClient | None = None
         dispatch: Callable[[bytes], None] | None = None
 
@@ -169,14 +176,14 @@ class Entry:
 
     def _note_found(self, link: NodeLink) -> None:
         assert link.load is not None
-        self._note(f"node {link.name} at {link.address} serves: {len(link.load.models)} models")
+        self._note(f"node {link.name} serves at {link.address}: {len(link.load.models)} models")
 
     def _note_lost(self, link: NodeLink) -> None:
         """Fail the requests on a node that cannot be reached, and report its sessions."""
         contexts = sum(client.lose_node(link.name, link.cause) for client in tuple(self._clients))
         sessions = self.homes.count_on(link.name)
         self._note(
-            f"node {link.name} at {link.address} cannot be reached: {link.cause}; {contexts} open"
+            f"node {link.name} is lost at {link.address}: {link.cause}; {contexts} open"
             f" contexts were lost, and {sessions} sessions with an id wait for it"
         )
 

@@ -91,7 +91,7 @@ def _rank(name: str, request: RouteRequest, fleet: Fleet) -> tuple[float, ...]:
     node = fleet.loads[name]
     places = (node.sessions + sum(opened)) / max(1, node.sessions_max)
     free = free_slots(load, opened)
-    is_recent = name == request.recent and 2 * free >= load.slots > 0
+    is_recent = name == request.recent and 2 * free > load.slots
     return (
         not starts_at_once(load, opened, request.priority),
         predicted_wait_s(load, opened, request.priority),

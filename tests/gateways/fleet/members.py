@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import msgspec
 from inferd.gateways.fleet.certificates.authority import Authority, Role
 from inferd.gateways.fleet.certificates.folder import ENTRY, server_name
 from inferd.gateways.fleet.certificates.tls import entry_context
-from inferd.testing import RunningDaemon
+from inferd.testing import RunningDaemon, running_daemon
 from inferd.wire.frames import pack_frame
 from tests.daemon.command_line import inferd_process
 
@@ -104,3 +104,76 @@ async def peer(
     finally:
         writer.transport.abort()
         await asyncio.sleep(0)
+
+
+class RunningFleet:
+    """Daemons, their relays and an entry, each a process; `socket` is the entry's."""
+
+    def __init__(self, folder: Path, daemons: dict[str, RunningDaemon]):
+        self.folder, self.daemons = folder, daemons
+        self.keys = certificates(folder / "keys", *daemons)
+        self.socket = str(folder / "fleet.sock")
+        self.relays: dict[str, Relay] = {}
+        self.entry: subprocess.Popen[bytes]
+        self._stacks = {name: ExitStack() for name in (*daemons, ENTRY)}
+
+    def start_relay(self, name: str) -> None:
+        """Start a node's relay, at the address of its former one."""
+        before = self.relays.get(name)
+        listen = before.address if before else "127.0.0.1:0"
+        running = relay(self.daemons[name], self.keys, name, listen)
+        self.relays[name] = self._stacks[name].enter_context(running)
+
+    def kill_relay(self, name: str) -> None:
+        self._stacks[name].close()
+
+    def start_entry(self, more: str = "") -> None:
+        """Start the entry with further lines of configuration, and wait until it listens."""
+        nodes = "".join(
+            f'[nodes.{name}]\naddress = "{running.address}"\n'
+            for name, running in self.relays.items()
+        )
+        config = self.folder / "fleet.toml"
+        config.write_text(
+            f'certificates = "keys"\nsocket = "{self.socket}"\nstate-dir = "state"\n{more}{nodes}'
+        )
+        self.entry = inferd_process("fleet", "serve", "--config", str(config))
+        self._stacks[ENTRY].callback(self._end_entry)
+        self.until_noted("the fleet listens on")
+
+    def _end_entry(self) -> None:
+        self.entry.kill()
+        self.entry.communicate()
+
+    def kill_entry(self) -> None:
+        self._stacks[ENTRY].close()
+
+    def until_noted(self, text: str) -> str:
+        """Return the next line on the entry's standard error that has *text*."""
+        assert self.entry.stderr is not None
+        while line := self.entry.stderr.readline().decode():
+            if text in line:
+                return line
+        raise AssertionError(f"the entry has ended without {text!r}")
+
+    def close(self) -> None:
+        for stack in reversed(self._stacks.values()):
+            stack.close()
+
+
+@contextmanager
+def running_fleet(
+    folder: Path, config: str, *names: str, more: str = "", models_dir: Path | None = None
+) -> Iterator[RunningFleet]:
+    """Run a fleet whose nodes have the configuration *config*, until the end of the block."""
+    with ExitStack() as stack:
+        daemons = {
+            name: stack.enter_context(running_daemon(config, models_dir=models_dir))
+            for name in names
+        }
+        fleet = RunningFleet(folder, daemons)
+        stack.callback(fleet.close)
+        for name in names:
+            fleet.start_relay(name)
+        fleet.start_entry(more)
+        yield fleet

@@ -58,10 +58,10 @@ def test_of_equal_nodes_the_one_with_fewer_sessions_is_preferred() -> None:
     assert chosen(a=node(loaded(), sessions=7), b=node(loaded(), sessions=2)) == "b"
 
 
-def test_the_recent_node_is_preferred_while_half_of_its_slots_are_free() -> None:
+def test_the_recent_node_is_preferred_while_most_of_its_slots_are_free() -> None:
     request = RouteRequest(M, recent="a")
-    assert chosen(request, a=node(loaded(running=(0, 2, 0, 0))), b=node(loaded())) == "a"
-    assert chosen(request, a=node(loaded(running=(0, 3, 0, 0))), b=node(loaded())) == "b"
+    assert chosen(request, a=node(loaded(running=(0, 1, 0, 0))), b=node(loaded())) == "a"
+    assert chosen(request, a=node(loaded(running=(0, 2, 0, 0))), b=node(loaded())) == "b"
 
 
 def test_a_free_slot_is_preferred_to_parking_another_turn() -> None:

@@ -1,0 +1,114 @@
+"""Frames whose handles are rewritten keep every other byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferd.backends.errors import InvalidArgument, ProtocolError, UnsupportedOperation
+from inferd.gateways.fleet.calls.descriptors import refuse_descriptors
+from inferd.gateways.fleet.calls.frames import (
+    frame_of,
+    integer_in,
+    is_given,
+    open_message,
+    raw_of,
+    request_frame,
+    request_of,
+    text_in,
+    with_handle,
+    with_mapped_handles,
+)
+from inferd.wire.frames import FrameReader
+
+pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+maps = st.dictionaries(st.text(max_size=10), values, max_size=6)
+handles = st.integers(0, 2**64 - 1)
+
+
+@given(maps, handles, handles, st.integers(-(2**63), 2**63 - 1))
+def test_a_request_gets_another_handle_and_nothing_else_changes(
+    params: dict[str, Any], before: int, after: int, number: int
+) -> None:
+    message = open_message(pack([1, number, "stream", {**params, "context": before}, "more"]))
+    call, fields = request_of(message)
+    assert integer_in(fields, "context") == before
+    (body,) = FrameReader().read_frames(
+        request_frame(message.number, call, with_handle(fields, "context", after))
+    )
+    assert unpack(body) == [1, number, "stream", {**params, "context": after}]
+
+
+@given(maps, st.lists(handles, max_size=4), handles)
+def test_a_result_gets_mapped_handles(
+    result: dict[str, Any], contexts: list[int], graph: int
+) -> None:
+    raw = msgspec.Raw(pack({**result, "contexts": contexts, "graph": graph}))
+    fields = with_mapped_handles(raw, frozenset({"contexts", "graph", "context"}), lambda h: h ^ 1)
+    expected = {**result, "contexts": [h ^ 1 for h in contexts], "graph": graph ^ 1}
+    if isinstance(result.get("context"), int):
+        return  # it is a handle, too
+    if "context" not in result:
+        assert unpack(pack(fields)) == expected
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_an_error(body: bytes) -> None:
+    try:
+        message = open_message(body)
+        assert isinstance(message.kind, int)
+        if message.kind == 1:
+            request_of(message)
+    except (ProtocolError, InvalidArgument):
+        pass
+
+
+@pytest.mark.parametrize(
+    "message",
+    [[], [1], [1, 2], [1, 2, "c"], [1, "2", "c", {}], ["1"], [4, 1.5, {}], {}, 7, [3] * 17],
+)
+def test_messages_of_another_shape_are_refused(message: Any) -> None:
+    with pytest.raises(ProtocolError):
+        open_message(pack(message))
+
+
+def test_params_of_other_types_are_refused() -> None:
+    for params in ([], "x", {1: 2}):
+        with pytest.raises(InvalidArgument):
+            request_of(open_message(pack([1, 2, "c", params])))
+    fields = {"context": raw_of("7"), "name": raw_of(7), "none": raw_of(None)}
+    for read, name in ((integer_in, "context"), (text_in, "name"), (integer_in, "missing")):
+        with pytest.raises(InvalidArgument, match=name):
+            read(fields, name)  # type: ignore[operator]
+    assert (text_in(fields, "none"), text_in(fields, "missing")) == ("", "")
+    assert not is_given(fields, "none") and is_given(fields, "name")
+
+
+def test_a_body_becomes_a_frame() -> None:
+    assert list(FrameReader().read_frames(frame_of(b"abc") + frame_of(b""))) == [b"abc", b""]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"fd": 0}, {"tensor": {"fd": 3}}, {"inputs": [["a", {}], ["b", {"fd": 0}]]}],
+)
+def test_a_part_in_a_descriptor_is_refused(params: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedOperation):
+        refuse_descriptors(msgspec.Raw(pack(params)))
+
+
+def test_parts_within_the_frame_pass() -> None:
+    tensor = {"data": b"x", "dimensions": [1], "type": 2, "fd": -1}
+    for params in ({}, {"tensor": tensor}, {"inputs": [["a", tensor]]}, {"inputs": None}):
+        refuse_descriptors(msgspec.Raw(pack(params)))
+    with pytest.raises(InvalidArgument):
+        refuse_descriptors(msgspec.Raw(pack({"tensor": 7})))

@@ -1,0 +1,109 @@
+"""Results of several nodes become one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inferd.gateways.fleet.calls.merging import merge_results, session_homes
+
+
+def mapped(node: str, handle: int) -> int:
+    return 100 * (ord(node) - ord("a") + 1) + handle
+
+
+def merge(call: str, **results: dict[str, Any]) -> dict[str, Any]:
+    return merge_results(call, results, mapped)
+
+
+def model(name: str, state: str = "cold", **values: Any) -> dict[str, Any]:
+    return {"name": name, "state": state, "leases": 0, "tasks": 0, **values}
+
+
+def test_a_model_is_one_entry_with_the_best_state_and_the_sums() -> None:
+    merged = merge(
+        "models",
+        a={"models": [model("m", leases=1, tasks=2), model("only-a")]},
+        b={"models": [model("m", "ready", leases=3, tasks=4)]},
+    )
+    one, two = merged["models"]
+    assert (one["name"], one["state"], one["leases"], one["tasks"]) == ("m", "ready", 4, 6)
+    assert one["node"] == "b" and [entry["node"] for entry in one["nodes"]] == ["a", "b"]
+    assert [entry["leases"] for entry in one["nodes"]] == [1, 3]
+    assert two["name"] == "only-a" and len(two["nodes"]) == 1
+
+
+def test_sessions_and_tasks_have_their_node_and_the_clients_handles() -> None:
+    sessions = merge(
+        "sessions",
+        a={"sessions": [{"context": 1}, {"context": None}]},
+        b={"sessions": [{"context": 1}]},
+    )
+    assert sessions["sessions"] == [
+        {"context": 101, "node": "a"}, {"context": None, "node": "a"}, {"context": 201, "node": "b"}
+    ]  # fmt: skip
+    tasks = merge(
+        "queue",
+        a={"tasks": [{"context": 2, "model": "y"}, {"context": 1, "model": "x"}]},
+        b={"tasks": [{"context": 3, "model": "x"}]},
+    )
+    assert [(t["model"], t["node"], t["context"]) for t in tasks["tasks"]] == [
+        ("x", "a", 101), ("x", "b", 203), ("y", "a", 102)
+    ]  # fmt: skip
+
+
+def statistics(**values: Any) -> dict[str, Any]:
+    counts = (
+        "connections sessions sessions_max sessions_yielded sessions_waiting sessions_dormant"
+        " sessions_expired waiting running parked refused recovered cores"
+    )
+    return {
+        "stats": {
+            **dict.fromkeys(counts.split(), 1),
+            "uptime_s": 1.0,
+            "draining": False,
+            "models": {"m": {"steps": 1}},
+            "components": [{"component": "journal", "up": True}],
+            "pending_restart": [],
+            "metrics": {"slots": [{"model_name": "m", "value": 4}]},
+            **values,
+        }
+    }
+
+
+def test_statistics_are_sums_and_samples_have_their_node() -> None:
+    merged = merge(
+        "stats",
+        a=statistics(uptime_s=5.0, draining=True, pending_restart=["cores"]),
+        b=statistics(running=7, pending_restart=["cores", "socket"]),
+    )["stats"]
+    assert (merged["running"], merged["waiting"], merged["uptime_s"]) == (8, 2, 5.0)
+    assert merged["draining"] is False, "a fleet drains once all of its nodes do"
+    assert set(merged["models"]) == {"m@a", "m@b"}
+    assert merged["metrics"]["slots"] == [
+        {"model_name": "m", "value": 4, "node": "a"}, {"model_name": "m", "value": 4, "node": "b"}
+    ]  # fmt: skip
+    assert [c["node"] for c in merged["components"]] == ["a", "b"]
+    assert merged["pending_restart"] == ["cores", "socket"]
+
+
+@pytest.mark.parametrize("call", ["delete_session", "delete_state"])
+def test_something_is_deleted_if_one_node_had_it(call: str) -> None:
+    for found in (True, False):
+        merged = merge(call, a={"deleted": False}, b={"deleted": found})
+        assert merged == {"deleted": found}
+
+
+def test_other_results_are_those_of_the_first_node() -> None:
+    assert merge("log_level", a={"levels": {"ipc": "info"}}, b={"levels": {}}) == {
+        "levels": {"ipc": "info"}
+    }
+
+
+def test_homes_are_those_of_sessions_with_an_id() -> None:
+    results = {
+        "a": {"sessions": [{"label": "", "session_id": "x"}, {"label": "", "session_id": None}]},
+        "b": {"sessions": [{"label": "l", "session_id": "x"}]},
+    }
+    assert list(session_homes(results)) == [("", "x", "a"), ("l", "x", "b")]

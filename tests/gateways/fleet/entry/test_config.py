@@ -1,0 +1,56 @@
+"""The configuration file of an entry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inferd.backends.errors import InvalidArgument
+from inferd.gateways.fleet.entry.config import read_config
+
+NODE = '[nodes.a]\naddress = "10.0.0.2:7878"\n'
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "fleet.toml"
+    file.write_text(text)
+    return file
+
+
+def test_relative_paths_begin_at_the_files_folder(tmp_path: Path) -> None:
+    text = 'certificates = "keys"\nsocket = "run/s"\nstate-dir = "/var/x"\nsocket-mode = "0660"\n'
+    config = read_config(written(tmp_path, text + NODE))
+    assert config.certificates == tmp_path / "keys"
+    assert config.socket == tmp_path / "run/s"
+    assert config.state_dir == Path("/var/x")
+    assert config.socket_mode == 0o660
+    assert str(config.addresses["a"]) == "10.0.0.2:7878"
+    assert read_config(written(tmp_path, NODE), Path("/given")).socket == Path("/given")
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("", "nodes"),
+        ("[nodes]", "0 nodes"),
+        (NODE + "addres = 1", "addres"),
+        ("sockt = 1\n" + NODE, "sockt"),
+        ('[nodes.a]\naddress = "10.0.0.2"', "nodes.a"),
+        ('[nodes.a]\naddress = ":1"', "nodes.a"),
+        ('[nodes.a]\naddress = "h:70000"', "nodes.a"),
+        ('socket-mode = "rw"\n' + NODE, "socket-mode"),
+        ('users = "others"\n' + NODE, "users"),
+        ("connections-max = 0\n" + NODE, "connections-max"),
+        ("[", "fleet.toml"),
+        ("#" + "x" * (1 << 20), "more than"),
+    ],
+)
+def test_a_mistake_is_named(tmp_path: Path, text: str, cause: str) -> None:
+    with pytest.raises(InvalidArgument, match=cause):
+        read_config(written(tmp_path, text))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="cannot read"):
+        read_config(tmp_path / "missing.toml")

@@ -1,0 +1,35 @@
+"""An entry with one node speaks the protocol as its page says, except for descriptors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.daemon.command_line import inferd_process
+from tests.gateways.fleet.members import running_fleet
+
+CASES = [
+    f"{family}.*"
+    for family in (
+        *("cancellation", "compatibility", "contexts", "exchanges", "frames", "greeting"),
+        *("handles", "malformed", "streams", "turns"),
+    )
+]
+"""All but those of limits, errors and tensors, which take long."""
+EXCEPTIONS = {
+    # A fleet takes no descriptors.
+    "exchanges.a_prompt_in_a_descriptor",
+    "malformed.a_descriptor_that_was_not_passed",
+}
+
+
+def test_an_entry_conforms_to_the_protocol(tmp_path: Path) -> None:
+    with (
+        running_fleet(tmp_path, "", "a") as fleet,
+        inferd_process("conformance", "--json", *CASES, socket=fleet.socket) as process,
+    ):
+        output, _ = process.communicate()
+    cases = json.loads(output)["cases"]
+    failed = {case["name"] for case in cases if case["outcome"] == "failed"}
+    assert failed == EXCEPTIONS
+    assert sum(case["outcome"] == "passed" for case in cases) > 120

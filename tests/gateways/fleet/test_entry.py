@@ -1,0 +1,219 @@
+"""An entry with two nodes: every kind of call, through the official client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from inferd import Client
+from inferd.backends.errors import (
+    Busy,
+    InvalidArgument,
+    ModelNotFound,
+    SessionBusy,
+    UnsupportedOperation,
+)
+from tests.echo import echo_model
+from tests.gateways.fleet.members import RunningFleet, running_fleet
+from tests.raw import RawClient
+from tests.waiting import wait_until
+
+SESSIONS_MAX = 20
+CONFIG = (
+    f"[daemon]\nsessions-max = {SESSIONS_MAX}\n"
+    + echo_model("echo")
+    + echo_model("slow", step_ms=20, slots=2)
+)
+TEXT = "a text that takes the slow model some seconds to echo, since each letter is a token of it. "
+TEXT *= 2
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
+    with running_fleet(tmp_path_factory.mktemp("fleet"), CONFIG, "a", "b") as running:
+        yield running
+
+
+@pytest.fixture
+def client(fleet: RunningFleet) -> Iterator[Client]:
+    with Client(fleet.socket) as connected:
+        yield connected
+
+
+def node_of(handle: int) -> int:
+    """Return the part of a handle that stands for its node's daemon."""
+    return handle >> 32
+
+
+def test_contexts_of_one_graph_are_on_all_nodes(client: Client, fleet: RunningFleet) -> None:
+    graph = client.load_by_name("slow")
+    contexts = [client.init_execution_context(graph) for _ in range(4)]
+    assert sorted(map(node_of, contexts)) == [1, 1, 2, 2]
+    for name in fleet.daemons:
+        with Client(fleet.daemons[name].socket) as direct:
+            assert len(direct.sessions(all_users=True)) == 2
+    client.unload(graph)
+    for name in fleet.daemons:
+        with Client(fleet.daemons[name].socket) as direct:
+            wait_until(lambda d=direct: all(m["leases"] == 0 for m in d.models()))  # type: ignore[misc]
+
+
+def test_turns_run_on_all_nodes_at_once(client: Client) -> None:
+    sessions = [client.session("slow") for _ in range(4)]
+    streams = []
+    for session in sessions:
+        session.__enter__()
+        streams.append(session.stream(TEXT))
+        next(iter(streams[-1]))
+    tasks = client.queue()
+    assert sorted(task["node"] for task in tasks) == ["a", "a", "b", "b"]
+    assert {task["state"] for task in tasks} == {"running"}
+    assert {task["context"] for task in tasks} == {session.context for session in sessions}
+    for session, stream in zip(sessions, streams, strict=True):
+        stream.close()
+        session.__exit__(None, None, None)
+
+
+def test_a_session_is_continued_on_its_node(client: Client, fleet: RunningFleet) -> None:
+    with client.session("echo", session_id="diary") as session:
+        session.chat("one")
+        home, tokens = node_of(session.context), client.sessions()[0]["tokens"]
+    with Client(fleet.socket) as other, other.session("echo", session_id="diary") as session:
+        assert node_of(session.context) == home
+        assert session.context.attached
+        (found,) = other.sessions()
+        assert (found["session_id"], found["tokens"]) == ("diary", tokens)
+        with pytest.raises(SessionBusy), client.session("echo", session_id="diary"):
+            pass
+    assert client.delete_session(session_id="diary")
+    assert client.sessions(dormant=True) == []
+    assert not client.delete_session(session_id="diary")
+
+
+def test_one_new_session_id_that_two_open_at_once_is_one_session(fleet: RunningFleet) -> None:
+    with RawClient(fleet.socket) as one, RawClient(fleet.socket) as two:
+        started = []
+        for raw in (one, two):
+            graph = raw.call("load_by_name", name="echo")["graph"]
+            call = "init_execution_context_with_session_id"
+            started.append((raw, (call, {"graph": graph, "session_id": "both"})))
+        numbers = [raw.start_request(call, **params) for raw, (call, params) in started]
+        outcomes = []
+        for (raw, _), number in zip(started, numbers, strict=True):
+            try:
+                outcomes.append(sorted(raw.wait_result(number)))
+            except SessionBusy:
+                outcomes.append(["busy"])
+        assert sorted(outcomes) == [["busy"], ["context"]]
+        assert one.call("delete_session", session_id="both")["deleted"]
+
+
+def test_a_branch_with_an_id_is_continued_on_its_node(client: Client) -> None:
+    with client.session("echo") as session:
+        session.chat("one")
+        branches = client.fork_session(session.context, session_ids=["branch"])
+        home = node_of(session.context)
+        assert node_of(branches.contexts[0]) == home
+        client.finalize_execution_context(branches.contexts[0], keep=True)
+    with client.session("echo", session_id="branch") as session:
+        assert (node_of(session.context), session.context.attached) == (home, True)
+    client.delete_session(session_id="branch")
+
+
+def test_a_session_from_a_state_begins_on_its_node(client: Client) -> None:
+    with client.session("echo") as session:
+        session.chat("one")
+        home = node_of(session.context)
+        client.save_state(session.context, "start")
+    try:
+        (state,) = client.list_states()
+        assert (state["name"], state["node"]) == ("start", "ab"[home - 1])
+        for _ in range(3):
+            with client.session("echo", from_state="start") as session:
+                assert node_of(session.context) == home
+    finally:
+        assert client.delete_state("start")
+    assert client.list_states() == []
+
+
+def test_answers_are_cancelled_by_the_contexts_in_their_event(fleet: RunningFleet) -> None:
+    with RawClient(fleet.socket) as raw, Client(fleet.socket) as other:
+        graph = raw.call("load_by_name", name="slow")["graph"]
+        context = raw.call("init_execution_context", graph=graph)["context"]
+        number = raw.start_request("answers", context=context, prompt=TEXT, n=2)
+        kind, request, event = raw.read_message()
+        assert (kind, request, event["contexts"][0]) == (4, number, context)
+        wait_until(lambda: other.cancel(event["contexts"][1]))  # it begins after the event
+        answers = raw.wait_result(number)["answers"]
+        assert [answer["error"] is None for answer in answers] == [True, False]
+
+
+def test_a_turn_is_cancelled_from_another_connection(client: Client, fleet: RunningFleet) -> None:
+    with client.session("slow") as session:
+        stream = session.stream(TEXT)
+        next(iter(stream))
+        with Client(fleet.socket) as other:
+            assert other.cancel(session.context)
+        with pytest.raises(Exception, match="cancelled"):
+            list(stream)
+
+
+def test_models_are_listed_once_with_their_nodes(client: Client) -> None:
+    with client.session("echo"):
+        models = {model["name"]: model for model in client.models()}
+    assert sorted(models) == ["echo", "slow"]
+    nodes = models["echo"]["nodes"]  # type: ignore[typeddict-item]
+    assert [entry["node"] for entry in nodes] == ["a", "b"]
+    assert models["echo"]["leases"] == sum(entry["leases"] for entry in nodes) >= 1
+
+
+def test_statistics_are_of_all_nodes(client: Client, fleet: RunningFleet) -> None:
+    stats = client.stats()
+    assert stats["sessions_max"] == 2 * SESSIONS_MAX
+    assert set(stats["nodes"]) == {"a", "b"}
+    assert stats["nodes"]["a"]["address"] == fleet.relays["a"].address
+    assert {sample["node"] for sample in stats["metrics"]["slots"]} == {"a", "b"}
+    assert client.server.limits.sessions_max == 2 * SESSIONS_MAX
+
+
+def test_operations_on_a_model_reach_all_nodes(client: Client) -> None:
+    client.pin("slow")
+    (model,) = [model for model in client.models() if model["name"] == "slow"]
+    assert [entry["pinned"] for entry in model["nodes"]] == [True, True]  # type: ignore[typeddict-item]
+    client.unpin("slow")
+    with pytest.raises(ModelNotFound):
+        client.pin("missing")
+
+
+def test_embeddings_and_tokens_come_from_any_node(client: Client) -> None:
+    vectors = client.embed("echo", ["one", "two"])
+    assert len(vectors) == 2
+    graph = client.load_by_name("echo")
+    assert client.detokenize(graph, client.tokenize(graph, "text")) == b"text"
+
+
+def test_a_full_fleet_is_busy_with_the_nodes_time_to_retry(client: Client) -> None:
+    graph = client.load_by_name("echo")
+    for _ in range(2 * SESSIONS_MAX):
+        client.init_execution_context(graph)
+    with pytest.raises(Busy) as caught:
+        client.init_execution_context(graph)
+    assert caught.value.data["sessions_max"] == SESSIONS_MAX, "it is not the node's own error"
+    assert caught.value.retry_after_s > 0
+
+
+def test_what_does_not_exist_is_refused(client: Client) -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        client.load_by_name("missing")
+    assert "echo" in caught.value.data["models"]
+    for handle in (0, 5, 1 << 32, (7 << 32) + 1, (1 << 64) - 1):
+        with pytest.raises(InvalidArgument):
+            client.get_output(handle)
+        with pytest.raises(InvalidArgument):
+            client.tokenize(handle, "text")
+
+
+def test_descriptors_are_refused(client: Client) -> None:
+    with client.session("echo") as session, pytest.raises(UnsupportedOperation, match="descriptor"):
+        client.set_input(session.context, 0, b"x" * (2 << 20))

@@ -1,0 +1,160 @@
+"""The loss of a daemon, a relay and the entry under streams, by kill -9, and their return."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from inferd import Client, Session, Stream
+from inferd.backends.errors import Busy, ConnectionLost, SessionExpired, WorkerCrashed
+from tests.echo import echo_model
+from tests.gateways.fleet.members import RunningFleet, running_fleet
+from tests.waiting import wait_until
+
+CONFIG = echo_model("slow", step_ms=20, slots=2)
+TEXT = "a text that takes the slow model a second or two to echo"
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
+    """A fleet for all tests, each of which restores what it kills."""
+    with running_fleet(tmp_path_factory.mktemp("fleet"), CONFIG, "a", "b") as running:
+        yield running
+
+
+class Streams:
+    """A stream on each node, of sessions with an id."""
+
+    def __init__(self, fleet: RunningFleet, client: Client):
+        for daemon in fleet.daemons.values():
+            with Client(daemon.socket) as direct:
+                direct.unload(direct.load_by_name("slow"), keep=True)
+        wait_until(lambda: are_all_ready(client))
+        self.sessions: dict[str, Session] = {}
+        self.streams: dict[str, Stream] = {}
+        for _ in fleet.daemons:
+            session = client.session("slow", session_id=f"diary-{next(_numbers)}")
+            session.__enter__()
+            node = node_of(client, session)
+            assert node not in self.sessions
+            self.sessions[node] = session
+            stream = self.streams[node] = session.stream(TEXT)
+            next(iter(stream))
+
+
+_numbers = itertools.count()
+
+
+def are_all_ready(client: Client) -> bool:
+    """Return whether all nodes have the model in memory, and no turn."""
+    nodes = client.stats()["nodes"].values()
+    return all("slow" in node.get("loaded", ()) and not node["running"] for node in nodes)
+
+
+def node_of(client: Client, session: Session) -> str:
+    """Return the node of an open session."""
+    (found,) = [one for one in client.sessions() if one["context"] == session.context]
+    return str(found["node"])
+
+
+def check_loss_of(fleet: RunningFleet, client: Client, node: str, streams: Streams) -> str:
+    """Check that all on *node* fails with typed errors, and the rest goes on; return its id."""
+    other = "ab".replace(node, "")
+    with pytest.raises(WorkerCrashed) as caught:
+        list(streams.streams[node])
+    assert caught.value.retryable and caught.value.data["node"] == node
+    assert caught.value.data["cause"] == "node"
+    line = fleet.until_noted(f"node {node} is lost")
+    assert "1 open contexts were lost, and" in line and "sessions with an id wait for it" in line
+    assert TEXT.endswith("".join(streams.streams[other])), "the other node's turn goes on"
+    with pytest.raises(SessionExpired):
+        client.get_output(streams.sessions[node].context)
+    assert [session["node"] for session in client.sessions()] == [other]
+    session_id = str(streams.sessions[node].session_id)
+    with pytest.raises(Busy) as refused, client.session("slow", session_id=session_id):
+        pass
+    assert refused.value.data["node"] == node and refused.value.retry_after_s > 0
+    with pytest.raises(Busy, match="may be on a node"), client.session("slow", session_id="new"):
+        pass
+    with client.session("slow") as session:
+        assert node_of(client, session) == other, "sessions without an id open elsewhere"
+    return session_id
+
+
+def test_a_daemon_that_is_killed_comes_back_with_its_sessions(fleet: RunningFleet) -> None:
+    with Client(fleet.socket) as client:
+        streams = Streams(fleet, client)
+        before = streams.sessions["b"].context
+        fleet.daemons["b"].kill()
+        session_id = check_loss_of(fleet, client, "b", streams)
+        fleet.daemons["b"].start_again()
+        fleet.until_noted("node b serves")
+        with client.session("slow", session_id=session_id) as session:
+            assert session.context.attached
+            assert session.context >> 32 != before >> 32, "its handles are those of a new start"
+            assert TEXT.endswith("".join(session.resume()))
+
+
+def test_a_relay_that_is_killed_comes_back_with_its_sessions(fleet: RunningFleet) -> None:
+    with Client(fleet.socket) as client:
+        streams = Streams(fleet, client)
+        before = streams.sessions["b"].context
+        fleet.kill_relay("b")
+        session_id = check_loss_of(fleet, client, "b", streams)
+        with Client(fleet.daemons["b"].socket) as direct:
+            wait_until(lambda: direct.queue(all_users=True) == [])
+        fleet.start_relay("b")
+        fleet.until_noted("node b serves")
+        with client.session("slow", session_id=session_id) as session:
+            assert session.context.attached
+            assert session.context >> 32 == before >> 32, "the daemon is the same"
+            assert TEXT.endswith("".join(session.resume()))
+
+
+def test_an_entry_that_is_killed_leaves_no_turn_and_finds_sessions_again(
+    fleet: RunningFleet,
+) -> None:
+    with Client(fleet.socket) as client:
+        streams = Streams(fleet, client)
+        contexts = {session.context for session in streams.sessions.values()}
+        fleet.kill_entry()
+        for stream in streams.streams.values():
+            with pytest.raises(ConnectionLost):
+                list(stream)
+    for daemon in fleet.daemons.values():
+        with Client(daemon.socket) as direct:
+            wait_until(lambda d=direct: d.queue(all_users=True) == [])  # type: ignore[misc]
+    fleet.start_entry()
+    with Client(fleet.socket) as client:
+        assert client.server.instance == 2
+        for node, before in streams.sessions.items():
+            with client.session("slow", session_id=before.session_id) as session:
+                assert node_of(client, session) == node
+                assert session.context.attached and session.context not in contexts
+                assert TEXT.endswith("".join(session.resume()))
+
+
+def test_without_a_node_the_fleet_is_busy(fleet: RunningFleet) -> None:
+    with Client(fleet.socket) as client:
+        for name in fleet.daemons:
+            fleet.kill_relay(name)
+            fleet.until_noted(f"node {name} is lost")
+        for call in (client.models, client.queue, lambda: client.load_by_name("slow")):
+            with pytest.raises(Busy) as caught:
+                call()
+            assert caught.value.data["cause"] == "node"
+        for name in fleet.daemons:
+            fleet.start_relay(name)
+            fleet.until_noted(f"node {name} serves")
+        assert "slow" in [model["name"] for model in client.models()]
+
+
+def test_a_client_that_vanishes_leaves_nothing(fleet: RunningFleet) -> None:
+    with Client(fleet.socket) as client:
+        Streams(fleet, client)
+    for daemon in fleet.daemons.values():
+        with Client(daemon.socket) as direct:
+            wait_until(lambda d=direct: d.queue(all_users=True) == [])  # type: ignore[misc]
+            wait_until(lambda d=direct: all(m["leases"] == 0 for m in d.models()))  # type: ignore[misc]

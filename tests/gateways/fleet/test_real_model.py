@@ -1,0 +1,57 @@
+"""SmolLM2 on two nodes: the same answers on each, and sessions that keep their node and KV state."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from inferd import Client
+from tests.gateways.fleet.members import running_fleet
+from tests.models import ONE_THREAD, smollm2
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+CONFIG = ONE_THREAD + "[models.smollm2]\nslots = 2\nctx-size = 512\n"
+GREEDY = {"temp": 0, "n-predict": 12}
+QUESTIONS = ("The capital of France is", "Two and two is", "The sky is", "Water is")
+
+
+def test_two_nodes_answer_as_one_and_continue_their_sessions(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    (models / "smollm2.gguf").symlink_to(smollm2())
+    with (
+        running_fleet(tmp_path, CONFIG, "a", "b", models_dir=models) as fleet,
+        ExitStack() as stack,
+    ):
+        with Client(fleet.daemons["a"].socket) as direct:
+            expected = {}
+            for question in QUESTIONS:
+                with direct.session("smollm2", raw=True, options=GREEDY) as session:
+                    expected[question] = session.chat(question)
+        with Client(fleet.daemons["b"].socket) as direct:
+            direct.unload(direct.load_by_name("smollm2"), keep=True)
+        client = Client(fleet.socket)
+        wait_until(lambda: all(n.get("loaded") for n in client.stats()["nodes"].values()))
+        sessions = []
+        for number in range(len(QUESTIONS)):
+            session = client.session(
+                "smollm2", raw=True, options=GREEDY, session_id=f"talk-{number}"
+            )
+            sessions.append(stack.enter_context(session))
+        nodes = {one["session_id"]: one["node"] for one in client.sessions()}
+        assert set(nodes.values()) == {"a", "b"}
+        streams = [s.stream(q) for s, q in zip(sessions, QUESTIONS, strict=True)]
+        assert ["".join(stream) for stream in streams] == list(expected.values())
+        stack.close()
+        for number in range(len(QUESTIONS)):
+            with client.session(
+                "smollm2", raw=True, options=GREEDY, session_id=f"talk-{number}"
+            ) as session:
+                assert session.context.attached
+                reply = session.chat(" And then")
+                assert reply.metadata["cached_tokens"] > 12, "its KV state is on its node"
+        assert {s["session_id"]: s["node"] for s in client.sessions(dormant=True)} == nodes
+        client.close()
