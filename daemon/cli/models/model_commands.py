@@ -10,6 +10,8 @@ import typer
 from ...residency.sizes import size_text
 from .. import completion
 from ..client import client_of, note_not_applied
+from ..monitoring.status_commands import columns_for
+from ..nodes import NODE_COLUMN, Node, check_node, on_nodes
 from ..one_shot import OneShotClient
 from ..options import Force, JsonOutput, ModelName, SocketPath
 from ..output import Columns, fraction_bar, write_list, write_result
@@ -39,6 +41,7 @@ Mode = Annotated[
 
 GRAPH_KEYS = ("model", "fingerprint", "ctx_size", "slots", "not_applied")
 MODELS: Columns = {
+    **NODE_COLUMN,
     "NAME": "name",
     "STATE": "state",
     "SIZE": lambda m: size_text(m["size_bytes"]) if m["size_bytes"] else None,
@@ -47,10 +50,12 @@ MODELS: Columns = {
 }
 
 
-def models(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
+def models(node: Node = None, socket: SocketPath = None, as_json: JsonOutput = False) -> None:
     """List all models."""
     with OneShotClient(socket) as client:
-        write_list(as_json, "models", client.models(), MODELS)
+        check_node(client, node)
+        found = on_nodes(client.models(), node)
+    write_list(as_json, "models", found, columns_for(found, MODELS))
 
 
 def load(

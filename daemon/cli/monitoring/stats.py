@@ -8,6 +8,7 @@ from typing import Any
 from ....backends.errors import Outcome
 from ....scheduler import PRIORITIES
 from ...residency.sizes import size_text
+from ..nodes import Node, check_node, samples_on
 from ..one_shot import OneShotClient
 from ..options import JsonOutput, SocketPath
 from ..output import table, time_text, write, write_json
@@ -43,13 +44,17 @@ class MetricSums:
                 yield sample
 
 
-def stats(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
+def stats(node: Node = None, socket: SocketPath = None, as_json: JsonOutput = False) -> None:
     """Show the metrics since the daemon's start: tasks, tokens, KV states, refusals.
 
     `inferd status` shows its current state.
     """
     with OneShotClient(socket) as client:
+        check_node(client, node)
         reply, hello = client.stats(), client.server
+    reply["metrics"] = samples_on(reply.get("metrics", {}), node)
+    if node is not None:
+        reply["models"] = {n: c for n, c in reply["models"].items() if n.endswith(f"@{node}")}
     if as_json:
         write_json({key: reply[key] for key in ("instance", "uptime_s", *METRIC_KEYS)})
         return

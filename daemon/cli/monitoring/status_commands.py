@@ -8,6 +8,7 @@ from typing import Any
 
 from ...residency.sizes import size_text
 from ..client import socket_of
+from ..nodes import NODE_COLUMN, Node, check_node, on_nodes
 from ..one_shot import OneShotClient
 from ..options import AllUsers, JsonOutput, Label, SocketPath
 from ..output import Columns, table_of, time_text, write, write_json, write_list
@@ -61,9 +62,9 @@ def user_text(entry: Mapping[str, Any]) -> str:
 
 
 def columns_for(entries: Sequence[Mapping[str, Any]], columns: Columns) -> Columns:
-    """Return the columns to show: without LABEL if no entry has a label."""
-    labelled = any(entry.get("label") for entry in entries)
-    return {name: text for name, text in columns.items() if labelled or name != "LABEL"}
+    """Return the columns to show: without LABEL or NODE if no entry has one."""
+    unused = {n for n in ("LABEL", "NODE") if not any(entry.get(n.lower()) for entry in entries)}
+    return {name: text for name, text in columns.items() if name not in unused}
 
 
 def _position(task: dict[str, Any] | None) -> int | None:
@@ -84,6 +85,7 @@ def _starts_in(task: dict[str, Any]) -> str | None:
 
 
 LOADED_MODELS: Columns = {
+    **NODE_COLUMN,
     "NAME": "name",
     "ID": lambda m: str(m["info"].get("fingerprint", "-"))[:ID_DIGITS],
     "SIZE": lambda m: size_text(m["size_bytes"]) if m["size_bytes"] else None,
@@ -96,6 +98,7 @@ LOADED_MODELS: Columns = {
     "FILE": file_text,
 }
 OPEN_SESSIONS: Columns = {
+    **NODE_COLUMN,
     "SESSION": "context",
     "ID": "session_id",
     "MODEL": "model",
@@ -108,6 +111,7 @@ OPEN_SESSIONS: Columns = {
 }
 """TIME is the age of the task, or the time since the last turn."""
 SESSIONS: Columns = {
+    **NODE_COLUMN,
     "ID": "session_id",
     "SESSION": lambda s: s["context"] or None,
     "USER": user_text,
@@ -120,6 +124,7 @@ SESSIONS: Columns = {
     "ON DISK": lambda s: {True: "yes", False: "cannot be written", None: "no"}[s["persisted"]],
 }
 TASKS: Columns = {
+    **NODE_COLUMN,
     "MODEL": "model",
     "POSITION": _position,
     "STATE": "state",
@@ -135,45 +140,56 @@ TASKS: Columns = {
 }
 
 
-def ps(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
+def ps(node: Node = None, socket: SocketPath = None, as_json: JsonOutput = False) -> None:
     """List the loaded models, your sessions and your tasks."""
     with OneShotClient(socket) as client:
-        models = [m for m in client.models() if m["state"] not in ("cold", "failed")]
-        sessions, tasks = client.sessions(), client.queue()
+        check_node(client, node)
+        models = on_nodes(client.models(), node)
+        sessions, tasks = on_nodes(client.sessions(), node), on_nodes(client.queue(), node)
+    models = [m for m in models if m["state"] not in ("cold", "failed")]
     if as_json:
         write_json({"models": models, "sessions": sessions, "tasks": tasks})
         return
     for model in models:
         model["info"] = model["info"] or {}
-        model["sessions"] = sum(session["model"] == model["name"] for session in sessions)
-    table_of(LOADED_MODELS, models)
+        model["sessions"] = sum(_is_of_model(session, model) for session in sessions)
+    table_of(columns_for(models, LOADED_MODELS), models)
     if sessions:
         running = {task["context"]: task for task in tasks}
         write("")
-        table_of(OPEN_SESSIONS, [s | {"task": running.get(s["context"])} for s in sessions])
+        entries = [s | {"task": running.get(s["context"])} for s in sessions]
+        table_of(columns_for(entries, OPEN_SESSIONS), entries)
+
+
+def _is_of_model(session: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
+    return session["model"] == model["name"] and session.get("node") == model.get("node")
 
 
 def sessions(
     all_users: AllUsers = False,
     label: Label = "",
+    node: Node = None,
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
     """List your sessions, open and dormant ones: those of one label, or of all."""
     with OneShotClient(socket, label=label) as client:
-        found = client.sessions(dormant=True, all_users=all_users)
+        check_node(client, node)
+        found = on_nodes(client.sessions(dormant=True, all_users=all_users), node)
     write_list(as_json, "sessions", found, columns_for(found, SESSIONS))
 
 
 def queue(
     all_users: AllUsers = False,
     label: Label = "",
+    node: Node = None,
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
     """List running and waiting tasks, in the order of the queue: those of one label, or of all."""
     with OneShotClient(socket, label=label) as client:
-        found = client.queue(all_users=all_users)
+        check_node(client, node)
+        found = on_nodes(client.queue(all_users=all_users), node)
     write_list(as_json, "tasks", found, columns_for(found, TASKS))
 
 

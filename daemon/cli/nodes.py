@@ -1,0 +1,50 @@
+"""Lists of a fleet on the command line: the column and the option of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from ...backends.errors import NotFound
+from .one_shot import OneShotClient
+from .output import Columns
+
+Node = Annotated[
+    str | None,
+    typer.Option(
+        "--node", metavar="NODE", help="Only of this node of a fleet.", show_default=False
+    ),
+]
+NODE_COLUMN: Columns = {"NODE": "node"}
+"""The first column of lists; `columns_for` leaves it out on a single machine."""
+
+
+def check_node(client: OneShotClient, node: str | None) -> None:
+    """Check that the server is a fleet that has *node*, if one is given.
+
+    :raises NotFound: it has no such node, or is a single daemon.
+    """
+    if node is None:
+        return
+    names = sorted(client.stats().get("nodes", ()))
+    if node not in names:
+        raise NotFound(
+            f"there is no node {node!r}",
+            hint=f"the nodes are {', '.join(names)}" if names else "this is not a fleet",
+            data={"nodes": names},
+        )
+
+
+def on_nodes(entries: Sequence[dict[str, Any]], node: str | None) -> list[dict[str, Any]]:
+    """Return the entries of each node, or of *node* alone. On a single machine nothing changes."""
+    expanded = [one for entry in entries for one in entry.get("nodes", (entry,))]
+    return [one for one in expanded if node is None or one.get("node") == node]
+
+
+def samples_on(
+    metrics: Mapping[str, list[dict[str, Any]]], node: str | None
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the samples of metrics that are of *node*, or all."""
+    return {family: on_nodes(samples, node) for family, samples in metrics.items()}
