@@ -31,7 +31,7 @@ COMMANDS = {
     "stop", "pull", "queue", "rm-session", "pin", "unpin", "swap", "sessions", "template",
     "install-service", "uninstall-service", "add-adapter", "rm-adapter", "embed",
     "parameters", "config", "doctor", "top", "stats", "drain", "logs", "log-level", "park", "start",
-    "wasm", "nnrpc", "gateway", "conformance", "states",
+    "wasm", "nnrpc", "gateway", "fleet", "conformance", "states",
 }  # fmt: skip
 CLIENT_COMMANDS = [
     ("run", "m", "p"), ("chat", "m"), ("models",), ("show", "m"), ("load", "m"), ("unload", "m"),
@@ -65,7 +65,7 @@ def test_the_help_lists_the_commands_and_the_exit_statuses() -> None:
 def test_all_commands_except_serve_write_json_and_those_of_a_daemon_take_a_socket() -> None:
     commands = dict(group_of_all_commands().commands)
     assert set(commands) == COMMANDS
-    for above in ("config", "wasm"):
+    for above in ("config", "wasm", "fleet"):
         group = commands.pop(above)
         assert isinstance(group, TyperGroup)
         commands |= {f"{above} {name}": command for name, command in group.commands.items()}
@@ -74,10 +74,10 @@ def test_all_commands_except_serve_write_json_and_those_of_a_daemon_take_a_socke
     commands |= {f"states {name}": command for name, command in states.commands.items()}
     for name, command in commands.items():
         options = {option for parameter in command.params for option in parameter.opts}
-        silent = ("serve", "wasm run", "nnrpc", "gateway")
+        silent = ("serve", "wasm run", "nnrpc", "gateway", "fleet node", "fleet serve")
         assert ("--json" in options) == (name not in silent), name
         alone = name in ("pull", "parameters") or name.endswith("-service")
-        alone = alone or name.startswith("config ")
+        alone = alone or name.startswith("config ") or name == "fleet init"
         assert ("--socket" in options) == (not alone), name
 
 

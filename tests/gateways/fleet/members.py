@@ -11,16 +11,18 @@ from typing import Any
 
 import msgspec
 
+from inferd import Client
 from inferd.gateways.fleet.certificates.authority import Authority, Role
 from inferd.gateways.fleet.certificates.folder import ENTRY, server_name
 from inferd.gateways.fleet.certificates.tls import entry_context
 from inferd.testing import RunningDaemon, running_daemon
 from inferd.wire.frames import pack_frame
 from tests.daemon.command_line import inferd_process
+from tests.waiting import wait_until
 
 WAIT_S_MAX = 30.0
 DAYS = 90
-HELLO = [0, {"protocol": [1, 0], "software": "test"}]
+HELLO: list[Any] = [0, {"protocol": [1, 0], "software": "test"}]
 
 
 def certificates(folder: Path, *nodes: str) -> Path:
@@ -156,9 +158,22 @@ class RunningFleet:
                 return line
         raise AssertionError(f"the entry has ended without {text!r}")
 
+    def load(self, model: str) -> None:
+        """Load a model on all nodes, and wait until the entry knows that, and of no turn."""
+        for daemon in self.daemons.values():
+            with Client(daemon.socket) as direct:
+                direct.unload(direct.load_by_name(model), keep=True)
+        with Client(self.socket) as client:
+            wait_until(lambda: _are_ready(client, model))
+
     def close(self) -> None:
         for stack in reversed(self._stacks.values()):
             stack.close()
+
+
+def _are_ready(client: Client, model: str) -> bool:
+    nodes = client.stats()["nodes"].values()
+    return all(model in node.get("loaded", ()) and not node["running"] for node in nodes)
 
 
 @contextmanager

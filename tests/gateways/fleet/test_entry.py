@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from inferd.backends.errors import (
     SessionBusy,
     UnsupportedOperation,
 )
+from tests.daemon.command_line import inferd_process
 from tests.echo import echo_model
 from tests.gateways.fleet.members import RunningFleet, running_fleet
 from tests.raw import RawClient
@@ -47,6 +49,7 @@ def node_of(handle: int) -> int:
 
 
 def test_contexts_of_one_graph_are_on_all_nodes(client: Client, fleet: RunningFleet) -> None:
+    fleet.load("slow")
     graph = client.load_by_name("slow")
     contexts = [client.init_execution_context(graph) for _ in range(4)]
     assert sorted(map(node_of, contexts)) == [1, 1, 2, 2]
@@ -59,7 +62,8 @@ def test_contexts_of_one_graph_are_on_all_nodes(client: Client, fleet: RunningFl
             wait_until(lambda d=direct: all(m["leases"] == 0 for m in d.models()))  # type: ignore[misc]
 
 
-def test_turns_run_on_all_nodes_at_once(client: Client) -> None:
+def test_turns_run_on_all_nodes_at_once(client: Client, fleet: RunningFleet) -> None:
+    fleet.load("slow")
     sessions = [client.session("slow") for _ in range(4)]
     streams = []
     for session in sessions:
@@ -161,9 +165,9 @@ def test_a_turn_is_cancelled_from_another_connection(client: Client, fleet: Runn
 
 def test_models_are_listed_once_with_their_nodes(client: Client) -> None:
     with client.session("echo"):
-        models = {model["name"]: model for model in client.models()}
+        models: dict[str, Any] = {model["name"]: model for model in client.models()}
     assert sorted(models) == ["echo", "slow"]
-    nodes = models["echo"]["nodes"]  # type: ignore[typeddict-item]
+    nodes = models["echo"]["nodes"]
     assert [entry["node"] for entry in nodes] == ["a", "b"]
     assert models["echo"]["leases"] == sum(entry["leases"] for entry in nodes) >= 1
 
@@ -179,8 +183,9 @@ def test_statistics_are_of_all_nodes(client: Client, fleet: RunningFleet) -> Non
 
 def test_operations_on_a_model_reach_all_nodes(client: Client) -> None:
     client.pin("slow")
-    (model,) = [model for model in client.models() if model["name"] == "slow"]
-    assert [entry["pinned"] for entry in model["nodes"]] == [True, True]  # type: ignore[typeddict-item]
+    models: list[Any] = client.models()
+    (model,) = [model for model in models if model["name"] == "slow"]
+    assert [entry["pinned"] for entry in model["nodes"]] == [True, True]
     client.unpin("slow")
     with pytest.raises(ModelNotFound):
         client.pin("missing")
@@ -217,3 +222,37 @@ def test_what_does_not_exist_is_refused(client: Client) -> None:
 def test_descriptors_are_refused(client: Client) -> None:
     with client.session("echo") as session, pytest.raises(UnsupportedOperation, match="descriptor"):
         client.set_input(session.context, 0, b"x" * (2 << 20))
+
+
+def shown(fleet: RunningFleet, *arguments: str) -> list[str]:
+    """Return the lines that a command prints."""
+    with inferd_process(*arguments, socket=fleet.socket) as process:
+        output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return str(output.decode()).splitlines()
+
+
+def test_commands_show_all_nodes_and_one(client: Client, fleet: RunningFleet) -> None:
+    with client.session("slow") as one, client.session("slow", session_id="shown"):
+        stream = one.stream(TEXT)
+        next(iter(stream))
+        (running,) = client.queue()
+        lines = shown(fleet, "ps")
+        assert lines[0].startswith("NODE   NAME") and {line[0] for line in lines[1:3]} <= {"a", "b"}
+        assert shown(fleet, "queue")[1].split()[:2] == [running["node"], "slow"]
+        idle = "ab".replace(running["node"], "")
+        assert len(shown(fleet, "queue", "--node", idle)) == 1
+        assert len(shown(fleet, "models")) == 5
+        assert [line.split()[0] for line in shown(fleet, "models", "--node", "b")[1:]] == ["b", "b"]
+        assert any("shown" in line for line in shown(fleet, "sessions"))
+        stream.close()
+    client.delete_session(session_id="shown")
+    nodes = shown(fleet, "fleet", "nodes")
+    assert [line.split()[:3] for line in nodes[1:]] == [
+        [name, relay.address, "ready"] for name, relay in fleet.relays.items()
+    ]
+    assert any(line.startswith("slow") for line in shown(fleet, "stats", "--node", "a"))
+    assert shown(fleet, "status")[0].startswith("inferd/")
+    with inferd_process("ps", "--node", "c", socket=fleet.socket) as process:
+        _, errors = process.communicate()
+    assert process.returncode == 1 and b"the nodes are a, b" in errors

@@ -28,10 +28,7 @@ class Streams:
     """A stream on each node, of sessions with an id."""
 
     def __init__(self, fleet: RunningFleet, client: Client):
-        for daemon in fleet.daemons.values():
-            with Client(daemon.socket) as direct:
-                direct.unload(direct.load_by_name("slow"), keep=True)
-        wait_until(lambda: are_all_ready(client))
+        fleet.load("slow")
         self.sessions: dict[str, Session] = {}
         self.streams: dict[str, Stream] = {}
         for _ in fleet.daemons:
@@ -45,12 +42,6 @@ class Streams:
 
 
 _numbers = itertools.count()
-
-
-def are_all_ready(client: Client) -> bool:
-    """Return whether all nodes have the model in memory, and no turn."""
-    nodes = client.stats()["nodes"].values()
-    return all("slow" in node.get("loaded", ()) and not node["running"] for node in nodes)
 
 
 def node_of(client: Client, session: Session) -> str:

@@ -10,7 +10,6 @@ import pytest
 from inferd import Client
 from tests.gateways.fleet.members import running_fleet
 from tests.models import ONE_THREAD, smollm2
-from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 CONFIG = ONE_THREAD + "[models.smollm2]\nslots = 2\nctx-size = 512\n"
@@ -31,10 +30,8 @@ def test_two_nodes_answer_as_one_and_continue_their_sessions(tmp_path: Path) -> 
             for question in QUESTIONS:
                 with direct.session("smollm2", raw=True, options=GREEDY) as session:
                     expected[question] = session.chat(question)
-        with Client(fleet.daemons["b"].socket) as direct:
-            direct.unload(direct.load_by_name("smollm2"), keep=True)
+        fleet.load("smollm2")
         client = Client(fleet.socket)
-        wait_until(lambda: all(n.get("loaded") for n in client.stats()["nodes"].values()))
         sessions = []
         for number in range(len(QUESTIONS)):
             session = client.session(

@@ -51,7 +51,7 @@ export class KvFull extends InferdError {
   static override readonly wire = { name: "KvFull", number: 212, wasi: 3, retryable: false };
 }
 
-/** the model's worker process has died, and so have its replacements; or, with `data.cause` `input`, this input crashes the worker and is refused to its user for an hour: the same turn (tokens, parameters except the seed, adapters), any turn with its grammar if the worker died while it sampled, or the same text */
+/** the model's worker process has died, and so have its replacements; or, with `data.cause` `node`, the node `data.node` of a fleet was lost; or, with `data.cause` `input`, this input crashes the worker and is refused to its user for an hour: the same turn (tokens, parameters except the seed, adapters), any turn with its grammar if the worker died while it sampled, or the same text */
 export class WorkerCrashed extends InferdError {
   static override readonly wire = { name: "WorkerCrashed", number: 205, wasi: 5, retryable: true };
 }

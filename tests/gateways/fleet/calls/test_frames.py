@@ -82,13 +82,14 @@ def test_messages_of_another_shape_are_refused(message: Any) -> None:
 
 
 def test_params_of_other_types_are_refused() -> None:
-    for params in ([], "x", {1: 2}):
+    others: tuple[Any, ...] = ([], "x", {1: 2})
+    for params in others:
         with pytest.raises(InvalidArgument):
             request_of(open_message(pack([1, 2, "c", params])))
     fields = {"context": raw_of("7"), "name": raw_of(7), "none": raw_of(None)}
     for read, name in ((integer_in, "context"), (text_in, "name"), (integer_in, "missing")):
         with pytest.raises(InvalidArgument, match=name):
-            read(fields, name)  # type: ignore[operator]
+            read(fields, name)
     assert (text_in(fields, "none"), text_in(fields, "missing")) == ("", "")
     assert not is_given(fields, "none") and is_given(fields, "name")
 
@@ -108,7 +109,8 @@ def test_a_part_in_a_descriptor_is_refused(params: dict[str, Any]) -> None:
 
 def test_parts_within_the_frame_pass() -> None:
     tensor = {"data": b"x", "dimensions": [1], "type": 2, "fd": -1}
-    for params in ({}, {"tensor": tensor}, {"inputs": [["a", tensor]]}, {"inputs": None}):
+    good: list[dict[str, Any]] = [{}, {"tensor": tensor}, {"inputs": [["a", tensor]]}]
+    for params in (*good, {"inputs": None}):
         refuse_descriptors(msgspec.Raw(pack(params)))
     with pytest.raises(InvalidArgument):
         refuse_descriptors(msgspec.Raw(pack({"tensor": 7})))

@@ -102,7 +102,7 @@ def test_other_results_are_those_of_the_first_node() -> None:
 
 
 def test_homes_are_those_of_sessions_with_an_id() -> None:
-    results = {
+    results: dict[str, dict[str, Any]] = {
         "a": {"sessions": [{"label": "", "session_id": "x"}, {"label": "", "session_id": None}]},
         "b": {"sessions": [{"label": "l", "session_id": "x"}]},
     }

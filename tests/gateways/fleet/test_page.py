@@ -1,0 +1,73 @@
+"""docs/fleet.md: its commands run as they stand, apart from addresses; its table is complete."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from inferd.gateways.fleet.entry.config import EntrySettings, read_config
+from inferd.testing import running_daemon
+from tests.daemon.command_line import inferd_process
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "fleet.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_the_commands_set_up_a_fleet(tmp_path: Path) -> None:
+    init, node, serve, use = blocks("sh")
+    with ExitStack() as stack:
+
+        def run(line: str, **variables: str) -> str:
+            program, *arguments = line.replace('"Say hello."', "Say-hello.").split()
+            assert program == "inferd"
+            found = subprocess.run(
+                [sys.executable, "-m", "inferd", *arguments],
+                cwd=tmp_path,
+                env={**os.environ, **variables},
+                capture_output=True,
+                text=True,
+            )
+            assert found.returncode == 0, found.stderr
+            return found.stdout
+
+        def start(line: str, ready: str, socket: str = "") -> str:
+            process = inferd_process(*line.split()[1:], socket=socket, cwd=tmp_path)
+            stack.callback(process.communicate)
+            stack.callback(process.kill)
+            assert process.stderr is not None
+            while ready not in (text := process.stderr.readline().decode()):
+                assert text, f"{line} has ended"
+            return text.split()[-1]
+
+        assert "copy gpu-1.pem, gpu-1.key and authority.pem" in run(init)
+        (config,) = blocks("toml")
+        for name, address in (("gpu-1", "10.0.0.2:7878"), ("gpu-2", "10.0.0.3:7878")):
+            assert address in config
+            daemon = stack.enter_context(running_daemon())
+            line = node.replace("gpu-1", name).replace("10.0.0.2:7878", "127.0.0.1:0")
+            found = start(line, "serves entries on", daemon.socket)
+            config = config.replace(address, found)
+        (tmp_path / "fleet.toml").write_text(config)
+        start(serve, "the fleet listens on", "")
+        nodes, answer, ps = use.strip().splitlines()
+        assert [line.split()[0] for line in run(nodes).splitlines()] == ["NODE", "gpu-1", "gpu-2"]
+        assert run(answer).strip() == "Say-hello."
+        assert run(ps).startswith("NODE")
+
+
+def test_the_table_of_keys_is_complete(tmp_path: Path) -> None:
+    documented = set(re.findall(r"^\| `([a-z-]+)` \|", PAGE, re.MULTILINE))
+    settings = {field.encode_name for field in msgspec.structs.fields(EntrySettings)}
+    assert settings - {"nodes"} <= documented and "`nodes.NAME.address`" in PAGE
+    (config,) = blocks("toml")
+    (tmp_path / "fleet.toml").write_text(config)
+    assert set(read_config(tmp_path / "fleet.toml").addresses) == {"gpu-1", "gpu-2"}
