@@ -20,11 +20,11 @@ STAMP  := $(VENV)/.stamp
 ENGINE_STAMP := $(STAMP)-engine-$(ENGINE)$(GPU)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check lint bench attack compare dashboard-picture protobuf docs models schemas prometheus install clean
+.PHONY: help demo test check lint bench attack compare compat dashboard-picture protobuf docs models schemas prometheus install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '  make %-17s %s\n' "$$name" "$$text"; done
-	@echo 'VENV=… PYTHON=… ENGINE=full GPU=cuda ARGS="…" (of demo, test, bench, compare)'
+	@echo 'VENV=… PYTHON=… ENGINE=full GPU=cuda ARGS="…" (of demo, test, bench, compare, compat)'
 
 demo: install ## several programs share one model: the main job, shown
 	@$(PY) tools/get_models.py --only smollm2
@@ -53,6 +53,10 @@ attack: $(STAMP)-test models ## attack a daemon as another user, measure a victi
 
 compare: $(STAMP)-bench models ## check that llama-server gives the same answers; writes docs/compare.md
 	$(PY) -m bench.equality $(ARGS)
+
+compat: $(STAMP)-install models ## run programs that use the HTTP gateway; writes docs/compatibility.md
+	$(PIP) install --editable '.[gateway]'
+	$(PY) -m tools.compatibility $(ARGS)
 
 dashboard-picture: install models prometheus ## draw docs/dashboard.png; needs Node.js, chromium, pngquant
 	$(PY) -m tools.dashboard_picture $(ARGS)

@@ -53,7 +53,7 @@ def test_a_unix_socket_is_removed_at_the_end(daemon: RunningDaemon, tmp_path: Pa
 def test_the_keys_of_the_page_are_read(daemon: RunningDaemon, tmp_path: Path) -> None:
     made = inferd("gateway", "--new-key", "ada")
     key, sha256 = made.stderr.split()[-1], made.stdout.split('"')[1]
-    [entry] = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    [entry] = re.findall(r"```toml\n(\[keys.*?)```", PAGE, re.DOTALL)
     file = tmp_path / "keys.toml"
     file.write_text(entry.replace("…", sha256))
     with (

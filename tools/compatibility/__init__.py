@@ -1,0 +1,1 @@
+"""Programs that people use, run against the HTTP gateway on a real model."""

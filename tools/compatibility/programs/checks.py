@@ -1,0 +1,25 @@
+"""The checks of one program: each prints a line of JSON with its output or its error."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+
+URL = os.environ["GATEWAY_URL"]
+MODEL = os.environ["GATEWAY_MODEL"]
+KEY = "none"
+QUESTION = "What is the capital of France? Answer in one sentence."
+TEXT_MAX = 300
+
+
+def run_checks(*checks: Callable[[], object]) -> None:
+    """Run checks, whose docstrings name them; each returns something to show, or raises."""
+    for check in checks:
+        line = {"check": check.__doc__}
+        try:
+            line["output"] = str(check())[:TEXT_MAX]
+            assert line["output"].strip(), "there is no output"
+        except Exception as exc:  # the report has each program's own errors
+            line["error"] = f"{type(exc).__name__}: {exc}"[:TEXT_MAX]
+        print(json.dumps(line), flush=True)
