@@ -72,6 +72,10 @@ class Gateway:
         await self._turns.pool.close()
         await send({"type": "lifespan.shutdown.complete"})
 
+    def stop(self) -> None:
+        """End the streams that have no end of their own."""
+        self._turns.stopping = True
+
     async def _end_unread(self) -> None:
         """End the exchanges whose client has read nothing for `receive_s_max`."""
         while True:

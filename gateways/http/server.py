@@ -48,15 +48,20 @@ def run_server(
     # uvicorn raises the signal again after its end, which would end the process before the socket's
     # path is removed.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    _Server(config, on_ready).run([listener])
+    _Server(config, on_ready, gateway.stop).run([listener])
 
 
 class _Server(uvicorn.Server):
-    """A server that reports when it is ready."""
+    """A server that reports when it is ready and when it stops."""
 
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], object]):
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        on_ready: Callable[[], object],
+        on_stop: Callable[[], object],
+    ):
         super().__init__(config)
-        self._on_ready = on_ready
+        self._on_ready, self._on_stop = on_ready, on_stop
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening."""
@@ -66,3 +71,8 @@ class _Server(uvicorn.Server):
             gc.collect()
             gc.freeze()
             self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, and wait for the requests under way."""
+        self._on_stop()
+        await super().shutdown(sockets)

@@ -15,7 +15,7 @@ from .exchange import Exchange
 from .statuses import status_of
 
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
-_HEADERS = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+STREAM_HEADERS = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
 
 
 class StreamForm(Protocol):
@@ -149,7 +149,7 @@ class _StreamWriter:
 
     async def _start(self) -> None:
         if not self._exchange.started:
-            await self._exchange.start(200, self._form.content_type, _HEADERS)
+            await self._exchange.start(200, self._form.content_type, STREAM_HEADERS)
 
     def note_place(self, place: QueueEvent) -> None:
         """Note a place in the queue."""

@@ -7,11 +7,14 @@ from functools import partial
 from ..callers.quotas import RequestKind
 from ..exchange import Endpoint
 from ..openai.errors import ERROR_SCHEMA, error_body
-from .fields import CANCEL, CREATE, FORK, LIST, REWIND
+from .events import answer_events
+from .fields import CANCEL, CREATE, EVENTS, FORK, LIST, LOAD, REWIND, SWAP, UNLOAD
+from .models import answer_models, load_model, swap_model, unload_model
 from .queue import answer_queue
 from .rights import answer_caller
 from .session_changes import cancel_session, fork_session, rewind_session
 from .sessions import answer_session, answer_sessions, create_session, delete_session
+from .statistics import answer_statistics
 
 _read = partial(Endpoint, kind=RequestKind.READ)
 _PATH = "/v1/inferd"
@@ -23,7 +26,7 @@ class InferdApi:
 
     title = "inferd"
     prefixes = (f"{_PATH}/",)
-    tables = (LIST, CREATE, FORK, REWIND, CANCEL)
+    tables = (LIST, CREATE, FORK, REWIND, CANCEL, LOAD, UNLOAD, SWAP, EVENTS)
     endpoints = (
         _read(method="GET", path=f"{_PATH}/caller", answer=answer_caller),
         _read(method="GET", path=f"{_PATH}/sessions", answer=answer_sessions),
@@ -33,7 +36,18 @@ class InferdApi:
         _read(method="POST", path=f"{_SESSION}/cancel", answer=cancel_session),
         _read(method="GET", path=_SESSION, answer=answer_session),
         _read(method="DELETE", path=_SESSION, answer=delete_session),
+        _read(method="GET", path=f"{_PATH}/models", answer=answer_models),
+        Endpoint(method="POST", path=f"{_PATH}/models/load", answer=load_model),
+        Endpoint(method="POST", path=f"{_PATH}/models/unload", answer=unload_model),
+        Endpoint(method="POST", path=f"{_PATH}/models/swap", answer=swap_model),
         _read(method="GET", path=f"{_PATH}/queue", answer=answer_queue),
+        _read(method="GET", path=f"{_PATH}/statistics", answer=answer_statistics),
+        Endpoint(
+            method="GET",
+            path=f"{_PATH}/events",
+            answer=answer_events,
+            kind=RequestKind.EVENTS,
+        ),
     )
     error_schema = ERROR_SCHEMA
     error_body = staticmethod(error_body)

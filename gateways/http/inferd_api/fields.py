@@ -47,6 +47,12 @@ class Nothing(Struct):
     """A request without fields."""
 
 
+class EventsQuery(Struct, kw_only=True):
+    """The kinds of events that are requested."""
+
+    include: str | None = None
+
+
 class Load(Struct, kw_only=True):
     """A model to load."""
 
@@ -130,4 +136,10 @@ SWAP = FieldTable(
         honoured("force", "true: also put an encoder in place of a model that generates text"),
     ],
     kind=Swap,
+)
+EVENTS = FieldTable(
+    "/v1/inferd/events",
+    [honoured("include", "the kinds of events, such as `queue,models`; the default is all")],
+    kind=EventsQuery,
+    method="GET",
 )

@@ -20,6 +20,7 @@ from .answers import Answer, TurnReader, finish_reason_of
 from .pool import ConnectionPool
 from .request import TurnRequest
 from .reservations import SessionReservations
+from .snapshots import Snapshots
 
 SEED_MAX = (1 << 32) - 1
 
@@ -35,6 +36,9 @@ class TurnRunner:
         self.pool, self._limits = pool, limits
         self.quotas = Quotas(limits.requests_max, limits.streams_max)
         self.reservations = SessionReservations()
+        self.snapshots = Snapshots(pool)
+        self.stopping = False
+        """The server accepts no more requests: streams without an end of their own end now."""
 
     async def collect(self, caller: Caller, request: TurnRequest) -> list[Answer]:
         """Return the whole answers; the first one that failed is raised if all of them did.

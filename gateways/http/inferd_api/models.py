@@ -1,0 +1,152 @@
+"""`/v1/inferd/models`: the state of each model, and its changes by operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import msgspec
+
+from ....backends.errors import InferdError, ModelNotFound, PermissionDenied
+from ....ipc.client import AsyncClient, ModelInfo
+from ..callers.caller import Caller
+from ..exchange import Exchange
+from ..exchange.statuses import status_of
+from ..exchange.streaming import EVENT_STREAM, STREAM_HEADERS
+from ..limits import CLOSE_S_MAX
+from .fields import LOAD, SWAP, UNLOAD, Load, Swap, Unload
+
+_STATES = {"cold": "unloaded", "ready": "loaded"}
+"""The daemon's names of states that have another one here."""
+_GATEWAY = Caller(priority_max="urgent")
+"""Operators' requests are those of the user who runs the gateway."""
+
+
+async def answer_models(exchange: Exchange) -> None:
+    """Answer with the state of each model that the caller may use."""
+    async with exchange.turns.pool.lease(exchange.caller) as client:
+        models = await client.models()
+    await exchange.send_json(models_of(exchange.caller, models))
+
+
+def models_of(caller: Caller, models: list[ModelInfo]) -> dict[str, Any]:
+    """Return the models that a caller may use, in the form of the API."""
+    data = [_status(model) for model in models if caller.may_use(model["name"])]
+    return {"object": "list", "data": data}
+
+
+def _status(model: ModelInfo) -> dict[str, Any]:
+    info, memory, has_process = model["info"] or {}, model["memory"], bool(model["pid"])
+    return {
+        "object": "model.status",
+        "id": model["name"],
+        "state": _STATES.get(model["state"], model["state"]),
+        "progress": model["progress"],
+        "swapped_to": model["swapped_to"] or None,
+        "size_bytes": model["size_bytes"],
+        "memory_bytes": memory["total"] if memory else None,
+        "resident_bytes": model["resident_bytes"] if has_process else None,
+        "ctx_size": info.get("ctx_size"),
+        "slots": info.get("slots"),
+        "generates": info.get("generates"),
+        "tasks": model["tasks"],
+        "pinned": model["pinned"],
+        "expires_s": model["expires_s"],
+        "adapters": [adapter["name"] for adapter in model["adapters"]],
+        "error": model["error"],
+    }
+
+
+async def load_model(exchange: Exchange) -> None:
+    """Load a model, and answer once it is loaded, or with events of the progress.
+
+    A client that disconnects cancels the load, unless others wait for it.
+    """
+    fields, _ = LOAD.read(exchange.body, Load)
+    _check_operator(exchange.caller, fields.model)
+    async with exchange.turns.pool.lease(_GATEWAY) as client:
+        if fields.stream:
+            await _stream_load(exchange, client, fields.model)
+        else:
+            await _load(client, fields.model)
+            await exchange.send_json(await _status_of(client, fields.model))
+
+
+async def _load(client: AsyncClient, model: str, progress: Any = None) -> None:
+    graph = await client.load_by_name(model, on_progress=progress)
+    with anyio.move_on_after(CLOSE_S_MAX, shield=True):
+        await client.unload(graph, keep=True)
+
+
+async def _stream_load(exchange: Exchange, client: AsyncClient, model: str) -> None:
+    await exchange.start(200, EVENT_STREAM, STREAM_HEADERS)
+    fractions, changed = [0.0], anyio.Event()
+
+    def note_progress(fraction: float) -> None:
+        fractions[0] = fraction
+        changed.set()
+
+    async def write_progress() -> None:
+        nonlocal changed
+        while True:
+            data = {"model": model, "progress": round(fractions[0], 4)}
+            await exchange.write(event("progress", data))
+            await changed.wait()
+            changed = anyio.Event()
+
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(write_progress)
+            await _load(client, model, note_progress)
+            group.cancel_scope.cancel()
+        last = event("loaded", await _status_of(client, model))
+    except* InferdError as errors:
+        error = errors.exceptions[0]
+        assert isinstance(error, InferdError)
+        last = event("error", exchange.api.error_body(error, status_of(error)))
+    await exchange.write(last, more=False)
+
+
+def event(kind: str, data: Any) -> bytes:
+    """Return a server-sent event."""
+    return b"event: %s\ndata: %s\n\n" % (kind.encode(), msgspec.json.encode(data))
+
+
+async def unload_model(exchange: Exchange) -> None:
+    """Unload a model."""
+    fields, _ = UNLOAD.read(exchange.body, Unload)
+    _check_operator(exchange.caller, fields.model)
+    async with exchange.turns.pool.lease(_GATEWAY) as client:
+        await client.unload_model(fields.model, force=fields.force)
+        await exchange.send_json(await _status_of(client, fields.model))
+
+
+async def swap_model(exchange: Exchange) -> None:
+    """Replace a model by another, or end that."""
+    fields, _ = SWAP.read(exchange.body, Swap)
+    _check_operator(exchange.caller, fields.model)
+    exchange.caller.check_model(fields.to)
+    async with exchange.turns.pool.lease(_GATEWAY) as client:
+        await client.swap(fields.model, fields.to, mode=fields.mode, force=fields.force)
+        await exchange.send_json(await _status_of(client, fields.model))
+
+
+def _check_operator(caller: Caller, model: str) -> None:
+    """Check that a caller may change a model.
+
+    :raises PermissionDenied: it is not an operator.
+    :raises ModelNotFound: it may not use the model.
+    """
+    if not caller.operator:
+        raise PermissionDenied(
+            "only operators may load, unload and swap models",
+            hint="use a key whose entry has `operator = true` (docs/gateway.md)",
+        )
+    caller.check_model(model)
+
+
+async def _status_of(client: AsyncClient, name: str) -> dict[str, Any]:
+    for model in await client.models():
+        if model["name"] == name:
+            return _status(model)
+    raise ModelNotFound(f"there is no model {name!r}", hint="GET /v1/models lists the models")
