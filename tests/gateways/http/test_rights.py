@@ -53,6 +53,23 @@ STEPS = {
     ("POST", f"{SESSION}/cancel"): Step("POST", "/sessions/diary/cancel", {}, others=UNKNOWN),
     ("DELETE", SESSION): Step("DELETE", "/sessions/diary", None, others=UNKNOWN),
     ("GET", f"{PATH}/queue"): Step("GET", "/queue", None),
+    ("GET", f"{PATH}/models"): Step("GET", "/models", None),
+    ("GET", f"{PATH}/statistics"): Step("GET", "/statistics", None),
+    ("GET", f"{PATH}/events"): Step("GET", "/events", None),
+    ("POST", f"{PATH}/models/load"): Step(
+        "POST", "/models/load", {"model": "third"}, own=DENIED, others=DENIED, operator=OK
+    ),
+    ("POST", f"{PATH}/models/swap"): Step(
+        "POST",
+        "/models/swap",
+        {"model": "third", "to": "third"},
+        own=DENIED,
+        others=DENIED,
+        operator=OK,
+    ),
+    ("POST", f"{PATH}/models/unload"): Step(
+        "POST", "/models/unload", {"model": "third"}, own=DENIED, others=DENIED, operator=OK
+    ),
 }
 """In an order in which the session is there for each step."""
 
@@ -76,6 +93,9 @@ def test_each_path_has_a_test_of_its_rights() -> None:
 
 
 def send(caller: Caller, step: Step) -> int:
+    if step.path == "/events":  # without an end
+        with caller.opened(step.method, f"{PATH}{step.path}") as stream:
+            return stream.status
     response = caller.send(step.method, step.path, step.fields)
     if response.status >= 400:
         assert set(response.json["error"]) == {"message", "type", "param", "code"}
@@ -164,7 +184,7 @@ def test_pages_of_other_sites_reach_no_path(http: RunningGateway) -> None:
     for step in STEPS.values():
         for headers in foreign:
             assert send(Caller(http, **headers), step) == DENIED, (step, headers)
-    plain = {"Content_Type": "text/plain"}
+    plain = {"Content_Type": "text/plain", "Sec_Fetch_Site": "same-origin"}
     for step in STEPS.values():
         if step.method == "POST":
             assert send(Caller(http, **plain), step) == HTTPStatus.UNSUPPORTED_MEDIA_TYPE
