@@ -62,7 +62,7 @@ def _kinds(include: str | None) -> frozenset[str]:
 
 
 class _States:
-    """What one reader of events has got, for the next events."""
+    """The states that one reader of events has, for the next events."""
 
     def __init__(
         self,

@@ -47,7 +47,7 @@ class Snapshots:
         self._locks.setdefault(user, anyio.Lock())
 
     def remove_reader(self, user: DaemonUser) -> None:
-        """Forget a reader; the last one's user has no snapshot any more."""
+        """Forget a reader, and with the last one the snapshot."""
         self._readers[user] -= 1
         if not self._readers[user]:
             del self._readers[user], self._locks[user]
