@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,8 +13,9 @@ import pytest
 
 from inferd import Client
 from inferd.testing import RunningDaemon
+from tests.daemon.command_line import inferd
 from tests.echo import echo_model
-from tests.gateways.http.driver import CALL_S_MAX, RunningGateway
+from tests.gateways.http.driver import CALL_S_MAX, RunningGateway, gateway
 
 CONFIG = echo_model("echo", tool_format="hermes") + echo_model("broken", fail_at_step=6)
 CALL = '<tool_call>{"name": "weather", "arguments": {"at": "Rome"}}</tool_call>'
@@ -96,6 +98,23 @@ def test_a_request_without_a_prompt_loads_the_model(path: str, web: httpx.Client
     assert (reply.status_code, reply.json()["done_reason"]) == (200, "load")
     refused = web.post(f"/api/{path}", json={"model": "echo", "keep_alive": 0})
     assert refused.status_code == 403 and "operator" in refused.json()["error"]
+
+
+def test_an_operators_request_without_a_prompt_unloads_the_model(
+    daemon: RunningDaemon, tmp_path: Path
+) -> None:
+    made = inferd("gateway", "--new-key", "ada")
+    key, file = made.stderr.split()[-1], tmp_path / "keys.toml"
+    file.write_text(f'{made.stdout}user = ""\noperator = true\n')
+    headers = {"Authorization": f"Bearer {key}"}
+    with (
+        gateway(daemon, "--keys", str(file)) as running,
+        ollama.Client(host=running.url, headers=headers, timeout=CALL_S_MAX) as own,
+    ):
+        own.chat("echo", HELLO)
+        assert "echo" in [model.model for model in own.ps().models]
+        assert own.generate("echo", keep_alive=0).done_reason == "unload"
+        assert "echo" not in [model.model for model in own.ps().models]
 
 
 def test_a_session_stays_after_its_requests(client: Client, web: httpx.Client) -> None:
