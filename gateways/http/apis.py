@@ -9,8 +9,9 @@ from .exchange import Api
 from .inferd_api import INFERD
 from .ollama import OLLAMA
 from .openai import OPENAI
+from .web_page import PAGE
 
-APIS: Sequence[Api] = (ANTHROPIC, OLLAMA, INFERD, OPENAI)
+APIS: Sequence[Api] = (PAGE, ANTHROPIC, OLLAMA, INFERD, OPENAI)
 """Longer prefixes of paths come first. The last API shapes the errors of paths that belong to
 none.
 """

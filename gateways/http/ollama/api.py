@@ -8,7 +8,6 @@ from .errors import ERROR_SCHEMA, error_body
 from .fields import TABLES
 from .models import (
     answer_ps,
-    answer_running,
     answer_show,
     answer_tags,
     answer_version,
@@ -27,7 +26,6 @@ class OllamaApi:
     prefixes = ("/api/",)
     tables = TABLES
     endpoints = (
-        Endpoint(method="GET", path="/", answer=answer_running, public=True),
         Endpoint(method="GET", path="/api/version", answer=answer_version, public=True),
         Endpoint(method="GET", path="/api/tags", answer=answer_tags),
         Endpoint(method="GET", path="/api/ps", answer=answer_ps),

@@ -1,0 +1,169 @@
+// The live part of the page: connection, queue, models, and the chart of tokens.
+
+import { button, byId, element, formatBytes, showFailure } from "./elements.js";
+import { api } from "./server.js";
+
+const PAUSE_MS = [1000, 2000, 5000, 10000];
+const SAMPLES = 60;
+const SVG = "http://www.w3.org/2000/svg";
+
+export class Activity {
+  // `chatId()` returns the open chat, `onModels(models)` gets each new list of models.
+  constructor(caller, chatId, onModels) {
+    Object.assign(this, { caller, chatId, onModels });
+    this.canManage = caller.rights.includes("manage");
+    this.samples = [];
+    this.loading = new Map(); // progress of loads that this page has begun, by model
+    this.shown = {};
+  }
+
+  // Follows the events for ever. After a failure it connects again, at last every 10 s.
+  async follow() {
+    for (let failures = 0; ; failures += 1) {
+      try {
+        for await (const { event, data } of api.events()) {
+          failures = 0;
+          if (data) this.show(event, data);
+        }
+      } catch (error) {
+        this.setConnection(error.message, true);
+        if (error.status === 401) return;
+      }
+      await new Promise((resolve) => setTimeout(resolve, PAUSE_MS[Math.min(failures, PAUSE_MS.length - 1)]));
+    }
+  }
+
+  show(event, data) {
+    if (event === "daemon") {
+      this.setConnection(data.available ? "Connected" : "The daemon is away", !data.available);
+    } else if (event === "models") {
+      this.showModels(data.data);
+      this.onModels(data.data);
+    } else if (event === "queue") {
+      this.showQueue(data.data);
+    } else if (event === "statistics") {
+      this.showStatistics(data.data);
+    }
+  }
+
+  setConnection(text, isBad) {
+    const place = byId("connection");
+    if (place.textContent !== text) place.textContent = text;
+    place.classList.toggle("bad", isBad);
+  }
+
+  showQueue(turns) {
+    byId("queue").replaceChildren(...turns.map((turn) => {
+      const place = turn.state === "running" ? "now" : turn.position ? `place ${turn.position}` : "waiting";
+      const starts = turn.starts_in_s && turn.state !== "running" ? `, starts in ${turn.starts_in_s.toFixed(1)} s` : "";
+      const own = turn.session_id !== null && turn.session_id === this.chatId();
+      return element("li", { className: own ? "own" : "" },
+        element("div", { textContent: `${own ? "This chat" : turn.model}: ${place}${starts}` }),
+        element("div", { className: "note", textContent: `${turn.priority}; prompt ${turn.computed_tokens ?? 0} of `
+          + `${turn.prompt_tokens ?? "?"} tokens, answer ${turn.output_tokens ?? 0}` }));
+    }));
+    if (!turns.length) byId("queue").append(element("li", { className: "note", textContent: "Nothing is waiting." }));
+  }
+
+  showModels(models) {
+    this.models = models;
+    const list = byId("models");
+    const open = list.contains(document.activeElement) ? document.activeElement.dataset.name : null;
+    list.replaceChildren(...models.map((model) => this.madeModel(model)));
+    if (open) list.querySelector(`[data-name="${CSS.escape(open)}"]`)?.focus();
+  }
+
+  madeModel(model) {
+    const progress = this.loading.get(model.id) ?? (model.state === "loading" ? model.progress : null);
+    const facts = [formatBytes(model.resident_bytes ?? model.size_bytes),
+      model.ctx_size && `${model.slots} × ${model.ctx_size} tokens`, model.tasks && `${model.tasks} turns`,
+      model.swapped_to && `answers with ${model.swapped_to}`, model.error?.message];
+    const item = element("li", {},
+      element("div", { className: "name" }, element("span", { textContent: model.id }),
+        element("span", { className: `state ${model.state}`, textContent: model.state })),
+      element("div", { className: "note", textContent: facts.filter(Boolean).join(" · ") }));
+    if (progress !== null) {
+      item.append(element("progress", { max: 1, value: progress, "aria-label": `Loading ${model.id}` }));
+    }
+    if (this.canManage) item.append(this.madeTools(model, progress !== null));
+    return item;
+  }
+
+  madeTools(model, isLoading) {
+    const tools = element("div", { className: "tools" });
+    const tool = (label, action) => {
+      const made = button(label, () => this.change(action), { className: "small", disabled: isLoading });
+      made.dataset.name = `${label} ${model.id}`;
+      made.setAttribute("aria-label", `${label} ${model.id}`);
+      tools.append(made);
+    };
+    if (model.state === "loaded") tool("Unload", () => api.unload(model.id));
+    else tool("Load", () => this.load(model.id));
+    if (model.swapped_to) {
+      tool("Undo swap", () => api.swap(model.id, model.id));
+    } else if (model.state === "loaded" && this.models.length > 1) {
+      const others = this.models.filter((other) => other.id !== model.id && other.generates !== false);
+      const choice = element("select", { "aria-label": `Model to answer instead of ${model.id}` },
+        ...others.map((other) => element("option", { textContent: other.id })));
+      choice.dataset.name = `choice ${model.id}`;
+      tools.append(choice);
+      tool("Swap", () => api.swap(model.id, choice.value));
+    }
+    return tools;
+  }
+
+  async change(action) {
+    try {
+      await action();
+    } catch (error) {
+      showFailure(error);
+    }
+  }
+
+  async load(name) {
+    this.loading.set(name, 0);
+    this.showModels(this.models);
+    try {
+      for await (const { event, data } of api.load(name)) {
+        if (event === "progress") this.loading.set(name, data.progress);
+        if (event === "error") throw new Error(data.error.message);
+        this.showModels(this.models);
+      }
+    } finally {
+      this.loading.delete(name);
+      this.showModels(this.models);
+    }
+  }
+
+  showStatistics(models) {
+    const sum = (field) => models.reduce((total, model) => total + (model[field] ?? 0), 0);
+    const cached = sum("cached_tokens");
+    const all = cached + sum("computed_tokens");
+    this.samples = [...this.samples, { generated: sum("generated_per_second"), reused: all ? cached / all : 0 }].slice(-SAMPLES);
+    const rates = {
+      "Tokens per second": sum("generated_per_second").toFixed(0),
+      "Prompt tokens per second": sum("computed_per_second").toFixed(0),
+      "Prompts reused": all ? `${Math.round((100 * cached) / all)} %` : "–",
+      "Running, waiting": `${sum("running")}, ${sum("waiting") + sum("parked")}`,
+    };
+    byId("rates").replaceChildren(...Object.entries(rates).map(([name, value]) => element("div", {},
+      element("dt", { textContent: name }), element("dd", { textContent: value }))));
+    this.drawChart();
+  }
+
+  drawChart() {
+    const most = Math.max(10, ...this.samples.map((sample) => sample.generated));
+    const x = (index) => 240 - (this.samples.length - 1 - index) * (240 / (SAMPLES - 1));
+    const line = this.samples.map((sample, index) => `${x(index).toFixed(1)},${(60 - (56 * sample.generated) / most).toFixed(1)}`);
+    const area = this.samples.map((sample, index) => `${x(index).toFixed(1)},${(64 - 60 * sample.reused).toFixed(1)}`);
+    const reused = shape("polygon", "reused", `${x(0).toFixed(1)},64 ${area.join(" ")} 240,64`);
+    byId("chart").replaceChildren(reused, shape("polyline", "generated", line.join(" ")));
+  }
+}
+
+function shape(name, className, points) {
+  const made = document.createElementNS(SVG, name);
+  made.setAttribute("class", className);
+  made.setAttribute("points", points);
+  return made;
+}

@@ -1,0 +1,34 @@
+// Elements of the page. Texts of models and users only ever become text nodes.
+
+export const byId = (id) => document.getElementById(id);
+
+export function element(name, properties = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [property, value] of Object.entries(properties)) {
+    if (property.startsWith("aria-") || property === "role") made.setAttribute(property, value);
+    else made[property] = value;
+  }
+  made.append(...children);
+  return made;
+}
+
+export function button(label, onclick, properties = {}) {
+  return element("button", { type: "button", textContent: label, onclick, ...properties });
+}
+
+export function showFailure(error, retry = null) {
+  const place = byId("failure");
+  const again = retry ? [button("Try again", () => { place.replaceChildren(); retry(); })] : [];
+  place.replaceChildren(element("span", { textContent: error.message }), ...again);
+}
+
+export const clearFailure = () => byId("failure").replaceChildren();
+export const showProgress = (text) => { byId("progress").textContent = text; };
+
+export function formatBytes(bytes) {
+  if (bytes === null || bytes === undefined) return "";
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let unit = 0;
+  while (bytes >= 1000 && unit < units.length - 1) { bytes /= 1000; unit += 1; }
+  return `${bytes >= 100 || unit === 0 ? Math.round(bytes) : bytes.toFixed(1)} ${units[unit]}`;
+}

@@ -1,0 +1,112 @@
+// The messages of the open chat.
+
+import { button, byId, element } from "./elements.js";
+import { render } from "./rendering.js";
+
+const AUTHORS = { user: "You", assistant: "Answer", system: "System prompt", tool: "Tool" };
+const NEAR_END = 80; // pixels: a reader who has scrolled further up is not moved
+
+export class Messages {
+  // `onEdit(index, text)` sends another text instead of a message, `onBranch(index)` begins a
+  // branch behind an answer.
+  constructor(onEdit, onBranch) {
+    this.place = byId("messages");
+    this.onEdit = onEdit;
+    this.onBranch = onBranch;
+  }
+
+  showWelcome() {
+    this.place.replaceChildren(element("p", { className: "welcome" },
+      element("strong", { textContent: "What can this machine do for you?" }),
+      "Chats stay on this machine and share its models with all other programs."));
+  }
+
+  // `boundaries` are the numbers of messages that the daemon can go back to.
+  show(messages, boundaries) {
+    if (!messages.length) return this.showWelcome();
+    this.place.replaceChildren(...messages.map((message, index) => this.made(message, index, boundaries)));
+    this.scrollToEnd(true);
+  }
+
+  add(message) {
+    this.place.querySelector(".welcome")?.remove();
+    const made = this.made(message, -1, []);
+    this.place.append(made);
+    this.scrollToEnd(true);
+    return made;
+  }
+
+  made({ role, content, reasoning_content: reasoning }, index, boundaries) {
+    const article = element("article", { className: `message ${role}` },
+      element("p", { className: "author", textContent: AUTHORS[role] ?? role }),
+      element("div", { className: "body" }));
+    fill(article, textOf(content), reasoning ?? "");
+    const tools = element("div", { className: "tools" });
+    if (role === "user" && boundaries.includes(index)) {
+      tools.append(button("Edit", () => this.edit(article, index, textOf(content)), { className: "small" }));
+    }
+    if (role === "assistant" && boundaries.includes(index + 1)) {
+      tools.append(button("Branch from here", () => this.onBranch(index), { className: "small" }));
+      tools.append(button("Copy", () => navigator.clipboard?.writeText(textOf(content)), { className: "small" }));
+    }
+    if (tools.hasChildNodes()) article.append(tools);
+    return article;
+  }
+
+  edit(article, index, text) {
+    const field = element("textarea", { value: text, rows: 3, "aria-label": "Edited message" });
+    const before = [...article.childNodes];
+    const end = () => article.replaceChildren(...before);
+    const submit = () => { if (field.value.trim()) { end(); this.onEdit(index, field.value.trim()); } };
+    field.onkeydown = (event) => {
+      if (event.key === "Escape") { end(); byId("prompt").focus(); }
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); submit(); }
+    };
+    article.replaceChildren(field, element("div", { className: "tools" },
+      button("Send again", submit, { className: "small" }), button("Cancel", end, { className: "small" })));
+    field.focus();
+  }
+
+  // Returns an answer that grows: `add` appends text, `end` returns once it is shown.
+  beginAnswer() {
+    const article = this.add({ role: "assistant", content: "" });
+    article.classList.add("answering");
+    this.place.setAttribute("aria-busy", "true"); // a screen reader reads the whole answer, not its pieces
+    let text = "";
+    let reasoning = "";
+    let frame = 0;
+    const draw = () => {
+      frame = 0;
+      fill(article, text, reasoning);
+      this.scrollToEnd(false);
+    };
+    return {
+      add: (piece, thought) => {
+        text += piece;
+        reasoning += thought;
+        frame ||= requestAnimationFrame(draw);
+      },
+      end: () => {
+        cancelAnimationFrame(frame);
+        draw();
+        article.classList.remove("answering");
+        this.place.removeAttribute("aria-busy");
+      },
+    };
+  }
+
+  scrollToEnd(always) {
+    const { scrollHeight, scrollTop, clientHeight } = this.place;
+    if (always || scrollHeight - scrollTop - clientHeight < NEAR_END) this.place.scrollTop = scrollHeight;
+  }
+}
+
+function fill(article, text, reasoning) {
+  const thoughts = reasoning ? [element("p", { className: "reasoning", textContent: reasoning })] : [];
+  article.querySelector(".body")?.replaceChildren(...thoughts, ...render(text));
+}
+
+function textOf(content) {
+  if (typeof content === "string") return content;
+  return (content ?? []).map((part) => part.text ?? "").join("");
+}

@@ -1,0 +1,93 @@
+// Requests to the gateway: JSON, streams of events, and their errors.
+
+const KEY = "inferd-key";
+
+export class Failure extends Error {
+  // An error response. `retryAfter` is a number of seconds, or null.
+  constructor(status, body, retryAfter = null) {
+    super(body?.error?.message ?? `the gateway answered with status ${status}`);
+    this.status = status;
+    this.code = body?.error?.code ?? null;
+    this.retryAfter = retryAfter;
+  }
+}
+
+export const key = {
+  get: () => sessionStorage.getItem(KEY) ?? "",
+  set: (value) => sessionStorage.setItem(KEY, value),
+};
+
+function headers(body) {
+  const found = body === undefined ? {} : { "Content-Type": "application/json" };
+  return key.get() ? { ...found, Authorization: `Bearer ${key.get()}` } : found;
+}
+
+async function open(method, path, body, signal) {
+  let response;
+  try {
+    response = await fetch(path, {
+      method, signal, headers: headers(body), body: body && JSON.stringify(body), cache: "no-store",
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Failure(0, { error: { message: "the gateway does not answer; is it running?" } });
+  }
+  if (response.ok) return response;
+  const retryAfter = Number(response.headers.get("Retry-After")) || null;
+  throw new Failure(response.status, await response.json().catch(() => null), retryAfter);
+}
+
+export async function send(method, path, body) {
+  return (await open(method, path, body)).json();
+}
+
+const ownPath = (path) => `/v1/inferd/${path}`;
+const sessionPath = (id, action = "") => ownPath(`sessions/${encodeURIComponent(id)}${action}`);
+
+export const api = {
+  caller: () => send("GET", ownPath("caller")),
+  models: () => send("GET", ownPath("models")),
+  sessions: () => send("GET", ownPath("sessions?limit=1000")),
+  session: (id) => send("GET", sessionPath(id)),
+  create: (fields) => send("POST", ownPath("sessions"), fields),
+  remove: (id) => send("DELETE", sessionPath(id)),
+  fork: (id, fields) => send("POST", sessionPath(id, "/fork"), fields),
+  rewind: (id, messages) => send("POST", sessionPath(id, "/rewind"), { messages }),
+  cancel: (id) => send("POST", sessionPath(id, "/cancel"), {}),
+  unload: (model) => send("POST", ownPath("models/unload"), { model }),
+  swap: (model, to) => send("POST", ownPath("models/swap"), { model, to }),
+  load: (model) => events("POST", ownPath("models/load"), { model, stream: true }),
+  events: (signal) => events("GET", ownPath("events"), undefined, signal),
+  chat: (fields, signal) => events("POST", "/v1/chat/completions", { ...fields, stream: true }, signal),
+};
+
+// Yields the events of a response: `{event, data}`, or `{comment}`. EventSource cannot send a key.
+async function* events(method, path, body, signal) {
+  const response = await open(method, path, body, signal);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const blocks = (rest + value).split("\n\n");
+      rest = blocks.pop();
+      for (const block of blocks) yield parse(block);
+    }
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Failure(0, { error: { message: "the connection to the gateway was lost" } });
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+function parse(block) {
+  const found = { event: "message", data: null, comment: "" };
+  for (const line of block.split("\n")) {
+    if (line.startsWith(":")) found.comment = line.slice(1).trim();
+    else if (line.startsWith("event: ")) found.event = line.slice(7);
+    else if (line.startsWith("data: ") && line !== "data: [DONE]") found.data = JSON.parse(line.slice(6));
+  }
+  return found;
+}
