@@ -130,7 +130,7 @@ def main() -> None:
         one = {"a": daemons["a"]}
         direct = daemons["a"].socket
         with fleet_of(one) as socket:
-            for _ in range(3):
+            for _ in range(2):
                 plain, through = (asyncio.run(first_token_ms(s)) for s in (direct, socket))
                 print(f"first token, ms: {plain:.2f} plain, {through:.2f} through a fleet")
                 rates = [asyncio.run(tokens_s(s, "paced", STREAMS)) for s in (direct, socket)]
@@ -139,10 +139,10 @@ def main() -> None:
                     f" a fleet: {rates[1] / rates[0]:.3f}"
                 )
         with fleet_of(daemons) as socket:
-            for _ in range(3):
-                rates = [asyncio.run(tokens_s(s, "narrow", 3 * SLOTS, 6)) for s in (direct, socket)]
+            for _ in range(2):
+                rates = [asyncio.run(tokens_s(s, "narrow", 6 * SLOTS, 4)) for s in (direct, socket)]
                 print(
-                    f"tokens/s, {3 * SLOTS} streams: {rates[0]:.0f} on one node, {rates[1]:.0f}"
+                    f"tokens/s, {6 * SLOTS} streams: {rates[0]:.0f} on one node, {rates[1]:.0f}"
                     f" on three: {rates[1] / rates[0]:.2f}"
                 )
 

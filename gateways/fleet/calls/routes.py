@@ -16,6 +16,10 @@ HANDLES = frozenset(("graph", "context", "contexts"))
 """The fields with handles, in params, results and events alike."""
 
 
+PULLED = "compute_single"
+"""A call for one token, of a turn that takes many of them."""
+
+
 class Route(Enum):
     """The choice of the node, or nodes, for a call."""
 
@@ -49,6 +53,8 @@ class CallRoute(NamedTuple):
     in_events: frozenset[str] = frozenset()
     has_tensors: bool = False
     """Whether its params may refer to descriptors."""
+    has_turn: bool = False
+    """Whether it is a whole turn of a context."""
 
 
 _BY_NAME = {
@@ -91,6 +97,7 @@ def _route_of(name: str, call: Call) -> CallRoute:
         result & HANDLES,
         _fields(*call.events) & HANDLES,
         bool(params & {"fd", "tensor", "inputs"}),
+        params >= {"context", "timeout_s"} and name != PULLED,
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import anyio
 import anyio.abc
@@ -37,6 +38,7 @@ from ..routing.choice import node_unreachable
 from .homes import FleetUser, NodeTable, RecentKey, SessionKey
 from .incarnations import Incarnation, Incarnations, client_handle, daemon_handle
 from .nodes import Nodes
+from .own_turns import OwnTurns, TurnKind
 from .upstream import Upstream, lost_error
 
 EXPIRED_MAX = 10_000
@@ -74,6 +76,14 @@ class Fleet(Protocol):
     recent: NodeTable[RecentKey]
 
 
+class OpenContext(NamedTuple):
+    """An open context: its node, the id of its session or an empty text, and its turns' kind."""
+
+    node: str
+    session_id: str
+    kind: TurnKind
+
+
 class FleetGraph:
     """A client's graph: the call that loads its model, and its handle on each node that has done
     so for this client.
@@ -93,6 +103,8 @@ class ClientRequest:
         self.number, self.call, self.route = number, call, route
         self.upstream: Upstream | None = None
         self.scope = anyio.CancelScope()
+        self.turns: OwnTurns | None = None
+        """The node's turns, among which it counts."""
         self.on_result: Callable[[Fields], object] | None = None
         """Called with its result, whose handles are the client's."""
 
@@ -119,8 +131,7 @@ class FleetClient:
         self.on_idle: Callable[[], object] = lambda: None
         """Called when a request has ended."""
         self._socket, self._hello = socket, hello
-        self._contexts: dict[int, tuple[str, str]] = {}
-        """The node of each open context, and the id of its session or an empty text."""
+        self._contexts: dict[int, OpenContext] = {}
         self._expired: OrderedDict[int, str] = OrderedDict()
         self._lost = Counter[str]()
         """Contexts lost with connections, by node, until the loss of the node is reported."""
@@ -151,9 +162,19 @@ class FleetClient:
         number = self.fleet.incarnations.number_of(node, handle >> 32)
         return client_handle(number, handle)
 
-    def note_context(self, handle: int, node: str, session_id: str) -> None:
-        """Note an open context."""
-        self._contexts[handle] = node, session_id
+    def note_context(
+        self, handle: int, context: OpenContext, opened_by: ClientRequest | None = None
+    ) -> None:
+        """Note an open context, with the request that was counted for it."""
+        self._contexts[handle] = context
+        turns = self.fleet.nodes.links[context.node].turns
+        if opened_by is not None:
+            turns.drop_opened(opened_by)
+            turns.note_opened((self, handle), context.kind, time.monotonic())
+
+    def context_of(self, params: Fields) -> OpenContext | None:
+        """Return the open context in *params*; None if it is not one of this connection's."""
+        return self._contexts.get(integer_in(params, "context"))
 
     def drop_context(self, handle: int) -> None:
         """Note that a context was closed."""
@@ -161,8 +182,8 @@ class FleetClient:
 
     def drop_session(self, session_id: str) -> None:
         """Note that a session with an id was deleted, and its context with it."""
-        for handle, (_, found) in tuple(self._contexts.items()):
-            if found == session_id:
+        for handle, context in tuple(self._contexts.items()):
+            if context.session_id == session_id:
                 del self._contexts[handle]
 
     def drop_all(self) -> None:
@@ -203,8 +224,13 @@ class FleetClient:
         :raises InferdError: there is no such context, or its node cannot be reached.
         """
         incarnation, handle = self.incarnation_of(params)
-        params = with_handle(params, "context", daemon_handle(incarnation, handle))
-        self.forward(request, incarnation.node, params)
+        fields = with_handle(params, "context", daemon_handle(incarnation, handle))
+        self.forward(request, incarnation.node, fields)
+        context = self._contexts.get(handle)
+        if request.route.has_turn and context is not None:
+            request.turns = self.fleet.nodes.links[context.node].turns
+            request.turns.drop_opened((self, handle))
+            request.turns.begin_turn(request, context.kind, time.monotonic())
 
     def forward(self, request: ClientRequest, node: str, params: Fields) -> None:
         """Send a request to *node*, and pass its events and its answer to the client.
@@ -221,6 +247,8 @@ class FleetClient:
             self.pass_event(request, upstream, message)
             return
         self.requests.pop(request.number, None)
+        if request.turns is not None:
+            request.turns.end_turn(request)
         if message.kind == Kind.ERROR:
             self.fail(request.number, error_from_wire(values_of(message.items[2])))
         elif request.route.in_result or request.on_result is not None:
@@ -286,7 +314,7 @@ class FleetClient:
             del self.upstreams[upstream.node]
         for graph in self.graphs.values():
             graph.leases.pop(upstream.node, None)
-        lost = [handle for handle, found in self._contexts.items() if found[0] == upstream.node]
+        lost = [handle for handle, found in self._contexts.items() if found.node == upstream.node]
         self._lost[upstream.node] += len(lost)
         for handle in lost:
             del self._contexts[handle]

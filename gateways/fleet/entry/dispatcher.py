@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 from ....backends.errors import (
@@ -107,9 +108,9 @@ class Dispatcher:
     def _forward_to_context(self, request: ClientRequest, params: Fields) -> None:
         client = self._client
         if request.call == "fork_session":
-            incarnation, _ = client.incarnation_of(params)
-            node = incarnation.node
-            request.on_result = lambda result: note_branches(client, params, node, result)
+            source = client.context_of(params)
+            if source is not None:
+                request.on_result = partial(note_branches, client, params, source)
         elif request.call in CLOSING or request.route.route is Route.SESSION:
             handle = integer_in(params, "context")
             request.on_result = lambda _: client.drop_context(handle)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections import Counter, deque
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,10 @@ from ..addresses import NodeAddress
 from ..certificates.folder import server_name
 from ..certificates.tls import failure_reason, refusal_reason
 from ..link import HANDSHAKE_S_MAX, LOST_S, ReportKind, set_options
-from ..routing.loads import ByClass, NodeLoad
+from ..routing.loads import NodeLoad
+from .own_turns import OwnTurns
 
 RETRY_S = 1.0
-OPENED_REPORTS = 2
-"""Reports after which a new context no longer counts by itself. The first one to arrive may have
-been made before it; the second one has its turn.
-"""
 _message = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _kind = msgspec.msgpack.Decoder(int)
 _load = msgspec.msgpack.Decoder(NodeLoad)
@@ -54,27 +51,9 @@ class NodeLink:
         self.cause = "it has not answered yet"
         self._context, self._own_certificate = context, own_certificate
         self._on_change = on_change
-        self._opened: deque[tuple[int, str, int]] = deque()
-        """The contexts opened lately: the number of reports before, the model and the class."""
-        self._reports = 0
+        self.turns = OwnTurns()
         self.settled = anyio.Event()
         """Set once the node was found, or could not be reached."""
-
-    def note_opened(self, model: str, priority: int) -> None:
-        """Note a context of the class *priority* that this node gets now."""
-        self._opened.append((self._reports, model, priority))
-
-    def opened(self) -> dict[tuple[str, str], ByClass]:
-        """Return the contexts that no report has yet, by this node's name and model."""
-        while self._opened and self._opened[0][0] + OPENED_REPORTS <= self._reports:
-            self._opened.popleft()
-        counts = Counter((model, priority) for _, model, priority in self._opened)
-        return {
-            (self.name, model): (
-                counts[model, 0], counts[model, 1], counts[model, 2], counts[model, 3]
-            )
-            for model, _ in counts
-        }  # fmt: skip
 
     async def run(self) -> None:
         """Listen to the node's reports, and connect again after a loss, until cancelled."""
@@ -138,7 +117,7 @@ class NodeLink:
     def _accept_load(self, load: NodeLoad) -> None:
         is_new = self.load is None or self.load.instance != load.instance
         self.load, self.cause = load, ""
-        self._reports += 1
+        self.turns.note_report(time.monotonic())
         if is_new:
             self.settled.set()
             self._on_change(self)

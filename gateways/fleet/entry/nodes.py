@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import anyio
@@ -26,6 +27,7 @@ from ..routing.choice import RETRY_HINT, RETRY_S, Fleet, RouteRequest, choose_no
 from ..routing.loads import ByClass, NodeLoad
 from .config import EntryConfig
 from .node_link import NodeLink
+from .own_turns import TurnKind
 
 OWN_REQUESTS = 16
 """Requests of a node's connection that are the entry's own, beside the client's."""
@@ -107,16 +109,17 @@ class Nodes:
         """Return the names of the nodes that can be reached and have a model."""
         return [name for name, load in self.loads().items() if model in load.models]
 
-    def choose(self, request: RouteRequest, *, begins_turn: bool = True) -> str:
-        """Return the node for a context, and count it there if it *begins_turn*; see
-        `choose_node`.
-        """
+    def choose(self, request: RouteRequest, key: Hashable | None = None) -> str:
+        """Return the node for a context, see `choose_node`; with a *key* count it there at once."""
+        now = time.monotonic()
         opened: dict[tuple[str, str], ByClass] = {}
-        for link in self.links.values():
-            opened |= link.opened()
+        for name, link in self.links.items():
+            for model, counts in link.turns.since_report(now).items():
+                opened[name, model] = counts
         node = choose_node(request, Fleet(self.loads(), self.unreachable(), opened))
-        if begins_turn:
-            self.links[node].note_opened(request.model, request.priority)
+        if key is not None:
+            kind = TurnKind(request.model, request.priority)
+            self.links[node].turns.note_opened(key, kind, now)
         return node
 
     def model_name(self, text: str) -> str:

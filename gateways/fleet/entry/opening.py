@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from itertools import zip_longest
 
 import msgspec
@@ -23,9 +23,10 @@ from ..calls.frames import Fields, Message, integers_in, request_frame, text_in,
 from ..calls.merging import session_homes
 from ..routing.choice import RETRY_HINT, RETRY_S, RouteRequest
 from ..routing.loads import CLASSES
-from .client import ClientRequest, FleetClient, FleetGraph
+from .client import ClientRequest, FleetClient, FleetGraph, OpenContext
 from .gathering import gather
 from .homes import RecentKey, SessionKey
+from .own_turns import TurnKind
 from .upstream import Upstream, result_of
 
 _NORMAL = CLASSES.index("normal")
@@ -53,10 +54,10 @@ async def on_best_node(
     client: FleetClient,
     route: RouteRequest,
     attempt: Callable[[str], Awaitable[Fields]],
-    *,
-    begins_turn: bool = True,
+    key: Hashable | None = None,
 ) -> Fields:
-    """Return the result of *attempt* on the best node, or on the next one if that refuses it.
+    """Return the result of *attempt* on the best node, or on the next one if that refuses it. With
+    a *key* it counts there as a turn that is about to begin.
 
     :raises InferdError: all have refused it: the error that promises the earliest retry.
     """
@@ -66,7 +67,7 @@ async def on_best_node(
         try:
             node = client.fleet.nodes.choose(
                 RouteRequest(route.model, route.priority, route.home, route.recent, excluded),
-                begins_turn=begins_turn,
+                key,
             )
         except Busy:
             if not refusals:
@@ -75,6 +76,7 @@ async def on_best_node(
         try:
             return await attempt(node)
         except InferdError as exc:
+            client.fleet.nodes.links[node].turns.drop_opened(key)
             if route.home is not None or not may_succeed_elsewhere(exc):
                 raise
             refusals.append(exc)
@@ -136,7 +138,7 @@ async def load_graph(client: FleetClient, request: ClientRequest, params: Fields
     if not nodes.with_model(model) and not nodes.unreachable():
         return await attempt(nodes.reachable()[0])  # which refuses it with the right error
     route = RouteRequest(model, recent=recent)
-    return await on_best_node(client, route, attempt, begins_turn=False)
+    return await on_best_node(client, route, attempt)
 
 
 class _GraphHandle(msgspec.Struct):
@@ -193,12 +195,14 @@ async def open_context(client: FleetClient, request: ClientRequest, params: Fiel
                 fleet.homes.drop(session)
             raise
         found = msgspec.msgpack.decode(raw, type=_ContextHandle).context
-        client.note_context(client.client_handle(upstream, found), node, session.session_id)
+        own = client.client_handle(upstream, found)
+        context = OpenContext(node, session.session_id, TurnKind(graph.model, class_of(params)))
+        client.note_context(own, context, opened_by=request)
         fleet.recent.put(recent, node)
         return client.mapped(upstream, raw, request.route.in_result)
 
     route = RouteRequest(graph.model, class_of(params), home, fleet.recent.find(recent))
-    return await on_best_node(client, route, attempt)
+    return await on_best_node(client, route, attempt, request)
 
 
 async def _home_of(client: FleetClient, session: SessionKey, state: str) -> str | None:
@@ -255,20 +259,22 @@ async def work_on_graph(client: FleetClient, request: ClientRequest, params: Fie
     async def attempt(node: str) -> Fields:
         fields = with_handle(params, "graph", await lease(client, graph, node))
         upstream, raw = await exchange(client, request, node, fields)
+        client.fleet.nodes.links[node].turns.drop_opened(request)
         return client.mapped(upstream, raw, request.route.in_result)
 
     leased = next((node for node in graph.leases if client.fleet.nodes.is_reachable(node)), None)
     if leased is not None and request.call != EMBED:
         return await attempt(leased)
-    return await on_best_node(client, RouteRequest(graph.model, class_of(params)), attempt)
+    return await on_best_node(client, RouteRequest(graph.model, class_of(params)), attempt, request)
 
 
-def note_branches(client: FleetClient, params: Fields, node: str, result: Fields) -> None:
-    """Note the contexts of `fork_session`, and the homes of those with an id."""
+def note_branches(client: FleetClient, params: Fields, source: OpenContext, result: Fields) -> None:
+    """Note the contexts of `fork_session` of *source*, and the homes of those with an id."""
     handles, ids = integers_in(result, "contexts"), []
     if "session_ids" in params:
         ids = msgspec.msgpack.decode(params["session_ids"], type=list[str])
     for handle, session_id in zip_longest(handles, ids, fillvalue=""):
-        client.note_context(int(handle), node, str(session_id))
+        branch = OpenContext(source.node, str(session_id), source.kind)
+        client.note_context(int(handle), branch)
         if session_id:
-            client.fleet.homes.put(SessionKey(client.owner, str(session_id)), node)
+            client.fleet.homes.put(SessionKey(client.owner, branch.session_id), branch.node)

@@ -27,7 +27,7 @@ class Fleet:
     """The state of the fleet at one moment.
 
     `loads` has the nodes that can be reached. `unreachable` are the other nodes. `opened` counts,
-    by node and model, the contexts given to a node since its report, by class.
+    by node and model, the turns that a node has beside those of its report, by class.
     """
 
     loads: Mapping[str, NodeLoad]
@@ -89,7 +89,7 @@ def _rank(name: str, request: RouteRequest, fleet: Fleet) -> tuple[float, ...]:
     """Return the key of a node: the lowest one is chosen."""
     load, opened = _model_load(name, request, fleet)
     node = fleet.loads[name]
-    places = (node.sessions + sum(opened)) / max(1, node.sessions_max)
+    places = (node.sessions + max(0, sum(opened))) / max(1, node.sessions_max)
     free = free_slots(load, opened)
     is_recent = name == request.recent and 2 * free > load.slots
     return (

@@ -11,11 +11,13 @@ TURN_TOKENS = 128
 def free_slots(load: ModelLoad, opened: ByClass) -> int:
     """Return the slots of a loaded model that no turn occupies or waits for.
 
-    *opened* are contexts that were given to the node since its report: each may begin a turn.
+    *opened* are turns that the node has beside those of its report; negative numbers are turns that
+    have ended since.
     """
     if not load.loaded:
         return 0
-    return max(0, load.slots - sum(load.running) - sum(load.waiting) - sum(opened))
+    turns = sum(load.running) + sum(load.waiting) + sum(opened)
+    return max(0, load.slots - max(0, turns))
 
 
 def starts_at_once(load: ModelLoad, opened: ByClass, priority: int) -> bool:
@@ -40,7 +42,7 @@ def predicted_wait_s(load: ModelLoad, opened: ByClass, priority: int) -> float:
     part of the running work. A model that is not loaded is loaded first.
     """
     if not load.loaded:
-        return load.load_s + sum(opened[priority:]) * TURN_TOKENS * load.token_s
+        return load.load_s + max(0, sum(opened[priority:])) * TURN_TOKENS * load.token_s
     if starts_at_once(load, opened, priority):
         return 0.0
     queued = sum(load.waiting_tokens[priority:]) + sum(opened[priority:]) * TURN_TOKENS

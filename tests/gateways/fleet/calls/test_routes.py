@@ -18,7 +18,7 @@ EXPECTED = {
     Route.LEASES: "unload",
     Route.CONTEXT: "set_input compute compute_single get_output get_output_single fini_single"
     " finalize_execution_context close_execution_context prompt_compute run_inference stream chat"
-    " answers resume park reset rewind fork_session save_state set_options parameters",
+    " answers resume park reset rewind history fork_session save_state set_options parameters",
     Route.CANCEL: "cancel",
     Route.SESSION: "delete_session",
     Route.MODEL: "unload_model pin unpin swap add_adapter remove_adapter",
@@ -76,3 +76,8 @@ def test_a_call_of_a_newer_client_is_routed_by_its_fields() -> None:
     on_graph = route_of("later", {"graph"})
     assert on_graph is not None and on_graph.route is Route.GRAPH
     assert route_of("later", {"name"}) is None
+
+
+def test_whole_turns_of_contexts_are_found() -> None:
+    turns = {name for name, found in ROUTES.items() if found.has_turn}
+    assert turns == set("compute prompt_compute run_inference stream chat answers resume".split())

@@ -80,6 +80,12 @@ def test_contexts_opened_since_the_report_count() -> None:
     assert choose_node(RouteRequest(M), Fleet(nodes, opened=opened)) == "b"
 
 
+def test_turns_that_ended_since_the_report_leave_their_slots() -> None:
+    nodes = {n: node(loaded(running=(0, 4, 0, 0))) for n in "ab"}
+    opened = {("b", M): (0, -1, 0, 0)}
+    assert choose_node(RouteRequest(M), Fleet(nodes, opened=opened)) == "b"
+
+
 def test_nodes_that_drain_or_are_full_or_refused_it_are_not_chosen() -> None:
     idle = node(loaded(running=(0, 3, 0, 0)))
     assert chosen(a=node(loaded(), draining=True), b=idle) == "b"
@@ -145,7 +151,7 @@ fleets = st.builds(
     Fleet,
     loads=st.dictionaries(names, nodes_of_fleets, max_size=5),
     unreachable=st.just(frozenset()),
-    opened=st.dictionaries(names.map(lambda name: (name, M)), counts),
+    opened=st.dictionaries(names.map(lambda name: (name, M)), st.tuples(*[st.integers(-3, 6)] * 4)),
 )
 requests = st.builds(
     RouteRequest, model=st.just(M), priority=st.integers(0, 3), recent=st.none() | names

@@ -1,0 +1,56 @@
+"""Turns of the entry itself, beside those in a node's reports."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferd.gateways.fleet.entry.own_turns import OPENED_S, SAMPLE_S, OwnTurns, TurnKind
+
+NORMAL, URGENT = TurnKind("m", 1), TurnKind("m", 3)
+
+
+def test_a_turn_counts_until_a_report_has_it_and_its_end_until_the_next_one() -> None:
+    turns = OwnTurns()
+    turns.begin_turn("one", NORMAL, 1.0)
+    assert turns.since_report(1.0) == {"m": (0, 1, 0, 0)}
+    turns.note_report(1.0 + SAMPLE_S / 2)
+    assert turns.since_report(1.1) == {"m": (0, 1, 0, 0)}, "the report is older than the turn"
+    turns.note_report(1.2)
+    assert turns.since_report(1.2)["m"] == (0, 0, 0, 0)
+    turns.end_turn("one")
+    assert turns.since_report(1.2)["m"] == (0, -1, 0, 0)
+    turns.note_report(1.4)
+    assert turns.since_report(1.4) == {}
+
+
+def test_a_context_counts_until_its_turn_begins_or_for_a_while() -> None:
+    turns = OwnTurns()
+    turns.note_opened("a", URGENT, 1.0)
+    turns.note_opened("b", TurnKind("n", 0), 1.0)
+    assert turns.since_report(1.1) == {"m": (0, 0, 0, 1), "n": (1, 0, 0, 0)}
+    turns.drop_opened("a")
+    turns.begin_turn("request", URGENT, 1.1)
+    assert turns.since_report(1.1)["m"] == (0, 0, 0, 1)
+    assert turns.since_report(1.0 + 2 * OPENED_S) == {"m": (0, 0, 0, 1)}
+    turns.drop_opened("missing")
+    turns.end_turn("missing")
+
+
+@given(st.lists(st.tuples(st.sampled_from(["begin", "end", "report"]), st.integers(0, 5))))
+def test_with_every_report_the_sum_is_what_runs(steps: list[tuple[str, int]]) -> None:
+    """The turns of a report that has exactly the own turns, and those since, are those that run."""
+    turns, running, in_report, now = OwnTurns(), set[int](), 0, 0.0
+    for step, key in steps:
+        now += 2 * SAMPLE_S
+        if step == "begin":
+            running.add(key)
+            turns.begin_turn(key, NORMAL, now)
+        elif step == "end":
+            running.discard(key)
+            turns.end_turn(key)
+        else:
+            in_report = len(running)
+            turns.note_report(now)
+        since = turns.since_report(now).get("m", (0, 0, 0, 0))
+        assert in_report + since[1] == len(running)
