@@ -21,7 +21,12 @@ PROGRESS_HINT = (
 
 def is_loss(error: InferdError) -> bool:
     """Return whether *error* means that a turn lost its connection or daemon."""
-    return isinstance(error, ConnectionLost | ShuttingDown)
+    return isinstance(error, ConnectionLost | ShuttingDown) or is_node_loss(error)
+
+
+def is_node_loss(error: InferdError) -> bool:
+    """Return whether *error* means that a node of a fleet was lost, while the connection stands."""
+    return bool(error.data.get("cause") == "node")
 
 
 def with_progress(error: InferdError, tokens: list[int], text: str) -> InferdError:

@@ -23,7 +23,7 @@ from ...payloads import Config, json_text
 from ...priorities import Priority
 from ..caller import CLOSE_S_MAX
 from ..connection.core import ConnectionCore
-from ..failures import is_loss, retry_pauses
+from ..failures import is_loss, is_node_loss, retry_pauses
 from ..operations import AsyncOperations
 from ..wasi_calls import ProgressCallback
 
@@ -126,7 +126,7 @@ class Attachment:
                 raise
             lost = self.connection
             await self.close()
-            await self._renew(lost, time.monotonic() + self._client._resume_timeout)
+            await self._renew(lost, time.monotonic() + self._client._resume_timeout, exc)
             await self._initialize()
 
     async def _open_context(self, until: float = math.inf) -> None:
@@ -209,13 +209,14 @@ class Attachment:
         if self.settings.resume and self.lost:
             await self.attach_again(min(until, time.monotonic() + self._client._resume_timeout))
 
-    async def attach_again(self, until: float) -> None:
+    async def attach_again(self, until: float, error: InferdError | None = None) -> None:
         """Attach over a new connection after the present one has ended; retry until the deadline.
+        If *error* is the loss of a node, the connection stays, and the session is opened on it.
 
         :raises SessionExpired: the daemon no longer has the session.
         """
         assert self.connection is not None, "a session that was never open is not attached again"
-        await self._renew(self.connection, until)
+        await self._renew(self.connection, until, error)
         await self._restore()
 
     async def open_again(self) -> None:
@@ -235,8 +236,11 @@ class Attachment:
             )
         await self._initialize()
 
-    async def _renew(self, lost: ConnectionCore, until: float) -> None:
-        """Attach over a new connection after *lost* has ended; retry until the deadline.
+    async def _renew(
+        self, lost: ConnectionCore, until: float, cause: InferdError | None = None
+    ) -> None:
+        """Attach over a new connection after *lost* has ended; retry until the deadline. It has not
+        ended if the *cause* is the loss of a node.
 
         :raises InferdError: the error of the last attempt.
         """
@@ -249,7 +253,10 @@ class Attachment:
                 f"no new connection to {self._client.path} within the time",
                 hint="raise resume_timeout, or see `inferd status`",
             )
-            await lost.wait_lost(until)
+            if cause is not None and is_node_loss(cause):
+                await self.close()
+            else:
+                await lost.wait_lost(until)
             for pause_s in retry_pauses():
                 try:
                     return await self._reconnect(until)

@@ -98,8 +98,8 @@ class TurnRequest:
         :raises InferdError: the turn cannot be continued.
         """
         until = min(turn.deadline, time.monotonic() + self._turns.client._resume_timeout)
-        await self._attachment.attach_again(until)
         assert lost.error is not None, "a turn without an error needs no recovery"
+        await self._attachment.attach_again(until, lost.error)
         refused = not lost.lost and isinstance(lost.error, ShuttingDown)
         try:
             params = await self._next_params(turn, refused)

@@ -104,6 +104,30 @@ def test_a_relay_that_is_killed_comes_back_with_its_sessions(fleet: RunningFleet
             assert TEXT.endswith("".join(session.resume()))
 
 
+def test_a_stream_that_resumes_continues_when_its_node_is_back(fleet: RunningFleet) -> None:
+    fleet.load("slow")
+    with (
+        Client(fleet.socket) as client,
+        client.session("slow") as other,
+        client.session("slow", session_id="resumed", resume=True) as session,
+    ):
+        node = node_of(client, session)
+        stream = session.stream(TEXT)
+        pieces = [next(iter(stream))]
+        beside = None if node_of(client, other) == node else other.stream(TEXT)
+        fleet.daemons[node].kill()
+        fleet.daemons[node].start_again()
+        pieces += stream
+        assert "".join(pieces) == TEXT
+        assert beside is None or "".join(beside) == TEXT
+        assert session.chat("more") == "more", "its next turn runs as any other"
+        fleet.daemons[node].kill()
+        fleet.daemons[node].start_again()
+        assert session.chat("again") == "again", "a loss between turns, too"
+    fleet.until_noted(f"node {node} serves")
+    fleet.until_noted(f"node {node} serves")
+
+
 def test_an_entry_that_is_killed_leaves_no_turn_and_finds_sessions_again(
     fleet: RunningFleet,
 ) -> None:
