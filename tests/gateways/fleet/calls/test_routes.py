@@ -80,4 +80,5 @@ def test_a_call_of_a_newer_client_is_routed_by_its_fields() -> None:
 
 def test_whole_turns_of_contexts_are_found() -> None:
     turns = {name for name, found in ROUTES.items() if found.has_turn}
-    assert turns == set("compute prompt_compute run_inference stream chat answers resume".split())
+    whole = "compute prompt_compute run_inference stream chat answers resume"
+    assert turns == set(whole.split(" "))

@@ -1,0 +1,117 @@
+"""Users of the entry's machine are apart on the nodes, and gateways serve their people there."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from inferd import Client
+from inferd.backends.errors import Cancelled, InvalidArgument, PermissionDenied
+from tests.daemon.command_line import inferd_process
+from tests.daemon.other_users import ADA, BOB, as_user
+from tests.echo import echo_model
+from tests.gateways.fleet.members import RunningFleet, running_fleet
+from tests.raw import RawClient
+
+CONFIG = echo_model("echo") + echo_model("slow", step_ms=20)
+TEXT = "a text that takes the slow model a second or two to echo"
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[RunningFleet]:
+    """A fleet whose socket is open to all users; pytest's own folders are not."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o711)
+        more = 'socket-mode = "0666"\n'
+        with running_fleet(Path(name), CONFIG, "a", "b", more=more) as running:
+            yield running
+
+
+def client_of(fleet: RunningFleet, uid: int, **hello: Any) -> RawClient:
+    with as_user(uid):
+        return RawClient(fleet.socket, **hello)
+
+
+def open_session(client: RawClient, session_id: str) -> int:
+    graph = client.call("load_by_name", name="slow")["graph"]
+    found = client.call(
+        "init_execution_context_with_session_id", graph=graph, session_id=session_id
+    )
+    return int(found["context"])
+
+
+def test_users_are_apart(fleet: RunningFleet) -> None:
+    with client_of(fleet, ADA) as ada, client_of(fleet, BOB) as bob:
+        contexts = {client: open_session(client, "diary") for client in (ada, bob)}
+        number = ada.start_request("stream", context=contexts[ada], prompt=TEXT)
+        while ada.read_message()[0] != 4:
+            pass
+        assert [s["context"] for s in bob.call("sessions")["sessions"]] == [contexts[bob]]
+        assert bob.call("queue")["tasks"] == []
+        with pytest.raises(InvalidArgument):
+            bob.call("cancel", context=contexts[ada])
+        with Client(fleet.socket) as operator:
+            found = {s["context"]: s["user"] for s in operator.sessions(all_users=True)}
+            assert found == {contexts[ada]: f"@{ADA}", contexts[bob]: f"@{BOB}"}
+            assert operator.sessions() == []
+            assert operator.cancel(contexts[ada])
+        with pytest.raises(Cancelled) as cancelled:
+            ada.wait_result(number)
+        assert cancelled.value.data["by"] == "operator"
+        for client in (ada, bob):
+            assert client.call("delete_session", session_id="diary")["deleted"]
+
+
+def test_users_have_no_rights_of_operators(fleet: RunningFleet) -> None:
+    with client_of(fleet, ADA) as ada:
+        for call, params in (
+            ("pin", {"name": "echo"}),
+            ("drain", {}),
+            ("sessions", {"all": True}),
+            ("log_level", {"levels": {"ipc": "debug"}}),
+        ):
+            with pytest.raises(PermissionDenied):
+                ada.call(call, **params)
+    with client_of(fleet, ADA, on_behalf_of="@bob") as ada, pytest.raises(PermissionDenied):
+        ada.call("models")
+
+
+def test_the_http_gateway_serves_from_all_nodes(fleet: RunningFleet) -> None:
+    fleet.load("slow")
+    with inferd_process("gateway", "--listen", "127.0.0.1:0", socket=fleet.socket) as process:
+        try:
+            assert process.stderr is not None
+            address = process.stderr.readline().decode().split()[-1]
+            with openai.OpenAI(base_url=f"http://{address}/v1", api_key="none") as api:
+                assert [m.id for m in api.models.list()] == ["echo", "slow"]
+                streams = [
+                    api.chat.completions.create(
+                        model="slow", messages=[{"role": "user", "content": TEXT}], stream=True
+                    )
+                    for _ in range(4)
+                ]
+                with Client(fleet.socket) as client:
+                    assert {task["node"] for task in client.queue(all_users=True)} == {"a", "b"}
+                for stream in streams:
+                    text = "".join(part.choices[0].delta.content or "" for part in stream)
+                    assert text == TEXT
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def test_without_the_extra_the_command_names_it() -> None:
+    main = (
+        "import sys\nsys.modules['cryptography'] = None\nfrom inferd.daemon.cli import main\nmain()"
+    )
+    for command in (("init",), ("node", "a"), ("serve", "--config", "missing.toml")):
+        with inferd_process("fleet", *command, main=main) as process:
+            _, errors = process.communicate()
+        assert process.returncode == 1
+        assert b"cryptography is missing" in errors and b"[fleet]" in errors
