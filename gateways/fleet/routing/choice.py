@@ -71,9 +71,7 @@ def _candidates(request: RouteRequest, fleet: Fleet) -> list[str]:
     open_nodes = [
         name
         for name in with_model
-        if not fleet.loads[name].draining
-        and fleet.loads[name].sessions < fleet.loads[name].sessions_max
-        and name not in request.excluded
+        if not fleet.loads[name].draining and name not in request.excluded
     ]
     if not open_nodes:
         raise Busy(
@@ -81,8 +79,11 @@ def _candidates(request: RouteRequest, fleet: Fleet) -> list[str]:
             " sessions now",
             data={"nodes": sorted(with_model), "retry_after_s": _retry_after_s(request, fleet)},
         )
-    usable = [n for n in open_nodes if not fleet.loads[n].models[request.model].failed]
-    return usable or open_nodes  # a failed load is tried again where there is nothing else
+    # Where there is nothing else, a failed load is tried again, and a full node may take the place
+    # of an idle context for the new one, or let it wait.
+    sound = [n for n in open_nodes if not fleet.loads[n].models[request.model].failed]
+    found = sound or open_nodes
+    return [n for n in found if fleet.loads[n].sessions < fleet.loads[n].sessions_max] or found
 
 
 def _rank(name: str, request: RouteRequest, fleet: Fleet) -> tuple[float, ...]:

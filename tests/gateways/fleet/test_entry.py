@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -200,12 +201,22 @@ def test_embeddings_and_tokens_come_from_any_node(client: Client) -> None:
 
 def test_a_full_fleet_is_busy_with_the_nodes_time_to_retry(client: Client) -> None:
     graph = client.load_by_name("echo")
-    for _ in range(2 * SESSIONS_MAX):
-        client.init_execution_context(graph)
+    contexts = [client.init_execution_context(graph) for _ in range(2 * SESSIONS_MAX)]
+    wait_until(lambda: all(n["sessions"] == SESSIONS_MAX for n in client.stats()["nodes"].values()))
     with pytest.raises(Busy) as caught:
         client.init_execution_context(graph)
-    assert caught.value.data["sessions_max"] == SESSIONS_MAX, "it is not the node's own error"
+    assert caught.value.data["sessions_max"] == SESSIONS_MAX, "it is the node's own error"
     assert caught.value.retry_after_s > 0
+    with Client(client.path) as waiting:
+        other = waiting.load_by_name("echo")
+        with ThreadPoolExecutor(1) as pool:
+            opened = pool.submit(waiting.init_execution_context, other, queue_timeout=30.0)
+            wait_until(lambda: client.stats()["sessions_waiting"] == 1)
+            waits_at = {n: s["sessions"] for n, s in client.stats()["nodes"].items()}
+            assert sum(waits_at.values()) >= 2 * SESSIONS_MAX
+            for context in contexts:
+                client.finalize_execution_context(context)
+            assert opened.result() >> 32 in (1, 2)
 
 
 def test_what_does_not_exist_is_refused(client: Client) -> None:

@@ -86,10 +86,15 @@ def test_turns_that_ended_since_the_report_leave_their_slots() -> None:
     assert choose_node(RouteRequest(M), Fleet(nodes, opened=opened)) == "b"
 
 
-def test_nodes_that_drain_or_are_full_or_refused_it_are_not_chosen() -> None:
+def test_a_full_node_is_the_last_resort() -> None:
+    full = node(loaded(), sessions=100)
+    assert chosen(a=full, b=node(ModelLoad(load_s=99.0))) == "b"
+    assert chosen(a=full) == "a", "it may take the place of an idle context"
+
+
+def test_nodes_that_drain_or_refused_it_are_not_chosen() -> None:
     idle = node(loaded(running=(0, 3, 0, 0)))
     assert chosen(a=node(loaded(), draining=True), b=idle) == "b"
-    assert chosen(a=node(loaded(), sessions=100), b=idle) == "b"
     assert chosen(RouteRequest(M, excluded={"a"}), a=node(loaded()), b=idle) == "b"
 
 
@@ -99,7 +104,7 @@ def test_a_node_whose_load_failed_is_the_last_resort() -> None:
     assert chosen(a=broken) == "a"
 
 
-def test_a_full_fleet_is_busy_until_the_shortest_wait() -> None:
+def test_a_fleet_that_drains_is_busy_until_the_shortest_wait() -> None:
     busy = loaded(
         running=(0, 4, 0, 0), waiting=(0, 9, 0, 0), waiting_tokens=(0, 900, 0, 0), token_s=0.01
     )
@@ -107,7 +112,7 @@ def test_a_full_fleet_is_busy_until_the_shortest_wait() -> None:
         running=(0, 4, 0, 0), waiting=(0, 9, 0, 0), waiting_tokens=(0, 2000, 0, 0), token_s=0.01
     )
     with pytest.raises(Busy) as caught:
-        chosen(a=node(busy, sessions=100), b=node(longer, sessions=100))
+        chosen(a=node(busy, draining=True), b=node(longer, draining=True))
     assert caught.value.retry_after_s == pytest.approx(9.0)
     assert caught.value.data["nodes"] == ["a", "b"]
 
@@ -163,10 +168,15 @@ def usable(fleet: Fleet) -> dict[str, tuple[ModelLoad, ByClass]]:
     found = {
         name: (load.models[M], fleet.opened.get((name, M), NONE))
         for name, load in fleet.loads.items()
-        if M in load.models and not load.draining and load.sessions < load.sessions_max
+        if M in load.models and not load.draining
     }
-    sound = {name: pair for name, pair in found.items() if not pair[0].failed}
-    return sound or found
+    sound = {name: pair for name, pair in found.items() if not pair[0].failed} or found
+    free = {n: pair for n, pair in sound.items() if has_place(fleet.loads[n])}
+    return free or sound
+
+
+def has_place(load: NodeLoad) -> bool:
+    return load.sessions < load.sessions_max
 
 
 @given(requests, fleets)
