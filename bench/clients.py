@@ -98,18 +98,11 @@ async def send_in_turn(client: Client, requests: Sequence[Request]) -> list[Stre
     return [await client.send_request(request) for request in requests]
 
 
-class LlamaServerClient:
-    """Streams llama-server's own /completion over HTTP.
+class HttpClient:
+    """A connection over which event streams are requested by HTTP."""
 
-    The server closes a connection after each answer, or after 5 s of silence; the next request
-    opens another. The client sends the whole conversation with each turn: its own texts unchanged,
-    the answers as the generated token ids, so that nothing is tokenized differently.
-    """
-
-    def __init__(self, port: int, slot: int = -1, *, cache: bool = True):
-        self.last_answer = ""
-        self._port, self._slot, self._cache = port, slot, cache
-        self._history: list[str | int] = []
+    def __init__(self, port: int, path: str, headers: str = ""):
+        self._port, self._path, self._headers = port, path, headers
         self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def connect(self) -> asyncio.StreamReader:
@@ -126,23 +119,41 @@ class LlamaServerClient:
             self._connection[1].close()
         self._connection = None
 
-    async def _send(self, body: dict[str, Any]) -> asyncio.StreamReader:
+    async def post(self, body: dict[str, Any]) -> asyncio.StreamReader:
+        """Send a request; the server may have closed the connection after the previous one."""
         if self._connection is None or self._connection[0].at_eof():
             await self.connect()
         assert self._connection is not None
         reader, writer = self._connection
-        writer.write(_http_request(body))
+        raw = json.dumps(body).encode()
+        head = f"POST {self._path} HTTP/1.1\r\nHost: localhost\r\n{self._headers}"
+        writer.write(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
         return reader
+
+
+class LlamaServerClient(HttpClient):
+    """Streams llama-server's own /completion over HTTP.
+
+    The server closes a connection after each answer, or after 5 s of silence; the next request
+    opens another. The client sends the whole conversation with each turn: its own texts unchanged,
+    the answers as the generated token ids, so that nothing is tokenized differently.
+    """
+
+    def __init__(self, port: int, slot: int = -1, *, cache: bool = True):
+        super().__init__(port, "/completion")
+        self.last_answer = ""
+        self._slot, self._cache = slot, cache
+        self._history: list[str | int] = []
 
     async def send_request(self, request: Request) -> Stream:
         """Send the text and read its answer to the end."""
         requested_s = time.perf_counter()
         self._history.append(request.text)
-        reader = await self._send(self._body(request))
+        reader = await self.post(self._body(request))
         arrivals: list[float] = []
         pieces: list[str] = []
         tokens: list[int] = []
-        while not (event := await _event(reader)).get("stop") and "error" not in event:
+        while not (event := await read_event(reader)).get("stop") and "error" not in event:
             arrivals.append(time.perf_counter())
             pieces.append(event["content"])
             tokens += event["tokens"]
@@ -170,19 +181,14 @@ class LlamaServerClient:
         return body | {"id_slot": self._slot}
 
 
-async def _event(reader: asyncio.StreamReader) -> dict[str, Any]:
+async def read_event(reader: asyncio.StreamReader) -> dict[str, Any]:
+    """Return the next event of a response, or an `error` if there is none."""
     while line := await reader.readline():
         if line.startswith(b"HTTP/1.1 ") and b" 200 " not in line:
             return {"error": line.decode().strip()}
         if line.startswith(b"data: "):
             return dict(json.loads(line[6:]))
-    return {"error": "llama-server closed the connection"}
-
-
-def _http_request(body: dict[str, Any]) -> bytes:
-    raw = json.dumps(body).encode()
-    head = f"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n\r\n"
-    return head.encode() + raw
+    return {"error": "the server closed the connection"}
 
 
 def _stream(

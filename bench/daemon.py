@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,20 @@ def configuration(slots: int, ctx_size: int, settings: Mapping[str, Any] | None 
 
 def _lines(table: Mapping[str, Any]) -> list[str]:
     return [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+
+
+def echo_configuration(
+    models: Sequence[str],
+    slots: int,
+    step_ms: float = 0.0,
+    settings: Mapping[str, Any] | None = None,
+) -> str:
+    """Return the text of a configuration file with *models* that repeat their input."""
+    lines = ["[daemon]", *_lines({"keep-alive-s": -1} | dict(settings or {})), ""]
+    for name in models:
+        lines += [f"[models.{name}]", *_lines({"backend": "echo", "slots": slots}), ""]
+        lines += [f"[models.{name}.echo]", *_lines({"step_ms": step_ms}), ""]
+    return "\n".join(lines)
 
 
 class StreamClient:

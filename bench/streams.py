@@ -34,6 +34,8 @@ class Stream:
     error: str = ""
     sampling_s: float = 0.0
     """Time of sampling its tokens, where it is measured."""
+    rss_bytes: float = 0.0
+    """Resident memory that its server takes for it, where it is measured."""
 
     @property
     def lost(self) -> bool:

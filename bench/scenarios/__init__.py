@@ -7,6 +7,9 @@ from . import (
     external_load,
     first_schema,
     forced_keys,
+    gateway,
+    gateway_first,
+    gateway_many,
     guests,
     long_prompt,
     pipeline,
@@ -28,5 +31,6 @@ _ALL = (
     *(decode, prefix, urgent, long_prompt, sessions),
     *(returning, swap, pipeline, two_models, external_load, scrape, sampling),
     *(schema, forced_keys, first_schema, guests),
+    *(gateway, gateway_first, gateway_many),
 )
 SCENARIOS: dict[str, Scenario] = {module.SCENARIO.name: module.SCENARIO for module in _ALL}

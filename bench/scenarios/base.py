@@ -8,12 +8,16 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from bench import daemon, llama_server, texts
+from bench import daemon, gateway, llama_server, texts
 from bench.clients import Server
 from bench.runs import Figure, Target
 from bench.streams import Stream
 
 INFERD = "inferd"
+GATEWAY = "gateway"
+"""inferd over HTTP."""
+GATEWAY_LOSS_MAX = 0.05
+"""The part by which a figure may be worse over HTTP than over inferd's own protocol."""
 LLAMA_SERVER = "llama-server"
 
 
@@ -91,10 +95,17 @@ async def start_pair(
     slots: int,
     ctx_size: int,
 ) -> Started:
-    """Start llama-server with its default caches, and a daemon."""
+    """Start llama-server with its default caches, a daemon, and a gateway before it."""
     reference = await stack.enter_async_context(llama_server.running(slots, ctx_size))
     server = await start_inferd(stack, slots, ctx_size)
-    return Started({LLAMA_SERVER: side_of(drive, reference), INFERD: side_of(drive, server)}, {})
+    http = await stack.enter_async_context(gateway.running(server))
+    servers: dict[str, Server] = {LLAMA_SERVER: reference, INFERD: server, GATEWAY: http}
+    return Started({name: side_of(drive, each) for name, each in servers.items()}, {})
+
+
+def as_slow_as_inferd(figure: str, case: int = 0) -> Target:
+    """Return the target that a time is as short over HTTP as over inferd's own protocol."""
+    return Target(figure, GATEWAY, INFERD, most=1 + GATEWAY_LOSS_MAX, case=case)
 
 
 async def start_inferd(

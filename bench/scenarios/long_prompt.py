@@ -9,13 +9,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from bench import llama_server, texts
+from bench import gateway, llama_server, texts
 from bench import streams as s
 from bench.clients import Request, Server, send_at
 from bench.runs import Figure, Target
 from bench.streams import Stream
 
-from .base import INFERD, LLAMA_SERVER, Scenario, Started, Work, side_of, start_inferd
+from .base import (
+    GATEWAY,
+    INFERD,
+    LLAMA_SERVER,
+    Scenario,
+    Started,
+    Work,
+    as_slow_as_inferd,
+    side_of,
+    start_inferd,
+)
 
 STREAMS, STREAM_TOKENS = 3, 256
 CTX_SIZE = 2048
@@ -74,7 +84,9 @@ async def start(stack: AsyncExitStack) -> Started:
     slots = STREAMS + 1
     reference = await stack.enter_async_context(llama_server.running(slots, CTX_SIZE))
     sides = {LLAMA_SERVER: side_of(drive, reference)}
-    sides[INFERD] = side_of(drive, await start_inferd(stack, slots, CTX_SIZE))
+    inferd = await start_inferd(stack, slots, CTX_SIZE)
+    http = await stack.enter_async_context(gateway.running(inferd))
+    sides |= {INFERD: side_of(drive, inferd), GATEWAY: side_of(drive, http)}
     for step_ms in STEP_MS_TARGETS:
         server = await start_inferd(stack, slots, CTX_SIZE, {"step-ms-target": step_ms})
         sides[name_of_setting(step_ms)] = side_of(drive, server)
@@ -98,6 +110,8 @@ token. {STREAMS + 1} slots of {CTX_SIZE} tokens. **inferd** runs with its defaul
         Target("gap_worst_s", INFERD, most=0.25),
         Target("gap_worst_s", LLAMA_SERVER, INFERD),
         Target("long_ttft_s", INFERD, LLAMA_SERVER, most=1.6),
+        as_slow_as_inferd("gap_worst_s"),
+        as_slow_as_inferd("long_ttft_s"),
     ),
     start=start,
     measure=measure,

@@ -11,7 +11,15 @@ from bench.clients import Request, Server, connect, gather_all, send_in_turn
 from bench.runs import Figure, Target
 from bench.streams import Stream
 
-from .base import INFERD, LLAMA_SERVER, Scenario, Started, Work, start_pair
+from .base import (
+    INFERD,
+    LLAMA_SERVER,
+    Scenario,
+    Started,
+    Work,
+    as_slow_as_inferd,
+    start_pair,
+)
 
 SLOTS = 4
 CTX_SIZE = 512
@@ -77,6 +85,7 @@ from the answers' metadata.""",
     targets=(
         Target("makespan_s", LLAMA_SERVER, INFERD, least=1.0),
         Target("computed_twice", INFERD, most=0),
+        as_slow_as_inferd("makespan_s"),
     ),
     start=start,
     measure=measure,

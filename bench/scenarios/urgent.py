@@ -12,7 +12,15 @@ from bench.clients import Request, Server, connect, send_at
 from bench.runs import Figure, Target
 from bench.streams import Stream
 
-from .base import INFERD, LLAMA_SERVER, Scenario, Started, Work, start_pair
+from .base import (
+    INFERD,
+    LLAMA_SERVER,
+    Scenario,
+    Started,
+    Work,
+    as_slow_as_inferd,
+    start_pair,
+)
 
 SLOTS = 4
 CTX_SIZE = 512
@@ -95,6 +103,8 @@ llama-server has no priorities and serves in the order of arrival. {CTX_SIZE} to
         Target("urgent_ttft_worst_s", LLAMA_SERVER, INFERD),
         Target("low_lost", INFERD, most=0),
         Target("low_s", INFERD, LLAMA_SERVER, most=1.1),
+        as_slow_as_inferd("urgent_ttft_median_s"),
+        as_slow_as_inferd("low_s"),
     ),
     start=start,
     measure=measure,
