@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from bench import report, result_files, schemas
-from bench.daemon import configuration, options
+from bench.daemon import configuration, echo_configuration, options
 from bench.runs import Run
 from bench.scenarios import (
     SCENARIOS,
     decode,
     first_schema,
+    gateway_first,
+    gateway_many,
     long_prompt,
     sampling,
     schema,
@@ -166,6 +168,37 @@ def test_a_first_answer_with_a_schema_is_compared_with_the_one_before_it() -> No
     failed = Stream(0.0, (), 0, 2, "new", error="refused")
     with pytest.raises(AssertionError, match="refused"):
         first_schema.measure([*streams, failed])
+
+
+def test_a_request_over_http_is_compared_with_the_same_one_over_the_socket() -> None:
+    streams = [
+        Stream(10.0 * number, (10.0 * number + ttft,), 1, 1, kind)
+        for number in range(3)
+        for kind, ttft in (("socket", 0.002 + number), ("http", 0.0025 + number))
+    ]
+    figures = gateway_first.measure(streams)
+    assert figures["later_p50_ms"] == pytest.approx(0.5)
+    assert figures["socket_p50_ms"] == pytest.approx(1002)
+    with pytest.raises(AssertionError, match="lost"):
+        gateway_first.measure([*streams, Stream(0.0, (), 0, 1, "http", error="lost")])
+
+
+def test_the_gaps_of_many_streams_count_while_all_of_them_run() -> None:
+    first = Stream(0.0, (1.0, 5.0, 5.1, 5.2), 4, 4, "0", rss_bytes=20_000.0)
+    late = Stream(0.0, (5.0, 5.15, 5.25, 9.0), 4, 4, "1", rss_bytes=20_000.0)
+    figures = gateway_many.measure([first, late])
+    assert figures["gap_p99_ms"] == pytest.approx(150) and figures["rss_kb"] == 20
+    assert figures["all_running_s"] == 5
+    with pytest.raises(AssertionError, match="at the same time"):
+        gateway_many.measure([first, a_turn("2", 0.0, 6.0, 6.1)])
+
+
+def test_the_models_of_many_streams_are_a_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(echo_configuration(gateway_many.MODELS, 250, 100, gateway_many.BOUNDS))
+    config = load_config({"config": file}, {})
+    assert config.sessions_max >= gateway_many.STREAMS
+    assert all(config.models[name].options["slots"] == 250 for name in gateway_many.MODELS)
 
 
 def test_a_schema_is_new_in_each_run_and_seen_in_the_request_after() -> None:
