@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import anyio
 import msgspec
 from anyio.abc import TaskStatus
-from starlette.routing import Route, Router
+from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from ...backends.errors import BackendError, Busy, InferdError, InvalidArgument
@@ -47,18 +47,14 @@ class Gateway:
         for api in apis:
             for endpoint in api.endpoints:
                 by_path.setdefault(endpoint.path, []).append((api, endpoint))
-        self._router = Router(
-            [Route(path, _Path(self, found)) for path, found in by_path.items()],
-            redirect_slashes=False,
-            default=_Path(self, []),
-        )
+        self._routes = [(Route(path, self), found) for path, found in by_path.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or run until the server stops (`lifespan`)."""
         if scope["type"] == "lifespan":
             await self._run_lifespan(receive, send)
         elif scope["type"] == "http":
-            await self._router(scope, receive, send)
+            await self._run_exchange(scope, receive, send)
 
     async def _run_lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -109,10 +105,18 @@ class Gateway:
         """Return the body of the response to a request that the server could not read."""
         return msgspec.json.encode(self._api_of(path).error_body(refusal, refusal.status))
 
-    async def run_exchange(
-        self, scope: Scope, receive: Receive, send: Send, found: Sequence[tuple[Api, Endpoint]]
-    ) -> None:
+    def _find_endpoints(self, scope: Scope) -> Sequence[tuple[Api, Endpoint]]:
+        """Return the endpoints of a request's path, and put the parts of the path into *scope*."""
+        for route, found in self._routes:
+            match, parts = route.matches(scope)
+            if match is Match.FULL:
+                scope.update(parts)
+                return found
+        return ()
+
+    async def _run_exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check a request, run its endpoint, and write the error if it fails."""
+        found = self._find_endpoints(scope)
         api, endpoint = self._choose(scope, found)
         exchange = Exchange(scope, receive, send, api=api, turns=self._turns, limits=self._limits)
         self._exchanges.add(exchange)
@@ -232,16 +236,6 @@ class Gateway:
                 hint="send the header `Authorization: Bearer KEY`",
             )
         return caller
-
-
-class _Path:
-    """The endpoints of a path, as an ASGI application."""
-
-    def __init__(self, gateway: Gateway, found: Sequence[tuple[Api, Endpoint]]):
-        self._gateway, self._found = gateway, found
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._gateway.run_exchange(scope, receive, send, self._found)
 
 
 def _methods_of(found: Sequence[tuple[Api, Endpoint]]) -> list[str]:

@@ -129,7 +129,8 @@ class _StreamWriter:
         self._added = b""
         """The part of the body that is not written yet."""
         self._error: InferdError | None = None
-        self._lock = anyio.Lock(fast_acquire=True)
+        self._writing = 0
+        """Tasks that write now: they wait in their order while the client does not read."""
 
     async def show_waiting(self) -> None:
         """Send the headers after a while, then each place in the queue until the first piece."""
@@ -138,18 +139,10 @@ class _StreamWriter:
         await anyio.sleep(self._exchange.limits.hold_s)
         while not self._begun:
             self._place_changed = anyio.Event()
-            async with self._lock:
-                if self._begun:
-                    return
-                await self._start()
-                await self._exchange.write(self._form.waiting(self._place))
+            await self._write_part(self._form.waiting(self._place))
             with anyio.move_on_after(WAITING_PAUSE_S):
                 await self._place_changed.wait()
         self._place_changed = None
-
-    async def _start(self) -> None:
-        if not self._exchange.started:
-            await self._exchange.start(200, self._form.content_type, STREAM_HEADERS)
 
     def note_place(self, place: QueueEvent) -> None:
         """Note a place in the queue."""
@@ -173,17 +166,24 @@ class _StreamWriter:
 
     def write_now(self) -> bool:
         """Write the added pieces unless that takes waiting; return whether they are written."""
-        if self._added and not self._lock.locked() and self._exchange.link.write_now(self._added):
+        if self._added and not self._writing and self._exchange.link.write_now(self._added):
             self._added = b""
         return not self._added
 
     async def write_added(self) -> None:
         """Write the added pieces; wait while the client does not read."""
-        async with self._lock:
-            await self._start()
-            data, self._added = self._added, b""
+        data, self._added = self._added, b""
+        await self._write_part(data)
+
+    async def _write_part(self, data: bytes) -> None:
+        self._writing += 1
+        try:
+            if not self._exchange.started:
+                await self._exchange.start(200, self._form.content_type, STREAM_HEADERS)
             if data:
                 await self._exchange.write(data)
+        finally:
+            self._writing -= 1
 
     async def write_end(self, answer: int, end: Answer) -> None:
         """Write the end of an answer."""

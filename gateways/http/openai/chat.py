@@ -186,6 +186,12 @@ class ChatStream:
         self._head = b"data: " + _encode(fields)[:-1] + b',"choices":['
         usage = b',"usage":null' if frame.chat.stream_options.include_usage else b""
         self._tail = b"]" + usage + b"}\n\n"
+        # Most pieces are only text, and differ from each other in that alone.
+        self._text_heads = [
+            self._head + b'{"index":%d,"delta":{"content":' % number
+            for number in range(frame.chat.n)
+        ]
+        self._text_tail = b'},"logprobs":null,"finish_reason":null}' + self._tail
         self._calls = [WholeCalls() for _ in range(frame.chat.n)]
         self._ended: list[Answer] = []
 
@@ -200,6 +206,8 @@ class ChatStream:
 
     def piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> bytes:
         """Return the chunk of a piece."""
+        if piece and not (piece.reasoning or piece.tool_calls or probabilities):
+            return self._text_heads[answer] + _encode(str(piece)) + self._text_tail
         delta: dict[str, Any] = {}
         if piece:
             delta["content"] = str(piece)

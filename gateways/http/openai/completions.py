@@ -120,6 +120,11 @@ class _Stream:
         self._head = b"data: " + _encode(frame.common)[:-1] + b',"choices":['
         self._tail = b"]" + (b',"usage":null' if self._usage else b"") + b"}\n\n"
         self._answers = frame.request.n * len(frame.prompts)
+        # Most pieces have no logprobs, and differ from each other in their text alone.
+        self._text_heads = [
+            self._head + b'{"index":%d,"text":' % number for number in range(self._answers)
+        ]
+        self._text_tail = b',"logprobs":null,"finish_reason":null}' + self._tail
         self._logprobs = [
             CompletionLogprobs(
                 self._request.logprobs or 0,
@@ -142,6 +147,8 @@ class _Stream:
 
     def piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> bytes:
         """Return the chunk of a piece."""
+        if not probabilities:
+            return self._text_heads[answer] + _encode(str(piece)) + self._text_tail
         return self._chunk(answer, str(piece), probabilities)
 
     def end(self, answer: int, end: Answer) -> bytes:
