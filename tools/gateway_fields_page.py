@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from inferd.gateways.http.apis import APIS
 from inferd.gateways.http.fields import Field, FieldTable, Use
 
@@ -26,13 +28,13 @@ or, where the table says so, a parameter of docs/parameters.md such as `top_k` o
 def page() -> str:
     """Return the page."""
     parts = [_HEAD]
-    for api in APIS:
+    for api in filter(lambda api: api.tables, APIS):
         parts.append(f"\n## {api.title}\n")
         parts += [_section(table) for table in api.tables if table.fields]
     return "".join(parts)
 
 
-def _section(table: FieldTable) -> str:
+def _section(table: FieldTable[Any]) -> str:
     rows = [_row(field) for field in table.fields]
     if table.parameters:
         rows.append("| others | honoured | parameters of [parameters.md](parameters.md) |")

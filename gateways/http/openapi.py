@@ -14,6 +14,7 @@ from .exchange import Api, Endpoint, Exchange
 from .fields import Field, FieldTable, Use
 
 PATH = "/openapi.json"
+Table = FieldTable[Any]
 _COMPONENTS = "#/components/schemas/"
 
 
@@ -76,9 +77,8 @@ def _operation(api: Api, endpoint: Endpoint) -> dict[str, Any]:
     return operation
 
 
-def _query(table: FieldTable) -> list[dict[str, Any]]:
+def _query(table: Table) -> list[dict[str, Any]]:
     """Return the parameters of a query."""
-    assert table.kind is not None, "a query has types"
     fields = msgspec.json.schema(table.kind)["$defs"][table.kind.__name__]["properties"]
     return [
         {
@@ -91,31 +91,34 @@ def _query(table: FieldTable) -> list[dict[str, Any]]:
     ]
 
 
-def _name(api: Api, table: FieldTable) -> str:
+def _name(api: Api, table: Table) -> str:
     """Return the name of a table's schema, such as `OpenAIChatCompletions`."""
     words = re.findall(r"[a-z]+", table.path.removeprefix("/v1").removeprefix("/api"))
     return api.title + "".join(word.capitalize() for word in words)
 
 
 def _schemas(apis: Sequence[Api]) -> dict[str, Any]:
-    tables = [table for api in apis for table in api.tables if table.method != "GET"]
-    kinds = [table.kind for table in tables if table.kind is not None]
+    bodies = {
+        table: _name(api, table)
+        for api in apis
+        for table in api.tables
+        if (table.path, table.method) in {(e.path, e.method) for e in api.endpoints}
+        and table.method != "GET"
+    }
+    kinds = [table.kind for table in bodies]
     refs, schemas = msgspec.json.schema_components(kinds, ref_template=_COMPONENTS + "{name}")
     own = {
         kind: ref["$ref"].removeprefix(_COMPONENTS) for kind, ref in zip(kinds, refs, strict=True)
     }
     parameters = json_schema()["properties"]
     found: dict[str, Any] = {}
-    for api in apis:
-        found[f"{api.title}Error"] = api.error_schema
-        for table in api.tables:
-            if table in tables and table.kind is not None:
-                fields = schemas[own[table.kind]]
-                found[_name(api, table)] = _request(table, fields, parameters)
+    for table, name in bodies.items():
+        found[name] = _request(table, schemas[own[table.kind]], parameters)
+    found |= {f"{api.title}Error": api.error_schema for api in apis}
     return {name: schema for name, schema in schemas.items() if name not in own.values()} | found
 
 
-def _request(table: FieldTable, own: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
+def _request(table: Table, own: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of a path's requests."""
     properties = dict(_properties(table.fields, own["properties"], parameters))
     return {

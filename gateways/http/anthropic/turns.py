@@ -10,7 +10,7 @@ from ....backends.errors import InferdError
 from ..exchange import Exchange, stream_turn
 from ..fields.table import field_error
 from ..turns import TurnRequest
-from .fields import COUNT_TOKENS, MESSAGES, MessageFields, PromptFields, ToolChoice
+from .fields import COUNT_TOKENS, MESSAGES, PromptFields, ToolChoice
 from .forms import MessageStream, whole_message
 from .messages import read_prompt, read_tools
 
@@ -19,7 +19,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 async def answer_messages(exchange: Exchange) -> None:
     """Answer with a message, whole or streamed."""
-    fields, options = MESSAGES.read(exchange.body, MessageFields)
+    fields, options = MESSAGES.read(exchange.body)
     try:
         request = TurnRequest(
             model=fields.model,
@@ -44,7 +44,7 @@ async def answer_messages(exchange: Exchange) -> None:
 
 async def answer_count_tokens(exchange: Exchange) -> None:
     """Answer with the number of tokens of a prompt, as the model's template writes it."""
-    fields, _ = COUNT_TOKENS.read(exchange.body, PromptFields)
+    fields, _ = COUNT_TOKENS.read(exchange.body)
     exchange.caller.check_model(fields.model)
     prompt, options = read_prompt(fields), _options_of(fields)
     timeout = exchange.limits.turn_s_max

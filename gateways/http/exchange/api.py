@@ -44,7 +44,7 @@ class Api(ErrorShape, Protocol):
         """The name of the API in the documentation."""
 
     @property
-    def tables(self) -> Sequence[FieldTable]:
+    def tables(self) -> Sequence[FieldTable[Any]]:
         """The tables of its requests' fields, for the documentation."""
 
     @property

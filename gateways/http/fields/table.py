@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -64,13 +64,13 @@ def refused(name: str, note: str, *permitted: Any) -> Field:
     return Field(name, Use.REFUSED, note, permitted=permitted)
 
 
-class FieldTable:
+class FieldTable(Generic[S]):
     """The fields of the requests of one path.
 
     With *parameters*, a field that is not in the table is passed on as a parameter of
     docs/parameters.md, and the daemon refuses unknown ones by name. Without, it is refused here.
-    *kind* has the types of the honoured fields, for the OpenAPI document. The fields of a table for
-    the *method* GET are those of the query.
+    *kind* has the types of the honoured fields. The fields of a table for the *method* GET are
+    those of the query.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class FieldTable:
         path: str,
         fields: Sequence[Field],
         *,
-        kind: type[msgspec.Struct] | None = None,
+        kind: type[S],
         parameters: bool = False,
         method: str = "POST",
     ):
@@ -87,22 +87,22 @@ class FieldTable:
         self._by_name = {field.name: field for field in fields}
         self._by_option = {field.option or field.sets: field.name for field in fields}
 
-    def read(self, body: bytes, kind: type[S]) -> tuple[S, dict[str, Any]]:
+    def read(self, body: bytes) -> tuple[S, dict[str, Any]]:
         """Return a request's own fields and its parameters. A null counts as absent.
 
         :raises InvalidArgument: it is not a JSON object, or a field has another type or is unknown.
         :raises UnsupportedOperation: it has a field that is refused.
         """
         own, options = self._split(_decode_object(body))
-        return _convert(own, kind), options
+        return _convert(own, self.kind), options
 
-    def read_query(self, query: str, kind: type[S]) -> S:
+    def read_query(self, query: str) -> S:
         """Return the fields of a request in its query, such as ``limit=10&after=a``.
 
         :raises InvalidArgument: a field has another type or is unknown.
         """
         own, _ = self._split(_decode_query(query))
-        return _convert(own, kind, strict=False)
+        return _convert(own, self.kind, strict=False)
 
     def _split(self, fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return a request's own fields and its parameters."""

@@ -15,7 +15,7 @@ from ..exchange.statuses import status_of
 from ..exchange.streaming import EVENT_STREAM, STREAM_HEADERS
 from ..fields.table import field_error
 from ..turns.snapshots import PAUSE_S, Snapshot
-from .fields import EVENTS, EventsQuery
+from .fields import EVENTS
 from .models import event, models_of
 from .queue import queue_of
 from .statistics import statistics_of
@@ -27,7 +27,7 @@ COMMENT_PAUSE_S = 15.0
 
 async def answer_events(exchange: Exchange) -> None:
     """Stream events until the client disconnects or the gateway stops."""
-    query = EVENTS.read_query(exchange.query, EventsQuery)
+    query = EVENTS.read_query(exchange.query)
     states = _States(exchange.caller, _kinds(query.include), exchange.api.error_body)
     snapshots, caller = exchange.turns.snapshots, exchange.caller
     snapshots.add_reader(caller.user)

@@ -14,7 +14,7 @@ from ..exchange import Exchange
 from ..exchange.statuses import status_of
 from ..exchange.streaming import EVENT_STREAM, STREAM_HEADERS
 from ..limits import CLOSE_S_MAX
-from .fields import LOAD, SWAP, UNLOAD, Load, Swap, Unload
+from .fields import LOAD, SWAP, UNLOAD
 
 _STATES = {"cold": "unloaded", "ready": "loaded"}
 """The daemon's names of states that have another one here."""
@@ -62,7 +62,7 @@ async def load_model(exchange: Exchange) -> None:
 
     A client that disconnects cancels the load, unless others wait for it.
     """
-    fields, _ = LOAD.read(exchange.body, Load)
+    fields, _ = LOAD.read(exchange.body)
     _check_operator(exchange.caller, fields.model)
     async with exchange.turns.pool.lease(_GATEWAY) as client:
         if fields.stream:
@@ -114,7 +114,7 @@ def event(kind: str, data: Any) -> bytes:
 
 async def unload_model(exchange: Exchange) -> None:
     """Unload a model."""
-    fields, _ = UNLOAD.read(exchange.body, Unload)
+    fields, _ = UNLOAD.read(exchange.body)
     _check_operator(exchange.caller, fields.model)
     async with exchange.turns.pool.lease(_GATEWAY) as client:
         await client.unload_model(fields.model, force=fields.force)
@@ -123,7 +123,7 @@ async def unload_model(exchange: Exchange) -> None:
 
 async def swap_model(exchange: Exchange) -> None:
     """Replace a model by another, or end that."""
-    fields, _ = SWAP.read(exchange.body, Swap)
+    fields, _ = SWAP.read(exchange.body)
     _check_operator(exchange.caller, fields.model)
     exchange.caller.check_model(fields.to)
     async with exchange.turns.pool.lease(_GATEWAY) as client:

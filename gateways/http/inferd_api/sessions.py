@@ -24,7 +24,7 @@ _SHOWN = ("model", "state", "priority", "tokens", "turns", "idle_s")
 
 async def answer_sessions(exchange: Exchange) -> None:
     """Answer with the caller's sessions, the latest used first."""
-    query = LIST.read_query(exchange.query, ListQuery)
+    query = LIST.read_query(exchange.query)
     async with exchange.turns.pool.lease(exchange.caller) as client:
         entries = own_sessions(exchange.caller, await client.sessions(dormant=True))
         entries.sort(key=lambda entry: float(entry["idle_s"]))
@@ -50,7 +50,7 @@ def _page(entries: list[dict[str, Any]], query: ListQuery) -> tuple[Sequence[dic
 
 async def create_session(exchange: Exchange) -> None:
     """Create a session, which is dormant until its first turn."""
-    fields, options = CREATE.read(exchange.body, NewSession)
+    fields, options = CREATE.read(exchange.body)
     caller, session_id = exchange.caller, fields.id or new_id()
     caller.check_model(fields.model)
     caller.check_priority(fields.priority)

@@ -11,13 +11,13 @@ from ....ipc.client import Embeddings
 from ..exchange import Exchange
 from ..fields import FieldTable
 from ..fields.table import field_error
-from .fields import EMBED, EMBEDDINGS, EmbeddingsFields, EmbedFields
+from .fields import EMBED, EMBEDDINGS
 from .names import daemon_name
 
 
 async def answer_embed(exchange: Exchange) -> None:
     """Answer with the vectors of one or more texts."""
-    embed, _ = EMBED.read(exchange.body, EmbedFields)
+    embed, _ = EMBED.read(exchange.body)
     texts = [embed.input] if isinstance(embed.input, str) else embed.input
     found: dict[str, Any] = {"model": embed.model, "embeddings": []}
     if texts:
@@ -31,13 +31,13 @@ async def answer_embed(exchange: Exchange) -> None:
 
 async def answer_embeddings(exchange: Exchange) -> None:
     """Answer with the vector of one text."""
-    embed, _ = EMBEDDINGS.read(exchange.body, EmbeddingsFields)
+    embed, _ = EMBEDDINGS.read(exchange.body)
     [vector] = await _vectors(exchange, EMBEDDINGS, embed.model, [embed.prompt])
     await exchange.send_json({"embedding": vector})
 
 
 async def _vectors(
-    exchange: Exchange, table: FieldTable, model: str, texts: list[str]
+    exchange: Exchange, table: FieldTable[Any], model: str, texts: list[str]
 ) -> Embeddings:
     name = daemon_name(model)
     exchange.caller.check_model(name)

@@ -46,6 +46,12 @@ class GenerateFields(TurnFields, kw_only=True):
     raw: bool = False
 
 
+class OwnOptions(Struct, kw_only=True):
+    """The options that are read here; the others are parameters."""
+
+    num_predict: int | None = None
+
+
 class EmbedFields(Struct, kw_only=True):
     """The fields of embeddings."""
 
@@ -139,6 +145,7 @@ OPTIONS = FieldTable(
             for name in ("logits_all", "vocab_only", "embedding_only")
         ),
     ],
+    kind=OwnOptions,
     parameters=True,
 )
 _EMBED: tuple[Field, ...] = (

@@ -10,7 +10,7 @@ from ....backends.errors import UnsupportedOperation
 from ....ipc.client import ModelInfo
 from ..exchange import Exchange
 from ..fields.table import field_error
-from .fields import SHOW, ModelFields
+from .fields import SHOW
 from .names import daemon_name
 
 API_VERSION = "0.12.0"
@@ -43,7 +43,7 @@ async def answer_ps(exchange: Exchange) -> None:
 
 async def answer_show(exchange: Exchange) -> None:
     """Answer with the description of a model."""
-    fields, _ = SHOW.read(exchange.body, ModelFields)
+    fields, _ = SHOW.read(exchange.body)
     name = daemon_name(fields.model or fields.name)
     if not name:
         raise field_error("model", "model is missing")

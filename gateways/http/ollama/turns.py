@@ -11,7 +11,7 @@ from ....backends.params import close_schema
 from ..exchange import Exchange, stream_turn
 from ..fields import FieldTable
 from ..turns import TurnRequest
-from .fields import CHAT, GENERATE, OPTIONS, ChatFields, GenerateFields, TurnFields
+from .fields import CHAT, GENERATE, OPTIONS, TurnFields
 from .lines import Lines, LineStream, chat_form, generate_form
 from .messages import read_messages
 from .names import daemon_name
@@ -21,7 +21,7 @@ REST_OF_CONTEXT = -1
 
 async def answer_chat(exchange: Exchange) -> None:
     """Answer a chat, streamed or whole; without messages, load or unload the model."""
-    chat, options = CHAT.read(exchange.body, ChatFields)
+    chat, options = CHAT.read(exchange.body)
     lines = Lines(chat_form, chat)
     if not chat.messages:
         await _load_or_unload(exchange, chat, lines)
@@ -32,7 +32,7 @@ async def answer_chat(exchange: Exchange) -> None:
 
 async def answer_generate(exchange: Exchange) -> None:
     """Answer a completion, streamed or whole; without a prompt, load or unload the model."""
-    generate, options = GENERATE.read(exchange.body, GenerateFields)
+    generate, options = GENERATE.read(exchange.body)
     lines = Lines(generate_form, generate)
     if not generate.prompt:
         await _load_or_unload(exchange, generate, lines)
@@ -46,7 +46,7 @@ async def answer_generate(exchange: Exchange) -> None:
 
 
 async def _answer(
-    exchange: Exchange, table: FieldTable, request: TurnRequest, lines: Lines
+    exchange: Exchange, table: FieldTable[Any], request: TurnRequest, lines: Lines
 ) -> None:
     try:
         if lines.fields.stream:
@@ -65,7 +65,7 @@ def _turn_of(
 
     :raises InvalidArgument: an option has the wrong type.
     """
-    own, own_options = OPTIONS.read(msgspec.json.encode(fields.options), _OwnOptions)
+    own, own_options = OPTIONS.read(msgspec.json.encode(fields.options))
     options = {**options, **own_options, "reasoning-format": "none" if raw else "deepseek"}
     if own.num_predict is not None:
         options["n-predict"] = max(REST_OF_CONTEXT, own.num_predict)
@@ -88,12 +88,6 @@ def _turn_of(
         priority=fields.priority,
         session_id=fields.session_id,
     )
-
-
-class _OwnOptions(msgspec.Struct):
-    """The options that are read here; the others are parameters."""
-
-    num_predict: int | None = None
 
 
 async def _load_or_unload(exchange: Exchange, fields: TurnFields, lines: Lines) -> None:

@@ -29,7 +29,7 @@ DONE = b"data: [DONE]\n\n"
 
 async def answer_chat(exchange: Exchange) -> None:
     """Answer a chat completion, whole or streamed."""
-    chat, options = CHAT.read(exchange.body, ChatRequest)
+    chat, options = CHAT.read(exchange.body)
     request = turn_of(chat, options, exchange.caller)
     frame = Frame(chat, request)
     try:

@@ -46,7 +46,7 @@ EMBEDDINGS = FieldTable(
 
 async def answer_embeddings(exchange: Exchange) -> None:
     """Answer with the embedding of each text."""
-    request, _ = EMBEDDINGS.read(exchange.body, EmbeddingRequest)
+    request, _ = EMBEDDINGS.read(exchange.body)
     texts = [request.input] if isinstance(request.input, str) else request.input
     priority = priority_of(request.priority, "auto", exchange.caller)
     try:

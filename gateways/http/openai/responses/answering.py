@@ -25,7 +25,7 @@ _HASH_CHARACTERS = 16
 
 async def answer_response(exchange: Exchange) -> None:
     """Answer a request, whole or streamed."""
-    request, options = RESPONSES.read(exchange.body, ResponseRequest)
+    request, options = RESPONSES.read(exchange.body)
     try:
         response_id = new_id(request)
         turn = turn_of(request, options, exchange.caller, response_id)
