@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -149,6 +151,27 @@ def test_an_entry_that_is_killed_leaves_no_turn_and_finds_sessions_again(
                 assert node_of(client, session) == node
                 assert session.context.attached and session.context not in contexts
                 assert TEXT.endswith("".join(session.resume()))
+
+
+@pytest.mark.parametrize("member", ["relay", "daemon"])
+def test_a_member_that_hangs_is_lost_within_seconds(fleet: RunningFleet, member: str) -> None:
+    hanging = fleet.relays["b"].process.pid if member == "relay" else fleet.daemons["b"].pid
+    with Client(fleet.socket) as client:
+        streams = Streams(fleet, client)
+        os.kill(hanging, signal.SIGSTOP)
+        try:
+            with pytest.raises(WorkerCrashed) as caught:
+                list(streams.streams["b"])
+            assert caught.value.data["node"] == "b"
+            cause = "was silent for" if member == "relay" else "has not answered within"
+            assert cause in fleet.until_noted("node b is lost")
+            assert TEXT.endswith("".join(streams.streams["a"]))
+        finally:
+            os.kill(hanging, signal.SIGCONT)
+        fleet.until_noted("node b serves")
+        session_id = streams.sessions["b"].session_id
+        with client.session("slow", session_id=session_id, resume=True) as session:
+            assert node_of(client, session) == "b"
 
 
 def test_without_a_node_the_fleet_is_busy(fleet: RunningFleet) -> None:
