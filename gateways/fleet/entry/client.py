@@ -67,8 +67,18 @@ class ClientSocket(Protocol):
         """Read from the client again, unless there are other reasons not to."""
 
 
+def without_shutdown(error: InferdError) -> InferdError:
+    """Return the error of a node for a client, to which `ShuttingDown` means the whole fleet."""
+    if isinstance(error, ShuttingDown):
+        return Busy(error.message, data={"cause": "node", **error.data})
+    return error
+
+
 class Fleet(Protocol):
     """The state that the clients of an entry share."""
+
+    stopping: anyio.Event
+    """Set once the entry accepts no new requests, and exits when those under way have ended."""
 
     nodes: Nodes
     incarnations: Incarnations
@@ -250,7 +260,8 @@ class FleetClient:
         if request.turns is not None:
             request.turns.end_turn(request)
         if message.kind == Kind.ERROR:
-            self.fail(request.number, error_from_wire(values_of(message.items[2])))
+            error = error_from_wire(values_of(message.items[2]))
+            self.fail(request.number, without_shutdown(error))
         elif request.route.in_result or request.on_result is not None:
             result = self.mapped(upstream, message.items[2], request.route.in_result)
             self.reply(request, result)
@@ -280,10 +291,8 @@ class FleetClient:
         self.on_idle()
 
     def fail(self, number: int, error: InferdError) -> None:
-        """Send the error of a request. To a client, `ShuttingDown` would mean the whole fleet."""
+        """Send the error of a request."""
         self.requests.pop(number, None)
-        if isinstance(error, ShuttingDown):
-            error = Busy(error.message, data={"cause": "node", **error.data})
         self._socket.add_frame(pack_frame([int(Kind.ERROR), number, error.to_wire()]))
         self._socket.flush()
         self.on_idle()

@@ -13,7 +13,9 @@ from ....backends.errors import (
     Cancelled,
     InferdError,
     InvalidArgument,
+    PermissionDenied,
     ProtocolError,
+    ShuttingDown,
     UnsupportedOperation,
 )
 from ....ipc.messages import Kind
@@ -27,10 +29,11 @@ from ..calls.frames import (
     integer_in,
     is_given,
     open_message,
+    raw_of,
     request_of,
 )
 from ..calls.routes import Route, route_of
-from .client import ClientRequest, FleetClient
+from .client import ClientRequest, FleetClient, without_shutdown
 from .gathering import call_all, call_connected, call_for_model, call_for_session, unload_graph
 from .opening import load_graph, note_branches, open_context, work_on_graph
 
@@ -48,6 +51,11 @@ TASKS: Mapping[Route, Work] = {
     Route.CONNECTED: call_connected,
 }
 """Routes whose requests run as tasks; the others are sent on at once."""
+WHILE_STOPPING = frozenset(
+    ("cancel", "drain", "finalize_execution_context", "get_output", "queue", "stats", "unload")
+)
+"""Calls that are still served while the entry stops."""
+TRUE = raw_of(True)
 CLOSING = frozenset(("finalize_execution_context", "close_execution_context"))
 
 
@@ -84,6 +92,8 @@ class Dispatcher:
                 )
             check_shape(message.body)
             call, params = request_of(message)
+            if self._client.fleet.stopping.is_set() and call not in WHILE_STOPPING:
+                raise ShuttingDown("the fleet's entry stops, and accepts no new requests")
             route = route_of(call, params)
             if route is None:
                 raise UnsupportedOperation(f"there is no call {call[:50]!r}")
@@ -98,12 +108,25 @@ class Dispatcher:
 
     def _dispatch(self, request: ClientRequest, params: Fields) -> None:
         route = request.route.route
-        if route is Route.CONTEXT or (route is Route.SESSION and is_given(params, "context")):
+        if request.call == "drain" and params.get("stop") == TRUE:
+            self._stop_entry(request)
+        elif route is Route.CONTEXT or (route is Route.SESSION and is_given(params, "context")):
             self._forward_to_context(request, params)
         elif route is Route.CANCEL:
             self._cancel(request, params)
         else:
             self._client.group.start_soon(self._run, TASKS[route], request, params)
+
+    def _stop_entry(self, request: ClientRequest) -> None:
+        """Have the entry exit when its requests have ended. The nodes go on."""
+        if self._client.owner.user:
+            raise PermissionDenied(
+                "this user may not stop the fleet's entry",
+                hint="its operators may: root, its own user, and `operators` in fleet.toml",
+                data={"right": "drain"},
+            )
+        self._client.reply(request, {})
+        self._client.fleet.stopping.set()
 
     def _forward_to_context(self, request: ClientRequest, params: Fields) -> None:
         client = self._client
@@ -142,7 +165,7 @@ class Dispatcher:
             if request.scope.cancelled_caught:
                 raise Cancelled("the request was cancelled")
         except InferdError as exc:
-            client.fail(request.number, exc)
+            client.fail(request.number, without_shutdown(exc))
         except UNREADABLE as exc:
             error = InvalidArgument(f"the params do not match the call: {exc}")
             client.fail(request.number, error)

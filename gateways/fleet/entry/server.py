@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from importlib.metadata import version
 from typing import Any
 
@@ -37,6 +37,8 @@ from .nodes import Nodes
 from .users import UserRules, is_operator, name_of, user_on_nodes
 
 HELLO_S_MAX = 10.0
+STOP_S_MAX = 30.0
+"""Time that requests have to end after `inferd stop`, as on a daemon."""
 SOFTWARE_CHARACTERS = 200
 _hello = msgspec.msgpack.Decoder(ClientHello)
 
@@ -50,6 +52,9 @@ class Entry:
         self.incarnations = Incarnations(config.state_dir)
         self.homes = NodeTable[SessionKey](HOMES_MAX)
         self.recent = NodeTable[RecentKey](RECENT_MAX)
+        self.stopping = anyio.Event()
+        self._idle = anyio.Event()
+        """Set once an entry that stops has no requests."""
         self._config, self._note = config, note
         self._rules = UserRules(settings.users, settings.operators, settings.delegates)
         self._places = Places[ClientConnection](settings.connections_max)
@@ -73,10 +78,30 @@ class Entry:
                     await group.start(self.nodes.run)
                     group.start_soon(self._accept, listener.socket, group)
                     on_ready(listener.path)
-                    await anext(signals)
+                    await self._until_stopped(signals)
                     group.cancel_scope.cancel()
         finally:
             listener.close()
+
+    async def _until_stopped(self, signals: AsyncIterator[signal.Signals]) -> None:
+        """Wait for a signal, or until an operator has stopped the entry and its requests ended."""
+        async with anyio.create_task_group() as waiting:
+
+            async def wait_for_requests() -> None:
+                await self.stopping.wait()
+                self._check_idle()
+                with anyio.move_on_after(STOP_S_MAX):
+                    await self._idle.wait()
+                waiting.cancel_scope.cancel()
+
+            waiting.start_soon(wait_for_requests)
+            await anext(signals)
+            waiting.cancel_scope.cancel()
+
+    def _check_idle(self) -> None:
+        """Note the end of the last request of an entry that stops."""
+        if self.stopping.is_set() and not any(client.requests for client in self._clients):
+            self._idle.set()
 
     async def _accept(self, listener: socket.socket, group: anyio.abc.TaskGroup) -> None:
         listener.setblocking(False)
@@ -150,6 +175,7 @@ class Entry:
             if client is not None:
                 self._clients.discard(client)
                 client.close()
+                self._check_idle()
 
     def _greet(
         self,
@@ -170,7 +196,12 @@ class Entry:
         client = FleetClient(self, connection, FleetUser(user, hello.label), own, group)
         connection.is_idle = lambda: not client.requests
         connection.on_emptied = lambda: client.read_upstreams(reading=True)
-        client.on_idle = connection.request_ended
+
+        def note_end() -> None:
+            connection.request_ended()
+            self._check_idle()
+
+        client.on_idle = note_end
         self._clients.add(client)
         return client
 

@@ -10,7 +10,14 @@ from collections.abc import Iterator
 import pytest
 
 from inferd import Client, Session, Stream
-from inferd.backends.errors import Busy, ConnectionLost, SessionExpired, WorkerCrashed
+from inferd.backends.errors import (
+    Busy,
+    ConnectionLost,
+    SessionExpired,
+    ShuttingDown,
+    WorkerCrashed,
+)
+from tests.daemon.command_line import inferd_process
 from tests.echo import echo_model
 from tests.gateways.fleet.members import RunningFleet, running_fleet
 from tests.waiting import wait_until
@@ -130,12 +137,40 @@ def test_a_stream_that_resumes_continues_when_its_node_is_back(fleet: RunningFle
     fleet.until_noted(f"node {node} serves")
 
 
+def test_an_entry_that_is_stopped_lets_its_turns_end_and_leaves_the_nodes(
+    fleet: RunningFleet,
+) -> None:
+    with Client(fleet.socket) as client:
+        streams = Streams(fleet, client)
+        with inferd_process("stop", socket=fleet.socket) as stopping:
+            wait_until(lambda: is_refused(client))
+            for stream in streams.streams.values():
+                assert TEXT.endswith("".join(stream))
+            _, errors = stopping.communicate()
+            assert stopping.returncode == 0, errors
+    assert fleet.entry.wait() == 0
+    fleet.kill_entry()  # closes its pipes
+    for daemon in fleet.daemons.values():
+        with Client(daemon.socket) as direct:
+            assert not direct.stats()["draining"]
+    fleet.start_entry()
+
+
+def is_refused(client: Client) -> bool:
+    try:
+        client.models()
+    except ShuttingDown:
+        return True
+    return False
+
+
 def test_an_entry_that_is_killed_leaves_no_turn_and_finds_sessions_again(
     fleet: RunningFleet,
 ) -> None:
     with Client(fleet.socket) as client:
         streams = Streams(fleet, client)
         contexts = {session.context for session in streams.sessions.values()}
+        starts = client.server.instance
         fleet.kill_entry()
         for stream in streams.streams.values():
             with pytest.raises(ConnectionLost):
@@ -145,7 +180,7 @@ def test_an_entry_that_is_killed_leaves_no_turn_and_finds_sessions_again(
             wait_until(lambda d=direct: d.queue(all_users=True) == [])  # type: ignore[misc]
     fleet.start_entry()
     with Client(fleet.socket) as client:
-        assert client.server.instance == 2
+        assert client.server.instance == starts + 1
         for node, before in streams.sessions.items():
             with client.session("slow", session_id=before.session_id) as session:
                 assert node_of(client, session) == node

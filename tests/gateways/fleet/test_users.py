@@ -73,6 +73,7 @@ def test_users_have_no_rights_of_operators(fleet: RunningFleet) -> None:
         for call, params in (
             ("pin", {"name": "echo"}),
             ("drain", {}),
+            ("drain", {"stop": True}),
             ("sessions", {"all": True}),
             ("log_level", {"levels": {"ipc": "debug"}}),
         ):
