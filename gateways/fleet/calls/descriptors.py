@@ -11,12 +11,12 @@ class _Part(msgspec.Struct):
     fd: int = -1
 
 
-class _Params(_Part):
+class _TensorParams(_Part):
     tensor: _Part | None = None
     inputs: list[tuple[str, _Part]] | None = None
 
 
-_params = msgspec.msgpack.Decoder(_Params)
+_params = msgspec.msgpack.Decoder(_TensorParams)
 
 
 def refuse_descriptors(params: msgspec.Raw) -> None:

@@ -33,7 +33,7 @@ _map = msgspec.msgpack.Decoder(dict[str, Any])
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Message(NamedTuple):
+class OpenFrame(NamedTuple):
     """A message: its kind, its items, and its bytes without the length."""
 
     kind: int
@@ -46,7 +46,7 @@ class Message(NamedTuple):
         return _integer.decode(self.items[1])
 
 
-def open_message(body: bytes, *, check: bool = False) -> Message:
+def open_message(body: bytes, *, check: bool = False) -> OpenFrame:
     """Return a message; with *check* its shape is within the bounds of the protocol.
 
     :raises ProtocolError: it is not a message.
@@ -56,7 +56,7 @@ def open_message(body: bytes, *, check: bool = False) -> Message:
         if check:
             check_shape(body)
         items = _items.decode(body)
-        message = Message(_integer.decode(items[0]), items, body)
+        message = OpenFrame(_integer.decode(items[0]), items, body)
         if message.kind not in (Kind.HELLO, Kind.GOODBYE):
             _ = message.number
         if len(items) < (4 if message.kind == Kind.REQUEST else 2):
@@ -68,7 +68,7 @@ def open_message(body: bytes, *, check: bool = False) -> Message:
     return message
 
 
-def request_of(message: Message) -> tuple[str, Fields]:
+def request_of(message: OpenFrame) -> tuple[str, Fields]:
     """Return the call of a request, and its params.
 
     :raises InvalidArgument: they have other types.

@@ -25,7 +25,7 @@ from ....ipc.messages import ClientHello, Kind
 from ....wire.frames import pack_frame
 from ..calls.frames import (
     Fields,
-    Message,
+    OpenFrame,
     frame_of,
     integer_in,
     request_frame,
@@ -74,7 +74,7 @@ def without_shutdown(error: InferdError) -> InferdError:
     return error
 
 
-class Fleet(Protocol):
+class SharedState(Protocol):
     """The state that the clients of an entry share."""
 
     stopping: anyio.Event
@@ -126,7 +126,7 @@ class FleetClient:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: SharedState,
         socket: ClientSocket,
         owner: FleetUser,
         hello: ClientHello,
@@ -252,7 +252,7 @@ class FleetClient:
         upstream.send_request(request.number, frame, partial(self._pass_on, request, upstream))
         request.upstream = upstream
 
-    def _pass_on(self, request: ClientRequest, upstream: Upstream, message: Message) -> None:
+    def _pass_on(self, request: ClientRequest, upstream: Upstream, message: OpenFrame) -> None:
         if message.kind == Kind.EVENT:
             self.pass_event(request, upstream, message)
             return
@@ -269,7 +269,7 @@ class FleetClient:
             self._socket.add_frame(frame_of(message.body))
             self.on_idle()
 
-    def pass_event(self, request: ClientRequest, upstream: Upstream, message: Message) -> None:
+    def pass_event(self, request: ClientRequest, upstream: Upstream, message: OpenFrame) -> None:
         """Pass an event to the client."""
         if request.route.in_events:
             event = self.mapped(upstream, message.items[2], request.route.in_events)

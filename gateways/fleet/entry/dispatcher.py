@@ -24,7 +24,7 @@ from ..calls.descriptors import refuse_descriptors
 from ..calls.frames import (
     UNREADABLE,
     Fields,
-    Message,
+    OpenFrame,
     frame_of,
     integer_in,
     is_given,
@@ -80,7 +80,7 @@ class Dispatcher:
         else:
             raise ProtocolError(f"a frame of kind {message.kind}")
 
-    def _begin(self, message: Message) -> None:
+    def _begin(self, message: OpenFrame) -> None:
         number, requests = message.number, self._client.requests
         if number in requests:
             raise ProtocolError(f"request id {number} is already in use")

@@ -25,7 +25,7 @@ class Incarnation(NamedTuple):
     instance: int
 
 
-class _State(msgspec.Struct):
+class _Numbers(msgspec.Struct):
     starts: int = 0
     incarnations: list[tuple[str, int]] = []
 
@@ -35,7 +35,7 @@ class Incarnations:
 
     def __init__(self, folder: Path):
         self._file = folder / "incarnations.json"
-        self._state = _State()
+        self._state = _Numbers()
         self._numbers: dict[Incarnation, int] = {}
 
     @property
@@ -51,7 +51,7 @@ class Incarnations:
         try:
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self._file.exists():
-                self._state = msgspec.json.decode(self._file.read_bytes(), type=_State)
+                self._state = msgspec.json.decode(self._file.read_bytes(), type=_Numbers)
             self._state.starts += 1
             self._write()
         except (OSError, msgspec.DecodeError) as exc:

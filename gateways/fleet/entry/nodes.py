@@ -23,7 +23,7 @@ from ....ipc.messages import (
 from ....wire.frames import FRAME_BYTES_MAX, REPLY_BYTES_MAX
 from ....wire.nesting import NESTING_MAX
 from ..certificates.tls import DATA, REPORTS, entry_context
-from ..routing.choice import RETRY_HINT, RETRY_S, Fleet, RouteRequest, choose_node
+from ..routing.choice import RETRY_HINT, RETRY_S, FleetLoad, RouteRequest, choose_node
 from ..routing.loads import ByClass, NodeLoad
 from .config import EntryConfig
 from .node_link import NodeLink
@@ -116,7 +116,7 @@ class Nodes:
         for name, link in self.links.items():
             for model, counts in link.turns.since_report(now).items():
                 opened[name, model] = counts
-        node = choose_node(request, Fleet(self.loads(), self.unreachable(), opened))
+        node = choose_node(request, FleetLoad(self.loads(), self.unreachable(), opened))
         if key is not None:
             kind = TurnKind(request.model, request.priority)
             self.links[node].turns.note_opened(key, kind, now)

@@ -19,7 +19,7 @@ from ....backends.errors import (
     WorkerCrashed,
 )
 from ....ipc.messages import Kind
-from ..calls.frames import Fields, Message, integers_in, request_frame, text_in, with_handle
+from ..calls.frames import Fields, OpenFrame, integers_in, request_frame, text_in, with_handle
 from ..calls.merging import session_homes
 from ..routing.choice import RETRY_HINT, RETRY_S, RouteRequest
 from ..routing.loads import CLASSES
@@ -95,9 +95,9 @@ async def exchange(
     :raises InferdError: it failed.
     """
     upstream = client.upstream(node)
-    answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+    answer: asyncio.Future[OpenFrame] = asyncio.get_running_loop().create_future()
 
-    def handle(message: Message) -> None:
+    def handle(message: OpenFrame) -> None:
         if message.kind == Kind.EVENT:
             client.pass_event(request, upstream, message)
         elif not answer.done():

@@ -21,7 +21,7 @@ from ....ipc.messages import ClientHello, Kind
 from ....wire.frames import REPLY_BYTES_MAX, FrameReader, pack_frame
 from ..calls.frames import (
     Fields,
-    Message,
+    OpenFrame,
     open_message,
     raw_of,
     request_frame,
@@ -32,7 +32,7 @@ from ..certificates.tls import failure_reason
 from ..link import BUFFER_BYTES, HANDSHAKE_S_MAX, set_options
 from .node_link import NodeLink
 
-Handler: TypeAlias = Callable[[Message], None]
+FrameHandler: TypeAlias = Callable[[OpenFrame], None]
 OWN_NUMBERS = range(1 << 62, (1 << 63) - 1)
 """Ids of the entry's own requests, each chosen at random. Ids of clients count up."""
 UNSENT_BYTES_MAX = 64 << 20
@@ -85,7 +85,7 @@ class Upstream(asyncio.Protocol):
         self._hello = hello
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader(REPLY_BYTES_MAX)
-        self._handlers: dict[int, Handler] = {}
+        self._handlers: dict[int, FrameHandler] = {}
         self._unsent: bytearray | None = bytearray()
         """Frames of requests until the connection stands; None from then on."""
         self._is_reading = True
@@ -141,7 +141,7 @@ class Upstream(asyncio.Protocol):
             self.end(lost_error(self.node, exc.message))
         self._owner.upstream_read()
 
-    def _handle(self, message: Message) -> None:
+    def _handle(self, message: OpenFrame) -> None:
         if message.kind == Kind.HELLO:
             self.instance = int(values_of(message.items[1])["instance"])
         elif message.kind == Kind.GOODBYE:
@@ -177,7 +177,7 @@ class Upstream(asyncio.Protocol):
         self._owner.upstream_lost(self)
         self._owner.upstream_read()
 
-    def send_request(self, number: int, frame: bytes, handler: Handler) -> None:
+    def send_request(self, number: int, frame: bytes, handler: FrameHandler) -> None:
         """Send a request; *handler* gets its events and its reply or error.
 
         :raises InferdError: the connection has ended.
@@ -237,9 +237,9 @@ class Upstream(asyncio.Protocol):
         if self.lost is not None:
             raise error_from_wire(self.lost.to_wire())
         number = random.choice(OWN_NUMBERS)
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[OpenFrame] = asyncio.get_running_loop().create_future()
 
-        def handle(message: Message) -> None:
+        def handle(message: OpenFrame) -> None:
             if message.kind != Kind.EVENT and not answer.done():
                 answer.set_result(message)
 
@@ -256,7 +256,7 @@ class Upstream(asyncio.Protocol):
         return result_of(message)
 
 
-def result_of(message: Message) -> msgspec.Raw:
+def result_of(message: OpenFrame) -> msgspec.Raw:
     """Return the result in a reply.
 
     :raises InferdError: it is an error reply.

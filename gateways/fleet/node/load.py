@@ -16,7 +16,7 @@ LEARN = 0.2
 """Weight of the newest interval in the learned time of a token."""
 
 
-class TokenTimes:
+class TokenTimeLearner:
     """The time that each model's engine takes for a token while it has work, learned from its
     counters. Owned by the reporter.
     """
@@ -48,7 +48,7 @@ def node_load(
     stats: Mapping[str, Any],
     models: Sequence[Mapping[str, Any]],
     tasks: Iterable[Mapping[str, Any]],
-    times: TokenTimes,
+    times: TokenTimeLearner,
 ) -> NodeLoad:
     """Return the load that a daemon's answers describe. Models from descriptors belong to one
     connection, and are left out.
@@ -70,7 +70,7 @@ def node_load(
     )
 
 
-def _model_load(model: Mapping[str, Any], queue: _Queue, times: TokenTimes) -> ModelLoad:
+def _model_load(model: Mapping[str, Any], queue: _Queue, times: TokenTimeLearner) -> ModelLoad:
     return ModelLoad(
         loaded=model["state"] == "ready",
         failed=model["state"] == "failed",

@@ -17,7 +17,7 @@ from ....wire.frames import pack_frame
 from ..certificates.tls import DATA, REPORTS
 from ..link import HANDSHAKE_S_MAX
 from .pipe import EntryEnd, PipeEnd
-from .reporter import Reporter
+from .reporter import LoadReporter
 
 CONNECTIONS_MAX = 1024
 SHUTDOWN_S_MAX = 2.0
@@ -45,7 +45,7 @@ class _Switch(asyncio.Protocol):
 class Relay:
     """Serves entries until it is cancelled. *path* is the daemon's socket."""
 
-    def __init__(self, path: str, reporter: Reporter, connections_max: int = CONNECTIONS_MAX):
+    def __init__(self, path: str, reporter: LoadReporter, connections_max: int = CONNECTIONS_MAX):
         self._path, self._reporter, self._connections_max = path, reporter, connections_max
         self._ends: set[EntryEnd] = set()
 

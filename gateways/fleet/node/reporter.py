@@ -14,7 +14,7 @@ from ....ipc.client import AsyncClient
 from ....wire.frames import pack_frame
 from ..link import BUFFER_BYTES, PING_S, REPORT_S, ReportKind, set_options
 from ..routing.loads import NodeLoad
-from .load import TokenTimes, node_load
+from .load import TokenTimeLearner, node_load
 
 CALL_S_MAX = 5.0
 """Time that the daemon has to answer before it counts as not reachable."""
@@ -54,7 +54,7 @@ class Subscriber(asyncio.Protocol):
             self._transport.abort()
 
 
-class Reporter:
+class LoadReporter:
     """Queries the daemon while an entry listens, and sends every entry the same reports. Lives on
     the relay's event loop. *connect* makes a client of the daemon.
     """
@@ -63,7 +63,7 @@ class Reporter:
         self._connect = connect
         self._subscribers: set[Subscriber] = set()
         self._wanted = anyio.Event()
-        self._times = TokenTimes()
+        self._times = TokenTimeLearner()
         self._state = b""
         """The frames with which an entry begins: the daemon's hello and last load, or its loss."""
 

@@ -13,7 +13,7 @@ from ....ipc.client import AsyncClient
 from ..addresses import NodeAddress, listen_at, parse_node_address
 from ..certificates.tls import EXPIRES_SOON_DAYS, RENEW, days_left, node_context
 from .relay import Relay
-from .reporter import Reporter
+from .reporter import LoadReporter
 
 SOFTWARE = "inferd fleet node"
 TRIAL_USER = "@fleet"
@@ -43,7 +43,7 @@ def run_node(
     async def serve() -> None:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             await check_rights(path)
-            relay = Relay(path, Reporter(lambda: AsyncClient(path, software=SOFTWARE)))
+            relay = Relay(path, LoadReporter(lambda: AsyncClient(path, software=SOFTWARE)))
             async with anyio.create_task_group() as group:
                 await group.start(relay.serve, listener, context)
                 host, port = listener.getsockname()[:2]

@@ -23,7 +23,7 @@ WAIT_S_MAX = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class FleetLoad:
     """The state of the fleet at one moment.
 
     `loads` has the nodes that can be reached. `unreachable` are the other nodes. `opened` counts,
@@ -49,7 +49,7 @@ class RouteRequest:
     """Nodes that have refused it."""
 
 
-def choose_node(request: RouteRequest, fleet: Fleet) -> str:
+def choose_node(request: RouteRequest, fleet: FleetLoad) -> str:
     """Return the name of the node for a context.
 
     :raises ModelNotFound: no node has the model.
@@ -64,7 +64,7 @@ def choose_node(request: RouteRequest, fleet: Fleet) -> str:
     return min(candidates, key=lambda name: _rank(name, request, fleet))
 
 
-def _candidates(request: RouteRequest, fleet: Fleet) -> list[str]:
+def _candidates(request: RouteRequest, fleet: FleetLoad) -> list[str]:
     with_model = [name for name, node in fleet.loads.items() if request.model in node.models]
     if not with_model:
         raise _no_node(request, fleet)
@@ -86,7 +86,7 @@ def _candidates(request: RouteRequest, fleet: Fleet) -> list[str]:
     return [n for n in found if fleet.loads[n].sessions < fleet.loads[n].sessions_max] or found
 
 
-def _rank(name: str, request: RouteRequest, fleet: Fleet) -> tuple[float, ...]:
+def _rank(name: str, request: RouteRequest, fleet: FleetLoad) -> tuple[float, ...]:
     """Return the key of a node: the lowest one is chosen."""
     load, opened = _model_load(name, request, fleet)
     node = fleet.loads[name]
@@ -103,12 +103,12 @@ def _rank(name: str, request: RouteRequest, fleet: Fleet) -> tuple[float, ...]:
     )
 
 
-def _model_load(name: str, request: RouteRequest, fleet: Fleet) -> tuple[ModelLoad, ByClass]:
+def _model_load(name: str, request: RouteRequest, fleet: FleetLoad) -> tuple[ModelLoad, ByClass]:
     load = fleet.loads[name].models[request.model]
     return load, fleet.opened.get((name, request.model), NONE)
 
 
-def _retry_after_s(request: RouteRequest, fleet: Fleet) -> float:
+def _retry_after_s(request: RouteRequest, fleet: FleetLoad) -> float:
     """Return the shortest predicted wait, which is when a place may become free."""
     waits = [
         predicted_wait_s(*_model_load(name, request, fleet), request.priority)
@@ -118,7 +118,7 @@ def _retry_after_s(request: RouteRequest, fleet: Fleet) -> float:
     return min(max(RETRY_S, min(waits, default=RETRY_S)), WAIT_S_MAX)
 
 
-def _no_node(request: RouteRequest, fleet: Fleet) -> InferdError:
+def _no_node(request: RouteRequest, fleet: FleetLoad) -> InferdError:
     if fleet.unreachable:
         return Busy(
             f"no reachable node has the model {request.model!r}",

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.backends.errors import Busy, ModelNotFound
-from inferd.gateways.fleet.routing.choice import Fleet, RouteRequest, choose_node
+from inferd.gateways.fleet.routing.choice import FleetLoad, RouteRequest, choose_node
 from inferd.gateways.fleet.routing.loads import NONE, ByClass, ModelLoad, NodeLoad
 from inferd.gateways.fleet.routing.waits import free_slots, predicted_wait_s, starts_at_once
 
@@ -26,7 +26,7 @@ def node(load: ModelLoad | None = None, **fields: object) -> NodeLoad:
 
 
 def chosen(request: RouteRequest | None = None, /, **nodes: NodeLoad) -> str:
-    return choose_node(request or RouteRequest(M), Fleet(nodes))
+    return choose_node(request or RouteRequest(M), FleetLoad(nodes))
 
 
 def test_a_session_goes_to_its_home_although_that_is_full_and_draining() -> None:
@@ -36,7 +36,7 @@ def test_a_session_goes_to_its_home_although_that_is_full_and_draining() -> None
 
 def test_a_session_whose_home_is_lost_opens_nowhere_else() -> None:
     with pytest.raises(Busy) as caught:
-        choose_node(RouteRequest(M, home="b"), Fleet({"a": node(loaded())}, {"b"}))
+        choose_node(RouteRequest(M, home="b"), FleetLoad({"a": node(loaded())}, {"b"}))
     assert caught.value.data["node"] == "b" and caught.value.retry_after_s > 0
 
 
@@ -77,13 +77,13 @@ def test_parking_a_lower_class_is_preferred_to_waiting() -> None:
 def test_contexts_opened_since_the_report_count() -> None:
     nodes = {"a": node(loaded()), "b": node(loaded(running=(0, 1, 0, 0)))}
     opened = {("a", M): (0, 2, 0, 0)}
-    assert choose_node(RouteRequest(M), Fleet(nodes, opened=opened)) == "b"
+    assert choose_node(RouteRequest(M), FleetLoad(nodes, opened=opened)) == "b"
 
 
 def test_turns_that_ended_since_the_report_leave_their_slots() -> None:
     nodes = {n: node(loaded(running=(0, 4, 0, 0))) for n in "ab"}
     opened = {("b", M): (0, -1, 0, 0)}
-    assert choose_node(RouteRequest(M), Fleet(nodes, opened=opened)) == "b"
+    assert choose_node(RouteRequest(M), FleetLoad(nodes, opened=opened)) == "b"
 
 
 def test_a_full_node_is_the_last_resort() -> None:
@@ -125,7 +125,7 @@ def test_an_unknown_model_is_named_with_those_that_exist() -> None:
 
 def test_a_model_that_only_a_lost_node_may_have_is_retried_later() -> None:
     with pytest.raises(Busy) as caught:
-        choose_node(RouteRequest("other"), Fleet({"a": node(loaded())}, {"b"}))
+        choose_node(RouteRequest("other"), FleetLoad({"a": node(loaded())}, {"b"}))
     assert caught.value.data["nodes"] == ["b"] and caught.value.retryable
 
 
@@ -153,7 +153,7 @@ nodes_of_fleets = st.builds(
 )
 names = st.sampled_from("abcde")
 fleets = st.builds(
-    Fleet,
+    FleetLoad,
     loads=st.dictionaries(names, nodes_of_fleets, max_size=5),
     unreachable=st.just(frozenset()),
     opened=st.dictionaries(names.map(lambda name: (name, M)), st.tuples(*[st.integers(-3, 6)] * 4)),
@@ -163,7 +163,7 @@ requests = st.builds(
 )
 
 
-def usable(fleet: Fleet) -> dict[str, tuple[ModelLoad, ByClass]]:
+def usable(fleet: FleetLoad) -> dict[str, tuple[ModelLoad, ByClass]]:
     """Return the nodes that may be chosen, with the load of their model."""
     found = {
         name: (load.models[M], fleet.opened.get((name, M), NONE))
@@ -181,7 +181,7 @@ def has_place(load: NodeLoad) -> bool:
 
 @given(requests, fleets)
 def test_a_request_never_waits_while_another_node_has_a_free_slot(
-    request: RouteRequest, fleet: Fleet
+    request: RouteRequest, fleet: FleetLoad
 ) -> None:
     nodes = usable(fleet)
     if not nodes:
@@ -194,7 +194,7 @@ def test_a_request_never_waits_while_another_node_has_a_free_slot(
 
 @given(requests, fleets)
 def test_a_request_never_waits_while_a_turn_of_a_lower_class_can_be_parked(
-    request: RouteRequest, fleet: Fleet
+    request: RouteRequest, fleet: FleetLoad
 ) -> None:
     nodes = usable(fleet)
     if any(starts_at_once(*pair, request.priority) for pair in nodes.values()):
@@ -202,7 +202,9 @@ def test_a_request_never_waits_while_a_turn_of_a_lower_class_can_be_parked(
 
 
 @given(requests, fleets)
-def test_the_predicted_wait_is_the_lowest_of_all_nodes(request: RouteRequest, fleet: Fleet) -> None:
+def test_the_predicted_wait_is_the_lowest_of_all_nodes(
+    request: RouteRequest, fleet: FleetLoad
+) -> None:
     nodes = usable(fleet)
     if nodes:
         waits = {n: predicted_wait_s(*pair, request.priority) for n, pair in nodes.items()}
@@ -210,7 +212,7 @@ def test_the_predicted_wait_is_the_lowest_of_all_nodes(request: RouteRequest, fl
 
 
 @given(requests, fleets)
-def test_a_choice_is_a_usable_node_or_an_error(request: RouteRequest, fleet: Fleet) -> None:
+def test_a_choice_is_a_usable_node_or_an_error(request: RouteRequest, fleet: FleetLoad) -> None:
     try:
         assert choose_node(request, fleet) in usable(fleet)
     except ModelNotFound:
@@ -221,7 +223,7 @@ def test_a_choice_is_a_usable_node_or_an_error(request: RouteRequest, fleet: Fle
 
 @given(requests, fleets, st.sampled_from("abcde"))
 def test_more_work_on_a_node_never_attracts_a_request(
-    request: RouteRequest, fleet: Fleet, name: str
+    request: RouteRequest, fleet: FleetLoad, name: str
 ) -> None:
     nodes = usable(fleet)
     if name not in nodes or choose_node(request, fleet) == name:
@@ -229,7 +231,7 @@ def test_more_work_on_a_node_never_attracts_a_request(
     opened = dict(fleet.opened)
     own: ByClass = opened.get((name, M), NONE)
     opened[name, M] = (own[0], own[1], own[2], own[3] + 1)
-    assert choose_node(request, Fleet(fleet.loads, (), opened)) != name
+    assert choose_node(request, FleetLoad(fleet.loads, (), opened)) != name
 
 
 @given(st.integers(1, 4), st.integers(2, 4), st.integers(1, 30))
@@ -238,5 +240,5 @@ def test_requests_within_one_report_spread_evenly(slots: int, size: int, count: 
     given_to = dict.fromkeys(nodes, 0)
     for _ in range(count):
         opened: dict[tuple[str, str], ByClass] = {(n, M): (0, k, 0, 0) for n, k in given_to.items()}
-        given_to[choose_node(RouteRequest(M), Fleet(nodes, (), opened))] += 1
+        given_to[choose_node(RouteRequest(M), FleetLoad(nodes, (), opened))] += 1
     assert max(given_to.values()) - min(given_to.values()) <= 1
