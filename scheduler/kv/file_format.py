@@ -3,11 +3,13 @@
 A file is ``<directory>/<fingerprint>/<owner>/<name>`` and never changes: it is written under a
 temporary name and renamed. It consists of::
 
-    magic 8 bytes | version u32 | header's length u32 | checksum of the header, 20 bytes
+    magic 8 bytes | version u32 | header's length u32 | checksum of the header, 16 bytes
     header: msgpack, with the key, the state's length and its checksum
     state
 
-Comparisons and checksums cover every byte, so a damaged or unrelated file is rejected.
+Comparisons and checksums (XXH3, 128 bits) cover every byte, so a damaged or unrelated file is
+rejected. A user's files are written by the daemon's user alone, so the checksum need not withstand
+forgery; BLAKE2b took 110 ms for the 48 MB of 2000 tokens of SmolLM2, and XXH3 takes 4 ms.
 """
 
 from __future__ import annotations
@@ -25,13 +27,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
+import xxhash
 
 HEADER_BYTES_MAX = 16 << 20
 """Space for four million tokens and the rest of a key."""
 _MAGIC = b"inferdKV"
-_VERSION = 2
-_DIGEST_BYTES = 20
-_PREFIX = struct.Struct(f"<8sII{_DIGEST_BYTES}s")
+_VERSION = 3
+_NAME_BYTES = 20
+_PREFIX = struct.Struct("<8sII16s")
 FINGERPRINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _encoder = msgspec.msgpack.Encoder()
 
@@ -55,7 +58,7 @@ class KvKey(msgspec.Struct, frozen=True, array_like=True):
     @property
     def name(self) -> str:
         """The name of its file: a hash of all fields, 40 hex digits."""
-        return _digest(_encoder.encode(self)).hex()
+        return hashlib.blake2b(_encoder.encode(self), digest_size=_NAME_BYTES).hexdigest()
 
 
 class KvFile(msgspec.Struct, frozen=True):
@@ -104,7 +107,7 @@ def _read_head(file: BinaryIO, path: Path) -> tuple[_FileHeader, KvFile]:
     if size > HEADER_BYTES_MAX:
         raise KvDamaged(f"its header has {size} bytes, more than {HEADER_BYTES_MAX}")
     content = _read_exactly(file, size)
-    if _digest(content) != checksum:
+    if _checksum(content) != checksum:
         raise KvDamaged("its header's checksum is wrong")
     header = _decode(content)
     whole = _PREFIX.size + size + header.size
@@ -132,10 +135,10 @@ def write_state(path: Path, fingerprint: str, key: KvKey, state: bytes, seconds:
 
     :raises KvDamaged: the key is too large for a header.
     """
-    header = _encoder.encode(_FileHeader(fingerprint, key, seconds, len(state), _digest(state)))
+    header = _encoder.encode(_FileHeader(fingerprint, key, seconds, len(state), _checksum(state)))
     if len(header) > HEADER_BYTES_MAX:
         raise KvDamaged(f"its header has {len(header)} bytes, more than {HEADER_BYTES_MAX}")
-    head = _PREFIX.pack(_MAGIC, _VERSION, len(header), _digest(header)) + header
+    head = _PREFIX.pack(_MAGIC, _VERSION, len(header), _checksum(header)) + header
     for folder in reversed(path.parents[:3]):  # only this user can read them
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _write_file(path, (head, state))
@@ -152,15 +155,15 @@ def read_state(path: Path, key: KvKey) -> bytes:
         if header.key != key:  # another key with the same hash
             raise KvDamaged("it is the state of other tokens")
         state = _read_exactly(file, header.size)
-        if _digest(state) != header.checksum:
+        if _checksum(state) != header.checksum:
             raise KvDamaged("its state's checksum is wrong")
         with contextlib.suppress(OSError):
             os.utime(file.fileno())  # for the order of the next scan
     return state
 
 
-def _digest(content: bytes) -> bytes:
-    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
+def _checksum(content: bytes) -> bytes:
+    return xxhash.xxh3_128_digest(content)
 
 
 # Files.
