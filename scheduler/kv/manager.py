@@ -11,8 +11,9 @@ from .. import messages as m
 from ..settings import EngineSettings
 from ..task import Task
 from .disk import DiskTier
+from .file_format import KvFile
 from .files import KvFiles
-from .idle_states import IdleStates
+from .idle_states import SAVE_TOKENS_MIN, IdleStates
 from .origin import Origin, scoped
 from .search import StateSearch
 from .slots import SlotTable
@@ -171,9 +172,16 @@ class KvManager:
         tokens = array("i", task.tokens)
         cached = self.search.find_source(task.origin, tokens).keep
         file, keep = disk.find_file(task.origin, tokens, cached)
-        if file is not None and keep - cached >= self._settings.shared_prefix_tokens_min:
+        if file is not None and keep - cached >= self._fetch_tokens_min(file, task.origin):
             disk.fetch_state(task, file)
             self.fetches += task.fetching
+
+    def _fetch_tokens_min(self, file: KvFile, origin: Origin) -> int:
+        """Return the number of tokens for which a file is read. A session's own state is short if
+        its history is; another session's may be long, of which the task uses only the beginning.
+        """
+        own = bool(origin.session) and file.key.session == origin.session
+        return SAVE_TOKENS_MIN if own else self._settings.shared_prefix_tokens_min
 
     def spill(self) -> None:
         """Write to disk those evicted states that may be persisted."""

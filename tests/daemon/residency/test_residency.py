@@ -182,7 +182,13 @@ def run_programs(machine: Machine, models: list[int], steps: int, apart_s: float
 
 @pytest.mark.parametrize(
     ("models", "apart_s"),
-    [([1, 0, 0, 2], 0.0), ([0, 0, 2, 2], 0.0), ([0, 1, 2], 0.0), ([0, 0, 0, 0], 1.0)],
+    [
+        ([1, 0, 0, 2], 0.0),
+        ([0, 0, 2, 2], 0.0),
+        ([0, 1, 2], 0.0),
+        ([0, 0, 0, 0], 1.0),
+        ([0, 0, 0], 2.0),
+    ],
 )
 def test_programs_that_are_out_of_step_synchronize(models: list[int], apart_s: float) -> None:
     """Those that ask for different models would do so for ever if arrival alone counted."""

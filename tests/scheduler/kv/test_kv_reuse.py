@@ -469,6 +469,27 @@ def test_a_restart_keeps_the_states_of_persisted_sessions(tmp_path: Path) -> Non
     assert second.text(3) == b"back"
 
 
+@pytest.mark.parametrize(("session", "cached"), [("mine", True), ("yours", False)])
+def test_a_short_state_is_read_from_disk_for_its_own_session(
+    tmp_path: Path, session: str, cached: bool
+) -> None:
+    """Shorter than `shared_prefix_tokens_min`, for which another session's file is read."""
+    first = Bench(slots=1, files=KvFiles(tmp_path, "echo-1"))
+    first.run(first.submit(1, "a short text", session="mine", persist=True))
+    before = history(first, 1, "a short text")
+    first.engine.kv.close()
+    assert 16 < len(before) // 4 < 64
+
+    files = KvFiles(tmp_path, "echo-1")
+    second = Bench(slots=1, files=files)
+    second.iterate(go_on(second, 2, before, "back", session=session, persist=True))
+    settle(second, files)
+    second.engine.kv.close()
+
+    assert second.text(2) == b"back"
+    assert second.stats(2).cached_tokens == (len(before) // 4 if cached else 0)
+
+
 def test_a_damaged_file_is_computed_again(tmp_path: Path) -> None:
     first = Bench(files=KvFiles(tmp_path, "echo-1"))
     first.run(first.submit(1, PREFIX, session="kept", persist=True))
