@@ -30,12 +30,17 @@ def check_label(label: str) -> None:
         )
 
 
+def is_user_name(name: str) -> bool:
+    """Return whether a gateway may name a user like this."""
+    return _NAME.fullmatch(name) is not None
+
+
 def check_user_name(name: str) -> None:
     """Check the name of the user for whom a gateway acts; an empty one is none.
 
     :raises InvalidArgument: it is too long, or has other characters.
     """
-    if name and not _NAME.fullmatch(name):
+    if name and not is_user_name(name):
         shown = name[:NAME_CHARACTERS_MAX]
         raise InvalidArgument(
             f"the user {shown!r} has {len(name)} characters, or some that are not allowed",

@@ -7,7 +7,6 @@ is the same after a restart.
 
 from __future__ import annotations
 
-import hashlib
 import pwd
 from collections import OrderedDict
 from typing import NamedTuple
@@ -16,12 +15,9 @@ from ...backends.errors import NotFound, PermissionDenied, Timeout
 from ...ipc.names import OWN_USER
 from ...ipc.peer import groups_of_user
 from ...ipc.server.server_connection import ServerConnection
-from ..config.access_settings import ID_MAX
+from ..config.access_settings import ID_MAX, OWN_USERS_MIN, own_user_number
 from .rules import ROOT
 
-OWN_USERS_MIN = 1 << 32
-"""The first number of gateways' own users; the system's have 32 bits."""
-_OWN_USERS = 1 << 62
 NAMES_MAX = 4096
 """Names of gateways' own users that lists show."""
 
@@ -44,8 +40,7 @@ def find_user(name: str, gateway: int) -> NamedUser:
     :raises NotFound: the system does not know the user.
     """
     if name.startswith(OWN_USER):
-        digest = hashlib.sha256(f"{gateway} {name}".encode()).digest()
-        return NamedUser(OWN_USERS_MIN + int.from_bytes(digest[:8]) % (_OWN_USERS - OWN_USERS_MIN))
+        return NamedUser(own_user_number(name, gateway))
     number = int(name) if name.isascii() and name.isdigit() and len(name) <= 10 else None
     if number is None or number > ID_MAX:
         try:

@@ -6,6 +6,7 @@ Users and groups are looked up once, when the rules are read; a rule holds their
 from __future__ import annotations
 
 import grp
+import hashlib
 import pwd
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 
 from ...backends.params import nearest
 from ...backends.shorten import shorten
+from ...ipc.names import OWN_USER, is_user_name
 from ...ipc.priorities import Priority
 from .declaration import (
     BYTES_MAX,
@@ -33,6 +35,16 @@ NAMES_MAX = 1024
 """Maximum number of users, or of groups, in one rule."""
 ID_MAX = (1 << 32) - 2
 """The last 32-bit number is not an id: to the kernel it means "leave unchanged"."""
+
+OWN_USERS_MIN = 1 << 32
+"""The first number of gateways' own users; the system's have 32 bits."""
+_OWN_USERS = 1 << 62
+
+
+def own_user_number(name: str, gateway: int) -> int:
+    """Return the number of a user that only the gateway knows; *name* begins with ``@``."""
+    digest = hashlib.sha256(f"{gateway} {name}".encode()).digest()
+    return OWN_USERS_MIN + int.from_bytes(digest[:8]) % (_OWN_USERS - OWN_USERS_MIN)
 
 
 class Right(StrEnum):
@@ -72,7 +84,18 @@ def _names(convert: Callable[[Any], int], value: Any) -> frozenset[int]:
 
 
 def _uid_of(value: Any) -> int:
-    return _id_of(value, "user", pwd.getpwnam, pwd.getpwall)
+    """Return the number of a user of the system, or of a gateway's own user, ``GATEWAY@NAME``."""
+    try:
+        return _id_of(value, "user", pwd.getpwnam, pwd.getpwall)
+    except ValueError:
+        # Names of the system may contain an @, too: those of a directory with several domains.
+        gateway, at, name = value.partition(OWN_USER) if isinstance(value, str) else ("", "", "")
+        if not at or not is_user_name(OWN_USER + name):
+            raise
+        if not gateway:
+            raise ValueError(f"{shorten(value)} has no gateway; write 'GATEWAY{value}'") from None
+        number = int(gateway) if gateway.isascii() and gateway.isdigit() else gateway
+        return own_user_number(OWN_USER + name, _uid_of(number))
 
 
 def gid_of(value: Any) -> int:
@@ -130,7 +153,9 @@ class Rule:
 
     name: str
     users: frozenset[int] = setting(
-        frozenset(), "users to whom the rule applies, by name or number", form=USERS
+        frozenset(),
+        "users to whom the rule applies, by name or number, or `GATEWAY@NAME`",
+        form=USERS,
     )
     groups: frozenset[int] = setting(
         frozenset(), "groups to whose members the rule applies, by name or number", form=GROUPS

@@ -18,9 +18,9 @@ from inferd.backends.errors import (
     QuotaExceeded,
     Timeout,
 )
-from inferd.daemon.access.delegation import OWN_USERS_MIN, find_user, identify_user
+from inferd.daemon.access.delegation import find_user, identify_user
 from inferd.daemon.access.rules import MEMBER, OPERATOR, delegated_rights
-from inferd.daemon.config.access_settings import Right
+from inferd.daemon.config.access_settings import OWN_USERS_MIN, Right
 from inferd.ipc.server import client_descriptors
 from inferd.testing import RunningDaemon
 from tests.daemon.other_users import ADA, BOB, Stranger, as_user, client_of, daemon_for_all
@@ -36,6 +36,10 @@ priority-max = "normal"
 [access.bob]
 users = [{BOB}]
 allow = ["use", "manage", "see-all"]
+sessions-max = 1
+
+[access.dora]
+users = ["{GATEWAY}@dora@example.com"]
 sessions-max = 1
 
 [access.refused]
@@ -108,6 +112,16 @@ def test_the_users_own_quota_holds(daemon: RunningDaemon) -> None:
         assert caught.value.data["bound"] == "access.bob.sessions-max"
         with gateway(daemon, str(ADA)) as ada:
             ada.context()
+
+
+def test_a_rule_names_one_user_of_one_gateway(daemon: RunningDaemon) -> None:
+    with gateway(daemon, "@dora@example.com") as dora, gateway(daemon, "@dora") as other:
+        dora.context()
+        with pytest.raises(QuotaExceeded) as caught:
+            dora.context()
+        assert caught.value.data["bound"] == "access.dora.sessions-max"
+        for _ in range(2):
+            other.context()
 
 
 @pytest.mark.parametrize("name", ["0", "root"])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from inferd.daemon.access.delegation import find_user
 from inferd.daemon.config.access_settings import (
     ACCESS_KEYS,
     NAMES_MAX,
@@ -103,6 +104,14 @@ def test_every_declared_key_is_accepted(tmp_path: Path) -> None:
     assert None not in (rule.priority_max, rule.sessions_max, rule.tokens_per_minute)
 
 
+def test_a_rule_names_users_of_one_gateway_by_the_gateways_name_or_number(tmp_path: Path) -> None:
+    text = f"[access.r]\nusers = ['{ROOT}@ada', '{ROOT}@eve@example.com', '54323@ada']"
+    [rule] = load(tmp_path, text).access
+    known = {("@ada", 0), ("@eve@example.com", 0), ("@ada", 54323)}
+    assert rule.users == {find_user(name, gateway).number for name, gateway in known}
+    assert len(rule.users) == 3
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -114,6 +123,15 @@ def test_every_declared_key_is_accepted(tmp_path: Path) -> None:
         (
             f"[access.r]\ngroups = ['{ROOTS}x']",
             f"[access.r] groups: there is no group '{ROOTS}x'; did you mean '{ROOTS}'?",
+        ),
+        ("[access.r]\nusers = ['@a']", "[access.r] users: '@a' has no gateway; write 'GATEWAY@a'"),
+        (
+            f"[access.r]\nusers = ['{ROOT}x@a']",
+            f"[access.r] users: there is no user '{ROOT}x'; did you mean '{ROOT}'?",
+        ),
+        (
+            f"[access.r]\nusers = ['{ROOT}@']",
+            f"[access.r] users: there is no user '{ROOT}@'; did you mean '{ROOT}'?",
         ),
         ("[access.r]\nusers = [-1]", "[access.r] users: -1 is not the number of a user"),
         (
