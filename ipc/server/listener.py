@@ -184,10 +184,7 @@ class UnixListener:
         if not os.path.lexists(self.path):
             return
         if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
-            raise InvalidArgument(
-                f"{self.path} exists and is not a socket",
-                hint="choose another path with --socket or INFERD_SOCKET",
-            )
+            raise InvalidArgument(f"{self.path} exists and is not a socket", hint=self._other_path)
         probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             probe.connect(self.path)
@@ -196,7 +193,7 @@ class UnixListener:
         except OSError as exc:
             raise InvalidArgument(
                 f"{self.path} exists and is not a daemon's socket: {exc.strerror or exc}",
-                hint="remove it, or choose another path with --socket",
+                hint=f"remove it, or {self._other_path}",
             ) from None
         else:
             raise self._in_use()

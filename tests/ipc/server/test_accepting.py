@@ -82,3 +82,19 @@ def test_a_folder_that_its_user_may_not_make_is_a_typed_error(tmp_path: Path) ->
         listener.bind()
     listener.close()
     assert "XDG_RUNTIME_DIR" in raised.value.hint and "--socket" in raised.value.hint
+
+
+@pytest.mark.parametrize(("gateway", "option"), [(False, "--socket"), (True, "--listen")])
+def test_a_path_in_use_names_the_programs_own_option(
+    tmp_path: Path, gateway: bool, option: str
+) -> None:
+    (tmp_path / "file").write_text("a file")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.bind(str(tmp_path / "other"))
+        for name in ("file", "other"):
+            listener = UnixListener(str(tmp_path / name), gateway=gateway)
+            with pytest.raises(InvalidArgument, match="exists and is not") as caught:
+                listener.bind()
+            assert option in caught.value.hint
+            listener.close()
+            assert (tmp_path / name).exists()
