@@ -108,6 +108,7 @@ class UnixListener:
         :raises Busy: a daemon answers at the path.
         :raises InvalidArgument: the path cannot be used.
         """
+        self._check_path()
         try:
             self._make_folder(os.path.dirname(self.path))
             self._lock()
@@ -180,11 +181,19 @@ class UnixListener:
             hint="use it, stop it with `inferd stop`, or choose another --socket",
         )
 
+    def _check_path(self) -> None:
+        """Refuse the path of another file, beside which no lock file shall be left."""
+        try:
+            mode = os.lstat(self.path).st_mode
+        except OSError:
+            return  # `bind` reports it
+        if not stat.S_ISSOCK(mode):
+            raise InvalidArgument(f"{self.path} exists and is not a socket", hint=self._other_path)
+
     def _remove_stale_socket(self) -> None:
+        self._check_path()
         if not os.path.lexists(self.path):
             return
-        if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
-            raise InvalidArgument(f"{self.path} exists and is not a socket", hint=self._other_path)
         probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             probe.connect(self.path)

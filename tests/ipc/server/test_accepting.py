@@ -98,3 +98,4 @@ def test_a_path_in_use_names_the_programs_own_option(
             assert option in caught.value.hint
             listener.close()
             assert (tmp_path / name).exists()
+    assert not (tmp_path / "file.lock").exists()
