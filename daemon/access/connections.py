@@ -36,6 +36,11 @@ class Connections:
         self._refusals = RepeatLimit()
         self._count_refusal = count_refusal
 
+    @property
+    def labels(self) -> int:
+        """The number of labels of the open connections."""
+        return len(self._labels)
+
     def apply_config(self, config: Config) -> None:
         """Apply the access rules and the bound of labels, also to the open connections."""
         self.access.set_rules(config.access)

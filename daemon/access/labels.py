@@ -15,6 +15,10 @@ class Labels:
     def __init__(self) -> None:
         self._users: dict[int, dict[str, set[ServerConnection]]] = {}
 
+    def __len__(self) -> int:
+        """The number of labels in use, counted for each user."""
+        return sum(map(len, self._users.values()))
+
     def add_connection(self, connection: ServerConnection, labels_max: int) -> None:
         """Add a connection whose owner is known.
 

@@ -228,6 +228,7 @@ def _daemon(daemon: Daemon) -> Read:
     yield "connections", _one(len(daemon.server.places.holders))
     yield "connections_delegated", _one(daemon.connections.access.delegated_connections)
     yield "connections_max", _one(config.connections_max)
+    yield "connection_labels", _one(daemon.connections.labels)
     yield "cores", _one(config.cores)
     free = memory["free_bytes"]
     yield "memory_free_bytes", {} if free is None else _one(free)

@@ -209,6 +209,7 @@ _DAEMON = (
     gauge("connections", "Open connections."),
     gauge("connections_delegated", "Open connections that act on behalf of another user."),
     gauge("connections_max", "Maximum number of open connections."),
+    gauge("connection_labels", "Labels of the open connections, counted for each user."),
     gauge("cores", "CPU cores that the models share."),
     gauge(
         "memory_free_bytes",

@@ -118,7 +118,8 @@ def test_the_labels_of_a_user_are_bounded_and_free_again_with_their_connections(
         assert (data["bound"], data["labels"], data["labels_max"]) == ("labels-user-max", 4, 4)
         with labelled(daemon, "agent0") as again, client_of(daemon, ADA) as plain:
             again.call("models")
-            plain.call("models")
+            [sample] = plain.call("stats")["stats"]["metrics"]["connection_labels"]
+            assert sample["value"] == 4, "a label of two connections counts once"
         with client_of(daemon, BOB) as bob:
             bob.call("models")
         clients.pop().socket.close()
