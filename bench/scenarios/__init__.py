@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import (
+    chain,
     decode,
     external_load,
     first_schema,
@@ -29,7 +30,7 @@ __all__ = ("SCENARIOS", "Scenario")
 
 _ALL = (
     *(decode, prefix, urgent, long_prompt, sessions),
-    *(returning, swap, pipeline, two_models, external_load, scrape, sampling),
+    *(returning, swap, pipeline, chain, two_models, external_load, scrape, sampling),
     *(schema, forced_keys, first_schema, guests),
     *(gateway, gateway_first, gateway_many),
 )

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from bench import report, result_files, schemas
+from bench.chain_texts import nearest
 from bench.daemon import configuration, echo_configuration, options
 from bench.runs import Run
 from bench.scenarios import (
     SCENARIOS,
+    chain,
     decode,
     first_schema,
     gateway_first,
@@ -115,6 +117,36 @@ def test_every_setting_of_the_curve_is_one_of_the_daemon(tmp_path: Path) -> None
         file = tmp_path / "config.toml"
         file.write_text(configuration(4, 512, {"step-ms-target": step_ms}))
         assert load_config({"config": file}, {}).step_ms_target == step_ms
+
+
+def test_programs_of_a_chain_have_their_own_texts_which_are_new_in_each_run() -> None:
+    one, other = (chain.texts_of(Work(0, 1, serial)) for serial in (7, 8))
+    assert len({texts.label("answer") for texts in one}) == chain.PROGRAMS
+    assert [texts.passages for texts in one] == [texts.passages for texts in other]
+    prompts = [{texts.question(0, "x") for texts in programs} for programs in (one, other)]
+    assert len(prompts[0]) == chain.PROGRAMS and not prompts[0] & prompts[1]
+
+
+def test_the_nearest_vector_has_the_largest_cosine() -> None:
+    assert nearest([1.0, 0.0], [[0.0, 1.0], [0.8, 0.6], [0.6, 0.8]]) == 1
+
+
+def test_a_chain_counts_a_load_at_each_change_of_the_model_and_history_computed_again() -> None:
+    search = Stream(0.0, (1.0,), 0, 0, "0 search")
+    known = Stream(1.0, (2.0, 2.5), 2, 2, "0 answer", input_tokens=10)
+    again = Stream(5.0, (6.0, 7.0), 2, 2, "0 answer", input_tokens=20, cached_tokens=4)
+    first, last = (Stream(s, (s + 0.5,), 1, 1, "0 summarise") for s in (3.0, 8.0))
+    other = Stream(2.5, (2.8,), 1, 1, "1 answer", input_tokens=10)
+    figures = chain.measure([search, known, again, first, last, other])
+    assert figures == pytest.approx(
+        {"loads": 5, "makespan_s": 8.5, "first_s": 8.5, "computed_twice": 10 + 2 - 1 - 4}
+    )
+
+
+def test_the_models_of_a_chain_are_a_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(chain.configuration())
+    assert set(load_config({"config": file}, {}).models) == set(chain.FILES)
 
 
 def result() -> result_files.Result:

@@ -12,7 +12,7 @@ import pytest
 
 from inferd import Client
 from inferd.testing import RunningDaemon, running_daemon
-from tests.models import ONE_THREAD, smollm2
+from tests.models import ONE_THREAD, gemma3, smollm2
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -43,8 +43,8 @@ def run(daemon: RunningDaemon, example: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_there_are_fifteen_examples_of_at_most_forty_lines() -> None:
-    assert len(EXAMPLES) == 15
+def test_there_are_sixteen_examples_of_at_most_forty_lines() -> None:
+    assert len(EXAMPLES) == 16
     for example in EXAMPLES:
         assert len(example.read_text().splitlines()) <= LINES_MAX, example.name
 
@@ -73,6 +73,21 @@ def test_the_first_session_runs_on_a_real_model_by_default(daemon: RunningDaemon
 )
 def test_grammars_hold_on_a_real_model(daemon: RunningDaemon, example: str, expected: str) -> None:
     assert run(daemon, ROOT / "examples" / f"{example}.py").startswith(expected)
+
+
+@pytest.mark.model
+@pytest.mark.timeout(300)
+def test_a_chain_on_real_models_finds_the_passages_and_computes_no_history_again() -> None:
+    config = f"""[daemon]\nmemory-bytes = 900000000\n{ONE_THREAD}slots = 1\nctx-size = 2048
+[models.smollm2]\nfile = "{smollm2()}"\n[models.gemma3-270m]\nfile = "{gemma3()}"\n"""
+    with running_daemon(config) as small:
+        lines = run(small, ROOT / "examples" / "chain.py").splitlines()
+        log = small.log
+    assert "the library is open from nine" in lines[0].lower() and "behind" in lines[1].lower()
+    assert lines[0].endswith("reused: [0, 0]")
+    answers, notes = (int(n) for n in lines[1].rpartition("[")[2].strip("]").split(","))
+    assert answers > 60 and notes > 40
+    assert log.count("model.evicted") == 4, "memory fits one of the two models"
 
 
 def shown() -> dict[str, str]:
