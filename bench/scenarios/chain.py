@@ -175,7 +175,7 @@ another model than the previous one.""",
     ),
     targets=(
         Target("loads", INFERD, IN_TURN, most=0.5),
-        Target("makespan_s", INFERD, IN_TURN, most=1.0),
+        Target("makespan_s", INFERD, IN_TURN),
         Target("computed_twice", INFERD, most=COUNTED_TWICE_MAX * PROGRAMS * 2 * (CHAINS - 1)),
     ),
     start=start,
