@@ -24,6 +24,8 @@ from .machine import MODEL, THREADS
 from .streams import Stream
 
 START_S_MAX = 30
+ECHO_BATCH_SIZE = 8192
+"""With the default of 512, a step would take the prompts of few of many streams."""
 
 
 def configuration(slots: int, ctx_size: int, settings: Mapping[str, Any] | None = None) -> str:
@@ -46,7 +48,8 @@ def echo_configuration(
     """Return the text of a configuration file with *models* that repeat their input."""
     lines = ["[daemon]", *_lines({"keep-alive-s": -1} | dict(settings or {})), ""]
     for name in models:
-        lines += [f"[models.{name}]", *_lines({"backend": "echo", "slots": slots}), ""]
+        model = {"backend": "echo", "slots": slots, "batch-size": ECHO_BATCH_SIZE}
+        lines += [f"[models.{name}]", *_lines(model), ""]
         lines += [f"[models.{name}.echo]", *_lines({"step_ms": step_ms}), ""]
     return "\n".join(lines)
 

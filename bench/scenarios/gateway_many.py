@@ -21,7 +21,7 @@ from .base import GATEWAY, INFERD, Scenario, Started, Work
 MODELS = ("one", "other")
 SLOTS = 250
 STEP_MS = 100
-TOKENS = 200
+TOKENS = 120
 STREAMS = len(MODELS) * SLOTS
 CONNECTIONS = 4
 """Connections of the side without a gateway: one takes 256 requests, and a user has 256."""

@@ -133,7 +133,8 @@ class _Link:
         of a token's way; return False where only uvicorn writes correctly.
         """
         cycle = self._cycle
-        if not cycle.chunked_encoding or cycle.flow.write_paused or cycle.disconnected:
+        waits = cycle.flow.write_paused or cycle.disconnected or cycle.response_complete
+        if waits or not cycle.chunked_encoding:
             return False
         cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
