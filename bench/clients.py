@@ -153,7 +153,7 @@ class LlamaServerClient(HttpClient):
         arrivals: list[float] = []
         pieces: list[str] = []
         tokens: list[int] = []
-        while not (event := await read_event(reader)).get("stop") and "error" not in event:
+        while not (event := await _event(reader)).get("stop") and "error" not in event:
             arrivals.append(time.perf_counter())
             pieces.append(event["content"])
             tokens += event["tokens"]
@@ -181,8 +181,7 @@ class LlamaServerClient(HttpClient):
         return body | {"id_slot": self._slot}
 
 
-async def read_event(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """Return the next event of a response, or an `error` if there is none."""
+async def _event(reader: asyncio.StreamReader) -> dict[str, Any]:
     while line := await reader.readline():
         if line.startswith(b"HTTP/1.1 ") and b" 200 " not in line:
             return {"error": line.decode().strip()}

@@ -13,17 +13,42 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
 from inferd.gateways.http.callers.keys import new_key
 
-from .clients import HttpClient, Request, read_event
+from .clients import HttpClient, Request
 from .daemon import Inferd
 from .machine import MODEL
 from .streams import Stream
 
 START_S_MAX = 30
 _SERVING = b"serving HTTP on "
+_END = b"[DONE]\n\n\r\n0\r\n\r\n"
+
+
+class _Choice(msgspec.Struct):
+    text: str
+
+
+class _Chunk(msgspec.Struct):
+    """The parts of a chunk that the client reads; it shares the cores with the servers."""
+
+    choices: list[_Choice] = []
+    usage: dict[str, Any] | None = None
+    error: dict[str, Any] | None = None
+
+
+_decode_chunk = msgspec.json.Decoder(_Chunk).decode
+
+
+async def _read_chunk(reader: asyncio.StreamReader) -> _Chunk:
+    """Return the next chunk of a response; comments have the place in the queue."""
+    while True:
+        _, begin, text = (await reader.readuntil(b"\n\n")).partition(b"data: ")
+        if begin:
+            return _decode_chunk(text)
 
 
 class GatewayClient(HttpClient):
@@ -44,18 +69,21 @@ class GatewayClient(HttpClient):
         reader = await self.post(self._body(request))
         arrivals: list[float] = []
         pieces: list[str] = []
-        while (event := await read_event(reader)).get("choices"):
-            text = event["choices"][0]["text"]
-            if text:
-                arrivals.append(time.perf_counter())
-                pieces.append(text)
-        if "usage" in event:
-            await reader.readuntil(b"[DONE]\n\n\r\n0\r\n\r\n")
+        end = _Chunk()
+        status = await reader.readline()
+        if b" 200 " in status:
+            while not (end.usage or end.error):
+                end = await _read_chunk(reader)
+                for text in (choice.text for choice in end.choices if choice.text):
+                    arrivals.append(time.perf_counter())
+                    pieces.append(text)
+        if end.usage:
+            await reader.readuntil(_END)
         else:
             self.close()
         self.last_answer = "".join(pieces)
         self._history += self.last_answer
-        return _stream(request, requested_s, arrivals, event)
+        return _stream(request, requested_s, arrivals, end)
 
     def forget(self) -> None:
         """Begin another conversation."""
@@ -76,10 +104,8 @@ class GatewayClient(HttpClient):
         return body | {"json-schema": request.schema}
 
 
-def _stream(
-    request: Request, requested_s: float, arrivals: list[float], end: dict[str, Any]
-) -> Stream:
-    usage = end.get("usage", {})
+def _stream(request: Request, requested_s: float, arrivals: list[float], end: _Chunk) -> Stream:
+    usage = end.usage or {}
     return Stream(
         requested_s=requested_s,
         arrivals_s=tuple(arrivals),
@@ -89,7 +115,7 @@ def _stream(
         priority=request.priority,
         input_tokens=int(usage.get("prompt_tokens", 0)),
         cached_tokens=int(usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)),
-        error="" if usage else str(end.get("error", "no usage")),
+        error="" if usage else str(end.error or "refused"),
     )
 
 
