@@ -16,6 +16,7 @@ from ....backends.errors import InvalidArgument, ProtocolError
 from ....ipc.messages import Kind
 from ....wire.frames import pack_frame
 from ....wire.nesting import check_shape
+from .routes import SESSION
 
 ITEMS_MAX = 16
 """Items of a message's array, as in the daemon."""
@@ -148,7 +149,11 @@ def with_mapped_handles(raw: msgspec.Raw, names: frozenset[str], mapped: HandleM
     """Return a result or event with the handles in the fields *names* mapped."""
     fields = fields_of(raw)
     for name in names & fields.keys():
-        if name == "contexts":
+        if name == SESSION:
+            session = fields_of(fields[name])
+            within = frozenset(("context",)) if is_given(session, "context") else frozenset()
+            fields[name] = raw_of(with_mapped_handles(fields[name], within, mapped))
+        elif name == "contexts":
             fields[name] = raw_of([mapped(handle) for handle in _integers.decode(fields[name])])
         else:
             fields[name] = raw_of(mapped(_integer.decode(fields[name])))

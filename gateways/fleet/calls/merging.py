@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
+from .routes import SESSION
+
 Result: TypeAlias = dict[str, Any]
 Results: TypeAlias = Mapping[str, Result]
 """Results by node."""
@@ -32,7 +34,13 @@ def merge_results(call: str, results: Results, map_context: ContextMap) -> Resul
         return merge(results)
     if call in _LISTS:
         return _joined(_LISTS[call], results, map_context)
-    return dict(next(iter(results.values())))
+    node, first = next(iter(results.items()))
+    if SESSION in first:
+        session = {**first[SESSION], "node": node}
+        if session["context"] is not None:
+            session["context"] = map_context(node, session["context"])
+        return {**first, SESSION: session}
+    return dict(first)
 
 
 def _joined(key: str, results: Results, map_context: ContextMap) -> Result:

@@ -14,6 +14,8 @@ from ....ipc.messages import CALLS, Call
 
 HANDLES = frozenset(("graph", "context", "contexts"))
 """The fields with handles, in params, results and events alike."""
+SESSION = "session"
+"""A field of a result that describes a session, with its context."""
 
 
 PULLED = "compute_single"
@@ -61,6 +63,7 @@ _BY_NAME = {
     "unload": Route.LEASES,
     "cancel": Route.CANCEL,
     "delete_session": Route.SESSION,
+    "history": Route.SESSION,
     "init_backend": Route.CONNECTED,
     "deinit_backend": Route.CONNECTED,
     **dict.fromkeys(
@@ -94,7 +97,7 @@ def _route_of(name: str, call: Call) -> CallRoute:
     assert route is not None, f"the call {name} has no route"
     return CallRoute(
         route,
-        result & HANDLES,
+        result & (HANDLES | {SESSION}),
         _fields(*call.events) & HANDLES,
         bool(params & {"fd", "tensor", "inputs"}),
         params >= {"context", "timeout_s"} and name != PULLED,

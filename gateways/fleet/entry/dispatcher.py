@@ -56,7 +56,7 @@ WHILE_STOPPING = frozenset(
 )
 """Calls that are still served while the entry stops."""
 TRUE = raw_of(True)
-CLOSING = frozenset(("finalize_execution_context", "close_execution_context"))
+CLOSING = frozenset(("finalize_execution_context", "close_execution_context", "delete_session"))
 
 
 class Dispatcher:
@@ -134,7 +134,7 @@ class Dispatcher:
             source = client.context_of(params)
             if source is not None:
                 request.on_result = partial(note_branches, client, params, source)
-        elif request.call in CLOSING or request.route.route is Route.SESSION:
+        elif request.call in CLOSING:
             handle = integer_in(params, "context")
             request.on_result = lambda _: client.drop_context(handle)
         client.forward_to_context(request, params)

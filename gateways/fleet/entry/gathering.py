@@ -41,7 +41,12 @@ async def gather(
 
 def _first(errors: dict[str, InferdError]) -> InferdError:
     """Return the error to report: one of a node that answered, rather than of one that is lost."""
-    return min(errors.values(), key=lambda error: error.data.get("cause") == "node")
+    return min(errors.values(), key=_is_loss)
+
+
+def _is_loss(error: InferdError) -> bool:
+    """Return whether *error* means that a node was lost."""
+    return bool(error.data.get("cause") == "node")
 
 
 async def call_all(client: FleetClient, request: ClientRequest, params: Fields) -> dict[str, Any]:
@@ -88,22 +93,27 @@ async def call_for_model(
 async def call_for_session(
     client: FleetClient, request: ClientRequest, params: Fields
 ) -> dict[str, Any]:
-    """Delete a session by its id, on each node that can be reached.
+    """Read or delete a session by its id: on each node, of which one has it.
 
     :raises Busy: no node has it, and it may be on one that cannot be reached.
     """
-    result = await call_all(client, request, params)
-    missing = result.pop("unreachable", [])
-    if missing and not result["deleted"]:
+    nodes = client.fleet.nodes
+    results, errors = await gather(client, request.call, params, nodes.reachable())
+    found = {node: result for node, result in results.items() if result.get("deleted", True)}
+    missing = sorted({*nodes.unreachable(), *(n for n, exc in errors.items() if _is_loss(exc))})
+    if missing and not found:
         raise Busy(
             f"the session may be on a node that cannot be reached: {', '.join(missing)}",
             hint=RETRY_HINT,
             data={"cause": "node", "nodes": missing, "retry_after_s": RETRY_S},
         )
-    session_id = text_in(params, "session_id")
-    client.fleet.homes.drop(SessionKey(client.owner, session_id))
-    client.drop_session(session_id)
-    return result
+    if not results:
+        raise _first(errors)
+    if request.call == "delete_session":
+        session_id = text_in(params, "session_id")
+        client.fleet.homes.drop(SessionKey(client.owner, session_id))
+        client.drop_session(session_id)
+    return merge_results(request.call, found or results, client.map_context)
 
 
 async def call_connected(
@@ -140,6 +150,6 @@ async def unload_graph(
         for node, handle in tuple(graph.leases.items()):
             fields = {**params, "graph": raw_of(handle)}
             _, errors = await gather(client, request.call, fields, (node,))
-            if errors and _first(errors).data.get("cause") != "node":
+            if errors and not _is_loss(_first(errors)):
                 raise _first(errors)
     return {}

@@ -11,6 +11,7 @@ import anyio
 import msgspec
 
 from ....backends.errors import (
+    ConnectionLost,
     InferdError,
     ProtocolError,
     ShuttingDown,
@@ -146,7 +147,7 @@ class Upstream(asyncio.Protocol):
             self.instance = int(values_of(message.items[1])["instance"])
         elif message.kind == Kind.GOODBYE:
             error = error_from_wire(values_of(message.items[1]))
-            if isinstance(error, ShuttingDown):  # to a client, that would mean the whole fleet
+            if isinstance(error, ShuttingDown | ConnectionLost):  # of the node, not of the client
                 error = lost_error(self.node, error.message)
             self.end(error)
         else:

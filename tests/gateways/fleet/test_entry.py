@@ -11,6 +11,7 @@ import pytest
 from inferd import Client
 from inferd.backends.errors import (
     Busy,
+    InferdError,
     InvalidArgument,
     ModelNotFound,
     SessionBusy,
@@ -88,12 +89,17 @@ def test_a_session_is_continued_on_its_node(client: Client, fleet: RunningFleet)
         assert node_of(session.context) == home
         assert session.context.attached
         (found,) = other.sessions()
+        by_id = other.history(session_id="diary")
+        assert by_id.messages == session.history().messages and len(by_id.messages) == 2
+        assert by_id.session["context"] == session.history().session["context"] == session.context
         assert (found["session_id"], found["tokens"]) == ("diary", tokens)
         with pytest.raises(SessionBusy), client.session("echo", session_id="diary"):
             pass
     assert client.delete_session(session_id="diary")
     assert client.sessions(dormant=True) == []
     assert not client.delete_session(session_id="diary")
+    with pytest.raises(InferdError):
+        client.history(session_id="diary")
 
 
 def test_one_new_session_id_that_two_open_at_once_is_one_session(fleet: RunningFleet) -> None:

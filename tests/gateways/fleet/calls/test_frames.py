@@ -61,6 +61,14 @@ def test_a_result_gets_mapped_handles(
         assert unpack(pack(fields)) == expected
 
 
+@given(maps, handles)
+def test_a_session_in_a_result_gets_its_context_mapped(result: dict[str, Any], own: int) -> None:
+    for context, shown in ((own, own ^ 1), (None, None)):
+        raw = msgspec.Raw(pack({**result, "session": {"context": context, "turns": 3}}))
+        fields = with_mapped_handles(raw, frozenset({"session"}), lambda h: h ^ 1)
+        assert unpack(pack(fields)) == {**result, "session": {"context": shown, "turns": 3}}
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_an_error(body: bytes) -> None:
     try:

@@ -101,6 +101,12 @@ def test_other_results_are_those_of_the_first_node() -> None:
     }
 
 
+def test_a_history_is_that_of_the_node_that_has_it() -> None:
+    for context, shown in ((7, 107), (None, None)):
+        merged = merge("history", a={"messages": [], "session": {"context": context}})
+        assert merged == {"messages": [], "session": {"context": shown, "node": "a"}}
+
+
 def test_homes_are_those_of_sessions_with_an_id() -> None:
     results: dict[str, dict[str, Any]] = {
         "a": {"sessions": [{"label": "", "session_id": "x"}, {"label": "", "session_id": None}]},

@@ -18,9 +18,9 @@ EXPECTED = {
     Route.LEASES: "unload",
     Route.CONTEXT: "set_input compute compute_single get_output get_output_single fini_single"
     " finalize_execution_context close_execution_context prompt_compute run_inference stream chat"
-    " answers resume park reset rewind history fork_session save_state set_options parameters",
+    " answers resume park reset rewind fork_session save_state set_options parameters",
     Route.CANCEL: "cancel",
-    Route.SESSION: "delete_session",
+    Route.SESSION: "delete_session history",
     Route.MODEL: "unload_model pin unpin swap add_adapter remove_adapter",
     Route.ALL: "models show sessions queue stats list_states delete_state log_level drain",
     Route.CONNECTED: "init_backend deinit_backend",
@@ -62,6 +62,7 @@ def test_handles_in_results_and_events_are_found() -> None:
         **dict.fromkeys(EXPECTED[Route.OPEN].split(), (context, none)),
         "answers": (none, contexts),
         "fork_session": (contexts, none),
+        "history": (frozenset({"session"}), none),
     }
 
 
