@@ -20,7 +20,7 @@ STAMP  := $(VENV)/.stamp
 ENGINE_STAMP := $(STAMP)-engine-$(ENGINE)$(GPU)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check lint bench attack compare compat dashboard-picture protobuf docs models schemas prometheus install clean
+.PHONY: help demo test check lint bench attack compare compat dashboard-picture protobuf docs models schemas prometheus browser install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '  make %-17s %s\n' "$$name" "$$text"; done
@@ -30,7 +30,7 @@ demo: install ## several programs share one model: the main job, shown
 	@$(PY) tools/get_models.py --only smollm2
 	$(PY) tools/demo.py $(ARGS)
 
-test: $(STAMP)-test models schemas prometheus ## run all tests, those on real models too
+test: $(STAMP)-test models schemas prometheus browser ## run all tests, those on real models too
 	$(PY) -m pytest $(PARALLEL) -m 'not alone' $(ARGS)$(NONE_CHOSEN)
 	$(PY) -m pytest -m alone $(ARGS)$(NONE_CHOSEN)
 
@@ -77,6 +77,9 @@ schemas: $(STAMP)-venv ## get JSON schemas (27 MB) into .cache/schemas for the t
 
 prometheus: $(STAMP)-venv ## get Prometheus (Debian's package, not installed) for the tests
 	@$(PY) tools/get_prometheus.py
+
+browser: $(STAMP)-venv ## install a headless Chromium for the tests, as root (Debian's package)
+	@$(PY) tools/get_browser.py
 
 install: $(STAMP)-install ## set up the virtual environment: engine, daemon, client
 

@@ -44,7 +44,7 @@ function connectComposer(chat) {
   const fit = () => { field.rows = Math.min(12, Math.max(2, field.value.split("\n").length)); };
   const submit = () => {
     const text = field.value.trim();
-    if (!text || chat.isAnswering) return;
+    if (!text || chat.isAnswering || !byId("composer").reportValidity()) return;
     field.value = "";
     fit();
     chat.send(text);
