@@ -20,15 +20,19 @@ STAMP  := $(VENV)/.stamp
 ENGINE_STAMP := $(STAMP)-engine-$(ENGINE)$(GPU)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check lint bench attack compare compat dashboard-picture protobuf docs models schemas prometheus browser install clean
+.PHONY: help demo chat test check lint bench attack compare compat dashboard-picture page-picture protobuf docs models schemas prometheus browser install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '  make %-17s %s\n' "$$name" "$$text"; done
-	@echo 'VENV=… PYTHON=… ENGINE=full GPU=cuda ARGS="…" (of demo, test, bench, compare, compat)'
+	@echo 'VENV=… PYTHON=… ENGINE=full GPU=cuda ARGS="…" (of demo, chat, test, bench, compare, compat)'
 
 demo: install ## several programs share one model: the main job, shown
 	@$(PY) tools/get_models.py --only smollm2
 	$(PY) tools/demo.py $(ARGS)
+
+chat: $(STAMP)-chat ## chat in the browser, until Ctrl-C
+	@$(PY) tools/get_models.py --only smollm2
+	@$(PY) tools/chat.py $(ARGS)
 
 test: $(STAMP)-test models schemas prometheus browser ## run all tests, those on real models too
 	$(PY) -m pytest $(PARALLEL) -m 'not alone' $(ARGS)$(NONE_CHOSEN)
@@ -60,6 +64,9 @@ compat: $(STAMP)-install models ## run programs that use the HTTP gateway; write
 
 dashboard-picture: install models prometheus ## draw docs/dashboard.png; needs Node.js, chromium, pngquant
 	$(PY) -m tools.dashboard_picture $(ARGS)
+
+page-picture: $(STAMP)-test models browser ## draw docs/page-light.png and page-dark.png
+	$(PY) -m tools.page_picture $(ARGS)
 
 protobuf: $(STAMP)-test ## generate the messages of WasmEdge's RPC service from their .proto
 	cd gateways/nnrpc && $(abspath $(PY)) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. wasi_ephemeral_nn.proto
@@ -100,6 +107,10 @@ $(ENGINE_STAMP): $(STAMP)-venv pyproject.toml tools/build_engine.py tools/cuda_t
 
 $(STAMP)-install: $(ENGINE_STAMP) pyproject.toml
 	$(PIP) install --editable '.[daemon,uvloop,traces,top]'
+	@touch $@
+
+$(STAMP)-chat: $(STAMP)-install
+	$(PIP) install --editable '.[gateway]'
 	@touch $@
 
 $(STAMP)-test: $(STAMP)-install
