@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from ....backends.errors import InferdError, ModelNotFound, PermissionDenied
+from ....backends.errors import InferdError, ModelNotFound
 from ....ipc.client import AsyncClient, ModelInfo
 from ..callers.caller import Caller
 from ..exchange import Exchange
@@ -18,8 +18,6 @@ from .fields import LOAD, SWAP, UNLOAD
 
 _STATES = {"cold": "unloaded", "ready": "loaded"}
 """The daemon's names of states that have another one here."""
-_GATEWAY = Caller(priority_max="urgent")
-"""Operators' requests are those of the user who runs the gateway."""
 
 
 async def answer_models(exchange: Exchange) -> None:
@@ -63,8 +61,8 @@ async def load_model(exchange: Exchange) -> None:
     A client that disconnects cancels the load, unless others wait for it.
     """
     fields, _ = LOAD.read(exchange.body)
-    _check_operator(exchange.caller, fields.model)
-    async with exchange.turns.pool.lease(_GATEWAY) as client:
+    operator = _operator(exchange.caller, fields.model)
+    async with exchange.turns.pool.lease(operator) as client:
         if fields.stream:
             await _stream_load(exchange, client, fields.model)
         else:
@@ -115,8 +113,8 @@ def event(kind: str, data: Any) -> bytes:
 async def unload_model(exchange: Exchange) -> None:
     """Unload a model."""
     fields, _ = UNLOAD.read(exchange.body)
-    _check_operator(exchange.caller, fields.model)
-    async with exchange.turns.pool.lease(_GATEWAY) as client:
+    operator = _operator(exchange.caller, fields.model)
+    async with exchange.turns.pool.lease(operator) as client:
         await client.unload_model(fields.model, force=fields.force)
         await exchange.send_json(await _status_of(client, fields.model))
 
@@ -124,25 +122,22 @@ async def unload_model(exchange: Exchange) -> None:
 async def swap_model(exchange: Exchange) -> None:
     """Replace a model by another, or end that."""
     fields, _ = SWAP.read(exchange.body)
-    _check_operator(exchange.caller, fields.model)
+    operator = _operator(exchange.caller, fields.model)
     exchange.caller.check_model(fields.to)
-    async with exchange.turns.pool.lease(_GATEWAY) as client:
+    async with exchange.turns.pool.lease(operator) as client:
         await client.swap(fields.model, fields.to, mode=fields.mode, force=fields.force)
         await exchange.send_json(await _status_of(client, fields.model))
 
 
-def _check_operator(caller: Caller, model: str) -> None:
-    """Check that a caller may change a model.
+def _operator(caller: Caller, model: str) -> Caller:
+    """Return a caller as the gateway's own user, who may change models.
 
     :raises PermissionDenied: it is not an operator.
     :raises ModelNotFound: it may not use the model.
     """
-    if not caller.operator:
-        raise PermissionDenied(
-            "only operators may load, unload and swap models",
-            hint="use a key whose entry has `operator = true` (docs/gateway.md)",
-        )
+    operator = caller.as_operator()
     caller.check_model(model)
+    return operator
 
 
 async def _status_of(client: AsyncClient, name: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ....backends.errors import InferdError, PermissionDenied
+from ....backends.errors import InferdError
 from ....backends.params import close_schema
 from ..exchange import Exchange, stream_turn
 from ..fields import FieldTable
@@ -97,13 +97,8 @@ async def _load_or_unload(exchange: Exchange, fields: TurnFields, lines: Lines) 
     """
     name, unload = daemon_name(fields.model), str(fields.keep_alive) in ("0", "0s", "0m", "0.0")
     exchange.caller.check_model(name)
-    if unload and not exchange.caller.operator:
-        raise PermissionDenied(
-            "keep_alive: only an operator may unload models",
-            hint="the daemon unloads idle models by itself (keep-alive)",
-            data={"param": "keep_alive"},
-        )
-    async with exchange.turns.pool.lease(exchange.caller) as client:
+    caller = exchange.caller.as_operator() if unload else exchange.caller
+    async with exchange.turns.pool.lease(caller) as client:
         if unload:
             await client.unload_model(name)
         else:
