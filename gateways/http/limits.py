@@ -8,6 +8,8 @@ REQUESTS_PER_CONNECTION_MAX = 240
 """Requests of one connection to the daemon, which allows 256: the rest is for cancelling."""
 WAITING_PAUSE_S = 10.0
 """The pause between two comments while a turn waits and its place does not change."""
+PLACE_PAUSE_S = 0.5
+"""The least pause between two places in the queue, which change often beside many streams."""
 HEADER_BYTES_MAX = 64 << 10
 CLOSE_S_MAX = 5.0
 RESTART_S_MAX = 30.0

@@ -9,7 +9,7 @@ import anyio
 
 from ....backends.errors import InferdError
 from ....ipc.client import Piece, QueueEvent
-from ..limits import WAITING_PAUSE_S
+from ..limits import PLACE_PAUSE_S, WAITING_PAUSE_S
 from ..turns import Answer, TurnRequest
 from .exchange import Exchange
 from .statuses import status_of
@@ -140,6 +140,7 @@ class _StreamWriter:
         while not self._begun:
             self._place_changed = anyio.Event()
             await self._write_part(self._form.waiting(self._place))
+            await anyio.sleep(PLACE_PAUSE_S)
             with anyio.move_on_after(WAITING_PAUSE_S):
                 await self._place_changed.wait()
         self._place_changed = None
