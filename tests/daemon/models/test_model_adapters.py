@@ -333,7 +333,7 @@ def test_adapters_of_a_real_model(tmp_path: Path) -> None:
     write_lora(tmp_path / "embeddings.gguf", embeddings)
     config = f'{ONE_THREAD}[models.smollm2]\nfile = "{smollm2()}"\n'
     config += '[models.smollm2.adapters]\nstyle = "style.gguf"'
-    options = {"temp": 0, "n-predict": 24}
+    options = {"temp": 0, "n-predict": 24, "cache-prompt": False}
     with running_daemon(config, models_dir=tmp_path) as daemon, Client(daemon.socket) as client:
 
         def answer(**lora: float) -> str:
