@@ -12,8 +12,10 @@ from .rewriting import unkept_keywords
 __all__ = ("DROPPED_MAX", "leave_out_constraints")
 
 DROPPED_MAX = 100
-SEARCH_S_MAX = 1.0
-"""CPU time after which no further keyword is searched for; the process may take twice as much."""
+SEARCH_S_MAX = 0.5
+"""CPU time after which no further keyword is searched for. A search in the largest schemas takes up
+to a second on slow machines, and the process may take two.
+"""
 _HINT = "remove some of them"
 
 

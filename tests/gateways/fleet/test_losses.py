@@ -40,11 +40,14 @@ class Streams:
         fleet.load("slow")
         self.sessions: dict[str, Session] = {}
         self.streams: dict[str, Stream] = {}
-        for _ in fleet.daemons:
+        while len(self.sessions) < len(fleet.daemons):
             session = client.session("slow", session_id=f"diary-{next(_numbers)}")
             session.__enter__()
             node = node_of(client, session)
-            assert node not in self.sessions
+            if node in self.sessions:  # chosen before the report of the other turn
+                session.delete()
+                session.__exit__(None, None, None)
+                continue
             self.sessions[node] = session
             stream = self.streams[node] = session.stream(TEXT)
             next(iter(stream))
