@@ -21,7 +21,7 @@ from ...scheduler import PRIORITIES, Priority
 from ...sessions import TurnOptions
 
 TIMEOUT_S_MAX = 30 * 86_400.0
-TEXT_PART_BYTES = 32 << 10
+TEXT_PART_BYTES = 8 << 10
 RAW_BYTES_MAX = 64 << 10
 """Bytes of a message that are not UTF-8: replacing one takes 0.3 us."""
 TIMEOUT_S_MIN = 0.001
