@@ -12,7 +12,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from inferd.testing import running_daemon
@@ -23,22 +25,64 @@ SERVING = "serving HTTP on "
 STOP_S_MAX = 15.0
 
 
-def start_gateway(socket: str, port: int) -> tuple[subprocess.Popen[str], str]:
-    """Start a gateway, and return its process and address; at any free port if *port* is in use."""
+@contextmanager
+def running_gateway(socket: str, port: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run a gateway, and yield its process and address; at any free port if *port* is in use.
+
+    :raises SystemExit: it did not start.
+    """
     for each in (port, 0):
         command = [sys.executable, "-m", "inferd", "gateway", "--socket", socket]
-        process = subprocess.Popen(
-            [*command, "--listen", f"127.0.0.1:{each}"],
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # Ctrl-C ends it here, after its clients
-        )
-        assert process.stderr is not None
-        line = process.stderr.readline()
+        with subprocess.Popen(
+            [*command, "--listen", f"127.0.0.1:{each}"], stderr=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                address, printed = read_address(process)
+                if address:
+                    with errors_printed(process):
+                        yield process, address
+                    return
+            finally:
+                stop(process)
+    raise SystemExit(printed or "the gateway did not start")
+
+
+def read_address(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Return a gateway's address, empty if it did not start, and what it printed before."""
+    assert process.stderr is not None
+    printed = ""
+    while line := process.stderr.readline():
         if line.startswith(SERVING):
-            return process, line.removeprefix(SERVING).strip()
-        process.wait()
-    raise SystemExit(line or "the gateway did not start")
+            return line.removeprefix(SERVING).strip(), printed
+        printed += line
+    return "", printed
+
+
+@contextmanager
+def errors_printed(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Print a gateway's errors meanwhile, and stop it at the end. A full pipe would block it."""
+
+    def print_lines() -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            print(line, end="", file=sys.stderr)
+
+    printer = threading.Thread(target=print_lines, daemon=True)
+    printer.start()
+    try:
+        yield
+    finally:
+        stop(process)
+        printer.join(STOP_S_MAX)
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """Stop a gateway, by SIGKILL if it takes too long."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_S_MAX)
+    process.kill()
+    process.wait()
 
 
 def show_page(url: str) -> None:
@@ -57,18 +101,12 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with (
         suppress(KeyboardInterrupt),
-        running_daemon(models_dir=None if given.echo else MODELS) as d,
+        running_daemon(models_dir=None if given.echo else MODELS) as daemon,
+        running_gateway(str(daemon.socket), given.port) as (process, address),
     ):
-        process, address = start_gateway(str(d.socket), given.port)
-        try:
-            print(f"chat at http://{address}/  (Ctrl-C ends it)", flush=True)
-            show_page(f"http://{address}/")
-            process.wait()
-        finally:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_S_MAX)
-            process.kill()
+        print(f"chat at http://{address}/  (Ctrl-C ends it)", flush=True)
+        show_page(f"http://{address}/")
+        process.wait()
     return 0
 
 

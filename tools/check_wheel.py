@@ -2,8 +2,9 @@
 
 It builds wheel and sdist, and installs the wheel into a new virtual environment with a PATH without
 compilers. There `import inferd` must load neither numpy nor llama_cpp, `inferd --version` must
-work, units and manual pages must exist, and `inferd serve` must name the missing packages. The
-client must work with a daemon on the echo model, which this tool's own environment runs.
+work, units, manual pages and the web page's files must exist, and `inferd serve` must name the
+missing packages. The client must work with a daemon on the echo model, which this tool's own
+environment runs.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPILERS = frozenset(("cc", "c++", "gcc", "g++", "clang", "clang++", "cmake", "ninja", "make"))
+PAGE = "gateways/http/web_page/files"
 START_S_MAX = 30.0
 STOP_S_MAX = 15.0
 IMPORT_CHECK = """\
@@ -109,6 +111,9 @@ def check_alone(bare: Bare) -> None:
     check("inferd install-service has the units", unit.is_file(), units.stdout + units.stderr)
     manual = bare.bin.parent / "share" / "man" / "man1" / "inferd-run.1"
     check("the manual pages are beside the command", manual.is_file())
+    (page,) = bare.bin.parent.glob(f"lib/python*/site-packages/inferd/{PAGE}")
+    missing = {file.name for file in (ROOT / PAGE).iterdir()} - {f.name for f in page.iterdir()}
+    check("the files of the web page are in the wheel", not missing, f"missing {missing}")
     served = bare.run("inferd", "serve")
     output = served.stdout + served.stderr
     check("inferd serve names the extra daemon", "[daemon]" in output, output)
