@@ -36,8 +36,9 @@ beside it; everywhere else it is refused, and the error names the nearest known 
 its range is refused with the range and the nearest valid value. In JSON that is not strict, another
 value is used and reported as `adjusted`: the nearest valid one, for an `n-predict` of −2 the rest
 of the context (without `ctx-shift`), for a `seed` its remainder modulo 2^32. That includes the
-numbers in `logit-bias`, `tensor-split` and `lora`. A `pooling-type` there may be llama.cpp's
-number. All errors are reported at once.
+numbers in `logit-bias`, `tensor-split` and `lora`. There `pooling-type`, `cache-type-k`,
+`cache-type-v`, `numa` and `rope-scaling-type` may be llama.cpp's numbers, and `flash-attn` may be
+`enabled` or `disabled`. All errors are reported at once.
 [stopping.md](stopping.md) describes what ends a turn, and the further forms that are read.
 
 **Precedence**: the turn's value, then the session's, the graph's, the model's in the configuration,

@@ -28,7 +28,7 @@ _REASONS: dict[str, str] = {
     "the setting `step-ms-target` decides this": "batch-processing batch-timeout-ms",
     "the settings `socket` and `socket-mode` and the access rules decide this": """
         port hostname timeout-read timeout-write n-threads-http ssl-key-file ssl-cert-file
-        webui endpoint-slots api-key""",
+        ssl-file-key ssl-file-cert public-path webui endpoint-slots api-key""",
     "the setting `metrics` decides this": "endpoint-metrics endpoint-props",
     "the setting `state-dir` decides this": "slot-save-path",
     "the daemon chooses slots itself": "slot-prompt-similarity",
@@ -38,33 +38,39 @@ _REASONS: dict[str, str] = {
         warmup check-tensors cpu-moe n-cpu-moe split-mode
         no-kv-offload ubatch-size n-ubatch
         mask-valid mask-valid-batch strict-cpu strict-cpu-batch
-        poll poll-batch priority priority-batch grp-attn-n grp-attn-w
-        attention-type n-chunks no-perf no-perf-sampling
-        backend-sampling""",
-    "not supported: images, draft models": """
+        poll poll-batch priority priority-batch attention-type backend-sampling""",
+    "the parameters `mmap` and `mlock` of the model's configuration decide this": "load-mode",
+    "the parameter `lora` applies adapters": "lora-init-without-apply",
+    "not supported: images, draft models, control vectors": """
         always-regenerate-image-embd
         n-ctx-speculative n-max-speculative n-min-speculative n-gpu-layers-speculative
         p-split-speculative p-min-speculative lookup-cache-static lookup-cache-dynamic
-        spm-infill control-vector-load control-vector-layer-start control-vector-layer-end""",
+        control-vector-load control-vector-layer-start control-vector-layer-end""",
     "`inferd pull` downloads models; requests name them": """
         model-url hf-token hf-repo hf-file model-path""",
     "a separate call does this": """
-        prompt stream stream-options include-usage prompt-file path-prompt-cache
-        prompt-cache-all prompt-cache-ro id-slot input-prefix input-suffix
-        enable-chat-template interactive interactive-first interactive-specials simple-io
-        use-color multiline-input conversation return-tokens return-progress timings-per-token
-        timing-per-token response-fields verbose sse-ping-interval n-prev llama3 echo n-cmpl n""",
+        prompt stream stream-options id-slot return-tokens return-progress timings-per-token
+        response-fields verbose sse-ping-interval echo n-cmpl n""",
+    "the metadata always has this": "include-usage timing-per-token",
+    "the parameter `last-n-penalty` decides this": "n-prev",
+    "guests write the prompt: a turn with messages has the model's chat template": """
+        enable-chat-template llama3 conversation input-prefix input-suffix input-prefix-bos""",
+    "the daemon finds equal beginnings of prompts itself": """
+        path-prompt-cache prompt-cache-all prompt-cache-ro""",
     "it has no effect in the runtime that defines it either": """
         hellaswag hellaswag-tasks winogrande winogrande-tasks multiple-choice
         multiple-choice-tasks kl-divergence n-pp n-tg n-pl context-files chunk-size
         chunk-separator n-junk i-pos out-file n-out-freq n-save-freq i-chunk process-output
         compute-ppl cvector-outfile cvector-positive-file cvector-negative-file
         cvector-dimre-method n-pca-batch n-pca-iterations ppl-stride ppl-output-type
-        runtime context-aware timeout-config semantic-stopping token-filters""",
+        runtime context-aware timeout-config semantic-stopping token-filters
+        prompt-file interactive interactive-first interactive-specials simple-io use-color
+        multiline-input embd-out embd-sep no-perf no-perf-sampling grp-attn-n grp-attn-w
+        n-chunks spm-infill n-print logits-file usage special escape verbose-prompt
+        display-prompt is-pp-shared batched-bench-output-jsonl""",
     "not needed: any text and any token can trigger a grammar": """
         preserved-tokens""",
     "not supported (yet): the answer is generated without it": """
-        embd-out embd-sep
         reasoning-budget-tokens reasoning-budget-message reasoning-control
         generation-prompt chat-format chat-parser parse-tool-calls continue-final-message""",
 }

@@ -5,6 +5,7 @@ Guests cannot read the message of an error, and other runtimes accept these valu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..shorten import plain_number, shorten
@@ -15,8 +16,22 @@ UNTIL_FULL = "-2 means until the context is full: -1 is used, without ctx-shift"
 REASONS_MAX = 4
 """Numbers of one value that its reason names."""
 _SEEDS = 1 << 32
-_POOLING_NUMBERS = {-1: "", 0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
-"""`enum llama_pooling_type`."""
+_CACHE_TYPES: dict[int | str, str] = {
+    **{0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1"},
+    **{8: "q8_0", 20: "iq4_nl", 30: "bf16"},
+}
+_OTHER_NAMES: dict[str, dict[int | str, str]] = {
+    "cache-type-k": _CACHE_TYPES,
+    "cache-type-v": _CACHE_TYPES,
+    "flash-attn": {"enabled": "on", "disabled": "off"},
+    "numa": {0: "off", 1: "distribute", 2: "isolate", 3: "numactl", "disabled": "off"},
+    "pooling": {-1: "", 0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"},
+    "rope-scaling": {-1: "", 0: "none", 1: "linear", 2: "yarn", 3: "longrope"},
+}
+"""By a parameter that is a name, its values in WasmEdge and wasi_nn_backend: the numbers of
+llama.cpp's enums (`ggml_type`, `ggml_numa_strategy`, `llama_pooling_type`,
+`llama_rope_scaling_type`), and other names.
+"""
 
 
 class Clamp:
@@ -50,10 +65,12 @@ def adjust_value(parameter: Parameter, value: Any) -> tuple[Any, str]:
     """Return the value that is used for *value*, and the reason if it is another one. A value of
     another type is returned as it is.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool):
         return value, ""
-    if parameter.name == "pooling":
-        return _named_pooling(value)
+    if parameter.name in _OTHER_NAMES:
+        return _named_choice(value, _OTHER_NAMES[parameter.name])
+    if not isinstance(value, int | float):
+        return value, ""
     if parameter.kind not in ("int", "float") or parameter.low <= value <= parameter.high:
         return value, ""
     if parameter.name == "n-predict" and value == -2:
@@ -68,8 +85,11 @@ def adjust_value(parameter: Parameter, value: Any) -> tuple[Any, str]:
     return number, reason
 
 
-def _named_pooling(value: float) -> tuple[Any, str]:
-    if value not in _POOLING_NUMBERS:
+def _named_choice(value: Any, names: Mapping[int | str, str]) -> tuple[Any, str]:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    key = value.lower() if isinstance(value, str) else value
+    if not isinstance(key, int | str) or key not in names:
         return value, ""
-    name = _POOLING_NUMBERS[int(value)]
-    return name, f"{int(value)} means {name or 'the default'}"
+    name = names[key]
+    return name, f"{shorten(value)} means {name or 'the default'}"

@@ -200,6 +200,14 @@ def test_json_texts_have_numbers_out_of_range_clamped_unless_they_are_strict(
         ("temp", 101, 100.0, "101 is outside 0 … 100: 100 is used"),
         ("pooling-type", -1, "", "-1 means the default"),
         ("pooling_type", 3, "last", "3 means last"),
+        ("cache-type-k", 8, "q8_0", "8 means q8_0"),
+        ("cache-type-v", 1, "f16", "1 means f16"),
+        ("rope-scaling-type", 2, "yarn", "2 means yarn"),
+        ("rope-scaling-type", -1, "", "-1 means the default"),
+        ("numa", 1, "distribute", "1 means distribute"),
+        ("numa", "Disabled", "off", "'Disabled' means off"),
+        ("flash-attn", "enabled", "on", "'enabled' means on"),
+        ("flash_attn", "disabled", "off", "'disabled' means off"),
     ],
 )
 def test_json_texts_have_other_runtimes_values_adjusted(
@@ -292,6 +300,7 @@ def test_json_texts_keep_values_in_range(key: str, value: object) -> None:
     ("key", "value"),
     [
         *[("temp", "hot"), ("top-k", 1.5), ("seed", 0.5), ("temp", True), ("pooling-type", 9)],
+        *[("numa", 4), ("cache-type-k", 16), ("rope-scaling", 1.5), ("flash-attn", 1)],
         *[("logit-bias", [[-5, 1]]), ("lora", {"a": "1"}), ("tensor-split", [True])],
     ],
 )
