@@ -136,6 +136,15 @@ SCENARIO(parameters_hold_for_their_turn_context_or_graph) {
     CHECK(!memcmp(text, "a b", 3));
 }
 
+SCENARIO(a_context_size_that_does_not_hold_is_reported_as_a_whole_number) {
+    inferd_handle context = open_context("echo", "{\"ctx-size\": 16.0}");
+    CHECK_EQUAL(inferd_set_input(client, context, 1, "{\"ctx-size\": 100000.0}", 22, &error), 0);
+    CHECK(strstr(output(context, 1), "\"not_applied\":{\"ctx-size\":16}"));
+    set_prompt(context, LONG);
+    CHECK_EQUAL(inferd_compute(client, context, NULL, &error), INFERD_PROMPT_TOO_LONG);
+    CHECK(strstr(error.message, "the context holds 15 and one for the answer"));
+}
+
 SCENARIO(a_session_with_an_id_outlives_its_connection) {
     inferd_handle graph = load("echo", NULL), context = 0;
     CHECK_EQUAL(inferd_open(client, graph, "c-session", &context, &error), 0);
@@ -445,6 +454,7 @@ static const scenario SCENARIOS[] = {
     ENTRY(pulls_tokens_until_the_end_and_ends_a_turn_early),
     ENTRY(a_buffer_is_filled_to_its_last_byte_and_never_beyond),
     ENTRY(parameters_hold_for_their_turn_context_or_graph),
+    ENTRY(a_context_size_that_does_not_hold_is_reported_as_a_whole_number),
     ENTRY(a_session_with_an_id_outlives_its_connection),
     ENTRY(a_label_or_a_named_user_has_sessions_of_its_own),
     ENTRY(a_prompt_larger_than_a_frame_travels_in_a_memfd),

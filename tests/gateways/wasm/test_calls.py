@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from inferd import BackendError, Client
+from inferd import BackendError, Client, ContextFull, PromptTooLong
 from inferd.gateways.wasm import Preload
 from tests.gateways.wasm.driver import OUTSIDE, SIGNATURES, Driver
 from tests.tiny_gguf import write_tiny
@@ -337,6 +337,19 @@ def test_dialects_differ_in_encodings_and_errors(
         context = guest.context(config={"ctx-size": 9})
         guest.set_input(context, b"much too long for it")
         assert guest.call("compute", context) == too_long
+
+
+def test_a_guest_and_its_host_read_the_size_of_a_context_as_an_int(client: Client) -> None:
+    with Driver(client) as guest:
+        context = guest.context(config={"ctx-size": 16.0})
+        assert guest.set_input(context, {"ctx-size": 100_000.0}) == 0
+        assert b'"not_applied":{"ctx-size":16}' in guest.output(context, 1)
+        for text, number in ((b"x" * 40, 102), (b"0123456789", 101)):
+            guest.set_input(context, text)
+            assert guest.call("compute", context) == number
+            error = guest.errors[-1][1]
+            assert isinstance(error, ContextFull | PromptTooLong)
+            assert type(error.data["ctx_size"]) is int and error.data["ctx_size"] == 16
 
 
 # Buffers and pointers.

@@ -91,7 +91,7 @@ export class ContextFull extends InferdError {
   static override readonly wire = { name: "ContextFull", number: 101, wasi: 101, retryable: false };
 }
 
-/** the prompt does not fit; `data.prompt_tokens` and `data.ctx_size`; `data.prompt_bytes` if it was too long to be tokenized: `prompt_tokens` then is the least that it can have */
+/** the prompt does not fit; `data.prompt_tokens` and `data.ctx_size`, ints; `data.prompt_bytes` if it was too long to be tokenized: `prompt_tokens` then is the least that it can have */
 export class PromptTooLong extends InferdError {
   static override readonly wire = { name: "PromptTooLong", number: 102, wasi: 102, retryable: false };
 }
