@@ -15,6 +15,8 @@ from tools.metrics_page import metrics_page
 from tools.parameters_page import page
 from tools.settings_page import page as settings_page
 from tools.typescript_types import sources as typescript_sources
+from tools.wasi_nn_page import PAGE as WASI_NN
+from tools.wasi_nn_page import page as wasi_nn_page
 
 __all__ = ("pages",)
 
@@ -31,6 +33,7 @@ def pages() -> dict[Path, str]:
         DOCS / "metrics.md": metrics_page(),
         DOCS / "parameters.md": page(),
         DOCS / "settings.md": settings_page(),
+        WASI_NN: wasi_nn_page(),
         DOCS / "parameters.schema.json": _json(json_schema()),
         DOCS / "config.schema.json": _json(config_schema()),
         **{MAN / name: text for name, text in man_pages().items()},

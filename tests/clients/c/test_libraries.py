@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,3 +167,14 @@ def test_a_library_exports_the_functions_of_its_dialect_only(plain: Path, librar
         check=True,
     )
     assert {line.split()[0] for line in listed.stdout.splitlines()} == SYMBOLS[library]
+
+
+EXPORTED = [
+    f"{library}:{symbol}" for library, symbols in SYMBOLS.items() for symbol in sorted(symbols)
+]
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_a_function(plain: Path, name: str) -> None:
+    library, _, symbol = name.partition(":")
+    assert callable(getattr(ctypes.CDLL(str(plain / library)), symbol))
