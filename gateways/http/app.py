@@ -17,7 +17,7 @@ from ...backends.errors import BackendError, Busy, InferdError, InvalidArgument
 from .callers.caller import LOCAL, Caller
 from .callers.keys import Keys
 from .callers.origins import Origins
-from .exchange import Api, Endpoint, Exchange
+from .exchange import Api, Endpoint, Exchange, WaitingStreams
 from .exchange.content import check_content
 from .exchange.exchange import JSON
 from .exchange.statuses import HttpRefusal
@@ -43,6 +43,7 @@ class Gateway:
         self._apis, self._turns, self._limits = apis, turns, limits
         self._origins, self._keys, self._quotas = origins, keys, turns.quotas
         self._exchanges: set[Exchange] = set()
+        self._waiting = WaitingStreams()
         by_path = {PATH: [(apis[-1], openapi_endpoint(apis))]}
         for api in apis:
             for endpoint in api.endpoints:
@@ -60,6 +61,7 @@ class Gateway:
         await receive()
         async with anyio.create_task_group() as group:
             group.start_soon(self._end_unread)
+            group.start_soon(self._waiting.run)
             if self._keys is not None:
                 await group.start(self._reload_keys, self._keys)
             await send({"type": "lifespan.startup.complete"})
@@ -118,7 +120,13 @@ class Gateway:
         """Check a request, run its endpoint, and write the error if it fails."""
         found = self._find_endpoints(scope)
         api, endpoint = self._choose(scope, found)
-        exchange = Exchange(scope, receive, send, api=api, turns=self._turns, limits=self._limits)
+        exchange = Exchange(
+            *(scope, receive, send),
+            api=api,
+            turns=self._turns,
+            limits=self._limits,
+            waiting=self._waiting,
+        )
         self._exchanges.add(exchange)
         try:
             with exchange.cancel_scope:

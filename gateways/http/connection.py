@@ -124,6 +124,11 @@ class _Link:
     def __init__(self, cycle: Any, watchers: list[Callable[[], None]], excess: bool):
         self._cycle, self._watchers, self.excess = cycle, watchers, excess
 
+    @property
+    def blocked(self) -> bool:
+        """Whether a write would wait, since the client does not read."""
+        return bool(self._cycle.flow.write_paused)
+
     def abort(self) -> None:
         """Cut the connection off."""
         self._cycle.transport.abort()

@@ -5,6 +5,15 @@ from __future__ import annotations
 from .api import Api, Endpoint
 from .exchange import Exchange
 from .streaming import StreamForm, stream_turn
+from .waiting import WaitingStreams
 from .whole import collect_turns
 
-__all__ = ("Api", "Endpoint", "Exchange", "StreamForm", "collect_turns", "stream_turn")
+__all__ = (
+    "Api",
+    "Endpoint",
+    "Exchange",
+    "StreamForm",
+    "WaitingStreams",
+    "collect_turns",
+    "stream_turn",
+)

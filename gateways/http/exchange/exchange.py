@@ -13,6 +13,7 @@ from ....backends.errors import Cancelled, InferdError, TooLarge
 from ..callers.caller import LOCAL, Caller
 from ..limits import Limits
 from .statuses import ErrorShape, HttpRefusal, retry_after_s, status_of
+from .waiting import WaitingStreams
 
 if TYPE_CHECKING:
     from ..turns import TurnRunner
@@ -30,6 +31,10 @@ class ClientLink(Protocol):
 
     excess: bool
     """Whether there are more connections than allowed."""
+
+    @property
+    def blocked(self) -> bool:
+        """Whether a write would wait, since the client does not read."""
 
     def abort(self) -> None:
         """Cut the connection off."""
@@ -67,8 +72,9 @@ class Exchange:
         api: ErrorShape,
         turns: TurnRunner,
         limits: Limits,
+        waiting: WaitingStreams,
     ):
-        self.api, self.turns, self.limits = api, turns, limits
+        self.api, self.turns, self.limits, self.waiting = api, turns, limits, waiting
         self.method, self.path = str(scope["method"]), str(scope["path"])
         self.params: Mapping[str, str] = scope.get("path_params", {})
         self.scheme, self.query = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -59,10 +60,12 @@ async def stream_turn(
     """
     requests = [request] if isinstance(request, TurnRequest) else request
     writer = _StreamWriter(exchange, form)
-    async with anyio.create_task_group() as group:
-        group.start_soon(writer.show_waiting)
+    if form.shows_waiting:
+        exchange.waiting.add(writer, exchange.limits.hold_s)
+    try:
         await _stream_all(exchange, requests, writer)
-        group.cancel_scope.cancel()
+    finally:
+        writer.waits = False
     await writer.finish()
 
 
@@ -123,8 +126,11 @@ class _StreamWriter:
 
     def __init__(self, exchange: Exchange, form: StreamForm):
         self._exchange, self._form = exchange, form
+        self.waits = True
+        """Whether the body has not begun, and may begin with the place in the queue."""
         self._place: QueueEvent | None = None
-        self._place_changed: anyio.Event | None = None
+        self._show_at = 0.0
+        """The time at which the place is shown even if it has not changed."""
         self._begun = False
         self._added = b""
         """The part of the body that is not written yet."""
@@ -132,27 +138,19 @@ class _StreamWriter:
         self._writing = 0
         """Tasks that write now: they wait in their order while the client does not read."""
 
-    async def show_waiting(self) -> None:
-        """Send the headers after a while, then each place in the queue until the first piece."""
-        if not self._form.shows_waiting:
-            return
-        await anyio.sleep(self._exchange.limits.hold_s)
-        while not self._begun:
-            self._place_changed = anyio.Event()
+    async def show_waiting(self) -> float:
+        """Send the headers and the place in the queue; see `WaitingStream`."""
+        if not self.waits:
+            return 0.0
+        now = time.monotonic()
+        if now >= self._show_at and not self._exchange.link.blocked:
+            self._show_at = now + WAITING_PAUSE_S
             await self._write_part(self._form.waiting(self._place))
-            await anyio.sleep(PLACE_PAUSE_S)
-            with anyio.move_on_after(WAITING_PAUSE_S):
-                await self._place_changed.wait()
-        self._place_changed = None
+        return PLACE_PAUSE_S
 
     def note_place(self, place: QueueEvent) -> None:
         """Note a place in the queue."""
-        self._place = place
-        self._notify_waiting()
-
-    def _notify_waiting(self) -> None:
-        if self._place_changed is not None:
-            self._place_changed.set()
+        self._place, self._show_at = place, 0.0
 
     def add_piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> None:
         """Add a piece."""
@@ -162,8 +160,7 @@ class _StreamWriter:
     def _begin(self) -> None:
         """Begin the body, before the form makes anything else: it may number its events."""
         if not self._begun:
-            self._begun, self._added = True, self._form.begin()
-            self._notify_waiting()
+            self._begun, self.waits, self._added = True, False, self._form.begin()
 
     def write_now(self) -> bool:
         """Write the added pieces unless that takes waiting; return whether they are written."""

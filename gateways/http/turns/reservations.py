@@ -27,15 +27,12 @@ class SessionReservations:
         self._by_session: dict[tuple[str, str, str], Reservation] = {}
 
     @contextmanager
-    def reserve(self, caller: Caller, session_id: str | None) -> Iterator[Reservation]:
-        """Reserve a session; one without an id needs no place.
+    def reserve(self, caller: Caller, session_id: str) -> Iterator[Reservation]:
+        """Reserve a session.
 
         :raises SessionBusy: it has a request under way.
         """
         reservation = Reservation()
-        if session_id is None:
-            yield reservation
-            return
         key = (*caller.user, session_id)
         if key in self._by_session:
             raise SessionBusy(

@@ -164,23 +164,34 @@ class TurnRunner:
         """
         caller.check_model(request.model)
         caller.check_priority(request.priority)
+        if request.session_id is None:  # without a reservation, which takes memory
+            async with self._lease_session(caller, request, requests) as session:
+                yield session
+            return
         with self.reservations.reserve(caller, request.session_id) as reservation:
             with reservation.scope:
                 if request.branch_of is not None:
                     await self._branch(caller, request)
-                async with (
-                    self.pool.lease(caller, requests) as client,
-                    client.session(
-                        request.model,
-                        session_id=request.session_id,
-                        raw=request.raw,
-                        priority=request.priority,
-                        queue_timeout=self._limits.queue_s_max,
-                    ) as session,
-                ):
+                async with self._lease_session(caller, request, requests) as session:
                     yield session
             if reservation.scope.cancelled_caught:
                 raise Cancelled("the turn was cancelled by another request of its caller")
+
+    @asynccontextmanager
+    async def _lease_session(
+        self, caller: Caller, request: TurnRequest, requests: int
+    ) -> AsyncIterator[AsyncSession]:
+        async with (
+            self.pool.lease(caller, requests) as client,
+            client.session(
+                request.model,
+                session_id=request.session_id,
+                raw=request.raw,
+                priority=request.priority,
+                queue_timeout=self._limits.queue_s_max,
+            ) as session,
+        ):
+            yield session
 
     async def _branch(self, caller: Caller, request: TurnRequest) -> None:
         """Make the request's session a branch of another one, which stays as it is.

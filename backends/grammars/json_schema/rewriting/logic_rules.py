@@ -26,6 +26,22 @@ def _one_of(place: Place) -> None:
     )
 
 
+def _any_of(place: Place) -> None:
+    """Write `allOf` for a single alternative, and leave out one that `allOf` repeats: llguidance
+    computes the intersection of a schema with itself, which takes long for many values.
+    """
+    schema, alternatives, parts = place.schema, place.schema["anyOf"], place.schema.get("allOf", [])
+    if isinstance(alternatives, list) and len(alternatives) == 1 and isinstance(parts, list):
+        del schema["anyOf"]
+        if not _is_reference(alternatives[0]) or alternatives[0] not in parts:
+            schema["allOf"] = [*parts, *alternatives]
+
+
+def _is_reference(schema: object) -> bool:
+    # Other schemas are not compared: 1 equals True here.
+    return isinstance(schema, dict) and list(schema) == ["$ref"]
+
+
 def _conditional(place: Place) -> None:
     """Remove conditions without consequences, and apply those of a condition that is decided."""
     schema = place.schema
@@ -86,6 +102,7 @@ def _are_texts(values: list[Any]) -> bool:
 
 
 LOGIC_RULES: dict[str, Rule] = {
+    "anyOf": _any_of,
     "oneOf": _one_of,
     "if": _conditional,
     "then": _conditional,

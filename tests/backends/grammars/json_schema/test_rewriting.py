@@ -115,6 +115,16 @@ ACCEPTED: dict[str, Any] = {
     "fewer properties than there are": {
         "type": "object", "properties": {"a": {}, "b": {}}, "additionalProperties": False,
         "maxProperties": 2},
+    "a single alternative": {"type": "array", "anyOf": [{"minItems": 1}]},
+    "a single alternative beside parts": {"allOf": [STRING], "anyOf": [{"minLength": 2}]},
+    "a single alternative that the parts repeat": {
+        "allOf": [{"$ref": "#/$defs/x"}], "anyOf": [{"$ref": "#/$defs/x"}], "$defs": TAGGED},
+    "a single alternative whose value equals that of a part": {
+        "allOf": [{"enum": [1, "a"]}], "anyOf": [{"enum": [True, "a"]}]},
+    "a single alternative in an old draft": {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "definitions": {"x": STRING}, "properties": {"a": {"anyOf": [{"$ref": "#/definitions/x"}]}},
+        "type": "object", "additionalProperties": INTEGER},
     "a pointer": {"type": "string", "format": "json-pointer"},
     "a format of numbers": {"type": "integer", "format": "int32"},
     "an unknown format": {"type": "string", "format": "color"},
@@ -186,6 +196,13 @@ def test_a_rewritten_schema_allows_only_what_fits(walker: Walker, name: str) -> 
 def test_a_schema_that_cannot_be_rewritten_is_refused(walker: Walker, name: str) -> None:
     with pytest.raises(InferdError, match="json-schema: #"):
         walker.fits(REFUSED[name], "1")
+
+
+def test_an_alternative_that_the_parts_repeat_is_left_out() -> None:
+    names = {"enum": [f"name-{n}" for n in range(100)]}
+    repeated = {"allOf": [{"$ref": "#/$defs/x"}], "anyOf": [{"$ref": "#/$defs/x"}]}
+    document = {"$defs": {"x": names}, "items": repeated}
+    assert rewritten_schema(document)["items"] == {"allOf": [{"$ref": "#/$defs/x"}]}
 
 
 def test_the_document_stays_as_it_was() -> None:

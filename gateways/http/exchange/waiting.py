@@ -1,0 +1,53 @@
+"""The streams that wait for their first piece. One task shows all of them: a task for each stream
+would take 4 kB of memory.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from itertools import count
+from typing import Protocol
+
+import anyio
+
+
+class WaitingStream(Protocol):
+    """A stream that may wait for its first piece."""
+
+    async def show_waiting(self) -> float:
+        """Show the client that its turn waits, unless the client does not read. Return the seconds
+        until the next call, 0 if the turn has begun.
+        """
+
+
+class WaitingStreams:
+    """The streams that wait, by the time at which they are shown next. It belongs to the event
+    loop.
+    """
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, WaitingStream]] = []
+        self._numbers = count()
+        self._earlier = anyio.Event()
+        """Set when the first stream is due earlier than the task knows."""
+
+    def add(self, stream: WaitingStream, seconds: float) -> None:
+        """Show *stream* after that time if it still waits then."""
+        due = (time.monotonic() + seconds, next(self._numbers), stream)
+        heapq.heappush(self._due, due)
+        if self._due[0] is due:
+            self._earlier.set()
+
+    async def run(self) -> None:
+        """Show the streams when they are due, until cancelled."""
+        while True:
+            self._earlier = anyio.Event()
+            seconds = self._due[0][0] - time.monotonic() if self._due else float("inf")
+            if seconds > 0:
+                with anyio.move_on_after(seconds):
+                    await self._earlier.wait()
+                continue
+            _, _, stream = heapq.heappop(self._due)
+            if again_s := await stream.show_waiting():
+                self.add(stream, again_s)

@@ -1,0 +1,50 @@
+"""The task that shows the streams that wait."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from inferd.gateways.http.exchange import WaitingStreams
+
+pytestmark = pytest.mark.asyncio
+
+
+class Stream:
+    def __init__(self, *pauses_s: float):
+        self._pauses_s = [*pauses_s, 0.0]
+        self.shown = 0
+        self.begun = anyio.Event()
+
+    async def show_waiting(self) -> float:
+        self.shown += 1
+        pause_s = self._pauses_s.pop(0)
+        if not pause_s:
+            self.begun.set()
+        return pause_s
+
+
+async def test_streams_are_shown_until_they_have_begun() -> None:
+    waiting, first, second = WaitingStreams(), Stream(0.001, 0.001), Stream()
+    async with anyio.create_task_group() as group:
+        group.start_soon(waiting.run)
+        waiting.add(first, 0.001)
+        waiting.add(second, 0.001)
+        with anyio.fail_after(10):
+            await first.begun.wait()
+            await second.begun.wait()
+        group.cancel_scope.cancel()
+    assert (first.shown, second.shown) == (3, 1)
+
+
+async def test_a_stream_that_is_due_earlier_than_the_others_does_not_wait_for_them() -> None:
+    waiting, late, early = WaitingStreams(), Stream(), Stream()
+    async with anyio.create_task_group() as group:
+        group.start_soon(waiting.run)
+        waiting.add(late, 3600)
+        await anyio.wait_all_tasks_blocked()  # until the late one
+        waiting.add(early, 0.001)
+        with anyio.fail_after(10):
+            await early.begun.wait()
+        group.cancel_scope.cancel()
+    assert late.shown == 0
