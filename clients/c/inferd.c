@@ -1003,6 +1003,7 @@ static const struct {
     [INFERD_STREAM] = {"stream", CONTEXT | PROMPT | TURN},
     [INFERD_CANCEL] = {"cancel", CONTEXT},
     [INFERD_CLOSE] = {"finalize_execution_context", CONTEXT | KEEP},
+    [INFERD_INIT_BACKEND] = {"init_backend", CONFIG},
     [INFERD_MODELS] = {"models", 0},
 };
 
@@ -1366,6 +1367,11 @@ static int call_for_text(inferd_client *client, const inferd_call *call, void *b
 }
 
 static inferd_turn turn_of(const inferd_turn *turn) { return turn ? *turn : (inferd_turn){0}; }
+
+int inferd_init_backend(inferd_client *client, const char *config, inferd_error *error) {
+    inferd_call call = {.kind = INFERD_INIT_BACKEND, .config = config};
+    return call_for_handle(client, &call, NULL, error);
+}
 
 int inferd_load(inferd_client *client, const char *name, const char *config, inferd_handle *graph,
                 inferd_error *error) {

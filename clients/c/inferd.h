@@ -116,6 +116,10 @@ typedef struct inferd_model {
 int inferd_models(inferd_client *client, inferd_model *models, size_t size, size_t *count,
                   inferd_error *error);
 
+/* Set the defaults of graphs that this connection loads later, as wasi_nn_backend does: full contexts are
+ * shifted, unless the memory policy of its configuration, JSON or NULL, says otherwise. */
+int inferd_init_backend(inferd_client *client, const char *config, inferd_error *error);
+
 /* Load a model by its name, with parameters as JSON or NULL, and take a lease on it. */
 int inferd_load(inferd_client *client, const char *name, const char *config, inferd_handle *graph,
                 inferd_error *error);
@@ -184,6 +188,7 @@ typedef enum inferd_kind {
     INFERD_STREAM,            /* handle, turn; data: the message, or NULL for the prompt of SET_INPUT */
     INFERD_CANCEL,            /* handle */
     INFERD_CLOSE,             /* handle, keep */
+    INFERD_INIT_BACKEND,      /* config */
     INFERD_MODELS             /* only for inferd_models */
 } inferd_kind;
 

@@ -74,7 +74,11 @@ TOPICS: dict[str, dict[str, Row]] = {
         "ctx-size": sets("ctx-size", 512, _CONTEXT),
         "n-ctx": sets("ctx-size", 512, _CONTEXT),
         "ctx-shift": sets("ctx-shift", True),
-        "context-shifting": sets("ctx-shift", False, "off unless `init_backend` was called"),
+        "context-shifting": sets(
+            "ctx-shift",
+            False,
+            "default: on after `init_backend`, which B's library calls; else off",
+        ),
         "n-keep": sets("n-keep", 8),
         "n-keep-tokens": sets("n-keep", 128, "default 0; B: 256"),
         "n-discard-tokens": sets("n-discard", 128),

@@ -41,6 +41,7 @@ struct backend {
     unsigned calls; /* under way with `client` */
     table graphs, contexts;
     backend_limits limits;
+    char *config; /* of wasi_nn_backend, or NULL */
     inferd_turn turn;
     const char *models, *label;
     bool quiet;
@@ -340,9 +341,19 @@ static bool is_file(const char *model) {
     return strchr(model, '/') || (end && !strcmp(end, ".gguf"));
 }
 
+/* Begin a connection with the configuration; one that the daemon refuses is left out, as in wasi_nn_backend. */
+static void send_config(backend *b) {
+    inferd_error error;
+    if (b->config && inferd_init_backend(b->client, b->config, &error)) {
+        report(b, "init_backend", &error);
+        inferd_init_backend(b->client, NULL, NULL);
+    }
+}
+
 /* Connect, or connect again if the connection was lost and no call is under way. */
 static int connect_backend(backend *b, inferd_error *error) {
     int number = INFERD_OK;
+    bool is_new = false;
     pthread_mutex_lock(&b->lock);
     if (b->client && inferd_process(b->client, error) && !b->calls) {
         inferd_close(b->client);
@@ -350,11 +361,15 @@ static int connect_backend(backend *b, inferd_error *error) {
         remove_all(&b->graphs);
         remove_all(&b->contexts);
     }
-    if (!b->client)
+    if (!b->client) {
         number = inferd_connect(&(inferd_options){.software = "wasi-nn", .label = b->label}, &b->client, error);
+        is_new = !number;
+    }
     if (!number)
         b->calls++;
     pthread_mutex_unlock(&b->lock);
+    if (is_new)
+        send_config(b);
     return number;
 }
 
@@ -534,11 +549,15 @@ void backend_keep_graph(backend *b, uint32_t graph) {
 
 /* ---- The backend ---- */
 
-backend *backend_new(uint32_t first_number, const backend_limits *limits) {
+backend *backend_new(uint32_t first_number, const backend_limits *limits, const char *config) {
     backend *b = calloc(1, sizeof *b);
     const char *timeout = getenv("INFERD_WASI_NN_TIMEOUT_S"), *quiet = getenv("INFERD_WASI_NN_QUIET");
     if (!b)
         return NULL;
+    if (config && !(b->config = strdup(config))) {
+        free(b);
+        return NULL;
+    }
     pthread_mutex_init(&b->opening, NULL);
     pthread_mutex_init(&b->lock, NULL);
     b->graphs.next_number = 0;
@@ -560,5 +579,6 @@ void backend_free(backend *b) {
     remove_all(&b->contexts);
     pthread_mutex_destroy(&b->lock);
     pthread_mutex_destroy(&b->opening);
+    free(b->config);
     free(b);
 }

@@ -33,8 +33,9 @@ typedef struct backend_limits {
 /* The text behind `"key":` in JSON, on any level; NULL: there is none. Keys have no escapes. */
 const char *backend_find_value(const char *json, const char *key);
 
-/* NULL: memory is exhausted. */
-backend *backend_new(uint32_t first_number, const backend_limits *limits);
+/* Each connection begins with the configuration of wasi_nn_backend; NULL: it has none, and full contexts are
+ * not shifted. Returns NULL if memory is exhausted. */
+backend *backend_new(uint32_t first_number, const backend_limits *limits, const char *config);
 void backend_free(backend *b);
 
 /* Load a model. A name with a slash, or with .gguf at its end, is a file. Texts need no zero byte. */

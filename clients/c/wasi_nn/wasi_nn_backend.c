@@ -101,7 +101,7 @@ static long find_number(const char *json, const char *key, long low, long high, 
     return end != text && number >= low && number <= high ? number : otherwise;
 }
 
-/* Read the limits of sessions; all else is the daemon's own configuration. */
+/* Read the limits of sessions. The daemon reads the memory policy; all else is its own configuration. */
 static backend_limits read_limits(const char *json) {
     const char *cleanup = backend_find_value(json, "auto_cleanup");
     backend_limits limits = {.evicts = !cleanup || strncmp(cleanup, "false", 5)};
@@ -117,8 +117,10 @@ static wasi_nn_error make_instance(void **ctx, const char *config, uint32_t leng
     char *json = strndup(config ? config : "", config_length(config, length));
     instance *made = calloc(1, sizeof *made);
     backend_limits limits = read_limits(json ? json : "");
+    if (made)
+        made->backend = backend_new(1, &limits, json ? json : "");
     free(json);
-    if (made && (made->backend = backend_new(1, &limits))) {
+    if (made && made->backend) {
         pthread_mutex_init(&made->lock, NULL);
         *ctx = made;
         return success;

@@ -36,7 +36,7 @@ EXPORT wasi_nn_error get_output(void *ctx, uint32_t exec_ctx, uint32_t index, te
 wasi_nn_error init_backend(void **ctx) {
     if (!ctx)
         return invalid_argument;
-    *ctx = backend_new(0, &LIMITS);
+    *ctx = backend_new(0, &LIMITS, NULL);
     return *ctx ? success : missing_memory;
 }
 

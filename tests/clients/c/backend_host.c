@@ -2,6 +2,7 @@
  * programs with assertions. MODEL is the model's name or file. */
 #include "host.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /* The types of wasi_nn_llama.h. */
@@ -291,6 +292,30 @@ SCENARIO(a_failed_switch_changes_nothing_and_another_replaces_the_model) {
     CHECK_EQUAL(count_of(next, "\"output_tokens\""), 3);
 }
 
+SCENARIO(the_memory_policy_decides_whether_full_contexts_are_shifted) {
+    const struct {
+        const char *config;
+        bool shifts;
+    } cases[] = {
+        {NULL, true},
+        {"{\"max_sessions\":", true},
+        {"{\"memory_policy\":{\"context_shifting\":\"often\"}}", true},
+        {"{\"memory\":{\"context_shifting\":true,\"n_keep_tokens\":8}}", true},
+        {"{\"memory_policy\":{\"context_shifting\":false}}", false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        begin(cases[i].config);
+        load("{\"ctx_size\":64,\"n_predict\":36}");
+        graph_execution_context context = open_session("a");
+        char answer[64];
+        uint32_t size = sizeof answer;
+        try_run(context, "abcdefghijklmnopqrstuvwxyz0123456789", NULL, answer, &size);
+        CHECK_EQUAL(count_of(context, "\"shifts\"") > 0, cases[i].shifts);
+        CHECK_EQUAL(api.deinit_backend(backend), success);
+    }
+    begin(NULL);
+}
+
 /* ---- Stopping ---- */
 
 SCENARIO(stop_texts_of_the_configuration_hold) {
@@ -384,6 +409,7 @@ static const scenario SCENARIOS[] = {
     ENTRY(without_cleanup_the_maximum_of_sessions_is_an_error),
     ENTRY(the_daemons_maximum_of_sessions_makes_room_too),
     ENTRY(a_failed_switch_changes_nothing_and_another_replaces_the_model),
+    ENTRY(the_memory_policy_decides_whether_full_contexts_are_shifted),
     ENTRY(stop_texts_of_the_configuration_hold),
     ENTRY(wrong_arguments_have_wasi_nn_backends_numbers),
     ENTRY(a_turn_ends_at_the_timeout_of_the_environment),

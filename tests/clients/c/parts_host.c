@@ -9,7 +9,7 @@ static inferd_error error;
 
 static backend *make_backend(size_t contexts_max, uint32_t *g) {
     backend_limits limits = {.contexts_max = contexts_max, .idle_ms = 1000, .evicts = true};
-    backend *b = backend_new(1, &limits);
+    backend *b = backend_new(1, &limits, NULL);
     CHECK(b);
     CHECK_EQUAL(backend_load(b, "echo", 4, NULL, 0, g, &error), 0);
     return b;
