@@ -51,9 +51,9 @@ class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
     context: int = 0
     """KV states of all slots."""
     compute: int = 0
-    """Buffers of a step, logits included."""
+    """Buffers of a step, with logits and the CPU's work buffer."""
     process: int = 0
-    """The vocabulary, the libraries, the interpreter."""
+    """The vocabulary, the libraries, the interpreter, and llama.cpp's tables of the cells."""
     devices: dict[str, int] = {}
     """Bytes by the device's name; not in the numbers above."""
     embedding: int = 0

@@ -1,6 +1,7 @@
-"""A writer of a model with the shape of 14 billion parameters: header and tensor list, no weights.
+"""A writer of models with a header and a tensor list, but no weights: these are holes in the file.
 
-The file has its full size of 8 GB and takes a few kilobytes of the disk.
+The model with the shape of 14 billion parameters has its full size of 8 GB and takes a few
+kilobytes of the disk. A small one can be loaded and computes zeros.
 """
 
 from __future__ import annotations
@@ -9,36 +10,51 @@ import os
 from pathlib import Path
 
 import gguf
+import msgspec
 import numpy as np
 
 from tests.tiny_gguf import VOCAB_SIZE, byte_vocabulary
 
-__all__ = ("LAYERS", "TOKEN_BYTES", "WEIGHT_BYTES_MIN", "write_sparse")
+__all__ = ("DEEP", "TOKEN_BYTES", "WEIGHT_BYTES_MIN", "Sizes", "write_sparse")
 
-LAYERS, EMBEDDING, FEED_FORWARD = 48, 5120, 13824
-HEADS, HEADS_KV, HEAD = 40, 8, 128
-TOKEN_BYTES = LAYERS * 2 * HEADS_KV * HEAD * 2
+
+class Sizes(msgspec.Struct, frozen=True, kw_only=True):
+    """The sizes of a model with plain attention."""
+
+    layers: int
+    embedding: int
+    feed_forward: int
+    heads: int
+    heads_kv: int
+    head: int
+
+
+LARGE = Sizes(layers=48, embedding=5120, feed_forward=13824, heads=40, heads_kv=8, head=128)
+"""14 billion parameters."""
+DEEP = Sizes(layers=4, embedding=256, feed_forward=512, heads=4, heads_kv=4, head=128)
+"""A model of 2 MB whose KV states take 8 KiB a token in f16."""
+TOKEN_BYTES = LARGE.layers * 2 * LARGE.heads_kv * LARGE.head * 2
 """Size of the KV state of one token, in f16: 192 KiB."""
 WEIGHT_BYTES_MIN = 8 * 10**9
 ALIGNMENT = 32
 KIND = gguf.GGMLQuantizationType.Q4_1
 
 
-def write_sparse(path: Path) -> Path:
-    """Write the model to *path* and return it."""
+def write_sparse(path: Path, sizes: Sizes = LARGE) -> Path:
+    """Write a model of these *sizes* to *path* and return it."""
     writer = gguf.GGUFWriter(path, "llama")
     byte_vocabulary(writer)
     writer.add_context_length(32768)
-    writer.add_embedding_length(EMBEDDING)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(FEED_FORWARD)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(HEADS_KV)
-    writer.add_key_length(HEAD)
-    writer.add_value_length(HEAD)
-    writer.add_rope_dimension_count(HEAD)
+    writer.add_embedding_length(sizes.embedding)
+    writer.add_block_count(sizes.layers)
+    writer.add_feed_forward_length(sizes.feed_forward)
+    writer.add_head_count(sizes.heads)
+    writer.add_head_count_kv(sizes.heads_kv)
+    writer.add_key_length(sizes.head)
+    writer.add_value_length(sizes.head)
+    writer.add_rope_dimension_count(sizes.head)
     writer.add_layer_norm_rms_eps(1e-5)
-    size = sum(_add(writer, name, shape) for name, shape in _tensors())
+    size = sum(_add(writer, name, shape) for name, shape in _tensors(sizes))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -47,24 +63,24 @@ def write_sparse(path: Path) -> Path:
     return path
 
 
-def _tensors() -> list[tuple[str, tuple[int, ...]]]:
+def _tensors(sizes: Sizes) -> list[tuple[str, tuple[int, ...]]]:
     tensors: list[tuple[str, tuple[int, ...]]] = [
-        ("token_embd.weight", (VOCAB_SIZE, EMBEDDING)),
-        ("output_norm.weight", (EMBEDDING,)),
-        ("output.weight", (VOCAB_SIZE, EMBEDDING)),
+        ("token_embd.weight", (VOCAB_SIZE, sizes.embedding)),
+        ("output_norm.weight", (sizes.embedding,)),
+        ("output.weight", (VOCAB_SIZE, sizes.embedding)),
     ]
-    for layer in range(LAYERS):
+    for layer in range(sizes.layers):
         block = f"blk.{layer}"
         tensors += [
-            (f"{block}.attn_norm.weight", (EMBEDDING,)),
-            (f"{block}.attn_q.weight", (HEADS * HEAD, EMBEDDING)),
-            (f"{block}.attn_k.weight", (HEADS_KV * HEAD, EMBEDDING)),
-            (f"{block}.attn_v.weight", (HEADS_KV * HEAD, EMBEDDING)),
-            (f"{block}.attn_output.weight", (EMBEDDING, HEADS * HEAD)),
-            (f"{block}.ffn_norm.weight", (EMBEDDING,)),
-            (f"{block}.ffn_gate.weight", (FEED_FORWARD, EMBEDDING)),
-            (f"{block}.ffn_up.weight", (FEED_FORWARD, EMBEDDING)),
-            (f"{block}.ffn_down.weight", (EMBEDDING, FEED_FORWARD)),
+            (f"{block}.attn_norm.weight", (sizes.embedding,)),
+            (f"{block}.attn_q.weight", (sizes.heads * sizes.head, sizes.embedding)),
+            (f"{block}.attn_k.weight", (sizes.heads_kv * sizes.head, sizes.embedding)),
+            (f"{block}.attn_v.weight", (sizes.heads_kv * sizes.head, sizes.embedding)),
+            (f"{block}.attn_output.weight", (sizes.embedding, sizes.heads * sizes.head)),
+            (f"{block}.ffn_norm.weight", (sizes.embedding,)),
+            (f"{block}.ffn_gate.weight", (sizes.feed_forward, sizes.embedding)),
+            (f"{block}.ffn_up.weight", (sizes.feed_forward, sizes.embedding)),
+            (f"{block}.ffn_down.weight", (sizes.embedding, sizes.feed_forward)),
         ]
     return tensors
 

@@ -38,7 +38,7 @@ class _Params(ctypes.Structure):
 
 
 @cache
-def _cpu_function(name: bytes, result: Any, *arguments: Any) -> Any:
+def cpu_function(name: bytes, result: Any, *arguments: Any) -> Any:
     """Return a function of the CPU backend, which may have been loaded at run time.
 
     Don't call this at import: the first call makes llama.cpp search for GPUs and log about it.
@@ -54,7 +54,7 @@ _attach = c_function("llama_attach_threadpool", None, _pointer, _pointer, _point
 
 
 def _free_pool(pool: int) -> None:
-    _cpu_function(b"ggml_threadpool_free", None, _pointer)(pool)
+    cpu_function(b"ggml_threadpool_free", None, _pointer)(pool)
 
 
 class ComputeThreads:
@@ -86,7 +86,7 @@ class ComputeThreads:
         params = _Params()
         _defaults(ctypes.byref(params), self._count)
         params.poll = 0  # sleep at once when a step has ended, without polling for the next
-        new = _cpu_function(b"ggml_threadpool_new", _pointer, ctypes.POINTER(_Params))
+        new = cpu_function(b"ggml_threadpool_new", _pointer, ctypes.POINTER(_Params))
         pool = int(new(ctypes.byref(params)))
         self._pools.append((self._count, pool))
         _attach(self._context, pool, pool)

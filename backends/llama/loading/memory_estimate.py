@@ -5,6 +5,9 @@ is created on it, and llama.cpp reports what it would have allocated. The vocabu
 loaded, so the process's own size is measured. This adds 0.13 s to a first load of SmolLM2 135M
 (0.56 s without), and 0.5 s to one of Gemma 3 270M (0.83 s), whose vocabulary is read twice.
 
+The estimate is that of a full context that computes a full batch. The buffers of a step become
+resident only as far as a context is filled.
+
 Weights that llama.cpp repacks for the CPU are counted once: their pages in the file's mapping are
 not read again, and the kernel may reclaim them.
 """
@@ -35,10 +38,17 @@ from .opening import (
     open_model,
     read_llama_options,
 )
+from .work_buffer import work_bytes
 
 _MIB = 1 << 20
 _OUTPUT = re.compile(r"\w+: +\S+ +output buffer size = +([\d.]+) MiB")
 """Logits are on the host, and missing from the breakdown."""
+FIRST_STEP_BYTES = 3 << 20
+"""Memory that a load and the first step use besides the model (measured by the process's growth):
+code of llama.cpp, llguidance and numpy, and the stacks and heaps of threads.
+"""
+BYTES_PER_CELL = 96
+"""Memory of a used cell's entries in a set and a map of `llama_kv_cells`: 48 each with glibc."""
 
 
 class LlamaMemoryEstimator:
@@ -90,9 +100,9 @@ class LlamaMemoryEstimator:
         context = open_embedding_context(
             spec, self._options, self._model, info, self._values, self._log
         )
-        shares, _, _ = self._taken(context)
+        shares, _, _, work = self._taken(context)
         bare = [replace(share, weights=0) for share in shares]
-        second = total_need(bare, 0, output_bytes(info, self._model))
+        second = total_need(bare, 0, output_bytes(info, self._model), work)
         if encoder:
             return replace(need, context=0, compute=second.total)
         return replace(need, embedding=second.total, embedding_devices=second.devices)
@@ -106,12 +116,22 @@ class LlamaMemoryEstimator:
         plain = total_need(*self._taken(open_context(spec, params, self._model, self._log)))
         return _of_context(need) - _of_context(plain)
 
-    def _taken(self, context: Any) -> tuple[list[Share], int, int]:
+    def _taken(self, context: Any) -> tuple[list[Share], int, int, int]:
         """Return a context's arguments for `total_need`, and free the context."""
-        tokens = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model)))
-        shares, process = breakdown(context), resident_bytes() + BYTES_PER_TOKEN * tokens
+        shares, process = breakdown(context), resident_bytes() + self._growth(context)
+        output = _output_bytes(self._log.lines())
+        # With layers on devices, the graph's buffers would be allocated there.
+        work = work_bytes(context) if self._layers == 0 else 0
         lib.llama_free(context)
-        return shares, process, _output_bytes(self._log.lines())
+        return shares, process, output, work
+
+    def _growth(self, context: Any) -> int:
+        """Return the bytes by which the process grows, apart from the buffers of its context."""
+        tokens = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model)))
+        cells = int(lib.llama_n_ctx(context)) if lib.llama_get_memory(context) else 0
+        if lib.llama_model_is_recurrent(self._model):
+            cells = 0
+        return FIRST_STEP_BYTES + BYTES_PER_TOKEN * tokens + BYTES_PER_CELL * cells
 
     def close(self) -> None:
         """Free the model; a second call does nothing."""
@@ -120,8 +140,8 @@ class LlamaMemoryEstimator:
             lib.llama_model_free(model)
 
 
-def total_need(shares: Iterable[Share], process: int, output: int) -> MemoryNeed:
-    """Add up the *shares* of host and devices, the process and its output buffers."""
+def total_need(shares: Iterable[Share], process: int, output: int, work: int) -> MemoryNeed:
+    """Add up the *shares* of host and devices, the process, and the output and work buffers."""
     weights = context = compute = 0
     on_devices: Counter[str] = Counter()
     for share in shares:
@@ -133,7 +153,7 @@ def total_need(shares: Iterable[Share], process: int, output: int) -> MemoryNeed
     return MemoryNeed(
         weights=weights,
         context=context,
-        compute=compute + output,
+        compute=compute + output + work,
         process=process,
         devices=dict(on_devices),
     )

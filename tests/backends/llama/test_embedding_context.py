@@ -19,6 +19,7 @@ from inferd.backends.errors import BackendError, UnsupportedOperation
 from inferd.backends.library_log import library_log
 from inferd.backends.llama.llama_log import capture
 from inferd.backends.llama.loading.devices import breakdown
+from inferd.backends.llama.loading.work_buffer import work_bytes
 from inferd.backends.llama.model import LlamaModel
 from tests.models import gemma3, smollm2
 from tests.tiny_gguf import write_tiny
@@ -180,8 +181,8 @@ def test_the_memory_of_the_second_context_is_estimated_before_a_load(
         need = estimator.need(estimator.shape)
     with loaded(Path(spec.path)) as model:
         embedder = model.embedder()
-        shares = breakdown(embedder._pointer)
-    held = sum(share.context + share.compute for share in shares)
+        shares, work = breakdown(embedder._pointer), work_bytes(embedder._pointer)
+    held = work + sum(share.context + share.compute for share in shares)
     outputs = 4 * EMBED_BATCH_TOKENS * (model.info.vocab_size + embedder.info.size)
     assert need.embedding == pytest.approx(held + outputs, abs=30_000), "reported in 0.01 MiB"
     assert need.with_embedding().total == need.total + need.embedding
@@ -317,9 +318,10 @@ def test_the_estimate_of_an_encoder_includes_its_only_context(tmp_path: Path) ->
         need = estimator.need(estimator.shape)
     assert (need.context, need.embedding) == (0, 0)
     with loaded(Path(spec.path)) as model:
-        shares = breakdown(model.embedder()._pointer)
+        pointer = model.embedder()._pointer
+        shares, work = breakdown(pointer), work_bytes(pointer)
     outputs = 4 * CTX_SIZE * (model.info.vocab_size + 64)
-    held = sum(share.context + share.compute for share in shares)
+    held = work + sum(share.context + share.compute for share in shares)
     assert need.compute == pytest.approx(held + outputs, abs=30_000)
 
 
