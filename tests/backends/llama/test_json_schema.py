@@ -269,12 +269,14 @@ def test_white_space_in_texts_is_free(bytewise: Walker) -> None:
 @pytest.mark.model
 @pytest.mark.parametrize("temp", [0.0, 2.0])
 def test_answers_of_a_real_model_fit_the_schema(llama: Model, temp: float) -> None:
-    engine = Engine(llama)
     prompt = llama.tokenize(b"Describe Rome in JSON:\n", special=False, bos=True)
+    names = [name for name in SCHEMAS if name.endswith("-1") or name.startswith("used")]
+    samplings = [
+        SamplingParams(json_schema=json.dumps(SCHEMAS[name]), temp=temp, seed=number)
+        for number, name in enumerate(names)
+    ]
     ended = 0
-    for number, name in enumerate(n for n in SCHEMAS if n.endswith("-1") or n.startswith("used")):
-        sampling = SamplingParams(json_schema=json.dumps(SCHEMAS[name]), temp=temp, seed=number)
-        text, stats = _answer(engine, prompt, sampling)
+    for name, (text, stats) in zip(names, _answers(Engine(llama), prompt, *samplings), strict=True):
         if stats.stop_reason == "eos":
             ended += 1
             check(text, SCHEMAS[name])
@@ -283,17 +285,35 @@ def test_answers_of_a_real_model_fit_the_schema(llama: Model, temp: float) -> No
     assert ended >= 8, "most answers end within their tokens"
 
 
-def _answer(engine: Engine, prompt: list[int], sampling: SamplingParams) -> tuple[str, m.TurnStats]:
-    spec = m.TaskSpec(
-        id=1, owner=Owner(1), tokens=m.pack_tokens(prompt), sampling=sampling, n_predict=120
-    )
-    reports = iterate_engine(engine, [m.Submit(spec)])
-    while not isinstance(reports[-1], m.Finished | m.Failed):
-        reports += iterate_engine(engine, [])
-    end = reports[-1]
-    assert isinstance(end, m.Finished), end
-    text = b"".join(r.text for r in reports if isinstance(r, m.Tokens))
-    return (text + end.text).decode(), end.stats
+def _answers(
+    engine: Engine, prompt: list[int], *samplings: SamplingParams
+) -> list[tuple[str, m.TurnStats]]:
+    """Return the text and the statistics of each answer; those in the slots share batches."""
+    texts, ends = [b""] * len(samplings), dict[int, m.Finished]()
+    commands: list[m.Command] = [
+        m.Submit(
+            m.TaskSpec(
+                id=number,
+                owner=Owner(1),
+                tokens=m.pack_tokens(prompt),
+                sampling=sampling,
+                n_predict=120,
+            )
+        )
+        for number, sampling in enumerate(samplings, 1)
+    ]
+    while len(ends) < len(samplings):
+        for report in iterate_engine(engine, commands):
+            assert not isinstance(report, m.Failed), report
+            if isinstance(report, m.Tokens):
+                texts[report.task_id - 1] += report.text
+            elif isinstance(report, m.Finished):
+                ends[report.task_id] = report
+        commands = []
+    return [
+        ((text + ends[number].text).decode(), ends[number].stats)
+        for number, text in enumerate(texts, 1)
+    ]
 
 
 def test_names_of_special_tokens_are_not_text_that_fits(
@@ -309,7 +329,8 @@ def test_names_of_special_tokens_are_not_text_that_fits(
         sampling = SamplingParams(
             json_schema='{"const": "<s>"}', temp=temp, logit_bias=((start, 1000.0),)
         )
-        assert _answer(Engine(model), [1, 9], sampling)[0] == '"<s>"', "letter by letter"
+        [(text, _)] = _answers(Engine(model), [1, 9], sampling)
+        assert text == '"<s>"', "letter by letter"
     model.close()
 
 
