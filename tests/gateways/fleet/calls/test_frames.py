@@ -52,13 +52,11 @@ def test_a_request_gets_another_handle_and_nothing_else_changes(
 def test_a_result_gets_mapped_handles(
     result: dict[str, Any], contexts: list[int], graph: int
 ) -> None:
+    result.pop("context", None)  # Hypothesis draws keys from literals of the loaded modules, too
     raw = msgspec.Raw(pack({**result, "contexts": contexts, "graph": graph}))
     fields = with_mapped_handles(raw, frozenset({"contexts", "graph", "context"}), lambda h: h ^ 1)
     expected = {**result, "contexts": [h ^ 1 for h in contexts], "graph": graph ^ 1}
-    if isinstance(result.get("context"), int):
-        return  # it is a handle, too
-    if "context" not in result:
-        assert unpack(pack(fields)) == expected
+    assert unpack(pack(fields)) == expected
 
 
 @given(maps, handles)
