@@ -7,7 +7,6 @@ one node that connects to another.
 from __future__ import annotations
 
 import os
-import re
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from pathlib import Path
@@ -19,14 +18,21 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ....backends.errors import InvalidArgument
-from .folder import AUTHORITY, ENTRY, KeyFiles, server_name, write_private, write_public
+from .folder import (
+    AUTHORITY,
+    ENTRY,
+    KeyFiles,
+    is_node_name,
+    server_name,
+    write_private,
+    write_public,
+)
 
 AUTHORITY_DAYS = 3650
 DAYS_MAX = 3650
 CLOCK_SKEW = timedelta(minutes=5)
 """A new certificate is already valid on a machine whose clock is slow."""
 Validity: TypeAlias = tuple[datetime, datetime]
-_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 class Role(Enum):
@@ -91,7 +97,7 @@ class Authority:
         :raises InvalidArgument: the name or the number is not allowed, or they cannot be written.
         """
         is_taken = name == AUTHORITY or (name == ENTRY) != (role is Role.ENTRY)
-        if not _NAME.fullmatch(name) or is_taken:
+        if not is_node_name(name) or is_taken:
             raise InvalidArgument(
                 f"{name!r} cannot be the name of a node",
                 hint="use up to 63 letters a-z, digits and -, such as gpu-1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from typing import NamedTuple
 AUTHORITY = "authority"
 """The name of the authority's own files."""
 ENTRY = "entry"
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _DOMAIN = "fleet.inferd.internal"
 
 
@@ -23,6 +25,11 @@ class KeyFiles(NamedTuple):
     def of(cls, folder: Path, name: str) -> KeyFiles:
         """Return the files of *name* in *folder*."""
         return cls(folder / f"{name}.pem", folder / f"{name}.key")
+
+
+def is_node_name(text: str) -> bool:
+    """Return whether *text* can be a name in a certificate."""
+    return _NAME.fullmatch(text) is not None
 
 
 def server_name(node: str) -> str:

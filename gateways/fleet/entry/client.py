@@ -177,7 +177,7 @@ class FleetClient:
     ) -> None:
         """Note an open context, with the request that was counted for it."""
         self._contexts[handle] = context
-        turns = self.fleet.nodes.links[context.node].turns
+        turns = self.fleet.nodes.turns_of(context.node)
         if opened_by is not None:
             turns.drop_opened(opened_by)
             turns.note_opened((self, handle), context.kind, time.monotonic())
@@ -238,7 +238,7 @@ class FleetClient:
         self.forward(request, incarnation.node, fields)
         context = self._contexts.get(handle)
         if request.route.has_turn and context is not None:
-            request.turns = self.fleet.nodes.links[context.node].turns
+            request.turns = self.fleet.nodes.turns_of(context.node)
             request.turns.drop_opened((self, handle))
             request.turns.begin_turn(request, context.kind, time.monotonic())
 

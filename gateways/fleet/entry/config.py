@@ -1,4 +1,4 @@
-"""The configuration of an entry: a TOML file with the nodes' addresses."""
+"""The configuration of an entry: a TOML file with the nodes' addresses, or with Ray's."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import platformdirs
 from ....backends.errors import InvalidArgument
 from ....ipc.paths import daemon_socket_path
 from ..addresses import NodeAddress, parse_node_address
+from ..published import NODES_MAX
 
-NODES_MAX = 1000
 FILE_BYTES_MAX = 1 << 20
 
 
@@ -25,7 +25,9 @@ class NodeSettings(msgspec.Struct, forbid_unknown_fields=True, rename="kebab"):
 class EntrySettings(msgspec.Struct, forbid_unknown_fields=True, rename="kebab", kw_only=True):
     """The file, as it is written. Relative paths begin at its folder."""
 
-    nodes: dict[str, NodeSettings]
+    nodes: dict[str, NodeSettings] = {}
+    ray: str = ""
+    """The address of a Ray cluster that publishes further nodes; by default there is none."""
     certificates: str = ""
     """The folder of certificates; by default `fleet` beside the user's configuration."""
     certificate: str = "entry"
@@ -87,9 +89,10 @@ def _read_settings(file: Path) -> EntrySettings:
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise InvalidArgument(f"{file}: {exc}", hint="docs/fleet.md has an example") from None
-    if not 0 < len(settings.nodes) <= NODES_MAX:
+    if len(settings.nodes) > NODES_MAX or not (settings.nodes or settings.ray):
         raise InvalidArgument(
-            f"{file} has {len(settings.nodes)} nodes", hint=f"name 1 to {NODES_MAX}: [nodes.NAME]"
+            f"{file} has {len(settings.nodes)} nodes",
+            hint=f"name 1 to {NODES_MAX}, as [nodes.NAME], or the Ray cluster that has them (ray)",
         )
     return settings
 

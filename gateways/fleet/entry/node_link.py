@@ -34,13 +34,13 @@ class NodeLink:
     """The state of a node. Lives on the entry's event loop; its task runs `run`.
 
     *on_change* is called when the node is found, and when it is lost. `load` is None while it
-    cannot be reached, and `cause` is the reason.
+    cannot be reached, and `cause` is the reason. `address` is None until the node publishes one.
     """
 
     def __init__(
         self,
         name: str,
-        address: NodeAddress,
+        address: NodeAddress | None,
         context: ssl.SSLContext,
         own_certificate: tuple[Path, str],
         on_change: Callable[[NodeLink], object],
@@ -49,6 +49,7 @@ class NodeLink:
         self.load: NodeLoad | None = None
         self.hello: ServerHello | None = None
         self.cause = "it has not answered yet"
+        self._attempt: anyio.CancelScope | None = None
         self._context, self._own_certificate = context, own_certificate
         self._on_change = on_change
         self.turns = OwnTurns()
@@ -58,19 +59,36 @@ class NodeLink:
     async def run(self) -> None:
         """Listen to the node's reports, and connect again after a loss, until cancelled."""
         while True:
-            try:
-                await self._listen()
-            except InferdError as exc:
-                self._lose(exc.message)
-            except OSError as exc:
-                self._lose(failure_reason(exc, self.name))
-            await anyio.sleep(RETRY_S)
+            with anyio.CancelScope() as self._attempt:
+                if self.address is None:
+                    self._lose("its address is not published yet")
+                    await anyio.sleep_forever()
+                else:
+                    await self._try(self.address)
+                    await anyio.sleep(RETRY_S)
 
-    async def _listen(self) -> None:
+    def move(self, address: NodeAddress) -> None:
+        """Connect to another address from now on."""
+        if address != self.address:
+            self.address = address
+            if self.load is not None:
+                self._lose(f"it has moved to {address}")
+            if self._attempt is not None:
+                self._attempt.cancel()
+
+    async def _try(self, address: NodeAddress) -> None:
+        try:
+            await self._listen(address)
+        except InferdError as exc:
+            self._lose(exc.message)
+        except OSError as exc:
+            self._lose(failure_reason(exc, self.name))
+
+    async def _listen(self, address: NodeAddress) -> None:
         with anyio.move_on_after(HANDSHAKE_S_MAX) as scope:
             reader, writer = await asyncio.open_connection(
-                self.address.host,
-                self.address.port,
+                address.host,
+                address.port,
                 ssl=self._context,
                 server_hostname=server_name(self.name),
             )

@@ -22,12 +22,13 @@ from ....ipc.messages import (
 )
 from ....wire.frames import FRAME_BYTES_MAX, REPLY_BYTES_MAX
 from ....wire.nesting import NESTING_MAX
+from ..addresses import NodeAddress
 from ..certificates.tls import DATA, REPORTS, entry_context
 from ..routing.choice import RETRY_HINT, RETRY_S, FleetLoad, RouteRequest, choose_node
 from ..routing.loads import ByClass, NodeLoad
 from .config import EntryConfig
 from .node_link import NodeLink
-from .own_turns import TurnKind
+from .own_turns import OwnTurns, TurnKind
 
 OWN_REQUESTS = 16
 """Requests of a node's connection that are the entry's own, beside the client's."""
@@ -38,7 +39,8 @@ PRELOAD_PREFIX = "preload:"
 
 
 class Nodes:
-    """The nodes of the configuration. Owned by the entry's event loop.
+    """The nodes of the configuration, and those that are published. Owned by the entry's event
+    loop.
 
     *on_lost* is called with each node that can no longer be reached, and *on_found* with each that
     can be.
@@ -55,10 +57,52 @@ class Nodes:
         self.data_context: ssl.SSLContext = entry_context(folder, name, DATA)
         """The context of connections for clients."""
         self._on_found, self._on_lost = on_found, on_lost
-        self.links = {
-            node: NodeLink(node, address, context, (folder, name), self._note_change)
-            for node, address in config.addresses.items()
-        }
+        self._context, self._own_certificate = context, (folder, name)
+        self._configured = config.addresses
+        self._group: anyio.abc.TaskGroup | None = None
+        """The tasks of the links, while they run."""
+        self._scopes: dict[str, anyio.CancelScope] = {}
+        self.links: dict[str, NodeLink] = {}
+        for node, address in config.addresses.items():
+            self._add(node, address)
+
+    def publish(self, addresses: Mapping[str, NodeAddress | None]) -> None:
+        """Take the published nodes beside those of the configuration, which keep their addresses.
+
+        A node that is no longer published stays while it can be reached.
+        """
+        for node, address in addresses.items():
+            if node in self._configured:
+                continue
+            if node not in self.links:
+                self._add(node, address)
+            elif address is not None:
+                self.links[node].move(address)
+        for node, link in tuple(self.links.items()):
+            if node not in self._configured and node not in addresses and link.load is None:
+                self._remove(node)
+
+    def _add(self, node: str, address: NodeAddress | None) -> None:
+        link = NodeLink(node, address, self._context, self._own_certificate, self._note_change)
+        self.links[node] = link
+        if self._group is not None:
+            self._group.start_soon(self._run_link, link)
+
+    def _remove(self, node: str) -> None:
+        del self.links[node]
+        scope = self._scopes.pop(node, None)
+        if scope is not None:
+            scope.cancel()
+
+    async def _run_link(self, link: NodeLink) -> None:
+        if self.links.get(link.name) is link:  # else it was removed before this task began
+            with anyio.CancelScope() as self._scopes[link.name]:
+                await link.run()
+
+    def turns_of(self, node: str) -> OwnTurns:
+        """Return the turns that are counted for a node; those of a removed one are not read."""
+        link = self.links.get(node)
+        return link.turns if link is not None else OwnTurns()
 
     def _note_change(self, link: NodeLink) -> None:
         (self._on_lost if link.load is None else self._on_found)(link)
@@ -68,11 +112,17 @@ class Nodes:
     ) -> None:
         """Keep the links until cancelled; started once every node was found or not."""
         async with anyio.create_task_group() as group:
+            self._group = group
             for link in self.links.values():
-                group.start_soon(link.run)
-            for link in self.links.values():
-                await link.settled.wait()
+                group.start_soon(self._run_link, link)
+            await self.wait_settled()
             task_status.started()
+            await anyio.sleep_forever()  # links may be added
+
+    async def wait_settled(self) -> None:
+        """Wait until every node was found or not."""
+        for link in tuple(self.links.values()):
+            await link.settled.wait()
 
     def loads(self) -> dict[str, NodeLoad]:
         """Return the loads of the nodes that can be reached."""
@@ -101,7 +151,7 @@ class Nodes:
         return names
 
     def is_reachable(self, node: str) -> bool:
-        """Return whether a node is in the configuration and can be reached."""
+        """Return whether a node is one of the fleet and can be reached."""
         link = self.links.get(node)
         return link is not None and link.load is not None
 
@@ -161,7 +211,7 @@ class Nodes:
 
 def _described(link: NodeLink) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "address": str(link.address),
+        "address": str(link.address) if link.address else None,
         "reachable": link.load is not None,
         "cause": link.cause,
     }

@@ -76,7 +76,7 @@ async def on_best_node(
         try:
             return await attempt(node)
         except InferdError as exc:
-            client.fleet.nodes.links[node].turns.drop_opened(key)
+            client.fleet.nodes.turns_of(node).drop_opened(key)
             if route.home is not None or not may_succeed_elsewhere(exc):
                 raise
             refusals.append(exc)
@@ -259,7 +259,7 @@ async def work_on_graph(client: FleetClient, request: ClientRequest, params: Fie
     async def attempt(node: str) -> Fields:
         fields = with_handle(params, "graph", await lease(client, graph, node))
         upstream, raw = await exchange(client, request, node, fields)
-        client.fleet.nodes.links[node].turns.drop_opened(request)
+        client.fleet.nodes.turns_of(node).drop_opened(request)
         return client.mapped(upstream, raw, request.route.in_result)
 
     leased = next((node for node in graph.leases if client.fleet.nodes.is_reachable(node)), None)

@@ -29,6 +29,7 @@ from ..calls.frames import open_message
 from .client import FleetClient
 from .client_connection import ClientConnection
 from .config import EntryConfig
+from .discovery import Discovery
 from .dispatcher import Dispatcher
 from .homes import HOMES_MAX, RECENT_MAX, FleetUser, NodeTable, RecentKey, SessionKey
 from .incarnations import Incarnations
@@ -49,6 +50,9 @@ class Entry:
     def __init__(self, config: EntryConfig, note: Callable[[str], object]):
         settings = config.settings
         self.nodes = Nodes(config, self._note_found, self._note_lost)
+        self._discovery = (
+            Discovery(settings.ray, config.state_dir, self.nodes, note) if settings.ray else None
+        )
         self.incarnations = Incarnations(config.state_dir)
         self.homes = NodeTable[SessionKey](HOMES_MAX)
         self.recent = NodeTable[RecentKey](RECENT_MAX)
@@ -70,12 +74,16 @@ class Entry:
         :raises Busy: another program listens on the socket.
         """
         self.incarnations.open()
+        if self._discovery is not None:
+            self._discovery.open()
         listener = UnixListener(str(self._config.socket), self._config.socket_mode, gateway=True)
         try:
             listener.bind()
             with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
                 async with anyio.create_task_group() as group:
                     await group.start(self.nodes.run)
+                    if self._discovery is not None:
+                        await group.start(self._discovery.run)
                     group.start_soon(self._accept, listener.socket, group)
                     on_ready(listener.path)
                     await self._until_stopped(signals)

@@ -98,12 +98,14 @@ class Upstream(asyncio.Protocol):
 
     async def connect(self, context: Any) -> None:
         """Connect, greet, and send the requests so far."""
+        address = self._link.address
+        assert address is not None, "a node that can be reached has an address"
         try:
             with anyio.fail_after(HANDSHAKE_S_MAX):
                 await asyncio.get_running_loop().create_connection(
                     lambda: self,
-                    self._link.address.host,
-                    self._link.address.port,
+                    address.host,
+                    address.port,
                     ssl=context,
                     server_hostname=server_name(self.node),
                 )

@@ -29,10 +29,15 @@ def test_relative_paths_begin_at_the_files_folder(tmp_path: Path) -> None:
     assert read_config(written(tmp_path, NODE), Path("/given")).socket == Path("/given")
 
 
+def test_nodes_may_come_from_ray_alone(tmp_path: Path) -> None:
+    config = read_config(written(tmp_path, 'ray = "10.0.0.1:6379"'))
+    assert config.settings.ray == "10.0.0.1:6379" and config.addresses == {}
+
+
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("", "nodes"),
+        ("", "0 nodes"),
         ("[nodes]", "0 nodes"),
         (NODE + "addres = 1", "addres"),
         ("sockt = 1\n" + NODE, "sockt"),
