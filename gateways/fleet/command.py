@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,7 +38,26 @@ Renew = Annotated[
 ListenAt = Annotated[
     str, typer.Option("--listen", metavar="HOST:PORT", help="The address for entries; port 0: any.")
 ]
-
+RayAddress = Annotated[
+    str, typer.Option("--ray", metavar="HOST:PORT", help="Join this Ray cluster as a node.")
+]
+RayCluster = Annotated[
+    str, typer.Option("--ray", metavar="HOST:PORT", help="The Ray cluster that has the node.")
+]
+NodeStateDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir",
+        metavar="DIR",
+        help="With --ray: the folder of the node's files; by default `fleet-nodes/NODE` beside the"
+        " daemon's state.",
+        show_default=False,
+    ),
+]
+ServeArguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="SERVE_ARGUMENT...", help="With --ray, after --: of `inferd serve`."),
+]
 FleetFile = Annotated[
     Path, typer.Option("--config", metavar="FILE", help="The fleet's configuration file.")
 ]
@@ -107,18 +127,44 @@ def init(
 @fleet.command()
 def node(
     name: NodeName,
+    serve_arguments: ServeArguments = None,
     listen: ListenAt = "0.0.0.0:7878",
     certificates: Certificates = None,
     socket: SocketPath = None,
+    ray: RayAddress = "",
+    state_dir: NodeStateDir = None,
 ) -> None:
     """Relay the protocol between entries and this machine's daemon, over mutual TLS.
 
-    It runs until SIGTERM or Ctrl-C.
+    With --ray, a replica of Ray Serve supervises the daemon and the relay, and publishes the
+    address. It runs until SIGTERM or Ctrl-C.
     """
     with optional_import(NEED, "fleet"):
         from .node.serving import run_node
     from ...daemon.cli.client import socket_of
 
+    if ray:
+        import platformdirs
+
+        check_ray()
+        from .node.ray_node import run_ray_node
+
+        run_ray_node(
+            name,
+            ray=ray,
+            listen=listen,
+            certificates=certificates_folder(certificates),
+            socket=str(socket_of(socket)),
+            folder=state_dir or platformdirs.user_state_path("inferd") / "fleet-nodes" / name,
+            serve=serve_arguments or (),
+            note=note,
+        )
+        return
+    if serve_arguments or state_dir:
+        raise InvalidArgument(
+            "arguments of the daemon need --ray",
+            hint="without --ray, the daemon is started apart from its relay",
+        )
     run_node(
         name,
         listen=listen,
@@ -142,7 +188,22 @@ def serve(config: FleetFile, socket: SocketPath = None) -> None:
     def note_entry(path: str) -> None:
         note(f"the fleet listens on {path}")
 
-    run_entry(read_config(config, socket), on_ready=note_entry, note=note)
+    settings = read_config(config, socket)
+    if settings.settings.ray:
+        check_ray()
+    run_entry(settings, on_ready=note_entry, note=note)
+
+
+@fleet.command()
+def remove(name: NodeName, ray: RayCluster) -> None:
+    """Remove a node from a Ray cluster; its relay and daemon end.
+
+    End its `inferd fleet node` first, which would add it again.
+    """
+    check_ray()
+    from .node.ray_node import remove_ray_node
+
+    remove_ray_node(name, ray)
 
 
 @fleet.command()
@@ -160,6 +221,16 @@ def nodes(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
         write_json({"nodes": entries})
     else:
         table_of(NODES, entries)
+
+
+def check_ray() -> None:
+    """Check that Ray is installed, without loading it.
+
+    :raises UnsupportedOperation: it is not.
+    """
+    with optional_import("nodes in a Ray cluster use ray", "fleet"):
+        if find_spec("ray") is None:
+            raise ModuleNotFoundError("ray is not installed", name="ray")
 
 
 def note_ready(name: str, address: str) -> None:

@@ -1,0 +1,262 @@
+"""The process of a node that joins a Ray cluster: the children that do so, and its signals.
+
+Ray itself runs in children: `ray start`, if this machine is not yet a member of the cluster as this
+node, and the program that deploys the node's application.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
+from pathlib import Path
+
+import anyio
+import anyio.abc
+import msgspec
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from ....backends.errors import BackendError, InvalidArgument
+from ..addresses import parse_node_address
+from ..certificates.tls import node_context
+from ..published import CHECK_S, REPORT_BYTES_MAX, NodeReport, NodeRequest, node_resource
+from .supervisor import MANAGER_VARIABLES, NodePlan, members_of
+
+CHILD_MODULE = "inferd.gateways.fleet.ray_cluster.deploy"
+LOG_FILE_BYTES_MAX = 16 << 20
+RAY_ENVIRONMENT = {
+    "RAY_memory_monitor_refresh_ms": "0",  # models fill the memory: Ray would end the replica
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # no replica of this machine can move
+}
+OBJECT_STORE_BYTES = 80 << 20
+"""The least that Ray accepts: objects of the fleet do not pass through Ray."""
+RETRY_S_MIN, RETRY_S_MAX = 1.0, 10.0
+FIRST_S_MAX = 60.0
+"""Time in which a child deploys the application, or fails to."""
+SILENT_S_MAX = 4 * CHECK_S
+"""Time without a report after which a child is replaced."""
+JOIN_S_MAX = 30.0
+"""Time in which `ray start` makes this machine a member; past it, that is tried again."""
+LEAVE_S_MAX = 15.0
+"""Time for `ray start` to end its processes."""
+
+
+def plan_of(
+    name: str, *, listen: str, certificates: Path, socket: str, folder: Path, serve: Sequence[str]
+) -> NodePlan:
+    """Return the plan of a node: the commands of its relay and its daemon, to which the arguments
+    *serve* are passed on, and the environment of this process for both.
+    """
+    # -P: no module is imported from the current folder.
+    inferd = [sys.executable, "-P", "-m", "inferd"]
+    daemon = [
+        *(*inferd, "serve", "--socket", socket, f"--set=log-file={folder / 'daemon.log'}"),
+        *(f"--set=log-file-bytes-max={LOG_FILE_BYTES_MAX}", *serve),
+    ]
+    relay = [
+        *(*inferd, "fleet", "node", name, "--listen", listen),
+        *("--certificates", str(certificates), "--socket", socket),
+    ]
+    environment = {n: v for n, v in os.environ.items() if n not in MANAGER_VARIABLES}
+    return NodePlan(listen, {"daemon": daemon, "relay": relay}, environment)
+
+
+def join_command(address: str, name: str) -> list[str]:
+    """Return the command that makes this machine a member of the cluster as a node."""
+    return [
+        *(sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block"),
+        *(f"--address={address}", "--num-cpus=1", "--num-gpus=0", "--disable-usage-stats"),
+        *(f"--object-store-memory={OBJECT_STORE_BYTES}", "--include-log-monitor=False"),
+        f"--resources={json.dumps({node_resource(name): 1})}",
+    ]
+
+
+class RayNode:
+    """A node of the cluster at *ray*, whose state directory is *folder*."""
+
+    def __init__(
+        self,
+        name: str,
+        ray: str,
+        plan: NodePlan,
+        folder: Path,
+        note: Callable[[str], object],
+    ):
+        self._name, self._ray = name, ray
+        self._plan, self._folder, self._note = plan, folder, note
+        self._raylet: anyio.abc.Process | None = None
+        """`ray start`, if this machine is a member of the cluster by this process."""
+        self._joined_at = 0.0
+        self._is_running = False
+        self._cause = ""
+
+    async def run(self) -> None:
+        """Keep the node deployed until SIGTERM or SIGINT.
+
+        A member that this process has made leaves the cluster then, and its relay and daemon end.
+        """
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._keep_deployed)
+                await anext(signals)
+                group.cancel_scope.cancel()
+        if self._raylet is not None:
+            await self._leave()
+            # Nothing starts them again now.
+            for member in reversed(members_of(self._plan, self._folder).values()):
+                await anyio.to_thread.run_sync(member.end)
+
+    async def _keep_deployed(self) -> None:
+        retry_s = RETRY_S_MIN
+        while True:
+            try:
+                async with aclosing(self._reports()) as reports:
+                    async for report in reports:
+                        if report.running:
+                            retry_s = RETRY_S_MIN
+                        await self._handle(report)
+            except (OSError, anyio.BrokenResourceError, msgspec.DecodeError) as exc:
+                self._note_cause(str(exc) or "its child process has ended")
+            self._is_running = False
+            await anyio.sleep(retry_s)
+            retry_s = min(2 * retry_s, RETRY_S_MAX)
+
+    async def _handle(self, report: NodeReport) -> None:
+        if report.running:
+            if not self._is_running:
+                self._note(
+                    f"node {self._name} serves entries on {self._plan.address}, supervised by Ray"
+                )
+            self._is_running, self._cause = True, ""
+        elif not report.must_join:
+            self._note_cause(report.error)
+        elif self._raylet is None:
+            self._note(f"joining the Ray cluster at {self._ray}")
+            await self._join()
+        elif time.monotonic() > self._joined_at + JOIN_S_MAX:
+            # Also where it runs: it is a member of a cluster whose head is lost.
+            self._note_cause(report.error)
+            await self._leave()
+            await self._join()
+
+    async def _join(self) -> None:
+        self._joined_at = time.monotonic()
+        self._raylet = await anyio.open_process(
+            join_command(self._ray, self._name),
+            env=os.environ | RAY_ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    async def _leave(self) -> None:
+        """End `ray start`, which ends its processes."""
+        raylet = self._raylet
+        if raylet is None or raylet.returncode is not None:
+            return
+        with suppress(ProcessLookupError):
+            raylet.terminate()
+        with anyio.move_on_after(LEAVE_S_MAX):
+            await raylet.wait()
+            return
+        with suppress(ProcessLookupError):
+            raylet.kill()
+        await raylet.wait()
+
+    def _note_cause(self, cause: str) -> None:
+        if cause != self._cause:
+            self._note(f"Ray does not supervise node {self._name}: {cause}; trying again")
+        self._cause = cause
+
+    async def _reports(self) -> AsyncGenerator[NodeReport]:
+        """Start the child that deploys, and yield its reports until it ends."""
+        process = await anyio.open_process(
+            [sys.executable, "-P", "-m", CHILD_MODULE, self._ray],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            assert process.stdin is not None and process.stdout is not None
+            request = NodeRequest(self._name, str(self._folder), self._plan.digest)
+            await process.stdin.send(msgspec.json.encode(request) + b"\n")
+            lines, wait_s = BufferedByteReceiveStream(process.stdout), FIRST_S_MAX
+            while True:
+                try:
+                    with anyio.fail_after(wait_s):
+                        line = await lines.receive_until(b"\n", REPORT_BYTES_MAX)
+                except TimeoutError:
+                    yield NodeReport(error=f"no report within {wait_s:g} s")
+                    return
+                except (anyio.IncompleteRead, anyio.EndOfStream, anyio.DelimiterNotFound):
+                    return
+                yield msgspec.json.decode(line, type=NodeReport)
+                wait_s = SILENT_S_MAX
+        finally:
+            with anyio.CancelScope(shield=True):
+                with suppress(ProcessLookupError):
+                    process.kill()
+                await process.aclose()
+
+
+def run_ray_node(
+    name: str,
+    *,
+    ray: str,
+    listen: str,
+    certificates: Path,
+    socket: str,
+    folder: Path,
+    serve: Sequence[str],
+    note: Callable[[str], object],
+) -> None:
+    """Keep a node in the Ray cluster at *ray* until SIGTERM or SIGINT.
+
+    *folder* is the node's state directory, *serve* has the arguments of its daemon.
+
+    :raises InvalidArgument: the address, the certificate or the state directory cannot be used.
+    """
+    address = parse_node_address(listen)
+    if not address.port or address.host in ("0.0.0.0", "::", ""):
+        raise InvalidArgument(
+            f"{listen} is not an address that entries can use",
+            hint="give --listen the address of this machine and a port, such as 10.0.0.2:7878",
+        )
+    node_context(certificates, name)
+    folder = folder.absolute()
+    plan = plan_of(
+        name,
+        listen=listen,
+        certificates=certificates.absolute(),
+        socket=socket,
+        folder=folder,
+        serve=serve,
+    )
+    plan.write(folder)
+    anyio.run(RayNode(name, ray, plan, folder, note).run)
+
+
+def remove_ray_node(name: str, ray: str) -> None:
+    """Delete a node from the Ray cluster at *ray*; Ray ends its relay and daemon.
+
+    :raises BackendError: the cluster does not answer, or does not have the node.
+    """
+    found = subprocess.run(
+        [sys.executable, "-P", "-m", CHILD_MODULE, "remove", ray, name],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    lines = found.stdout.splitlines()
+    cause = msgspec.json.decode(lines[-1], type=NodeReport).error if lines else "Ray has failed"
+    if cause:
+        raise BackendError(
+            f"node {name} was not removed: {cause}",
+            hint="run this on a machine that is a member of the Ray cluster",
+        )

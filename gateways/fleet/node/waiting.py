@@ -1,0 +1,16 @@
+"""Waits for the end of processes that are not children, by their descriptors."""
+
+from __future__ import annotations
+
+import select
+
+
+def has_ended_within(process: int, seconds: float | None, *others: int) -> bool:
+    """Wait until the process of the descriptor *process* (pidfd) has ended, or one of the *others*
+    can be read, and return whether it has ended.
+    """
+    poll = select.poll()
+    for descriptor in (process, *others):
+        poll.register(descriptor, select.POLLIN)
+    found = poll.poll(None if seconds is None else 1000 * seconds)
+    return any(descriptor == process for descriptor, _ in found)
