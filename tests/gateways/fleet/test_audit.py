@@ -41,12 +41,17 @@ async def audit(fleet: RunningFleet) -> None:
         talks = [group.create_task(converse(fleet, number)) for number in range(SESSIONS)]
         kills = group.create_task(kill_members(fleet))
     assert kills.done()
-    async with AsyncClient(fleet.socket) as client:
-        for number, talk in enumerate(talks):
+    await check_histories(fleet.socket, [talk.result() for talk in talks])
+
+
+async def check_histories(socket: str, conversations: list[list[str]]) -> None:
+    """Check that the history of each session has the texts of its turns once and in order."""
+    async with AsyncClient(socket) as client:
+        for number, texts in enumerate(conversations):
             async with client.session("slow", session_id=f"audit-{number}") as session:
                 assert session.context.attached
                 messages = (await session.history()).messages
-                expected = [text for text in talk.result() for _ in range(2)]
+                expected = [text for text in texts for _ in range(2)]
                 assert [str(message["content"]) for message in messages] == expected
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from inferd.gateways.fleet.entry.config import EntrySettings, read_config
 from inferd.testing import running_daemon
-from tests.daemon.command_line import inferd_process
+from tests.daemon.command_line import inferd, inferd_process
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "fleet.md").read_text()
 
@@ -23,7 +23,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_commands_set_up_a_fleet(tmp_path: Path) -> None:
-    init, node, serve, use = blocks("sh")
+    init, node, serve, use, *_ = blocks("sh")
     with ExitStack() as stack:
 
         def run(line: str, **variables: str) -> str:
@@ -62,6 +62,19 @@ def test_the_commands_set_up_a_fleet(tmp_path: Path) -> None:
         assert [line.split()[0] for line in run(nodes).splitlines()] == ["NODE", "gpu-1", "gpu-2"]
         assert run(answer).strip() == "Say-hello."
         assert run(ps).startswith("NODE")
+
+
+def test_the_commands_for_ray_have_their_options() -> None:
+    lines = [line for block in blocks("sh")[4:] for line in block.splitlines()]
+    found = [line.split(" -- ")[0].split() for line in lines if line.startswith("inferd")]
+    assert [words[:3] for words in found] == [
+        ["inferd", "fleet", "node"],
+        ["inferd", "fleet", "remove"],
+    ]
+    for words in found:
+        text = inferd(*words[1:3], "--help").stdout
+        for word in words:
+            assert not word.startswith("--") or word in text
 
 
 def test_the_table_of_keys_is_complete(tmp_path: Path) -> None:
