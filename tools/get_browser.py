@@ -29,9 +29,13 @@ def browser() -> str | None:
 def install() -> None:
     """Install the package.
 
-    :raises OSError: apt is not installed.
+    :raises OSError: apt is not installed, or the user is not root.
     :raises subprocess.SubprocessError: apt fails or takes too long.
     """
+    if shutil.which("apt-get") is None:
+        raise OSError("this system has no apt-get")
+    if os.geteuid() != 0:
+        raise PermissionError("only root can install packages")
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     for command, seconds in (
         (["update"], UPDATE_S_MAX),
