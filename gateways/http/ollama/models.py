@@ -21,8 +21,12 @@ _NEVER = timedelta(days=36_500)
 
 
 async def answer_running(exchange: Exchange) -> None:
-    """Answer as Ollama does at its root, by which programs find it."""
-    await exchange.send_whole(b"Ollama is running", content_type=b"text/plain; charset=utf-8")
+    """Answer as Ollama does at its root, by which programs find it. Browsers get another answer."""
+    await exchange.send_whole(
+        b"Ollama is running",
+        content_type=b"text/plain; charset=utf-8",
+        headers=[(b"vary", b"accept")],
+    )
 
 
 async def answer_version(exchange: Exchange) -> None:

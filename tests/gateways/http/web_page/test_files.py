@@ -36,8 +36,22 @@ def test_browsers_get_the_page_and_programs_the_answer_of_ollama(http: RunningGa
     page = get(http, "/", **HTML)
     assert page.status == 200 and page.body.startswith(b"<!doctype html>")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
-    for accept in ("*/*", "application/json"):
-        assert get(http, "/", Accept=accept).body == b"Ollama is running"
+    for headers in ({}, {"Accept": "*/*"}, {"Accept": "application/json"}):
+        answer = get(http, "/", **headers)
+        assert (answer.status, answer.body) == (200, b"Ollama is running")
+        assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+        assert answer.headers["vary"] == "accept", "a cache gives the one answer for the other"
+
+
+@pytest.mark.parametrize("headers", [{}, HTML], ids=["program", "browser"])
+def test_head_has_the_headers_of_the_answer_alone(
+    http: RunningGateway, headers: dict[str, str]
+) -> None:
+    whole, head = get(http, "/", **headers), get(http, "/", "HEAD", **headers)
+    assert (head.status, head.body) == (200, b"")
+    assert head.headers["content-length"] == str(len(whole.body))
+    for name in ("content-type", "vary"):
+        assert head.headers[name] == whole.headers[name]
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
