@@ -17,7 +17,7 @@ export function render(text) {
       const code = [];
       for (at += 1; at < lines.length && !FENCE.test(lines[at]); at += 1) code.push(lines[at]);
       at += 1;
-      blocks.push(element("pre", { tabIndex: 0 }, element("code", { textContent: code.join("\n") })));
+      blocks.push(element("pre", { tabIndex: 0, role: "group", "aria-label": "Code" }, element("code", { textContent: code.join("\n") })));
     } else if (BULLET.test(line) || NUMBER.test(line)) {
       const mark = BULLET.test(line) ? BULLET : NUMBER;
       const list = element(mark === BULLET ? "ul" : "ol");
