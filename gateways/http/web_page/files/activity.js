@@ -1,6 +1,6 @@
 // The live part of the page: connection, queue, models, and the chart of tokens.
 
-import { button, byId, element, formatBytes, showFailure } from "./elements.js";
+import { button, byId, clearFailure, element, formatBytes, redraw, showFailure } from "./elements.js";
 import { api } from "./server.js";
 
 const PAUSE_MS = [1000, 2000, 5000, 10000];
@@ -14,7 +14,7 @@ export class Activity {
     this.canManage = caller.rights.includes("manage");
     this.samples = [];
     this.loading = new Map(); // progress of loads that this page has begun, by model
-    this.shown = {};
+    this.choices = new Map(); // the chosen model of each swap, by the model to replace
   }
 
   // Follows the events for ever. After a failure it connects again, at last every 10 s.
@@ -67,17 +67,14 @@ export class Activity {
 
   showModels(models) {
     this.models = models;
-    const list = byId("models");
-    const open = list.contains(document.activeElement) ? document.activeElement.dataset.name : null;
-    list.replaceChildren(...models.map((model) => this.madeModel(model)));
-    if (open) list.querySelector(`[data-name="${CSS.escape(open)}"]`)?.focus();
+    redraw(byId("models"), models.map((model) => this.madeModel(model)));
   }
 
   madeModel(model) {
     const progress = this.loading.get(model.id) ?? (model.state === "loading" ? model.progress : null);
     const facts = [formatBytes(model.resident_bytes ?? model.size_bytes),
       model.ctx_size && `${model.slots} × ${model.ctx_size} tokens`, model.tasks && `${model.tasks} turns`,
-      model.swapped_to && `answers with ${model.swapped_to}`, model.error?.message];
+      model.swapped_to && `answers with ${model.swapped_to}`, model.error && `${model.error.message} (${model.error.hint})`];
     const item = element("li", {},
       element("div", { className: "name" }, element("span", { textContent: model.id }),
         element("span", { className: `state ${model.state}`, textContent: model.state })),
@@ -106,6 +103,9 @@ export class Activity {
       const choice = element("select", { "aria-label": `Model to answer instead of ${model.id}` },
         ...others.map((other) => element("option", { textContent: other.id })));
       choice.dataset.name = `choice ${model.id}`;
+      const chosen = this.choices.get(model.id);
+      if (others.some((other) => other.id === chosen)) choice.value = chosen;
+      choice.onchange = () => this.choices.set(model.id, choice.value);
       tools.append(choice);
       tool("Swap", () => api.swap(model.id, choice.value));
     }
@@ -113,10 +113,11 @@ export class Activity {
   }
 
   async change(action) {
+    clearFailure();
     try {
       await action();
     } catch (error) {
-      showFailure(error);
+      showFailure(error, () => this.change(action));
     }
   }
 

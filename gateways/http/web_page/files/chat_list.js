@@ -1,6 +1,6 @@
 // The list of the user's chats.
 
-import { button, byId, element, showFailure } from "./elements.js";
+import { button, byId, element, redraw, showFailure } from "./elements.js";
 import { PREFIX } from "./chat.js";
 import { api } from "./server.js";
 
@@ -21,7 +21,7 @@ export class ChatList {
     }
     if (number !== this.reads) return; // a later answer is shown, or will be
     const own = sessions.filter((session) => session.id.startsWith(PREFIX) && session.turns > 0);
-    byId("chat-list").replaceChildren(...own.map((session) => this.made(session.id)));
+    redraw(byId("chat-list"), own.map((session) => this.made(session.id)));
   }
 
   made(id) {
@@ -29,8 +29,10 @@ export class ChatList {
     const current = id === this.chat.id;
     const open = button(name, () => this.open(id), { className: "open", title: name });
     if (current) open.setAttribute("aria-current", "true");
-    return element("li", { className: current ? "current" : "" }, open,
-      button("×", () => this.remove(id), { className: "delete", "aria-label": `Delete ${name}`, title: "Delete" }));
+    open.dataset.name = `open ${id}`;
+    const remove = button("×", () => this.remove(id), { className: "delete", "aria-label": `Delete ${name}`, title: "Delete" });
+    remove.dataset.name = `delete ${id}`;
+    return element("li", { className: current ? "current" : "" }, open, remove);
   }
 
   open(id) {
@@ -46,6 +48,7 @@ export class ChatList {
     } catch (error) {
       if (error.status !== 404) return showFailure(error);
     }
+    byId("prompt").focus();
     if (this.chat.id === id) this.chat.begin();
     else this.refresh();
   }

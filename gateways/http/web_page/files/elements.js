@@ -22,6 +22,13 @@ export function showFailure(error, retry = null) {
   place.replaceChildren(element("span", { textContent: error.message }), ...again);
 }
 
+// Draws a list again; the focus stays on the control with the same `data-name`.
+export function redraw(list, children) {
+  const name = list.contains(document.activeElement) ? document.activeElement.dataset.name : null;
+  list.replaceChildren(...children);
+  if (name) list.querySelector(`[data-name="${CSS.escape(name)}"]`)?.focus();
+}
+
 export const clearFailure = () => byId("failure").replaceChildren();
 export const showProgress = (text) => { byId("progress").textContent = text; };
 

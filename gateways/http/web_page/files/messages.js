@@ -13,6 +13,7 @@ export class Messages {
     this.place = byId("messages");
     this.onEdit = onEdit;
     this.onBranch = onBranch;
+    this.drawn = new WeakMap(); // the message that each article shows
   }
 
   showWelcome() {
@@ -21,11 +22,28 @@ export class Messages {
       "Chats stay on this machine and share its models with all other programs."));
   }
 
-  // `boundaries` are the numbers of messages that the daemon can go back to.
+  // `boundaries` are the numbers of messages that the daemon can go back to. Articles whose message
+  // is the same stay, with their focus or edit.
   show(messages, boundaries) {
     if (!messages.length) return this.showWelcome();
-    this.place.replaceChildren(...messages.map((message, index) => this.made(message, index, boundaries)));
-    this.scrollToEnd(true);
+    const first = this.place.firstElementChild;
+    const follows = this.isNearEnd();
+    messages.forEach((message, index) => {
+      const drawn = JSON.stringify([message, boundaries.includes(index), boundaries.includes(index + 1)]);
+      const before = this.place.children[index];
+      if (before && this.drawn.get(before) === drawn) return;
+      const made = this.made(message, index, boundaries);
+      this.drawn.set(made, drawn);
+      if (before) before.replaceWith(made);
+      else this.place.append(made);
+    });
+    while (this.place.children.length > messages.length) this.place.lastElementChild.remove();
+    this.scrollToEnd(follows || first !== this.place.firstElementChild);
+  }
+
+  // Removes the messages of a turn that has failed, and is not in the daemon's history.
+  dropUnstored() {
+    for (const each of [...this.place.children]) if (!this.drawn.has(each)) each.remove();
   }
 
   add(message) {
@@ -95,9 +113,13 @@ export class Messages {
     };
   }
 
-  scrollToEnd(always) {
+  isNearEnd() {
     const { scrollHeight, scrollTop, clientHeight } = this.place;
-    if (always || scrollHeight - scrollTop - clientHeight < NEAR_END) this.place.scrollTop = scrollHeight;
+    return scrollHeight - scrollTop - clientHeight < NEAR_END;
+  }
+
+  scrollToEnd(always) {
+    if (always || this.isNearEnd()) this.place.scrollTop = this.place.scrollHeight;
   }
 }
 

@@ -2,111 +2,45 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from inferd import Client
 from inferd.gateways.http.callers.keys import new_key
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.gateways.http.driver import RunningGateway, gateway
+from tests.gateways.http.web_page.driver import (
+    NETWORK_ERROR,
+    WIDE,
+    PageOpener,
+    ask,
+    choose,
+    enter_key,
+    pages,
+    send,
+    shown_model,
+)
 from tests.waiting import wait_until
-from tools.get_browser import MISSING, browser
 
 CONFIG = (
     echo_model("echo")
     + echo_model("slow", step_ms=40)
     + echo_model("single", step_ms=20, slots=1)
     + echo_model("later", load_ms=300)
-    + echo_model("too-big", weight_bytes=10**15)
 )
 OPTIONS = ()
 """The gateway holds headers as briefly as it does by default."""
-WAIT_MS = 20_000
-Open = Callable[..., Page]
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    path = browser()
-    assert path is not None, MISSING
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield running
-        running.close()
-
-
-@contextmanager
-def pages(chromium: Browser) -> Iterator[Open]:
-    """Yield a function that opens the page of a gateway in a browser of its own.
-
-    At the end no page has had an error, has broken its policy, or has sent a request elsewhere.
-    """
-    errors: list[str] = []
-    with chromium.new_context() as context:
-        context.set_default_timeout(WAIT_MS)
-        expect.set_options(timeout=WAIT_MS)
-
-        def note_line(line: ConsoleMessage) -> None:
-            if "Content Security Policy" in line.text:
-                errors.append(line.text)
-
-        def note_request(running: RunningGateway, request: Request) -> None:
-            if not request.url.startswith(running.url):
-                errors.append(request.url)
-
-        def open_page(running: RunningGateway, path: str = "/", **options: Any) -> Page:
-            page = context.new_page()
-            if options:
-                page.set_viewport_size(options["viewport_size"])
-            page.on("pageerror", lambda error: errors.append(str(error)))
-            page.on("console", note_line)
-            page.on("request", lambda request: note_request(running, request))
-            page.goto(running.url + path)
-            return page
-
-        yield open_page
-    assert errors == []
-
-
-@pytest.fixture
-def open_page(chromium: Browser) -> Iterator[Open]:
-    with pages(chromium) as open_page:
-        yield open_page
-
-
-def choose(page: Page, model: str) -> None:
-    expect(page.locator(f"#model option:text-is('{model}')")).to_have_count(1)
-    page.select_option("#model", model)
-
-
-def send(page: Page, text: str) -> None:
-    page.fill("#prompt", text)
-    page.press("#prompt", "Enter")
 
 
 def answers(page: Page) -> list[str]:
     return page.locator(".message.assistant .body").all_inner_texts()
 
 
-def ask(page: Page, text: str) -> None:
-    """Send a message, and wait until its answer is complete and stored."""
-    count = page.locator(".message.assistant").count()
-    send(page, text)
-    expect(page.locator(".message.assistant")).to_have_count(count + 1)
-    expect(page.locator("#send")).to_be_visible()
-    expect(page.get_by_role("button", name="Branch from here")).to_have_count(count + 1)
-
-
-def test_an_answer_grows_and_ends(http: RunningGateway, open_page: Open) -> None:
+def test_an_answer_grows_and_ends(http: RunningGateway, open_page: PageOpener) -> None:
     page = open_page(http)
     choose(page, "slow")
     send(page, "one two three four five six")
@@ -121,7 +55,7 @@ def test_an_answer_grows_and_ends(http: RunningGateway, open_page: Open) -> None
 
 @pytest.mark.parametrize("how", ["button", "Escape"])
 def test_stop_ends_the_turn_and_keeps_what_was_answered(
-    http: RunningGateway, open_page: Open, how: str
+    http: RunningGateway, open_page: PageOpener, how: str
 ) -> None:
     page = open_page(http)
     choose(page, "slow")
@@ -138,7 +72,7 @@ def test_stop_ends_the_turn_and_keeps_what_was_answered(
     assert kept.startswith("word") and len(kept) < 900
 
 
-def test_a_message_is_edited_and_sent_again(http: RunningGateway, open_page: Open) -> None:
+def test_a_message_is_edited_and_sent_again(http: RunningGateway, open_page: PageOpener) -> None:
     page = open_page(http)
     choose(page, "echo")
     ask(page, "first")
@@ -150,7 +84,9 @@ def test_a_message_is_edited_and_sent_again(http: RunningGateway, open_page: Ope
     expect(page.locator(".message.assistant .body")).to_have_text(["first", "changed"])
 
 
-def test_a_branch_leaves_the_other_chat_as_it_is(http: RunningGateway, open_page: Open) -> None:
+def test_a_branch_leaves_the_other_chat_as_it_is(
+    http: RunningGateway, open_page: PageOpener
+) -> None:
     page = open_page(http)
     choose(page, "echo")
     ask(page, "alpha")
@@ -165,7 +101,7 @@ def test_a_branch_leaves_the_other_chat_as_it_is(http: RunningGateway, open_page
 
 
 def test_a_chat_is_kept_over_a_reload_and_can_be_deleted(
-    http: RunningGateway, open_page: Open
+    http: RunningGateway, open_page: PageOpener
 ) -> None:
     page = open_page(http)
     choose(page, "echo")
@@ -178,9 +114,9 @@ def test_a_chat_is_kept_over_a_reload_and_can_be_deleted(
 
 
 def test_the_place_in_the_queue_is_shown_while_the_turn_waits(
-    http: RunningGateway, open_page: Open, client: Client
+    http: RunningGateway, open_page: PageOpener, client: Client
 ) -> None:
-    page = open_page(http, viewport_size={"width": 1300, "height": 800})
+    page = open_page(http, viewport_size=WIDE)
     choose(page, "single")
     with client.session("single", priority="high") as session, ThreadPoolExecutor() as threads:
         threads.submit(session.chat, "x" * 1500)
@@ -192,7 +128,7 @@ def test_the_place_in_the_queue_is_shown_while_the_turn_waits(
         expect(page.locator(".message.assistant .body")).to_have_text("mine")
 
 
-def test_answers_are_shown_as_text(http: RunningGateway, open_page: Open) -> None:
+def test_answers_are_shown_as_text(http: RunningGateway, open_page: PageOpener) -> None:
     page = open_page(http)
     choose(page, "echo")
     attack = "<img src=x onerror=alert(1)><script>alert(2)</script>"
@@ -207,17 +143,9 @@ def test_answers_are_shown_as_text(http: RunningGateway, open_page: Open) -> Non
     assert page.locator("#messages img, #messages script").count() == 0
 
 
-def test_a_failure_is_shown_with_its_hint(http: RunningGateway, open_page: Open) -> None:
-    page = open_page(http)
-    choose(page, "too-big")
-    send(page, "text")
-    alert = page.locator("#failure[role=alert]")
-    expect(alert).to_contain_text("memory")
-    expect(alert.get_by_role("button", name="Try again")).to_be_visible()
-    expect(page.locator("#prompt")).to_have_value("text")
-
-
-def test_a_parameter_out_of_its_range_is_not_sent(http: RunningGateway, open_page: Open) -> None:
+def test_a_parameter_out_of_its_range_is_not_sent(
+    http: RunningGateway, open_page: PageOpener
+) -> None:
     page = open_page(http)
     choose(page, "echo")
     page.click("#options summary")
@@ -228,8 +156,9 @@ def test_a_parameter_out_of_its_range_is_not_sent(http: RunningGateway, open_pag
 
 
 def test_a_chat_that_is_answered_in_another_tab_is_busy(
-    http: RunningGateway, open_page: Open
+    http: RunningGateway, open_page: PageOpener
 ) -> None:
+    open_page.announce(409)
     first = open_page(http)
     choose(first, "slow")
     ask(first, "hi")
@@ -242,114 +171,82 @@ def test_a_chat_that_is_answered_in_another_tab_is_busy(
     first.click("#stop")
 
 
-def test_the_page_is_used_with_the_keyboard_alone(http: RunningGateway, open_page: Open) -> None:
+def test_an_edit_under_way_stays_while_another_tab_is_answered(
+    http: RunningGateway, open_page: PageOpener
+) -> None:
+    first = open_page(http)
+    choose(first, "slow")
+    ask(first, "hi")
+    send(first, "word " * 200)
+    second = open_page(http, f"/#{first.url.partition('#')[2]}")
+    second.get_by_role("button", name="Edit").first.click()
+    second.get_by_label("Edited message").fill("half of a")
+    for _ in range(2):  # a session that is answered elsewhere is read each second
+        with second.expect_response(lambda response: "/sessions/chat_" in response.url) as found:
+            pass
+        assert found.value.json()["state"] != "dormant"
+    expect(second.get_by_label("Edited message")).to_have_value("half of a")
+    expect(second.get_by_label("Edited message")).to_be_focused()
+    expect(second.locator(".message.assistant .body").nth(1)).to_contain_text("word")
+    first.click("#stop")
+
+
+def test_the_focus_stays_in_the_list_of_chats_while_it_changes(
+    http: RunningGateway, open_page: PageOpener
+) -> None:
     page = open_page(http)
-    choose(page, "echo")
+    choose(page, "slow")
+    ask(page, "stay here")
+    send(page, "word word")
+    chat = page.get_by_role("button", name="stay here", exact=True)
+    with page.expect_response(lambda response: "/sessions?" in response.url):
+        chat.focus()
+    expect(page.locator("#progress")).to_contain_text("tokens in")
+    expect(chat).to_be_focused()
+    page.get_by_role("button", name="Delete stay here").click()
     expect(page.locator("#prompt")).to_be_focused()
-    page.keyboard.type("by keys")
-    page.keyboard.press("Enter")
-    expect(page.get_by_role("button", name="Branch from here")).to_have_count(1)
-    page.locator("#prompt").focus()
-    names: list[str] = []
-    while "New chat" not in names:
-        assert len(names) < 100, names
-        page.keyboard.press("Shift+Tab")
-        names.append(page.evaluate("document.activeElement.textContent.trim()"))
-    assert {"Copy", "Branch from here", "Edit"} <= set(names)
 
 
-def test_controls_have_names(http: RunningGateway, open_page: Open) -> None:
-    page = open_page(http)
-    expect(page.locator("#model option").first).to_be_attached()
-    unnamed = page.evaluate(
-        """() => [...document.querySelectorAll("button, input, select, textarea, [role=img]")]
-        .filter((each) => !(each.labels?.length || each.textContent.trim()
-            || each.getAttribute("aria-label")))
-        .map((each) => each.outerHTML)"""
-    )
-    assert unnamed == []
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_texts_have_contrast(http: RunningGateway, open_page: Open, scheme: Any) -> None:
-    page = open_page(http, viewport_size={"width": 1300, "height": 800})
-    page.emulate_media(color_scheme=scheme)
-    choose(page, "echo")
-    ask(page, "contrast")
-    for selector in ("#connection", ".message .author", ".message.user .body", "#send", ".open"):
-        colors = page.eval_on_selector(selector, COLORS)
-        assert contrast(*colors) >= 4.5, (selector, colors)
-
-
-COLORS = """(element) => {
-  const text = getComputedStyle(element).color;
-  let behind = element;
-  while (behind && getComputedStyle(behind).backgroundColor === "rgba(0, 0, 0, 0)") {
-    behind = behind.parentElement;
-  }
-  return [text, getComputedStyle(behind ?? document.body).backgroundColor];
-}"""
-
-
-def contrast(*colors: str) -> float:
-    """Return the ratio of two colors by WCAG 2."""
-    shades = []
-    for color in colors:
-        parts = [int(part) / 255 for part in re.findall(r"\d+", color)[:3]]
-        red, green, blue = (
-            p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts
-        )
-        shades.append(0.2126 * red + 0.7152 * green + 0.0722 * blue)
-    return (max(shades) + 0.05) / (min(shades) + 0.05)
-
-
-def test_a_narrow_page_has_all_of_it_without_scrolling_sideways(
-    http: RunningGateway, open_page: Open
+def test_operators_load_swap_and_unload_models(
+    daemon: RunningDaemon, open_page: PageOpener, client: Client, tmp_path: Path
 ) -> None:
-    page = open_page(http, viewport_size={"width": 360, "height": 740})
-    choose(page, "echo")
-    ask(page, "a" * 300)
-    for name in ("Chats", "Activity"):
-        page.get_by_role("button", name=name, exact=True).click()
-        assert page.evaluate("document.documentElement.scrollWidth") <= 360
-        expect(page.get_by_role("button", name=name, exact=True)).to_have_attribute(
-            "aria-expanded", "true"
-        )
-        page.get_by_role("button", name=name, exact=True).click()
-    expect(page.locator("#details")).to_be_hidden()
-    expect(page.locator("#chats")).to_be_hidden()
-
-
-def test_a_gateway_with_keys_asks_for_one_and_operators_manage_models(
-    daemon: RunningDaemon, open_page: Open, tmp_path: Path
-) -> None:
-    (key, entry), (other, user) = new_key("olga"), new_key("bob")
+    open_page.announce(503)
+    key, entry = new_key("olga")
     file = tmp_path / "keys.toml"
-    file.write_text(f"{entry}operator = true\n{user}")
+    file.write_text(f"{entry}operator = true\n")
     with gateway(daemon, "--keys", str(file)) as running:
-        page = open_page(running, viewport_size={"width": 1300, "height": 800})
-        for wrong in ("sk-wrong", other):
-            page.locator("#key").fill(wrong)
-            page.get_by_role("button", name="Continue").click()
-            if wrong == "sk-wrong":
-                expect(page.locator("#key-failure")).to_contain_text("key")
-        expect(page.locator("#models li")).to_have_count(5)
-        assert page.locator("#models button").count() == 0
-        stored = page.evaluate("[JSON.stringify(localStorage), document.cookie]")
-        assert other not in json.dumps(stored)
-        page.get_by_role("button", name="Key", exact=True).click()
-        page.locator("#key").fill(key)
-        page.get_by_role("button", name="Continue").click()
+        open_page.announce(401)
+        page = open_page(running, viewport_size=WIDE)
+        enter_key(page, key)
+        models = page.locator("#models")
         page.get_by_role("button", name="Load later").click()
         expect(page.get_by_role("progressbar", name="Loading later")).to_be_visible()
-        page.get_by_label("Model to answer instead of later").select_option("echo")
+        other = page.get_by_label("Model to answer instead of later")
+        other.select_option("slow")
+        client.load_by_name("single")
+        expect(page.get_by_role("button", name="Unload single")).to_be_visible()
+        expect(other).to_have_value("slow")
         page.get_by_role("button", name="Swap later").click()
-        expect(page.locator("#models")).to_contain_text("answers with echo")
-        expect(page.get_by_role("button", name="Undo swap later")).to_be_enabled()
+        expect(models).to_contain_text("answers with slow")
+        page.get_by_role("button", name="Undo swap later").click()
+        undone = page.get_by_role("button", name="Swap later", exact=True)
+        again = page.get_by_role("button", name="Try again")
+        expect(undone.or_(again)).to_be_visible()
+        while again.is_visible():  # the old model of the swap is still being unloaded
+            again.click()
+            expect(undone.or_(again)).to_be_visible()
+        expect(models).not_to_contain_text("answers with")
+        page.get_by_role("button", name="Unload later").click()
+        expect(shown_model(page, "later").locator(".state")).to_have_text("unloaded")
+        expect(page.get_by_role("button", name="Load later")).to_be_enabled()
+        page.close()
+    states = {model["name"]: model["state"] for model in client.models()}
+    assert states["later"] == "cold"
 
 
 def test_the_page_connects_again_after_restarts(chromium: Browser) -> None:
     with running_daemon(CONFIG) as own, pages(chromium) as open_page:
+        open_page.announce(NETWORK_ERROR, 503)
         with gateway(own) as first:
             page = open_page(first)
             connection = page.locator("#connection")
@@ -364,3 +261,17 @@ def test_the_page_connects_again_after_restarts(chromium: Browser) -> None:
             expect(connection).to_have_text("Connected")
             choose(page, "echo")
             ask(page, "still here")
+
+
+def test_an_error_in_the_console_fails_a_test_unless_it_was_announced(
+    http: RunningGateway, chromium: Browser
+) -> None:
+    for text in ("a surprise", "an expected error"):
+        with pages(chromium) as open_page:
+            open_page.announce("expected")
+            page = open_page(http)
+            with page.expect_console_message():
+                page.evaluate("text => console.error(text)", text)
+            found, open_page.errors = open_page.errors, []
+        assert [text for text in found if "surprise" in text] == found
+        assert len(found) == (text == "a surprise")
