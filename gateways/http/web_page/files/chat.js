@@ -64,6 +64,7 @@ export class Chat {
     clearFailure();
     this.turn = new AbortController();
     this.setAnswering(true);
+    this.messages.dropUnstored();
     this.messages.add({ role: "user", content: text });
     const answer = this.messages.beginAnswer();
     const { signal } = this.turn;
@@ -88,10 +89,13 @@ export class Chat {
   }
 
   explain(failure, text) {
-    const again = () => this.send(text);
+    const field = byId("prompt");
+    const again = () => {
+      if (field.value === text) field.value = "";
+      this.send(text);
+    };
     showFailure(failure, again);
     if (failure.retryAfter) showProgress(`The daemon suggests to try again in ${failure.retryAfter} s.`);
-    const field = byId("prompt");
     if (!field.value) field.value = text;
   }
 

@@ -30,7 +30,7 @@ async function open(method, path, body, signal) {
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Failure(0, { error: { message: "the gateway does not answer; is it running?" } });
+    throw new Failure(0, { error: { message: "the gateway does not answer (check that it runs)" } });
   }
   if (response.ok) return response;
   const retryAfter = Number(response.headers.get("Retry-After")) || null;
@@ -76,7 +76,7 @@ async function* events(method, path, body, signal) {
     }
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Failure(0, { error: { message: "the connection to the gateway was lost" } });
+    throw new Failure(0, { error: { message: "the connection to the gateway was lost (try again once it is back)" } });
   } finally {
     reader.cancel().catch(() => {});
   }
