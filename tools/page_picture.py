@@ -8,55 +8,54 @@ from pathlib import Path
 from typing import Literal
 
 from inferd.testing import running_daemon
-from tools.chat import MODELS, start_gateway
+from tools.chat import MODELS, running_gateway
 from tools.get_browser import MISSING, browser
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 MODEL = "smollm2-135m-instruct"
 QUESTIONS = (
-    "Give me three ideas for a rainy afternoon, as a short list.",
-    "Which one is best with children? One sentence.",
+    "Give me three tips for better sleep, as a short list.",
+    "Why is caffeine bad for sleep? One sentence.",
 )
 WIDTH, HEIGHT = 1280, 760
 ANSWER_MS_MAX = 60_000.0
 
 
-def draw(folder: Path) -> None:
-    """Draw both pictures into *folder*."""
+def draw(folder: Path, models: Path | None = MODELS, model: str = MODEL) -> None:
+    """Draw both pictures into *folder*, from a chat with a model of the folder *models*."""
     from playwright.sync_api import ViewportSize, expect, sync_playwright
 
     path = browser()
     if path is None:
         raise SystemExit(MISSING)
     expect.set_options(timeout=ANSWER_MS_MAX)
-    with running_daemon(models_dir=MODELS) as daemon, sync_playwright() as playwright:
-        process, address = start_gateway(str(daemon.socket), 0)
-        try:
-            running = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-            page = running.new_page(
-                viewport=ViewportSize(width=WIDTH, height=HEIGHT), color_scheme="light"
-            )
-            page.goto(f"http://{address}/")
-            expect(page.locator(f"#model option:text-is('{MODEL}')")).to_have_count(1)
-            page.select_option("#model", MODEL)
-            page.click("#options summary")
-            page.fill("#temperature", "0")
-            page.fill("#max-tokens", "120")
-            page.click("#options summary")
-            for number, question in enumerate(QUESTIONS, 1):
-                page.fill("#prompt", question)
-                page.press("#prompt", "Enter")
-                branches = page.get_by_role("button", name="Branch from here")
-                expect(branches).to_have_count(number)
-            page.locator("#chat-list li").first.wait_for()
-            schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
-            for scheme in schemes:
-                page.emulate_media(color_scheme=scheme)
-                page.screenshot(path=folder / f"page-{scheme}.png")
-            running.close()
-        finally:
-            process.terminate()
-            process.wait()
+    with (
+        running_daemon(models_dir=models) as daemon,
+        sync_playwright() as playwright,
+        running_gateway(str(daemon.socket), 0) as (_, address),
+    ):
+        running = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        page = running.new_page(
+            viewport=ViewportSize(width=WIDTH, height=HEIGHT), color_scheme="light"
+        )
+        page.goto(f"http://{address}/")
+        expect(page.locator(f"#model option:text-is('{model}')")).to_have_count(1)
+        page.select_option("#model", model)
+        page.click("#options summary")
+        page.fill("#temperature", "0")
+        page.fill("#max-tokens", "120")
+        page.click("#options summary")
+        for number, question in enumerate(QUESTIONS, 1):
+            page.fill("#prompt", question)
+            page.press("#prompt", "Enter")
+            branches = page.get_by_role("button", name="Branch from here")
+            expect(branches).to_have_count(number)
+        page.locator("#chat-list li").first.wait_for()
+        schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+        for scheme in schemes:
+            page.emulate_media(color_scheme=scheme)
+            page.screenshot(path=folder / f"page-{scheme}.png")
+        running.close()
 
 
 def main() -> int:
