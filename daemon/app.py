@@ -16,6 +16,7 @@ import anyio.abc
 import structlog
 
 from ..backends.errors import InferdError, ShuttingDown
+from ..backends.heap import return_large_blocks
 from ..ipc.messages import Kind
 from ..ipc.server.blocking_thread import allow_interrupts
 from ..ipc.server.listener import InheritedListener, UnixListener, inherited_listener
@@ -24,7 +25,6 @@ from .components import Components
 from .config.access_settings import gid_of
 from .config.settings import Config
 from .core import Daemon
-from .heap import return_large_blocks
 from .logs.setup import logs
 from .metrics.http_listener import MetricsServer
 from .models.worker_launcher import LoadListener
@@ -40,6 +40,8 @@ from .traces.tracing import Traces
 from .workers.spawner import start_spawner
 
 log = structlog.get_logger()
+LARGE_BLOCK_BYTES = 128 << 10
+"""Unfinished frames of 1 MiB left up to 30 MB in the heap."""
 _HARD_STOP = 1
 Listener = UnixListener | InheritedListener
 
@@ -72,7 +74,7 @@ def serve(
     try:
         raise_open_files_limit()
         allow_interrupts()
-        return_large_blocks()
+        return_large_blocks(LARGE_BLOCK_BYTES)
         start_spawner()
         daemon = partial(
             Daemon, config, instance=instance, components=components, machine=machine, pace=pace

@@ -34,6 +34,7 @@ from ...backends import (
     load_model,
 )
 from ...backends.errors import load_cancelled
+from ...backends.heap import return_large_blocks
 from ...backends.library_log import library_log
 from .. import messages as m
 from ..engine.engine import Engine
@@ -44,6 +45,10 @@ from .build import EXIT_OTHER_BUILD, build_id
 from .link import LinkClosed, SocketLink
 
 OOM_SCORE_ADJ = 500
+LARGE_BLOCK_BYTES = 4 << 20
+"""More than the logits of a token. Without flash attention, llama.cpp allocates a larger work
+buffer whenever a context has grown by 256 tokens, and the previous ones left 32 MB in the heap.
+"""
 PROGRESS_STEP = 0.01
 _PR_SET_PDEATHSIG = 1
 
@@ -54,6 +59,7 @@ def main() -> None:
         sys.exit(EXIT_OTHER_BUILD)
     fd, parent, record = (int(argument) for argument in sys.argv[2:5])
     _bind_to_parent(parent)
+    return_large_blocks(LARGE_BLOCK_BYTES)
     gc.freeze()  # the modules so far stay; no later collection walks their objects
     gc.disable()  # until the engine runs: a tenth of the time of the backend's imports
     library_log.write_line = write_library_line

@@ -22,7 +22,7 @@ from .vocab import Vocab, raw_function
 
 __all__ = ("BYTES_PER_TOKEN", "MatchingVocab", "read_pieces")
 
-BYTES_PER_TOKEN = 440
+BYTES_PER_TOKEN = 360
 """Memory of llguidance's form and of what making it leaves behind (measured by the growth of the
 process, with 49k and 262k tokens)."""
 MATCHING_NICE = 5

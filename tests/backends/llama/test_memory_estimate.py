@@ -31,10 +31,13 @@ import sys
 
 import msgspec
 from inferd.backends import Chunk, ModelSpec, load_model, estimate_memory
+from inferd.backends.heap import return_large_blocks
 from inferd.backends.llama.loading import loader
 from inferd.backends.process_memory import resident_bytes
+from inferd.scheduler.process.worker import LARGE_BLOCK_BYTES
 from tests.full_context import fill_context
 
+return_large_blocks(LARGE_BLOCK_BYTES)
 spec = msgspec.json.decode(sys.argv[1], type=ModelSpec)
 before = resident_bytes()
 estimator = estimate_memory(spec)
@@ -43,9 +46,14 @@ estimator.close()
 model = load_model(spec, lambda _: True)
 model.step([Chunk(0, [5], 0, True)])
 tokens = [5 + number % 200 for number in range(model.info.batch_size)]
-swa_full = bool(spec.options.get("swa-full"))
-length = fill_context(model._context, len(tokens), swa_full=swa_full)
-model.step([Chunk(0, tokens, length, True)])
+if sys.argv[2] == "computed":
+    model.trim(0, 0)
+    for length in range(0, model.info.ctx_size, len(tokens)):
+        model.step([Chunk(0, tokens, length, True)])
+else:
+    swa_full = bool(spec.options.get("swa-full"))
+    length = fill_context(model._context, len(tokens), swa_full=swa_full)
+    model.step([Chunk(0, tokens, length, True)])
 for slot in range(1, spec.slots):
     model.step([Chunk(slot, [5], 0, True)])
 model._matching.wait()
@@ -148,6 +156,16 @@ def test_the_breakdown_matches_the_other_reports_of_llama_cpp(kind: str, tmp_pat
     assert sum(s.compute for s in shares) / 2**20 == pytest.approx(compute, abs=0.01)
 
 
+def test_a_context_that_was_filled_step_by_step_leaves_no_gaps_in_the_heap(
+    tmp_path: Path,
+) -> None:
+    """Its work buffer grows every 256 tokens."""
+    path = write_sparse(tmp_path / "deep.gguf", DEEP)
+    spec = msgspec.structs.replace(spec_of(path, 1, 4096, 512), options=NO_FLASH)
+    estimated, measured = measure(spec, "computed")
+    assert estimated == pytest.approx(measured, rel=TOLERANCE)
+
+
 def words(value: object) -> str:
     """Return a short name of a test's case."""
     name = str(getattr(value, "__name__", value))
@@ -214,10 +232,12 @@ def test_the_work_buffer_holds_all_attention_weights_without_flash_attention(
     assert without - with_flash == pytest.approx(expected, rel=0.05), "in f32, and again in f16"
 
 
-def measure(spec: ModelSpec) -> tuple[int, int]:
-    """Return the estimated and the measured growth of a process that loads a model."""
+def measure(spec: ModelSpec, filling: str = "") -> tuple[int, int]:
+    """Return the estimated and the measured growth of a process that loads a model and fills a
+    context, without computing its tokens unless *filling* is `computed`.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, msgspec.json.encode(spec).decode()],
+        [sys.executable, "-c", MEASURE, msgspec.json.encode(spec).decode(), filling],
         capture_output=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         text=True,

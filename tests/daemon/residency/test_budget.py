@@ -493,9 +493,9 @@ file = "{gemma3()}"
 
 
 def settled(name: str, client: RawClient) -> tuple[int, int]:
-    """Compute a full batch on a model; return its estimated and its resident bytes."""
+    """Fill a context of 1024 tokens nearly; return the model's estimated and resident bytes."""
     context = client.context(name)
-    client.set_input(context, b"one two three four five six seven " * 90)
+    client.set_input(context, b"one two three four five six seven " * 140)
     client.call("compute", context=context, timeout_s=60)
     found = model(client, name)
     return found["memory"]["total"], psutil.Process(found["pid"]).memory_info().rss
@@ -505,7 +505,7 @@ def settled(name: str, client: RawClient) -> tuple[int, int]:
 @pytest.mark.timeout(240)
 def test_a_real_model_is_evicted_for_another_and_each_takes_its_estimate() -> None:
     """700 MB are enough for either, and not for both."""
-    with running_daemon(REAL + "[defaults]\nn-predict = 1\n") as daemon:
+    with running_daemon(REAL + "[defaults]\nn-predict = 1\nctx-size = 1024\n") as daemon:
         for name, others in (("smollm2", "gemma3"), ("gemma3", "smollm2")):
             with RawClient(daemon.socket, timeout_s=100) as client:
                 estimate, resident = settled(name, client)
