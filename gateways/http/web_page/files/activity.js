@@ -56,11 +56,14 @@ export class Activity {
     byId("queue").replaceChildren(...turns.map((turn) => {
       const place = turn.state === "running" ? "now" : turn.position ? `place ${turn.position}` : "waiting";
       const starts = turn.starts_in_s && turn.state !== "running" ? `, starts in ${turn.starts_in_s.toFixed(1)} s` : "";
+      // Once it answers, the tokens computed are also those of the answer.
+      const prompt = turn.prompt_tokens ?? "?";
+      const computed = turn.output_tokens ? prompt : turn.computed_tokens ?? 0;
       const own = turn.session_id !== null && turn.session_id === this.chatId();
       return element("li", { className: own ? "own" : "" },
         element("div", { textContent: `${own ? "This chat" : turn.model}: ${place}${starts}` }),
-        element("div", { className: "note", textContent: `${turn.priority}; prompt ${turn.computed_tokens ?? 0} of `
-          + `${turn.prompt_tokens ?? "?"} tokens, answer ${turn.output_tokens ?? 0}` }));
+        element("div", { className: "note", textContent: `${turn.priority}; prompt ${computed} of ${prompt} tokens, `
+          + `answer ${turn.output_tokens ?? 0}` }));
     }));
     if (!turns.length) byId("queue").append(element("li", { className: "note", textContent: "Nothing is waiting." }));
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -124,6 +125,8 @@ def test_the_place_in_the_queue_is_shown_while_the_turn_waits(
         send(page, "mine")
         expect(page.locator("#progress")).to_contain_text("place 1 of 1")
         expect(page.locator("#queue li.own")).to_contain_text("This chat: place 1")
+        answering = re.compile(r"prompt (\d+) of \1 tokens, answer [1-9]")
+        expect(page.locator("#queue li").first).to_contain_text(answering)
         session.cancel()
         expect(page.locator(".message.assistant .body")).to_have_text("mine")
 
