@@ -12,12 +12,12 @@ from inferd import Client, InvalidArgument
 from inferd.testing import RunningDaemon, running_daemon
 from tests.gateways.wasm.driver import Driver
 from tests.gateways.wasm.serving import ServingGuest, serving_guests
-from tests.models import smollm2
+from tests.models import ONE_THREAD, smollm2
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 GUESTS = 16
 TOKENS = 24
-CONFIG = "[models.smollm2]\nslots = 2\nctx-size = 512\n"
+CONFIG = f"{ONE_THREAD}[models.smollm2]\nslots = 2\nctx-size = 512\n"
 PROMPT = "The capital of France is"
 
 
