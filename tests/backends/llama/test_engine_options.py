@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from llama_cpp import llama_cpp as lib
-from msgspec.structs import replace
 
 from inferd.backends import Chunk, ModelSpec
 from inferd.backends.errors import InvalidArgument
@@ -21,6 +21,20 @@ from tests.tiny_gguf import write_tiny
 
 def load(path: Path, **options: Any) -> LlamaModel:
     return load_llama(tiny_spec(path, slots=1, ctx_size=256, **options), lambda _: True)
+
+
+def load_real(**options: Any) -> LlamaModel:
+    """Load SmolLM2."""
+    spec = ModelSpec(
+        name="m",
+        path=str(smollm2()),
+        slots=2,
+        ctx_size=512,
+        batch_size=64,
+        threads=1,
+        options=options,
+    )
+    return load_llama(spec, lambda _: True)
 
 
 def logits_after(model: LlamaModel, tokens: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -89,23 +103,29 @@ def test_blocks_that_do_not_divide_the_heads_are_refused(
         load(write_tiny("llama", tmp_path), **options)
 
 
+@pytest.fixture(scope="module")
+def plain() -> Iterator[LlamaModel]:
+    """SmolLM2 without options."""
+    model = load_real()
+    yield model
+    model.close()
+
+
 @pytest.mark.model
 @pytest.mark.parametrize(
     ("k", "v", "flash"),
     [("q8_0", "q8_0", "auto"), ("q4_0", "q5_1", "on"), ("iq4_nl", "f16", "off")],
 )
-def test_quantized_states_are_saved_restored_and_shifted(k: str, v: str, flash: str) -> None:
-    options = {"cache-type-k": k, "cache-type-v": v, "flash-attn": flash}
-    spec = ModelSpec(
-        name="m", path=str(smollm2()), slots=2, ctx_size=512, batch_size=64, options=options
-    )
-    model = load_llama(spec, lambda _: True)
-    plain = load_llama(replace(spec, options={}), lambda _: True)
+def test_quantized_states_are_saved_restored_and_shifted(
+    plain: LlamaModel, k: str, v: str, flash: str
+) -> None:
+    model = load_real(**{"cache-type-k": k, "cache-type-v": v, "flash-attn": flash})
     assert model.info.fingerprint != plain.info.fingerprint
     tokens = tokens_of(3, 60)
     expected = logits_after(model, tokens)
     model.trim(0, 59)
     state = model.save(0)
+    plain.trim(0, 0)
     plain.step([Chunk(0, tokens[:59], 0, False)])
     assert len(state) < (0.9 if v == "f16" else 0.6) * len(plain.save(0))
     model.trim(0, 0)
@@ -117,4 +137,3 @@ def test_quantized_states_are_saved_restored_and_shifted(k: str, v: str, flash: 
     model.shift(0, 4, 20)
     model.step([Chunk(0, [5], 40, True)])
     model.close()
-    plain.close()
