@@ -18,7 +18,7 @@ from ...backends.errors import (
     TooLarge,
     UnsupportedOperation,
 )
-from ...backends.params import Options, parse_json_options
+from ...backends.params import Options, adjust_parameters, parse_json_options
 from ...ipc import messages as w
 from ...ipc.server.request import Request
 from ...scheduler.priority import Priority
@@ -130,9 +130,14 @@ async def load_by_name(daemon: Daemon, request: Request) -> w.GraphResult:
 async def _open_graph(
     daemon: Daemon, request: Request, lease: Lease, options: Options
 ) -> w.GraphResult:
-    """Load the leased model if needed, then publish the graph."""
+    """Load the leased model if needed, then publish the graph.
+
+    :raises InvalidArgument: the parameters contradict each other, or those of the configuration.
+    """
+    own, backend = options.level("context", "request"), daemon.graphs.backend_of(request.connection)
     with daemon.graphs.opening(request.connection, lease, options) as graph:
         daemon.check_open()
+        adjust_parameters(backend | lease.model.options() | own)
         lease.model.note_requested(options.values)
         now = daemon.registry.seconds()
         gate_request = ResidencyRequest(Priority.NORMAL, now, user=request.owner.user)
@@ -142,10 +147,8 @@ async def _open_graph(
         info, requested, configured = worker.info, options.level("model"), lease.model.options()
         not_applied = _not_applied(requested, info, lease.model.fitted, worker.spec)
         graph.not_applied = not_applied | overridden_requests(requested, configured)
-        own = options.level("context", "request")
         origins = dict.fromkeys(info.sampling, "file") | dict.fromkeys(configured, "model")
         graph.origins = {k: v for k, v in origins.items() if k not in own}
-        backend = daemon.graphs.backend_of(request.connection)
         graph.options = info.sampling | backend | configured | own
         graph.options["ctx-size"] = min(requested.get("ctx-size") or info.ctx_size, info.ctx_size)
     return w.GraphResult(

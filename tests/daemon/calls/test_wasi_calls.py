@@ -131,6 +131,28 @@ def test_all_bad_values_are_reported_together(client: RawClient) -> None:
     assert len(caught.value.data["errors"]) == 3
 
 
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ('{"grammar":"root ::= [a]","json-schema":"{}"}', "json-schema: grammar is set too"),
+        ('{"stop-patterns":["a$"]}', "[$] cannot be decided"),
+        ('{"samplers":["infill"]}', "infill needs top-k"),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused_at_load(
+    client: RawClient, config: str, words: str
+) -> None:
+    for call, params in (
+        ("load_by_name_with_config", {"name": "echo", "config": config}),
+        ("load", {"builders": [b"echo", config.encode()], "encoding": "ggml", "target": "auto"}),
+    ):
+        with pytest.raises(InvalidArgument, match=words):
+            client.call(call, **params)
+    context = client.context()
+    with pytest.raises(InvalidArgument, match=words):
+        client.set_input(context, config.encode(), index=1)
+
+
 def test_values_out_of_range_are_adjusted_and_reported(client: RawClient) -> None:
     graph = client.call(
         "load_by_name_with_config", name="echo", config='{"n-predict":-2,"temp":-1,"slots":0}'
