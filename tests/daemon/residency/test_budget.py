@@ -24,7 +24,7 @@ from inferd.ipc.messages import NameParams
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import document, inferd
 from tests.daemon.other_users import Stranger
-from tests.models import gemma3, smollm2
+from tests.models import ONE_THREAD, gemma3, smollm2
 from tests.raw import RawClient
 from tests.sparse_gguf import WEIGHT_BYTES_MIN, write_sparse
 from tests.tiny_gguf import write_split, write_tiny
@@ -504,8 +504,11 @@ def settled(name: str, client: RawClient) -> tuple[int, int]:
 @pytest.mark.model
 @pytest.mark.timeout(240)
 def test_a_real_model_is_evicted_for_another_and_each_takes_its_estimate() -> None:
-    """700 MB are enough for either, and not for both."""
-    with running_daemon(REAL + "[defaults]\nn-predict = 1\nctx-size = 1024\n") as daemon:
+    """700 MB are enough for either, and not for both. A slow machine computes small batches, which
+    use less memory than full ones of the usual size.
+    """
+    sizes = "n-predict = 1\nctx-size = 1024\nbatch-size = 64\n"
+    with running_daemon(REAL + ONE_THREAD + sizes) as daemon:
         for name, others in (("smollm2", "gemma3"), ("gemma3", "smollm2")):
             with RawClient(daemon.socket, timeout_s=100) as client:
                 estimate, resident = settled(name, client)
