@@ -40,7 +40,7 @@ from .traces.tracing import Traces
 from .workers.spawner import start_spawner
 
 log = structlog.get_logger()
-LARGE_BLOCK_BYTES = 128 << 10
+MMAP_BYTES = 128 << 10
 """Unfinished frames of 1 MiB left up to 30 MB in the heap."""
 _HARD_STOP = 1
 Listener = UnixListener | InheritedListener
@@ -74,7 +74,7 @@ def serve(
     try:
         raise_open_files_limit()
         allow_interrupts()
-        return_large_blocks(LARGE_BLOCK_BYTES)
+        return_large_blocks(MMAP_BYTES)
         start_spawner()
         daemon = partial(
             Daemon, config, instance=instance, components=components, machine=machine, pace=pace
