@@ -17,6 +17,11 @@ SECONDS_MIN = 1e-6
 TREND_STEPS = 3
 """This many outliers in a row are a trend: the machine has changed."""
 
+LOST_FACTOR = 100.0
+"""If such a trend is slower by this factor, the coefficients begin anew: an uncertainty of their own
+size would let them grow too slowly.
+"""
+
 _Three = tuple[float, float, float]
 _Six = tuple[float, float, float, float, float, float]
 
@@ -112,7 +117,7 @@ class StepCost:
         seconds = max(seconds, SECONDS_MIN)
         self._token_s_least = min(self._token_s_least, seconds / max(load.tokens, 1))
         if self.steps == 1:
-            self._init_from_first_step(load, seconds)
+            self._init_from_step(load, seconds)
             return
         x, y, z = float(load.ubatches), float(load.tokens), float(load.depth)
         self._drift()
@@ -131,13 +136,9 @@ class StepCost:
             error = limit if error > 0 else -limit
             if self._is_trend():
                 aa, ab, ac, bb, bc, cc = self._variance
-        a, b, c = self._theta
-        share = error / spread
-        self._theta = (
-            max(0.0, a + gain_a * share),
-            max(0.0, b + gain_b * share),
-            max(0.0, c + gain_c * share),
-        )
+                if seconds > LOST_FACTOR * expected:
+                    self._init_from_step(load, seconds)
+                    return
         self._variance = (
             aa - gain_a * gain_a / spread,
             ab - gain_a * gain_b / spread,
@@ -146,6 +147,23 @@ class StepCost:
             bc - gain_b * gain_c / spread,
             cc - gain_c * gain_c / spread,
         )
+        share = error / spread
+        self._add(gain_a * share, gain_b * share, gain_c * share)
+
+    def _add(self, more_a: float, more_b: float, more_c: float) -> None:
+        """Change the coefficients. One that would become negative becomes zero, and the others
+        change along with it by their covariance: they would have to make up for it.
+        """
+        aa, ab, ac, bb, bc, cc = self._variance
+        a, b, c = self._theta
+        a, b, c = a + more_a, b + more_b, c + more_c
+        if c < 0 < cc:
+            a, b, c = a - c * ac / cc, b - c * bc / cc, 0.0
+        if a < 0 < aa:
+            a, b, c = 0.0, b - a * ab / aa, c - a * ac / aa
+        if b < 0 < bb:
+            a, b, c = a - b * ab / bb, 0.0, c - b * bc / bb
+        self._theta = (max(0.0, a), max(0.0, b), max(0.0, c))
 
     def _is_trend(self) -> bool:
         """Count an outlier; `TREND_STEPS` in a row make all coefficients uncertain again."""
@@ -157,8 +175,8 @@ class StepCost:
         self._variance = (a**2, 0.0, 0.0, b**2, 0.0, c**2)
         return True
 
-    def _init_from_first_step(self, load: StepLoad, seconds: float) -> None:
-        """Attribute nine tenths of the first step to tokens, one to ubatches, none to depth."""
+    def _init_from_step(self, load: StepLoad, seconds: float) -> None:
+        """Attribute nine tenths of a first step to tokens, one to ubatches, none to depth."""
         ubatch, token = 0.1 * seconds / max(load.ubatches, 1), 0.9 * seconds / max(load.tokens, 1)
         self._theta = (ubatch, token, 0.0)
         self._variance = ((3 * ubatch) ** 2, 0.0, 0.0, token**2, 0.0, (token / 1000) ** 2)
@@ -187,4 +205,4 @@ class StepCost:
     def _scales(self) -> tuple[float, float, float]:
         """Return the size of each coefficient, which bounds its uncertainty; never zero."""
         a, b, c = self._theta
-        return max(a, b, 1e-9), max(b, 1e-9), max(c, b / 1000, 1e-12)
+        return max(a, b, 1e-9), max(b, a / 100, 1e-9), max(c, b / 1000, a / 100_000, 1e-12)

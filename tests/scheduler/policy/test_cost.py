@@ -137,6 +137,28 @@ def test_coefficients_driven_to_zero_are_learned_again() -> None:
     assert abs(machine.error((100, 1), (100, 1))) < 0.2
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_cost_that_does_not_rise_with_the_depth_stays_the_same(seed: int) -> None:
+    cost, rng = StepCost(), random.Random(seed)
+    for position in range(0, 6000, 60):
+        load = StepLoad.of_chunks([(position, 60)])
+        cost.learn_step(load, (GRAPH_S + ROW_S * 60) * rng.gauss(1, 0.02))
+        seconds = cost.predict(StepLoad.of_chunks([(position + 60, 60)]))
+        assert seconds == pytest.approx(GRAPH_S + ROW_S * 60, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_after_a_busy_time_of_decoding_a_prompt_shows_its_cost_again(seed: int) -> None:
+    machine, rng = lived(Machine(seed=seed)), random.Random(seed)
+    for _ in range(300):
+        machine.slowness = rng.choice([2, 2, 3, 20])
+        machine.step(*[(200, 1)] * rng.randint(1, 3))
+    machine.slowness = 2.0
+    for at in range(12):
+        machine.step(*[(200, 1)] * 3, (20 * at, 20))
+    assert abs(machine.error(*[(200, 1)] * 3, (300, 30))) < 0.25
+
+
 def test_costs_are_learned_for_each_number_of_threads() -> None:
     """A change of threads causes no outliers, so that prompts do not slow streams down."""
     machine = Machine(noise=0.02)
