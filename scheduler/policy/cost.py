@@ -1,11 +1,18 @@
-"""The duration of a step: a model of three coefficients, learned while the engine runs."""
+"""The duration of a step: a linear model of each kind of ubatch, learned while the engine runs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+WIDE = 64
+"""A ubatch of at least this many tokens of each sequence is *wide*; others are narrow. From this
+size on, llama.cpp computes attention in tiles (`GGML_FA_TILE_Q`).
+"""
+WIDE_SHARE_MIN = 0.1
+"""Least share of a step's time that is attributed to its wide ubatches."""
 DRIFT = 0.01
 """Random walk of the coefficients in a step, as a share of each: it forgets old steps."""
 NOISE = 0.1
@@ -18,8 +25,8 @@ TREND_STEPS = 3
 """This many outliers in a row are a trend: the machine has changed."""
 
 LOST_FACTOR = 100.0
-"""If such a trend is slower by this factor, the coefficients begin anew: an uncertainty of their own
-size would let them grow too slowly.
+"""If such a trend is slower by this factor, the coefficients begin anew: their own size, which
+bounds their uncertainty, would let them grow too slowly.
 """
 
 _Three = tuple[float, float, float]
@@ -32,43 +39,69 @@ class StepLoad:
 
     *ubatches* counts the different lengths of chunks: the backend runs the model once for each, as
     all sequences of its batches advance equally far. *depth* sums the positions of the tokens, that
-    is, how many earlier tokens each attends to.
+    is, how many earlier tokens each attends to. *wide* is the part of it in wide ubatches.
     """
 
     ubatches: int
     tokens: int
     depth: int
+    wide: StepLoad | None = None
 
     @classmethod
     def of_chunks(cls, chunks: Sequence[tuple[int, int]]) -> StepLoad:
         """Return the load of chunks, each (position, count)."""
+        lengths = {count for _, count in chunks}
         return cls(
-            ubatches=len({count for _, count in chunks}),
+            ubatches=len(lengths),
             tokens=sum(count for _, count in chunks),
             depth=sum(count * position + count * (count - 1) // 2 for position, count in chunks),
+            wide=cls._wide_part(chunks, lengths) if max(lengths, default=0) >= WIDE else None,
         )
+
+    @classmethod
+    def _wide_part(cls, chunks: Sequence[tuple[int, int]], lengths: set[int]) -> StepLoad | None:
+        """Return the load of the wide ubatches of *chunks*, if there are any."""
+        ubatches = tokens = depth = begin = 0
+        for end in sorted(lengths):
+            size = end - begin
+            if size >= WIDE:
+                positions = [position + begin for position, count in chunks if count >= end]
+                ubatches += 1
+                tokens += size * len(positions)
+                depth += size * sum(positions) + len(positions) * (size * (size - 1) // 2)
+            begin = end
+        return cls(ubatches, tokens, depth) if ubatches else None
+
+
+def greatest_fitting(most: int, wide: int, seconds: float, predict: Callable[[int], float]) -> int:
+    """Return the greatest count, up to *most*, for which *predict* returns at most *seconds*; 0 if
+    there is none. The time rises with the count, except at *wide*, where it may fall.
+    """
+    if most < 1 or predict(most) <= seconds:
+        return max(most, 0)
+    least = wide if wide < most and predict(wide) <= seconds else 1
+    end = most if least == wide else min(most, wide)
+    return least - 1 + bisect_right(range(least, end), seconds, key=predict)
 
 
 class StepCost:
-    """Predicts seconds = a·ubatches + b·tokens + c·depth.
+    """Predicts the seconds of a step, by one `UbatchCost` for its narrow ubatches and one for the
+    wide ones. Where large batches are more efficient, the two differ: on a CPU with AMX, a token at
+    depth 1400 takes 17 ms in a narrow ubatch and 4 ms in a wide one.
 
-    The coefficients are the state of a Kalman filter whose process noise is a random walk. Plain
-    recursive least squares with forgetting fails here: after hours of one kind of step it would
-    forget the cost of the other kinds (covariance wind-up). The filter bounds a coefficient's
-    uncertainty by its size.
+    Until a wide ubatch was computed, its tokens are expected to cost what those of narrow ones
+    cost at depth 0. So one is tried where the depth makes narrow ones costly.
     """
 
     def __init__(self) -> None:
         self.steps = 0
-        self._theta: _Three = (0.0, 0.0, 0.0)
-        self._variance: _Six = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-        """Covariances aa, ab, ac, bb, bc, cc; loops would take 40 instead of 12 µs a step."""
-        self._outliers = 0
+        self._narrow = UbatchCost()
+        self._wide: UbatchCost | None = None
         self._token_s_least = math.inf
         """The shortest time of a token so far."""
         self._threads = 0
-        self._by_threads: dict[int, tuple[_Three, _Six]] = {}
-        """Coefficients and covariances for other numbers of threads."""
+        self._by_threads: dict[int, tuple[UbatchCost, UbatchCost | None]] = {}
+        """The costs of ubatches with other numbers of threads."""
 
     @property
     def known(self) -> bool:
@@ -83,62 +116,113 @@ class StepCost:
         """
         if not self.steps:
             return 0.0
-        return max(self._fitted(load), self._token_s_least * load.tokens)
+        return max(sum(self._parts_s(load)), self._token_s_least * load.tokens)
 
-    def _fitted(self, load: StepLoad) -> float:
-        a, b, c = self._theta
-        return a * load.ubatches + b * load.tokens + c * load.depth
+    def _parts_s(self, load: StepLoad) -> tuple[float, float]:
+        """Return the seconds of the narrow and of the wide ubatches of *load*."""
+        seconds = self._narrow.seconds(load)
+        if load.wide is None:
+            return seconds, 0.0
+        wide = self._wide or self._narrow.without_depth()
+        return seconds - self._narrow.seconds(load.wide), wide.seconds(load.wide)
 
     def recompute_s(self, tokens: int) -> float:
         """Return the seconds that it would take to compute the first *tokens* of a prompt again."""
-        return self.predict(StepLoad(0, tokens, tokens * (tokens - 1) // 2))
+        return self.predict(StepLoad.of_chunks([(0, tokens)]))
 
     def use_threads(self, threads: int) -> None:
-        """Predict steps with this many *threads* from now on, by coefficients learned for them. New
-        ones are scaled up for fewer threads; more threads may not be faster.
+        """Predict steps with this many *threads* from now on, by costs learned for them. New ones
+        are scaled up for fewer threads; more threads may not be faster.
         """
         before, self._threads = self._threads, threads
         if threads == before or not before or not self.known:
             return
-        self._by_threads[before] = self._theta, self._variance
-        self._outliers = 0
+        self._by_threads[before] = self._narrow, self._wide
         if threads in self._by_threads:
-            self._theta, self._variance = self._by_threads.pop(threads)
+            self._narrow, self._wide = self._by_threads.pop(threads)
             return
         slower = max(1.0, before / threads)
-        a, b, c = self._theta
-        self._theta = (slower * a, slower * b, slower * c)
-        aa, ab, ac, bb, bc, cc = (slower**2 * value for value in self._variance)
-        self._variance = (aa, ab, ac, bb, bc, cc)
+        self._narrow = self._narrow.scaled(slower)
+        self._wide = self._wide and self._wide.scaled(slower)
 
     def learn_step(self, load: StepLoad, seconds: float) -> None:
-        """Update the coefficients by a step of *load* that took *seconds*."""
+        """Update the costs by a step of *load* that took *seconds*. A step with wide ubatches
+        teaches only their cost; the steps without them show what the rest costs.
+        """
         self.steps += 1
         seconds = max(seconds, SECONDS_MIN)
         self._token_s_least = min(self._token_s_least, seconds / max(load.tokens, 1))
         if self.steps == 1:
-            self._init_from_step(load, seconds)
-            return
+            self._narrow.init_from_step(load, seconds)
+        elif load.wide is None:
+            changed = self._narrow.learn(load, seconds)
+            if self._wide is not None:
+                self._wide.drift()
+                if changed:
+                    self._wide.make_uncertain()
+        else:
+            narrow, _ = self._parts_s(load)
+            self._wide = self._wide or self._narrow.without_depth()
+            self._wide.learn(load.wide, max(seconds - narrow, WIDE_SHARE_MIN * seconds))
+
+
+class UbatchCost:
+    """The cost of ubatches of one kind: a·ubatches + b·tokens + c·depth.
+
+    The coefficients are the state of a Kalman filter whose process noise is a random walk. Plain
+    recursive least squares with forgetting fails here: after hours of one kind of step it would
+    forget the cost of the other kinds (covariance wind-up). The filter bounds a coefficient's
+    uncertainty by its size.
+    """
+
+    def __init__(self, a: float = 0.0, b: float = 0.0, c: float = 0.0) -> None:
+        self._theta: _Three = (a, b, c)
+        self._variance: _Six
+        """Covariances aa, ab, ac, bb, bc, cc; loops would take 40 instead of 12 µs a step."""
+        self.make_uncertain()
+        self._outliers = 0
+
+    def seconds(self, load: StepLoad) -> float:
+        """Return the cost of *load*, all of it."""
+        a, b, c = self._theta
+        return a * load.ubatches + b * load.tokens + c * load.depth
+
+    def without_depth(self) -> UbatchCost:
+        """Return an uncertain copy that depends on no depth."""
+        a, b, _ = self._theta
+        return UbatchCost(a, b)
+
+    def scaled(self, factor: float) -> UbatchCost:
+        """Return a copy that is *factor* times as high."""
+        copy = UbatchCost(*(factor * value for value in self._theta))
+        aa, ab, ac, bb, bc, cc = (factor**2 * value for value in self._variance)
+        copy._variance = (aa, ab, ac, bb, bc, cc)
+        return copy
+
+    def learn(self, load: StepLoad, seconds: float) -> bool:
+        """Update the coefficients by a *load* that took *seconds*; return whether outliers show
+        that the machine has changed.
+        """
         x, y, z = float(load.ubatches), float(load.tokens), float(load.depth)
-        self._drift()
+        self.drift()
         aa, ab, ac, bb, bc, cc = self._variance
         gain_a = aa * x + ab * y + ac * z
         gain_b = ab * x + bb * y + bc * z
         gain_c = ac * x + bc * y + cc * z
-        expected = self._fitted(load)
+        expected = self.seconds(load)
         noise = (NOISE * max(expected, seconds / 2)) ** 2 + 1e-12
         spread = noise + max(0.0, x * gain_a + y * gain_b + z * gain_c)
         error = seconds - expected
         limit = DEVIATIONS_MAX * math.sqrt(spread)
-        if abs(error) <= limit:
+        self._outliers = self._outliers + 1 if abs(error) > limit else 0
+        changed = self._outliers == TREND_STEPS
+        if changed:
             self._outliers = 0
-        else:
-            error = limit if error > 0 else -limit
-            if self._is_trend():
-                aa, ab, ac, bb, bc, cc = self._variance
-                if seconds > LOST_FACTOR * expected:
-                    self._init_from_step(load, seconds)
-                    return
+            self.make_uncertain()
+            aa, ab, ac, bb, bc, cc = self._variance
+            if seconds > LOST_FACTOR * expected:
+                self.init_from_step(load, seconds)
+                return True
         self._variance = (
             aa - gain_a * gain_a / spread,
             ab - gain_a * gain_b / spread,
@@ -147,8 +231,9 @@ class StepCost:
             bc - gain_b * gain_c / spread,
             cc - gain_c * gain_c / spread,
         )
-        share = error / spread
+        share = min(max(error, -limit), limit) / spread
         self._add(gain_a * share, gain_b * share, gain_c * share)
+        return changed
 
     def _add(self, more_a: float, more_b: float, more_c: float) -> None:
         """Change the coefficients. One that would become negative becomes zero, and the others
@@ -165,23 +250,18 @@ class StepCost:
             a, b, c = a - b * ab / bb, 0.0, c - b * bc / bb
         self._theta = (max(0.0, a), max(0.0, b), max(0.0, c))
 
-    def _is_trend(self) -> bool:
-        """Count an outlier; `TREND_STEPS` in a row make all coefficients uncertain again."""
-        self._outliers += 1
-        if self._outliers < TREND_STEPS:
-            return False
-        self._outliers = 0
+    def make_uncertain(self) -> None:
+        """Make all coefficients as uncertain as can be, after a change of the machine."""
         a, b, c = self._scales()
         self._variance = (a**2, 0.0, 0.0, b**2, 0.0, c**2)
-        return True
 
-    def _init_from_step(self, load: StepLoad, seconds: float) -> None:
+    def init_from_step(self, load: StepLoad, seconds: float) -> None:
         """Attribute nine tenths of a first step to tokens, one to ubatches, none to depth."""
         ubatch, token = 0.1 * seconds / max(load.ubatches, 1), 0.9 * seconds / max(load.tokens, 1)
         self._theta = (ubatch, token, 0.0)
         self._variance = ((3 * ubatch) ** 2, 0.0, 0.0, token**2, 0.0, (token / 1000) ** 2)
 
-    def _drift(self) -> None:
+    def drift(self) -> None:
         """Make each coefficient less certain, up to its own size. A row and its column shrink
         alike, so that the matrix stays a covariance.
         """

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 
 from ..task import Task
-from .cost import StepCost, StepLoad
+from .cost import WIDE, StepCost, StepLoad, greatest_fitting
 
 
 def plan_forced(
@@ -34,9 +33,10 @@ def plan_forced(
 
     if size > 1:
         most = min(size, 1 + (tokens_max - len(decoding)) // chunks)
-        fitting = bisect_right(range(2, most + 1), seconds, key=lambda n: cost.predict(load(n)))
-        if chunks == len(decoding) or fitting * chunks >= len(decoding):
-            return [1 + fitting if count >= size else 1 for count in pending]
+        wide = WIDE + (chunks < len(decoding))
+        best = greatest_fitting(most, wide, seconds, lambda n: cost.predict(load(n)))
+        if chunks == len(decoding) or (best - 1) * chunks >= len(decoding):
+            return [max(best, 1) if count >= size else 1 for count in pending]
     return [1] * len(decoding)
 
 
