@@ -143,6 +143,18 @@ class WorkerClient(TaskClient, Protocol):
         without waiting for it.
         """
 
+    def share_named_state(
+        self,
+        owner: Owner,
+        name: str,
+        adapters: tuple[str, ...],
+        tokens: Sequence[int],
+        for_user: int,
+    ) -> None:
+        """Have the KV state of a named state in memory for another user, if it is in memory or on
+        disk, without waiting for it.
+        """
+
 
 class Predecessor(Protocol):
     """A model that had a name before a swap."""

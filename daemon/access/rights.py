@@ -15,7 +15,7 @@ from ...ipc.server.request import Request
 from ...ipc.server.server_connection import ServerConnection
 from ...scheduler import PRIORITIES, Owner
 from ...sessions import Quota, check_connections, check_priority
-from ..config.access_settings import Right, Rule
+from ..config.access_settings import Right, Rule, SharedState
 from .delegation import NamedUser, OwnUserNames, identify_user, is_own_user
 from .rules import (
     MEANINGS,
@@ -172,6 +172,10 @@ class Access:
             return self._delegated[connection][1]
         rights = self._open.get(connection.peer.uid, {}).get(connection)
         return self._rights_by_rules(connection) if rights is None else rights
+
+    def shared_states(self, connection: ServerConnection) -> Collection[SharedState]:
+        """Return the named states that the access rules share with a connection's user."""
+        return self.rights_of_connection(connection).states
 
     def quota_of(self, uid: int) -> Quota:
         """Return the quota of a user. It bounds nothing while the groups that decide on it are not

@@ -8,7 +8,13 @@ import msgspec
 
 from ...scheduler import PRIORITIES, PRIORITY_MAX
 from ...sessions import Quota
-from ..config.access_settings import MEMBER_PRIORITY_MAX, MEMBER_RIGHTS, Right, Rule
+from ..config.access_settings import (
+    MEMBER_PRIORITY_MAX,
+    MEMBER_RIGHTS,
+    Right,
+    Rule,
+    SharedState,
+)
 
 ROOT = 0
 MEANINGS = {
@@ -22,10 +28,11 @@ MEANINGS = {
 
 
 class Rights(msgspec.Struct, frozen=True):
-    """The rights and the quota of one user."""
+    """The rights and the quota of one user, and the states of others that the user may open."""
 
     allowed: frozenset[Right]
     quota: Quota
+    states: frozenset[SharedState] = frozenset()
 
 
 OPERATOR = Rights(frozenset(Right), Quota(priority_max=PRIORITY_MAX))
@@ -51,11 +58,12 @@ def rights_of(rules: Sequence[Rule], uid: int, gids: Collection[int], own: int) 
 
 def delegated_rights(gateway: Rights, named: Rights) -> Rights:
     """Return the rights of a connection on behalf of a user: those that both have, so that neither
-    a gateway nor the user gains any, with the user's quota.
+    a gateway nor the user gains any, with the user's quota and the states shared with the user.
     """
     highest = min(gateway.quota.priority_max, named.quota.priority_max)
     allowed = gateway.allowed & named.allowed - {Right.DELEGATE}
-    return Rights(allowed, msgspec.structs.replace(named.quota, priority_max=highest))
+    quota = msgspec.structs.replace(named.quota, priority_max=highest)
+    return Rights(allowed, quota, named.states)
 
 
 def needs_groups(rules: Sequence[Rule], uid: int, own: int) -> bool:
@@ -80,4 +88,4 @@ def _apply_rule(base: Rights, rule: Rule) -> Rights:
         tokens_per_minute=rule.tokens_per_minute,
         priority_max=highest,
     )
-    return Rights(base.allowed if rule.allow is None else rule.allow, quota)
+    return Rights(base.allowed if rule.allow is None else rule.allow, quota, rule.states)

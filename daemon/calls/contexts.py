@@ -5,13 +5,13 @@ They behave as WasmEdge's do.
 
 from __future__ import annotations
 
-from ...backends.errors import InvalidArgument
+from ...backends.errors import InvalidArgument, NotFound
 from ...backends.params import parse_json_options
 from ...ipc import messages as w
 from ...ipc.server.request import Request
 from ...scheduler.output.stopping.ending import CONTEXT_FULL
 from ...scheduler.priority import Priority
-from ...sessions import PlaceWait, Session, TurnOptions
+from ...sessions import NamedState, PlaceWait, Session, TurnOptions
 from ..core import Daemon
 from .arguments import (
     bounded,
@@ -30,6 +30,7 @@ from .named_tensors import (
     read_tensors,
     text_output,
 )
+from .states import find_state
 from .turns import finish_turn, metadata_if_cancelled, turn_result
 
 
@@ -43,7 +44,7 @@ async def _open_session(
     graph, p = daemon.graph(request), request.params
     sessions, queue_timeout_s = daemon.sessions, seconds_of(p.queue_timeout_s)
     priority = priority_of(p.priority)
-    state = daemon.states.find_state(request.owner, p.from_state) if p.from_state else None
+    state, missing = _find_origin(daemon, request, session_id)
     options = graph.options if state is None else state.defaults_on(graph.options, graph.origins)
     new = (request.connection, request.owner, graph.lease, options, session_id)
     if queue_timeout_s:
@@ -54,6 +55,9 @@ async def _open_session(
         _check_graph(daemon, request, session, attached=attached)
     else:
         session, attached = sessions.open_session(*new, persist=persist, origin=state)
+    if missing is not None and not attached:  # the session was deleted while the call waited
+        sessions.discard_session(session)
+        raise missing
     if priority is not None:
         session.settings.priority = priority
         session.recording.facts_changed()
@@ -65,9 +69,28 @@ async def _open_session(
     if not attached:
         parameters.out_of_range = dict(graph.adjusted)
         if state is not None:
-            daemon.states.prepare_kv(state)
+            daemon.states.prepare_kv(state, request.owner.user)
             await _wait_recorded(daemon, session)
     return session, attached
+
+
+def _find_origin(
+    daemon: Daemon, request: Request, session_id: str | None
+) -> tuple[NamedState | None, NotFound | None]:
+    """Return the state with which a new session begins, if the call names one. An existing session
+    needs none: return the error for the case that it is deleted meanwhile.
+
+    :raises NotFound: there is neither the state nor the session.
+    """
+    name = request.params.from_state
+    if not name:
+        return None, None
+    try:
+        return find_state(daemon, request, name), None
+    except NotFound as missing:
+        if session_id is None or daemon.sessions.find_session(request.owner, session_id) is None:
+            raise
+        return None, missing
 
 
 async def _wait_recorded(daemon: Daemon, session: Session) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from ...ipc import messages as w
 from ...ipc.server.request import Request
 from ...scheduler.kv.origin import scoped
+from ...scheduler.owner import Owner
 from ...sessions import NamedState
 from ..core import Daemon
 
@@ -21,11 +22,30 @@ async def save_state(daemon: Daemon, request: Request) -> w.SaveStateResult:
     return w.SaveStateResult(tokens=state.size, stored_tokens=stored)
 
 
+def find_state(daemon: Daemon, request: Request, name: str) -> NamedState:
+    """Return a state with which the caller may begin a session: one of the caller's own, or one
+    that an access rule shares.
+
+    :raises NotFound: there is none of this name.
+    """
+    states: dict[str, tuple[Owner, str]] = {}
+    for shared in daemon.connections.access.shared_states(request.connection):
+        key = Owner(shared.user, shared.label), shared.state
+        states[shared.name] = states[shared.numbered_name] = key
+    return daemon.states.find_state(request.owner, name, states)
+
+
 async def list_states(daemon: Daemon, request: Request) -> w.ListStatesResult:
-    """List the caller's named states, by their names."""
+    """List the caller's named states, by their names, then those of others that are shared."""
     own = [state for state in daemon.states if request.owner.includes(state.owner)]
     own.sort(key=lambda state: (state.name, state.owner))
-    return w.ListStatesResult(states=[_describe_state(daemon, state) for state in own])
+    listed = [_describe_state(daemon, state) for state in own]
+    for shared in sorted(daemon.connections.access.shared_states(request.connection)):
+        state = daemon.states.get((Owner(shared.user, shared.label), shared.state))
+        if state is not None and not request.owner.includes(state.owner):
+            described = _describe_state(daemon, state)
+            listed.append(described | {"name": shared.name, "shared_by": shared.user})
+    return w.ListStatesResult(states=listed)
 
 
 def _describe_state(daemon: Daemon, state: NamedState) -> dict[str, Any]:
@@ -40,6 +60,7 @@ def _describe_state(daemon: Daemon, state: NamedState) -> dict[str, Any]:
         "bytes": state.kept_bytes,
         "kv_disk_bytes": daemon.registry.kv_index.session_bytes(*files_of),
         "created_at": state.facts.created_at,
+        "shared_by": None,
     }
 
 

@@ -50,13 +50,13 @@ def sessions(ctx: typer.Context, incomplete: str) -> Offers:
 
 
 def states(ctx: typer.Context, incomplete: str) -> Offers:
-    """Return the names of the user's named states."""
+    """Return the names of the user's own named states."""
     return _query(
         ctx,
         lambda client: [
             (s["name"], escape_controls(f"{s['model']}, {s['tokens']} tokens"))
             for s in client.list_states()
-            if _ONE_WORD.fullmatch(s["name"])
+            if _ONE_WORD.fullmatch(s["name"]) and s.get("shared_by") is None
         ],
     )
 

@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+from ...backends.errors import InvalidArgument
 from ...backends.params import nearest
 from ...backends.shorten import shorten
-from ...ipc.names import OWN_USER, is_user_name
+from ...ipc.names import OWN_USER, check_label, is_user_name
 from ...ipc.priorities import Priority
 from .declaration import (
     BYTES_MAX,
@@ -33,6 +34,7 @@ from .model_settings import named_tables
 RULES_MAX = 256
 NAMES_MAX = 1024
 """Maximum number of users, or of groups, in one rule."""
+STATE_CHARACTERS_MAX = 128
 ID_MAX = (1 << 32) - 2
 """The last 32-bit number is not an id: to the kernel it means "leave unchanged"."""
 
@@ -45,6 +47,22 @@ def own_user_number(name: str, gateway: int) -> int:
     """Return the number of a user that only the gateway knows; *name* begins with ``@``."""
     digest = hashlib.sha256(f"{gateway} {name}".encode()).digest()
     return OWN_USERS_MIN + int.from_bytes(digest[:8]) % (_OWN_USERS - OWN_USERS_MIN)
+
+
+class SharedState(NamedTuple):
+    """A named state that a rule shares, by its *name* in the rule: `OWNER/STATE`, or
+    `OWNER/LABEL/STATE` for a state of a label. *user* is the owner's number.
+    """
+
+    name: str
+    user: int
+    label: str
+    state: str
+
+    @property
+    def numbered_name(self) -> str:
+        """The name with the owner's number."""
+        return f"{self.user}/{self.name.partition('/')[2]}"
 
 
 class Right(StrEnum):
@@ -129,6 +147,24 @@ def _right_of(value: Any) -> Right:
     raise ValueError(f"{shorten(value)} is not one of {', '.join(Right)}")
 
 
+def _state_of(value: Any) -> SharedState:
+    user, slash, rest = value.partition("/") if isinstance(value, str) else ("", "", "")
+    label, second, state = rest.partition("/")
+    if not second:
+        label, state = "", rest
+    if not slash or not 0 < len(state) <= STATE_CHARACTERS_MAX:
+        raise ValueError(
+            f"{shorten(value)} is not 'OWNER/STATE' or 'OWNER/LABEL/STATE', with 1 to"
+            f" {STATE_CHARACTERS_MAX} characters of the state's name"
+        )
+    try:
+        check_label(label)
+    except InvalidArgument as exc:
+        raise ValueError(f"{shorten(value)}: {exc.message}") from None
+    number = int(user) if user.isascii() and user.isdigit() else user
+    return SharedState(value, _uid_of(number), label, state)
+
+
 _NAMES: Schema = {
     "type": "array",
     "minItems": 1,
@@ -146,6 +182,11 @@ RIGHTS = Form(
     partial(_each, _right_of), {"type": "array", "items": {"enum": [r.value for r in Right]}}
 )
 
+STATES = Form(
+    partial(_each, _state_of),
+    {"type": "array", "maxItems": NAMES_MAX, "items": {"type": "string", "pattern": "^[^/]+/."}},
+)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
@@ -161,6 +202,12 @@ class Rule:
         frozenset(), "groups to whose members the rule applies, by name or number", form=GROUPS
     )
     allow: frozenset[Right] | None = setting(None, "rights of these users", form=RIGHTS)
+    states: frozenset[SharedState] = setting(
+        frozenset(),
+        "named states of other users with which they may begin sessions: `OWNER/STATE`, or"
+        " `OWNER/LABEL/STATE`",
+        form=STATES,
+    )
     priority_max: Priority | None = setting(None, "highest priority of their turns")
     connections_max: int | None = setting(
         None, "maximum number of open connections of each user", 1, 100_000

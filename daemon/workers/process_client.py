@@ -177,6 +177,17 @@ class ProcessClient:
         packed = m.pack_tokens(tokens)
         self.send_command(m.SaveNamedState(_NO_QUERY, owner.user, name, adapters, packed))
 
+    def share_named_state(
+        self,
+        owner: Owner,
+        name: str,
+        adapters: tuple[str, ...],
+        tokens: Sequence[int],
+        for_user: int,
+    ) -> None:
+        """Have the KV state of a named state in memory for another user, without waiting."""
+        self.send_command(m.ShareKv(owner.user, name, adapters, m.pack_tokens(tokens), for_user))
+
     async def reserve_embedding_memory(self) -> None:
         """Reserve memory for the embedding context, unless that is done.
 

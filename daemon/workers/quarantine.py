@@ -123,6 +123,7 @@ def _task(spec: TaskSpec) -> TaskSpec:
         total_timeout_s=0.0,
         session="",
         persist=False,
+        shared_kv=None,
         watch=False,
         resume_point=None,
         request="",

@@ -99,8 +99,8 @@ class AsyncClient(AsyncEmbedding):
         *system* is its system prompt, *options* are parameters of its turns, *config* as in
         `load_by_name_with_config`. If the *session_id* exists, the session continues its history,
         and *system* applies from the next `reset`. A new session begins with the history of the
-        state *from_state*, which `save_state` has saved. Without *persist* nothing is written to
-        disk.
+        state *from_state*, which `save_state` has saved, or `OWNER/STATE` for one that an access
+        rule shares. Without *persist* nothing is written to disk.
         With *resume*, a session with an id attaches again after its connection was lost, even by
         a restart of the daemon, and its streams continue. *raw* turns the chat template off.
         Where too many sessions are open, it waits in its *priority* for a place, for at most

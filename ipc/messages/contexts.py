@@ -18,7 +18,7 @@ INPUTS_MAX = 128
 class OpenParams(GraphParams):
     """`init_execution_context`. `priority` is the class of the context's turns, and of the wait for
     a place; without a `queue_timeout_s` the call does not wait. `from_state` is the name of the
-    state with which the context begins.
+    state with which the context begins, or `OWNER/STATE` for one that an access rule shares.
     """
 
     priority: str = ""

@@ -25,7 +25,9 @@ class SaveStateResult(Map):
 
 
 class ListStatesResult(Map):
-    """The user's named states, each with `name`, `model`, `tokens` and more."""
+    """The user's named states, each with `name`, `model`, `tokens` and more, and those of other
+    users that access rules share: they have `shared_by`.
+    """
 
     states: list[dict[str, Any]]
 

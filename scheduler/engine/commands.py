@@ -65,6 +65,8 @@ class CommandHandler:
                 send(self._kv.look_up(command))
             case m.SaveNamedState():
                 send(*self._kv.save_named_state(command))
+            case m.ShareKv():
+                self._kv.share_kv(command)
             case m.DeleteSessionStates():
                 send(*self._kv.delete_session_states(command))
             case m.KvFileEvicted(name):
@@ -115,6 +117,7 @@ class CommandHandler:
             return
         self._tasks.add_task(task)
         if spec.embed is None:
+            self._kv.share_with_task(task)
             self._steps.answers.resume_task(task)
             if needs_preparation(spec.sampling):
                 task.preparing = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from ...backends.base import KvKind
 from .. import messages as m
@@ -17,6 +18,16 @@ from .file_format import KvFile, KvKey
 from .files import KV_FILES_MAX, FileFailed, FileRead, FilesDeleted, FileWritten, KvFiles
 from .origin import Origin
 from .store import KvStore, SavedState, covered_tokens
+
+
+@dataclass(slots=True)
+class _Read:
+    """A file that is being read: the origins of the states in memory that it becomes, and the tasks
+    that wait for them.
+    """
+
+    origins: list[Origin] = field(default_factory=list)
+    tasks: list[Task] = field(default_factory=list)
 
 
 class DiskTier:
@@ -29,7 +40,7 @@ class DiskTier:
         self._files, self._store, self._kv_kind = files, store, kv_kind
         self._index: dict[str, tuple[KvFile, array[int]]] = {}
         self._writing: dict[str, KvKey] = {}
-        self._fetches: dict[str, list[Task]] = {}
+        self._reads: dict[str, _Read] = {}
         self._requests: dict[str, list[tuple[int, int]]] = {}
         """Requests that wait for the end of a write, each with the tokens of its answer."""
         for file in files.scan():
@@ -68,25 +79,38 @@ class DiskTier:
         """Return the file that covers most of *tokens*, and how many; more than *more_than*."""
         best, most = None, more_than
         for file, have in self._index.values():
-            if not _origin(file.key).serves(origin):
+            if not self._will_serve(file, origin):
                 continue
             if covered := covered_tokens(have, tokens, self._kv_kind, most):
                 best, most = file, covered
         return best, most if best is not None else 0
 
+    def _will_serve(self, file: KvFile, origin: Origin) -> bool:
+        """Return whether a file may serve a task of *origin*, or is being read for its user."""
+        return _origin(file.key).serves(origin) or self._is_read_for(file, origin)
+
+    def _is_read_for(self, file: KvFile, origin: Origin) -> bool:
+        read = self._reads.get(file.key.name)
+        return read is not None and any(target.serves(origin) for target in read.origins)
+
     def fetch_state(self, task: Task, file: KvFile) -> None:
         """Read *file* into memory for *task*, which is `fetching` until that is done."""
-        if self.prefetch_state(file):
+        is_read = self._is_read_for(file, task.origin)
+        if is_read or self.prefetch_state(file, _origin(file.key)):
             task.fetching = True
-            self._fetches[file.key.name].append(task)
+            self._reads[file.key.name].tasks.append(task)
 
-    def prefetch_state(self, file: KvFile) -> bool:
-        """Read *file* into memory, for tasks to come; return False if the queue is full."""
+    def prefetch_state(self, file: KvFile, target: Origin) -> bool:
+        """Read *file* into memory as a state of the origin *target*, for tasks to come; return
+        False if the queue is full.
+        """
         name = file.key.name
-        if name not in self._fetches:
+        if name not in self._reads:
             if not self._files.queue_read(file):
                 return False
-            self._fetches[name] = []
+            self._reads[name] = _Read()
+        if target not in self._reads[name].origins:
+            self._reads[name].origins.append(target)
         return True
 
     def poll(self) -> Iterator[m.Report]:
@@ -116,9 +140,10 @@ class DiskTier:
         file, name = result.file, result.file.key.name
         if name in self._index:  # otherwise it was deleted meanwhile
             tokens = self._index[name][1]
-            entry = self._store.add_state(_origin(file.key), tokens, result.state, file.seconds)
-            if entry is not None:
-                entry.fetched = True
+            for origin in self._reads[name].origins:
+                entry = self._store.add_state(origin, tokens, result.state, file.seconds)
+                if entry is not None:
+                    entry.fetched = True
             yield _stored(file)
         self._release_tasks(name)
 
@@ -136,7 +161,8 @@ class DiskTier:
             yield from self._answer_requests(name, is_written=False)
 
     def _release_tasks(self, name: str) -> None:
-        for task in self._fetches.pop(name, ()):
+        read = self._reads.pop(name, None)
+        for task in () if read is None else read.tasks:
             task.fetching = False
 
     # Writing.

@@ -87,9 +87,8 @@ class KvManager:
         file = None if self.disk is None else self.disk.find_named_state(origin, tokens)
         found = None
         if self.disk is not None and file is not None:
-            cached = self.search.find_source(origin, array("i", [*tokens, -1])).keep
-            if len(tokens) - cached >= self._settings.shared_prefix_tokens_min:
-                self.disk.prefetch_state(file)
+            if self._is_missing(origin, tokens):
+                self.disk.prefetch_state(file, origin)
             yield m.CommandResult(command.id, len(file.key.tokens) // tokens.itemsize)
         elif self.disk is not None and (found := self._find_whole(origin, tokens)) is not None:
             have = found.tokens
@@ -97,6 +96,41 @@ class KvManager:
             yield from self.disk.save_named_state(entry, command.id)
         else:
             yield m.CommandResult(command.id, 0)
+
+    def share_kv(self, command: m.ShareKv) -> None:
+        """Have the KV state of a shared named state in memory for another user."""
+        target = Origin(command.for_user, "", command.adapters)
+        self._share(command.user, command.name, target, array("i", command.tokens))
+
+    def share_with_task(self, task: Task) -> None:
+        """Have the KV state that another user shares with a new task in memory for it."""
+        shared = task.spec.shared_kv
+        if shared is not None and not task.spec.no_cache:
+            target = Origin(task.spec.owner.user, "", task.spec.adapters)
+            self._share(shared.user, shared.name, target, array("i", task.tokens[: shared.size]))
+
+    def _share(self, user: int, name: str, target: Origin, tokens: array[int]) -> None:
+        """Copy a KV state of exactly *tokens* from a user's states to those of *target*, another
+        user: neither user's turns are found among the states of the other. A file is read for the
+        other user alone, so that its owner does not notice the use by a faster turn.
+        """
+        scope, session = scoped(user, name, shared=self._settings.kv_shared)
+        origin = Origin(scope, session, target.adapters, persist=True)
+        if self._settings.kv_shared:
+            target = origin  # one state serves every user
+        if not self._is_missing(target, tokens):
+            return
+        found = self._find_whole(origin, tokens)
+        file = None if self.disk is None else self.disk.find_named_state(origin, tokens)
+        if found is not None:
+            self.store.add_state(target, found.tokens, found.state, found.seconds)
+        elif self.disk is not None and file is not None:
+            self.disk.prefetch_state(file, target)
+
+    def _is_missing(self, origin: Origin, tokens: array[int]) -> bool:
+        """Return whether so much of *tokens* is not in memory that a file of it would be read."""
+        cached = self.search.find_source(origin, array("i", [*tokens, -1])).keep
+        return len(tokens) - cached >= self._settings.shared_prefix_tokens_min
 
     def _find_whole(self, origin: Origin, tokens: array[int]) -> SavedState | None:
         """Return a state in memory of exactly *tokens*, or of all but the last one, which a turn

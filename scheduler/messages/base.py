@@ -24,7 +24,7 @@ class TaskMessage(Message):
     task_id: int
 
 
-_TOKEN_BYTES = array("i").itemsize
+PACKED_TOKEN_BYTES = array("i").itemsize
 
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:
@@ -41,7 +41,7 @@ def unpack_tokens(data: bytes) -> list[int]:
 
 def count_tokens(data: bytes) -> int:
     """Return how many token ids `pack_tokens` packed."""
-    return len(data) // _TOKEN_BYTES
+    return len(data) // PACKED_TOKEN_BYTES
 
 
 def pack_floats(numbers: Sequence[float]) -> bytes:

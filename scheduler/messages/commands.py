@@ -167,6 +167,18 @@ class SaveNamedState(RequestMessage):
     tokens: bytes
 
 
+class ShareKv(Message):
+    """Have the KV state of packed *tokens*, which the named state *name* of a user has, in memory
+    for another user, *for_user*, if it is in memory or on disk. Not answered.
+    """
+
+    user: int
+    name: str
+    adapters: tuple[str, ...]
+    tokens: bytes
+    for_user: int
+
+
 class KvFileEvicted(Message):
     """The daemon has deleted a KV file. Not answered."""
 
@@ -229,6 +241,7 @@ Command = (
     | Lookup
     | PersistState
     | SaveNamedState
+    | ShareKv
     | DeleteSessionStates
     | KvFileEvicted
     | AddAdapter

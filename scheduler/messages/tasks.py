@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 
 from ...backends import EmbedSpec, SamplingParams
 from ...backends.params import StoppingParams
 from ..owner import Owner
 from ..priority import Priority
+from .base import PACKED_TOKEN_BYTES, count_tokens
 
 
 class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +34,33 @@ class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float = 0.0
     started_s: float | None = None
     first_token_s: float | None = None
+
+
+class SharedKv(msgspec.Struct, frozen=True):
+    """The KV state of another user's named state, which an access rule shares: the first *size*
+    tokens of a prompt, whose *digest* it has. *name* is the engine's name of the state.
+    """
+
+    user: int
+    name: str
+    size: int
+    digest: bytes
+
+    @classmethod
+    def of_tokens(cls, user: int, name: str, packed: bytes) -> SharedKv:
+        """Return the KV state of the packed tokens of a named state."""
+        return cls(user, name, count_tokens(packed), _digest(packed))
+
+    def begins(self, packed: bytes) -> bool:
+        """Return whether packed tokens begin with those of the state. Others must not be looked up
+        in the KV states of its user: that would show what these contain.
+        """
+        size = self.size * PACKED_TOKEN_BYTES
+        return len(packed) >= size and _digest(packed[:size]) == self.digest
+
+
+def _digest(packed: bytes) -> bytes:
+    return hashlib.blake2b(packed, digest_size=16).digest()
 
 
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +103,8 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     n_keep: int = 0
     n_discard: int = 0
     cache_reuse: int = 0
+    shared_kv: SharedKv | None = None
+    """The KV state of another user with which the tokens begin."""
     no_cache: bool = False
     """Compute the whole prompt and use no KV state."""
     embed: EmbedSpec | None = None

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...backends.errors import PromptTooLong
+from ...scheduler.messages import SharedKv
 from ...scheduler.owner import Owner
 from ...scheduler.priority import Priority, Requester
 from ..admission.bounds import Ticket
@@ -38,6 +39,8 @@ class SessionSettings:
     persist: bool = True
     adapters: tuple[str, ...] = ()
     """The keys of the last turn's adapters, by which its KV state is found."""
+    shared_kv: SharedKv | None = None
+    """The KV state of the named state of another user with which the session began."""
     lora: dict[str, float] = field(default_factory=dict)
     """The scales of the last turn's adapters by their names, as users see them."""
 

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from ...backends.errors import Cancelled, InvalidArgument
 from ...backends.params import Options, read_options
+from ...scheduler.messages import SharedKv
+from ...scheduler.owner import Owner
 from ...scheduler.priority import PRIORITIES
 from ..admission.kept_bytes import SESSION_BYTES, TOKEN_BYTES, memory_bytes
 from ..admission.ledger import Ledger
@@ -37,6 +39,9 @@ class SessionOrigin(Protocol):
 
     def new_history(self) -> History:
         """Return a copy of its history."""
+
+    def shared_with(self, owner: Owner) -> SharedKv | None:
+        """Return its KV state for a session of another user; None: it is of the same user."""
 
 
 @dataclass(eq=False, repr=False)
@@ -168,6 +173,7 @@ class Session(SessionCore):
             vocabulary.check_model(self.model, f"state {origin.name!r}", "save another state")
         self.check_growth(SESSION_BYTES + history.kept_bytes)
         self.settings.parameters.options = dict(facts.options)
+        self.settings.shared_kv = origin.shared_with(self.owner)
         self.conversation.vocabulary = vocabulary
         if history.prompt:
             self.accept_history(SessionCall.SET_INPUT, history)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ...scheduler.kv.origin import name_of_state
-from ...scheduler.messages import count_tokens
+from ...scheduler.messages import SharedKv, count_tokens
 from ...scheduler.owner import Owner
 from ..admission.kept_bytes import memory_bytes
 from ..history.history import History
@@ -67,6 +67,13 @@ class NamedState:
     def tokens(self) -> list[int]:
         """The tokens of its history."""
         return self.new_history().prompt
+
+    def shared_with(self, owner: Owner) -> SharedKv | None:
+        """Return its KV state for a session of another user; None: it is of the same user."""
+        if owner.user == self.owner.user:
+            return None
+        packed = decode_history(self.packed).tokens
+        return SharedKv.of_tokens(self.owner.user, self.kv_name, packed)
 
     @cached_property
     def size(self) -> int:

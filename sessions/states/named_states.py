@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -49,10 +49,10 @@ class StateLimits:
 
 
 class NamedStates:
-    """Owned by the daemon's event loop. A state is the owner's alone, and is in *journal* before it
-    is reported as saved. The session that computes a KV state to be saved is in *one_turn_sessions*
-    meanwhile. *find_client* returns the worker of a loaded model by name and user, and
-    *delete_files* deletes KV files by owner and engine's name.
+    """Owned by the daemon's event loop. Only its owner changes or deletes a state. It is in
+    *journal* before it is reported as saved. The session that computes a KV state to be saved is in
+    *one_turn_sessions* meanwhile. *find_client* returns the worker of a loaded model by name and
+    user, and *delete_files* deletes KV files by owner and engine's name.
     """
 
     def __init__(
@@ -89,20 +89,29 @@ class NamedStates:
         for stored in found:
             self._publish(NamedState.from_stored(stored), found=True)
 
-    def find_state(self, owner: Owner, name: str) -> NamedState:
-        """Return an owner's state.
+    def find_state(
+        self, owner: Owner, name: str, shared: Mapping[str, StateKey] | None = None
+    ) -> NamedState:
+        """Return an owner's state, or else one of another user that is *shared* by this name.
 
-        :raises NotFound: there is none of this name.
+        :raises NotFound: there is none of this name, or no access rule shares it.
         :raises InvalidArgument: the name is too long.
         """
-        check_id(name, "a state's name")
-        state = self._states.get((owner, name))
+        key = (owner, name)
+        if key not in self._states and shared is not None:
+            key = shared.get(name, key)
+        state = self._states.get(key)
         if state is None:
+            check_id(name, "a state's name")
             raise NotFound(
                 f"there is no state {name!r}",
-                hint="save it by save_state; `inferd states` lists yours",
+                hint="save it by save_state; `inferd states` lists yours and those shared with you",
             )
         return state
+
+    def get(self, key: StateKey) -> NamedState | None:
+        """Return a state, if there is one."""
+        return self._states.get(key)
 
     # Saving.
 
@@ -216,11 +225,18 @@ class NamedStates:
 
     # Use and deletion.
 
-    def prepare_kv(self, state: NamedState) -> None:
-        """Have the KV state of a state in memory, for a session from it that was just opened."""
-        client, tokens = self._find_client(state.facts.model, state.owner.user), state.tokens
-        if client is not None and tokens:
-            client.prepare_named_state(state.owner, state.kv_name, state.facts.adapters, tokens)
+    def prepare_kv(self, state: NamedState, user: int) -> None:
+        """Have the KV state of a state in memory, for a session of *user* from it that was just
+        opened.
+        """
+        client, tokens = self._find_client(state.facts.model, user), state.tokens
+        if client is None or not tokens:
+            return
+        values = (state.owner, state.kv_name, state.facts.adapters, tokens)
+        if user == state.owner.user:
+            client.prepare_named_state(*values)
+        else:
+            client.share_named_state(*values, user)
 
     async def delete_state(self, owner: Owner, name: str) -> bool:
         """Delete an owner's state with its KV state, before this returns; return whether there was

@@ -34,10 +34,11 @@ def task_of(
     :raises InvalidArgument: an option or an adapter is unknown, or a value is out of its range.
     """
     session.settings.parameters.set_turn_options(call.options)
+    tokens = m.pack_tokens(session.conversation.prompt)
     spec = m.TaskSpec(
         id=task_id,
         owner=session.owner,
-        tokens=m.pack_tokens(session.conversation.prompt),
+        tokens=tokens,
         sampling=NO_SAMPLING,
         priority=session.settings.priority if call.priority is None else call.priority,
         pull=call.pull,
@@ -48,6 +49,7 @@ def task_of(
         total_timeout_s=call.timeout_s,
         session=session.name,
         persist=session.settings.persist and session.session_id is not None,
+        shared_kv=_shared_kv(session, tokens),
         watch=call.watch,
         request=str(get_contextvars().get("request", "")),
     )
@@ -61,6 +63,12 @@ def task_of(
         no_cache=_ignores_cache(session, now),
         adapters=chosen_keys(client.adapters, session.settings.parameters.get("lora")),
     )
+
+
+def _shared_kv(session: SessionCore, tokens: bytes) -> m.SharedKv | None:
+    """Return the KV state with which the session began, if its prompt still begins so."""
+    shared = session.settings.shared_kv
+    return shared if shared is not None and shared.begins(tokens) else None
 
 
 def _ignores_cache(session: SessionCore, now: float) -> bool:

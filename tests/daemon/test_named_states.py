@@ -170,7 +170,7 @@ def test_a_hundred_sessions_begin_with_a_state_at_once(client: Client) -> None:
 
 def test_refusals_say_what_to_do(client: Client) -> None:
     save(client, "e")
-    with pytest.raises(NotFound, match=r"no state 'storie' .*`inferd states` lists yours"):
+    with pytest.raises(NotFound, match=r"no state 'storie' .*`inferd states` lists yours and"):
         client.session("e", from_state="storie").__enter__()
     with pytest.raises(InvalidArgument, match="has model 'e', not 'llama'"):
         client.session("llama", from_state="story").__enter__()

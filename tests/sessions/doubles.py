@@ -121,6 +121,16 @@ class InProcessClient:
     ) -> None:
         pass
 
+    def share_named_state(
+        self,
+        owner: Owner,
+        name: str,
+        adapters: tuple[str, ...],
+        tokens: Sequence[int],
+        for_user: int,
+    ) -> None:
+        pass
+
     def turn(self) -> bool:
         """Turn the engine once; return whether there may be more to do."""
         commands, self.commands = self.commands, []

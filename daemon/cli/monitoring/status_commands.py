@@ -61,9 +61,16 @@ def user_text(entry: Mapping[str, Any]) -> str:
     return str(entry.get("user") or entry["uid"])
 
 
+_OPTIONAL = {"LABEL": "label", "NODE": "node", "SHARED BY": "shared_by"}
+
+
 def columns_for(entries: Sequence[Mapping[str, Any]], columns: Columns) -> Columns:
-    """Return the columns to show: without LABEL or NODE if no entry has one."""
-    unused = {n for n in ("LABEL", "NODE") if not any(entry.get(n.lower()) for entry in entries)}
+    """Return the columns to show: without those of `_OPTIONAL` that no entry has."""
+    unused = {
+        name
+        for name, key in _OPTIONAL.items()
+        if all(entry.get(key) in (None, "") for entry in entries)
+    }
     return {name: text for name, text in columns.items() if name not in unused}
 
 

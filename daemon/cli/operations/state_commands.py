@@ -18,6 +18,7 @@ from ..output import Columns, write_list, write_result
 STATES: Columns = {
     "NAME": "name",
     "LABEL": lambda s: s["label"] or None,
+    "SHARED BY": lambda s: s.get("shared_by"),
     "MODEL": "model",
     "HISTORY": "tokens",
     "ON DISK": lambda s: size_text(s["kv_disk_bytes"]) if s["kv_disk_bytes"] else None,
@@ -34,7 +35,9 @@ def list_states(
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """List your named states, with which sessions can begin: those of one label, or of all."""
+    """List the named states with which you can begin sessions: yours, of one label or of all, and
+    those that access rules share with you.
+    """
     if ctx.invoked_subcommand is not None:
         return
     with OneShotClient(socket, label=label) as client:

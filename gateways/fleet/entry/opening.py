@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
 from itertools import zip_longest
+from typing import Any
 
 import msgspec
 
@@ -232,7 +233,7 @@ async def _search(client: FleetClient, call: str, name: str) -> str | None:
         entries = session_homes(results)
     else:
         entries = (
-            (state["label"], state["name"], node)
+            (_label_of(client, state), state["name"], node)
             for node, result in results.items()
             for state in result["states"]
         )
@@ -247,6 +248,11 @@ async def _search(client: FleetClient, call: str, name: str) -> str | None:
             data={"cause": "node", "nodes": missing, "retry_after_s": RETRY_S},
         )
     return None
+
+
+def _label_of(client: FleetClient, state: dict[str, Any]) -> str:
+    """Return the label of a state; that of the client if another user shares it."""
+    return client.owner.label if state.get("shared_by") is not None else str(state["label"])
 
 
 async def work_on_graph(client: FleetClient, request: ClientRequest, params: Fields) -> Fields:

@@ -10,9 +10,16 @@ from typing import Any, get_args
 import pytest
 
 from inferd.daemon.access.rights import NEEDS, Access, right_for
-from inferd.daemon.access.rules import MEANINGS, MEMBER, OPERATOR, rights_of
+from inferd.daemon.access.rules import (
+    MEANINGS,
+    MEMBER,
+    OPERATOR,
+    Rights,
+    delegated_rights,
+    rights_of,
+)
 from inferd.daemon.access.user_groups import UserGroups
-from inferd.daemon.config.access_settings import Right, Rule
+from inferd.daemon.config.access_settings import Right, Rule, SharedState
 from inferd.ipc import priorities
 from inferd.ipc.messages import CALLS, QueueParams, SessionsParams
 from inferd.scheduler import PRIORITIES, Priority
@@ -101,6 +108,25 @@ def test_what_a_rule_says_holds_even_for_operators(uid: int) -> None:
         tokens_per_minute=3,
         priority_max=Priority.LOW,
     )
+
+
+def test_only_the_rule_that_applies_shares_states() -> None:
+    story, notes = SharedState("1/story", 1, "", "story"), SharedState("1/notes", 1, "", "notes")
+    rules = [
+        Rule(name="ada", users=frozenset({ADA}), states=frozenset({story})),
+        Rule(name="staff", groups=frozenset({STAFF}), states=frozenset({notes})),
+    ]
+    assert rights_of(rules, ADA, (STAFF,), OWN).states == {story}
+    assert rights_of(rules, BOB, (STAFF,), OWN).states == {notes}
+    for uid in (ROOT, OWN, BOB):
+        assert not rights_of(rules, uid, (), OWN).states
+
+
+def test_a_gateway_opens_the_states_that_are_shared_with_the_user_for_whom_it_acts() -> None:
+    story, notes = SharedState("1/story", 1, "", "story"), SharedState("1/notes", 1, "", "notes")
+    gateway = Rights(MEMBER.allowed, Quota(), frozenset({story}))
+    named = Rights(MEMBER.allowed, Quota(), frozenset({notes}))
+    assert delegated_rights(gateway, named).states == {notes}
 
 
 def test_a_rule_may_allow_nothing() -> None:

@@ -16,6 +16,7 @@ from inferd.daemon.config.access_settings import (
     RULES_MAX,
     Right,
     Rule,
+    SharedState,
 )
 from inferd.daemon.config.forms import MODE, group_default
 from inferd.daemon.config.settings import Config
@@ -24,6 +25,8 @@ from inferd.ipc.paths import SYSTEM_SOCKET
 
 ROOT = pwd.getpwuid(0).pw_name
 ROOTS = grp.getgrgid(0).gr_name
+NAME = "with 1 to 128 characters of the state's name"
+LABEL = "has 8 characters, or some that are not allowed"
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +99,7 @@ def test_every_declared_key_is_accepted(tmp_path: Path) -> None:
         "descriptor-models-max": "0",
         "tasks-waiting-max": "1",
         "tokens-per-minute": "1",
+        "states": '["1/a"]',
     }
     assert set(values) == set(ACCESS_KEYS)
     text = "".join(f"{key} = {value}\n" for key, value in values.items())
@@ -110,6 +114,20 @@ def test_a_rule_names_users_of_one_gateway_by_the_gateways_name_or_number(tmp_pa
     known = {("@ada", 0), ("@eve@example.com", 0), ("@ada", 54323)}
     assert rule.users == {find_user(name, gateway).number for name, gateway in known}
     assert len(rule.users) == 3
+
+
+def test_a_rule_names_states_by_their_owner_label_and_name(tmp_path: Path) -> None:
+    written = {
+        f"{ROOT}/story": (0, "", "story"),
+        "1001/agent-7/notes": (1001, "agent-7", "notes"),
+        "1001//a/b": (1001, "", "a/b"),
+        "1001/agent-7/a/b": (1001, "agent-7", "a/b"),
+        "54323@ada/my story": (find_user("@ada", 54323).number, "", "my story"),
+    }
+    [rule] = load(tmp_path, f"[access.r]\nstates = {list(written)}").access
+    assert rule.states == {SharedState(name, *state) for name, state in written.items()}
+    numbered = {state.numbered_name for state in rule.states}
+    assert {"0/story", "1001//a/b", "1001/agent-7/notes"} < numbered
 
 
 @pytest.mark.parametrize(
@@ -150,6 +168,21 @@ def test_a_rule_names_users_of_one_gateway_by_the_gateways_name_or_number(tmp_pa
         (
             "[access.r]\ngroups = []",
             "[access.r] groups: is empty; without the key the rule applies to all other users",
+        ),
+        (
+            f"[access.r]\nstates = ['{ROOT}x/story']",
+            f"[access.r] states: there is no user '{ROOT}x'; did you mean '{ROOT}'?",
+        ),
+        *(
+            (
+                f"[access.r]\nstates = ['{name}']",
+                f"[access.r] states: '{name}' is not 'OWNER/STATE' or 'OWNER/LABEL/STATE', {NAME}",
+            )
+            for name in ("story", "1/", "1/agent/", "1//")
+        ),
+        (
+            "[access.r]\nstates = ['1/an agent/story']",
+            f"[access.r] states: '1/an agent/story': the label 'an agent' {LABEL}",
         ),
         (
             "[access.r]\nallow = ['us']",

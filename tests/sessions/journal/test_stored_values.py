@@ -11,6 +11,7 @@ import pytest
 
 from inferd.backends import Rendering
 from inferd.daemon.models.persisted import PersistedSettings
+from inferd.scheduler.messages import SharedKv
 from inferd.scheduler.owner import Owner
 from inferd.scheduler.priority import Priority
 from inferd.sessions import Parameters, Session, SessionSettings
@@ -160,6 +161,7 @@ def test_a_branch_has_all_settings_of_its_origin() -> None:
         "persist": False,
         "adapters": ("a1*0.5",),
         "lora": {"loud": 0.5},
+        "shared_kv": SharedKv(1, "state:/story", 3, b"digest"),
     }
     assert set(values) == {field.name for field in dataclasses.fields(SessionSettings)}
     origin = Session(1, Owner(1000), harness.source, harness.ledger, SessionSettings(**values))

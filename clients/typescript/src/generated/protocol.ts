@@ -509,7 +509,7 @@ export interface InitExecutionContextParams {
   priority?: Priority | "" | undefined;
   /** the longest wait for a place; 0: fail at once */
   queue_timeout_s?: number | undefined;
-  /** the name of the state with which the context begins; empty: no history */
+  /** the name of the state with which the context begins, or of a shared one; empty: no history */
   from_state?: string | undefined;
 }
 
@@ -535,7 +535,7 @@ export interface InitExecutionContextWithSessionIdParams {
   priority?: Priority | "" | undefined;
   /** the longest wait for a place; 0: fail at once */
   queue_timeout_s?: number | undefined;
-  /** the name of the state with which a new session begins; an existing one keeps its history */
+  /** the name of the state with which a new session begins, or of a shared one; an existing session keeps its history */
   from_state?: string | undefined;
 }
 
@@ -1006,7 +1006,7 @@ export function readSaveStateResult(fields: Fields): SaveStateResult {
 }
 
 export interface ListStatesResult {
-  /** one state each, by their names */
+  /** one state each: the caller's by their names, then those that access rules share with the caller */
   states: Fields[];
 }
 
