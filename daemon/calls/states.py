@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ...ipc import messages as w
@@ -39,16 +40,19 @@ async def list_states(daemon: Daemon, request: Request) -> w.ListStatesResult:
     """List the caller's named states, by their names, then those of others that are shared."""
     own = [state for state in daemon.states if request.owner.includes(state.owner)]
     own.sort(key=lambda state: (state.name, state.owner))
-    listed = [_describe_state(daemon, state) for state in own]
+    sizes = daemon.registry.kv_index.state_bytes()
+    listed = [_describe_state(daemon, state, sizes) for state in own]
     for shared in sorted(daemon.connections.access.shared_states(request.connection)):
         state = daemon.states.get((Owner(shared.user, shared.label), shared.state))
         if state is not None and not request.owner.includes(state.owner):
-            described = _describe_state(daemon, state)
+            described = _describe_state(daemon, state, sizes)
             listed.append(described | {"name": shared.name, "shared_by": shared.user})
     return w.ListStatesResult(states=listed)
 
 
-def _describe_state(daemon: Daemon, state: NamedState) -> dict[str, Any]:
+def _describe_state(
+    daemon: Daemon, state: NamedState, sizes: Mapping[tuple[int, str], int]
+) -> dict[str, Any]:
     shared = daemon.config.kv_share == "all"
     files_of = scoped(state.owner.user, state.kv_name, shared=shared)
     return {
@@ -58,7 +62,7 @@ def _describe_state(daemon: Daemon, state: NamedState) -> dict[str, Any]:
         "fingerprint": state.facts.fingerprint,
         "tokens": state.size,
         "bytes": state.kept_bytes,
-        "kv_disk_bytes": daemon.registry.kv_index.session_bytes(*files_of),
+        "kv_disk_bytes": sizes.get(files_of, 0),
         "created_at": state.facts.created_at,
         "shared_by": None,
     }

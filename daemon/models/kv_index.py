@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -176,10 +177,15 @@ class KvIndex:
             )
         return len(doomed)
 
-    def session_bytes(self, owner: int, session: str) -> int:
-        """Return the size of the files of a session or named state, in every fingerprint."""
-        key = (owner, session)
-        return sum(e.size for e in self._entries.values() if (e.owner, e.session) == key)
+    def state_bytes(self) -> Counter[tuple[int, str]]:
+        """Return the size of the files of each named state, in every fingerprint, by owner and
+        name: in one pass, as a list may have hundreds of states.
+        """
+        sizes: Counter[tuple[int, str]] = Counter()
+        for entry in self._entries.values():
+            if entry.is_named_state:
+                sizes[entry.owner, entry.session] += entry.size
+        return sizes
 
     def remove_unknown_states(self, known: Collection[tuple[int, str]]) -> None:
         """Remove the files of named states other than the *known* ones, by owner and name: their
