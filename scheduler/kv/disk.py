@@ -16,16 +16,17 @@ from .. import messages as m
 from ..task import Task
 from .file_format import KvFile, KvKey
 from .files import KV_FILES_MAX, FileFailed, FileRead, FilesDeleted, FileWritten, KvFiles
-from .origin import Origin
+from .origin import Origin, is_named_state
 from .store import KvStore, SavedState, covered_tokens
 
 
 @dataclass(slots=True)
 class _Read:
     """A file that is being read: the origins of the states in memory that it becomes, and the tasks
-    that wait for them.
+    that wait for them. It is read *ahead* while no task has needed it.
     """
 
+    ahead: bool
     origins: list[Origin] = field(default_factory=list)
     tasks: list[Task] = field(default_factory=list)
 
@@ -85,6 +86,16 @@ class DiskTier:
                 best, most = file, covered
         return best, most if best is not None else 0
 
+    def prefetch_named_states(self, bytes_max: int) -> None:
+        """Read the files of named states into memory, the last used first, at most *bytes_max*: so
+        the first sessions from them do not wait for the disk.
+        """
+        for file, _ in reversed(list(self._index.values())):
+            origin = _origin(file.key)
+            if is_named_state(origin.scope, origin.session) and file.size <= bytes_max:
+                bytes_max -= file.size
+                self.prefetch_state(file, origin, ahead=True)
+
     def _will_serve(self, file: KvFile, origin: Origin) -> bool:
         """Return whether a file may serve a task of *origin*, or is being read for its user."""
         return _origin(file.key).serves(origin) or self._is_read_for(file, origin)
@@ -98,19 +109,23 @@ class DiskTier:
         is_read = self._is_read_for(file, task.origin)
         if is_read or self.prefetch_state(file, _origin(file.key)):
             task.fetching = True
-            self._reads[file.key.name].tasks.append(task)
+            read = self._reads[file.key.name]
+            read.ahead = False
+            read.tasks.append(task)
 
-    def prefetch_state(self, file: KvFile, target: Origin) -> bool:
+    def prefetch_state(self, file: KvFile, target: Origin, *, ahead: bool = False) -> bool:
         """Read *file* into memory as a state of the origin *target*, for tasks to come; return
-        False if the queue is full.
+        False if the queue is full. For *ahead* see `KvFiles.queue_read`.
         """
         name = file.key.name
         if name not in self._reads:
-            if not self._files.queue_read(file):
+            if not self._files.queue_read(file, ahead=ahead):
                 return False
-            self._reads[name] = _Read()
-        if target not in self._reads[name].origins:
-            self._reads[name].origins.append(target)
+            self._reads[name] = _Read(ahead)
+        read = self._reads[name]
+        read.ahead &= ahead
+        if target not in read.origins:
+            read.origins.append(target)
         return True
 
     def poll(self) -> Iterator[m.Report]:
@@ -144,7 +159,8 @@ class DiskTier:
                 entry = self._store.add_state(origin, tokens, result.state, file.seconds)
                 if entry is not None:
                     entry.fetched = True
-            yield _stored(file)
+            if not self._reads[name].ahead:
+                yield _stored(file)
         self._release_tasks(name)
 
     def _failed(self, result: FileFailed) -> Iterator[m.Report]:

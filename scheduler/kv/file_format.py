@@ -145,8 +145,8 @@ def write_state(path: Path, fingerprint: str, key: KvKey, state: bytes, seconds:
     return KvFile(key, len(head) + len(state), seconds, path)
 
 
-def read_state(path: Path, key: KvKey) -> bytes:
-    """Return the state of *key*, and mark its file as used now.
+def read_state(path: Path, key: KvKey, *, is_use: bool = True) -> bytes:
+    """Return the state of *key*. If this *is_use* of its file, mark the file as used now.
 
     :raises KvDamaged: the file does not match its name or the format.
     """
@@ -158,7 +158,8 @@ def read_state(path: Path, key: KvKey) -> bytes:
         if _checksum(state) != header.checksum:
             raise KvDamaged("its state's checksum is wrong")
         with contextlib.suppress(OSError):
-            os.utime(file.fileno())  # for the order of the next scan
+            if is_use:
+                os.utime(file.fileno())  # for the order of the next scan
     return state
 
 

@@ -26,7 +26,7 @@ KV_FILES_MAX = 10_000
 QUEUE_BYTES_MAX = 256 << 20
 QUEUE_COUNT_MAX = 64
 CLOSE_S = 5.0
-_READ_RANK, _WRITE_RANK = 0, 1
+_READ_RANK, _READ_AHEAD_RANK, _WRITE_RANK = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,12 @@ class KvFiles:
         """Queue a state, which took *seconds* to compute; return False if the queue is full."""
         return self._queue_job(_WRITE_RANK, partial(self._write, key, state, seconds), len(state))
 
-    def queue_read(self, file: KvFile) -> bool:
-        """Queue the reading of *file*; return False if the queue is full."""
-        return self._queue_job(_READ_RANK, partial(self._read, file), file.size)
+    def queue_read(self, file: KvFile, *, ahead: bool = False) -> bool:
+        """Queue the reading of *file*; return False if the queue is full. One that is read *ahead*
+        of its use comes after those that are needed now.
+        """
+        rank = _READ_AHEAD_RANK if ahead else _READ_RANK
+        return self._queue_job(rank, partial(self._read, file, ahead), file.size)
 
     def queue_delete(self, keys: Sequence[KvKey], request: int = 0) -> None:
         """Queue the deletion of the files of *keys*, after the writes that were queued before.
@@ -167,10 +170,10 @@ class KvFiles:
         except (OSError, MemoryError, KvDamaged) as exc:
             return FileFailed(key, "write", _cause(exc))
 
-    def _read(self, file: KvFile) -> FileRead | FileFailed:
+    def _read(self, file: KvFile, ahead: bool) -> FileRead | FileFailed:
         path = self.path(file.key)  # not `file.path`: this one is in our directory
         try:
-            return FileRead(file, read_state(path, file.key))
+            return FileRead(file, read_state(path, file.key, is_use=not ahead))
         except (OSError, MemoryError, KvDamaged) as exc:
             unlink_quietly(path)
             return FileFailed(file.key, "read", _cause(exc))

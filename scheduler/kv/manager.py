@@ -12,7 +12,7 @@ from ..settings import EngineSettings
 from ..task import Task
 from .disk import DiskTier
 from .file_format import KvFile
-from .files import KvFiles
+from .files import QUEUE_BYTES_MAX, KvFiles
 from .idle_states import SAVE_TOKENS_MIN, IdleStates
 from .origin import Origin, scoped
 from .search import StateSearch
@@ -20,6 +20,10 @@ from .slots import SlotTable
 from .store import KvStore, SavedState
 from .task_states import TaskStates
 
+PREFETCH_BYTES_MAX, PREFETCH_SHARE = QUEUE_BYTES_MAX // 2, 4
+"""Bounds on the named states that are read after a start: bytes, of which the queue holds more for
+tasks, and the part of the memory for states.
+"""
 CLOSE_S = 10.0
 """Bound on writing the KV states to disk when the engine exits."""
 
@@ -51,6 +55,9 @@ class KvManager:
         self.store = KvStore(settings.kv_ram_bytes, kv_kind)
         self.slots = SlotTable(model)
         self.disk = DiskTier(files, self.store, kv_kind) if files is not None else None
+        if self.disk is not None:
+            bytes_max = settings.kv_ram_bytes // PREFETCH_SHARE
+            self.disk.prefetch_named_states(min(PREFETCH_BYTES_MAX, bytes_max))
         self.idle = IdleStates(model, self.slots, self.store, recompute_s)
         self.search = StateSearch(model, self.slots, self.store)
         self.task_states = TaskStates(

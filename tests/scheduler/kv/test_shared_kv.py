@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from inferd.backends.echo.options import EchoOptions
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
 from inferd.scheduler.kv.files import KvFiles
+from inferd.scheduler.kv.manager import PREFETCH_SHARE
 from inferd.scheduler.kv.origin import name_of_state
 from tests.scheduler.doubles import Bench
 
@@ -31,6 +33,17 @@ def files(tmp_path: Path) -> Iterator[KvFiles]:
 
 def new_bench(files: KvFiles | None = None, memory: KvKind = "plain") -> Bench:
     return Bench(files=files, settings=SHARE, options=EchoOptions(memory=memory))
+
+
+def bench_after_restart(folder: Path, states_in_memory: float = 2) -> tuple[Bench, KvFiles]:
+    """Return an engine that finds the only file in *folder*. Its memory holds so many such states:
+    with few, it reads no file before it is needed.
+    """
+    [file] = [path for path in folder.rglob("*") if path.is_file()]
+    bytes_max = int(states_in_memory * file.stat().st_size)
+    files = KvFiles(folder, "echo-1")
+    settings = EngineSettings(shared_prefix_tokens_min=16, kv_ram_bytes=bytes_max)
+    return Bench(files=files, settings=settings), files
 
 
 def save(bench: Bench, files: KvFiles | None = None, text: str = TEXT) -> bytes:
@@ -99,8 +112,7 @@ def test_other_tokens_than_the_states_are_not_copied(files: KvFiles) -> None:
 
 def test_a_file_is_read_for_the_other_user_alone(files: KvFiles, tmp_path: Path) -> None:
     tokens = save(new_bench(files), files)
-    again = KvFiles(tmp_path, "echo-1")
-    bench = new_bench(again)
+    bench, again = bench_after_restart(tmp_path)
 
     bench.iterate(share(tokens))
     settle(bench, again)
@@ -114,8 +126,7 @@ def test_a_file_is_read_for_the_other_user_alone(files: KvFiles, tmp_path: Path)
 
 def test_a_file_that_both_users_need_is_read_once_for_both(files: KvFiles, tmp_path: Path) -> None:
     tokens = save(new_bench(files), files)
-    again = KvFiles(tmp_path, "echo-1")
-    bench = new_bench(again)
+    bench, again = bench_after_restart(tmp_path)
 
     bench.iterate(share(tokens), m.SaveNamedState(2, OWNER, NAME, (), tokens))
     assert again.pending == 1
@@ -128,8 +139,7 @@ def test_a_file_that_both_users_need_is_read_once_for_both(files: KvFiles, tmp_p
 @pytest.mark.parametrize("prepared", [False, True])
 def test_a_turn_waits_for_the_file(files: KvFiles, tmp_path: Path, prepared: bool) -> None:
     tokens = save(new_bench(files), files)
-    again = KvFiles(tmp_path, "echo-1")
-    bench = new_bench(again)
+    bench, again = bench_after_restart(tmp_path)
 
     bench.iterate(*([share(tokens)] if prepared else []), turn(bench, 2, tokens))
     settle(bench, again)
@@ -173,11 +183,46 @@ def test_a_file_that_is_deleted_while_it_is_read_is_computed_again(
     files: KvFiles, tmp_path: Path
 ) -> None:
     tokens = save(new_bench(files), files)
-    again = KvFiles(tmp_path, "echo-1")
-    bench = new_bench(again)
+    bench, again = bench_after_restart(tmp_path)
     bench.iterate(turn(bench, 2, tokens), m.DeleteSessionStates(2, OWNER, NAME))
     settle(bench, again)
     assert bench.text(2) == b"and then"
+    bench.engine.kv.close()
+
+
+def test_named_states_are_read_after_a_start_as_far_as_memory_suffices(
+    files: KvFiles, tmp_path: Path
+) -> None:
+    tokens = save(new_bench(files), files)
+    for states_in_memory, read in ((PREFETCH_SHARE - 0.5, 0), (PREFETCH_SHARE + 0.5, 1)):
+        bench, again = bench_after_restart(tmp_path, states_in_memory)
+        assert again.pending == read
+        settle(bench, again)
+        assert in_memory(bench, OWNER) == read
+        bench.iterate(share(tokens))
+        settle(bench, again)
+        assert in_memory(bench, OTHER) == 1
+        bench.engine.kv.close()
+
+
+def test_a_file_that_is_read_ahead_does_not_count_as_used(files: KvFiles, tmp_path: Path) -> None:
+    tokens = save(new_bench(files), files)
+    [path] = [path for path in tmp_path.rglob("*") if path.is_file()]
+    os.utime(path, (1, 1))
+    bench, again = bench_after_restart(tmp_path, 100)
+    assert again.flush(10)
+    assert not [r for r in bench.iterate() if isinstance(r, m.KvFileWritten)]
+    assert cached(bench, OWNER, tokens) and path.stat().st_mtime == 1
+    bench.engine.kv.close()
+
+
+def test_files_of_sessions_are_not_read_before_a_turn_needs_them(tmp_path: Path) -> None:
+    first = Bench(files=KvFiles(tmp_path, "echo-1"))
+    first.run(first.submit(1, TEXT, session="mine", persist=True))
+    first.engine.kv.close()
+    bench, again = bench_after_restart(tmp_path, 100)
+    settle(bench, again)
+    assert len(bench.engine.store) == 0
     bench.engine.kv.close()
 
 
