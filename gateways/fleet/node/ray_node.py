@@ -25,7 +25,7 @@ from ....backends.errors import BackendError, InvalidArgument
 from ..addresses import parse_node_address
 from ..certificates.tls import node_context
 from ..published import CHECK_S, REPORT_BYTES_MAX, NodeReport, NodeRequest, node_resource
-from .supervisor import MANAGER_VARIABLES, NodePlan, members_of
+from .supervisor import MANAGER_VARIABLES, NodePlan, members_of, withdraw_plan
 
 CHILD_MODULE = "inferd.gateways.fleet.ray_cluster.deploy"
 LOG_FILE_BYTES_MAX = 16 << 20
@@ -106,8 +106,9 @@ class RayNode:
                 await anext(signals)
                 group.cancel_scope.cancel()
         if self._raylet is not None:
+            # A replica outlives its member of the cluster for a moment: it starts nothing again.
+            await anyio.to_thread.run_sync(withdraw_plan, self._folder)
             await self._leave()
-            # Nothing starts them again now.
             for member in reversed(members_of(self._plan, self._folder).values()):
                 await anyio.to_thread.run_sync(member.end)
 

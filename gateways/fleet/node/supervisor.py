@@ -6,12 +6,14 @@ neither a turn nor a session.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +22,7 @@ import msgspec
 from ....backends.errors import InferdError, InvalidArgument
 from ..certificates.folder import write_private
 from .detached import Detached
-from .waiting import has_ended_within
+from .waiting import has_ended_within, wait_readable
 
 PLAN_FILE = "node.json"
 RETRY_S_MIN, RETRY_S_MAX = 0.1, 5.0
@@ -67,6 +69,23 @@ class NodePlan(msgspec.Struct, frozen=True):
             ) from None
 
 
+def withdraw_plan(folder: Path) -> None:
+    """Remove the plan of a node: no supervisor starts a process for it after this."""
+    with _locked(folder):
+        (folder / PLAN_FILE).unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock between a supervisor that starts a process and the end of the plan."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def read_plan(folder: Path) -> NodePlan:
     """Return the plan in a node's state directory.
 
@@ -97,7 +116,7 @@ class NodeSupervisor:
     """
 
     def __init__(self, folder: Path, note: Callable[[str], object]):
-        self.plan = read_plan(folder)
+        self.plan, self._folder = read_plan(folder), folder
         self._members = members_of(self.plan, folder)
         self._note = note
         self._ending, self._end = os.pipe2(os.O_CLOEXEC)
@@ -128,9 +147,13 @@ class NodeSupervisor:
         while True:
             process = member.find()
             if process is None:
-                last = self._start(name, member, last)
-                process = member.find()
-            if process is None:
+                pause = time.monotonic() - last.at < SOUND_S
+                if pause and wait_readable(last.retry_s, self._ending):
+                    return
+                if not self._start(name, member):
+                    return
+                retry_s = min(2 * last.retry_s, RETRY_S_MAX) if pause else RETRY_S_MIN
+                last = _Start(time.monotonic(), retry_s)
                 continue
             try:
                 if not has_ended_within(process, None, self._ending):
@@ -139,14 +162,13 @@ class NodeSupervisor:
                 os.close(process)
             self._note(f"the {name} has ended")
 
-    def _start(self, name: str, member: Detached, last: _Start) -> _Start:
-        """Start a process, after a pause if the last start was a moment ago."""
-        retry_s = RETRY_S_MIN
-        if time.monotonic() - last.at < SOUND_S:
-            retry_s = min(2 * last.retry_s, RETRY_S_MAX)
-            time.sleep(last.retry_s)
-        try:
-            member.start()
-        except (InferdError, OSError, subprocess.SubprocessError) as exc:
-            self._note(f"the {name} does not start: {exc}")
-        return _Start(time.monotonic(), retry_s)
+    def _start(self, name: str, member: Detached) -> bool:
+        """Start a process; return False if the node has no plan any longer."""
+        with _locked(self._folder):
+            if not (self._folder / PLAN_FILE).exists():
+                return False
+            try:
+                member.start()
+            except (InferdError, OSError, subprocess.SubprocessError) as exc:
+                self._note(f"the {name} does not start: {exc}")
+        return True

@@ -13,7 +13,12 @@ import pytest
 
 from inferd.backends.errors import BackendError, InvalidArgument
 from inferd.gateways.fleet.node.detached import Detached, holder_of
-from inferd.gateways.fleet.node.supervisor import NodePlan, NodeSupervisor, members_of
+from inferd.gateways.fleet.node.supervisor import (
+    NodePlan,
+    NodeSupervisor,
+    members_of,
+    withdraw_plan,
+)
 from inferd.gateways.fleet.node.waiting import has_ended_within
 from tests.waiting import wait_until
 
@@ -83,12 +88,23 @@ def test_a_start_that_fails_is_named(tmp_path: Path) -> None:
         member(tmp_path / "missing").start()
 
 
-def test_a_supervisor_restarts_processes_and_leaves_them_to_the_next(tmp_path: Path) -> None:
+@pytest.fixture
+def planned(tmp_path: Path) -> Iterator[dict[str, Detached]]:
+    """The processes of a plan in *tmp_path*, which are ended at last."""
     plan = NodePlan("127.0.0.1:7878", {"daemon": WAIT, "relay": WAIT}, dict(os.environ))
     plan.write(tmp_path)
-    locks = [one.lock for one in members_of(plan, tmp_path).values()]
+    members = members_of(plan, tmp_path)
+    yield members
+    withdraw_plan(tmp_path)
+    for member in members.values():
+        member.end()
+
+
+def test_a_supervisor_restarts_processes_and_leaves_them_to_the_next(
+    tmp_path: Path, planned: dict[str, Detached]
+) -> None:
+    locks = [one.lock for one in planned.values()]
     notes: list[str] = []
-    assert plan.digest != NodePlan("127.0.0.1:7879", plan.commands, {}).digest
     first = NodeSupervisor(tmp_path, notes.append)
     first.begin()
     wait_until(lambda: all(map(holder_of, locks)))
@@ -105,6 +121,26 @@ def test_a_supervisor_restarts_processes_and_leaves_them_to_the_next(tmp_path: P
     first.end()
     second.end()
     assert not any(map(holder_of, locks))
+
+
+def test_nothing_is_started_for_a_plan_that_was_withdrawn(
+    tmp_path: Path, planned: dict[str, Detached]
+) -> None:
+    supervisor = NodeSupervisor(tmp_path, print)
+    supervisor.begin()
+    wait_until(lambda: all(holder_of(one.lock) for one in planned.values()))
+    withdraw_plan(tmp_path)
+    for member in planned.values():
+        member.end()
+    wait_until(lambda: not supervisor.is_sound())
+    assert not any(holder_of(one.lock) for one in planned.values())
+
+
+def test_a_change_of_the_plan_is_another_version() -> None:
+    plan = NodePlan("127.0.0.1:7878", {"daemon": ["serve"]}, {"A": "1"})
+    assert plan.digest == NodePlan(plan.address, plan.commands, {"A": "2"}).digest
+    assert plan.digest != NodePlan("127.0.0.1:7879", plan.commands, {}).digest
+    assert plan.digest != NodePlan(plan.address, {"daemon": ["serve", "-v"]}, {}).digest
 
 
 def test_a_state_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
