@@ -35,22 +35,18 @@ def nodes_of(fleet: RayFleet) -> dict[str, bool]:
     return {name: node["reachable"] for name, node in nodes.items()}
 
 
-def test_the_entry_finds_nodes_that_join_and_drops_removed_ones(fleet: RayFleet) -> None:
+def test_the_entry_finds_nodes_that_join_and_drops_a_removed_one(fleet: RayFleet) -> None:
     for name in NAMES:
         assert "serves entries on 127.0.0.1:" in fleet.until_deployed(name)
     wait_until(lambda: nodes_of(fleet) == dict.fromkeys(NAMES, True), RAY_S_MAX)
     assert fleet.end_command("b") == 0
     assert fleet.runs("b"), "Ray supervises a member of the cluster without its command"
     with inferd_process("fleet", "remove", "b", "--ray", fleet.cluster.address) as removing:
-        assert fleet.end_command(JOINING) == 0
-        assert not fleet.runs(JOINING), "a command that has joined leaves, and ends its processes"
         _, errors = removing.communicate()
         assert removing.returncode == 0, errors
     assert not fleet.runs("b"), "the removal from the cluster ends its processes"
-    # A lost node stays, since its sessions are there; a removed one does not.
-    wait_until(lambda: nodes_of(fleet) == {"a": True, JOINING: False}, RAY_S_MAX)
-    for name in ("b", JOINING):
-        fleet.start_node(name)
+    wait_until(lambda: nodes_of(fleet) == {"a": True, "c": True}, RAY_S_MAX)
+    fleet.start_node("b")
     wait_until(lambda: nodes_of(fleet) == dict.fromkeys(NAMES, True), RAY_S_MAX)
 
 
@@ -108,3 +104,11 @@ def test_an_entry_without_the_head_begins_with_its_last_table(fleet: RayFleet) -
     ):
         assert session.context.attached
         assert session.chat("after the head") == "after the head"
+
+
+def test_a_command_that_has_joined_ends_its_processes_and_the_node_stays_known(
+    fleet: RayFleet,
+) -> None:
+    assert fleet.end_command(JOINING) == 0
+    assert not fleet.runs(JOINING)
+    wait_until(lambda: nodes_of(fleet) == {"a": True, "b": True, JOINING: False})
