@@ -20,7 +20,7 @@ STAMP  := $(VENV)/.stamp
 ENGINE_STAMP := $(STAMP)-engine-$(ENGINE)$(GPU)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo chat test check lint bench attack compare compat dashboard-picture page-picture protobuf docs models schemas prometheus browser install clean
+.PHONY: help demo chat test test-ray check lint bench attack compare compat dashboard-picture page-picture protobuf docs models schemas prometheus browser install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '  make %-17s %s\n' "$$name" "$$text"; done
@@ -35,8 +35,11 @@ chat: $(STAMP)-chat ## chat in the browser, until Ctrl-C
 	@$(PY) tools/chat.py $(ARGS)
 
 test: $(STAMP)-test models schemas prometheus browser ## run all tests, those on real models too
-	$(PY) -m pytest $(PARALLEL) -m 'not alone' $(ARGS)$(NONE_CHOSEN)
+	$(PY) -m pytest $(PARALLEL) -m 'not alone and not ray' $(ARGS)$(NONE_CHOSEN)
 	$(PY) -m pytest -m alone $(ARGS)$(NONE_CHOSEN)
+
+test-ray: $(STAMP)-test ## lose every member of a fleet in a Ray cluster, in 2 GB of memory
+	$(PY) -m pytest -m ray tests/gateways/fleet $(ARGS)
 
 check: lint ## lint, and the tests that start no process, in 90 s
 	$(PY) -m pytest -q $(PARALLEL) --no-processes $(ARGS)

@@ -74,10 +74,11 @@ def test_all_commands_except_serve_write_json_and_those_of_a_daemon_take_a_socke
     commands |= {f"states {name}": command for name, command in states.commands.items()}
     for name, command in commands.items():
         options = {option for parameter in command.params for option in parameter.opts}
-        silent = ("serve", "wasm run", "nnrpc", "gateway", "fleet node", "fleet serve")
+        silent = {"serve", "wasm run", "nnrpc", "gateway"}
+        silent |= {"fleet node", "fleet serve", "fleet remove"}
         assert ("--json" in options) == (name not in silent), name
         alone = name in ("pull", "parameters") or name.endswith("-service")
-        alone = alone or name.startswith("config ") or name == "fleet init"
+        alone = alone or name.startswith("config ") or name in ("fleet init", "fleet remove")
         assert ("--socket" in options) == (not alone), name
 
 

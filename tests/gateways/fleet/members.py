@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.daemon.command_line import inferd_process
 from tests.waiting import wait_until
 
 WAIT_S_MAX = 30.0
+NOTED_S_MAX = 60.0
 DAYS = 90
 HELLO: list[Any] = [0, {"protocol": [1, 0], "software": "test"}]
 
@@ -151,12 +153,19 @@ class RunningFleet:
         self._stacks[ENTRY].close()
 
     def until_noted(self, text: str) -> str:
-        """Return the next line on the entry's standard error that has *text*."""
+        """Return the next line on the entry's standard error that has *text*. An entry that writes
+        none for too long is killed.
+        """
         assert self.entry.stderr is not None
-        while line := self.entry.stderr.readline().decode():
-            if text in line:
-                return line
-        raise AssertionError(f"the entry has ended without {text!r}")
+        watchdog = threading.Timer(NOTED_S_MAX, self.entry.kill)
+        watchdog.start()
+        try:
+            while line := self.entry.stderr.readline().decode():
+                if text in line:
+                    return line
+        finally:
+            watchdog.cancel()
+        raise AssertionError(f"the entry has ended, or was killed, without {text!r}")
 
     def load(self, model: str) -> None:
         """Load a model on all nodes, and wait until the entry knows that, and of no turn."""

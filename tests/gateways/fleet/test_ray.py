@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from inferd import AsyncClient, Client
-from inferd.backends.errors import Busy
+from inferd.backends.errors import Busy, InferdError
 from tests.daemon.command_line import inferd_process
 from tests.echo import echo_model
 from tests.gateways.fleet.ray_members import JOINING, NAMES, RAY_S_MAX, RayFleet, ray_fleet
 from tests.gateways.fleet.test_audit import SESSIONS, check_histories
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.ray
 CONFIG = echo_model("slow", step_ms=5, slots=8)
 
 
@@ -33,6 +35,16 @@ def nodes_of(fleet: RayFleet) -> dict[str, bool]:
         except Busy:  # the entry knows no node that can be reached
             return {}
     return {name: node["reachable"] for name, node in nodes.items()}
+
+
+def serves(fleet: RayFleet, name: str) -> bool:
+    """Return whether a node's daemon answers, and the entry reaches it."""
+    try:
+        with Client(fleet.folder / name / "inferd.sock") as direct:
+            direct.models()
+    except InferdError:
+        return False
+    return nodes_of(fleet).get(name, False)
 
 
 def test_the_entry_finds_nodes_that_join_and_drops_a_removed_one(fleet: RayFleet) -> None:
@@ -71,8 +83,7 @@ def kill_members(fleet: RayFleet) -> None:
     for member in ("daemon", "relay"):
         for name in ("a", "b"):  # that of a under its second replica
             fleet.kill_member(name, member)
-            fleet.until_noted(f"node {name} is lost")
-            fleet.until_noted(f"node {name} serves")
+            wait_until(partial(serves, fleet, name), RAY_S_MAX)
     fleet.kill_head()
     assert "the fleet goes on with the 3 nodes" in fleet.until_noted("Ray does not answer")
 

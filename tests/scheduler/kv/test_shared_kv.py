@@ -13,6 +13,7 @@ from inferd.backends.base import KvKind
 from inferd.backends.echo.options import EchoOptions
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
+from inferd.scheduler.kv.file_format import KvFile
 from inferd.scheduler.kv.files import KvFiles
 from inferd.scheduler.kv.manager import PREFETCH_SHARE
 from inferd.scheduler.kv.origin import name_of_state
@@ -124,14 +125,24 @@ def test_a_file_is_read_for_the_other_user_alone(files: KvFiles, tmp_path: Path)
     assert [path.parent.name for path in tmp_path.rglob("*") if path.is_file()] == [str(OWNER)]
 
 
-def test_a_file_that_both_users_need_is_read_once_for_both(files: KvFiles, tmp_path: Path) -> None:
+def test_a_file_that_both_users_need_is_read_once_for_both(
+    files: KvFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokens = save(new_bench(files), files)
     bench, again = bench_after_restart(tmp_path)
+    reads: list[KvFile] = []
+    queue_read = again.queue_read
+
+    def count_read(file: KvFile, *, ahead: bool = False) -> bool:
+        reads.append(file)
+        return queue_read(file, ahead=ahead)
+
+    monkeypatch.setattr(again, "queue_read", count_read)
 
     bench.iterate(share(tokens), m.SaveNamedState(2, OWNER, NAME, (), tokens))
-    assert again.pending == 1
     settle(bench, again)
 
+    assert len(reads) == 1
     assert (in_memory(bench, OTHER), in_memory(bench, OWNER)) == (1, 1)
     bench.engine.kv.close()
 
