@@ -18,6 +18,7 @@ def begin_slow_stream(client: RawClient) -> int:
     return client.start_request("stream", context=context, prompt=SLOW, raw=True, credit=1000)
 
 
+@pytest.mark.process
 def test_a_stream_keeps_its_pace_beside_a_task_that_is_slow_to_sample() -> None:
     config = echo_model("echo", step_ms=2, sample_ms=40, slow_on="slow")
     with (
@@ -36,6 +37,7 @@ def test_a_stream_keeps_its_pace_beside_a_task_that_is_slow_to_sample() -> None:
         assert done and len(ada.streamed_text) - start >= 4 * 8
 
 
+@pytest.mark.process
 def test_a_token_that_takes_too_long_ends_only_its_own_turn() -> None:
     config = echo_model("echo", step_ms=2, sample_ms=1100, slow_on="slow")
     with (

@@ -34,6 +34,7 @@ def test_the_page_lists_the_formats() -> None:
     assert set(FORMATS) == set(re.findall(r"^\| `([a-z-]+)` \|", PAGE, re.M))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda text: text[:12])
 def test_the_examples_are_accepted(checker: GrammarChecker, example: str) -> None:
     values = read_options(json.loads(example), strict=True).values

@@ -6,6 +6,8 @@ import ast
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("backends", "daemon", "gateways", "ipc", "scheduler", "sessions", "wire")
 
@@ -31,6 +33,7 @@ def imports_of(name: str, path: Path, known: dict[str, Path]) -> set[str]:
     return found & known.keys() - {name}
 
 
+@pytest.mark.process
 def test_no_modules_import_each_other_in_a_cycle() -> None:
     known = modules()
     graph = {name: imports_of(name, path, known) for name, path in known.items()}

@@ -18,6 +18,8 @@ from inferd.backends.grammars.trial.requests import CheckRequest
 from tests.backends.walking import Walker, compiler_of, vocabulary
 from tests.tiny_gguf import write_tiny
 
+pytestmark = pytest.mark.process  # the trial of grammars
+
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "json-schema.md").read_text()
 BY_NAME = {keyword.name: keyword for keyword in KEYWORDS}
 ACCEPTED = [name for name, keyword in BY_NAME.items() if keyword.treatment != "refused"]

@@ -20,6 +20,7 @@ def test_the_page_names_the_outputs_that_end_with_a_special_tokens_name() -> Non
     assert {"get_output", "get_output_single", "compute"} <= set(re.findall(r"`(\w+)`", sentence))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("threshold", [0, 1, -0.1, 1.5, 0.5])
 def test_a_threshold_is_accepted_within_the_bounds_of_the_page(threshold: float) -> None:
     text = PAGE.read_text()

@@ -48,6 +48,7 @@ def cases_of(path: str, name: str) -> frozenset[str]:
     return frozenset("-".join(v) if isinstance(v, tuple) else v for v in values)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("test", TESTS)
 def test_each_line_has_a_test_that_exists(test: str) -> None:
     path, name, case = re.fullmatch(r"([\w/]+\.py)::(test_\w+)(?:\[(.+)\])?", test).groups()  # type: ignore[union-attr]

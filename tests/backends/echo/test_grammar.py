@@ -47,10 +47,12 @@ def test_grammars_of_llama_cpps_form_are_accepted(grammar: str) -> None:
     check(grammar=grammar)
 
 
+@pytest.mark.process
 def test_a_schema_is_accepted() -> None:
     check(json_schema=msgspec.json.encode(SCHEMA).decode())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("params", "cause"),
     [

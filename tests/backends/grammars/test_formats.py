@@ -26,6 +26,8 @@ from tests.backends.walking import compiler_of, vocabulary
 from tests.models import gemma3, smollm2
 from tests.tiny_gguf import write_tiny
 
+pytestmark = pytest.mark.process  # the trial of grammars
+
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 CALLS: dict[str, Any] = {
     "structures": [

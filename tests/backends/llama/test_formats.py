@@ -21,6 +21,8 @@ from inferd.scheduler.owner import Owner
 from tests.scheduler.doubles import iterate_engine
 from tests.tiny_gguf import write_tiny
 
+pytestmark = pytest.mark.process  # the trial of grammars
+
 PROMPT = [1, *range(10, 40)]
 CALL = {"begin": "<f>", "schema": {"enum": ["left", "right", 7]}, "end": "</f>"}
 TAG = {"structures": [CALL], "triggers": ["<f"]}

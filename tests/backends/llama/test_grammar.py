@@ -19,6 +19,8 @@ from tests.backends.driving import prefill, sample_tokens
 from tests.scheduler.doubles import iterate_engine
 from tests.tiny_gguf import write_tiny
 
+pytestmark = pytest.mark.process  # the trial of grammars
+
 PROMPT = [1, *range(10, 40)]
 YES = 'root ::= "yes" | "no"'
 NUMBERS = 'root ::= "[" [0-9]+ ("," [0-9]+){3} "]"'

@@ -61,6 +61,7 @@ def text_of(reports: list[m.Report]) -> bytes:
     return b"".join(r.text for r in reports if isinstance(r, m.Tokens | m.Finished))
 
 
+@pytest.mark.process
 def test_a_limit_in_the_middle_of_an_answer_ends_only_its_turn(model: LlamaModel) -> None:
     engine = Engine(model)
     alone = run(engine, turn(1))[1]

@@ -24,6 +24,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
     model.close()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "cut", [SamplingParams(top_k=2, min_p=0), SamplingParams(top_k=0, min_p=1)], ids=("k", "p")
 )

@@ -27,6 +27,8 @@ from tests.models import smollm2
 from tests.scheduler.doubles import iterate_engine
 from tests.tiny_gguf import write_tiny
 
+pytestmark = pytest.mark.process  # the trial of grammars
+
 ENDED_MIN = 0.9
 """Share of the walks that end; the others were still in a large part, such as a tree."""
 

@@ -22,6 +22,8 @@ from tests.backends.driving import prefill
 from tests.backends.tiny import SLOTS, assert_as_from_scratch, tokens_of
 from tests.scheduler.doubles import iterate_engine
 
+pytestmark = pytest.mark.process  # the trial of grammars
+
 OBJECT = r"""
 root ::= "{\"name_of_the_customer\":\"" [a-z]{1,4} "\",\"is_a_company\":" ("true" | "false") rest
 rest ::= ",\"preferred_payment\":" payment ",\"positions\":[" item ("," item){1,2} "]}"

@@ -21,6 +21,8 @@ from tests.backends.driving import prefill
 from tests.scheduler.doubles import iterate_engine
 from tests.tiny_gguf import write_tiny
 
+pytestmark = pytest.mark.process  # the trial of grammars
+
 PROMPT = [1, *range(10, 40)]
 CALL = 'root ::= "<call>" [a-z]{2} "</call>"'
 REST = 'root ::= [a-z]{2} "!"'

@@ -111,6 +111,7 @@ SHORT: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("fields", SHORT, ids=str)
 def test_a_chain_samples_the_same_from_the_short_list_as_from_all_tokens(
     vocab: Vocab, fields: dict[str, Any]
@@ -143,6 +144,7 @@ def test_a_chain_that_compares_all_tokens_has_no_short_list(
     sampler.close()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("size", [259, 49_152])
 def test_probabilities_before_sampling_are_the_models_own(size: int) -> None:
     logits = random_logits(size, 3)

@@ -38,6 +38,7 @@ def spell(model: Model) -> str:
     return text.decode()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("source", ["path", "descriptor"])
 def test_grammars_can_be_used_after_a_load(tmp_path: Path, source: str) -> None:
     path = write_tiny("llama", tmp_path)
@@ -97,6 +98,7 @@ def test_a_vocabulary_that_cannot_be_read_fails_grammars_and_nothing_else(tmp_pa
         matching.close()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_the_texts_of_tokens_are_those_of_answers(tmp_path: Path, kind: str) -> None:
     check_texts(write_tiny(kind, tmp_path))

@@ -99,6 +99,7 @@ def test_tools_are_a_list_or_its_json_text() -> None:
     assert read("tools", []) == []
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("tools", "why"),
     [
@@ -126,6 +127,7 @@ def nested(depth: int) -> Any:
     return value
 
 
+@pytest.mark.process
 def test_tools_are_bounded() -> None:
     assert len(read("tools", [TOOL] * TOOLS_MAX)) == TOOLS_MAX
     assert str(TOOLS_MAX) in refusal("tools", [TOOL] * (TOOLS_MAX + 1))

@@ -159,6 +159,7 @@ def test_a_model_without_a_template_names_roles(gemma: Model) -> None:
     assert gemma.render(USER, ended) == "user: Hi\n"
 
 
+@pytest.mark.process
 def test_a_model_with_tokens_of_chatml_and_no_template_uses_chatml(tmp_path: Path) -> None:
     path = write_tiny("chatml", tmp_path)
     spec = ModelSpec(name="tiny", path=str(path), slots=1, ctx_size=256, threads=1)
@@ -171,6 +172,7 @@ def test_a_model_with_tokens_of_chatml_and_no_template_uses_chatml(tmp_path: Pat
         assert model.render(USER) == "Hi"
 
 
+@pytest.mark.process
 def test_an_encoder_without_a_template_has_none(tmp_path: Path) -> None:
     path = write_tiny("bert-bare", tmp_path)
     spec = ModelSpec(name="tiny", path=str(path), slots=1, ctx_size=256, threads=1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from inferd import AsyncClient
 from tests.echo import echo_model
 from tests.gateways.fleet.members import RunningFleet, running_fleet
@@ -55,6 +57,7 @@ async def check_histories(socket: str, conversations: list[list[str]]) -> None:
                 assert [str(message["content"]) for message in messages] == expected
 
 
+@pytest.mark.process
 def test_every_acknowledged_turn_is_in_its_history_once_and_in_order(tmp_path: Path) -> None:
     with running_fleet(tmp_path, CONFIG, "a", "b") as fleet:
         asyncio.run(audit(fleet))

@@ -29,6 +29,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
         yield running
 
 
+@pytest.mark.process
 def test_a_client_that_reads_late_gets_all_replies_and_delays_nobody(fleet: RunningFleet) -> None:
     with RawClient(fleet.socket) as raw, Client(fleet.socket) as other:
         graph = raw.call("load_by_name", name="echo")["graph"]
@@ -46,6 +47,7 @@ def test_a_client_that_reads_late_gets_all_replies_and_delays_nobody(fleet: Runn
         sender.join()
 
 
+@pytest.mark.process
 def test_connections_have_places(fleet: RunningFleet) -> None:
     with ExitStack() as stack:
         held = [stack.enter_context(RawClient(fleet.socket)) for _ in range(CONNECTIONS_MAX)]
@@ -69,6 +71,7 @@ def test_connections_have_places(fleet: RunningFleet) -> None:
         wait_until(connects)
 
 
+@pytest.mark.process
 def test_requests_under_way_are_bounded(fleet: RunningFleet) -> None:
     with RawClient(fleet.socket) as raw:
         most = raw.server_hello[1]["limits"]["requests_max"]
@@ -79,6 +82,7 @@ def test_requests_under_way_are_bounded(fleet: RunningFleet) -> None:
         assert len({raw.wait_result(number)["graph"] for number in numbers[:-1]}) == most
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\x01\0\0\0\xc1"])
 def test_garbage_ends_its_connection_alone(fleet: RunningFleet, data: bytes) -> None:
     with RawClient(fleet.socket) as other, RawClient(fleet.socket) as raw:

@@ -19,6 +19,8 @@ from tests.backends.walking import compiler_of, vocabulary
 from tests.models import smollm2
 from tests.repetitions import FACTOR, repetitions
 
+pytestmark = pytest.mark.process  # the trial of grammars
+
 STEPS_MAX = 12
 SHARE = 4 if FACTOR == 1 else 1
 """After the first tokens of a walk, `allows` is called for every fourth token, and for all of which

@@ -14,6 +14,8 @@ from tests.backends.grammars.languages.llama_cpp import Reference
 from tests.backends.walking import compiler_of, vocabulary
 from tests.models import smollm2
 
+pytestmark = pytest.mark.process  # the trial of grammars
+
 
 @pytest.fixture(scope="module")
 def vocab() -> Iterator[Vocab]:

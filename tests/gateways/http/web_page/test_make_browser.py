@@ -41,6 +41,7 @@ def test_a_browser_in_path_is_used(calls: Path, capsys: pytest.CaptureFixture[st
     assert not calls.exists() and capsys.readouterr().err == ""
 
 
+@pytest.mark.process
 def test_root_installs_the_package(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put_apt(calls)
     get_browser.main()
@@ -68,6 +69,7 @@ def test_a_system_without_apt_needs_a_browser_in_path(
     assert capsys.readouterr().err == f"this system has no apt-get\n{get_browser.MISSING}\n"
 
 
+@pytest.mark.process
 def test_a_failure_of_apt_is_printed(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put_apt(calls, status=100)
     get_browser.main()

@@ -17,6 +17,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_draws_the_pictures_of_the_documentation(pictures: Path, scheme: str) -> None:
     for folder in (pictures, page_picture.DOCS):

@@ -343,6 +343,7 @@ def test_a_turn_that_waits_for_a_comparison_can_be_cancelled() -> None:
 # Another worker.
 
 
+@pytest.mark.process
 @example("a. b. c. d", ["b."], [9, 3, 2], False, False)
 @example("aa. " * 10, [], [30, 1], True, False)
 @example("aa..!.  .b.b.. ..!aa b. b.b.b!aa ..b!b", [], [11, 10], True, False)
