@@ -121,7 +121,7 @@ class PublishedFile:
         self._file = folder / "published.json"
 
     def read(self) -> KnownNodes:
-        """Return the table, which is empty where there is no file.
+        """Return the table; an empty one if there is no file.
 
         :raises InvalidArgument: the file cannot be read.
         """

@@ -69,7 +69,7 @@ class Nodes:
     def publish(self, addresses: Mapping[str, NodeAddress | None]) -> None:
         """Take the published nodes beside those of the configuration, which keep their addresses.
 
-        A node that is no longer published stays while it can be reached.
+        A node that is missing in them stays as long as it can be reached.
         """
         for node, address in addresses.items():
             if node in self._configured:

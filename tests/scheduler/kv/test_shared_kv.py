@@ -37,8 +37,8 @@ def new_bench(files: KvFiles | None = None, memory: KvKind = "plain") -> Bench:
 
 
 def bench_after_restart(folder: Path, states_in_memory: float = 2) -> tuple[Bench, KvFiles]:
-    """Return an engine that finds the only file in *folder*. Its memory holds so many such states:
-    with few, it reads no file before it is needed.
+    """Return an engine that finds the only file in *folder*, and has memory for *states_in_memory*
+    states of this size. With little memory, it reads no file before it is needed.
     """
     [file] = [path for path in folder.rglob("*") if path.is_file()]
     bytes_max = int(states_in_memory * file.stat().st_size)
