@@ -20,7 +20,7 @@ from ..backends.heap import return_large_blocks
 from ..ipc.messages import Kind
 from ..ipc.server.blocking_thread import allow_interrupts
 from ..ipc.server.listener import InheritedListener, UnixListener, inherited_listener
-from .calls import ALL_CALLS
+from .calls import ALL_CALLS, IMMEDIATE_CALLS
 from .components import Components
 from .config.access_settings import gid_of
 from .config.settings import Config
@@ -117,7 +117,7 @@ async def _main(
     logs.bind_loop(asyncio.get_running_loop())
     async with anyio.create_task_group() as group:
         daemon = start(group)
-        daemon.calls = ALL_CALLS
+        daemon.calls, daemon.immediate_calls = ALL_CALLS, IMMEDIATE_CALLS
         traces = Traces(daemon)
         traces.open()
         daemon.socket_activated = listener.inherited

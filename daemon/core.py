@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -65,6 +66,8 @@ from .residency.pressure import MemoryWatch, Pace
 log = structlog.get_logger()
 ipc_log = structlog.get_logger(logger_name="ipc")
 CallTable = dict[str, Callable[["Daemon", Request], Awaitable[Any]]]
+ImmediateCallTable = dict[str, Callable[["Daemon", Request], Any]]
+"""Calls that never wait."""
 JOURNAL_FILE = "sessions.db"
 """The journal, in the state directory."""
 STATES_FILE = "states.db"
@@ -140,6 +143,7 @@ class Daemon:
         self.pending_restart: list[str] = []
         """Settings that were changed in the file and take effect after a restart."""
         self.calls: CallTable = {}
+        self.immediate_calls: ImmediateCallTable = {}
         self._handles = 0
         self._unflushed: set[ServerConnection] = set()
         self.apply_config(config)
@@ -202,13 +206,30 @@ class Daemon:
 
     async def run_call(self, request: Request) -> Any:
         """Run a call if its user may; events logged meanwhile have the request's id."""
+        if self.runs_at_once(request):
+            return self.run_at_once(request)
+        with self._recorded(request):
+            return await self.calls[request.call](self, request)
+
+    def runs_at_once(self, request: Request) -> bool:
+        """Return whether the call never waits."""
+        return request.call in self.immediate_calls
+
+    def run_at_once(self, request: Request) -> Any:
+        """Run a call that never waits; see `run_call`."""
+        with self._recorded(request):
+            return self.immediate_calls[request.call](self, request)
+
+    @contextmanager
+    def _recorded(self, request: Request) -> Iterator[None]:
+        """Check the user's right to a call that runs meanwhile, and log its end."""
         connection = request.connection.number
         number = f"{connection}.{request.number}"
         bind_contextvars(connection=connection, request=number)
         started_at = time.monotonic()
         try:
             self.connections.access.check_request(request)
-            result = await self.calls[request.call](self, request)
+            yield
         except InferdError as exc:
             self.counters.call_refused(request.call, exc)
             cause = {"cause": exc.message} if logs.texts else {}  # the message may quote a text
@@ -217,7 +238,6 @@ class Daemon:
         if logs.is_logged("ipc", "debug"):
             seconds = round(time.monotonic() - started_at, 6)
             ipc_log.debug("call.done", call=request.call, seconds=seconds)
-        return result
 
     def connection_ended(self, connection: ServerConnection) -> None:
         """Close a connection's sessions, graphs and leases."""

@@ -2,9 +2,10 @@
 
 Each function takes the daemon and a request and returns a result struct of `ipc.messages`, or
 raises an error of the tree. A module's `CALLS` are its functions that have the name of a call.
+`IMMEDIATE_CALLS` are those that never wait: the daemon runs them without a task.
 """
 
-from ..core import CallTable
+from ..core import CallTable, ImmediateCallTable
 from . import (
     contexts,
     graphs,
@@ -19,7 +20,7 @@ from . import (
 from .place_waits import with_place
 from .residency_requests import admitted
 
-__all__ = ("ALL_CALLS",)
+__all__ = ("ALL_CALLS", "IMMEDIATE_CALLS")
 
 _NAMED = (
     *(*graphs.CALLS, *contexts.CALLS, *turns.CALLS, *several_answers.CALLS, *texts.CALLS),
@@ -34,3 +35,4 @@ _CALLS: CallTable = {call.__name__: call for call in _NAMED} | {
 ALL_CALLS: CallTable = {
     name: with_place(name, admitted(name, call)) for name, call in _CALLS.items()
 }
+IMMEDIATE_CALLS: ImmediateCallTable = {call.__name__: call for call in contexts.IMMEDIATE_CALLS}

@@ -151,14 +151,14 @@ def set_metadata(session: Session, data: bytes) -> None:
     session.apply_options(parse_json_options(metadata_text(data)))
 
 
-async def get_output(daemon: Daemon, request: Request) -> w.OutputResult:
+def get_output(daemon: Daemon, request: Request) -> w.OutputResult:
     """Return the text so far, or metadata."""
     p = request.params
     data = daemon.session(request).outputs.read_output(p.index)
     return w.OutputResult(data=bounded(data, p.size_max))
 
 
-async def get_output_single(daemon: Daemon, request: Request) -> w.OutputResult:
+def get_output_single(daemon: Daemon, request: Request) -> w.OutputResult:
     """Return the last token's text, or metadata."""
     p = request.params
     data = daemon.session(request).outputs.read_single_output(p.index)
@@ -256,7 +256,8 @@ async def run_inference(daemon: Daemon, request: Request) -> w.TurnResult:
 
 
 CALLS = (
-    *(init_execution_context, init_execution_context_with_session_id, set_input, get_output),
-    *(get_output_single, fini_single, finalize_execution_context, compute, compute_single),
+    *(init_execution_context, init_execution_context_with_session_id, set_input),
+    *(fini_single, finalize_execution_context, compute, compute_single),
     *(prompt_compute, run_inference),
 )
+IMMEDIATE_CALLS = (get_output, get_output_single)

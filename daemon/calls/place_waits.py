@@ -13,9 +13,8 @@ from .arguments import priority_of, seconds_of
 from .residency_requests import Call, shorten_timeouts
 
 WITHOUT_PLACE = {
-    *("get_output", "get_output_single", "fini_single", "parameters", "history"),
+    *("fini_single", "parameters", "history", "cancel", "park"),
     *("finalize_execution_context", "close_execution_context", "delete_session"),
-    *("cancel", "park"),
 }
 """Calls that read a context or end it: they need no place."""
 

@@ -28,17 +28,19 @@ class FairStarts:
         self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
 
+    def try_start(self, uid: int) -> bool:
+        """Start a request of *uid* if that is possible without waiting; return whether it is."""
+        self._schedule()
+        if uid in self._waiting or self._started >= STARTS_MAX or self._loop_time.pause_s(uid):
+            return False
+        self._started += 1
+        return True
+
     async def wait_start(self, uid: int, *, is_first: bool = False) -> None:
         """Wait until a request of *uid* may start, mostly not at all. One that *is_first* precedes
         the user's others.
         """
-        self._schedule()
-        if (
-            uid not in self._waiting
-            and self._started < STARTS_MAX
-            and not self._loop_time.pause_s(uid)
-        ):
-            self._started += 1
+        if self.try_start(uid):
             return
         turn = asyncio.get_running_loop().create_future()
         turns = self._waiting.setdefault(uid, deque())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import anyio
@@ -21,7 +22,6 @@ class Request:
     def __init__(self, connection: ServerConnection, number: int, call: str, params: Any):
         self.connection, self.number, self.call, self.params = connection, number, call, params
         self.uid = connection.uid
-        self.scope = anyio.CancelScope()
         self.descriptors: list[int] = []
         """Descriptors passed with the frame. They are closed with the request, except those that
         the call takes.
@@ -30,6 +30,11 @@ class Request:
         self._early_credit = 0
         """Credit that the client has granted before the call's turn began."""
         self._add_credit: Callable[[int], None] | None = None
+
+    @cached_property
+    def scope(self) -> anyio.CancelScope:
+        """The scope in which the call runs, unless it runs at once."""
+        return anyio.CancelScope()
 
     @property
     def owner(self) -> Owner:

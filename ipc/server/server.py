@@ -7,6 +7,7 @@ one event loop. Its reader task owns a `ServerConnection`; any task on the loop 
 from __future__ import annotations
 
 import socket
+from contextvars import copy_context
 from typing import Any, Protocol
 
 import anyio
@@ -40,6 +41,15 @@ class Handler(Protocol):
 
     async def run_call(self, request: Request) -> Any:
         """Run a call and return its result struct.
+
+        :raises InferdError: the error to send as the answer.
+        """
+
+    def runs_at_once(self, request: Request) -> bool:
+        """Return whether the request's call never waits, so that `run_at_once` can run it."""
+
+    def run_at_once(self, request: Request) -> Any:
+        """Run a call that never waits, and return its result struct.
 
         :raises InferdError: the error to send as the answer.
         """
@@ -259,8 +269,33 @@ class Server:
             self._refuse_request(request, exc)
             request.close()
             return
-        connection.requests[number] = request
-        group.start_soon(self._run_request, request)
+        if self._may_run_at_once(request):
+            self._run_at_once(request)
+        else:
+            connection.requests[number] = request
+            group.start_soon(self._run_request, request)
+
+    def _may_run_at_once(self, request: Request) -> bool:
+        """Return whether a request can be answered before the next frame is read. It must not
+        overtake others of its connection.
+        """
+        connection = request.connection
+        return (
+            not connection.requests
+            and connection.identified is None
+            and self._handler.runs_at_once(request)
+            and self._starts.try_start(request.uid)
+        )
+
+    def _run_at_once(self, request: Request) -> None:
+        """Answer a request without a task for it, which takes longer than most such calls."""
+        try:
+            result = copy_context().run(self._handler.run_at_once, request)
+            request.connection.send_frame(pack_reply(request, result))
+        except Exception as exc:
+            self._send_error(request, exc)
+        request.connection.request_ended(request)
+        request.close()
 
     async def _run_request(self, request: Request) -> None:
         connection = request.connection
@@ -275,12 +310,8 @@ class Server:
                 connection.send_frame(reply)
             if request.scope.cancelled_caught:
                 raise Cancelled("the request was cancelled", data=request.cancelled_data)
-        except InferdError as exc:
-            self._refuse_request(request, exc)
-        except Exception as exc:  # a bug of the daemon: only this place catches everything
-            self._handler.call_failed(request.call, exc)
-            error = BackendError(f"{request.call} failed inside the daemon: {exc!r}")
-            self._refuse_request(request, error)
+        except Exception as exc:
+            self._send_error(request, exc)
         finally:
             connection.request_ended(request)
             self._loop_time.add_requests(request.uid, -1)
@@ -289,6 +320,13 @@ class Server:
     async def _answer(self, request: Request) -> bytes:
         """Run the call of a request and return its reply as a frame."""
         return pack_reply(request, await self._handler.run_call(request))
+
+    def _send_error(self, request: Request, exc: Exception) -> None:
+        """Answer a request with its error; any exception but an `InferdError` is a bug."""
+        if not isinstance(exc, InferdError):
+            self._handler.call_failed(request.call, exc)
+            exc = BackendError(f"{request.call} failed inside the daemon: {exc!r}")
+        self._refuse_request(request, exc)
 
     def _refuse_request(self, request: Request, error: InferdError) -> None:
         request.connection.requests.pop(request.number, None)

@@ -54,8 +54,11 @@ class RequestInFlight(Protocol):
     """A request, as its connection needs it."""
 
     number: int
-    scope: anyio.CancelScope
     descriptors: list[int]
+
+    @property
+    def scope(self) -> anyio.CancelScope:
+        """Cancelling it cancels the request."""
 
     def grant_credit(self, events: int) -> None:
         """Grant credit for more events."""

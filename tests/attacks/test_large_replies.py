@@ -33,6 +33,9 @@ ENVELOPE_BYTES = len(pack_frame([2, 1, w.OutputResult(data=bytes(1 << 20))])) - 
 class SizedReplies:
     """A handler whose replies have as many bytes as the request says."""
 
+    def __init__(self, *, at_once: bool):
+        self.at_once = at_once
+
     def server_hello(self) -> w.ServerHello:
         limits = w.Limits(
             frame_bytes_max=FRAME_BYTES_MAX,
@@ -48,8 +51,14 @@ class SizedReplies:
             protocol=w.PROTOCOL_VERSION, software="sized", instance=1, limits=limits
         )
 
-    async def run_call(self, request: Request) -> Any:
+    def runs_at_once(self, request: Request) -> bool:
+        return self.at_once
+
+    def run_at_once(self, request: Request) -> Any:
         return w.OutputResult(data=bytes(request.params.size_max))
+
+    async def run_call(self, request: Request) -> Any:
+        return self.run_at_once(request)
 
     def admit_connection(self, connection: ServerConnection) -> bool:
         return False
@@ -73,24 +82,28 @@ class SizedReplies:
 
 
 @asynccontextmanager
-async def sized_replies(path: Path) -> AsyncIterator[AsyncClient]:
+async def sized_replies(path: Path, *, at_once: bool) -> AsyncIterator[AsyncClient]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))
         listener.listen()
         async with anyio.create_task_group() as group:
-            await group.start(Server(handler := SizedReplies(), handler).serve, listener)
+            handler = SizedReplies(at_once=at_once)
+            await group.start(Server(handler, handler).serve, listener)
             async with AsyncClient(path) as client:
                 yield client
             group.cancel_scope.cancel()
 
 
-def test_a_reply_past_the_limit_is_refused_and_one_at_the_limit_is_sent(tmp_path: Path) -> None:
-    anyio.run(get_replies_at_the_limit, tmp_path)
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_reply_past_the_limit_is_refused_and_one_at_the_limit_is_sent(
+    tmp_path: Path, at_once: bool
+) -> None:
+    anyio.run(get_replies_at_the_limit, tmp_path, at_once)
 
 
-async def get_replies_at_the_limit(tmp_path: Path) -> None:
+async def get_replies_at_the_limit(tmp_path: Path, at_once: bool) -> None:
     most = REPLY_BYTES_MAX - ENVELOPE_BYTES
-    async with sized_replies(tmp_path / "socket") as client:
+    async with sized_replies(tmp_path / "socket", at_once=at_once) as client:
         assert len(await client.get_output(1, size_max=most)) == most
         with pytest.raises(TooLarge) as caught:
             await client.get_output(1, size_max=most + 1)

@@ -84,6 +84,12 @@ class OnlyItsOwn:
         self.users.check(connection.peer.uid)
         return False
 
+    def runs_at_once(self, request: Request) -> bool:
+        return False
+
+    def run_at_once(self, request: Request) -> Any:
+        raise AssertionError(request.call)
+
     async def run_call(self, request: Request) -> Any:
         raise AssertionError("a refused connection has no calls")
 

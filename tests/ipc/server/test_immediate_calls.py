@@ -1,0 +1,159 @@
+"""Calls that never wait are answered as they are read, behind the connection's earlier requests."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+from inferd.backends.errors import BackendError, InferdError, NotFound
+from inferd.ipc import messages as w
+from inferd.ipc.server.fair_starts import STARTS_MAX
+from inferd.ipc.server.request import Request
+from inferd.ipc.server.server import Server
+from inferd.ipc.server.server_connection import ServerConnection
+from tests.raw import RawClient
+
+IMMEDIATE, WAITING = "get_output", "get_output_single"
+
+
+class Answers:
+    """A handler that notes how each request ran, and whose calls fail with *error*, if any."""
+
+    def __init__(self, error: Exception | None = None):
+        self.error, self.failures = error, list[Exception]()
+        self.at_once, self.in_tasks = list[int](), list[int]()
+        self.may_end = anyio.Event()
+
+    def server_hello(self) -> w.ServerHello:
+        return w.ServerHello(
+            protocol=w.PROTOCOL_VERSION, software="x", instance=1, limits=w.Limits(*[1 << 20] * 8)
+        )
+
+    def runs_at_once(self, request: Request) -> bool:
+        return request.call == IMMEDIATE
+
+    def run_at_once(self, request: Request) -> Any:
+        self.at_once.append(request.number)
+        return self._answer()
+
+    async def run_call(self, request: Request) -> Any:
+        self.in_tasks.append(request.number)
+        if request.call == WAITING:
+            await self.may_end.wait()
+        return self._answer()
+
+    def _answer(self) -> w.OutputResult:
+        if self.error is not None:
+            raise self.error
+        return w.OutputResult(data=b"x")
+
+    def admit_connection(self, connection: ServerConnection) -> bool:
+        return False
+
+    def connection_greeted(self, connection: ServerConnection, hello: w.ClientHello) -> None:
+        return
+
+    async def connection_delegated(
+        self, connection: ServerConnection, hello: w.ClientHello
+    ) -> None:
+        return
+
+    def connection_ended(self, connection: ServerConnection) -> None: ...
+
+    def connection_refused(self, connection: ServerConnection, error: InferdError) -> None: ...
+
+    def accept_failed(self, error: OSError) -> None:
+        raise error
+
+    def call_failed(self, operation: str, error: Exception) -> None:
+        self.failures.append(error)
+
+
+async def serve(handler: Answers, folder: Path, use: Callable[[RawClient], None]) -> None:
+    """Serve one client, which *use* gets in a thread."""
+    path = str(folder / "sock")
+
+    def connect() -> None:
+        with RawClient(path) as client:
+            use(client)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        async with anyio.create_task_group() as group:
+            await group.start(Server(handler, handler).serve, listener)
+            await anyio.to_thread.run_sync(connect)
+            group.cancel_scope.cancel()
+
+
+def requests(*calls: str) -> bytes:
+    """Return the frames of *calls*, numbered from 1."""
+    bodies = [
+        msgspec.msgpack.encode([1, number, call, {"context": 1}])
+        for number, call in enumerate(calls, 1)
+    ]
+    return b"".join(struct.pack("<I", len(body)) + body for body in bodies)
+
+
+def answered(client: RawClient, count: int) -> list[int]:
+    """Return the ids of the next *count* answers, in their order."""
+    return [client.read_message()[1] for _ in range(count)]
+
+
+def test_a_call_that_never_waits_runs_without_a_task(tmp_path: Path) -> None:
+    handler = Answers()
+
+    def use(client: RawClient) -> None:
+        for _ in range(3):
+            assert client.call(IMMEDIATE, context=1) == {"data": b"x"}
+
+    anyio.run(serve, handler, tmp_path, use)
+    assert (handler.at_once, handler.in_tasks) == ([1, 2, 3], [])
+
+
+def test_it_begins_after_an_earlier_request_of_its_connection(tmp_path: Path) -> None:
+    handler = Answers()
+
+    def use(client: RawClient) -> None:
+        client.send_bytes(requests(WAITING, IMMEDIATE))
+        assert answered(client, 1) == [2]
+        assert (handler.at_once, handler.in_tasks) == ([], [1, 2])
+        anyio.from_thread.run_sync(handler.may_end.set)
+        assert answered(client, 1) == [1]
+
+    anyio.run(serve, handler, tmp_path, use)
+
+
+def test_one_read_runs_a_bounded_number_at_once(tmp_path: Path) -> None:
+    handler = Answers()
+
+    def use(client: RawClient) -> None:
+        client.send_bytes(requests(*[IMMEDIATE] * 20))
+        assert answered(client, 20) == list(range(1, 21))
+
+    anyio.run(serve, handler, tmp_path, use)
+    assert handler.at_once == list(range(1, STARTS_MAX + 1))
+    assert handler.in_tasks == list(range(STARTS_MAX + 1, 21))
+
+
+@pytest.mark.parametrize("error", [NotFound("no such context"), ValueError("a bug")])
+def test_its_error_is_the_answer_and_the_connection_goes_on(
+    tmp_path: Path, error: Exception
+) -> None:
+    handler = Answers(error)
+
+    def use(client: RawClient) -> None:
+        with pytest.raises(NotFound if isinstance(error, NotFound) else BackendError):
+            client.call(IMMEDIATE, context=1)
+        handler.error = None
+        assert client.call(IMMEDIATE, context=1) == {"data": b"x"}
+
+    anyio.run(serve, handler, tmp_path, use)
+    assert handler.failures == ([error] if isinstance(error, ValueError) else [])
