@@ -2,8 +2,8 @@
 
 A real Prometheus scrapes a real daemon and runs the panels' queries. Grafana's own panel components
 render the results in a headless Chromium, without a Grafana server. docs/dashboard.json records the
-input of the picture. It needs the models of `make models`, Node.js, and Debian's packages
-`chromium` and `pngquant`.
+input of the picture. It needs the models of `make models`, the browser of `make browser`, Node.js,
+and Debian's package `pngquant`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import shutil
 import subprocess
 import tempfile
 import threading
@@ -24,6 +23,7 @@ import inferd
 from inferd.testing import running_daemon
 from tools.dashboard import FILE
 from tools.dashboard_picture.load import CONFIG, LOAD_S, at_work, link_models
+from tools.get_browser import MISSING, browser
 from tools.prometheus import prometheus, query
 
 HERE = Path(__file__).resolve().parent
@@ -97,7 +97,9 @@ def draw() -> None:
     """Render the picture of the results."""
     if not (HERE / "node_modules").exists():
         subprocess.run(["npm", "ci"], cwd=HERE, check=True)
-    chromium = shutil.which("chromium") or "chromium"
+    chromium = browser()
+    if chromium is None:
+        raise SystemExit(MISSING)
     with tempfile.TemporaryDirectory() as folder:
         full = Path(folder) / "full.png"
         rendered = ["node", str(HERE / "take.mjs"), chromium, str(FILE), str(ANSWERS), str(full)]
