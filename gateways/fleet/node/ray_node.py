@@ -12,19 +12,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
 import anyio.abc
 import msgspec
-from anyio.streams.buffered import BufferedByteReceiveStream
 
 from ....backends.errors import BackendError, InvalidArgument
 from ..addresses import parse_node_address
 from ..certificates.tls import node_context
-from ..published import CHECK_S, REPORT_BYTES_MAX, NodeReport, NodeRequest, node_resource
+from ..published import CHECK_S, NodeReport, NodeRequest, node_resource
+from ..reporting_child import ReportingChild
 from .supervisor import MANAGER_VARIABLES, NodePlan, members_of, withdraw_plan
 
 CHILD_MODULE = "inferd.gateways.fleet.ray_cluster.deploy"
@@ -35,7 +35,7 @@ RAY_ENVIRONMENT = {
 }
 OBJECT_STORE_BYTES = 80 << 20
 """The least that Ray accepts: objects of the fleet do not pass through Ray."""
-RETRY_S_MIN, RETRY_S_MAX = 1.0, 10.0
+RETRY_S_MAX = 10.0
 FIRST_S_MAX = 60.0
 """Time in which a child deploys the application, or fails to."""
 SILENT_S_MAX = 4 * CHECK_S
@@ -89,6 +89,16 @@ class RayNode:
     ):
         self._name, self._ray = name, ray
         self._plan, self._folder, self._note = plan, folder, note
+        request = NodeRequest(name, str(folder), plan.digest)
+        self._child = ReportingChild(
+            CHILD_MODULE,
+            ray,
+            NodeReport,
+            msgspec.json.encode(request) + b"\n",
+            first_s_max=FIRST_S_MAX,
+            silent_s_max=SILENT_S_MAX,
+            retry_s_max=RETRY_S_MAX,
+        )
         self._raylet: anyio.abc.Process | None = None
         """`ray start`, if this machine is a member of the cluster by this process."""
         self._joined_at = 0.0
@@ -102,7 +112,7 @@ class RayNode:
         """
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with anyio.create_task_group() as group:
-                group.start_soon(self._keep_deployed)
+                group.start_soon(self._child.follow, self._accept, self._fail)
                 await anext(signals)
                 group.cancel_scope.cancel()
         if self._raylet is not None:
@@ -112,28 +122,14 @@ class RayNode:
             for member in reversed(members_of(self._plan, self._folder).values()):
                 await anyio.to_thread.run_sync(member.end)
 
-    async def _keep_deployed(self) -> None:
-        retry_s = RETRY_S_MIN
-        while True:
-            try:
-                async with aclosing(self._reports()) as reports:
-                    async for report in reports:
-                        if report.running:
-                            retry_s = RETRY_S_MIN
-                        await self._handle(report)
-            except (OSError, anyio.BrokenResourceError, msgspec.DecodeError) as exc:
-                self._note_cause(str(exc) or "its child process has ended")
-            self._is_running = False
-            await anyio.sleep(retry_s)
-            retry_s = min(2 * retry_s, RETRY_S_MAX)
-
-    async def _handle(self, report: NodeReport) -> None:
+    async def _accept(self, report: NodeReport) -> bool:
+        if report.running and not self._is_running:
+            self._note(
+                f"node {self._name} serves entries on {self._plan.address}, supervised by Ray"
+            )
+        self._is_running = report.running
         if report.running:
-            if not self._is_running:
-                self._note(
-                    f"node {self._name} serves entries on {self._plan.address}, supervised by Ray"
-                )
-            self._is_running, self._cause = True, ""
+            self._cause = ""
         elif not report.must_join:
             self._note_cause(report.error)
         elif self._raylet is None:
@@ -144,6 +140,11 @@ class RayNode:
             self._note_cause(report.error)
             await self._leave()
             await self._join()
+        return report.running
+
+    def _fail(self, cause: str) -> None:
+        self._is_running = False
+        self._note_cause(cause)
 
     async def _join(self) -> None:
         self._joined_at = time.monotonic()
@@ -173,36 +174,6 @@ class RayNode:
         if cause != self._cause:
             self._note(f"Ray does not supervise node {self._name}: {cause}; trying again")
         self._cause = cause
-
-    async def _reports(self) -> AsyncGenerator[NodeReport]:
-        """Start the child that deploys, and yield its reports until it ends."""
-        process = await anyio.open_process(
-            [sys.executable, "-P", "-m", CHILD_MODULE, self._ray],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            assert process.stdin is not None and process.stdout is not None
-            request = NodeRequest(self._name, str(self._folder), self._plan.digest)
-            await process.stdin.send(msgspec.json.encode(request) + b"\n")
-            lines, wait_s = BufferedByteReceiveStream(process.stdout), FIRST_S_MAX
-            while True:
-                try:
-                    with anyio.fail_after(wait_s):
-                        line = await lines.receive_until(b"\n", REPORT_BYTES_MAX)
-                except TimeoutError:
-                    yield NodeReport(error=f"no report within {wait_s:g} s")
-                    return
-                except (anyio.IncompleteRead, anyio.EndOfStream, anyio.DelimiterNotFound):
-                    return
-                yield msgspec.json.decode(line, type=NodeReport)
-                wait_s = SILENT_S_MAX
-        finally:
-            with anyio.CancelScope(shield=True):
-                with suppress(ProcessLookupError):
-                    process.kill()
-                await process.aclose()
 
 
 def run_ray_node(

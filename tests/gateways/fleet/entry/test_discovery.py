@@ -8,6 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from inferd.gateways.fleet import reporting_child
 from inferd.gateways.fleet.addresses import NodeAddress
 from inferd.gateways.fleet.entry import discovery
 from inferd.gateways.fleet.published import KnownNode, KnownNodes, PublishedFile
@@ -47,7 +48,7 @@ class Recorder:
 @pytest.fixture(autouse=True)
 def child(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "CHILD_MODULE", "tests.gateways.fleet.entry.ray_child")
-    monkeypatch.setattr(discovery, "RETRY_S_MIN", 0.01)
+    monkeypatch.setattr(reporting_child, "RETRY_S_MIN", 0.01)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
