@@ -33,6 +33,7 @@ COLOURS = {
         "empty": "light-blue",
         "failed": "red",
         "unloaded": "purple",
+        "yielded": "light-purple",
         "dormant": "dark-blue",
         "cold": "blue",
         "loading": "yellow",

@@ -46,16 +46,18 @@ def rate(family: str, by: str, where: str = MODEL) -> str:
     return f"sum by ({by}) (rate(inferd_{family}_total{{{where}}}[$__rate_interval]))"
 
 
-def quantile(share: float, family: str, by: str = "") -> str:
+def quantile(share: float, family: str, by: str = "", where: str = MODEL) -> str:
     """Return the query of a histogram's quantile."""
     labels = f"le, {by}" if by else "le"
-    buckets = f"rate(inferd_{family}_bucket{{{MODEL}}}[$__rate_interval])"
+    buckets = f"rate(inferd_{family}_bucket{{{where}}}[$__rate_interval])"
     return f"histogram_quantile({share}, sum by ({labels}) ({buckets}))"
 
 
-def quantiles(family: str) -> tuple[tuple[str, str], ...]:
+def quantiles(family: str, where: str = MODEL) -> tuple[tuple[str, str], ...]:
     """Return the queries of a histogram's median and tail."""
-    return tuple((quantile(share, family), f"p{share * 100:g}") for share in (0.5, 0.95, 0.99))
+    return tuple(
+        (quantile(share, family, where=where), f"p{share * 100:g}") for share in (0.5, 0.95, 0.99)
+    )
 
 
 def total(family: str, by: str, where: str = MODEL) -> str:
@@ -267,18 +269,44 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             "short",
             (
                 (total("sessions", "state", CHOSEN), "{{state}}"),
+                (one("sessions_yielded"), "yielded"),
                 (one("sessions_dormant"), "dormant"),
             ),
             style=STACKED,
         ),
         Panel(
-            "Expired and refused sessions",
+            "Expired, refused and yielded sessions",
             "short",
             tuple(
-                (f"sum(increase({one(f'sessions_{what}_total')}[$__rate_interval]))", what)
-                for what in ("expired", "refused")
+                (f"sum(increase({one(f'{family}_total')}[$__rate_interval]))", what)
+                for family, what in (
+                    ("sessions_expired", "expired"),
+                    ("sessions_refused", "refused"),
+                    ("session_yields", "yielded"),
+                )
             ),
             style=BARS,
+        ),
+        Panel(
+            "Waiting for a place among the open sessions",
+            "short",
+            ((one("sessions_waiting"), "{{instance}}"),),
+        ),
+        Panel(
+            "Wait for a place among the open sessions",
+            "s",
+            quantiles("session_wait_seconds", CHOSEN),
+            empty="nothing waited",
+            style=DOTS,
+        ),
+        Panel(
+            "Connections and labels",
+            "short",
+            (
+                (one("connections"), "connections"),
+                (one("connections_delegated"), "on behalf of another user"),
+                (one("connection_labels"), "labels"),
+            ),
         ),
         Panel(
             "Draining for",

@@ -1,6 +1,6 @@
 """The load of the picture: programs that share two real models, pause and overload the daemon.
 
-They run turns for a few minutes; one burst exceeds the queue's bounds.
+They run turns for a few minutes; one burst exceeds the bounds of the queue and of open sessions.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ __all__ = ("CONFIG", "LOAD_S", "MODELS", "at_work", "link_models")
 MODELS = {"smollm2": "smollm2-135m-instruct.gguf", "gemma3": "gemma-3-270m.gguf"}
 CONFIG = """\
 [daemon]
+sessions-max = 18
+idle-yield-ms = 2000
 tasks-waiting-max = 10
 keep-alive-s = 20
 idle-timeout-ms = 8000
@@ -78,10 +80,10 @@ class Program:
                 "ctx-shift": self.shifts,
                 "ignore-eos": self.shifts,
             }
-            with inferd.Client(socket) as client:
+            with inferd.Client(socket, label=self.name) as client:
                 session = client.session(
                     self.model, session_id=session_id, priority=self.priority, options=options,
-                    raw=self.model == "gemma3",
+                    queue_timeout=LOAD_S, raw=self.model == "gemma3",
                 )  # fmt: skip
                 with session:
                     if not _read(session, prompt, over):
@@ -151,7 +153,7 @@ def _leave_sessions_idle(socket: str, over: threading.Event) -> None:
     with inferd.Client(socket) as client:
         graph = client.load_by_name("smollm2")
         while not over.wait(IDLE_SESSIONS_EVERY_S):
-            client.init_execution_context(graph)
+            client.init_execution_context(graph, queue_timeout=LOAD_S)
 
 
 def link_models(folder: Path, models: Path) -> None:
