@@ -136,7 +136,9 @@ class Daemon:
             self.registry.catalog.find_client,
             self.registry.delete_session_files,
         )
-        self.swaps = Swaps(self.registry, self.sessions.live, config.swap_grace_s)
+        self.swaps = Swaps(
+            self.registry, self.sessions.live, config.swap_grace_s, self.counters.swap_ended
+        )
         self.connections = Connections(self.counters.call_refused)
         self.server = Server(self, self.connections, requests_max=REQUESTS_MAX)
         self.ledger.bounds.quota_of = self.connections.access.quota_of

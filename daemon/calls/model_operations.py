@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from msgspec.structs import asdict
 
 from ...backends.errors import LoadFailed
@@ -61,10 +59,7 @@ async def swap(daemon: Daemon, request: Request) -> w.SwapResult:
     model = catalog.get(p.name, request.owner.user)
     config = catalog.swap_target(model, p.to, request.owner.user)
     to = "" if p.to == model.name else p.to
-    began = time.monotonic()
-    done = await daemon.swaps.swap(model, config, p.mode, to=to, force=p.force)
-    daemon.counters.swap_ended(done.mode, time.monotonic() - began)
-    return done
+    return await daemon.swaps.swap(model, config, p.mode, to=to, force=p.force)
 
 
 async def add_adapter(daemon: Daemon, request: Request) -> w.AddAdapterResult:

@@ -115,6 +115,8 @@ class ManagedModel:
         """A swap has unloaded the old model."""
         self.dropped = False
         """The model had a name before a swap, and is unloaded for good."""
+        self.swapping = anyio.Semaphore(1, max_value=1)
+        """Acquired by a swap until its old model is unloaded."""
         self.changing = anyio.Lock()
         """Held during a swap and while adapters are added or removed."""
         self.load_waiters = 0

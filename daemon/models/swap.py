@@ -9,7 +9,8 @@ the old model produces before it is unloaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -44,6 +45,8 @@ MIGRATION_PASSES = 2
 """While the first pass migrates histories, a session that still has the old worker's client may
 begin a turn there. After the pass no session has that client.
 """
+SWAPS_WAITING_MAX = 8
+"""Swaps of one name that wait for the previous one."""
 RECOVERY_POLL_S = 0.1
 """The interval at which a swap checks whether the turns of a dead worker have another one."""
 
@@ -51,14 +54,21 @@ log = structlog.get_logger()
 
 
 class Swaps:
-    """The swaps of a registry, at most one per model at a time. *sessions* are all sessions.
+    """The swaps of a registry, at most one per model at a time. *sessions* are all sessions;
+    *note_ended* gets the mode and the duration of each swap.
 
     Owned by the daemon's event loop.
     """
 
-    def __init__(self, registry: Registry, sessions: Iterable[Session], grace_s: float):
+    def __init__(
+        self,
+        registry: Registry,
+        sessions: Iterable[Session],
+        grace_s: float,
+        note_ended: Callable[[str, float], None],
+    ):
         self._registry, self._sessions, self._grace_s = registry, sessions, grace_s
-        self._under_way: set[str] = set()
+        self._note_ended = note_ended
 
     async def swap(
         self,
@@ -73,31 +83,42 @@ class Swaps:
         name or file that has *config*; empty: it is the model's own. The name's adapters stay,
         except those whose names *config* has too. Turns of the old model end within `swap_grace_s`,
         in mode *migrate* in the background. If memory does not hold both models, the old one is
-        drained whatever *mode* is.
+        drained whatever *mode* is. A swap waits until the previous one of the name has ended, that
+        is until its old model is unloaded.
 
-        :raises Busy: another swap of this name is under way.
+        :raises Busy: too many swaps of this name wait.
         :raises LoadFailed: the new model cannot be loaded; nothing has changed.
         :raises UnsupportedOperation: the new model generates no text, as sessions need it to, and
             *force* is not given; nothing has changed.
         """
-        if model.name in self._under_way:
+        if model.swapping.statistics().tasks_waiting >= SWAPS_WAITING_MAX:
             raise Busy(
-                f"{model.name!r} is being swapped", hint="try again", data={"retry_after_s": 1.0}
+                f"{SWAPS_WAITING_MAX} swaps of {model.name!r} wait for the previous one",
+                hint="try again once they have ended",
+                data={"retry_after_s": 1.0},
             )
-        self._under_way.add(model.name)
+        await model.swapping.acquire()
+        began = time.monotonic()
         try:
             async with model.changing:
                 config = replace(config, adapters=model.config.adapters | config.adapters)
-                if mode == "migrate" or model.state != "ready":
-                    try:
-                        return await self._migrate(model, config, to, force=force)
-                    except OutOfMemory as exc:
-                        if model.state != "ready" or not self._fits_in_place(model, exc):
-                            raise
-                return await self._drain(model, config, to, force=force)
-        except BaseException:
-            self._under_way.discard(model.name)
-            raise
+                swapped = await self._swap_config(model, config, mode, to, force=force)
+        finally:
+            if not model.predecessors:  # the end of a predecessor is the end of its swap
+                model.swapping.release()
+        self._note_ended(swapped.mode, time.monotonic() - began)
+        return swapped
+
+    async def _swap_config(
+        self, model: ManagedModel, config: ModelConfig, mode: Mode, to: str, *, force: bool
+    ) -> SwapResult:
+        if mode == "migrate" or model.state != "ready":
+            try:
+                return await self._migrate(model, config, to, force=force)
+            except OutOfMemory as exc:
+                if model.state != "ready" or not self._fits_in_place(model, exc):
+                    raise
+        return await self._drain(model, config, to, force=force)
 
     def _fits_in_place(self, model: ManagedModel, refusal: OutOfMemory) -> bool:
         """Return whether the refused model may fit once *model* is unloaded."""
@@ -129,7 +150,6 @@ class Swaps:
         swapped = self._record_swap(model, to, worker.info, old, "migrate")
         if before is None:
             await self._drop_model(predecessor)
-            self._under_way.discard(model.name)
         else:
             model.predecessors[before.info.vocab_hash] = predecessor
             same = before.info.vocab_hash == worker.info.vocab_hash
@@ -157,7 +177,7 @@ class Swaps:
                         predecessor.worker.client.successor = move
                     await self._drop_model(predecessor)
             finally:
-                self._under_way.discard(model.name)
+                model.swapping.release()
 
     async def _drop_model(self, predecessor: ManagedModel) -> None:
         predecessor.dropped = True
@@ -181,7 +201,6 @@ class Swaps:
         finally:
             model.release_turns()
             self._move_turns(model, before.vocab_hash == after.vocab_hash, unfinished)
-            self._under_way.discard(model.name)
         return self._record_swap(model, to, after, before, "drain")
 
     async def _drain_turns(

@@ -191,7 +191,8 @@ class AsyncOperations(AsyncWasiCalls):
         loads its own file again. Sessions continue; running turns
         end on the old model. With the mode `drain`, or where memory does not hold both, the old
         model is unloaded before the new one is loaded. With *force* this is done even if the new
-        model only makes embeddings and sessions generate text, which then fail.
+        model only makes embeddings and sessions generate text, which then fail. The call
+        waits until the previous swap of the name has ended.
         """
         params = w.SwapParams(name=name, to=to, mode=mode, force=force)
         return await self._call("swap", params, w.SwapResult, timeout)

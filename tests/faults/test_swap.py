@@ -22,9 +22,11 @@ from inferd.backends.errors import (
     LoadFailed,
     ModelNotFound,
     OutOfMemory,
+    Timeout,
     UnsupportedOperation,
 )
-from inferd.daemon.models.swap import Mode
+from inferd.daemon.models.swap import SWAPS_WAITING_MAX, Mode
+from inferd.ipc.messages import SwapResult
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.faults.test_worker_death import workers_of
@@ -110,13 +112,9 @@ async def talking(config: str) -> AsyncIterator[tuple[RunningDaemon, AsyncClient
 
 async def swap(client: AsyncClient, to: str, mode: Mode = "migrate") -> str:
     """Swap `live` once the previous swap has ended, and return the new fingerprint."""
-    while True:
-        try:
-            done = await client.swap("live", to, mode=mode)
-            assert done.mode == mode
-            return done.fingerprint
-        except Busy:
-            await anyio.sleep(0.01)
+    done = await client.swap("live", to, mode=mode)
+    assert done.mode == mode
+    return done.fingerprint
 
 
 async def state_of(client: AsyncClient, session: AsyncSession) -> str:
@@ -175,6 +173,62 @@ async def test_a_turn_ends_on_its_model_and_the_next_runs_on_the_new_model() -> 
         assert stream.metadata["fingerprint"] == before != after
         assert await session.chat("next") == "next"
         assert session.metadata["fingerprint"] == after
+
+
+async def test_a_swap_waits_until_the_old_worker_of_the_previous_one_has_ended() -> None:
+    async with talking(CONFIG) as (daemon, client, session):
+        stream = session.stream(STORY)
+        output = await anext(stream)
+        [old] = workers_of(daemon)
+        os.kill(old, signal.SIGSTOP)
+        first = await client.swap("live", "one")
+        with pytest.raises(Timeout):
+            await client.swap("live", "two", timeout=0.2)
+
+        undone: list[SwapResult] = []
+
+        async def undo() -> None:
+            undone.append(await client.swap("live", "live"))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(undo)
+            await anyio.wait_all_tasks_blocked()
+            await client.stats()
+            assert not undone
+            os.kill(old, signal.SIGCONT)
+            output += "".join([p async for p in stream])
+        assert output == STORY
+        [second] = undone
+        assert second.fingerprint == first.previous_fingerprint
+        assert second.previous_fingerprint == first.fingerprint, (
+            "the swap that timed out did nothing"
+        )
+        assert await session.chat("next") == "next"
+        assert session.metadata["fingerprint"] == second.fingerprint
+
+
+async def test_a_swap_fails_at_once_if_too_many_wait() -> None:
+    async with talking(CONFIG) as (daemon, client, session):
+        stream = session.stream(STORY)
+        output = await anext(stream)
+        [old] = workers_of(daemon)
+        os.kill(old, signal.SIGSTOP)
+        await client.swap("live", "one")
+        fingerprints: list[str] = []
+
+        async def swap_once(to: str) -> None:
+            try:
+                fingerprints.append((await client.swap("live", to)).fingerprint)
+            except Busy as exc:
+                assert exc.hint == "try again once they have ended"
+                os.kill(old, signal.SIGCONT)
+
+        async with anyio.create_task_group() as group:
+            for number in range(SWAPS_WAITING_MAX + 1):
+                group.start_soon(swap_once, ("two", "one")[number % 2])
+        assert output + "".join([p async for p in stream]) == STORY
+        assert len(fingerprints) == SWAPS_WAITING_MAX
+        assert len(set(fingerprints)) == 2
 
 
 async def test_a_swap_that_fails_changes_nothing() -> None:

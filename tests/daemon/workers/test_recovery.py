@@ -499,7 +499,7 @@ async def test_a_predecessor_that_was_unloaded_after_a_swap_is_not_loaded_again(
         registry = registry_in(tmp_path, group)
         model = registry.catalog.get("echo", 0)
         before = await model.load()
-        await Swaps(registry, (), grace_s=1.0).swap(model, model.config)
+        await Swaps(registry, (), 1.0, lambda mode, seconds: None).swap(model, model.config)
         (predecessor,) = model.predecessors.values()
         with anyio.fail_after(20):
             await before.exited.wait()
