@@ -1,11 +1,13 @@
 // Requests to the gateway: JSON, streams of events, and their errors.
 
 const KEY = "inferd-key";
+// The API's own hint names a header, which users of the page cannot set.
+const UNKNOWN_KEY = "the gateway does not know this key (enter another, or ask its operator for one)";
 
 export class Failure extends Error {
   // An error response. `retryAfter` is a number of seconds, or null.
   constructor(status, body, retryAfter = null) {
-    super(body?.error?.message ?? `the gateway answered with status ${status}`);
+    super(status === 401 ? UNKNOWN_KEY : body?.error?.message ?? `the gateway answered with status ${status}`);
     this.status = status;
     this.code = body?.error?.code ?? null;
     this.retryAfter = retryAfter;

@@ -15,7 +15,15 @@ from inferd.testing import RunningDaemon
 from tests.echo import echo_model
 from tests.gateways.http.driver import RunningGateway, gateway
 from tests.gateways.http.web_page.contrast import focus_contrast, texts_of
-from tests.gateways.http.web_page.driver import WIDE, PageOpener, ask, choose, enter_key, send
+from tests.gateways.http.web_page.driver import (
+    UNKNOWN_KEY,
+    WIDE,
+    PageOpener,
+    ask,
+    choose,
+    enter_key,
+    send,
+)
 
 CONFIG = (
     echo_model("echo")
@@ -197,7 +205,7 @@ def test_all_texts_have_contrast(full_page: tuple[Page, str]) -> None:
     expect(page.locator("#queue li.own")).to_be_visible()
     check()
     page.click("#stop")
-    expected = {"Connected", "the key is not known (send the header `Authorization: Bearer KEY`)"}
+    expected = {"Connected", UNKNOWN_KEY}
     expected |= {"Write a message", "default", "word", "more", "code", "of it", "Be brief."}
     expected |= {"You", "Answer", "System prompt", "loaded", "failed", "unloaded", "Send again"}
     expected |= {SKIP, "Try again", "Nothing is waiting.", "Stop", "×"}

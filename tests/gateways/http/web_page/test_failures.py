@@ -18,6 +18,7 @@ from tests.echo import echo_model
 from tests.gateways.http.driver import RunningGateway, gateway
 from tests.gateways.http.web_page.driver import (
     NETWORK_ERROR,
+    UNKNOWN_KEY,
     WIDE,
     PageOpener,
     ask,
@@ -39,7 +40,6 @@ CONFIG = (
 TOO_BIG = re.compile(r"'too-big' needs 1000 TB .* \(use a smaller model or .*\)")
 BROKEN = re.compile(r"is not a GGUF file: .* \(convert the model with .*\)")
 FULL = re.compile(r"1 tasks wait .* the limit is 1 \(try again in .* or raise .*\)")
-UNKNOWN = "the key is not known (send the header `Authorization: Bearer KEY`)"
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_a_key_is_kept_in_its_tab_only(
     for wrong in ("sk-wrong", "ключ"):
         enter_key(page, wrong)
         expect(page.locator("#key-dialog")).to_be_visible()
-        expect(failure).to_have_text(UNKNOWN)
+        expect(failure).to_have_text(UNKNOWN_KEY)
     assert field.evaluate("field => field.validity.patternMismatch"), "no header can have it"
     key = keys[1]["bob"]
     enter_key(page, f" {key} ")
