@@ -45,6 +45,7 @@ from ..sessions import (
     StateFacts,
     StateLimits,
     StoredSession,
+    Uploads,
 )
 from ..wire.frames import FRAME_BYTES_MAX, REPLY_BYTES_MAX
 from ..wire.nesting import NESTING_MAX
@@ -146,6 +147,7 @@ class Daemon:
         """Settings that were changed in the file and take effect after a restart."""
         self.calls: CallTable = {}
         self.immediate_calls: ImmediateCallTable = {}
+        self.uploads = Uploads()
         self._handles = 0
         self._unflushed: set[ServerConnection] = set()
         self.apply_config(config)
@@ -314,7 +316,12 @@ class Daemon:
             self.registry.kv_index.remove_unknown_states(
                 {scoped(s.owner.user, s.kv_name, shared=shared) for s in self.states}
             )
-        self.sessions.restore_sessions(await self.journal.open_file(), self._dormant_lease)
+        found = await self.journal.open_file()
+        for stored in found:
+            self.connections.access.own_user_names.add_name(
+                stored.owner.user, stored.facts.on_behalf_of
+            )
+        self.sessions.restore_sessions(found, self.dormant_lease)
         log.info(
             "sessions.restored",
             sessions=len(self.sessions.dormant),
@@ -344,7 +351,8 @@ class Daemon:
         else:
             self.components.note(component, journal.cause)
 
-    def _dormant_lease(self, stored: StoredSession) -> ModelSource:
+    def dormant_lease(self, stored: StoredSession) -> ModelSource:
+        """Return the model of a stored session, for as long as that is dormant."""
         name, user = stored.facts.model, stored.owner.user
         return DormantLease(name, partial(self.registry.catalog.find_client, name, user))
 

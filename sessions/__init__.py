@@ -9,11 +9,13 @@ sessions begin; `admission/` bounds and quotas; `turns/` a turn's options and st
 from .admission.bounds import AdmissionBounds
 from .admission.ledger import Ledger
 from .admission.quotas import Quota, check_connections, check_priority
-from .journal.entries import StoredSession
+from .journal.entries import StoredSession, Transfer
 from .journal.journal import Journal
+from .moving.exported import ExportedSession
+from .moving.uploads import Uploads
 from .session.core import SessionSettings
 from .session.dormant import DAY_S, DormantLimits
-from .session.manager import SessionManager
+from .session.manager import SessionManager, check_id
 from .session.places import PlaceBounds, PlaceWait
 from .session.session import Session
 from .states.named_state import NamedState, StateFacts
@@ -25,6 +27,7 @@ from .worker_client import ModelSource, TaskReader, WorkerClient
 __all__ = (
     "DAY_S",
     "DormantLimits",
+    "ExportedSession",
     "AdmissionBounds",
     "Journal",
     "Ledger",
@@ -43,8 +46,11 @@ __all__ = (
     "SessionSettings",
     "StoredSession",
     "TaskReader",
+    "Transfer",
     "Turn",
     "TurnOptions",
+    "Uploads",
     "check_connections",
+    "check_id",
     "check_priority",
 )

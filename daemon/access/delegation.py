@@ -85,7 +85,7 @@ class OwnUserNames:
 
     def add_name(self, number: int, name: str) -> None:
         """Note a name."""
-        if is_own_user(number):
+        if name and is_own_user(number):
             self._names[number] = name
             self._names.move_to_end(number)
             if len(self._names) > NAMES_MAX:

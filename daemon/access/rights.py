@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from ...backends.errors import PermissionDenied
+from ...ipc.names import check_user_name
 from ...ipc.peer import Peer
 from ...ipc.server.request import Request
 from ...ipc.server.server_connection import ServerConnection
@@ -38,7 +39,7 @@ _USE = (
 )
 _MANAGE = (
     *("unload_model", "pin", "unpin", "swap", "add_adapter", "remove_adapter"),
-    "log_level",
+    *("log_level", "export_session", "import_session", "end_transfer"),
 )
 _FREE = (
     *("models", "show", "sessions", "queue", "stats"),
@@ -134,6 +135,17 @@ class Access:
         if not is_own_user(named.number):
             self._groups.note_groups(named.number, named.groups)
         return named.number
+
+    async def identify(self, connection: ServerConnection, name: str) -> int:
+        """Return the number of the user *name* for a connection that may act on behalf of users.
+
+        :raises InferdError: it may not, or the system does not know the user.
+        """
+        self.check_delegate(connection)
+        check_user_name(name)
+        number = (await identify_user(connection, name, self._own)).number
+        self.own_user_names.add_name(number, name)
+        return number
 
     def _rights_of_both(self, connection: ServerConnection, named: NamedUser) -> Rights:
         own = rights_of(self._rules, named.number, named.groups, self._own)

@@ -11,6 +11,7 @@ from . import (
     graphs,
     model_operations,
     monitoring,
+    moving,
     session_operations,
     several_answers,
     states,
@@ -25,6 +26,7 @@ __all__ = ("ALL_CALLS", "IMMEDIATE_CALLS")
 _NAMED = (
     *(*graphs.CALLS, *contexts.CALLS, *turns.CALLS, *several_answers.CALLS, *texts.CALLS),
     *(*session_operations.CALLS, *states.CALLS, *model_operations.CALLS, *monitoring.CALLS),
+    *moving.CALLS,
 )
 _CALLS: CallTable = {call.__name__: call for call in _NAMED} | {
     "prompt_init": contexts.init_execution_context,

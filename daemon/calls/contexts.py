@@ -61,6 +61,7 @@ async def _open_session(
     if priority is not None:
         session.settings.priority = priority
         session.recording.facts_changed()
+    session.settings.on_behalf_of = request.connection.on_behalf_of
     parameters = session.settings.parameters
     if not attached:  # an attached session keeps its own defaults
         parameters.origins = dict(graph.origins)

@@ -14,9 +14,9 @@ import structlog
 from ...backends.errors import InferdError, InvalidArgument, WorkerCrashed
 from ...ipc import messages as w
 from ...ipc.server.request import Request
-from ...scheduler import Priority
+from ...scheduler import Owner, Priority
 from ...scheduler.messages import QueueEntry
-from ...sessions import Session
+from ...sessions import Session, Transfer
 from ..config.forms import parse_log_levels
 from ..core import Daemon
 from ..logs.setup import logs
@@ -37,12 +37,45 @@ async def sessions(daemon: Daemon, request: Request) -> w.SessionsResult:
     found = [*daemon.sessions.live, *(daemon.sessions.dormant if p.dormant else ())]
     visible = [s for s in found if p.all or request.owner.includes(s.owner)]
     named = [s for s in visible if p.session_id in (None, s.session_id)]
-    return w.SessionsResult(sessions=[describe_session(daemon, s) for s in named])
+    listed = [describe_session(daemon, s) for s in named]
+    if p.all and p.dormant:
+        listed += _describe_moving(daemon)
+    return w.SessionsResult(sessions=listed)
 
 
-def _owner_fields(daemon: Daemon, session: Session) -> dict[str, Any]:
+def _describe_moving(daemon: Daemon) -> list[dict[str, Any]]:
+    """Return the sessions that arrive, and the records of those that have departed."""
+    moving = daemon.sessions.moving
+    arriving = [describe_session(daemon, s) | {"state": "arriving"} for s in moving.arriving]
+    departed = [
+        _owner_fields(daemon, record.owner)
+        | {
+            "has_place": False,
+            "context": None,
+            "session_id": record.session_id,
+            "model": record.facts.model,
+            "state": "departed",
+            "priority": record.facts.priority,
+            "tokens": record.facts.tokens,
+            "persisted": True,
+            "turns": record.facts.turns,
+            "idle_s": 0.0,
+            "transfer": _describe_transfer(record.facts.transfer, record.facts.on_behalf_of),
+        }
+        for record in moving.departed
+    ]
+    return arriving + departed
+
+
+def _describe_transfer(transfer: Transfer | None, on_behalf_of: str) -> dict[str, Any] | None:
+    if transfer is None:
+        return None
+    return {"id": transfer.id, "peer": transfer.peer, "on_behalf_of": on_behalf_of}
+
+
+def _owner_fields(daemon: Daemon, owner: Owner) -> dict[str, Any]:
     """Return the fields that say to whom a session belongs."""
-    user, label = session.owner
+    user, label = owner
     return {
         "uid": user,
         "user": daemon.connections.access.own_user_names.name_of(user),
@@ -53,7 +86,7 @@ def _owner_fields(daemon: Daemon, session: Session) -> dict[str, Any]:
 def describe_session(daemon: Daemon, session: Session) -> dict[str, Any]:
     """Return the description of a session."""
     dormant = session.state == "dormant"
-    return _owner_fields(daemon, session) | {
+    return _owner_fields(daemon, session.owner) | {
         "has_place": not dormant and not daemon.sessions.live.has_yielded(session),
         "context": None if dormant else session.handle,
         "session_id": session.session_id,
@@ -64,6 +97,7 @@ def describe_session(daemon: Daemon, session: Session) -> dict[str, Any]:
         "persisted": session.recording.durable,
         "turns": session.turns_begun,
         "idle_s": 0.0 if session.active else max(0.0, time.monotonic() - session.used_at),
+        "transfer": _describe_transfer(session.transfer, session.settings.on_behalf_of),
     }
 
 
@@ -108,7 +142,7 @@ def _turn_fields(
     daemon: Daemon, session: Session, priority: Priority, age_s: float
 ) -> dict[str, Any]:
     """Return the description of a turn without the values that its engine reports."""
-    return _owner_fields(daemon, session) | {
+    return _owner_fields(daemon, session.owner) | {
         "task": None,
         "context": session.handle,
         "session_id": session.session_id,

@@ -129,6 +129,70 @@ class AsyncOperations(AsyncWasiCalls):
         params = w.DeleteStateParams(name=name)
         return (await self._call("delete_state", params, w.DeleteStateResult, timeout)).deleted
 
+    async def export_session(
+        self,
+        session_id: str,
+        transfer: str,
+        *,
+        uid: int | None = None,
+        label: str = "",
+        peer: str = "",
+        offset: int = 0,
+        timeout: float | None = None,
+    ) -> w.ExportResult:
+        """Return the next part of a dormant session, to be imported at another daemon (right
+        `manage`).
+
+        The part at 0 begins the *transfer*, an id of the caller's choice. Until it ends, the
+        session cannot be opened. *uid* is its user, *peer* the caller's name of the other daemon.
+        """
+        params = w.ExportParams(
+            session_id=session_id, transfer=transfer, uid=uid, label=label, peer=peer, offset=offset
+        )
+        return await self._call("export_session", params, w.ExportResult, timeout)
+
+    async def import_session(
+        self,
+        session_id: str,
+        transfer: str,
+        data: bytes,
+        size: int,
+        *,
+        on_behalf_of: str = "",
+        label: str = "",
+        peer: str = "",
+        offset: int = 0,
+        timeout: float | None = None,
+    ) -> w.ImportResult:
+        """Send the next part of a session that `export_session` has returned (right `manage`).
+
+        With the last one, the session arrives: `end_transfer` makes it usable.
+        """
+        params = w.ImportParams(
+            session_id=session_id,
+            transfer=transfer,
+            data=data,
+            size=size,
+            on_behalf_of=on_behalf_of,
+            label=label,
+            peer=peer,
+            offset=offset,
+        )
+        return await self._call("import_session", params, w.ImportResult, timeout)
+
+    async def end_transfer(
+        self,
+        transfer: str,
+        outcome: Literal["keep", "release", "drop"],
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """End a session's move at this daemon (right `manage`): the session stays here, has moved
+        away, or what there is of it is dropped.
+        """
+        params = w.EndTransferParams(transfer=transfer, outcome=outcome)
+        await self._call("end_transfer", params, w.Empty, timeout)
+
     async def set_options(
         self,
         context: int,

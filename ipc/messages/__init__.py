@@ -20,6 +20,7 @@ from .graphs import *
 from .hello import *
 from .models import *
 from .monitoring import *
+from .moving import *
 from .session_operations import *
 from .states import *
 from .texts import *

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-from . import contexts, graphs, models, monitoring, session_operations, states, texts, turns
+from . import contexts, graphs, models, monitoring, moving, session_operations, states, texts, turns
 from .base import Empty, Map
 
 
@@ -62,6 +62,9 @@ CALLS: dict[str, Call] = {
     "save_state": Call(states.SaveStateParams, states.SaveStateResult),
     "list_states": Call(Empty, states.ListStatesResult),
     "delete_state": Call(states.DeleteStateParams, states.DeleteStateResult),
+    "export_session": Call(moving.ExportParams, moving.ExportResult),
+    "import_session": Call(moving.ImportParams, moving.ImportResult),
+    "end_transfer": Call(moving.EndTransferParams, Empty),
     "set_options": Call(session_operations.OptionsParams, Empty),
     "parameters": Call(contexts.ContextParams, session_operations.ParametersResult),
     "models": Call(Empty, models.ModelsResult),

@@ -32,10 +32,21 @@ class _WithPriority(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"unknown priority {self.priority!r}")
 
 
+class Transfer(msgspec.Struct, frozen=True):
+    """The move of a session between two daemons, by the caller's *id*, and the caller's name of the
+    other daemon. The session arrives here, or has departed.
+    """
+
+    id: str
+    peer: str = ""
+    departed: bool = False
+
+
 class SessionFacts(_WithPriority, frozen=True, kw_only=True):
     """Settings and counts of a session between its turns. *vocabulary* is the hash of its model's
     vocabulary; *tokens* is the length of its history, with the output of an interrupted turn.
-    *out_of_range* has the reasons of the *options* that are not what was requested.
+    *out_of_range* has the reasons of the *options* that are not what was requested. *on_behalf_of*
+    is the user's name, if a gateway opened the session.
     """
 
     model: str
@@ -46,6 +57,8 @@ class SessionFacts(_WithPriority, frozen=True, kw_only=True):
     out_of_range: dict[str, str] = {}
     turns: int = 0
     tokens: int = 0
+    on_behalf_of: str = ""
+    transfer: Transfer | None = None
 
 
 class TurnBegin(_WithPriority, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from ..admission.ledger import Ledger
 from ..history.history import History
 from ..history.retokenize import HistoryVocabulary
 from ..history.state import HistoryState
-from ..journal.entries import TurnBegin
+from ..journal.entries import Transfer, TurnBegin
 from ..journal.recording import Recording, Shift
 from ..table import ACTIVE, SessionCall, SessionState, step
 from ..turn import Turn
@@ -43,6 +43,8 @@ class SessionSettings:
     """The KV state of the named state of another user with which the session began."""
     lora: dict[str, float] = field(default_factory=dict)
     """The scales of the last turn's adapters by their names, as users see them."""
+    on_behalf_of: str = ""
+    """The owner's name, if a gateway opened the session."""
 
     def copy(self) -> SessionSettings:
         """Return the same settings, for another session."""
@@ -189,6 +191,8 @@ class SessionCore:
     session_id: str | None = None
     conversation: Conversation = field(init=False, default_factory=Conversation)
     recording: Recording = field(init=False, default_factory=Recording)
+    transfer: Transfer | None = field(init=False, default=None)
+    """The move with which it arrives from another daemon."""
     ticket: Ticket | None = field(init=False, default=None)
     """The ledger's ticket of the turn that is under way."""
     used_at: float = field(init=False, default=0.0)

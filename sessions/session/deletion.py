@@ -59,6 +59,13 @@ class SessionDeletion:
         """
         if session.session_id is not None:
             await self._delete_rows(session.owner, session.session_id)
+        await self.delete_kv_states(session)
+
+    async def delete_kv_states(self, session: Session) -> None:
+        """Delete a session's KV states in memory and on disk.
+
+        :raises BackendError: a file cannot be deleted.
+        """
         client = session.model.loaded
         if client is not None:
             with suppress(WorkerCrashed):  # its memory is freed already

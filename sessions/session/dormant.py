@@ -59,6 +59,10 @@ class DormantSessions:
         """Return an owner's dormant session with this id."""
         return self._by_id.get((owner, session_id))
 
+    def bytes_of(self, user: int) -> int:
+        """Return the memory of a user's dormant and yielded sessions."""
+        return self._bytes.of_user(user)
+
     def fits(self, size: int) -> bool:
         """Return whether a session of this size can be kept at all."""
         limits = self.limits

@@ -14,6 +14,7 @@ from ..admission.ledger import Ledger
 from ..journal.entries import StoredSession
 from ..journal.journal import Journal
 from ..journal.recording import Recording
+from ..moving.moving_sessions import MovingSessions
 from ..table import SessionCall, step
 from ..turns.turn_options import Parameters
 from ..worker_client import ModelSource
@@ -56,6 +57,7 @@ class SessionManager:
         )
         self.expired = self.forked = 0
         """Sessions that were idle for too long, and branches."""
+        self.moving = MovingSessions(self.live, self.dormant, self.deletion, ledger, journal)
         self.places = PlaceQueue(self.live, self.dormant, ledger, self._wake)
         self._journal = journal
         self._new_handle = new_handle
@@ -161,6 +163,7 @@ class SessionManager:
         check_id(session_id)
         if self.deletion.under_way(owner, session_id):
             raise SessionBusy(f"session {session_id!r} is being deleted", hint="try again soon")
+        self.moving.check_free(owner, session_id)
         holder, live = self.live.find_id(owner, session_id)
         if live is not None:
             if holder is connection:
@@ -195,6 +198,9 @@ class SessionManager:
         """
         assert self._journal is not None, "stored sessions come from a journal"
         for stored in found:
+            if stored.facts.transfer is not None:
+                self.moving.restore_session(stored, model(stored))
+                continue
             session = Session.from_stored(stored, model(stored), self.ledger)
             session.used_at = self.ledger.seconds() - self._journal.age_s(stored)
             self._open_recording(session, found=True)
@@ -259,6 +265,7 @@ class SessionManager:
             )
         for session_id in session_ids:
             check_id(session_id)
+            self.moving.check_free(owner, session_id)
             _, found = self.live.find_id(owner, session_id)
             found = found or self.dormant.find_session(owner, session_id)
             if found is not None or self.deletion.under_way(owner, session_id):
@@ -302,8 +309,9 @@ class SessionManager:
             return True
         session = self.dormant.find_session(owner, session_id)
         if session is None:
+            arriving = self.moving.forget_session(owner, session_id)
             await self.deletion.delete_stored_id(owner, session_id)
-            return False
+            return arriving
         self.dormant.remove_session(session)
         session.end(SessionCall.CLOSE, "the session was deleted")
         await self._delete_now(session)
@@ -365,6 +373,7 @@ class SessionManager:
             for session in self.live.sessions_of(connection):
                 self.detach_session(session)
         self.live.forget_connection(connection)
+        self.moving.end_holds(connection)
 
     def _wake(self) -> None:
         """Have `expire_idle` check again."""

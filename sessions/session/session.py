@@ -68,10 +68,12 @@ class Session(SessionCore):
         parameters.options = dict(facts.options)
         parameters.out_of_range = dict(facts.out_of_range)
         settings = SessionSettings(parameters, PRIORITIES[facts.priority])
+        settings.on_behalf_of = facts.on_behalf_of
         new = cls(0, stored.owner, model, ledger, settings, stored.session_id)
         new.conversation.state = SessionState.DORMANT
         new.conversation.history_state = HistoryState.from_stored(stored)
         new.conversation.vocabulary = HistoryVocabulary(facts.fingerprint, facts.vocabulary)
+        new.transfer = facts.transfer
         begun = [piece.begin.turns for piece in stored.pieces if piece.begin is not None]
         new.turns_begun = max(facts.turns, *begun, 0)
         return new
@@ -91,6 +93,8 @@ class Session(SessionCore):
             priority=self.settings.priority.label,
             turns=self.turns_begun,
             tokens=len(conversation.prompt) if dormant_tokens is None else dormant_tokens,
+            on_behalf_of=self.settings.on_behalf_of,
+            transfer=self.transfer,
         )
 
     @property

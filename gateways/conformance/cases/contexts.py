@@ -153,3 +153,25 @@ def an_input_replaces_the_history_unless_it_is_appended(server: Server) -> None:
     connection.call("compute", context=context)
     left = connection.call("rewind", context=context, turns=1)
     check(left.get("tokens", 0) > 0, "the prompt was not appended")
+
+
+@case("Moving sessions")
+def an_exported_session_is_imported_again(server: Server) -> None:
+    """A held or arriving session cannot be opened; where it is imported, it has its history."""
+    with session(server, "moved") as (connection, params):
+        context = connection.call(WITH_ID, **params)["context"]
+        connection.call("chat", context=context, prompt="abc", raw=True)
+        connection.call("finalize_execution_context", context=context, keep=True)
+        moved = {"session_id": params["session_id"], "transfer": "conformance"}
+        moved["label"] = server.label
+        part = connection.call("export_session", **moved)
+        expect(connection.refusal(WITH_ID, **params), "SessionBusy")
+        connection.call("end_transfer", transfer="conformance", outcome="release")
+        connection.call("end_transfer", transfer="conformance", outcome="drop")
+        connection.call("import_session", **moved, data=part["data"], size=part["size"])
+        expect(connection.refusal(WITH_ID, **params), "SessionBusy")
+        connection.call("end_transfer", transfer="conformance", outcome="keep")
+        result = connection.call(WITH_ID, **params)
+        check(result.get("attached") is True, "the session is not there")
+        left = connection.call("rewind", context=result["context"], turns=1)
+        check(left.get("turns", 0) == 0, "the turns of the history are others")

@@ -95,7 +95,7 @@ class Dispatcher:
             if self._client.fleet.stopping.is_set() and call not in WHILE_STOPPING:
                 raise ShuttingDown("the fleet's entry stops, and accepts no new requests")
             route = route_of(call, params)
-            if route is None:
+            if route is None or route.route is Route.NONE:
                 raise UnsupportedOperation(f"there is no call {call[:50]!r}")
             if route.has_tensors:
                 refuse_descriptors(message.items[3])

@@ -146,6 +146,9 @@ OPERATORS = {
     "add_adapter": Right.MANAGE,
     "remove_adapter": Right.MANAGE,
     "log_level": Right.MANAGE,
+    "export_session": Right.MANAGE,
+    "import_session": Right.MANAGE,
+    "end_transfer": Right.MANAGE,
     "drain": Right.DRAIN,
 }
 

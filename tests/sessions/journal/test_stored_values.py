@@ -20,6 +20,7 @@ from inferd.sessions.journal.entries import (
     HistoryEntry,
     SessionFacts,
     StoredSession,
+    Transfer,
     TurnBegin,
     TurnPiece,
     encode,
@@ -140,6 +141,8 @@ def test_a_session_stores_and_restores_each_of_its_facts() -> None:
         priority="urgent",
         turns=4,
         tokens=2,
+        on_behalf_of="@ada",
+        transfer=Transfer("t", "there", departed=True),
     )
     defaults = msgspec.structs.asdict(SessionFacts(model=""))
     assert all(value != defaults[name] for name, value in msgspec.structs.asdict(facts).items())
@@ -162,6 +165,7 @@ def test_a_branch_has_all_settings_of_its_origin() -> None:
         "adapters": ("a1*0.5",),
         "lora": {"loud": 0.5},
         "shared_kv": SharedKv(1, "state:/story", 3, b"digest"),
+        "on_behalf_of": "@ada",
     }
     assert set(values) == {field.name for field in dataclasses.fields(SessionSettings)}
     origin = Session(1, Owner(1000), harness.source, harness.ledger, SessionSettings(**values))

@@ -23,6 +23,13 @@ export const LIMITS = {
   DESCRIPTORS_MAX: 16,
   CALLS_DESCRIPTORS_MAX: 64,
   OPERATION_S_MAX: 30,
+  PART_BYTES: 524288,
+  UPLOAD_BYTES_MAX: 33554432,
+  UPLOADS_MAX: 8,
+  HOLDS_MAX: 64,
+  DEPARTED_MAX: 10000,
+  HOLD_S_MAX: 60,
+  TRANSFER_CHARACTERS_MAX: 64,
   NAME_CHARACTERS_MAX: 128,
   LABEL_CHARACTERS_MAX: 64,
   HELLO_TIMEOUT_S: 10,
@@ -287,7 +294,7 @@ export interface SessionInfo {
   session_id: string | null;
   /** the model's name */
   model: string;
-  /** `empty`, `ready`, `waiting`, `running`, `parked`, `done`, `failed`, `unloaded` or `dormant` */
+  /** `empty`, `ready`, `waiting`, `running`, `parked`, `done`, `failed`, `unloaded` or `dormant`; with `all` and `dormant` also `arriving` or `departed` (moving sessions) */
   state: string;
   /** priority of its turns */
   priority: Priority;
@@ -301,6 +308,8 @@ export interface SessionInfo {
   idle_s: number;
   /** whether it counts in the maximum of sessions; false if it is dormant or has yielded its place */
   has_place: boolean;
+  /** nil, or of a session that arrives or has departed: `id`, `peer` and `on_behalf_of` as the caller of the transfer gave them */
+  transfer: Fields | null;
 }
 
 export function readSessionInfo(fields: Fields): SessionInfo {
@@ -1028,6 +1037,69 @@ export function readDeleteStateResult(fields: Fields): DeleteStateResult {
   return { ...fields } as unknown as DeleteStateResult;
 }
 
+export interface ExportSessionParams {
+  /** the session */
+  session_id: string;
+  /** the transfer's id, of 1 to 64 characters; it must be a new one for each transfer */
+  transfer: string;
+  /** the session's user, who may be another one for an operator; nil: the caller's */
+  uid?: number | null | undefined;
+  /** the session's label */
+  label?: string | undefined;
+  /** the caller's name of the other daemon, for `sessions` */
+  peer?: string | undefined;
+  /** the first byte of the part; 0 begins the transfer */
+  offset?: number | undefined;
+}
+
+export interface ExportSessionResult {
+  /** the part */
+  data: Uint8Array;
+  /** the size of all parts */
+  size: number;
+  /** the session's user as a gateway has named it; empty: the caller's user */
+  on_behalf_of: string;
+}
+
+export function readExportSessionResult(fields: Fields): ExportSessionResult {
+  return { on_behalf_of: "", ...fields } as unknown as ExportSessionResult;
+}
+
+export interface ImportSessionParams {
+  /** the session */
+  session_id: string;
+  /** the transfer's id */
+  transfer: string;
+  /** the part */
+  data: Uint8Array;
+  /** the size of all parts */
+  size: number;
+  /** the session's user; empty: the caller's */
+  on_behalf_of?: string | undefined;
+  /** the session's label */
+  label?: string | undefined;
+  /** the caller's name of the other daemon, for `sessions` */
+  peer?: string | undefined;
+  /** the first byte of the part; 0 begins again */
+  offset?: number | undefined;
+}
+
+export interface ImportSessionResult {
+  /** the size that is wanted: the session has arrived once so many bytes were written */
+  size: number;
+}
+
+export function readImportSessionResult(fields: Fields): ImportSessionResult {
+  return { ...fields } as unknown as ImportSessionResult;
+}
+
+export interface EndTransferParams {
+  /** the transfer's id */
+  transfer: string;
+  /** of a held session, on the connection that exports it: `keep` or `release`; of an arriving one: `keep` or `drop`; of the record of a departed one: `drop` */
+  outcome: string;
+}
+
 export interface SetOptionsParams {
   /** the handle */
   context: Context;
@@ -1303,6 +1375,9 @@ export interface Calls {
   save_state: { params: SaveStateParams; result: SaveStateResult; event: never };
   list_states: { params: Empty; result: ListStatesResult; event: never };
   delete_state: { params: DeleteStateParams; result: DeleteStateResult; event: never };
+  export_session: { params: ExportSessionParams; result: ExportSessionResult; event: never };
+  import_session: { params: ImportSessionParams; result: ImportSessionResult; event: never };
+  end_transfer: { params: EndTransferParams; result: Empty; event: never };
   set_options: { params: SetOptionsParams; result: Empty; event: never };
   parameters: { params: ParametersParams; result: ParametersResult; event: never };
   unload_model: { params: UnloadModelParams; result: Empty; event: never };
@@ -1368,6 +1443,9 @@ export const READERS: Readers = {
   save_state: { result: readSaveStateResult, event: null },
   list_states: { result: readListStatesResult, event: null },
   delete_state: { result: readDeleteStateResult, event: null },
+  export_session: { result: readExportSessionResult, event: null },
+  import_session: { result: readImportSessionResult, event: null },
+  end_transfer: { result: () => ({}), event: null },
   set_options: { result: () => ({}), event: null },
   parameters: { result: readParametersResult, event: null },
   unload_model: { result: () => ({}), event: null },

@@ -1,0 +1,1 @@
+"""Sessions that move to another daemon, and from one."""
