@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 from urllib.parse import unquote
 
@@ -11,7 +12,16 @@ from ...errors import InvalidArgument
 from ...params.schema_texts import escaped_name
 from ...shorten import shorten
 
-__all__ = ("Keyword", "Schema", "keywords_of", "read_schema", "resolve", "schema_refusal")
+__all__ = (
+    "Keyword",
+    "Schema",
+    "copy_of",
+    "keywords_of",
+    "read_schema",
+    "resolve",
+    "schema_refusal",
+    "schemas_of",
+)
 
 Schema = dict[str, Any]
 
@@ -22,6 +32,11 @@ _ONE |= {"not", "propertyNames", "then", "unevaluatedItems", "unevaluatedPropert
 _LISTS = frozenset(("allOf", "anyOf", "items", "oneOf", "prefixItems"))
 _MAPS = frozenset(("$defs", "definitions", "dependencies", "dependentSchemas", "properties"))
 _MAPS |= {"patternProperties"}
+_CONTAINERS = (dict, list)
+_SCHEMAS = _ONE | _LISTS | _MAPS
+"""The keywords with schemas within them."""
+_TEXTS = frozenset(("$comment", "description", "title"))
+"""Texts for readers, often most of a document."""
 _HINT = "remove or rephrase it; docs/json-schema.md lists what is supported"
 
 
@@ -89,6 +104,46 @@ def _add_keywords(schema: object, path: str, found: list[Keyword]) -> None:
         found.append(Keyword(schema, keyword, at))
 
 
+def schemas_of(document: object) -> list[Schema]:
+    """Return a schema and those within it, each one behind those that contain it."""
+    found = [document] if isinstance(document, dict) else []
+    for schema in found:  # those within it are appended meanwhile
+        for keyword in _SCHEMAS.intersection(schema):
+            value = schema[keyword]
+            if keyword in _MAPS and isinstance(value, dict):
+                found += (part for part in value.values() if isinstance(part, dict))
+            elif keyword in _LISTS and isinstance(value, list):
+                found += (part for part in value if isinstance(part, dict))
+            elif keyword in _ONE and isinstance(value, dict):
+                found.append(value)
+    return found
+
+
+def copy_of(schema: Any, noted: Container[str], notes: list[tuple[Schema, Schema, str]]) -> Any:
+    """Return a schema whose keywords can be changed, without its texts for readers.
+
+    A copied schema, the original and a keyword are added to *notes* for each of the *noted*
+    keywords, in the order of `keywords_of`.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    copy = schema.copy()
+    for keyword, value in schema.items():
+        if keyword in _SCHEMAS:
+            if isinstance(value, dict):
+                if keyword in _MAPS:
+                    copy[keyword] = {n: copy_of(part, noted, notes) for n, part in value.items()}
+                elif keyword in _ONE:
+                    copy[keyword] = copy_of(value, noted, notes)
+            elif isinstance(value, list) and keyword in _LISTS:
+                copy[keyword] = [copy_of(part, noted, notes) for part in value]
+        elif keyword in _TEXTS and isinstance(value, str):
+            del copy[keyword]
+        if keyword in noted:
+            notes.append((copy, schema, keyword))
+    return copy
+
+
 def resolve(document: Schema, reference: object) -> Any:
     """Return the schema to which a *reference* within *document* points; None if it is missing."""
     names = _names_in(reference)
@@ -123,16 +178,14 @@ def _names_in(reference: object) -> list[str] | None:
 def _remove_unused_definitions(document: Schema) -> None:
     """Remove definitions to which nothing refers, unless a reference may be to any of them."""
     maps = {k: v for k in ("$defs", "definitions") if isinstance(v := document.get(k), dict)}
+    if not maps:
+        return
     used: set[tuple[str, str]] = set()
     values: list[Any] = [{k: v for k, v in document.items() if k not in maps}]
     while values:
         value = values.pop()
-        if isinstance(value, list):
-            values += value
-        if not isinstance(value, dict):
-            continue
-        values += value.values()
-        if "$ref" not in value:
+        values += _containers_in(value)
+        if not isinstance(value, dict) or "$ref" not in value:
             continue
         names = _names_in(value["$ref"])
         if names is None or names in (["$defs"], ["definitions"]):
@@ -140,13 +193,19 @@ def _remove_unused_definitions(document: Schema) -> None:
         place = tuple(names[:2])
         if len(place) == 2 and place not in used and place[1] in maps.get(place[0], {}):
             used.add((place[0], place[1]))
-            values.append(maps[place[0]][place[1]])
+            values += _containers_in([maps[place[0]][place[1]]])
     for keyword, definitions in maps.items():
         document[keyword] = {n: v for n, v in definitions.items() if (keyword, n) in used}
 
 
-def _levels(value: object) -> int:
-    if not isinstance(value, dict | list):
-        return 0
+def _levels(document: Schema) -> int:
+    level, found = 0, list[Any]((document,))
+    while found:
+        level += 1
+        found = [part for value in found for part in _containers_in(value)]
+    return level
+
+
+def _containers_in(value: dict[str, Any] | list[Any]) -> list[Any]:
     parts = value.values() if isinstance(value, dict) else value
-    return 1 + max(map(_levels, parts), default=0)
+    return [part for part in parts if isinstance(part, _CONTAINERS)]

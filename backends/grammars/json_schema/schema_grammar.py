@@ -7,17 +7,23 @@ the schema is refused here.
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
+import msgspec
 from llguidance import LLMatcher
 
-from .document import Keyword, Schema, keywords_of
+from .document import Schema, schemas_of
 from .rewriting import rewritten_schema
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 __all__ = ("grammar_of_schema",)
 
 WHITESPACE_MAX = 64
 """Characters between two symbols where white space is free; a model may repeat it without end."""
 _WHITESPACE = rf"[\x20\x0A\x0D\x09]{{1,{WHITESPACE_MAX}}}"
+_CHECKED = frozenset(("minProperties", "oneOf", "pattern", "patternProperties"))
 _CLASSES = re.compile(r"\[(\^|[^\]]*-)[^\]]*\]")
 """Classes of many characters in a pattern: they have others, too."""
 _UNWRITTEN = re.compile(
@@ -26,44 +32,55 @@ _UNWRITTEN = re.compile(
 """Characters that answers do not have; llguidance would leave them out of a pattern."""
 
 
+_LARGE_NUMBER = re.compile(rb"[0-9]{19}")
+"""Digits that may be a number beyond 64 bits, which llguidance would round."""
+
+
 def grammar_of_schema(document: Schema, whitespace: str = "spaced") -> str:
     """Return llguidance's form of a schema's grammar, which is not compiled yet.
 
     *whitespace* is the value of `json-whitespace`.
 
-    :raises ValueError: a keyword cannot be kept, or has a number beyond all doubles; or the
-        document is nested too deeply.
+    :raises ValueError: a keyword cannot be kept, or has an integer beyond 64 bits.
     """
     document = rewritten_schema(document)
-    for found in keywords_of(document):
-        _check_keyword(found)
+    for schema in schemas_of(document):
+        for keyword in _CHECKED.intersection(schema):
+            _check_keyword(schema, keyword)
     spaced = whitespace == "spaced"
-    return LLMatcher.grammar_from_json_schema(
-        document,
-        overrides={
-            "item_separator": ", " if spaced else ",",
-            "key_separator": ": " if spaced else ":",
-            "whitespace_flexible": whitespace == "any",
-            "whitespace_pattern": _WHITESPACE if whitespace == "any" else None,
-            "coerce_one_of": False,
-            "lenient": False,
-            # Each text has one form only: with \u a name could repeat another one in disguise.
-            "json_allowed_escapes": '"\\bfnrt',
-            "json_allow_general_unicode_escapes": False,
-        },
-    )
+    options: JsonCompileOptions = {
+        "item_separator": ", " if spaced else ",",
+        "key_separator": ": " if spaced else ":",
+        "whitespace_flexible": whitespace == "any",
+        "whitespace_pattern": _WHITESPACE if whitespace == "any" else None,
+        "coerce_one_of": False,
+        "lenient": False,
+        # Each text has one form only: with \u a name could repeat another one in disguise.
+        "json_allowed_escapes": '"\\bfnrt',
+        "json_allow_general_unicode_escapes": False,
+    }
+    return _grammar(document, options)
 
 
-def _check_keyword(found: Keyword) -> None:
-    value, required = found.schema[found.keyword], found.schema.get("required")
-    if found.keyword == "oneOf":
+def _grammar(document: Schema, options: JsonCompileOptions) -> str:
+    """Return what `LLMatcher.grammar_from_json_schema` does, which takes several times as long."""
+    schema = msgspec.json.encode(document | {"x-guidance": options})
+    if _LARGE_NUMBER.search(schema):  # or a text with digits
+        return LLMatcher.grammar_from_json_schema(document, overrides=options)
+    whole = b'{"grammars":[{"name":"json_schema","json_schema":%b}]}' % schema
+    return whole.decode()
+
+
+def _check_keyword(schema: Schema, keyword: str) -> None:
+    value, required = schema[keyword], schema.get("required")
+    if keyword == "oneOf":
         raise ValueError("its alternatives may overlap")
-    patterns = value if found.keyword == "patternProperties" else [value]
-    if found.keyword in ("pattern", "patternProperties") and isinstance(patterns, dict | list):
+    patterns = value if keyword == "patternProperties" else [value]
+    if keyword != "minProperties" and isinstance(patterns, dict | list):
         for pattern in patterns:
             if _UNWRITTEN.search(_CLASSES.sub("", str(pattern))):
                 raise ValueError("it has a control character, which answers do not have")
-    if found.keyword != "minProperties" or not isinstance(value, int | float):
+    if keyword != "minProperties" or not isinstance(value, int | float):
         return
     if value > max(1, len(set(map(str, required))) if isinstance(required, list) else 0):
         raise ValueError("more than the required properties: a name that recurs would count twice")

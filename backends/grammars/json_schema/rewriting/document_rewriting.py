@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from ..document import Keyword, Schema, keywords_of
+from ..document import Keyword, Schema, copy_of, keywords_of
 from .container_rules import CONTAINER_RULES
 from .exclusive import SchemaComparison
 from .logic_rules import LOGIC_RULES
@@ -37,8 +36,13 @@ _RULES = {
 }
 
 
+_NOTED = _UNKEPT.union(_RULES)
+
+
 def rewritten_schema(document: Schema) -> Schema:
-    """Return *document* with those keywords rewritten that others can express."""
+    """Return *document* with those keywords rewritten that others can express, and without texts
+    for readers.
+    """
     return _rewrite(document)[0]
 
 
@@ -47,8 +51,13 @@ def unkept_keywords(document: Schema) -> list[Keyword]:
 
     Those within another one of them are left out, except within a `oneOf`.
     """
-    _, places = _rewrite(document)
-    found = [o for k, o in places if k.keyword in _UNKEPT and k.keyword in k.schema]
+    _, schemas = _rewrite(document)
+    noted = (k for k in keywords_of(document) if k.keyword in _NOTED)
+    found = [
+        original
+        for original, schema in zip(noted, schemas, strict=True)
+        if original.keyword in _UNKEPT and original.keyword in schema
+    ]
     # Without a condition, its branches have no effect.
     conditions = [o.path.removesuffix("if") for o in found if o.keyword == "if"]
     branches = {path + branch for path in conditions for branch in ("then", "else")}
@@ -62,18 +71,12 @@ def _paths_above(path: str) -> Iterator[str]:
         yield path
 
 
-def _rewrite(document: Schema) -> tuple[Schema, list[tuple[Keyword, Keyword]]]:
-    """Return the rewritten document, and its keywords before rewriting with the original ones."""
-    comparison, copy = SchemaComparison(document), _copied(document)
-    places = list(zip(keywords_of(copy), keywords_of(document), strict=True))
-    for found, original in places:
-        rule = _RULES.get(found.keyword)
-        if rule is not None and found.keyword in found.schema:
-            rule(Place(found.schema, original.schema, comparison))
-    return copy, places
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _copied(item) for name, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, list) else value
+def _rewrite(document: Schema) -> tuple[Schema, list[Schema]]:
+    """Return the rewritten document, and the rewritten schemas with the noted keywords."""
+    comparison, notes = SchemaComparison(document), list[tuple[Schema, Schema, str]]()
+    copy: Schema = copy_of(document, _NOTED, notes)
+    for schema, original, keyword in notes:
+        rule = _RULES.get(keyword)
+        if rule is not None and keyword in schema:
+            rule(Place(schema, original, comparison))
+    return copy, [schema for schema, _, _ in notes]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import combinations
 from typing import Any
 
-from ..document import Schema, keywords_of, resolve
+from ..document import Schema, resolve, schemas_of
 
 __all__ = ("SchemaComparison",)
 
@@ -27,9 +28,14 @@ class SchemaComparison:
         self._document, self._left = document, COMPARISONS_MAX
         draft = str(document.get("$schema", ""))
         self._siblings = not any(name in draft for name in _IGNORES_SIBLINGS)
-        # References within a schema with an id of its own start there.
-        places = (k.path for k in keywords_of(document) if k.keyword in ("$id", "id"))
-        self._resolves = all(path in ("#/$id", "#/id") for path in places)
+
+    @cached_property
+    def _resolves(self) -> bool:
+        """Whether all references start at the document: within a schema with an id of its own they
+        start there.
+        """
+        _, *within = schemas_of(self._document)
+        return not any("$id" in schema or "id" in schema for schema in within)
 
     def exclusions(self, schema: Schema) -> list[Schema] | None:
         """Return a schema for each alternative of the `oneOf` of *schema*, so that no value fits
