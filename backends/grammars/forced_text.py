@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -62,6 +62,10 @@ _ENDLESS = ForcedText(math.inf, 0)
 _SYMBOLS = ForcedText(8, 8)
 """The text of a value beside its names and constants: brackets and separators, or `null`."""
 _UNKNOWN = ForcedText(math.inf, math.inf)
+_OWN_TEXTS = frozenset(("$defs", "$ref", "const", "definitions", "pattern"))
+"""Keywords whose texts are others than `_SYMBOLS`, whatever their values are."""
+_CONTAINERS = (dict, list)
+_encode = msgspec.json.Encoder().encode
 
 
 def together(parts: Iterable[ForcedText]) -> ForcedText:
@@ -134,41 +138,50 @@ class _SchemaTexts:
             return _SYMBOLS
         if depth > _DEPTH_MAX:
             return _UNKNOWN
-        if id(schema) not in self._known:
+        found = self._known.get(id(schema))
+        if found is None:
             self._known[id(schema)] = _ENDLESS  # if it contains itself
-            self._known[id(schema)] = together(self._parts(schema, depth + 1))
-        return self._known[id(schema)]
+            found = self._known[id(schema)] = self._together(schema, depth + 1)
+        return found
 
-    def _parts(self, schema: Schema, depth: int) -> Iterator[ForcedText]:
-        yield _SYMBOLS
+    def _together(self, schema: Schema, depth: int) -> ForcedText:
+        """Return the texts of all keywords: `together`, without a call for each of them."""
+        total, longest = _SYMBOLS
         for keyword, value in schema.items():
-            match keyword, value:
-                case "const", _:
-                    yield _value(value)
-                case "enum", list():
-                    yield _one_of(map(_value, value))
-                case (("anyOf" | "oneOf"), list()):
-                    yield _one_of(self.of(part, depth) for part in value)
-                case "pattern", str():
-                    yield forced_by_regex(value)
-                case "$ref", _:
-                    yield self.of(resolve(self._document, value), depth)
-                case (("$defs" | "definitions"), _):
-                    continue
-                case (("properties" | "patternProperties" | "dependentSchemas"), dict()):
-                    for name, part in value.items():
-                        yield _value(name)
-                        yield self.of(part, depth)
-                case "required", list():
-                    yield from map(_value, value)
-                case _, list():
-                    yield together(self.of(part, depth) for part in value)
-                case (("items" | "additionalProperties"), dict()):
-                    counts = schema.get("minItems", 1), schema.get("minProperties", 1)
-                    numbers = [n for n in counts if isinstance(n, int | float)]
-                    yield self.of(value, depth).times(max([1, *numbers]))
-                case _:
-                    yield self.of(value, depth)
+            if keyword not in _OWN_TEXTS and not isinstance(value, _CONTAINERS):
+                found = _SYMBOLS
+            else:
+                found = self._of_keyword(schema, keyword, value, depth)
+            total += found.total
+            if found.longest > longest:
+                longest = found.longest
+        return ForcedText(total, longest)
+
+    def _of_keyword(self, schema: Schema, keyword: str, value: Any, depth: int) -> ForcedText:
+        match keyword, value:
+            case (("properties" | "patternProperties" | "dependentSchemas"), dict()):
+                return together((_values(value), *[self.of(v, depth) for v in value.values()]))
+            case "$ref", _:
+                return self.of(resolve(self._document, value), depth)
+            case (("items" | "additionalProperties"), dict()):
+                counts = schema.get("minItems", 1), schema.get("minProperties", 1)
+                numbers = [n for n in counts if isinstance(n, int | float)]
+                return self.of(value, depth).times(max([1, *numbers]))
+            case "required", list():
+                return _values(value)
+            case "enum", list():
+                return _one_of(map(_value, value))
+            case "const", _:
+                return _value(value)
+            case (("anyOf" | "oneOf"), list()):
+                return _one_of([self.of(part, depth) for part in value])
+            case "pattern", str():
+                return forced_by_regex(value)
+            case (("$defs" | "definitions"), _):
+                return NO_FORCED_TEXT
+            case _, list():
+                return together([self.of(part, depth) for part in value])
+        return self.of(value, depth)
 
 
 def _value(value: Any) -> ForcedText:
@@ -178,6 +191,21 @@ def _value(value: Any) -> ForcedText:
     if isinstance(value, list):
         return together(map(_value, value))
     return _lexeme(len(msgspec.json.encode(value)) + 2)
+
+
+def _values(values: Iterable[Any]) -> ForcedText:
+    """Return the text of several constants; most are names."""
+    total = longest = 0.0
+    for value in values:
+        if isinstance(value, str):
+            size: float = len(_encode(value)) + 2
+            total += size
+        else:
+            found = _value(value)
+            total, size = total + found.total, found.longest
+        if size > longest:
+            longest = size
+    return ForcedText(total, longest)
 
 
 def forced_by_lark(lark: str, inner: Iterable[ForcedText]) -> ForcedText:
