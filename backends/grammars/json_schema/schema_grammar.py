@@ -7,18 +7,19 @@ the schema is refused here.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 from llguidance import LLMatcher
 
 from .document import Schema, schemas_of
-from .rewriting import rewritten_schema
+from .rewriting import rewritten_schema, share_parts
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-__all__ = ("grammar_of_schema",)
+__all__ = ("grammars_of_schema",)
 
 WHITESPACE_MAX = 64
 """Characters between two symbols where white space is free; a model may repeat it without end."""
@@ -36,17 +37,27 @@ _LARGE_NUMBER = re.compile(rb"[0-9]{19}")
 """Digits that may be a number beyond 64 bits, which llguidance would round."""
 
 
-def grammar_of_schema(document: Schema, whitespace: str = "spaced") -> str:
-    """Return llguidance's form of a schema's grammar, which is not compiled yet.
+def grammars_of_schema(document: Schema, whitespace: str = "spaced") -> Iterator[str]:
+    """Yield llguidance's forms of a schema's grammar, which are not compiled yet. Each one after
+    the first takes longer to compile, and is for the case that the one before is refused.
 
     *whitespace* is the value of `json-whitespace`.
 
     :raises ValueError: a keyword cannot be kept, or has an integer beyond 64 bits.
     """
-    document = rewritten_schema(document)
-    for schema in schemas_of(document):
+    rewritten = rewritten_schema(document)
+    schemas = schemas_of(rewritten)
+    for schema in schemas:
         for keyword in _CHECKED.intersection(schema):
             _check_keyword(schema, keyword)
+    if share_parts(rewritten, schemas):
+        yield _grammar(rewritten, whitespace)
+        rewritten = rewritten_schema(document)
+    yield _grammar(rewritten, whitespace)
+
+
+def _grammar(document: Schema, whitespace: str) -> str:
+    """Return what `LLMatcher.grammar_from_json_schema` does, which takes several times as long."""
     spaced = whitespace == "spaced"
     options: JsonCompileOptions = {
         "item_separator": ", " if spaced else ",",
@@ -59,11 +70,6 @@ def grammar_of_schema(document: Schema, whitespace: str = "spaced") -> str:
         "json_allowed_escapes": '"\\bfnrt',
         "json_allow_general_unicode_escapes": False,
     }
-    return _grammar(document, options)
-
-
-def _grammar(document: Schema, options: JsonCompileOptions) -> str:
-    """Return what `LLMatcher.grammar_from_json_schema` does, which takes several times as long."""
     schema = msgspec.json.encode(document | {"x-guidance": options})
     if _LARGE_NUMBER.search(schema):  # or a text with digits
         return LLMatcher.grammar_from_json_schema(document, overrides=options)

@@ -33,7 +33,7 @@ from ..forced_text import (
 from ..json_schema.document import Schema, read_schema
 from ..json_schema.lenient import leave_out_constraints
 from ..json_schema.refused_keyword import refusal_of
-from ..json_schema.schema_grammar import grammar_of_schema
+from ..json_schema.schema_grammar import grammars_of_schema
 from ..languages.gbnf import parse_gbnf, refusal
 from ..languages.gbnf_lark import lark_of
 from ..languages.tags_lark import grammar_of_tags, regex_literal
@@ -193,14 +193,19 @@ def _compile_schema(request: CheckRequest) -> tuple[CheckReply, LLMatcher]:
 
 def _try_schema(document: Schema, whitespace: str) -> tuple[LLMatcher, str] | str:
     """Return the matcher and the grammar of a schema, or the cause of its refusal."""
+    cause: str | None = None
     try:
-        grammar = grammar_of_schema(document, whitespace)
-        grammar = with_bounded_texts(grammar, forced_by_schema(document))
+        forced = forced_by_schema(document)
+        for form in grammars_of_schema(document, whitespace):
+            grammar = with_bounded_texts(form, forced)
+            matcher = _matcher(grammar)
+            cause = _cause(matcher)
+            if cause is None:
+                return matcher, grammar
     except ValueError as exc:
-        return str(exc)[:_CAUSE_CHARACTERS]
-    matcher = _matcher(grammar)
-    cause = _cause(matcher)
-    return (matcher, grammar) if cause is None else cause
+        cause = str(exc)[:_CAUSE_CHARACTERS]
+    assert cause is not None, "there is a form"
+    return cause
 
 
 def _matcher(grammar: str, vocab_size: int = 0, ends: tuple[int, ...] = ()) -> LLMatcher:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from inferd.backends.errors import BackendError
 from inferd.backends.grammars import native
-from inferd.backends.grammars.json_schema.schema_grammar import grammar_of_schema
+from inferd.backends.grammars.json_schema.schema_grammar import grammars_of_schema
 from inferd.backends.grammars.limits import MATCHING_LIMITS
 from inferd.backends.grammars.native import Matcher, MatchingTokenizer
 from inferd.backends.llama.text.matching import MatchingVocab, read_pieces
@@ -64,7 +64,7 @@ def tokens_of(mask: NDArray[np.uint8]) -> list[int]:
 def test_both_interfaces_allow_and_force_the_same(
     ours: MatchingTokenizer, theirs: LLTokenizer, name: str
 ) -> None:
-    grammar = grammar_of_schema(dict(SCHEMAS[name]))
+    grammar = next(grammars_of_schema(dict(SCHEMAS[name])))
     one = Matcher.compile(ours, grammar)
     other = LLMatcher(theirs, grammar, log_level=0, limits=MATCHING_LIMITS)
     source = random.Random(name)
@@ -86,7 +86,7 @@ def test_both_interfaces_allow_and_force_the_same(
 
 @pytest.mark.model
 def test_a_copy_changes_independently_and_errors_are_reported(ours: MatchingTokenizer) -> None:
-    first = Matcher.compile(ours, grammar_of_schema({"enum": [1, 2]}))
+    first = Matcher.compile(ours, next(grammars_of_schema({"enum": [1, 2]})))
     [one, two] = (
         int(t) for t in np.flatnonzero(np.unpackbits(first.compute_bitmask(), bitorder="little"))
     )
