@@ -60,17 +60,16 @@ def _describe_moving(daemon: Daemon) -> list[dict[str, Any]]:
             "persisted": True,
             "turns": record.facts.turns,
             "idle_s": 0.0,
-            "transfer": _describe_transfer(record.facts.transfer, record.facts.on_behalf_of),
+            "on_behalf_of": record.facts.on_behalf_of,
+            "transfer": _describe_transfer(record.facts.transfer),
         }
         for record in moving.departed
     ]
     return arriving + departed
 
 
-def _describe_transfer(transfer: Transfer | None, on_behalf_of: str) -> dict[str, Any] | None:
-    if transfer is None:
-        return None
-    return {"id": transfer.id, "peer": transfer.peer, "on_behalf_of": on_behalf_of}
+def _describe_transfer(transfer: Transfer | None) -> dict[str, Any] | None:
+    return None if transfer is None else {"id": transfer.id, "peer": transfer.peer}
 
 
 def _owner_fields(daemon: Daemon, owner: Owner) -> dict[str, Any]:
@@ -97,7 +96,8 @@ def describe_session(daemon: Daemon, session: Session) -> dict[str, Any]:
         "persisted": session.recording.durable,
         "turns": session.turns_begun,
         "idle_s": 0.0 if session.active else max(0.0, time.monotonic() - session.used_at),
-        "transfer": _describe_transfer(session.transfer, session.settings.on_behalf_of),
+        "on_behalf_of": session.settings.on_behalf_of,
+        "transfer": _describe_transfer(session.transfer),
     }
 
 
@@ -245,15 +245,20 @@ async def log_level(daemon: Daemon, request: Request) -> w.LogLevelResult:
     return w.LogLevelResult(levels=logs.levels)
 
 
-async def drain(daemon: Daemon, request: Request) -> w.Empty:
+async def drain(daemon: Daemon, request: Request) -> w.DrainResult:
     """Refuse new work and wait for running turns; with `stop`, only request that the daemon stop,
     which drains it first.
     """
+    if request.params.node or request.params.undo:
+        raise InvalidArgument(
+            "this is a daemon, and not a fleet with nodes",
+            hint="name the socket of `inferd fleet serve`",
+        )
     if request.params.stop:
         daemon.stopping.set()
-        return w.Empty()
+        return w.DrainResult()
     await daemon.drain(daemon.config.shutdown_grace_s)
-    return w.Empty()
+    return w.DrainResult()
 
 
 CALLS = (sessions, queue, stats, log_level, drain)

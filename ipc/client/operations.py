@@ -370,6 +370,19 @@ class AsyncOperations(AsyncWasiCalls):
         result = await self._call("apply_template", params, w.TemplateResult, timeout)
         return Rendered(result.text.decode(), result.tokens)
 
-    async def drain(self, *, stop: bool = False, timeout: float | None = None) -> None:
-        """Make the daemon finish its turns and refuse new ones; with *stop* it then ends."""
-        await self._call("drain", w.DrainParams(stop=stop), w.Empty, timeout)
+    async def drain(
+        self,
+        *,
+        stop: bool = False,
+        node: str = "",
+        undo: bool = False,
+        wait: float = 0.0,
+        timeout: float | None = None,
+    ) -> w.DrainResult:
+        """Make the daemon finish its turns and refuse new ones; with *stop* it then ends.
+
+        In a fleet, with *node*: give the node no new contexts and move its sessions to other nodes,
+        waiting at most *wait* seconds for turns under way; with *undo* it is used again.
+        """
+        params = w.DrainParams(stop=stop, node=node, undo=undo, wait_s=wait)
+        return await self._call("drain", params, w.DrainResult, timeout)

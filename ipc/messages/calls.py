@@ -82,5 +82,5 @@ CALLS: dict[str, Call] = {
     "detokenize": Call(texts.DetokenizeParams, texts.TextResult),
     "apply_template": Call(texts.TemplateParams, texts.TemplateResult),
     "log_level": Call(monitoring.LogLevelParams, monitoring.LogLevelResult),
-    "drain": Call(monitoring.DrainParams, Empty),
+    "drain": Call(monitoring.DrainParams, monitoring.DrainResult),
 }

@@ -55,6 +55,22 @@ class LogLevelResult(Map):
 
 
 class DrainParams(Map):
-    """`drain`: finish running turns and accept nothing new; with `stop` the daemon then exits."""
+    """`drain`: finish running turns and accept nothing new; with `stop` the daemon then exits.
+
+    In a fleet, with `node`: move its sessions to other nodes, waiting at most `wait_s` for turns;
+    with `undo` it is used again.
+    """
 
     stop: bool = False
+    node: str = ""
+    undo: bool = False
+    wait_s: float = 0.0
+
+
+class DrainResult(Map):
+    """With `node`: the number of sessions that have moved, and the first ones that stay, each with
+    the `error`.
+    """
+
+    moved: int = 0
+    staying: list[dict[str, Any]] = []

@@ -14,16 +14,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ....backends.errors import PermissionDenied, ShuttingDown, Timeout
+from ....backends.errors import Busy, PermissionDenied, ShuttingDown, Timeout
 from ....ipc.peer import peer_of
 from ..client import client_of, socket_of
 from ..options import JsonOutput, SocketPath
-from ..output import note, write_json, write_result
+from ..output import Columns, note, table_of, write_json, write_result
 
 if TYPE_CHECKING:
     from ....ipc.client import Client
 
 POLL_S = 0.05
+MOVES_S_MAX = 600.0
+"""Time for the moves of a node's sessions, beside the wait for turns."""
+STAYING: Columns = {
+    "SESSION": lambda s: s["session_id"] or None,
+    "USER": lambda s: s["user"] or None,
+    "MODEL": "model",
+    "CAUSE": lambda s: f"{s['error']['name']}: {s['error']['message']}",
+}
 CALL_S_MIN = 0.25
 """Minimum timeout of a call, so that the drain begins even with `--wait 0`."""
 
@@ -32,13 +40,26 @@ def drain(
     wait: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for running tasks.")
     ] = 60.0,
+    node: Annotated[
+        str,
+        typer.Option(
+            metavar="NODE",
+            help="Move the sessions of this node of a fleet to other nodes.",
+            show_default=False,
+        ),
+    ] = "",
+    undo: Annotated[bool, typer.Option("--undo", help="Use the node again.")] = False,
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
     """Finish running tasks and admit no new ones; return when all tasks have ended.
 
     The daemon still answers queries. Only a restart ends the drain; `inferd stop` stops the daemon.
+    With --node, the node gets no new sessions until --undo, and its sessions move to other nodes.
     """
+    if node or undo:
+        _drain_node(node, undo, wait, socket, as_json)
+        return
     with client_of(socket) as client:
         unfinished = _drain(client, time.monotonic() + wait)
     if unfinished:
@@ -48,6 +69,23 @@ def drain(
         )
     text = "drained: no task runs, and none is admitted before a restart"
     write_result(as_json, {"drained": True}, text)
+
+
+def _drain_node(node: str, undo: bool, wait: float, socket: SocketPath, as_json: bool) -> None:
+    with client_of(socket) as client:
+        result = client.drain(node=node, undo=undo, wait=wait, timeout=wait + MOVES_S_MAX)
+    if undo:
+        write_result(as_json, {"node": node, "drained": False}, f"node {node} is used again")
+        return
+    if result.staying and not as_json:
+        table_of(STAYING, result.staying)
+    found = {"node": node, "drained": True, "moved": result.moved, "staying": result.staying}
+    write_result(as_json, found, f"sessions moved from {node}: {result.moved}")
+    if result.staying:
+        raise Busy(
+            f"sessions that stay on {node}: {len(result.staying)}",
+            hint="they can be used there; run the command again to try once more",
+        )
 
 
 def _drain(client: Client, deadline: float) -> int:

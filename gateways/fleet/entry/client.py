@@ -17,6 +17,7 @@ from ....backends.errors import (
     Busy,
     InferdError,
     InvalidArgument,
+    SessionBusy,
     SessionExpired,
     ShuttingDown,
     error_from_wire,
@@ -28,6 +29,7 @@ from ..calls.frames import (
     OpenFrame,
     frame_of,
     integer_in,
+    raw_of,
     request_frame,
     values_of,
     with_handle,
@@ -74,8 +76,27 @@ def without_shutdown(error: InferdError) -> InferdError:
     return error
 
 
+class SettledSessions(Protocol):
+    """The moves of sessions between nodes, as requests wait for them."""
+
+    async def wait_settled(self, key: SessionKey) -> None:
+        """Wait until a session does not move.
+
+        :raises Busy: it still does.
+        """
+
+
 class SharedState(Protocol):
     """The state that the clients of an entry share."""
+
+    @property
+    def moves(self) -> SettledSessions:
+        """The moves of sessions between nodes."""
+
+    async def drain_node(
+        self, client: FleetClient, request: ClientRequest, params: Fields
+    ) -> Fields:
+        """Move the sessions of a node to other nodes."""
 
     stopping: anyio.Event
     """Set once the entry accepts no new requests, and exits when those under way have ended."""
@@ -87,11 +108,25 @@ class SharedState(Protocol):
 
 
 class OpenContext(NamedTuple):
-    """An open context: its node, the id of its session or an empty text, and its turns' kind."""
+    """An open context: its node, the id of its session or an empty text, its turns' kind, and its
+    graph.
+    """
 
     node: str
     session_id: str
     kind: TurnKind
+    graph: FleetGraph
+
+
+class SuspendedContext:
+    """A context whose session is closed for a move. Requests on it wait until it is `settled`; the
+    next one opens the session again.
+    """
+
+    def __init__(self, context: OpenContext):
+        self.context = context
+        self.settled = anyio.Event()
+        self.lock = anyio.Lock()
 
 
 class FleetGraph:
@@ -115,6 +150,8 @@ class ClientRequest:
         self.scope = anyio.CancelScope()
         self.turns: OwnTurns | None = None
         """The node's turns, among which it counts."""
+        self.context: int | None = None
+        """The client's handle of the context to whose node it was sent."""
         self.on_result: Callable[[Fields], object] | None = None
         """Called with its result, whose handles are the client's."""
 
@@ -143,6 +180,12 @@ class FleetClient:
         self._socket, self._hello = socket, hello
         self._contexts: dict[int, OpenContext] = {}
         self._expired: OrderedDict[int, str] = OrderedDict()
+        self.suspended: dict[int, SuspendedContext] = {}
+        """Contexts whose sessions are closed for a move, by the client's handles."""
+        self._moved: dict[int, int] = {}
+        """Handles of contexts that were opened again after a move, by the client's handles."""
+        self._aliases: dict[int, int] = {}
+        """The client's handles of these."""
         self._lost = Counter[str]()
         """Contexts lost with connections, by node, until the loss of the node is reported."""
 
@@ -165,12 +208,14 @@ class FleetClient:
     def client_handle(self, upstream: Upstream, handle: int) -> int:
         """Return the client's handle for one of a node."""
         number = self.fleet.incarnations.number_of(upstream.node, upstream.instance)
-        return client_handle(number, handle)
+        found = client_handle(number, handle)
+        return self._aliases.get(found, found)
 
     def map_context(self, node: str, handle: int) -> int:
         """Return the client's handle for a context of *node* in a list."""
         number = self.fleet.incarnations.number_of(node, handle >> 32)
-        return client_handle(number, handle)
+        found = client_handle(number, handle)
+        return self._aliases.get(found, found)
 
     def note_context(
         self, handle: int, context: OpenContext, opened_by: ClientRequest | None = None
@@ -186,9 +231,47 @@ class FleetClient:
         """Return the open context in *params*; None if it is not one of this connection's."""
         return self._contexts.get(integer_in(params, "context"))
 
+    def find_context(self, node: str, session_id: str) -> int | None:
+        """Return the handle of an open context on *node* by the id of its session."""
+        for handle, context in self._contexts.items():
+            if context.session_id == session_id and context.node == node:
+                return handle
+        return None
+
+    def suspend_context(self, handle: int) -> SuspendedContext:
+        """Have new requests on an open context wait, and return it.
+
+        :raises SessionBusy: requests on it are under way.
+        :raises InvalidArgument: its graph was unloaded.
+        """
+        context = self._contexts[handle]
+        if any(request.context == handle for request in self.requests.values()):
+            raise SessionBusy("a request on the session's context is under way")
+        if context.graph not in self.graphs.values():
+            raise InvalidArgument("the graph of the session's context was unloaded")
+        return self.suspended.setdefault(handle, SuspendedContext(context))
+
+    def daemon_handle(self, handle: int) -> int:
+        """Return the daemon's handle for that of an open context."""
+        incarnation, own = self.incarnation_of({"context": raw_of(handle)})
+        return daemon_handle(incarnation, own)
+
+    def note_reopened(self, handle: int, opened: int, node: str) -> None:
+        """Note that the session of a suspended context was opened again as *opened*."""
+        suspended = self.suspended.pop(handle)
+        self._aliases.pop(self._moved.pop(handle, 0), None)
+        self._contexts[handle] = suspended.context._replace(node=node)
+        if opened != handle:
+            self._moved[handle], self._aliases[opened] = opened, handle
+
+    def expire_context(self, handle: int) -> None:
+        """Note that the session of a suspended context no longer exists."""
+        self._expired[handle] = self.suspended.pop(handle).context.node
+
     def drop_context(self, handle: int) -> None:
         """Note that a context was closed."""
         self._contexts.pop(handle, None)
+        self._aliases.pop(self._moved.pop(handle, 0), None)
 
     def drop_session(self, session_id: str) -> None:
         """Note that a session with an id was deleted, and its context with it."""
@@ -200,9 +283,10 @@ class FleetClient:
         """Forget all graphs and contexts, which the nodes have closed."""
         self.graphs.clear()
         self._contexts.clear()
+        self.suspended.clear()
 
     def incarnation_of(self, params: Fields) -> tuple[Incarnation, int]:
-        """Return the daemon of the context in *params*, and the client's handle.
+        """Return the daemon of the context in *params*, and its handle there as a client's.
 
         :raises InvalidArgument: there is no such context.
         :raises SessionExpired: its node was lost.
@@ -213,6 +297,7 @@ class FleetClient:
                 f"the node {self._expired[handle]} was lost, and this context with it",
                 data={"cause": "node", "node": self._expired[handle]},
             )
+        handle = self._moved.get(handle, handle)
         found = self.fleet.incarnations.find(handle)
         if found is None or found.node not in self.fleet.nodes.links:
             raise InvalidArgument(f"there is no context {handle} on this connection")
@@ -236,6 +321,7 @@ class FleetClient:
         incarnation, handle = self.incarnation_of(params)
         fields = with_handle(params, "context", daemon_handle(incarnation, handle))
         self.forward(request, incarnation.node, fields)
+        request.context = handle = integer_in(params, "context")
         context = self._contexts.get(handle)
         if request.route.has_turn and context is not None:
             request.turns = self.fleet.nodes.turns_of(context.node)

@@ -35,7 +35,7 @@ from ..calls.frames import (
 from ..calls.routes import Route, route_of
 from .client import ClientRequest, FleetClient, without_shutdown
 from .gathering import call_all, call_connected, call_for_model, call_for_session, unload_graph
-from .opening import load_graph, note_branches, open_context, work_on_graph
+from .opening import load_graph, note_branches, open_context, reopen_context, work_on_graph
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +110,9 @@ class Dispatcher:
         route = request.route.route
         if request.call == "drain" and params.get("stop") == TRUE:
             self._stop_entry(request)
+        elif request.call == "drain" and (is_given(params, "node") or is_given(params, "undo")):
+            client = self._client
+            client.group.start_soon(self._run, client.fleet.drain_node, request, params)
         elif route is Route.CONTEXT or (route is Route.SESSION and is_given(params, "context")):
             self._forward_to_context(request, params)
         elif route is Route.CANCEL:
@@ -130,6 +133,9 @@ class Dispatcher:
 
     def _forward_to_context(self, request: ClientRequest, params: Fields) -> None:
         client = self._client
+        if integer_in(params, "context") in client.suspended:
+            client.group.start_soon(self._forward_later, request, params)
+            return
         if request.call == "fork_session":
             source = client.context_of(params)
             if source is not None:
@@ -139,11 +145,22 @@ class Dispatcher:
             request.on_result = lambda _: client.drop_context(handle)
         client.forward_to_context(request, params)
 
+    async def _forward_later(self, request: ClientRequest, params: Fields) -> None:
+        """Forward a request on a context whose session moves, once it is open again."""
+        try:
+            with request.scope:
+                await reopen_context(self._client, integer_in(params, "context"))
+                self._forward_to_context(request, params)
+            if request.scope.cancelled_caught:
+                raise Cancelled("the request was cancelled")
+        except InferdError as exc:
+            self._client.fail(request.number, without_shutdown(exc))
+
     def _cancel(self, request: ClientRequest, params: Fields) -> None:
         """Cancel a request where it runs, or a context's turn."""
         client = self._client
         if not is_given(params, "request"):
-            client.forward_to_context(request, params)
+            self._forward_to_context(request, params)
             return
         if is_given(params, "context"):
             raise InvalidArgument("`cancel` takes a request or a context, not both")

@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import msgspec
 
 from ....backends.errors import Busy
 from ....ipc.messages import (
@@ -24,6 +25,7 @@ from ....wire.frames import FRAME_BYTES_MAX, REPLY_BYTES_MAX
 from ....wire.nesting import NESTING_MAX
 from ..addresses import NodeAddress
 from ..certificates.tls import DATA, REPORTS, entry_context
+from ..draining.drained import DrainedNodes
 from ..routing.choice import RETRY_HINT, RETRY_S, FleetLoad, RouteRequest, choose_node
 from ..routing.loads import ByClass, NodeLoad
 from .config import EntryConfig
@@ -59,6 +61,7 @@ class Nodes:
         self._on_found, self._on_lost = on_found, on_lost
         self._context, self._own_certificate = context, (folder, name)
         self._configured = config.addresses
+        self.drained = DrainedNodes(config.state_dir)
         self._group: anyio.abc.TaskGroup | None = None
         """The tasks of the links, while they run."""
         self._scopes: dict[str, anyio.CancelScope] = {}
@@ -126,7 +129,13 @@ class Nodes:
 
     def loads(self) -> dict[str, NodeLoad]:
         """Return the loads of the nodes that can be reached."""
-        return {name: link.load for name, link in self.links.items() if link.load is not None}
+        return {
+            name: msgspec.structs.replace(link.load, draining=True)
+            if name in self.drained
+            else link.load
+            for name, link in self.links.items()
+            if link.load is not None
+        }
 
     def unreachable(self) -> list[str]:
         """Return the names of the other nodes."""
@@ -158,6 +167,11 @@ class Nodes:
     def with_model(self, model: str) -> list[str]:
         """Return the names of the nodes that can be reached and have a model."""
         return [name for name, load in self.loads().items() if model in load.models]
+
+    def only_drained(self, model: str) -> list[str]:
+        """Return the drained nodes that have a model, if all that have it are drained."""
+        names = self.with_model(model)
+        return names if all(name in self.drained for name in names) else []
 
     def choose(self, request: RouteRequest, key: Hashable | None = None) -> str:
         """Return the node for a context, see `choose_node`; with a *key* count it there at once."""
@@ -206,10 +220,13 @@ class Nodes:
 
     def describe(self) -> Mapping[str, Any]:
         """Return the state of each node, for `stats`."""
-        return {name: _described(link) for name, link in self.links.items()}
+        return {
+            name: _described(link, is_drained=name in self.drained)
+            for name, link in self.links.items()
+        }
 
 
-def _described(link: NodeLink) -> dict[str, Any]:
+def _described(link: NodeLink, *, is_drained: bool) -> dict[str, Any]:
     found: dict[str, Any] = {
         "address": str(link.address) if link.address else None,
         "reachable": link.load is not None,
@@ -221,7 +238,7 @@ def _described(link: NodeLink) -> dict[str, Any]:
     models = load.models.values()
     return found | {
         "instance": load.instance,
-        "draining": load.draining,
+        "draining": load.draining or is_drained,
         "sessions": load.sessions,
         "sessions_max": load.sessions_max,
         "loaded": sorted(name for name, model in load.models.items() if model.loaded),

@@ -16,11 +16,20 @@ from ....backends.errors import (
     LoadFailed,
     ModelNotFound,
     OutOfMemory,
+    SessionExpired,
     ShuttingDown,
     WorkerCrashed,
 )
 from ....ipc.messages import Kind
-from ..calls.frames import Fields, OpenFrame, integers_in, request_frame, text_in, with_handle
+from ..calls.frames import (
+    Fields,
+    OpenFrame,
+    integers_in,
+    raw_of,
+    request_frame,
+    text_in,
+    with_handle,
+)
 from ..calls.merging import session_homes
 from ..routing.choice import RETRY_HINT, RETRY_S, RouteRequest
 from ..routing.loads import CLASSES
@@ -138,6 +147,8 @@ async def load_graph(client: FleetClient, request: ClientRequest, params: Fields
 
     if not nodes.with_model(model) and not nodes.unreachable():
         return await attempt(nodes.reachable()[0])  # which refuses it with the right error
+    if nodes.only_drained(model):  # for contexts of the sessions that stay there
+        return await attempt(nodes.only_drained(model)[0])
     route = RouteRequest(model, recent=recent)
     return await on_best_node(client, route, attempt)
 
@@ -148,6 +159,10 @@ class _GraphHandle(msgspec.Struct):
 
 class _ContextHandle(msgspec.Struct):
     context: int
+
+
+class _Reopened(_ContextHandle):
+    attached: bool = False
 
 
 def model_of(params: Fields) -> str:
@@ -182,6 +197,8 @@ async def open_context(client: FleetClient, request: ClientRequest, params: Fiel
     graph, fleet = client.graph_of(params), client.fleet
     session = SessionKey(client.owner, text_in(params, "session_id"))
     recent = RecentKey(client.owner, graph.model)
+    if session.session_id:
+        await fleet.moves.wait_settled(session)
     home = await _home_of(client, session, text_in(params, "from_state"))
 
     async def attempt(node: str) -> Fields:
@@ -197,7 +214,9 @@ async def open_context(client: FleetClient, request: ClientRequest, params: Fiel
             raise
         found = msgspec.msgpack.decode(raw, type=_ContextHandle).context
         own = client.client_handle(upstream, found)
-        context = OpenContext(node, session.session_id, TurnKind(graph.model, class_of(params)))
+        context = OpenContext(
+            node, session.session_id, TurnKind(graph.model, class_of(params)), graph
+        )
         client.note_context(own, context, opened_by=request)
         fleet.recent.put(recent, node)
         return client.mapped(upstream, raw, request.route.in_result)
@@ -280,7 +299,40 @@ def note_branches(client: FleetClient, params: Fields, source: OpenContext, resu
     if "session_ids" in params:
         ids = msgspec.msgpack.decode(params["session_ids"], type=list[str])
     for handle, session_id in zip_longest(handles, ids, fillvalue=""):
-        branch = OpenContext(source.node, str(session_id), source.kind)
+        branch = source._replace(session_id=str(session_id))
         client.note_context(int(handle), branch)
         if session_id:
             client.fleet.homes.put(SessionKey(client.owner, branch.session_id), branch.node)
+
+
+async def reopen_context(client: FleetClient, handle: int) -> None:
+    """Open the session of a suspended context again, where it is now, for the client's handle.
+
+    :raises InferdError: that is not possible now.
+    :raises SessionExpired: the session no longer exists.
+    """
+    suspended = client.suspended.get(handle)
+    if suspended is None:
+        return
+    await suspended.settled.wait()
+    async with suspended.lock:
+        if client.suspended.get(handle) is not suspended:
+            return
+        context = suspended.context
+        session = SessionKey(client.owner, context.session_id)
+        await client.fleet.moves.wait_settled(session)
+        node = await _home_of(client, session, "")
+        params: Fields = {"session_id": raw_of(context.session_id)}
+        if node is not None:
+            params["graph"] = raw_of(await lease(client, context.graph, node))
+            upstream = client.upstream(node)
+            raw = await upstream.call("init_execution_context_with_session_id", params)
+            found = msgspec.msgpack.decode(raw, type=_Reopened)
+            if found.attached:
+                client.note_reopened(handle, client.client_handle(upstream, found.context), node)
+                return
+            await upstream.call("finalize_execution_context", {"context": raw_of(found.context)})
+        client.expire_context(handle)
+        raise SessionExpired(
+            f"the session {context.session_id!r} was deleted while it moved to another node"
+        )

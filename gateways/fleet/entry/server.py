@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from importlib.metadata import version
 from typing import Any
 
@@ -25,8 +25,10 @@ from ....ipc.server.loop_time import LoopTime
 from ....ipc.server.outbox import OUTBOXES_BYTES_MAX
 from ....ipc.server.shares import SharedLimit
 from ....wire.frames import pack_frame
-from ..calls.frames import open_message
-from .client import FleetClient
+from ..calls.frames import Fields, open_message
+from ..draining.draining import drain_node
+from ..draining.moves import Moves
+from .client import ClientRequest, FleetClient
 from .client_connection import ClientConnection
 from .config import EntryConfig
 from .discovery import Discovery
@@ -60,6 +62,7 @@ class Entry:
         self._idle = anyio.Event()
         """Set once an entry that stops has no requests."""
         self._config, self._note = config, note
+        self.moves = Moves(self, note)
         self._rules = UserRules(settings.users, settings.operators, settings.delegates)
         self._places = Places[ClientConnection](settings.connections_max)
         self._descriptors = ClientDescriptors()
@@ -74,6 +77,7 @@ class Entry:
         :raises Busy: another program listens on the socket.
         """
         self.incarnations.open()
+        self.nodes.drained.open()
         if self._discovery is not None:
             self._discovery.open()
         listener = UnixListener(str(self._config.socket), self._config.socket_mode, gateway=True)
@@ -82,6 +86,7 @@ class Entry:
             with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
                 async with anyio.create_task_group() as group:
                     await group.start(self.nodes.run)
+                    await group.start(self.moves.run)
                     if self._discovery is not None:
                         await group.start(self._discovery.run)
                     group.start_soon(self._accept, listener.socket, group)
@@ -213,8 +218,20 @@ class Entry:
         self._clients.add(client)
         return client
 
+    @property
+    def clients(self) -> Collection[FleetClient]:
+        """The clients that are connected."""
+        return self._clients
+
+    async def drain_node(
+        self, client: FleetClient, request: ClientRequest, params: Fields
+    ) -> Fields:
+        """Move the sessions of a node to other nodes, or use the node again."""
+        return await drain_node(self, client, params)
+
     def _note_found(self, link: NodeLink) -> None:
         assert link.load is not None
+        self.moves.note_found()
         self._note(f"node {link.name} serves at {link.address}: {len(link.load.models)} models")
 
     def _note_lost(self, link: NodeLink) -> None:

@@ -1,0 +1,1 @@
+"""Draining a node of a fleet: its sessions move to other nodes."""

@@ -1,0 +1,174 @@
+"""`drain` of one node: its sessions move to other nodes, and open contexts go with them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
+
+import anyio
+import msgspec
+
+from ....backends.errors import (
+    BackendError,
+    InferdError,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    SessionBusy,
+)
+from ....ipc import messages as w
+from ..calls.frames import Fields, raw_of, values_of
+from ..entry.client import FleetClient, SharedState
+from ..entry.opening import reopen_context
+from .moves import ARRIVING, DEPARTED, Moves, key_of
+
+MOVES_MAX = 8
+"""Moves at once."""
+WAIT_S_MAX = 3600.0
+RETRY_S = 0.2
+"""Time after which a session is tried again whose turn is under way."""
+STAYING_MAX = 1000
+"""Sessions that a reply lists."""
+_ACTIVE = ("waiting", "running", "parked")
+
+
+class DrainingEntry(SharedState, Protocol):
+    """The part of the entry that a drain uses."""
+
+    @property
+    def moves(self) -> Moves:
+        """The moves of sessions between nodes."""
+
+    @property
+    def clients(self) -> Collection[FleetClient]:
+        """The clients that are connected."""
+
+
+async def drain_node(entry: DrainingEntry, client: FleetClient, params: Fields) -> Fields:
+    """Give a node no new contexts, and move its sessions to other nodes; or use it again.
+
+    :raises PermissionDenied: the client is no operator.
+    :raises NotFound: there is no such node.
+    :raises InferdError: the node cannot be reached.
+    """
+    p = msgspec.convert(
+        {name: msgspec.msgpack.decode(raw) for name, raw in params.items()}, w.DrainParams
+    )
+    if client.owner.user:
+        raise PermissionDenied(
+            "this user may not drain a node",
+            hint="the fleet's operators may: root, the entry's user, `operators` in fleet.toml",
+            data={"right": "drain"},
+        )
+    if p.node not in entry.nodes.links:
+        names = sorted(entry.nodes.links)
+        raise NotFound(
+            f"there is no node {p.node!r}",
+            hint=f"the nodes are {', '.join(names)}",
+            data={"nodes": names},
+        )
+    if not 0 <= p.wait_s <= WAIT_S_MAX:
+        raise InvalidArgument(f"a wait of {p.wait_s} s", hint=f"use 0 to {WAIT_S_MAX:g} seconds")
+    try:
+        entry.nodes.drained.set_drained(p.node, is_drained=not p.undo)
+    except OSError as exc:
+        raise BackendError(f"the entry's state cannot be written: {exc}") from None
+    result = w.DrainResult()
+    if not p.undo:
+        deadline = time.monotonic() + p.wait_s
+        async with entry.moves.drains:
+            result = await _Drain(entry, p.node).run(deadline)
+    return {name: raw_of(value) for name, value in msgspec.structs.asdict(result).items()}
+
+
+class _Drain:
+    """The moves of one drain."""
+
+    def __init__(self, entry: DrainingEntry, node: str):
+        self._entry, self._node, self._moves = entry, node, entry.moves
+        self._limiter = anyio.CapacityLimiter(MOVES_MAX)
+        self._moved = 0
+
+    async def run(self, deadline: float) -> w.DrainResult:
+        """Move the sessions; try those with turns under way again until *deadline*."""
+        while True:
+            errors = await self._move_all()
+            is_busy = any(isinstance(error, SessionBusy) for _, error in errors)
+            if not is_busy or time.monotonic() >= deadline:
+                staying = [
+                    {name: session[name] for name in ("session_id", "user", "label", "model")}
+                    | {"error": error.to_wire()}
+                    for session, error in errors[:STAYING_MAX]
+                ]
+                return w.DrainResult(moved=self._moved, staying=staying)
+            await anyio.sleep(RETRY_S)
+
+    async def _move_all(self) -> list[tuple[dict[str, Any], InferdError]]:
+        """Move the sessions that can be moved now; return the others with their errors."""
+        errors: list[tuple[dict[str, Any], InferdError]] = []
+
+        async def move(session: dict[str, Any]) -> None:
+            async with self._limiter:
+                try:
+                    await self._move(session)
+                    self._moved += 1
+                except InferdError as exc:
+                    errors.append((session, exc))
+
+        async with anyio.create_task_group() as group:
+            for session in await self._moves.list_sessions(self._node):
+                if session["state"] not in (ARRIVING, DEPARTED):
+                    group.start_soon(move, session)
+        return errors
+
+    async def _move(self, session: Mapping[str, Any]) -> None:
+        if not session["session_id"]:
+            raise InvalidArgument(
+                "a session without an id cannot move", hint="it ends with its client's connection"
+            )
+        key = key_of(session)
+        for client in self._entry.clients:
+            handle = client.find_context(self._node, key.session_id)
+            if client.owner == key.owner and handle is not None:
+                await self._move_open(session, client, handle)
+                return
+        await self._moves.wait_settled(key)
+        with self._moves.moving(key):
+            await self._moves.move_session(self._node, session)
+
+    async def _move_open(
+        self, session: Mapping[str, Any], client: FleetClient, handle: int
+    ) -> None:
+        """Move a session that is open on a context of a client."""
+        suspended = client.suspend_context(handle)
+        is_closed = False
+        try:
+            own = client.daemon_handle(handle)
+            upstream = client.upstream(self._node)
+            named: Fields = {"session_id": raw_of(session["session_id"])}
+            found = values_of(await upstream.call("sessions", named))["sessions"]
+            if any(s["context"] == own and s["state"] in _ACTIVE for s in found):
+                raise SessionBusy("a turn of the session is under way")
+            await self._moves.wait_settled(key_of(session))
+            with self._moves.moving(key_of(session)):
+                context = {"context": raw_of(own), "keep": raw_of(True)}
+                await upstream.call("finalize_execution_context", context)
+                is_closed = True
+                client.drop_context(handle)
+                await self._moves.move_session(self._node, session)
+        finally:
+            suspended.settled.set()
+            if not is_closed:
+                client.suspended.pop(handle, None)
+            else:
+                client.group.start_soon(_try_reopen, client, handle)
+
+
+async def _try_reopen(client: FleetClient, handle: int) -> None:
+    """Open a session again after its move; if that fails, the next request tries again."""
+    try:
+        if handle in client.suspended:
+            await reopen_context(client, handle)
+    except InferdError:
+        return

@@ -1,0 +1,313 @@
+"""Moves of sessions between nodes, and the end of those that a failure has interrupted.
+
+A session is at the other node once the node that it leaves has the record of its transfer, and
+before that where it was. docs/protocol.md describes the calls.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, TypeAlias
+
+import anyio
+import msgspec
+
+from ....backends.errors import BackendError, Busy, InferdError
+from ....ipc import messages as w
+from ....ipc.messages import PROTOCOL_VERSION, ClientHello
+from ..calls.frames import Fields, raw_of, values_of
+from ..entry.client import FleetClient, SharedState
+from ..entry.gathering import gather
+from ..entry.homes import FleetUser, SessionKey
+from ..routing.choice import RETRY_S, RouteRequest
+from ..routing.loads import CLASSES
+
+MOVE_S_MAX = 120.0
+"""Time of one move, after which it is given up."""
+WAIT_S_MAX = 30.0
+"""Time that a request waits for the move of its session."""
+FIRST_S_MAX = 10.0
+"""Time for interrupted moves at the start of an entry."""
+ARRIVING, DEPARTED = "arriving", "departed"
+_LISTED: Fields = {"all": raw_of(True), "dormant": raw_of(True)}
+Listed: TypeAlias = Mapping[str, dict[str, Any]]
+"""The result of `sessions` by node."""
+
+
+class _NoClient:
+    """The client's side of the connections over which sessions move."""
+
+    unsent_bytes = 0
+
+    def add_frame(self, frame: bytes) -> None:
+        """Drop a frame: the calls are the entry's own."""
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+    def pause(self, reason: object) -> None:
+        """Do nothing."""
+
+    def resume(self, reason: object) -> None:
+        """Do nothing."""
+
+
+class NodeRefused(Exception):
+    """The other node has refused a session."""
+
+    def __init__(self, error: InferdError):
+        super().__init__(error.message)
+        self.error = error
+
+
+def key_of(session: Mapping[str, Any]) -> SessionKey:
+    """Return the key of a session in a list of a node."""
+    user = session["on_behalf_of"] or session["user"]
+    return SessionKey(FleetUser(user, session["label"]), session["session_id"])
+
+
+class Moves:
+    """Lives on the entry's event loop. `run` ends interrupted moves when a node is found."""
+
+    def __init__(self, fleet: SharedState, note: Callable[[str], object]):
+        self._fleet, self._note = fleet, note
+        self._under_way: dict[SessionKey, anyio.Event] = {}
+        self._interrupted: set[SessionKey] = set()
+        """Sessions of which it is not known where they are, until `_resolve` has found out."""
+        self._wanted, self._resolved = anyio.Event(), anyio.Event()
+        self._operator: FleetClient | None = None
+        self.drains = anyio.Lock()
+        """Held by the drain that moves sessions."""
+
+    @property
+    def operator(self) -> FleetClient:
+        """The client that acts on the nodes as the relay's user."""
+        assert self._operator is not None, "`run` has begun"
+        return self._operator
+
+    def note_found(self) -> None:
+        """Note that a node was found: moves to it or from it may have been interrupted."""
+        self._resolved = anyio.Event()
+        self._wanted.set()
+
+    async def wait_settled(self, key: SessionKey) -> None:
+        """Wait until a session does not move.
+
+        :raises Busy: it still does.
+        """
+        with anyio.move_on_after(WAIT_S_MAX):
+            await self._resolved.wait()
+            while (event := self._under_way.get(key)) is not None:
+                await event.wait()
+            if key not in self._interrupted:
+                return
+        raise Busy(
+            f"session {key.session_id!r} is being moved to another node",
+            data={"cause": "node", "retry_after_s": RETRY_S},
+        )
+
+    @contextmanager
+    def moving(self, key: SessionKey) -> Iterator[None]:
+        """Have requests that open a session wait until the end of the block."""
+        assert key not in self._under_way, "one move at a time"
+        event = self._under_way[key] = anyio.Event()
+        try:
+            yield
+        finally:
+            del self._under_way[key]
+            event.set()
+
+    async def run(
+        self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
+        """End interrupted moves until cancelled; started once that was tried."""
+        hello = ClientHello(protocol=PROTOCOL_VERSION, software="inferd fleet")
+        async with anyio.create_task_group() as group:
+            self._operator = FleetClient(self._fleet, _NoClient(), FleetUser("", ""), hello, group)
+            with anyio.move_on_after(FIRST_S_MAX):
+                await self._resolve()
+            self._resolved.set()
+            task_status.started()
+            while True:
+                with anyio.move_on_after(RETRY_S if self._interrupted else None):
+                    await self._wanted.wait()
+                self._wanted, resolved = anyio.Event(), self._resolved
+                await self._resolve()
+                resolved.set()
+
+    # One move.
+
+    async def move_session(self, source: str, session: Mapping[str, Any]) -> str:
+        """Move a dormant session to the best node that takes it; return the node.
+
+        :raises InferdError: no node takes it; it stays where it is.
+        """
+        key, excluded = key_of(session), {source}
+        refusal: InferdError | None = None
+        priority = CLASSES.index(session["priority"])
+        while True:
+            route = RouteRequest(session["model"], priority, excluded=excluded)
+            try:
+                target = self._fleet.nodes.choose(route)
+            except InferdError as exc:
+                raise refusal or exc from None
+            try:
+                with anyio.CancelScope(shield=True), anyio.fail_after(MOVE_S_MAX):
+                    await self._transfer(source, target, session)
+            except NodeRefused as exc:
+                refusal = exc.error
+                excluded.add(target)
+            except TimeoutError:
+                raise BackendError(
+                    f"the move to {target} has not ended within {MOVE_S_MAX:g} s"
+                ) from None
+            else:
+                self._fleet.homes.put(key, target)
+                return target
+
+    async def _transfer(self, source: str, target: str, session: Mapping[str, Any]) -> None:
+        """Move a session from one node to another.
+
+        :raises NodeRefused: the other one does not take it.
+        :raises InferdError: the first one does not give it, or one was lost.
+        """
+        transfer, key = secrets.token_hex(16), key_of(session)
+        try:
+            await self._copy(source, target, transfer, session)
+        except BaseException:  # it is not released: a copy that has arrived is dropped
+            self._wanted.set()
+            with anyio.CancelScope(shield=True), suppress(InferdError):
+                await self._end(source, transfer, "keep")
+            raise
+        self._interrupted.add(key)
+        try:
+            await self._end(source, transfer, "release")
+            await self._end(target, transfer, "keep")
+        except BaseException:
+            self._wanted.set()
+            raise
+        self._interrupted.discard(key)
+        with suppress(InferdError):  # else it is dropped when a node is found
+            await self._end(source, transfer, "drop")
+
+    async def _copy(
+        self, source: str, target: str, transfer: str, session: Mapping[str, Any]
+    ) -> None:
+        offset, size = 0, 1
+        name, label = session["session_id"], session["label"]
+        while offset < size:
+            part = await self._call(
+                source,
+                "export_session",
+                w.ExportParams(
+                    session_id=name,
+                    transfer=transfer,
+                    uid=session["uid"],
+                    label=label,
+                    peer=target,
+                    offset=offset,
+                ),
+                w.ExportResult,
+            )
+            try:
+                taken = await self._call(
+                    target,
+                    "import_session",
+                    w.ImportParams(
+                        session_id=name,
+                        transfer=transfer,
+                        data=part.data,
+                        size=part.size,
+                        on_behalf_of=part.on_behalf_of,
+                        label=label,
+                        peer=source,
+                        offset=offset,
+                    ),
+                    w.ImportResult,
+                )
+            except InferdError as exc:
+                raise NodeRefused(exc) from None
+            offset, size = offset + len(part.data), taken.size
+
+    async def _end(self, node: str, transfer: str, outcome: Any) -> None:
+        params = w.EndTransferParams(transfer=transfer, outcome=outcome)
+        await self._call(node, "end_transfer", params, w.Empty)
+
+    async def _call(self, node: str, call: str, params: w.Map, result: type[Any]) -> Any:
+        fields = {n: raw_of(value) for n, value in msgspec.structs.asdict(params).items()}
+        raw = await self.operator.upstream(node).call(call, fields)
+        return msgspec.msgpack.decode(raw, type=result)
+
+    # Interrupted moves.
+
+    async def list_sessions(self, node: str) -> list[dict[str, Any]]:
+        """Return all sessions of a node.
+
+        :raises InferdError: it cannot be reached.
+        """
+        raw = await self.operator.upstream(node).call("sessions", _LISTED)
+        return list(values_of(raw)["sessions"])
+
+    async def _resolve(self) -> None:
+        """End the moves that were interrupted, as far as their nodes can be reached."""
+        try:
+            nodes = self._fleet.nodes.reachable()
+        except Busy:
+            return
+        listed, _ = await gather(self.operator, "sessions", _LISTED, nodes)
+        moving = [
+            (node, session)
+            for node, result in listed.items()
+            for session in result["sessions"]
+            if session["transfer"] is not None
+        ]
+        keys = {key_of(session) for _, session in moving}
+        if all(name in listed for name in self._fleet.nodes.links):
+            self._interrupted &= keys
+        for node, session in sorted(moving, key=lambda pair: pair[1]["state"]):  # arriving first
+            key = key_of(session)
+            if key in self._under_way:
+                continue
+            with self.moving(key):
+                try:
+                    ended = await self._end_interrupted(node, session, listed)
+                except InferdError as exc:
+                    self._note(f"session {key.session_id!r} still moves: {exc.message}")
+                    ended = False
+            if session["state"] == ARRIVING:
+                (self._interrupted.discard if ended else self._interrupted.add)(key)
+
+    async def _end_interrupted(self, node: str, session: dict[str, Any], listed: Listed) -> bool:
+        """End the move of an arriving or departed session; return whether that was possible."""
+        transfer, peer = session["transfer"]["id"], session["transfer"]["peer"]
+        is_known = peer in self._fleet.nodes.links
+        if is_known and peer not in listed:
+            return False
+        listed_there = listed[peer]["sessions"] if is_known else ()
+        there = [s for s in listed_there if s["session_id"] and key_of(s) == key_of(session)]
+        if session["state"] == DEPARTED:
+            if not any(s["state"] == ARRIVING for s in there):
+                await self._end(node, transfer, "drop")
+            return True
+        released = any((s["transfer"] or {}).get("id") == transfer for s in there)
+        if released or not is_known:
+            await self._end(node, transfer, "keep")
+            self._fleet.homes.put(key_of(session), node)
+            if released:
+                await self._end(peer, transfer, "drop")
+            return True
+        for other in there:
+            if other["state"] == "dormant":  # a release that is still on its way must fail
+                newer = secrets.token_hex(16)
+                params = w.ExportParams(
+                    session_id=other["session_id"],
+                    transfer=newer,
+                    uid=other["uid"],
+                    label=other["label"],
+                )
+                await self._call(peer, "export_session", params, w.ExportResult)
+                await self._end(peer, newer, "keep")
+        await self._end(node, transfer, "drop")
+        return True
