@@ -48,7 +48,7 @@ class DrainingEntry(SharedState, Protocol):
 async def drain_node(entry: DrainingEntry, client: FleetClient, params: Fields) -> Fields:
     """Give a node no new contexts, and move its sessions to other nodes; or use it again.
 
-    :raises PermissionDenied: the client is no operator.
+    :raises PermissionDenied: the client is not an operator.
     :raises NotFound: there is no such node.
     :raises InferdError: the node cannot be reached.
     """

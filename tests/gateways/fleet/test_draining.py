@@ -13,6 +13,7 @@ from tests.daemon.command_line import inferd
 from tests.echo import echo_model
 from tests.gateways.fleet.members import RunningFleet, running_fleet
 from tests.raw import RawClient
+from tests.waiting import wait_until
 
 CONFIG = echo_model("echo", slots=4) + echo_model("slow", step_ms=20, slots=2)
 TEXT = "a text that takes the slow model a second or two to echo"
@@ -194,7 +195,84 @@ def test_the_command_drains_a_node_and_uses_it_again(fleet: RunningFleet) -> Non
         assert json.loads(done.stdout)["moved"] == 1
         with client.session("echo"):
             done = inferd("drain", "--node", other(node), "--wait", "0", socket=fleet.socket)
-            assert done.returncode != 0 and "without an id" in done.stdout
+            assert done.exit_code != 0 and "without an id" in done.stdout
         done = inferd("drain", "--node", node, "--undo", socket=fleet.socket)
-        assert done.returncode == 0
+        assert done.exit_code == 0
         assert not client.stats()["nodes"][node]["draining"]
+
+
+def restart(fleet: RunningFleet, member: str, source: str) -> None:
+    """Kill a member of the fleet by SIGKILL, and start it again."""
+    if member == "entry":
+        fleet.kill_entry()
+        fleet.start_entry()
+        return
+    node = other(source) if member == "target" else source
+    if member == "relay":
+        fleet.kill_relay(node)
+        fleet.until_noted(f"node {node} is lost")
+        fleet.start_relay(node)
+    else:
+        fleet.daemons[node].kill()
+        fleet.daemons[node].start_again()
+    fleet.until_noted(f"node {node} serves")
+
+
+def is_settled(fleet: RunningFleet) -> bool:
+    """Return whether no daemon has a session that moves."""
+    for daemon in fleet.daemons.values():
+        with Client(daemon.socket) as direct:
+            listed = direct.sessions(all_users=True, dormant=True)
+            if any(session["transfer"] for session in listed):
+                return False
+    return True
+
+
+@pytest.mark.parametrize("member", ["source", "target", "relay", "entry"])
+@pytest.mark.parametrize("released", [False, True])
+def test_an_interrupted_move_ends_on_one_node(
+    fleet: RunningFleet, released: bool, member: str
+) -> None:
+    with Client(fleet.socket) as client:
+        write(client, "half", "first", "second")
+        source = nodes_of(client)["half"]
+    target = other(source)
+    with (
+        Client(fleet.daemons[source].socket) as here,
+        Client(fleet.daemons[target].socket) as there,
+    ):
+        part = here.export_session("half", "t", peer=target)
+        there.import_session("half", "t", part.data, part.size, peer=source)
+        if released:
+            here.end_transfer("t", "release")
+        restart(fleet, member, source)
+        wait_until(lambda: is_settled(fleet))
+    with Client(fleet.socket) as client:
+        assert nodes_of(client) == {"half": target if released else source}
+        with client.session("echo", session_id="half", raw=True) as session:
+            assert session.context.attached
+            assert session.rewind(2).turns == 0, "both turns are there, once"
+
+
+@pytest.mark.parametrize("member", ["source", "target", "relay", "entry"])
+def test_a_kill_during_a_drain_loses_and_doubles_nothing(fleet: RunningFleet, member: str) -> None:
+    names = [f"s{number}" for number in range(16)]
+    with Client(fleet.socket) as client:
+        for name in names:
+            write(client, name, "first", "second")
+        source = nodes_of(client)["s0"]
+        moved = list(nodes_of(client).values()).count(source)
+    with RawClient(fleet.socket) as raw:
+        raw.start_request("drain", node=source)
+        with Client(fleet.daemons[source].socket) as direct:
+            wait_until(lambda: len(direct.sessions(dormant=True)) < moved)
+        restart(fleet, member, source)
+    with Client(fleet.socket) as client:
+        while client.drain(node=source, wait=10).staying:
+            pass
+        wait_until(lambda: is_settled(fleet))
+        assert nodes_of(client) == dict.fromkeys(names, other(source))
+        for name in names:
+            with client.session("echo", session_id=name, raw=True) as session:
+                assert session.context.attached
+                assert session.rewind(2).turns == 0, "both turns are there, once"

@@ -62,10 +62,15 @@ def test_the_commands_set_up_a_fleet(tmp_path: Path) -> None:
         assert [line.split()[0] for line in run(nodes).splitlines()] == ["NODE", "gpu-1", "gpu-2"]
         assert run(answer).strip() == "Say-hello."
         assert run(ps).startswith("NODE")
+        (drain,) = [block for block in blocks("sh") if block.startswith("inferd drain")]
+        moved, undone = (run(line) for line in drain.strip().splitlines())
+        assert "sessions moved from gpu-1: 0" in moved
+        assert "node gpu-1 is used again" in undone
 
 
 def test_the_commands_for_ray_have_their_options() -> None:
     lines = [line for block in blocks("sh")[4:] for line in block.splitlines()]
+    lines = [line for line in lines if not line.startswith("inferd drain")]
     found = [line.split(" -- ")[0].split() for line in lines if line.startswith("inferd")]
     assert [words[:3] for words in found] == [
         ["inferd", "fleet", "node"],

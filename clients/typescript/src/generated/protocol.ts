@@ -308,7 +308,9 @@ export interface SessionInfo {
   idle_s: number;
   /** whether it counts in the maximum of sessions; false if it is dormant or has yielded its place */
   has_place: boolean;
-  /** nil, or of a session that arrives or has departed: `id`, `peer` and `on_behalf_of` as the caller of the transfer gave them */
+  /** the user for whom a gateway has opened it last, or empty */
+  on_behalf_of: string;
+  /** nil, or of a session that arrives or has departed: `id` and `peer` as the caller of the transfer gave them */
   transfer: Fields | null;
 }
 
@@ -1195,6 +1197,23 @@ export interface RemoveAdapterParams {
 export interface DrainParams {
   /** reply at once, and exit when the turns have ended; else reply when they have ended */
   stop?: boolean | undefined;
+  /** only in a fleet: give this node no new contexts, and move its sessions to other nodes; a daemon refuses it with `InvalidArgument` */
+  node?: string | undefined;
+  /** use the `node` again */
+  undo?: boolean | undefined;
+  /** with `node`: how long to wait for turns under way there */
+  wait_s?: number | undefined;
+}
+
+export interface DrainResult {
+  /** with `node`: sessions that have moved */
+  moved: number;
+  /** with `node`: the first 1000 sessions that stay there, each with `session_id`, `user`, `label`, `model` and `error` */
+  staying: Fields[];
+}
+
+export function readDrainResult(fields: Fields): DrainResult {
+  return { moved: 0, staying: [], ...fields } as unknown as DrainResult;
 }
 
 export interface ModelsResult {
@@ -1386,7 +1405,7 @@ export interface Calls {
   swap: { params: SwapParams; result: SwapResult; event: never };
   add_adapter: { params: AddAdapterParams; result: AddAdapterResult; event: never };
   remove_adapter: { params: RemoveAdapterParams; result: Empty; event: never };
-  drain: { params: DrainParams; result: Empty; event: never };
+  drain: { params: DrainParams; result: DrainResult; event: never };
   models: { params: Empty; result: ModelsResult; event: never };
   show: { params: ShowParams; result: ShowResult; event: never };
   sessions: { params: SessionsParams; result: SessionsResult; event: never };
@@ -1454,7 +1473,7 @@ export const READERS: Readers = {
   swap: { result: readSwapResult, event: null },
   add_adapter: { result: readAddAdapterResult, event: null },
   remove_adapter: { result: () => ({}), event: null },
-  drain: { result: () => ({}), event: null },
+  drain: { result: readDrainResult, event: null },
   models: { result: readModelsResult, event: null },
   show: { result: readModelsResult as (fields: Fields) => ShowResult, event: null },
   sessions: { result: readSessionsResult, event: null },

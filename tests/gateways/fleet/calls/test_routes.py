@@ -40,7 +40,7 @@ def test_integers_that_are_not_handles_do_not_look_like_them(name: str) -> None:
     plain = {
         "index", "size_max", "n", "credit", "normalize", "turns", "tokens", "request", "fd",
         "ctx_size", "slots", "cached_tokens", "stored_tokens", "size", "size_bytes", "offset",
-        "position", "waiting", "encoding", "target", "uid",
+        "position", "waiting", "encoding", "target", "uid", "moved",
     }  # fmt: skip
     call = CALLS[name]
     for kind in (call.params, call.result, *call.events):
