@@ -38,8 +38,8 @@ _LARGE_NUMBER = re.compile(rb"[0-9]{19}")
 
 
 def grammars_of_schema(document: Schema, whitespace: str = "spaced") -> Iterator[str]:
-    """Yield llguidance's forms of a schema's grammar, which are not compiled yet. Each one after
-    the first takes longer to compile, and is for the case that the one before is refused.
+    """Yield llguidance's forms of a schema's grammar, which are not compiled yet: one with shared
+    parts, if there are any, and one without them, in case the first is refused.
 
     *whitespace* is the value of `json-whitespace`.
 
