@@ -12,8 +12,9 @@ from .admission.quotas import Quota, check_connections, check_priority
 from .journal.entries import StoredSession, Transfer
 from .journal.journal import Journal
 from .moving.exported import ExportedSession
-from .moving.uploads import Uploads
-from .session.core import SessionSettings
+from .moving.moving_sessions import Hold
+from .moving.uploads import Upload, Uploads
+from .session.core import SessionSettings, name_of_id
 from .session.dormant import DAY_S, DormantLimits
 from .session.manager import SessionManager, check_id
 from .session.places import PlaceBounds, PlaceWait
@@ -29,6 +30,7 @@ __all__ = (
     "DormantLimits",
     "ExportedSession",
     "AdmissionBounds",
+    "Hold",
     "Journal",
     "Ledger",
     "ModelSource",
@@ -49,8 +51,10 @@ __all__ = (
     "Transfer",
     "Turn",
     "TurnOptions",
+    "Upload",
     "Uploads",
     "check_connections",
     "check_id",
     "check_priority",
+    "name_of_id",
 )

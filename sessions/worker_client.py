@@ -129,6 +129,13 @@ class WorkerClient(TaskClient, Protocol):
     ) -> None:
         """Have a session's KV state written to disk, without waiting for it."""
 
+    async def export_state(
+        self, owner: Owner, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
+    ) -> str:
+        """Have the KV state of a dormant session on disk; return the name of its file, or an empty
+        text.
+        """
+
     async def save_named_state(
         self, owner: Owner, name: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> int:

@@ -4,15 +4,40 @@ from __future__ import annotations
 
 import time
 
+import anyio
 import msgspec
+import structlog
+from anyio import to_thread
 
-from ...backends.errors import InvalidArgument, NotFound
+from ...backends.errors import BackendError, InvalidArgument, NotFound, WorkerCrashed
 from ...ipc import messages as w
 from ...ipc.names import check_label
 from ...ipc.server.request import Request
+from ...scheduler.kv.file_format import (
+    FINGERPRINT,
+    KvDamaged,
+    StateWriter,
+    export_head,
+    read_part,
+)
+from ...scheduler.kv.origin import scoped
+from ...scheduler.messages import KvFileAdded
 from ...scheduler.owner import Owner
-from ...sessions import ExportedSession, Session, StoredSession, Transfer, check_id
+from ...sessions import (
+    ExportedSession,
+    Hold,
+    Session,
+    StoredSession,
+    Transfer,
+    Upload,
+    check_id,
+    name_of_id,
+)
 from ..core import Daemon
+
+KV_S_MAX = 10.0
+"""Time to have the KV state of an exported session on disk."""
+log = structlog.get_logger()
 
 
 async def export_session(daemon: Daemon, request: Request) -> w.ExportResult:
@@ -25,16 +50,48 @@ async def export_session(daemon: Daemon, request: Request) -> w.ExportResult:
     if p.offset == 0:
         transfer = Transfer(p.transfer, p.peer)
         hold = moving.hold_session(owner, p.session_id, transfer, request.connection)
+        await _find_kv(daemon, hold)
     else:
         hold = moving.get_hold(p.transfer, request.connection)
-    size = len(hold.document)
+    size = len(hold.document) + hold.kv_bytes
     if p.offset > size:
         raise InvalidArgument(f"the exported session has {size} bytes")
+    data = hold.document[p.offset : p.offset + w.PART_BYTES]
+    if hold.kv_file is not None and len(data) < w.PART_BYTES:
+        at = max(0, p.offset - len(hold.document)) + hold.kv_offset
+        try:
+            data += await to_thread.run_sync(read_part, hold.kv_file, at, w.PART_BYTES - len(data))
+        except (OSError, KvDamaged) as exc:
+            raise BackendError(f"the session's KV state cannot be read: {exc}") from None
     return w.ExportResult(
-        data=hold.document[p.offset : p.offset + w.PART_BYTES],
-        size=size,
-        on_behalf_of=_name_of_user(daemon, request, hold.session),
+        data=data, size=size, on_behalf_of=_name_of_user(daemon, request, hold.session)
     )
+
+
+async def _find_kv(daemon: Daemon, hold: Hold) -> None:
+    """Have the KV state of a held session exported, if it has one on disk or can have."""
+    session, registry = hold.session, daemon.registry
+    if not session.settings.persist:
+        return
+    shared = daemon.config.kv_share == "all"
+    scope, name = scoped(session.owner.user, session.name, shared=shared)
+    client = registry.catalog.find_client(session.model.name, session.owner.user)
+    path = None
+    try:
+        with anyio.move_on_after(KV_S_MAX):
+            if client is None:
+                path = registry.kv_index.find_session_file(scope, name)
+            else:
+                file = await client.export_state(
+                    session.owner, session.name, session.settings.adapters, session.history.prompt
+                )
+                folder = registry.kv_index.directory / client.info.fingerprint / str(scope)
+                path = folder / file if file else None
+            if path is not None:
+                head, offset = await to_thread.run_sync(export_head, path)
+                daemon.sessions.moving.add_kv(hold, path, head, offset)
+    except (OSError, KvDamaged, WorkerCrashed) as exc:
+        log.info("session.exported_without_kv", session=session.name, cause=str(exc))
 
 
 def _name_of_user(daemon: Daemon, request: Request, session: Session) -> str:
@@ -61,10 +118,27 @@ async def import_session(daemon: Daemon, request: Request) -> w.ImportResult:
     p: w.ImportParams = request.params
     check_id(p.session_id)
     check_label(p.label)
-    complete = daemon.uploads.add_part(p.transfer, p.offset, p.data, p.size)
-    if complete is None:
+    upload = daemon.uploads.add_part(p.transfer, p.offset, p.data)
+    if upload.document is None:
         return w.ImportResult(size=p.size)
-    exported, user = ExportedSession.decode(complete), request.owner.user
+    if not upload.is_accepted:
+        try:
+            await _accept(daemon, request, upload)
+        except BaseException:
+            daemon.uploads.remove(p.transfer)
+            raise
+    if upload.writer is not None:
+        await _write_kv(daemon, upload, upload.writer)
+    if upload.received >= upload.size:
+        daemon.uploads.remove(p.transfer)
+    return w.ImportResult(size=upload.size)
+
+
+async def _accept(daemon: Daemon, request: Request, upload: Upload) -> None:
+    """Accept a session whose document has arrived, and prepare the file of its KV state."""
+    p: w.ImportParams = request.params
+    assert upload.document is not None
+    exported, user = ExportedSession.decode(upload.document), request.owner.user
     if p.on_behalf_of:
         user = await daemon.connections.access.identify(request.connection, p.on_behalf_of)
     daemon.registry.catalog.get(exported.facts.model, user)  # it is known here
@@ -78,7 +152,39 @@ async def import_session(daemon: Daemon, request: Request) -> w.ImportResult:
     await daemon.sessions.moving.accept_session(
         stored, daemon.dormant_lease(stored), persist=exported.persist
     )
-    return w.ImportResult(size=p.size)
+    upload.is_accepted = True
+    head, index = exported.kv, daemon.registry.kv_index
+    client = daemon.registry.catalog.find_client(facts.model, user)
+    is_wanted = client is None or (head and client.info.fingerprint == head.fingerprint)
+    if head and is_wanted and index.accepts(head.size) and FINGERPRINT.fullmatch(head.fingerprint):
+        shared = daemon.config.kv_share == "all"
+        scope, name = scoped(user, name_of_id(p.label, p.session_id), shared=shared)
+        upload.writer = StateWriter(index.directory, head, scope, name)
+        upload.size += head.size
+
+
+async def _write_kv(daemon: Daemon, upload: Upload, writer: StateWriter) -> None:
+    """Write received bytes of a KV state; publish it once it is complete. Without a KV state, the
+    next turn computes its prompt.
+    """
+    data, upload.rest = upload.rest, b""
+    try:
+        if data:
+            await to_thread.run_sync(writer.write, data)
+        if upload.received < upload.size:
+            return
+        file = await to_thread.run_sync(writer.finish)
+    except (OSError, KvDamaged) as exc:
+        log.warning("session.arrived_without_kv", cause=str(exc))
+        upload.size = upload.received
+        return
+    upload.writer, key, fingerprint = None, file.key, file.path.parts[-3]
+    daemon.registry.kv_index.add_file(
+        fingerprint, key.name, key.owner, key.session, file.size, file.seconds
+    )
+    for worker in daemon.registry.catalog.ready_workers():
+        if worker.client.info.fingerprint == fingerprint:
+            worker.client.send_command(KvFileAdded(key.owner, key.name))
 
 
 async def end_transfer(daemon: Daemon, request: Request) -> w.Empty:

@@ -115,6 +115,20 @@ class KvIndex:
         """The size of all files."""
         return sum(files.bytes for files in self._by_owner.values())
 
+    @property
+    def directory(self) -> Path:
+        """The directory of the files."""
+        return self._directory
+
+    def accepts(self, size: int) -> bool:
+        """Return whether a file of *size* bytes may be written."""
+        return size <= self._bytes_max
+
+    def find_session_file(self, owner: int, session: str) -> Path | None:
+        """Return the largest file of a session, if it has one."""
+        found = [(e.size, p, e) for p, e in self._entries.items() if e[:2] == (owner, session)]
+        return self._path(*max(found)[1:]) if found else None
+
     async def load(self) -> None:
         """Read the files of earlier daemons, and delete damaged files and those past the bounds.
 

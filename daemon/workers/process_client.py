@@ -162,6 +162,14 @@ class ProcessClient:
             m.PersistState(_NO_QUERY, owner.user, session, adapters, m.pack_tokens(tokens))
         )
 
+    async def export_state(
+        self, owner: Owner, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
+    ) -> str:
+        """Have a dormant session's KV state on disk; return the name of its file."""
+        packed = m.pack_tokens(tokens)
+        query = self.query(lambda i: m.ExportState(i, owner.user, session, adapters, packed))
+        return str(await query)
+
     async def save_named_state(
         self, owner: Owner, name: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> int:

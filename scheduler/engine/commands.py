@@ -63,6 +63,10 @@ class CommandHandler:
                 self.tokenizing.add_request(command)
             case m.Lookup() | m.PersistState():
                 send(self._kv.look_up(command))
+            case m.ExportState():
+                send(*self._kv.export_state(command))
+            case m.KvFileAdded(owner, name):
+                self._kv.add_file(owner, name)
             case m.SaveNamedState():
                 send(*self._kv.save_named_state(command))
             case m.ShareKv():

@@ -15,7 +15,7 @@ from ...backends.base import KvKind
 from .. import messages as m
 from ..task import Task
 from .file_format import KvFile, KvKey
-from .files import KV_FILES_MAX, FileFailed, FileRead, FilesDeleted, FileWritten, KvFiles
+from .files import KV_FILES_MAX, FileFailed, FileFound, FileRead, FilesDeleted, FileWritten, KvFiles
 from .origin import Origin, is_named_state
 from .store import KvStore, SavedState, covered_tokens
 
@@ -42,8 +42,8 @@ class DiskTier:
         self._index: dict[str, tuple[KvFile, array[int]]] = {}
         self._writing: dict[str, KvKey] = {}
         self._reads: dict[str, _Read] = {}
-        self._requests: dict[str, list[tuple[int, int]]] = {}
-        """Requests that wait for the end of a write, each with the tokens of its answer."""
+        self._requests: dict[str, list[tuple[int, int | str]]] = {}
+        """Requests that wait for the end of a write, each with its answer."""
         for file in files.scan():
             self._index_file(file)
 
@@ -135,6 +135,8 @@ class DiskTier:
                 yield from self._written(result.file)
             elif isinstance(result, FileRead):
                 yield from self._read(result)
+            elif isinstance(result, FileFound):
+                self._index_file(result.file)
             elif isinstance(result, FilesDeleted):
                 yield m.CommandResult(result.request, None)
             else:
@@ -148,8 +150,8 @@ class DiskTier:
         yield from self._answer_requests(key.name, is_written=key.name in self._index)
 
     def _answer_requests(self, name: str, *, is_written: bool) -> Iterator[m.CommandResult]:
-        for request, tokens in self._requests.pop(name, ()):
-            yield m.CommandResult(request, tokens if is_written else 0)
+        for request, answer in self._requests.pop(name, ()):
+            yield m.CommandResult(request, answer if is_written else type(answer)())
 
     def _read(self, result: FileRead) -> Iterator[m.Report]:
         file, name = result.file, result.file.key.name
@@ -188,8 +190,7 @@ class DiskTier:
         origin = entry.origin
         if not origin.persist:
             return False
-        tokens, private = entry.tokens.tobytes(), origin.approximate
-        key = KvKey(origin.scope, tokens, origin.session, private, origin.adapters)
+        key = _key(entry)
         name = key.name
         if name in self._index or name in self._writing:
             return True
@@ -202,16 +203,25 @@ class DiskTier:
         """Write the entry of a named state, which may be on disk already. The answer to *request*,
         here or by `poll` once it is written, is the number of its tokens on disk.
         """
-        origin, size = entry.origin, len(entry.tokens)
-        name = KvKey(
-            origin.scope, entry.tokens.tobytes(), origin.session, False, origin.adapters
-        ).name
+        yield from self._save_for(request, entry, len(entry.tokens))
+
+    def export_state(self, entry: SavedState, request: int) -> Iterator[m.CommandResult]:
+        """Write an entry. The answer to *request*, here or by `poll` once it is written, is the
+        name of its file, or empty.
+        """
+        yield from self._save_for(request, entry, _key(entry).name)
+
+    def _save_for(
+        self, request: int, entry: SavedState, answer: int | str
+    ) -> Iterator[m.CommandResult]:
+        """Write an entry; its *request* gets the *answer* once it is on disk, or 0 or empty."""
+        name = _key(entry).name
         if not self.save_state(entry):
-            yield m.CommandResult(request, 0)
+            yield m.CommandResult(request, type(answer)())
         elif name in self._writing:
-            self._requests.setdefault(name, []).append((request, size))
+            self._requests.setdefault(name, []).append((request, answer))
         else:
-            yield m.CommandResult(request, size)
+            yield m.CommandResult(request, answer)
 
     def find_named_state(self, origin: Origin, tokens: array[int]) -> KvFile | None:
         """Return the file of a named state with at least all but the last of *tokens*."""
@@ -233,6 +243,10 @@ class DiskTier:
         self._files.flush(max(0.0, end - time.monotonic()))
         return [*reports, *self.poll()]
 
+    def add_file(self, owner: int, name: str) -> None:
+        """Index a file that the daemon has written, if the queue has space for that."""
+        self._files.queue_find(owner, name)
+
     def forget_file(self, name: str) -> None:
         """Forget a file that was deleted to free disk space."""
         self._index.pop(name, None)
@@ -249,6 +263,17 @@ class DiskTier:
     def close(self) -> None:
         """End the file thread."""
         self._files.close()
+
+
+def _key(entry: SavedState) -> KvKey:
+    origin = entry.origin
+    return KvKey(
+        origin.scope,
+        entry.tokens.tobytes(),
+        origin.session,
+        origin.approximate,
+        origin.adapters,
+    )
 
 
 def _stored(file: KvFile) -> m.KvFileWritten:

@@ -99,6 +99,16 @@ def scan_folder(folder: Path) -> Iterator[tuple[float, KvFile]]:
             yield found
 
 
+def read_key(path: Path) -> KvFile:
+    """Return a file without its state.
+
+    :raises KvDamaged: the file does not match its name or the format.
+    :raises OSError: it cannot be read.
+    """
+    with _open_file(path) as file:
+        return _read_head(file, path)[1]
+
+
 def _read_head(file: BinaryIO, path: Path) -> tuple[_FileHeader, KvFile]:
     """Read and check everything before the state; leave *file* at the state."""
     magic, version, size, checksum = _PREFIX.unpack(_read_exactly(file, _PREFIX.size))
@@ -165,6 +175,108 @@ def read_state(path: Path, key: KvKey, *, is_use: bool = True) -> bytes:
 
 def _checksum(content: bytes) -> bytes:
     return xxhash.xxh3_128_digest(content)
+
+
+# States that move to another machine.
+
+
+class KvHead(msgspec.Struct, frozen=True, array_like=True):
+    """A state without its owner and session, and without its bytes, of which there are *size*."""
+
+    fingerprint: str
+    tokens: bytes
+    private: bool
+    adapters: tuple[str, ...]
+    seconds: float
+    size: int
+    checksum: bytes
+
+
+def export_head(path: Path) -> tuple[KvHead, int]:
+    """Return a file's head, and the offset of its state.
+
+    :raises KvDamaged: the file does not match its name or the format.
+    :raises OSError: it cannot be read.
+    """
+    with _open_file(path) as file:
+        header, found = _read_head(file, path)
+    key = header.key
+    head = KvHead(
+        header.fingerprint,
+        key.tokens,
+        key.private,
+        key.adapters,
+        header.seconds,
+        header.size,
+        header.checksum,
+    )
+    return head, found.size - header.size
+
+
+def read_part(path: Path, offset: int, size: int) -> bytes:
+    """Return bytes of a file.
+
+    :raises KvDamaged: it is not a file of this user.
+    :raises OSError: it cannot be read.
+    """
+    with _open_file(path) as file:
+        return os.pread(file.fileno(), size, offset)
+
+
+class StateWriter:
+    """Writes the state of *head*, which arrives in parts, as that of another owner and session.
+    Used by one thread at a time.
+    """
+
+    def __init__(self, directory: Path, head: KvHead, owner: int, session: str):
+        self._head = head
+        self.key = KvKey(owner, head.tokens, session, head.private, head.adapters)
+        self.path = directory / head.fingerprint / str(owner) / self.key.name
+        self._temporary = self.path.with_name(f".{self.key.name}.{os.getpid()}-arriving")
+        self._hash = xxhash.xxh3_128()
+        self._written = 0
+
+    def write(self, data: bytes) -> None:
+        """Write the next bytes.
+
+        :raises OSError: they cannot be written.
+        """
+        flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        if not self._written:
+            for folder in reversed(self.path.parents[:3]):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            unlink_quietly(self._temporary)
+            flags |= os.O_CREAT | os.O_EXCL
+        with open(os.open(self._temporary, flags, 0o600), "wb") as file:
+            if not self._written:
+                file.write(self._prefix())
+            file.write(data)
+        self._hash.update(data)
+        self._written += len(data)
+
+    def _prefix(self) -> bytes:
+        head = self._head
+        header = _encoder.encode(
+            _FileHeader(head.fingerprint, self.key, head.seconds, head.size, head.checksum)
+        )
+        return _PREFIX.pack(_MAGIC, _VERSION, len(header), _checksum(header)) + header
+
+    def finish(self) -> KvFile:
+        """Publish the file, whose bytes have all arrived.
+
+        :raises KvDamaged: they are others than those of the head.
+        :raises OSError: the file cannot be written.
+        """
+        if (self._written, self._hash.digest()) != (self._head.size, self._head.checksum):
+            self.discard()
+            raise KvDamaged("its state's checksum is wrong")
+        os.replace(self._temporary, self.path)
+        size = len(self._prefix()) + self._head.size
+        return KvFile(self.key, size, self._head.seconds, self.path)
+
+    def discard(self) -> None:
+        """Delete what was written."""
+        unlink_quietly(self._temporary)
 
 
 # Files.

@@ -15,6 +15,7 @@ from .file_format import (
     KvDamaged,
     KvFile,
     KvKey,
+    read_key,
     read_state,
     scan_folder,
     unlink_quietly,
@@ -32,6 +33,13 @@ _READ_RANK, _READ_AHEAD_RANK, _WRITE_RANK = 0, 1, 2
 @dataclass(frozen=True, slots=True)
 class FileWritten:
     """The file was written."""
+
+    file: KvFile
+
+
+@dataclass(frozen=True, slots=True)
+class FileFound:
+    """The daemon has written the file."""
 
     file: KvFile
 
@@ -61,7 +69,7 @@ class FileFailed:
     cause: str
 
 
-_Result = FileWritten | FileRead | FilesDeleted | FileFailed
+_Result = FileFound | FileWritten | FileRead | FilesDeleted | FileFailed
 
 
 class KvFiles:
@@ -105,6 +113,11 @@ class KvFiles:
         rank = _READ_AHEAD_RANK if ahead else _READ_RANK
         return self._queue_job(rank, partial(self._read, file, ahead), file.size)
 
+    def queue_find(self, owner: int, name: str) -> bool:
+        """Queue the reading of the key of a file; return False if the queue is full."""
+        path = self._folder / str(owner) / name
+        return self._queue_job(_READ_RANK, partial(self._find, path), 0)
+
     def queue_delete(self, keys: Sequence[KvKey], request: int = 0) -> None:
         """Queue the deletion of the files of *keys*, after the writes that were queued before.
 
@@ -112,7 +125,7 @@ class KvFiles:
         """
         self._put(_WRITE_RANK, partial(self._delete, tuple(keys), request), 0)
 
-    def results(self) -> list[FileWritten | FileRead | FilesDeleted | FileFailed]:
+    def results(self) -> list[FileFound | FileWritten | FileRead | FilesDeleted | FileFailed]:
         """Return the results since the last call; none after `close`."""
         results: list[_Result] = []
         for call in () if self._closed else self._thread.results():
@@ -163,6 +176,12 @@ class KvFiles:
         for key in keys:
             unlink_quietly(self.path(key))
         return FilesDeleted(keys, request)
+
+    def _find(self, path: Path) -> FileFound | FilesDeleted:
+        try:
+            return FileFound(read_key(path))
+        except (OSError, KvDamaged):
+            return FilesDeleted(())
 
     def _write(self, key: KvKey, state: bytes, seconds: float) -> FileWritten | FileFailed:
         try:

@@ -81,6 +81,26 @@ class KvManager:
         find = self._persist if isinstance(command, m.PersistState) else self._find_cached
         return m.CommandResult(command.id, find(origin, tokens))
 
+    def export_state(self, command: m.ExportState) -> Iterator[m.CommandResult]:
+        """Have the state that covers most of a dormant session's history on disk. Yield the answer,
+        the name of its file, unless it has to be written: then `poll` yields it.
+        """
+        scope, session = scoped(command.user, command.session, shared=self._settings.kv_shared)
+        origin = Origin(scope, session, command.adapters, approximate=True)
+        tokens = array("i", command.tokens)
+        tokens.append(-1)  # as in `look_up`
+        for slot in self.idle.slots_of(scope, session):
+            self.idle.save_slot(slot)
+        entry, kept = self.store.find_state(origin, tokens)
+        if self.disk is None:
+            yield m.CommandResult(command.id, "")
+            return
+        file, _ = self.disk.find_file(origin, tokens, kept)
+        if file is not None or entry is None:
+            yield m.CommandResult(command.id, "" if file is None else file.key.name)
+        else:
+            yield from self.disk.export_state(entry, command.id)
+
     def save_named_state(self, command: m.SaveNamedState) -> Iterator[m.CommandResult]:
         """Have the state of a named prompt on disk under its own name, from which sessions start.
         Yield the answer, unless it has to be written: then `poll` yields it.
@@ -179,6 +199,11 @@ class KvManager:
             yield m.CommandResult(command.id, None)
         else:
             self.disk.delete_session_files(scope, session, command.id)
+
+    def add_file(self, owner: int, name: str) -> None:
+        """Find states in a file that the daemon has written."""
+        if self.disk is not None:
+            self.disk.add_file(owner, name)
 
     def forget_file(self, name: str) -> None:
         """Forget a file that the daemon has deleted to free disk space."""

@@ -155,6 +155,12 @@ class PersistState(_PrefixRequest):
     """Write the tokens' state of a dormant session to disk. Answered with how many were kept."""
 
 
+class ExportState(_PrefixRequest):
+    """Have the tokens' state of a dormant session on disk. Answered, once it is written, with the
+    name of its file; empty: there is none.
+    """
+
+
 class SaveNamedState(RequestMessage):
     """Have the KV state of packed *tokens* on disk under the engine's *name* of a named state; if
     it is there already, have it in memory. Answered, once it is written, with the number of tokens
@@ -177,6 +183,13 @@ class ShareKv(Message):
     adapters: tuple[str, ...]
     tokens: bytes
     for_user: int
+
+
+class KvFileAdded(Message):
+    """The daemon has written a KV file of a user. Not answered."""
+
+    owner: int
+    name: str
 
 
 class KvFileEvicted(Message):
@@ -240,9 +253,11 @@ Command = (
     | ChatPrompt
     | Lookup
     | PersistState
+    | ExportState
     | SaveNamedState
     | ShareKv
     | DeleteSessionStates
+    | KvFileAdded
     | KvFileEvicted
     | AddAdapter
     | RemoveAdapter

@@ -5,8 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from ...backends.errors import InvalidArgument
-from ..journal.entries import SessionFacts, decode_history
+from ...scheduler.kv.file_format import KvHead
+from ..journal.entries import SessionFacts, decode_history, encode
 from ..session.session import Session
+
+PREFIX_BYTES = 4
 
 
 class ExportedSession(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,11 +18,18 @@ class ExportedSession(msgspec.Struct, frozen=True, kw_only=True):
     facts: SessionFacts
     past: bytes
     persist: bool = True
+    kv: KvHead | None = None
+    """The KV state that follows."""
 
     @classmethod
     def of_session(cls, session: Session) -> ExportedSession:
         """Return a dormant session."""
         return cls(facts=session.facts, past=session.packed, persist=session.settings.persist)
+
+    def encode(self) -> bytes:
+        """Return the document: its size, in 4 bytes, and itself. The KV state follows it."""
+        body = encode(self)
+        return len(body).to_bytes(PREFIX_BYTES, "little") + body
 
     @classmethod
     def decode(cls, document: bytes) -> ExportedSession:

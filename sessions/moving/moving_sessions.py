@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import anyio
 import msgspec
 import structlog
 
 from ...backends.errors import BackendError, Busy, InvalidArgument, NotFound, SessionBusy
+from ...scheduler.kv.file_format import KvHead
 from ...scheduler.owner import Owner
 from ..admission.ledger import Ledger
 from ..journal.entries import (
@@ -52,8 +54,11 @@ class Hold:
     transfer: Transfer
     holder: object
     document: bytes
-    """The part of the exported session that is in memory."""
+    """The exported session, without its KV state."""
     used_at: float
+    kv_file: Path | None = None
+    kv_offset: int = 0
+    kv_bytes: int = 0
     releasing: bool = False
 
 
@@ -140,10 +145,17 @@ class MovingSessions:
             raise SessionBusy(f"session {session_id!r} is being moved", hint="try again soon")
         if before is None and len(self._holds) >= HOLDS_MAX:
             raise Busy(f"{HOLDS_MAX} sessions are being exported", data={"holds_max": HOLDS_MAX})
-        document = encode(ExportedSession.of_session(session))
+        document = ExportedSession.of_session(session).encode()
         hold = Hold(session, transfer, holder, document, self._ledger.seconds())
         self._holds[key] = hold
         return hold
+
+    @staticmethod
+    def add_kv(hold: Hold, path: Path, head: KvHead, offset: int) -> None:
+        """Have the KV state at *offset* of a file exported, too."""
+        exported = ExportedSession.of_session(hold.session)
+        hold.document = msgspec.structs.replace(exported, kv=head).encode()
+        hold.kv_file, hold.kv_offset, hold.kv_bytes = path, offset, head.size
 
     def _hold_of(self, key: SessionKey) -> Hold | None:
         """Return the hold of a session, if it has one that has not ended."""

@@ -5,40 +5,88 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from ...backends.errors import InvalidArgument, TooLarge
+from ...scheduler.kv.file_format import StateWriter
+from .exported import PREFIX_BYTES
 
 UPLOADS_MAX = 8
 """Uploads at once: beyond that, the one that was continued least recently is dropped."""
 UPLOAD_BYTES_MAX = 32 << 20
+"""Bytes of a session without its KV state."""
+
+
+class Upload:
+    """An exported session that arrives: first its document, then its KV state."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self.document: bytes | None = None
+        """The document once it is complete."""
+        self.rest = b""
+        """Received bytes of the KV state that are not written yet."""
+        self.is_accepted = False
+        self.writer: StateWriter | None = None
+        self.size = 0
+        """The bytes that are wanted, once the document is known."""
+        self._data = bytearray()
+
+    def add_part(self, data: bytes) -> None:
+        """Add the next bytes.
+
+        :raises TooLarge: the document is too large.
+        """
+        self.received += len(data)
+        if self.document is not None:
+            self.rest += data
+            return
+        self._data += data
+        size = int.from_bytes(self._data[:PREFIX_BYTES], "little")
+        if size > UPLOAD_BYTES_MAX:
+            raise TooLarge(
+                f"an exported session of {size} bytes; the limit is {UPLOAD_BYTES_MAX}",
+                data={"bytes": size, "bytes_max": UPLOAD_BYTES_MAX},
+            )
+        end = PREFIX_BYTES + size
+        if len(self._data) >= max(end, PREFIX_BYTES):
+            self.document, self.rest = bytes(self._data[PREFIX_BYTES:end]), bytes(self._data[end:])
+            self.size = end
+            self._data.clear()
+
+    def discard(self) -> None:
+        """Delete what was written of a KV state."""
+        if self.writer is not None:
+            self.writer.discard()
 
 
 class Uploads:
     """Incomplete uploads by their transfer. Owned by the daemon's event loop."""
 
     def __init__(self) -> None:
-        self._parts: OrderedDict[str, bytearray] = OrderedDict()
+        self._uploads: OrderedDict[str, Upload] = OrderedDict()
 
-    def add_part(self, transfer: str, offset: int, data: bytes, size: int) -> bytes | None:
-        """Add the next part of a session of *size* bytes; return the session once it is complete.
-        A part at 0 begins again.
+    def add_part(self, transfer: str, offset: int, data: bytes) -> Upload:
+        """Add the next part of a session, and return its upload. A part at 0 begins again.
 
         :raises InvalidArgument: it is not the next part.
         :raises TooLarge: the session is too large.
         """
-        if size > UPLOAD_BYTES_MAX:
-            raise TooLarge(
-                f"an exported session of {size} bytes; the limit is {UPLOAD_BYTES_MAX}",
-                data={"bytes": size, "bytes_max": UPLOAD_BYTES_MAX},
-            )
-        have = self._parts.pop(transfer, bytearray()) if offset else bytearray()
-        if offset != len(have) or offset + len(data) > size or not data:
+        if not offset:
+            self.remove(transfer)
+            self._uploads[transfer] = Upload()
+            if len(self._uploads) > UPLOADS_MAX:
+                self._uploads.popitem(last=False)[1].discard()
+        upload = self._uploads.get(transfer)
+        have = 0 if upload is None else upload.received
+        if upload is None or offset != have or not data:
             raise InvalidArgument(
-                f"a part of {len(data)} bytes at {offset}, after {len(have)} of {size} bytes",
+                f"a part of {len(data)} bytes at {offset}, after {have} bytes",
                 hint="send the parts in order, from 0 on",
             )
-        have += data
-        if len(have) == size:
-            return bytes(have)
-        self._parts[transfer] = have
-        if len(self._parts) > UPLOADS_MAX:
-            self._parts.popitem(last=False)
-        return None
+        self._uploads.move_to_end(transfer)
+        upload.add_part(data)
+        return upload
+
+    def remove(self, transfer: str) -> None:
+        """Forget an upload that has ended."""
+        upload = self._uploads.pop(transfer, None)
+        if upload is not None:
+            upload.discard()

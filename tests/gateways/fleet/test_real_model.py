@@ -52,3 +52,22 @@ def test_two_nodes_answer_as_one_and_continue_their_sessions(tmp_path: Path) -> 
                 assert reply.metadata["input_tokens"] > 12, "its history is on its node"
         assert {s["session_id"]: s["node"] for s in client.sessions(dormant=True)} == nodes
         client.close()
+
+
+def test_a_session_moves_with_its_kv_state(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    (models / "smollm2.gguf").symlink_to(smollm2())
+    with (
+        running_fleet(tmp_path, CONFIG, "a", "b", models_dir=models) as fleet,
+        Client(fleet.socket) as client,
+        client.session("smollm2", raw=True, options=GREEDY, session_id="talk") as session,
+    ):
+        fleet.load("smollm2")
+        session.chat("The capital of France is " * 12)
+        [before] = client.sessions()
+        assert client.drain(node=before["node"]).moved == 1
+        [after] = client.sessions(dormant=True)
+        assert after["node"] != before["node"]
+        metadata = session.chat(" And then").metadata
+        assert metadata["cached_tokens"] >= before["tokens"] - 1, "only the new text is computed"
