@@ -41,6 +41,7 @@ from inferd import (
     VersionMismatch,
     WorkerCrashed,
 )
+from inferd.ipc.client import DrainResult, ExportResult, ImportResult
 from inferd.ipc.paths import client_socket_path, daemon_socket_path
 from inferd.testing import running_daemon
 from tests.ipc.fake_server import Exchange, FakeServer, fake_server
@@ -252,7 +253,28 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any], Any]] = 
         },
         "<user>é",
     ),
-    ("drain", (), {"stop": True}, {"stop": True}, None),
+    ("drain", (), {"stop": True}, {"stop": True}, DrainResult()),
+    (
+        "export_session",
+        ("s", "t"),
+        {"uid": 7, "offset": 5},
+        {"session_id": "s", "transfer": "t", "uid": 7, "offset": 5},
+        ExportResult(data=b"part", size=9),
+    ),
+    (
+        "import_session",
+        ("s", "t", b"part", 9),
+        {"offset": 5},
+        {"session_id": "s", "transfer": "t", "data": b"part", "size": 9, "offset": 5},
+        ImportResult(size=9),
+    ),
+    (
+        "end_transfer",
+        ("t", "keep"),
+        {},
+        {"transfer": "t", "outcome": "keep"},
+        None,
+    ),
 ]
 
 
