@@ -19,8 +19,8 @@ from playwright.sync_api import (
 from tests.gateways.http.driver import RunningGateway
 
 WAIT_MS = 20_000
-WIDE = ViewportSize(width=1300, height=1000)
 UNKNOWN_KEY = "the gateway does not know this key (enter another, or ask its operator for one)"
+WIDE = ViewportSize(width=1300, height=1000)
 """The size of a page that shows its activity."""
 HTTP_ERROR, NETWORK_ERROR = "the server responded with a status of {}", "net::ERR_"
 """Chromium's lines for a response that is an error, and for a request without a response."""
