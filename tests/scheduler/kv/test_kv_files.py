@@ -25,6 +25,7 @@ from inferd.scheduler.kv.files import (
     QUEUE_BYTES_MAX,
     QUEUE_COUNT_MAX,
     FileFailed,
+    FileFound,
     FileRead,
     FilesDeleted,
     FileWritten,
@@ -35,7 +36,7 @@ from tests.repetitions import repetitions
 
 KEY = KvKey(1000, pack_tokens([1, 2, 3]), "chat", adapters=("a",))
 STATE = bytes(range(256)) * 20
-Result = FileWritten | FileRead | FilesDeleted | FileFailed
+Result = FileFound | FileWritten | FileRead | FilesDeleted | FileFailed
 
 
 @contextmanager
