@@ -241,8 +241,19 @@ class BlockingConnection(ConnectionCore):
 
     def _read_arrived(self) -> None:
         """Handle the data that have arrived, unless a thread waits for data."""
-        if self._lost is None and not self._waiters:
+        if self._lost is None and not self._waiters and self._may_read():
             self._wait_until(_never, 0.0)
+
+    def _may_read(self) -> bool:
+        """Return whether there is anything to read or to continue; this costs less than a read."""
+        if self._unhandled or self._actions:
+            return True
+        poll = select.poll()
+        try:
+            poll.register(self._socket, select.POLLIN)
+        except ValueError:  # another thread has closed it
+            return True
+        return bool(poll.poll(0))
 
     def _poll(self, events: int, s_max: float) -> None:
         poll = select.poll()
