@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -86,9 +87,9 @@ def check_cold(streams: Iterable[Stream]) -> None:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value below which *share* of the values lie (nearest rank)."""
+    """Return the least value that at least *share* of the values do not exceed (nearest rank)."""
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 
 def makespan_s(streams: Sequence[Stream]) -> float:

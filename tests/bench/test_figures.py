@@ -44,6 +44,7 @@ def test_gaps_count_where_they_touch_the_given_time() -> None:
 
 def test_a_percentile_is_one_of_the_values() -> None:
     assert [percentile([3, 1, 2], share) for share in (0.0, 0.5, 0.99, 1.0)] == [1, 2, 3, 3]
+    assert [percentile(range(1, 101), share) for share in (0.5, 0.99, 0.991)] == [50, 99, 100]
     assert percentile([], 0.5) == 0
 
 
