@@ -107,7 +107,7 @@ export class Attachment {
   }
 
   async #leaseAndOpen(connection: Connection, bounds: Bounds): Promise<void> {
-    const { sessionId, persist, config, onProgress } = this.settings;
+    const { sessionId, persist, config, onProgress, priority } = this.settings;
     const within: CallOptions = { signal: bounds.signal, timeoutMs: Infinity };
     this.connection = connection;
     this.graph = this.context = undefined;
@@ -120,12 +120,13 @@ export class Attachment {
     const { graph } = await this.call("load_by_name_with_config", name, { ...within, onEvent });
     this.graph = graph;
     this.#leases = true;
+    const fields = { graph, priority, ...place(this.settings) };
     const opened =
       sessionId === undefined
-        ? await this.call("init_execution_context", { graph, ...place(this.settings) }, within)
+        ? await this.call("init_execution_context", fields, within)
         : await this.call(
             "init_execution_context_with_session_id",
-            { graph, session_id: sessionId, persist, ...place(this.settings) },
+            { ...fields, session_id: sessionId, persist },
             within,
           );
     this.context = opened.context;
@@ -133,12 +134,12 @@ export class Attachment {
   }
 
   async #initialize(bounds: Bounds): Promise<void> {
-    const { system, options, priority } = this.settings;
+    const { system, options } = this.settings;
     const within: CallOptions = { signal: bounds.signal, timeoutMs: Infinity };
     const context = this.liveContext;
     if (system !== undefined && !this.attached) await this.call("reset", { context, system }, within);
     this.hasHistory = this.attached || system !== undefined;
-    if (options || priority) await this.call("set_options", { context, options, priority }, within);
+    if (options) await this.call("set_options", { context, options }, within);
   }
 
   /** Return the attachment of a branch, which shares this lease. */

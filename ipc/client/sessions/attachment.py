@@ -64,8 +64,8 @@ class ClientSessionSettings:
             )
 
 
-class PlaceWaitKeywords(TypedDict, total=False):
-    """Keywords of the wait for a place."""
+class OpeningKeywords(TypedDict, total=False):
+    """A context's priority, and the keywords of its wait for a place."""
 
     priority: Priority
     queue_timeout: float
@@ -148,12 +148,14 @@ class Attachment:
                 timeout=timeout(),
             )
             self._leases = True
-            queue: PlaceWaitKeywords = {}
+            keywords: OpeningKeywords = {}
             if settings.queue_timeout:
-                queue = {"priority": settings.priority, "queue_timeout": settings.queue_timeout}
+                keywords["queue_timeout"] = settings.queue_timeout
+            if settings.queue_timeout or settings.priority != "normal":
+                keywords["priority"] = settings.priority
             if settings.session_id is None:
                 self.context = await client.init_execution_context(
-                    self.graph, from_state=settings.from_state, timeout=timeout(), **queue
+                    self.graph, from_state=settings.from_state, timeout=timeout(), **keywords
                 )
             else:
                 self.context = await client.init_execution_context_with_session_id(
@@ -162,7 +164,7 @@ class Attachment:
                     persist=settings.persist,
                     from_state=settings.from_state,
                     timeout=timeout(),
-                    **queue,
+                    **keywords,
                 )
         except BaseException:
             await self.close()
@@ -174,8 +176,8 @@ class Attachment:
         if settings.system is not None and not context.attached:
             await self._client.reset(context, settings.system)
             self.has_history = True
-        if settings.options or settings.priority != "normal":
-            await self._client.set_options(context, settings.options, priority=settings.priority)
+        if settings.options:
+            await self._client.set_options(context, settings.options)
 
     def branch(self, context: Context, settings: ClientSessionSettings) -> Attachment:
         """Return the attachment of a branch, which shares this lease."""

@@ -248,9 +248,12 @@ async def test_a_session_opens_with_all_its_settings_and_closes_everything(tmp_p
                 "load_by_name_with_config",
                 {"name": "m", "config": '{"ctx-size":9}', "progress": True},
             ),
-            ("init_execution_context_with_session_id", {"graph": 11, "session_id": "mine"}),
+            (
+                "init_execution_context_with_session_id",
+                {"graph": 11, "session_id": "mine", "priority": "high"},
+            ),
             ("reset", {"context": 12, "system": "be kind"}),
-            ("set_options", {"context": 12, "options": {"temp": 0}, "priority": "high"}),
+            ("set_options", {"context": 12, "options": {"temp": 0}}),
             ("finalize_execution_context", {"context": 12, "keep": True}),
             ("unload", {"graph": 11, "keep": True}),
         ]  # fmt: skip
@@ -287,7 +290,7 @@ async def test_a_failed_or_cancelled_enter_leaves_nothing_behind(
         raise NotFound("no")
 
     async def enter(client: AsyncClient) -> None:
-        async with client.session("m", system="s", priority="low"):
+        async with client.session("m", system="s", options={"temp": 0}):
             pytest.fail("it has opened")
 
     async with fake_server(tmp_path) as server, AsyncClient(server.path) as client:

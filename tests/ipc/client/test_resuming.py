@@ -188,7 +188,7 @@ async def test_a_session_whose_daemon_ends_while_it_opens_is_opened_on_the_next_
         server.answers[call] = lose
         async with (
             AsyncClient(server.path) as client,
-            client.session("m", session_id="new", resume=True, priority="high") as session,
+            client.session("m", session_id="new", resume=True, options={"temp": 0}) as session,
         ):
             assert session.context == 12
             assert server.names()[-1] == "set_options"
