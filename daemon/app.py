@@ -17,6 +17,7 @@ import structlog
 
 from ..backends.errors import InferdError, ShuttingDown
 from ..backends.heap import return_large_blocks
+from ..ipc.http.listener import HttpListener
 from ..ipc.messages import Kind
 from ..ipc.server.blocking_thread import allow_interrupts
 from ..ipc.server.listener import InheritedListener, UnixListener, inherited_listener
@@ -26,7 +27,6 @@ from .config.access_settings import gid_of
 from .config.settings import Config
 from .core import Daemon
 from .logs.setup import logs
-from .metrics.http_listener import MetricsServer
 from .models.worker_launcher import LoadListener
 from .open_files import raise_open_files_limit
 from .printable import escape_controls
@@ -177,10 +177,9 @@ async def _start_services(daemon: Daemon, services: anyio.abc.TaskGroup) -> None
     gc.freeze()  # the restored state is permanent: later collections need not scan it
 
 
-def _metrics(daemon: Daemon) -> MetricsServer:
-    """Return the metrics server, which listens already if it can."""
-    note = partial(daemon.components.note, "metrics")
-    listener = MetricsServer(daemon, daemon.config.metrics, note)
+def _metrics(daemon: Daemon) -> HttpListener:
+    """Return the listener of the metrics, which listens already if it can."""
+    listener = daemon.metrics_pages.new_listener(partial(daemon.components.note, "metrics"))
     listener.open()
     daemon.metrics_at = lambda: listener.where
     return listener

@@ -13,8 +13,8 @@ from typing import Any
 
 from ...backends.library_log import LEVELS
 from ...backends.shorten import shorten
+from ...ipc.http.listen_address import PORT_MAX, SOCKET_PATH_BYTES_MAX, parse_address
 from ...ipc.paths import SYSTEM_SOCKET
-from ..metrics.listen_address import PORT_MAX, SOCKET_PATH_BYTES_MAX, parse_address
 from ..traces.target import TARGET_CHARACTERS_MAX, parse_target
 from .access_settings import gid_of
 from .declaration import TEXT, Form, Schema

@@ -1,1 +1,1 @@
-"""The daemon's metrics for Prometheus: their table, counters, collection and HTTP server."""
+"""The daemon's metrics for Prometheus: their table, counters, collection and pages."""

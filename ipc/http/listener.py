@@ -1,7 +1,7 @@
-"""The HTTP server of `GET /metrics` and `GET /health` on the daemon's event loop.
+"""The HTTP server of `GET /metrics` and `GET /health` on the event loop of a process.
 
-It serves one request per connection, and closes slow, large and surplus connections. It is an
-optional component: while it cannot listen, it tries again, and the daemon runs without it.
+It serves one request per connection, and closes slow, large and surplus connections. It is
+optional: while it cannot listen, it tries again, and the process runs without it.
 """
 
 from __future__ import annotations
@@ -9,30 +9,23 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 import anyio
 import anyio.abc
-import anyio.to_thread
-import msgspec
-import structlog
 
 from .listen_address import Address
-
-if TYPE_CHECKING:
-    from ..core import Daemon
-    from .exposition import Exposition
 
 CONNECTIONS_MAX = 8
 HEAD_BYTES_MAX = 8192
 REST_BYTES_MAX = 1 << 16
 """Bytes of an unexpected body that are read before the connection is closed."""
 REQUEST_TIMEOUT_S = 5.0
+"""By default; from the connection to the end of the response."""
 LISTEN_RETRY_S = 2.0
 BACKLOG = 16
 METHODS = ("GET", "HEAD")
@@ -42,25 +35,32 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
 
-log = structlog.get_logger()
 Response = tuple[int, str, bytes]
 """Status, content type, body."""
+Paths: TypeAlias = Mapping[str, Callable[[], Awaitable[Response]]]
+"""The function that responds to each path."""
 
 
-class MetricsServer:
-    """Serves the metrics at *address*. *report* gets the cause of a failure, None after it."""
+class HttpListener:
+    """Serves *paths* at *address*. *report* gets the cause for which it cannot listen, None once it
+    can; *note_failure* gets the path and the exception of a response that is a bug.
+    """
 
-    def __init__(self, daemon: Daemon, address: Address, report: Callable[[str | None], None]):
+    def __init__(
+        self,
+        address: Address,
+        paths: Paths,
+        report: Callable[[str | None], object],
+        note_failure: Callable[[str, Exception], object],
+        request_s_max: float = REQUEST_TIMEOUT_S,
+    ):
         self.where: str | None = None
         """The address at which it listens; None while it does not."""
-        self._daemon, self._address, self._report = daemon, address, report
+        self._address, self._paths = address, paths
+        self._report, self._note_failure = report, note_failure
+        self._request_s_max = request_s_max
         self._sock: socket.socket | None = None
         self._open_connections = 0
-        self._exposition: Exposition | None = None
-        self._paths: dict[str, Callable[[], Awaitable[Response]]] = {
-            "/metrics": self._metrics,
-            "/health": self._health,
-        }
 
     def open(self) -> None:
         """Listen, or report the cause of the failure."""
@@ -103,7 +103,7 @@ class MetricsServer:
         self._open_connections += 1
         try:
             async with stream:
-                with anyio.move_on_after(REQUEST_TIMEOUT_S):
+                with anyio.move_on_after(self._request_s_max):
                     await self._serve_request(stream)
         except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass  # the client has closed the connection
@@ -134,24 +134,9 @@ class MetricsServer:
             return 405, TEXT, b"use GET\n"
         try:
             return await self._paths[path]()
-        except Exception:  # a bug here must not end the daemon
-            log.exception("metrics.failed", path=path)
-            return 500, TEXT, b"see the daemon's log\n"
-
-    async def _metrics(self) -> Response:
-        if self._exposition is None:
-            # In a thread: `prometheus_client` takes a tenth of the daemon's start.
-            module = await anyio.to_thread.run_sync(import_module, f"{__package__}.exposition")
-            self._exposition = self._exposition or module.Exposition(self._daemon)
-        return 200, CONTENT_TYPE, await self._exposition.scrape()
-
-    async def _health(self) -> Response:
-        daemon = self._daemon
-        failing = [part["component"] for part in daemon.components.describe() if not part["up"]]
-        ending = daemon.draining or daemon.stopping.is_set()
-        status = "draining" if ending else "degraded" if failing else "ok"
-        body = msgspec.json.encode({"status": status, "failing": failing})
-        return (503 if ending else 200), JSON, body + b"\n"
+        except Exception as exc:  # a bug here must not end the process
+            self._note_failure(path, exc)
+            return 500, TEXT, b"see the log\n"
 
 
 def _listening_socket(address: Address) -> socket.socket:
