@@ -42,7 +42,7 @@ _MANAGE = (
     *("log_level", "export_session", "import_session", "end_transfer"),
 )
 _FREE = (
-    *("models", "show", "sessions", "queue", "stats"),
+    *("models", "show", "sessions", "queue", "stats", "metrics"),
     *("cancel", "park", "fini_single", "finalize_execution_context", "close_execution_context"),
     *("history", "delete_session", "list_states", "delete_state"),
     *("unload", "init_backend", "deinit_backend"),

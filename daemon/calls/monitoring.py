@@ -188,7 +188,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
     async with anyio.create_task_group() as group:
         for model in daemon.registry.catalog.visible_to(request.owner.user):
             group.start_soon(_query_statistics, model, workers)
-    metrics = await metric_values(daemon)
+    values = await metric_values(daemon)
     states = [s.state.value for s in daemon.all_sessions()]
     return w.StatsResult(
         stats={
@@ -218,7 +218,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
             "cores": daemon.config.cores,
             "memory": daemon.memory.status,
             "models": workers,
-            "metrics": metrics,
+            "metrics": values,
         }
     )
 
@@ -230,6 +230,11 @@ async def _query_statistics(model: ManagedModel, workers: dict[str, Any]) -> Non
     # A worker that has just died has no counters.
     with anyio.move_on_after(STATISTICS_TIMEOUT_S), contextlib.suppress(InferdError):
         workers[model.name] = await worker.client.statistics()
+
+
+async def metrics(daemon: Daemon, request: Request) -> w.MetricsResult:
+    """Return all metrics in Prometheus's text format, wherever else they are served."""
+    return w.MetricsResult(text=(await daemon.metrics_pages.exposition()).decode())
 
 
 async def log_level(daemon: Daemon, request: Request) -> w.LogLevelResult:
@@ -261,4 +266,4 @@ async def drain(daemon: Daemon, request: Request) -> w.DrainResult:
     return w.DrainResult()
 
 
-CALLS = (sessions, queue, stats, log_level, drain)
+CALLS = (sessions, queue, stats, metrics, log_level, drain)

@@ -311,6 +311,10 @@ class AsyncOperations(AsyncWasiCalls):
         """Return the daemon's statistics."""
         return (await self._call("stats", w.Empty(), w.StatsResult, timeout)).stats
 
+    async def metrics(self, *, timeout: float | None = None) -> str:
+        """Return all metrics in Prometheus's text format."""
+        return (await self._call("metrics", w.Empty(), w.MetricsResult, timeout)).text
+
     async def log_level(
         self, levels: Mapping[str, str] | None = None, *, timeout: float | None = None
     ) -> dict[str, str]:

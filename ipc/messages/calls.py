@@ -78,6 +78,7 @@ CALLS: dict[str, Call] = {
     "sessions": Call(monitoring.SessionsParams, monitoring.SessionsResult),
     "queue": Call(monitoring.QueueParams, monitoring.QueueResult),
     "stats": Call(Empty, monitoring.StatsResult),
+    "metrics": Call(Empty, monitoring.MetricsResult),
     "tokenize": Call(texts.TokenizeParams, texts.TokensResult),
     "detokenize": Call(texts.DetokenizeParams, texts.TextResult),
     "apply_template": Call(texts.TemplateParams, texts.TemplateResult),

@@ -42,6 +42,12 @@ class StatsResult(Map):
     stats: dict[str, Any]
 
 
+class MetricsResult(Map):
+    """All metrics in Prometheus's text format."""
+
+    text: str
+
+
 class LogLevelParams(Map):
     """`log_level`: the levels to set, by logger."""
 

@@ -344,6 +344,7 @@ ANSWERS: dict[str, Answer] = {
     "sessions": _fixed(sessions=[{"context": 12}]),
     "queue": _fixed(tasks=[{"id": 1}]),
     "stats": _fixed(stats={"waiting": 0}),
+    "metrics": _fixed(text="inferd_cores 2.0\n"),
     "log_level": _fixed(levels={"llama": "debug"}),
     "tokenize": _fixed(tokens=[1, 2]),
     "detokenize": _fixed(text=b"\xc3"),

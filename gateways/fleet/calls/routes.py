@@ -75,7 +75,7 @@ _BY_NAME = {
         ("models", "show", "sessions", "queue", "stats", "list_states", "delete_state"), Route.ALL
     ),
     **dict.fromkeys(("log_level", "drain"), Route.ALL),
-    **dict.fromkeys(("export_session", "import_session", "end_transfer"), Route.NONE),
+    **dict.fromkeys(("export_session", "import_session", "end_transfer", "metrics"), Route.NONE),
 }
 """The calls whose route does not follow from their types."""
 

@@ -241,6 +241,7 @@ class Client:
     sessions = synchronous(AsyncClient.sessions)
     queue = synchronous(AsyncClient.queue)
     stats = synchronous(AsyncClient.stats)
+    metrics = synchronous(AsyncClient.metrics)
     tokenize = synchronous(AsyncClient.tokenize)
     detokenize = synchronous(AsyncClient.detokenize)
     apply_template = synchronous(AsyncClient.apply_template)

@@ -66,6 +66,18 @@ def test_every_family_of_the_table_is_there_and_no_other() -> None:
             assert set(sample.labels) - {"le"} == set(family.labels), name
 
 
+def test_the_call_returns_all_families_where_no_listener_serves_them() -> None:
+    with running_daemon(CONFIG, metrics="off") as daemon, Client(daemon.socket) as client:
+        with client.session("m") as session:
+            session.chat("hello")
+        assert client.stats()["metrics_address"] is None
+        called = ScrapedMetrics(client.metrics())
+    assert {name.removeprefix(PREFIX) for name in called.families if PREFIX in name} == set(
+        FAMILIES
+    )
+    assert called("time_to_first_token_seconds_count", model_name="m", priority="normal") == 1
+
+
 def test_a_turn_is_counted_with_its_model_class_times_and_tokens() -> None:
     with running_daemon(CONFIG) as daemon, Client(daemon.socket) as client:
         with client.session("m", raw=True) as session:

@@ -224,6 +224,7 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any], Any]] = 
     ("queue", (), {}, {}, [{"id": 1}]),
     ("queue", (), {"all_users": True}, {"all": True}, [{"id": 1}]),
     ("stats", (), {}, {}, {"waiting": 0}),
+    ("metrics", (), {}, {}, "inferd_cores 2.0\n"),
     (
         "log_level",
         ({"llama": "debug"},),

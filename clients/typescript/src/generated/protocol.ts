@@ -1274,6 +1274,15 @@ export function readStatsResult(fields: Fields): StatsResult {
   return { ...fields } as unknown as StatsResult;
 }
 
+export interface MetricsResult {
+  /** all metrics in Prometheus's text format */
+  text: string;
+}
+
+export function readMetricsResult(fields: Fields): MetricsResult {
+  return { ...fields } as unknown as MetricsResult;
+}
+
 export interface LogLevelParams {
   /** the lowest level that is logged, by logger; other loggers keep theirs */
   levels?: Fields | undefined;
@@ -1412,6 +1421,7 @@ export interface Calls {
   sessions: { params: SessionsParams; result: SessionsResult; event: never };
   queue: { params: QueueParams; result: QueueResult; event: never };
   stats: { params: Empty; result: StatsResult; event: never };
+  metrics: { params: Empty; result: MetricsResult; event: never };
   log_level: { params: LogLevelParams; result: LogLevelResult; event: never };
   tokenize: { params: TokenizeParams; result: TokenizeResult; event: never };
   detokenize: { params: DetokenizeParams; result: DetokenizeResult; event: never };
@@ -1480,6 +1490,7 @@ export const READERS: Readers = {
   sessions: { result: readSessionsResult, event: null },
   queue: { result: readQueueResult, event: null },
   stats: { result: readStatsResult, event: null },
+  metrics: { result: readMetricsResult, event: null },
   log_level: { result: readLogLevelResult, event: null },
   tokenize: { result: readTokenizeResult, event: null },
   detokenize: { result: readDetokenizeResult, event: null },

@@ -24,7 +24,7 @@ EXPECTED = {
     Route.MODEL: "unload_model pin unpin swap add_adapter remove_adapter",
     Route.ALL: "models show sessions queue stats list_states delete_state log_level drain",
     Route.CONNECTED: "init_backend deinit_backend",
-    Route.NONE: "export_session import_session end_transfer",
+    Route.NONE: "export_session import_session end_transfer metrics",
 }
 
 
