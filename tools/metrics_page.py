@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inferd.backends.errors import ERRORS_BY_NAME, Outcome
 from inferd.daemon.metrics.families import PREFIX, SECTIONS, Family
+from inferd.gateways.fleet.metrics import families as fleet
 
 HEAD = """\
 # Metrics
@@ -26,6 +27,10 @@ each within 5 s and 8 KiB.
 Names are vLLM's, prefixed with `inferd_`, where vLLM has the same metric. No label holds a user, a
 session or a client. The `model_name` of a model loaded from a descriptor is `descriptor`; past 256
 names it is `others`. The usual `process_…` metrics describe the daemon's own process.
+
+The entry of a fleet serves these families for all nodes, with the label `node`, and
+[its own](#the-entry-of-a-fleet); [fleet.md](fleet.md#metrics) has its settings and bounds. The call
+[`metrics`](protocol.md#metrics) returns the same text over the protocol.
 
 [systemd/prometheus](../systemd/prometheus) has alert rules, and
 [systemd/grafana](../systemd/grafana) has a dashboard to import. A scrape job:
@@ -65,9 +70,18 @@ def metrics_page() -> str:
             f"| `{shown(family)}` | {family.kind} | {_labels(family)} | {family.doc} |"
             for family in families
         ]
-        head = ["| family | kind | labels | meaning |", "|---|---|---|---|"]
-        parts.append("\n".join((f"## {title}", "", *head, *rows)) + "\n")
+        parts.append(_section(title, rows))
+    rows = [
+        f"| `{shown_of_fleet(family)}` | {family.kind} | {_labels(family)} | {family.doc} |"
+        for family in fleet.FAMILIES.values()
+    ]
+    parts.append(_section("The entry of a fleet", rows))
     return "\n".join(parts)
+
+
+def _section(title: str, rows: list[str]) -> str:
+    head = ["| family | kind | labels | meaning |", "|---|---|---|---|"]
+    return "\n".join((f"## {title}", "", *head, *rows)) + "\n"
 
 
 def _outcome_row(outcome: Outcome) -> str:
@@ -81,5 +95,10 @@ def shown(family: Family) -> str:
     return PREFIX + family.name + ("_total" if family.kind == "counter" else "")
 
 
-def _labels(family: Family) -> str:
+def shown_of_fleet(family: fleet.Family) -> str:
+    """Return the name of one of an entry's own families as the exposition has it."""
+    return fleet.PREFIX + family.name + ("_total" if family.kind == "counter" else "")
+
+
+def _labels(family: Family | fleet.Family) -> str:
     return ", ".join(f"`{label}`" for label in family.labels)

@@ -43,6 +43,8 @@ class Route(Enum):
     """All nodes that have the model, one after the other."""
     ALL = auto()
     """All nodes that can be reached, at once."""
+    ENTRY = auto()
+    """The entry itself."""
     NONE = auto()
     """None: the call is between daemons."""
     CONNECTED = auto()
@@ -75,7 +77,8 @@ _BY_NAME = {
         ("models", "show", "sessions", "queue", "stats", "list_states", "delete_state"), Route.ALL
     ),
     **dict.fromkeys(("log_level", "drain"), Route.ALL),
-    **dict.fromkeys(("export_session", "import_session", "end_transfer", "metrics"), Route.NONE),
+    "metrics": Route.ENTRY,
+    **dict.fromkeys(("export_session", "import_session", "end_transfer"), Route.NONE),
 }
 """The calls whose route does not follow from their types."""
 

@@ -139,11 +139,31 @@ class Moves:
 
     # One move.
 
+    @property
+    def under_way(self) -> int:
+        """The number of sessions that are moving now."""
+        return len(self._under_way)
+
+    @property
+    def interrupted(self) -> int:
+        """The number of sessions of which it is not known where they are."""
+        return len(self._interrupted)
+
     async def move_session(self, source: str, session: Mapping[str, Any]) -> str:
         """Move a dormant session to the best node that takes it; return the node.
 
         :raises InferdError: no node takes it; it stays where it is.
         """
+        counters = self._fleet.nodes.counters_of(source)
+        try:
+            target = await self._move_session(source, session)
+        except InferdError:
+            counters.session_move_failures += 1
+            raise
+        counters.sessions_moved += 1
+        return target
+
+    async def _move_session(self, source: str, session: Mapping[str, Any]) -> str:
         key, excluded = key_of(session), {source}
         refusal: InferdError | None = None
         priority = CLASSES.index(session["priority"])

@@ -86,6 +86,16 @@ class SettledSessions(Protocol):
         """
 
 
+class ReadMetrics(Protocol):
+    """The metrics of the fleet."""
+
+    async def text(self) -> bytes:
+        """Return all metrics in Prometheus's text format.
+
+        :raises BackendError: they cannot be written.
+        """
+
+
 class SharedState(Protocol):
     """The state that the clients of an entry share."""
 
@@ -97,6 +107,10 @@ class SharedState(Protocol):
         self, client: FleetClient, request: ClientRequest, params: Fields
     ) -> Fields:
         """Move the sessions of a node to other nodes."""
+
+    @property
+    def metrics(self) -> ReadMetrics:
+        """The metrics of the fleet."""
 
     stopping: anyio.Event
     """Set once the entry accepts no new requests, and exits when those under way have ended."""
@@ -222,10 +236,16 @@ class FleetClient:
     ) -> None:
         """Note an open context, with the request that was counted for it."""
         self._contexts[handle] = context
+        self.fleet.nodes.counters_of(context.node).contexts_opened += 1
         turns = self.fleet.nodes.turns_of(context.node)
         if opened_by is not None:
             turns.drop_opened(opened_by)
             turns.note_opened((self, handle), context.kind, time.monotonic())
+
+    @property
+    def contexts_by_node(self) -> Counter[str]:
+        """The numbers of open contexts."""
+        return Counter(context.node for context in self._contexts.values())
 
     def context_of(self, params: Fields) -> OpenContext | None:
         """Return the open context in *params*; None if it is not one of this connection's."""

@@ -9,11 +9,14 @@ import msgspec
 import platformdirs
 
 from ....backends.errors import InvalidArgument
+from ....ipc.http.listen_address import LOOPBACK, Address, parse_address
 from ....ipc.paths import daemon_socket_path
 from ..addresses import NodeAddress, parse_node_address
 from ..published import NODES_MAX
 
 FILE_BYTES_MAX = 1 << 20
+METRICS_PORT = 4634
+"""Next to the daemon's."""
 
 
 class NodeSettings(msgspec.Struct, forbid_unknown_fields=True, rename="kebab"):
@@ -43,6 +46,10 @@ class EntrySettings(msgspec.Struct, forbid_unknown_fields=True, rename="kebab", 
     delegates: list[str] = []
     """Users of this machine who may act on behalf of others: gateways."""
     connections_max: Annotated[int, msgspec.Meta(ge=8, le=100_000)] = 256
+    metrics: str | int = f"{LOOPBACK}:{METRICS_PORT}"
+    """The address of the metrics listener: a port, HOST:PORT, the path of a Unix socket, or off."""
+    metrics_network: Literal["loopback", "any"] = "loopback"
+    """The programs that may be allowed to read them: those of this machine, or any."""
 
 
 class EntryConfig(msgspec.Struct, frozen=True):
@@ -54,6 +61,7 @@ class EntryConfig(msgspec.Struct, frozen=True):
     socket: Path
     socket_mode: int
     state_dir: Path
+    metrics: Address
 
 
 def read_config(file: Path, socket: Path | None = None) -> EntryConfig:
@@ -73,6 +81,7 @@ def read_config(file: Path, socket: Path | None = None) -> EntryConfig:
         socket or path_of(settings.socket, daemon_socket_path()),
         _mode(file, settings.socket_mode),
         path_of(settings.state_dir, platformdirs.user_state_path("inferd") / "fleet"),
+        _metrics_address(file, settings),
     )
 
 
@@ -102,6 +111,20 @@ def _address(file: Path, name: str, node: NodeSettings) -> NodeAddress:
         return parse_node_address(node.address)
     except InvalidArgument as exc:
         raise InvalidArgument(f"{file}: nodes.{name}: {exc.message}", hint=exc.hint) from None
+
+
+def _metrics_address(file: Path, settings: EntrySettings) -> Address:
+    try:
+        address = parse_address(settings.metrics)
+    except ValueError as exc:
+        raise InvalidArgument(f"{file}: metrics: {exc}") from None
+    if address.is_remote and settings.metrics_network != "any":
+        raise InvalidArgument(
+            f"{file}: metrics: {address} is not this machine's loopback: other machines could read"
+            " the metrics",
+            hint='name 127.0.0.1, or allow it by metrics-network = "any"',
+        )
+    return address
 
 
 def _mode(file: Path, text: str) -> int:

@@ -66,6 +66,11 @@ class Discovery:
         self._is_lost = False
         """Whether Ray does not answer."""
 
+    @property
+    def answers(self) -> bool:
+        """Whether Ray answers."""
+        return self._settled.is_set() and not self._is_lost
+
     def open(self) -> None:
         """Take the last table of the previous start.
 

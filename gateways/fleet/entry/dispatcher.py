@@ -34,7 +34,14 @@ from ..calls.frames import (
 )
 from ..calls.routes import Route, route_of
 from .client import ClientRequest, FleetClient, without_shutdown
-from .gathering import call_all, call_connected, call_for_model, call_for_session, unload_graph
+from .gathering import (
+    call_all,
+    call_connected,
+    call_for_model,
+    call_for_session,
+    read_metrics,
+    unload_graph,
+)
 from .opening import load_graph, note_branches, open_context, reopen_context, work_on_graph
 
 log = logging.getLogger(__name__)
@@ -49,10 +56,14 @@ TASKS: Mapping[Route, Work] = {
     Route.MODEL: call_for_model,
     Route.ALL: call_all,
     Route.CONNECTED: call_connected,
+    Route.ENTRY: read_metrics,
 }
 """Routes whose requests run as tasks; the others are sent on at once."""
 WHILE_STOPPING = frozenset(
-    ("cancel", "drain", "finalize_execution_context", "get_output", "queue", "stats", "unload")
+    (
+        *("cancel", "drain", "finalize_execution_context", "get_output", "metrics", "queue"),
+        *("stats", "unload"),
+    )
 )
 """Calls that are still served while the entry stops."""
 TRUE = raw_of(True)

@@ -8,13 +8,15 @@ from typing import Any
 
 import anyio
 
-from ....backends.errors import Busy, InferdError
+from ....backends.errors import Busy, InferdError, TooLarge
+from ....wire.frames import REPLY_BYTES_MAX
 from ..calls.frames import Fields, raw_of, text_in, values_of
 from ..calls.merging import merge_results
 from ..routing.choice import RETRY_HINT, RETRY_S
 from .client import ClientRequest, FleetClient
 from .homes import SessionKey
 
+TEXT_BYTES_MAX = REPLY_BYTES_MAX - (1 << 10)
 Results = dict[str, dict[str, Any]]
 
 
@@ -67,6 +69,23 @@ async def call_all(client: FleetClient, request: ClientRequest, params: Fields) 
         }
     missing = [*nodes.unreachable(), *errors]
     return merged | {"unreachable": sorted(set(missing))} if missing else merged
+
+
+async def read_metrics(
+    client: FleetClient, request: ClientRequest, params: Fields
+) -> dict[str, Any]:
+    """Return the metrics of the entry and of all nodes that answer in time.
+
+    :raises TooLarge: they exceed a reply.
+    :raises BackendError: they cannot be written.
+    """
+    text = await client.fleet.metrics.text()
+    if len(text) > TEXT_BYTES_MAX:
+        raise TooLarge(
+            f"the metrics of the fleet have {len(text)} bytes",
+            hint="scrape the entry over HTTP (`metrics` in fleet.toml), or the nodes",
+        )
+    return {"text": text.decode()}
 
 
 async def call_for_model(

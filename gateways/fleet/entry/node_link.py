@@ -30,6 +30,18 @@ _hello = msgspec.msgpack.Decoder(ServerHello)
 _map = msgspec.msgpack.Decoder(dict[str, Any])
 
 
+class NodeCounters:
+    """Events of a node since it became one of the fleet. Owned by the entry's event loop."""
+
+    def __init__(self) -> None:
+        self.losses = 0
+        self.contexts_opened = 0
+        self.contexts_refused = 0
+        self.contexts_lost = 0
+        self.sessions_moved = 0
+        self.session_move_failures = 0
+
+
 class NodeLink:
     """The state of a node. Lives on the entry's event loop; its task runs `run`.
 
@@ -53,6 +65,9 @@ class NodeLink:
         self._context, self._own_certificate = context, own_certificate
         self._on_change = on_change
         self.turns = OwnTurns()
+        self.counters = NodeCounters()
+        self.reported_at: float | None = None
+        """The time of its last report."""
         self.settled = anyio.Event()
         """Set once the node was found, or could not be reached."""
 
@@ -135,13 +150,15 @@ class NodeLink:
     def _accept_load(self, load: NodeLoad) -> None:
         is_new = self.load is None or self.load.instance != load.instance
         self.load, self.cause = load, ""
-        self.turns.note_report(time.monotonic())
+        self.reported_at = time.monotonic()
+        self.turns.note_report(self.reported_at)
         if is_new:
             self.settled.set()
             self._on_change(self)
 
     def _lose(self, cause: str) -> None:
         is_news = self.load is not None or not self.settled.is_set()
+        self.counters.losses += self.load is not None
         self.load, self.cause = None, cause
         self.settled.set()
         if is_news:

@@ -29,7 +29,7 @@ from ..draining.drained import DrainedNodes
 from ..routing.choice import RETRY_HINT, RETRY_S, FleetLoad, RouteRequest, choose_node
 from ..routing.loads import ByClass, NodeLoad
 from .config import EntryConfig
-from .node_link import NodeLink
+from .node_link import NodeCounters, NodeLink
 from .own_turns import OwnTurns, TurnKind
 
 OWN_REQUESTS = 16
@@ -106,6 +106,11 @@ class Nodes:
         """Return the turns that are counted for a node; those of a removed one are not read."""
         link = self.links.get(node)
         return link.turns if link is not None else OwnTurns()
+
+    def counters_of(self, node: str) -> NodeCounters:
+        """Return the counters of a node; those of a removed one are not read."""
+        link = self.links.get(node)
+        return link.counters if link is not None else NodeCounters()
 
     def _note_change(self, link: NodeLink) -> None:
         (self._on_lost if link.load is None else self._on_found)(link)

@@ -87,7 +87,10 @@ async def on_best_node(
             return await attempt(node)
         except InferdError as exc:
             client.fleet.nodes.turns_of(node).drop_opened(key)
-            if route.home is not None or not may_succeed_elsewhere(exc):
+            if not may_succeed_elsewhere(exc):
+                raise
+            client.fleet.nodes.counters_of(node).contexts_refused += 1
+            if route.home is not None:
                 raise
             refusals.append(exc)
             excluded.add(node)

@@ -28,6 +28,7 @@ from ....wire.frames import pack_frame
 from ..calls.frames import Fields, open_message
 from ..draining.draining import drain_node
 from ..draining.moves import Moves
+from ..metrics.scrape import FleetMetrics, MetricsListener
 from .client import ClientRequest, FleetClient
 from .client_connection import ClientConnection
 from .config import EntryConfig
@@ -63,6 +64,7 @@ class Entry:
         """Set once an entry that stops has no requests."""
         self._config, self._note = config, note
         self.moves = Moves(self, note)
+        self.metrics = FleetMetrics(self)
         self._rules = UserRules(settings.users, settings.operators, settings.delegates)
         self._places = Places[ClientConnection](settings.connections_max)
         self._descriptors = ClientDescriptors()
@@ -87,10 +89,15 @@ class Entry:
                 async with anyio.create_task_group() as group:
                     await group.start(self.nodes.run)
                     await group.start(self.moves.run)
+                    await group.start(self.metrics.run)
                     if self._discovery is not None:
                         await group.start(self._discovery.run)
                     group.start_soon(self._accept, listener.socket, group)
                     on_ready(listener.path)
+                    if not self._config.metrics.is_off:
+                        address = self._config.metrics
+                        pages = MetricsListener(self, self.metrics, address, self._note)
+                        group.start_soon(pages.run)
                     await self._until_stopped(signals)
                     group.cancel_scope.cancel()
         finally:
@@ -223,6 +230,31 @@ class Entry:
         """The clients that are connected."""
         return self._clients
 
+    @property
+    def operator(self) -> FleetClient:
+        """The client that acts on the nodes as the relay's user."""
+        return self.moves.operator
+
+    @property
+    def connections(self) -> int:
+        """The number of open connections."""
+        return len(self._places.holders)
+
+    @property
+    def connections_max(self) -> int:
+        """The maximum of that number."""
+        return self._config.settings.connections_max
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it accepts no new requests."""
+        return self.stopping.is_set()
+
+    @property
+    def ray_answers(self) -> bool | None:
+        """Whether Ray answers; None where Ray publishes no nodes."""
+        return None if self._discovery is None else self._discovery.answers
+
     async def drain_node(
         self, client: FleetClient, request: ClientRequest, params: Fields
     ) -> Fields:
@@ -237,6 +269,7 @@ class Entry:
     def _note_lost(self, link: NodeLink) -> None:
         """Fail the requests on a node that cannot be reached, and report its sessions."""
         contexts = sum(client.lose_node(link.name, link.cause) for client in tuple(self._clients))
+        link.counters.contexts_lost += contexts
         sessions = self.homes.count_on(link.name)
         self._note(
             f"node {link.name} is lost at {link.address}: {link.cause}; {contexts} open"

@@ -17,6 +17,7 @@ import pytest
 
 from inferd import Client
 from inferd.daemon.metrics.families import FAMILIES, PREFIX
+from inferd.gateways.fleet.metrics import families as fleet
 from inferd.testing import running_daemon
 from tests.daemon.metrics.scraping import scrape
 from tools.dashboard import FILE, dashboard
@@ -24,6 +25,10 @@ from tools.dashboard_panels import PANELS
 from tools.get_prometheus import MISSING, tool
 from tools.prometheus import prometheus, query
 
+FLEET = {
+    fleet.PREFIX + family.name + "_total" * (family.kind == "counter"): family
+    for family in fleet.FAMILIES.values()
+}
 RULES = FILE.parent.parent / "prometheus" / "inferd.rules.yml"
 PAGE = FILE.parents[2] / "docs" / "metrics.md"
 SECONDS_MAX = 60
@@ -108,14 +113,14 @@ def names_in(text: str) -> set[str]:
 
 
 def test_rules_and_dashboard_name_existing_metrics() -> None:
-    assert names_in(RULES.read_text()) <= EXPOSED
+    assert names_in(RULES.read_text()) <= EXPOSED | set(FLEET)
     expressions = [e for row in PANELS.values() for panel in row for e, _ in panel.queries]
     assert names_in("\n".join(expressions)) <= EXPOSED
 
 
 def test_the_labels_of_rules_and_dashboard_are_those_of_the_families() -> None:
     known = {label for family in FAMILIES.values() for label in family.labels}
-    known |= {"instance", "job", "le"}
+    known |= {"instance", "job", "le", "node"}
     expressions = [e for row in PANELS.values() for panel in row for e, _ in panel.queries]
     for text in (RULES.read_text(), *expressions):
         assert set(re.findall(r"[{,]\s*(\w+)\s*[!=]~?\"", text)) <= known
@@ -155,4 +160,4 @@ def test_the_page_names_each_family_as_it_is_exposed() -> None:
     exposed = {
         PREFIX + f.name + "_total" * (f.kind == "counter"): f.kind for f in FAMILIES.values()
     }
-    assert dict(rows) == exposed
+    assert dict(rows) == exposed | {name: family.kind for name, family in FLEET.items()}

@@ -111,12 +111,14 @@ async def peer(
 
 
 class RunningFleet:
-    """Daemons, their relays and an entry, each a process; `socket` is the entry's."""
+    """Daemons, their relays and an entry, each a process; `socket` is the entry's, and `metrics`
+    that of its metrics.
+    """
 
     def __init__(self, folder: Path, daemons: dict[str, RunningDaemon]):
         self.folder, self.daemons = folder, daemons
         self.keys = certificates(folder / "keys", *daemons)
-        self.socket = str(folder / "fleet.sock")
+        self.socket, self.metrics = str(folder / "fleet.sock"), str(folder / "metrics.sock")
         self.relays: dict[str, Relay] = {}
         self.entry: subprocess.Popen[bytes]
         self._stacks = {name: ExitStack() for name in (*daemons, ENTRY)}
@@ -137,6 +139,8 @@ class RunningFleet:
             f'[nodes.{name}]\naddress = "{running.address}"\n'
             for name, running in self.relays.items()
         )
+        if "metrics =" not in more:
+            more += f'metrics = "{self.metrics}"\n'
         config = self.folder / "fleet.toml"
         config.write_text(
             f'certificates = "keys"\nsocket = "{self.socket}"\nstate-dir = "state"\n{more}{nodes}'

@@ -23,8 +23,9 @@ EXPECTED = {
     Route.SESSION: "delete_session history",
     Route.MODEL: "unload_model pin unpin swap add_adapter remove_adapter",
     Route.ALL: "models show sessions queue stats list_states delete_state log_level drain",
+    Route.ENTRY: "metrics",
     Route.CONNECTED: "init_backend deinit_backend",
-    Route.NONE: "export_session import_session end_transfer metrics",
+    Route.NONE: "export_session import_session end_transfer",
 }
 
 

@@ -35,6 +35,22 @@ def test_nodes_may_come_from_ray_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("", "127.0.0.1:4634"),
+        ("metrics = 9000\n", "127.0.0.1:9000"),
+        ('metrics = "off"\n', "off"),
+        ('metrics = "/run/fleet.metrics"\n', "/run/fleet.metrics"),
+        ('metrics = "0.0.0.0:9000"\nmetrics-network = "any"\n', "0.0.0.0:9000"),
+    ],
+)
+def test_the_address_of_the_metrics_has_the_daemons_forms(
+    tmp_path: Path, text: str, address: str
+) -> None:
+    assert str(read_config(written(tmp_path, text + NODE)).metrics) == address
+
+
+@pytest.mark.parametrize(
     ("text", "cause"),
     [
         ("", "0 nodes"),
@@ -47,6 +63,8 @@ def test_nodes_may_come_from_ray_alone(tmp_path: Path) -> None:
         ('socket-mode = "rw"\n' + NODE, "socket-mode"),
         ('users = "others"\n' + NODE, "users"),
         ("connections-max = 0\n" + NODE, "connections-max"),
+        ('metrics = "host:1"\n' + NODE, "metrics: 'host:1' is not an address"),
+        ('metrics = "0.0.0.0:9000"\n' + NODE, "other machines could read"),
         ("[", "fleet.toml"),
         ("#" + "x" * (1 << 20), "more than"),
     ],

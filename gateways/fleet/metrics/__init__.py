@@ -1,0 +1,1 @@
+"""Metrics of a fleet for Prometheus: the entry's own, and those of all nodes."""
