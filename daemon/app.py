@@ -27,6 +27,7 @@ from .config.access_settings import gid_of
 from .config.settings import Config
 from .core import Daemon
 from .logs.setup import logs
+from .metrics.pages import MetricsPages
 from .models.worker_launcher import LoadListener
 from .open_files import raise_open_files_limit
 from .printable import escape_controls
@@ -171,15 +172,17 @@ async def _start_services(daemon: Daemon, services: anyio.abc.TaskGroup) -> None
     await daemon.restore()
     services.start_soon(daemon.journal.run)
     services.start_soon(daemon.state_journal.run)
+    pages = MetricsPages(daemon)
+    daemon.metrics_text = pages.exposition
     if not daemon.config.metrics.is_off:
-        services.start_soon(_metrics(daemon).run)
+        services.start_soon(_metrics(daemon, pages).run)
     gc.collect()
     gc.freeze()  # the restored state is permanent: later collections need not scan it
 
 
-def _metrics(daemon: Daemon) -> HttpListener:
+def _metrics(daemon: Daemon, pages: MetricsPages) -> HttpListener:
     """Return the listener of the metrics, which listens already if it can."""
-    listener = daemon.metrics_pages.new_listener(partial(daemon.components.note, "metrics"))
+    listener = pages.new_listener(partial(daemon.components.note, "metrics"))
     listener.open()
     daemon.metrics_at = lambda: listener.where
     return listener

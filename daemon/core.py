@@ -55,7 +55,6 @@ from .config.settings import Config
 from .graph_table import Graph, GraphTable
 from .logs.setup import logs
 from .metrics.daemon_counters import DaemonCounters
-from .metrics.pages import MetricsPages
 from .models.lease import DormantLease
 from .models.registry import Registry
 from .models.similarity import EmbeddingComparer
@@ -102,7 +101,8 @@ class Daemon:
         """Set to stop the daemon after a drain."""
         self.metrics_at: Callable[[], str | None] = lambda: None
         """Returns the address at which metrics are served, if they are."""
-        self.metrics_pages = MetricsPages(self)
+        self.metrics_text: Callable[[], Awaitable[bytes]]
+        """Returns all metrics in Prometheus's text format; set before the first connection."""
         self.counters = DaemonCounters()
         self.ledger = Ledger(AdmissionBounds(), settings=EngineSettings(**engine_settings(config)))
         self.ledger.turn_listeners.append(self.counters)

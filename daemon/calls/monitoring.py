@@ -234,7 +234,7 @@ async def _query_statistics(model: ManagedModel, workers: dict[str, Any]) -> Non
 
 async def metrics(daemon: Daemon, request: Request) -> w.MetricsResult:
     """Return all metrics in Prometheus's text format, wherever else they are served."""
-    return w.MetricsResult(text=(await daemon.metrics_pages.exposition()).decode())
+    return w.MetricsResult(text=(await daemon.metrics_text()).decode())
 
 
 async def log_level(daemon: Daemon, request: Request) -> w.LogLevelResult:

@@ -20,16 +20,16 @@ log = structlog.get_logger()
 
 
 class MetricsPages:
-    """The state of a daemon as pages. *note_listener* gets the cause of a failure of the listener,
-    None after it.
-    """
+    """The state of a daemon as pages."""
 
     def __init__(self, daemon: Daemon):
         self._daemon = daemon
         self._exposition: Exposition | None = None
 
     def new_listener(self, note_listener: Callable[[str | None], object]) -> HttpListener:
-        """Return the listener at the address in the configuration."""
+        """Return the listener at the address in the configuration. *note_listener* gets the cause
+        for which it cannot listen, None once it can.
+        """
         paths = {"/metrics": self._metrics, "/health": self._health}
         return HttpListener(self._daemon.config.metrics, paths, note_listener, _log_failure)
 
