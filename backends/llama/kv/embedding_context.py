@@ -22,7 +22,7 @@ from ...engine_options import EngineOptions
 from ...errors import BackendError
 from ...model_spec import ModelSpec
 from ..llama_log import LogRing
-from ..loading.opening import context_params, ctx_size_of, open_context
+from ..loading.opening import FLASH_ATTENTION, context_params, ctx_size_of, open_context
 from ..threads import ComputeThreads
 from .context import Batch
 
@@ -67,6 +67,7 @@ def open_embedding_context(
     params = context_params(spec, options, model)
     params.n_ctx, params.n_seq_max, params.kv_unified = info.tokens_max, info.slots, True
     params.n_batch = params.n_ubatch = params.n_outputs_max = info.batch_tokens_max
+    params.flash_attn_type = FLASH_ATTENTION[options.flash_attn]  # its batches are large
     params.embeddings = True
     own = _own_pooling(values)
     none = own if own < 0 else lib.LLAMA_POOLING_TYPE_NONE

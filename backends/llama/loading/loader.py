@@ -71,10 +71,11 @@ def load_llama(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
         undo.callback(matching.close)
         model, file = _load_model(spec, options, progress, log, matching)
         undo.callback(lib.llama_model_free, model)
-        pointer = open_context(spec, context_params(spec, options, model), model, log)
+        params = context_params(spec, options, model)
+        pointer = open_context(spec, params, model, log)
         embedding = embed_info(spec, model, pointer, file.values)
         vocab = Vocab(lib.llama_model_get_vocab(model))
-        fingerprint = _fingerprint(spec, options, file)
+        fingerprint = _fingerprint(spec, options, file, int(params.flash_attn_type))
         context: LlamaContext
         if lib.llama_get_memory(pointer):
             context = LlamaContext(pointer, model, vocab_size=vocab.size, fingerprint=fingerprint)
@@ -139,9 +140,11 @@ class _Progress:
         return continues
 
 
-def _fingerprint(spec: ModelSpec, options: EngineOptions, file: GgufFile) -> str:
+def _fingerprint(
+    spec: ModelSpec, options: EngineOptions, file: GgufFile, flash_attention: int
+) -> str:
     """Hash the file and all that a saved state's layout depends on, except the context's size."""
-    layout = (spec.slots, options.of_state, lib.llama_version(), LLAMA_COMMIT)
+    layout = (spec.slots, options.of_state, flash_attention, lib.llama_version(), LLAMA_COMMIT)
     return hashlib.sha256(f"{file.content_hash} {layout}".encode()).hexdigest()[:32]
 
 

@@ -61,38 +61,40 @@ print(need.total - before, resident_bytes() - before)
 """
 Q8_0 = {"cache-type-k": "q8_0", "cache-type-v": "q8_0"}
 Q4_0 = {"cache-type-k": "q4_0", "cache-type-v": "q4_0"}
-NO_FLASH = {"flash-attn": "off"}
+FLASH = {"flash-attn": "on"}
 Case = tuple[int, int, int, Mapping[str, object]]
 """Slots, tokens of a slot and of a batch, and options of the engine."""
 DEEP_CASES: list[Case] = [
-    (1, 32768, 512, {}),
+    (1, 32768, 512, FLASH),
     (1, 32768, 512, Q8_0),
     (1, 32768, 512, Q4_0),
     (4, 8192, 512, {"flash-attn": "on", "cache-type-k": "q8_0"}),
+    (2, 8192, 2048, {"cache-type-k": "f32", "cache-type-v": "bf16", **FLASH}),
     (2, 8192, 2048, {"cache-type-k": "f32", "cache-type-v": "bf16"}),
-    (1, 4096, 512, NO_FLASH),
-    (1, 8192, 512, NO_FLASH),
-    (3, 8192, 256, {"cache-type-k": "q4_0", **NO_FLASH}),
+    (1, 4096, 512, {}),
+    (1, 32768, 512, {}),
+    (3, 8192, 256, {"cache-type-k": "q4_0"}),
 ]
 REAL_CASES: list[tuple[Callable[[], Path], Case]] = [
-    (smollm2, (1, 4096, 256, NO_FLASH)),
+    (smollm2, (1, 4096, 256, {})),
     (smollm2, (4, 2048, 128, {"mmap": False, **Q8_0})),
     (gemma3, (2, 8192, 512, {"swa-full": True})),
-    (gemma3, (1, 32768, 512, {})),
+    (gemma3, (1, 32768, 512, FLASH)),
 ]
 LONG_CASES: list[tuple[Callable[[], Path], Case]] = [
-    (smollm2, (2, 2048, 512, {})),
-    (smollm2, (2, 8192, 512, {})),
+    (smollm2, (2, 2048, 512, FLASH)),
+    (smollm2, (2, 8192, 512, FLASH)),
     (smollm2, (2, 8192, 512, Q8_0)),
     (smollm2, (2, 8192, 512, Q4_0)),
-    (smollm2, (1, 8192, 512, NO_FLASH)),
+    (smollm2, (1, 8192, 512, {})),
     (smollm2, (1, 32768, 512, {})),
+    (smollm2, (1, 32768, 512, FLASH)),
     (smollm2, (1, 32768, 512, Q8_0)),
     (smollm2, (1, 32768, 512, Q4_0)),
     (gemma3, (2, 2048, 512, {})),
-    (gemma3, (2, 8192, 512, {})),
+    (gemma3, (2, 8192, 512, FLASH)),
     (gemma3, (1, 4096, 512, {"mmap": False})),
-    (gemma3, (1, 8192, 512, NO_FLASH)),
+    (gemma3, (1, 8192, 512, {})),
     (gemma3, (1, 32768, 512, Q4_0)),
     (gemma3, (1, 32768, 512, {"swa-full": True})),
 ]
@@ -161,7 +163,7 @@ def test_a_context_that_was_filled_step_by_step_leaves_no_gaps_in_the_heap(
 ) -> None:
     """Its work buffer grows every 256 tokens."""
     path = write_sparse(tmp_path / "deep.gguf", DEEP)
-    spec = msgspec.structs.replace(spec_of(path, 1, 4096, 512), options=NO_FLASH)
+    spec = spec_of(path, 1, 8192, 512)
     estimated, measured = measure(spec, "computed")
     assert estimated == pytest.approx(measured, rel=TOLERANCE)
 
@@ -204,7 +206,7 @@ def assert_estimate_is_right(
 
 @pytest.mark.parametrize(
     ("options", "costs"),
-    [(Q8_0, False), (Q4_0, False), (NO_FLASH, True), ({"cache-type-k": "f32"}, True)],
+    [(Q8_0, False), (Q4_0, False), (FLASH, False), ({"cache-type-k": "f32"}, True)],
     ids=words,
 )
 def test_the_bytes_that_options_add_are_reported(
@@ -222,12 +224,12 @@ def test_the_work_buffer_holds_all_attention_weights_without_flash_attention(
     slots: int, tmp_path: Path
 ) -> None:
     """Its size is read from a structure of C: a wrong layout would show."""
-    spec = spec_of(write_sparse(tmp_path / "deep.gguf", DEEP), slots, 8192, 512)
+    spec = spec_of(write_sparse(tmp_path / "deep.gguf", DEEP), slots, 8192, 128)
     with_flash, without = (
         need_of(msgspec.structs.replace(spec, options={"flash-attn": value})).compute
         for value in ("on", "off")
     )
-    weights, mask = DEEP.heads * 512 * 8192, 512 * 8192
+    weights, mask = DEEP.heads * 128 * 8192, 128 * 8192
     expected = weights * (4 + 2) + mask * (4 - 2)
     assert without - with_flash == pytest.approx(expected, rel=0.05), "in f32, and again in f16"
 
