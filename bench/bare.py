@@ -18,6 +18,7 @@ from typing import Any
 import llama_cpp
 
 from inferd.backends.llama.llama_log import capture
+from inferd.backends.llama.loading.opening import WEIGHTS_UBATCH_SIZE_MAX
 from inferd.backends.llama.threads import ComputeThreads
 
 from .machine import MODEL, THREADS
@@ -42,7 +43,8 @@ class Bare:
         self.vocab = llama_cpp.llama_model_get_vocab(self.model)
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_seq_max, params.kv_unified = slots * ctx_size, slots, False
-        params.n_batch = params.n_ubatch = BATCH_SIZE
+        params.n_batch, params.n_ubatch = BATCH_SIZE, min(BATCH_SIZE, WEIGHTS_UBATCH_SIZE_MAX)
+        params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED  # as inferd on a CPU
         params.n_outputs_max = slots
         params.n_threads = params.n_threads_batch = THREADS
         self.context = llama_cpp.llama_init_from_model(self.model, params)

@@ -84,6 +84,7 @@ class LlamaServer:
 @asynccontextmanager
 async def _inferd(model: Path) -> AsyncIterator[Side]:
     text = daemon.configuration(1, CTX_SIZE, {"models-dir": str(model.parent), "cores": THREADS})
+    text += f'\n[models."{model.stem}"]\nflash-attn = "on"\n'  # as llama-server does by itself
     async with (
         daemon.running(text) as running,
         AsyncClient(running.socket) as client,

@@ -30,7 +30,9 @@ shutdown_grace_s = 0.1
 file = "{smollm2()}"
 ctx-size = 1024
 slots = 1
+flash-attn = "on"
 """
+"""With flash attention, the logits of up to 63 tokens do not depend on the batch they are in."""
 STORY = "Once upon a time — «über» the hills — there was a king who had three sons. " * 2
 SESSIONS = 5
 IDLE = ECHO.replace("shutdown_grace_s = 0.1", "idle_timeout_ms = 200")
