@@ -1,7 +1,15 @@
 """The connections between entries and relays: their messages, times and sockets' options.
 
-A data connection carries the frames of the protocol unchanged, in both directions. A report
-connection carries frames of the relay alone, each an array whose first item is its kind::
+A data connection carries the frames of the protocol unchanged, in both directions. The content of a
+tensor in a descriptor is sent to the relay before its request, which the relay passes to the daemon
+with descriptors of memfds, made anew::
+
+    [100, data]     a part of a content
+    [101]           the end of a content
+    [102, request]  a request, as bytes, with the contents before it
+    [103]           the contents so far are dropped
+
+A report connection carries frames of the relay alone, each an array whose first item is its kind::
 
     [0, hello]    the daemon's hello, after each connect of the relay to it
     [1, load]     the node's load
@@ -33,6 +41,25 @@ class ReportKind(IntEnum):
     LOAD = 1
     PING = 2
     DAEMON_LOST = 3
+
+
+class ContentKind(IntEnum):
+    """The first item of a frame on a data connection that the relay does not pass on. In msgpack
+    it is one byte, and no kind of the protocol.
+    """
+
+    PART = 100
+    END = 101
+    REQUEST = 102
+    DROP = 103
+
+
+PART_BYTES = 1 << 18
+"""Bytes of a part of a content."""
+CONTENTS_MAX = 16
+"""Contents of a request: descriptors that a daemon queues for one."""
+CONTENTS_BYTES_MAX = 32 << 20
+"""Bytes of the contents of a request together."""
 
 
 def set_options(sock: socket.socket) -> None:

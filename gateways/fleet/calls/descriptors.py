@@ -1,4 +1,4 @@
-"""The detection of params that refer to descriptors, which cannot be sent to another machine."""
+"""The detection of params that refer to descriptors."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ class _TensorParams(_Part):
 _params = msgspec.msgpack.Decoder(_TensorParams)
 
 
-def refuse_descriptors(params: msgspec.Raw) -> None:
-    """Check that no part of params is in a descriptor.
+def count_descriptors(params: msgspec.Raw) -> int:
+    """Return how many parts of params are in descriptors.
 
-    :raises UnsupportedOperation: one is.
     :raises InvalidArgument: the params have other types.
     """
     try:
@@ -30,9 +29,12 @@ def refuse_descriptors(params: msgspec.Raw) -> None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise InvalidArgument(f"the params do not match the call: {exc}") from None
     parts = (found, found.tensor, *(tensor for _, tensor in found.inputs or ()))
-    if any(part is not None and part.fd >= 0 for part in parts):
-        raise UnsupportedOperation(
-            "a fleet takes no descriptors: they do not reach other machines",
-            hint="send tensors within the frame, up to 1 MiB, and put models into the models"
-            " directory of each node",
-        )
+    return sum(part is not None and part.fd >= 0 for part in parts)
+
+
+def model_refused() -> UnsupportedOperation:
+    """Return the error for a model in a descriptor."""
+    return UnsupportedOperation(
+        "a fleet loads no model from a descriptor: its file does not reach the nodes",
+        hint="put the model into the models directory of each node, and load it by its name",
+    )

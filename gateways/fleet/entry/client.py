@@ -23,7 +23,7 @@ from ....backends.errors import (
     error_from_wire,
 )
 from ....ipc.messages import ClientHello, Kind
-from ....wire.frames import pack_frame
+from ....wire.frames import HEADER_BYTES, pack_frame
 from ..calls.frames import (
     Fields,
     OpenFrame,
@@ -36,6 +36,7 @@ from ..calls.frames import (
     with_mapped_handles,
 )
 from ..calls.routes import CallRoute
+from ..link import ContentKind
 from ..routing.choice import node_unreachable
 from .homes import FleetUser, NodeTable, RecentKey, SessionKey
 from .incarnations import Incarnation, Incarnations, client_handle, daemon_handle
@@ -333,14 +334,16 @@ class FleetClient:
             raise InvalidArgument(f"there is no graph {handle} on this connection")
         return self.graphs[handle]
 
-    def forward_to_context(self, request: ClientRequest, params: Fields) -> None:
-        """Send a request to the node of its context.
+    def forward_to_context(
+        self, request: ClientRequest, params: Fields, *, has_contents: bool = False
+    ) -> None:
+        """Send a request to the node of its context, with the contents that were sent there.
 
         :raises InferdError: there is no such context, or its node cannot be reached.
         """
         incarnation, handle = self.incarnation_of(params)
         fields = with_handle(params, "context", daemon_handle(incarnation, handle))
-        self.forward(request, incarnation.node, fields)
+        self.forward(request, incarnation.node, fields, has_contents=has_contents)
         request.context = handle = integer_in(params, "context")
         context = self._contexts.get(handle)
         if request.route.has_turn and context is not None:
@@ -348,13 +351,17 @@ class FleetClient:
             request.turns.drop_opened((self, handle))
             request.turns.begin_turn(request, context.kind, time.monotonic())
 
-    def forward(self, request: ClientRequest, node: str, params: Fields) -> None:
+    def forward(
+        self, request: ClientRequest, node: str, params: Fields, *, has_contents: bool = False
+    ) -> None:
         """Send a request to *node*, and pass its events and its answer to the client.
 
         :raises InferdError: the node cannot be reached.
         """
         upstream = self.upstream(node)
         frame = request_frame(request.number, request.call, params)
+        if has_contents:
+            frame = pack_frame([ContentKind.REQUEST, frame[HEADER_BYTES:]])
         upstream.send_request(request.number, frame, partial(self._pass_on, request, upstream))
         request.upstream = upstream
 

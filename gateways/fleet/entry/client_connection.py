@@ -17,6 +17,7 @@ from ....ipc.server.closing import SCM_MAX_FD
 from ....ipc.server.outbox import Outbox, OutboxListener
 from ....ipc.server.shares import SharedLimit
 from ....wire.frames import FrameReader, pack_frame
+from .passed_descriptors import PassedDescriptors
 
 READ_BYTES = 1 << 13
 """Bytes of one read, between which other clients are served."""
@@ -30,7 +31,7 @@ class ClientConnection(OutboxListener):
     """A client's connection. Lives on the entry's event loop.
 
     *handle_frame* gets the frames; it may raise the error with which the connection ends.
-    Descriptors that the client passes are closed: they cannot reach a node.
+    `descriptors` has those that the client has passed.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class ClientConnection(OutboxListener):
         peer: Peer,
         user: UserDescriptors,
         outboxes: SharedLimit,
+        contents: SharedLimit,
         frame_bytes_max: int,
     ):
         self.peer, self.uid = peer, peer.uid
@@ -49,6 +51,7 @@ class ClientConnection(OutboxListener):
         """Called when the client has read everything."""
         self.active_at_s = time.monotonic()
         self._sock, self._user = sock, user
+        self.descriptors = PassedDescriptors(user, peer.uid, contents)
         self._outbox = Outbox(sock, peer.uid, outboxes, self)
         self.loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self.loop.create_future()
@@ -176,13 +179,13 @@ class ClientConnection(OutboxListener):
         except OSError:
             return b""
         if descriptors:
-            self._user.note_received(len(descriptors))
-            self._user.close(tuple(descriptors))
+            self.descriptors.add(descriptors)
         return data
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket, and the descriptors that no request has taken."""
         self._outbox.close()
+        self.descriptors.close_unclaimed()
         with suppress(OSError):  # the client has closed it
             self._sock.shutdown(socket.SHUT_RDWR)
         self._user.close_socket(self._sock)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -20,7 +21,7 @@ from ....backends.errors import (
 )
 from ....ipc.messages import Kind
 from ....wire.nesting import check_shape
-from ..calls.descriptors import refuse_descriptors
+from ..calls.descriptors import count_descriptors, model_refused
 from ..calls.frames import (
     UNREADABLE,
     Fields,
@@ -34,6 +35,7 @@ from ..calls.frames import (
 )
 from ..calls.routes import Route, route_of
 from .client import ClientRequest, FleetClient, without_shutdown
+from .client_connection import ClientConnection
 from .gathering import (
     call_all,
     call_connected,
@@ -73,14 +75,21 @@ CLOSING = frozenset(("finalize_execution_context", "close_execution_context", "d
 class Dispatcher:
     """Handles a client's frames after its hello. Lives on the entry's event loop."""
 
-    def __init__(self, client: FleetClient, requests_max: int):
-        self._client, self._requests_max = client, requests_max
+    def __init__(self, client: FleetClient, connection: ClientConnection, requests_max: int):
+        self._client, self._connection = client, connection
+        self._requests_max = requests_max
+        self._waiting: deque[bytes] = deque()
+        """Frames that were read with one whose contents are being sent: no more is read then."""
+        self._sends_contents = False
 
     def handle_frame(self, body: bytes) -> None:
-        """Handle a frame.
+        """Handle a frame, after those before it.
 
         :raises ProtocolError: it cannot be read; the connection then ends.
         """
+        if self._sends_contents:
+            self._waiting.append(body)
+            return
         message = open_message(body)
         if message.kind == Kind.REQUEST:
             self._begin(message)
@@ -93,6 +102,7 @@ class Dispatcher:
 
     def _begin(self, message: OpenFrame) -> None:
         number, requests = message.number, self._client.requests
+        passed, descriptors = self._connection.descriptors, None
         if number in requests:
             raise ProtocolError(f"request id {number} is already in use")
         try:
@@ -108,14 +118,56 @@ class Dispatcher:
             route = route_of(call, params)
             if route is None or route.route is Route.NONE:
                 raise UnsupportedOperation(f"there is no call {call[:50]!r}")
-            if route.has_tensors:
-                refuse_descriptors(message.items[3])
+            needed = count_descriptors(message.items[3]) if route.has_tensors else 0
+            descriptors = passed.claim(needed)
+            if descriptors and route.route is not Route.CONTEXT:
+                passed.close(descriptors)
+                raise model_refused()
             request = requests[number] = ClientRequest(number, call, route)
-            self._dispatch(request, params)
+            if descriptors:
+                self._begin_contents(request, params, descriptors)
+            else:
+                self._dispatch(request, params)
         except ProtocolError:
             raise
         except InferdError as exc:
+            if descriptors is None:  # those of the request are not known
+                passed.close_unclaimed()
             self._client.fail(number, exc)
+
+    def _begin_contents(
+        self, request: ClientRequest, params: Fields, descriptors: Sequence[int]
+    ) -> None:
+        """Send the contents of descriptors, and then their request, before any later frame."""
+        self._sends_contents = True
+        self._connection.pause(self)
+        self._client.group.start_soon(self._send_contents, request, params, descriptors)
+
+    async def _send_contents(
+        self, request: ClientRequest, params: Fields, descriptors: Sequence[int]
+    ) -> None:
+        client, passed = self._client, self._connection.descriptors
+        try:
+            handle = integer_in(params, "context")
+            await reopen_context(client, handle)
+            request.context = handle  # its session does not move meanwhile
+            node = client.incarnation_of(params)[0].node
+            upstream = client.upstream(node)
+            await passed.send_contents(descriptors, upstream)
+            upstream.check_connected()
+            client.forward_to_context(request, params, has_contents=True)
+        except InferdError as exc:
+            client.fail(request.number, without_shutdown(exc))
+        finally:
+            passed.close(descriptors)
+        self._sends_contents = False
+        try:
+            while self._waiting and not self._sends_contents:
+                self.handle_frame(self._waiting.popleft())
+        except InferdError as exc:
+            self._connection.end(exc)
+        if not self._sends_contents:
+            self._connection.resume(self)
 
     def _dispatch(self, request: ClientRequest, params: Fields) -> None:
         route = request.route.route

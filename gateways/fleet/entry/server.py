@@ -38,6 +38,7 @@ from .homes import HOMES_MAX, RECENT_MAX, FleetUser, NodeTable, RecentKey, Sessi
 from .incarnations import Incarnations
 from .node_link import NodeLink
 from .nodes import Nodes
+from .passed_descriptors import SENT_BYTES_MAX
 from .users import UserRules, is_operator, name_of, user_on_nodes
 
 HELLO_S_MAX = 10.0
@@ -69,6 +70,7 @@ class Entry:
         self._places = Places[ClientConnection](settings.connections_max)
         self._descriptors = ClientDescriptors()
         self._outboxes = SharedLimit(OUTBOXES_BYTES_MAX)
+        self._contents = SharedLimit(SENT_BYTES_MAX)
         self._clients: set[FleetClient] = set()
         self._software = f"inferd/{version('inferd')} fleet"
 
@@ -139,7 +141,7 @@ class Entry:
         user = self._descriptors.of_user(peer.uid)
         hello = self.nodes.hello(self._software, self.incarnations.starts)
         connection = ClientConnection(
-            sock, peer, user, self._outboxes, hello.limits.frame_bytes_max
+            sock, peer, user, self._outboxes, self._contents, hello.limits.frame_bytes_max
         )
         try:
             connection.add_frame(pack_frame([int(Kind.HELLO), hello]))
@@ -185,7 +187,7 @@ class Entry:
                 return
             timer.cancel()
             client = self._greet(connection, name, body, group)
-            dispatch = Dispatcher(client, requests_max).handle_frame
+            dispatch = Dispatcher(client, connection, requests_max).handle_frame
 
         timer = _EndLater(connection)
         try:

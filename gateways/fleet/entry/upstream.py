@@ -90,6 +90,8 @@ class Upstream(asyncio.Protocol):
         self._unsent: bytearray | None = bytearray()
         """Frames of requests until the connection stands; None from then on."""
         self._is_reading = True
+        self._accepts = asyncio.Event()
+        """Set while the node takes what is sent; also once the connection has ended."""
 
     @property
     def has_requests(self) -> bool:
@@ -119,6 +121,7 @@ class Upstream(asyncio.Protocol):
             self.end(exc)
         else:
             unsent, self._unsent = self._unsent, None
+            self._accepts.set()
             if unsent:
                 self._write(bytes(unsent))
             self._owner.resume_client(self)
@@ -170,6 +173,7 @@ class Upstream(asyncio.Protocol):
         if self.lost is not None:
             return
         self.lost, self._unsent = error, None
+        self._accepts.set()
         if self._transport is not None:
             self._transport.abort()
         handlers, self._handlers = self._handlers, {}
@@ -202,16 +206,31 @@ class Upstream(asyncio.Protocol):
         elif self.lost is None:
             self._write(frame)
 
+    async def send_and_wait(self, frame: bytes) -> None:
+        """Send a frame, and wait until the node takes further ones."""
+        self.send_frame(frame)
+        await self._accepts.wait()
+
+    def check_connected(self) -> None:
+        """Check that the connection has not ended.
+
+        :raises InferdError: the reason of its end.
+        """
+        if self.lost is not None:
+            raise error_from_wire(self.lost.to_wire())
+
     def _write(self, frames: bytes) -> None:
         assert self._transport is not None
         self._transport.write(frames)
 
     def pause_writing(self) -> None:
         """Read nothing from the client while the node does not read."""
+        self._accepts.clear()
         self._owner.pause_client(self)
 
     def resume_writing(self) -> None:
         """Read from the client again."""
+        self._accepts.set()
         self._owner.resume_client(self)
 
     def set_reading(self, reading: bool) -> None:

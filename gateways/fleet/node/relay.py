@@ -12,11 +12,9 @@ import anyio.abc
 
 from ....backends.errors import Busy, InferdError
 from ....ipc.greeting import connect_error
-from ....ipc.messages import Kind
-from ....wire.frames import pack_frame
 from ..certificates.tls import DATA, REPORTS
 from ..link import HANDSHAKE_S_MAX
-from .pipe import EntryEnd, PipeEnd
+from .pipe import DaemonEnd, EntryEnd
 from .reporter import LoadReporter
 
 CONNECTIONS_MAX = 1024
@@ -97,20 +95,18 @@ class Relay:
                 )
             daemon = await self._connect_daemon()
         except InferdError as exc:
-            if entry.transport is not None:
-                entry.transport.write(pack_frame([Kind.GOODBYE, exc.to_wire()]))
-                entry.end()
+            entry.refuse(exc)
             return
-        entry.join(daemon)
+        entry.join_daemon(daemon)
 
-    async def _connect_daemon(self) -> PipeEnd:
+    async def _connect_daemon(self) -> DaemonEnd:
         """Return a connection to the daemon.
 
         :raises InferdError: it cannot be reached.
         """
         loop = asyncio.get_running_loop()
         try:
-            _, daemon = await loop.create_unix_connection(PipeEnd, self._path)
+            _, daemon = await loop.create_unix_connection(DaemonEnd, self._path)
         except BlockingIOError:  # the daemon's backlog is full
             raise Busy(
                 "too many programs connect to the daemon", data={"retry_after_s": 0.1}

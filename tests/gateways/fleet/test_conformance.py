@@ -1,4 +1,4 @@
-"""An entry with one node speaks the protocol as its page says, except for descriptors."""
+"""An entry with one node speaks the protocol as its page says."""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ CASES = [
 ]
 """All but those of limits, errors and tensors, which take long."""
 EXCEPTIONS = {
-    # A fleet takes no descriptors.
-    "exchanges.a_prompt_in_a_descriptor",
-    "malformed.a_descriptor_that_was_not_passed",
     # A fleet itself moves sessions between its nodes.
     "contexts.an_exported_session_is_imported_again",
 }

@@ -15,7 +15,6 @@ from inferd.backends.errors import (
     InvalidArgument,
     ModelNotFound,
     SessionBusy,
-    UnsupportedOperation,
 )
 from tests.daemon.command_line import inferd_process
 from tests.echo import echo_model
@@ -234,11 +233,6 @@ def test_what_does_not_exist_is_refused(client: Client) -> None:
             client.get_output(handle)
         with pytest.raises(InvalidArgument):
             client.tokenize(handle, "text")
-
-
-def test_descriptors_are_refused(client: Client) -> None:
-    with client.session("echo") as session, pytest.raises(UnsupportedOperation, match="descriptor"):
-        client.set_input(session.context, 0, b"x" * (2 << 20))
 
 
 def shown(fleet: RunningFleet, *arguments: str) -> list[str]:

@@ -16,8 +16,9 @@ import pytest
 from inferd import Client
 from inferd.gateways.fleet.certificates.tls import DATA, REPORTS
 from inferd.gateways.fleet.link import BUFFER_BYTES, ReportKind
-from inferd.gateways.fleet.node.pipe import PipeEnd
+from inferd.gateways.fleet.node.pipe import DaemonEnd, EntryEnd, PipeEnd
 from inferd.testing import RunningDaemon, running_daemon
+from inferd.wire.frames import pack_frame
 from tests.daemon.command_line import inferd_process
 from tests.echo import echo_model
 from tests.gateways.fleet.members import HELLO, WAIT_S_MAX, Peer, Relay, certificates, peer, relay
@@ -227,3 +228,43 @@ async def test_a_reader_that_stops_makes_the_sender_wait() -> None:
         while await loop.sock_recv(reader, 1 << 16):
             pass
     reader.close()
+
+
+@pytest.mark.asyncio
+async def test_descriptors_wait_for_the_data_before_them_and_keep_their_place() -> None:
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        entry = socket.create_connection(listener.getsockname())
+        left, _ = listener.accept()
+    right, daemon = socket.socketpair()
+    for sock in (entry, left, right, daemon):
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+    _, one = await loop.create_connection(lambda: EntryEnd(lambda: None), sock=left)
+    _, two = await loop.create_unix_connection(DaemonEnd, sock=right)
+    one.join_daemon(two)
+    plain = [1, 1, "models", {"filling": b"x" * 100_000}]
+    request = [1, 2, "set_input", {"fd": 0}]
+    body = pack_frame(request)[4:]
+    messages: list[list[Any]] = [plain, [100, b"content"], [101], [102, body], plain]
+    await loop.sock_sendall(entry, b"".join(pack_frame(message) for message in messages))
+    received, descriptors, places = b"", [], []
+    expected = pack_frame(plain) + pack_frame(request) + pack_frame(plain)
+    async with asyncio.timeout(WAIT_S_MAX):
+        while len(received) < len(expected):
+            readable = asyncio.Event()
+            loop.add_reader(daemon, readable.set)
+            await readable.wait()
+            loop.remove_reader(daemon)
+            data, passed, _, _ = socket.recv_fds(daemon, 1 << 12, 8)
+            places += [len(received)] * len(passed)
+            descriptors += passed
+            received += data
+    assert received == expected
+    (descriptor,) = descriptors
+    assert os.pread(descriptor, 100, 0) == b"content"
+    # They arrive with a byte of the request, or with one before it.
+    assert places[0] < len(pack_frame(plain) + pack_frame(request))
+    os.close(descriptor)
+    for sock in (entry, daemon):
+        sock.close()
