@@ -286,6 +286,7 @@ class Moves:
         keys = {key_of(session) for _, session in moving}
         if all(name in listed for name in self._fleet.nodes.links):
             self._interrupted &= keys
+        still: set[SessionKey] = set()
         for node, session in sorted(moving, key=lambda pair: pair[1]["state"]):  # arriving first
             key = key_of(session)
             if key in self._under_way:
@@ -296,8 +297,12 @@ class Moves:
                 except InferdError as exc:
                     self._note(f"session {key.session_id!r} still moves: {exc.message}")
                     ended = False
-            if session["state"] == ARRIVING:
-                (self._interrupted.discard if ended else self._interrupted.add)(key)
+            if ended and key not in still:
+                self._interrupted.discard(key)
+            elif not ended:
+                still.add(key)
+                if session["state"] == ARRIVING:
+                    self._interrupted.add(key)
 
     async def _end_interrupted(self, node: str, session: dict[str, Any], listed: Listed) -> bool:
         """End the move of an arriving or departed session; return whether that was possible."""

@@ -1,0 +1,118 @@
+"""Interrupted moves of sessions, with the answers of nodes in a fixed order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+from inferd.backends.errors import ConnectionLost, InferdError
+from inferd.gateways.fleet.draining.moves import ARRIVING, DEPARTED, Moves, key_of
+from inferd.gateways.fleet.entry.config import read_config
+from inferd.gateways.fleet.entry.homes import HOMES_MAX, NodeTable, SessionKey
+from inferd.gateways.fleet.entry.nodes import Nodes
+from inferd.gateways.fleet.routing.loads import ModelLoad, NodeLoad
+from tests.gateways.fleet.members import certificates
+
+pytestmark = pytest.mark.asyncio
+SESSION: dict[str, Any] = {
+    "session_id": "s",
+    "user": "@ada",
+    "on_behalf_of": "@ada",
+    "label": "",
+    "uid": 7,
+    "model": "m",
+    "priority": "normal",
+    "state": "dormant",
+    "transfer": None,
+}
+
+
+class Node:
+    """A node that has one session at most. It is lost after it has carried out *lost_after*."""
+
+    def __init__(self, state: str | None = None, lost_after: str = ""):
+        self.state, self.lost_after = state, lost_after
+        self.transfer: dict[str, str] | None = None
+
+    async def call(self, call: str, params: dict[str, msgspec.Raw]) -> msgspec.Raw:
+        given = {name: msgspec.msgpack.decode(raw) for name, raw in params.items()}
+        result = self._carry_out(call, given)
+        if given.get("outcome") == self.lost_after:
+            self.lost_after = ""
+            raise ConnectionLost("the node was lost after it had done this")
+        return msgspec.Raw(msgspec.msgpack.encode(result))
+
+    def _carry_out(self, call: str, given: dict[str, Any]) -> dict[str, Any]:
+        transfer = {"id": given.get("transfer", ""), "peer": given.get("peer", "")}
+        if call == "sessions":
+            found = {**SESSION, "state": self.state, "transfer": self.transfer}
+            return {"sessions": [found] if self.state else []}
+        if call == "export_session":
+            self.transfer = transfer
+            return {"data": b"history", "size": 7, "on_behalf_of": "@ada"}
+        if call == "import_session":
+            self.state, self.transfer = ARRIVING, transfer
+            return {"size": 7}
+        if given["outcome"] == "release":
+            self.state = DEPARTED
+        elif given["outcome"] == "keep":
+            self.state, self.transfer = "dormant", None
+        else:
+            self.state, self.transfer = None, None
+        return {}
+
+
+class OperatedMoves(Moves):
+    """Moves whose connections lead to *peers*."""
+
+    peers: dict[str, Node]
+
+    @property
+    def operator(self) -> Any:
+        """The operator's connections."""
+        return self
+
+    def upstream(self, node: str) -> Node:
+        return self.peers[node]
+
+
+class Fleet:
+    """Two nodes, `a` and `b`, that have reported."""
+
+    moves: Any = None
+
+    def __init__(self, folder: Path):
+        certificates(folder / "keys")
+        file = folder / "fleet.toml"
+        addresses = "".join(f'[nodes.{name}]\naddress = "127.0.0.1:1"\n' for name in "ab")
+        file.write_text(f'certificates = "keys"\nstate-dir = "state"\n{addresses}')
+        self.nodes = Nodes(read_config(file), lambda _: None, lambda _: None)
+        for link in self.nodes.links.values():
+            link.load = NodeLoad(instance=1, models={"m": ModelLoad(loaded=True, slots=1)})
+        self.homes = NodeTable[SessionKey](HOMES_MAX)
+
+
+@pytest.mark.parametrize("lost_after", ["keep", "release"])
+async def test_a_session_can_be_opened_once_its_interrupted_move_has_ended(
+    tmp_path: Path, lost_after: str
+) -> None:
+    fleet: Any = Fleet(tmp_path)
+    moves, key = OperatedMoves(fleet, lambda _: None), key_of(SESSION)
+    moves.peers = {
+        "a": Node("dormant", lost_after if lost_after == "release" else ""),
+        "b": Node(None, lost_after if lost_after == "keep" else ""),
+    }
+    async with anyio.create_task_group() as group:
+        await group.start(moves.run)
+        with pytest.raises(InferdError, match="lost after"):
+            await moves.move_session("a", SESSION)
+        assert moves.interrupted == 1
+        moves.note_found()
+        await moves.wait_settled(key)
+        assert moves.interrupted == 0
+        assert (moves.peers["a"].state, moves.peers["b"].state) == (None, "dormant")
+        group.cancel_scope.cancel()
