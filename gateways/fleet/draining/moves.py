@@ -202,6 +202,7 @@ class Moves:
                 await self._end(source, transfer, "keep")
             raise
         self._interrupted.add(key)
+        self._fleet.homes.drop(key)  # else it would be opened anew on the node that it has left
         try:
             await self._end(source, transfer, "release")
             await self._end(target, transfer, "keep")

@@ -102,6 +102,7 @@ async def test_a_session_can_be_opened_once_its_interrupted_move_has_ended(
 ) -> None:
     fleet: Any = Fleet(tmp_path)
     moves, key = OperatedMoves(fleet, lambda _: None), key_of(SESSION)
+    fleet.homes.put(key, "a")
     moves.peers = {
         "a": Node("dormant", lost_after if lost_after == "release" else ""),
         "b": Node(None, lost_after if lost_after == "keep" else ""),
@@ -114,5 +115,6 @@ async def test_a_session_can_be_opened_once_its_interrupted_move_has_ended(
         moves.note_found()
         await moves.wait_settled(key)
         assert moves.interrupted == 0
+        assert fleet.homes.find(key) != "a", "the next opening looks for it"
         assert (moves.peers["a"].state, moves.peers["b"].state) == (None, "dormant")
         group.cancel_scope.cancel()
