@@ -65,11 +65,8 @@ class Discovery:
         """Set once Ray has answered or has failed to; at once where there is a last table."""
         self._is_lost = False
         """Whether Ray does not answer."""
-
-    @property
-    def answers(self) -> bool:
-        """Whether Ray answers."""
-        return self._settled.is_set() and not self._is_lost
+        self.answers = False
+        """Whether Ray has answered, and does so still."""
 
     def open(self) -> None:
         """Take the last table of the previous start.
@@ -101,7 +98,7 @@ class Discovery:
             self._known = table
         if self._is_lost:
             self._note(f"Ray answers at {self._address} again")
-        self._is_lost = False
+        self._is_lost, self.answers = False, True
         self._settled.set()
         return True
 
@@ -112,5 +109,5 @@ class Discovery:
                 f"Ray does not answer at {self._address}: {cause}; the fleet goes on with the"
                 f" {known} nodes that it has published"
             )
-        self._is_lost = True
+        self._is_lost, self.answers = True, False
         self._settled.set()

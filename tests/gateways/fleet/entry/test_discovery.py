@@ -23,6 +23,8 @@ class Recorder:
     def __init__(self) -> None:
         self.tables: list[dict[str, str | None]] = []
         self.notes: list[str] = []
+        self.answers = [False]
+        """Whether Ray answered at the begin and at the end."""
         self.news = anyio.Event()
 
     def publish(self, addresses: Mapping[str, NodeAddress | None]) -> None:
@@ -57,9 +59,11 @@ async def follow(behaviour: str, folder: Path, text: str, known: KnownNodes) -> 
     PublishedFile(folder).write(known)
     found = discovery.Discovery(f"{behaviour}:{folder}", folder, recorder, recorder.note)
     found.open()
+    recorder.answers = [found.answers]
     async with anyio.create_task_group() as group:
         await group.start(found.run)
         await recorder.until(text)
+        recorder.answers.append(found.answers)
         group.cancel_scope.cancel()
     return recorder
 
@@ -86,6 +90,7 @@ def test_the_last_table_stays_when_the_child_fails(
     assert recorder.tables == [{"z": "10.0.0.9:7878"}]
     assert "the fleet goes on with the 1 nodes" in recorder.notes[0]
     assert PublishedFile(tmp_path).read() == KNOWN
+    assert recorder.answers == [False, False]
 
 
 def test_a_child_is_started_again_and_a_new_head_adds_nodes(tmp_path: Path) -> None:
@@ -93,6 +98,7 @@ def test_a_child_is_started_again_and_a_new_head_adds_nodes(tmp_path: Path) -> N
     a, b = "10.0.0.2:7878", "10.0.0.3:7878"
     assert recorder.tables == [{}, {"a": a, "b": None}, {"a": a, "b": b}]
     assert "its child process has ended" in recorder.notes[0]
+    assert recorder.answers == [False, True]
     assert PublishedFile(tmp_path).read() == {
         "a": KnownNode(a, "first"),
         "b": KnownNode(b, "second"),
