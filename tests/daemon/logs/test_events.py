@@ -352,7 +352,11 @@ async def test_the_last_output_of_a_dying_process_is_an_event() -> None:
 
 @pytest.mark.asyncio
 async def test_a_process_that_outlives_the_worker_does_not_block_the_close() -> None:
-    heard = await heard_of("import subprocess\nsubprocess.Popen(['yes'], stdout=2)")
+    program = (
+        "import subprocess\nyes = subprocess.Popen(['yes'], stdout=2)\n"
+        "while 'wchar: 0' in open(f'/proc/{yes.pid}/io').read(): pass"
+    )
+    heard = await heard_of(program)
     assert [event for _, event, _ in heard] == ["worker.output"]
 
 

@@ -102,14 +102,20 @@ def killed_stream(client: Client, session: Session) -> str:
 
 def test_it_stays_in_a_parked_turn(daemon: RunningDaemon) -> None:
     with RawClient(daemon.socket) as client, RawClient(daemon.socket) as operator:
-        one, other = client.context("tiny"), client.context("tiny")
-        turns = [
-            client.start_request("chat", context=context, prompt="x", raw=True, options=OPTIONS)
-            for context in (one, other)
-        ]
-        wait_until(lambda: operator.call("park", context=one)["parked"])
-        for turn in turns:
-            assert client.wait_result(turn)["text"] == COMPACT.encode()
+
+        def parked() -> bool:
+            """Return whether a turn was parked; it may have ended before."""
+            one, other = client.context("tiny"), client.context("tiny")
+            turns = [
+                client.start_request("chat", context=context, prompt="x", raw=True, options=OPTIONS)
+                for context in (one, other)
+            ]
+            parked = any(operator.call("park", context=one)["parked"] for _ in range(200))
+            for turn in turns:
+                assert client.wait_result(turn)["text"] == COMPACT.encode()
+            return parked
+
+        wait_until(parked)
 
 
 @pytest.mark.parametrize("model", ["tiny", "echo"])
