@@ -47,6 +47,10 @@ FIRST_STEP_BYTES = 3 << 20
 """Memory that a load and the first step use besides the model (measured by the process's growth):
 code of llama.cpp, llguidance and numpy, and the stacks and heaps of threads.
 """
+WORK_GAP_BYTES = 3 << 20
+"""Memory of former work buffers in the heap, which grow without flash attention: of those below
+`LARGE_BLOCK_BYTES` of the worker (measured).
+"""
 BYTES_PER_CELL = 96
 """Memory of a used cell's entries in a set and a map of `llama_kv_cells`: 48 each with glibc."""
 
@@ -94,7 +98,7 @@ class LlamaMemoryEstimator:
         context = open_context(spec, params, self._model, self._log)
         info = embed_info(spec, self._model, context, self._values)
         encoder = not lib.llama_get_memory(context)
-        need = total_need(*self._taken(context))
+        need = self._with_gaps(total_need(*self._taken(context)), params)
         need = replace(need, options=self._added_by_options(spec, need))
         self._log.clear()
         context = open_embedding_context(
@@ -114,7 +118,14 @@ class LlamaMemoryEstimator:
         self._log.clear()
         params = context_params(spec, self._options.without_memory(), self._model)
         plain = total_need(*self._taken(open_context(spec, params, self._model, self._log)))
-        return _of_context(need) - _of_context(plain)
+        return _of_context(need) - _of_context(self._with_gaps(plain, params))
+
+    def _with_gaps(self, need: MemoryNeed, params: Any) -> MemoryNeed:
+        """Return *need* with the gaps that the work buffers of a context with *params* leave."""
+        flash = params.flash_attn_type != lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        if flash or self._layers:
+            return need
+        return replace(need, compute=need.compute + WORK_GAP_BYTES)
 
     def _taken(self, context: Any) -> tuple[list[Share], int, int, int]:
         """Return a context's arguments for `total_need`, and free the context."""
