@@ -96,8 +96,7 @@ class RayFleet(RunningFleet):
 
     def kill_replica(self, name: str) -> None:
         """Kill a node's replica, and wait until Ray has started another."""
-        before = self.replica_of(name)
-        assert before is not None
+        before = wait_until(lambda: self.replica_of(name))  # Ray changes the title of a process
         os.kill(before, signal.SIGKILL)
         wait_until(lambda: self.replica_of(name) not in (None, before), RAY_S_MAX)
 
