@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from codecs import getincrementaldecoder
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +13,9 @@ from anyio.lowlevel import checkpoint
 from ...backends.errors import InvalidArgument, TooLarge, not_utf8
 from ...backends.params import nearest
 from ...backends.raw_bytes import mark_bytes, offset_of
-from ...ipc.messages import TENSOR_BYTES_MAX, TENSOR_TYPES, Tensor
+from ...ipc.messages import TENSOR_TYPES, Tensor
 from ...ipc.server.request import Request
+from ...ipc.server.unclaimed_descriptors import read_tensor, tensor_size
 from ...scheduler import PRIORITIES, Priority
 from ...sessions import TurnOptions
 
@@ -105,18 +104,7 @@ async def tensor_bytes(request: Request, tensor: Tensor) -> bytes:
 
 
 def _read_descriptor(fd: int) -> bytes:
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise InvalidArgument("the tensor's descriptor is not a file", hint="pass a memfd")
-        if status.st_size > TENSOR_BYTES_MAX:
-            raise TooLarge(
-                f"a tensor of {status.st_size} bytes; the limit is {TENSOR_BYTES_MAX}",
-                data={"bytes": status.st_size, "tensor_bytes_max": TENSOR_BYTES_MAX},
-            )
-        return os.pread(fd, status.st_size, 0)
-    except OSError as exc:
-        raise InvalidArgument(f"the tensor's descriptor cannot be read: {exc.strerror}") from None
+    return read_tensor(fd, tensor_size(fd))
 
 
 async def decode_text(data: bytes) -> str:

@@ -116,7 +116,7 @@ def decode_request(
         raise InvalidArgument(f"the params do not match the call: {cause}") from None
     request = Request(connection, number, call, params)
     parts = _parts_with_descriptors(params)
-    request.descriptors += connection.claim_descriptors(len(parts))
+    request.descriptors += connection.descriptors.claim(len(parts))
     for part, descriptor in zip(parts, request.descriptors, strict=True):
         part.fd = descriptor
     return request

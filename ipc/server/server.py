@@ -260,7 +260,7 @@ class Server:
         except ProtocolError:
             raise
         except InferdError as exc:
-            connection.drop_descriptors()  # their frame was not read: no request can claim them
+            connection.descriptors.close()  # their frame was not read: no request can claim them
             connection.send([Kind.ERROR, number, exc.to_wire()])
             return
         try:

@@ -6,14 +6,13 @@ import asyncio
 import select
 import socket
 import time
-from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, Protocol
 
 import anyio
 
-from ...backends.errors import Busy, InvalidArgument, ProtocolError
+from ...backends.errors import Busy
 from ...scheduler.owner import Owner
 from ...wire.frames import READ_BYTES, pack_frame
 from ...wire.reading import SocketReading
@@ -23,9 +22,8 @@ from .closing import SCM_MAX_FD
 from .loop_time import CHECK_S, LoopTime
 from .outbox import Outbox, OutboxListener
 from .shares import SharedLimit
+from .unclaimed_descriptors import UnclaimedDescriptors
 
-DESCRIPTORS_MAX = 16
-"""Descriptors of a connection that no call has claimed."""
 CALLS_DESCRIPTORS_MAX = 64
 """Descriptors of a connection's calls that have not ended."""
 REQUESTS_BYTES = 1 << 12
@@ -91,7 +89,7 @@ class ServerConnection(OutboxListener):
         """Its number in the order in which the daemon accepted connections."""
         self.requests: dict[int, RequestInFlight] = {}
         self.software = ""
-        self.descriptors: deque[int] = deque()
+        self.descriptors = UnclaimedDescriptors(user)
         self.requests_max = requests_max
         self._sock = sock
         self._reading = SocketReading(sock, self._read_some)
@@ -251,10 +249,7 @@ class ServerConnection(OutboxListener):
         except OSError:
             return b""
         if descriptors:
-            self.user.note_received(len(descriptors))
-            self.descriptors.extend(descriptors)
-        if len(self.descriptors) > DESCRIPTORS_MAX:
-            raise ProtocolError(f"more than {DESCRIPTORS_MAX} descriptors that no call claims")
+            self.descriptors.add(descriptors)
         return data
 
     def check_capacity(self, request: RequestInFlight) -> None:
@@ -279,25 +274,8 @@ class ServerConnection(OutboxListener):
             )
         self.user.check_call()
 
-    def claim_descriptors(self, count: int) -> list[int]:
-        """Return the first *count* unclaimed descriptors.
-
-        :raises InvalidArgument: there are fewer.
-        """
-        if len(self.descriptors) < count:
-            raise InvalidArgument(
-                f"the call refers to {count} descriptors, but {len(self.descriptors)} were passed",
-                hint="send them with the frame, by SCM_RIGHTS",
-            )
-        return [self.descriptors.popleft() for _ in range(count)]
-
     def close(self) -> None:
         """Close the socket and the unclaimed descriptors, neither of them on the loop."""
         self.cut()
-        self.drop_descriptors()
+        self.descriptors.close()
         self.user.close_socket(self._sock)
-
-    def drop_descriptors(self) -> None:
-        """Close the unclaimed descriptors."""
-        self.user.close(tuple(self.descriptors))
-        self.descriptors.clear()

@@ -185,7 +185,7 @@ class ClientConnection(OutboxListener):
     def close(self) -> None:
         """Close the socket, and the descriptors that no request has taken."""
         self._outbox.close()
-        self.descriptors.close_unclaimed()
+        self.descriptors.close()
         with suppress(OSError):  # the client has closed it
             self._sock.shutdown(socket.SHUT_RDWR)
         self._user.close_socket(self._sock)

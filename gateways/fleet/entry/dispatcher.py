@@ -121,7 +121,7 @@ class Dispatcher:
             needed = count_descriptors(message.items[3]) if route.has_tensors else 0
             descriptors = passed.claim(needed)
             if descriptors and route.route is not Route.CONTEXT:
-                passed.close(descriptors)
+                passed.close_claimed(descriptors)
                 raise model_refused()
             request = requests[number] = ClientRequest(number, call, route)
             if descriptors:
@@ -132,7 +132,7 @@ class Dispatcher:
             raise
         except InferdError as exc:
             if descriptors is None:  # those of the request are not known
-                passed.close_unclaimed()
+                passed.close()
             self._client.fail(number, exc)
 
     def _begin_contents(
@@ -159,7 +159,7 @@ class Dispatcher:
         except InferdError as exc:
             client.fail(request.number, without_shutdown(exc))
         finally:
-            passed.close(descriptors)
+            passed.close_claimed(descriptors)
         self._sends_contents = False
         try:
             while self._waiting and not self._sends_contents:

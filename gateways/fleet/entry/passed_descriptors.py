@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import stat
-from collections import deque
 from collections.abc import Sequence
 
-from ....backends.errors import Busy, InvalidArgument, ProtocolError, TooLarge
-from ....ipc.messages import TENSOR_BYTES_MAX
+from ....backends.errors import Busy, TooLarge
 from ....ipc.server.client_descriptors import UserDescriptors
 from ....ipc.server.shares import SharedLimit
+from ....ipc.server.unclaimed_descriptors import UnclaimedDescriptors, read_tensor, tensor_size
 from ....wire.frames import pack_frame
-from ..link import CONTENTS_BYTES_MAX, CONTENTS_MAX, PART_BYTES, ContentKind
+from ..link import CONTENTS_BYTES_MAX, PART_BYTES, ContentKind
 from .upstream import Upstream
 
 SENT_BYTES_MAX = 256 << 20
@@ -21,46 +18,19 @@ _END = pack_frame([ContentKind.END])
 _DROP = pack_frame([ContentKind.DROP])
 
 
-class PassedDescriptors:
+class PassedDescriptors(UnclaimedDescriptors):
     """The descriptors of a connection that no request has taken. Lives on the entry's event loop.
 
     *uid* is the client's user, and *limit* the bytes on their way of all users.
     """
 
     def __init__(self, user: UserDescriptors, uid: int, limit: SharedLimit):
-        self._user, self._uid, self._limit = user, uid, limit
-        self._unclaimed: deque[int] = deque()
+        super().__init__(user)
+        self._uid, self._limit = uid, limit
 
-    def add(self, descriptors: Sequence[int]) -> None:
-        """Add descriptors that have arrived.
-
-        :raises ProtocolError: there are too many that no request has taken.
-        """
-        self._user.note_received(len(descriptors))
-        self._unclaimed.extend(descriptors)
-        if len(self._unclaimed) > CONTENTS_MAX:
-            raise ProtocolError(f"more than {CONTENTS_MAX} descriptors that no call claims")
-
-    def claim(self, count: int) -> list[int]:
-        """Return the first *count* of them; the caller closes them.
-
-        :raises InvalidArgument: there are fewer.
-        """
-        if len(self._unclaimed) < count:
-            raise InvalidArgument(
-                f"the call refers to {count} descriptors, but {len(self._unclaimed)} were passed",
-                hint="send them with the frame, by SCM_RIGHTS",
-            )
-        return [self._unclaimed.popleft() for _ in range(count)]
-
-    def close(self, descriptors: Sequence[int]) -> None:
+    def close_claimed(self, descriptors: Sequence[int]) -> None:
         """Close descriptors that were claimed."""
         self._user.close(tuple(descriptors))
-
-    def close_unclaimed(self) -> None:
-        """Close the others."""
-        self.close(self._unclaimed)
-        self._unclaimed.clear()
 
     async def send_contents(self, descriptors: Sequence[int], upstream: Upstream) -> None:
         """Send the contents of claimed descriptors to a node, for the next request with contents.
@@ -71,7 +41,7 @@ class PassedDescriptors:
         :raises Timeout: a descriptor takes too long.
         """
         self._user.check_call()
-        sizes = [await self._user.run(_size_of, descriptor) for descriptor in descriptors]
+        sizes = [await self._user.run(tensor_size, descriptor) for descriptor in descriptors]
         total = sum(sizes)
         if total > CONTENTS_BYTES_MAX:
             raise TooLarge(
@@ -98,29 +68,10 @@ class PassedDescriptors:
         offset = 0
         while offset < size:
             part = await self._user.run(
-                _read_part, descriptor, min(PART_BYTES, size - offset), offset
+                read_tensor, descriptor, min(PART_BYTES, size - offset), offset
             )
             if not part:
                 break
             await upstream.send_and_wait(pack_frame([ContentKind.PART, part]))
             offset += len(part)
         upstream.send_frame(_END)
-
-
-def _size_of(descriptor: int) -> int:
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        raise InvalidArgument("the tensor's descriptor is not a file", hint="pass a memfd")
-    if status.st_size > TENSOR_BYTES_MAX:
-        raise TooLarge(
-            f"a tensor of {status.st_size} bytes; the limit is {TENSOR_BYTES_MAX}",
-            data={"bytes": status.st_size, "tensor_bytes_max": TENSOR_BYTES_MAX},
-        )
-    return status.st_size
-
-
-def _read_part(descriptor: int, size: int, offset: int) -> bytes:
-    try:
-        return os.pread(descriptor, size, offset)
-    except OSError as exc:
-        raise InvalidArgument(f"the tensor's descriptor cannot be read: {exc.strerror}") from None

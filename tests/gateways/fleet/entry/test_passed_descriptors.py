@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -45,14 +46,23 @@ def descriptor() -> Iterator[int]:
     os.close(found)
 
 
-async def test_contents_go_in_parts_as_the_node_takes_them(descriptor: int) -> None:
-    limit, node = SharedLimit(1 << 20), Node()
+@asynccontextmanager
+async def sending(
+    descriptor: int, limit: SharedLimit, node: Node
+) -> AsyncIterator[anyio.abc.TaskGroup]:
+    """Send a content, of which the node has taken the first part."""
     passed = PassedDescriptors(ClientDescriptors().of_user(UID), UID, limit)
     upstream: Any = node
     async with anyio.create_task_group() as group:
         group.start_soon(passed.send_contents, [descriptor], upstream)
         while not node.kinds:
             await anyio.lowlevel.checkpoint()
+        yield group
+
+
+async def test_contents_go_in_parts_as_the_node_takes_them(descriptor: int) -> None:
+    limit, node = SharedLimit(1 << 20), Node()
+    async with sending(descriptor, limit, node):
         await anyio.wait_all_tasks_blocked()
         assert node.kinds == [ContentKind.PART] and limit.total == PART_BYTES + 1
         node.accepts.set()
@@ -70,12 +80,7 @@ async def test_contents_beyond_the_shared_limit_are_busy(descriptor: int) -> Non
 
 async def test_a_cancelled_request_drops_its_contents(descriptor: int) -> None:
     limit, node = SharedLimit(1 << 20), Node()
-    passed = PassedDescriptors(ClientDescriptors().of_user(UID), UID, limit)
-    upstream: Any = node
-    async with anyio.create_task_group() as group:
-        group.start_soon(passed.send_contents, [descriptor], upstream)
-        while not node.kinds:
-            await anyio.lowlevel.checkpoint()
+    async with sending(descriptor, limit, node) as group:
         group.cancel_scope.cancel()
     assert node.kinds == [ContentKind.PART, ContentKind.DROP]
     assert limit.total == 0
@@ -87,7 +92,7 @@ async def test_unclaimed_descriptors_are_closed_with_the_connection() -> None:
     passed = PassedDescriptors(user, UID, SharedLimit(1))
     passed.add([os.memfd_create("one"), os.memfd_create("two")])
     (claimed,) = passed.claim(1)
-    passed.close_unclaimed()
+    passed.close()
     wait_until(lambda: user.count == 1)
-    passed.close([claimed])
+    passed.close_claimed([claimed])
     wait_until(lambda: user.count == 0)
