@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from inferd.backends.errors import ERRORS_BY_NAME, Outcome
-from inferd.daemon.metrics.families import PREFIX, SECTIONS, Family
+from inferd.daemon.metrics.families import PREFIX, SECTIONS
 from inferd.gateways.fleet.metrics import families as fleet
+from inferd.ipc.http.metric_families import Family
 
 HEAD = """\
 # Metrics
@@ -65,21 +68,16 @@ Of the outcomes, only `failed` is a failure of the service: the share of failed 
 def metrics_page() -> str:
     """Return the page."""
     parts = [HEAD, OUTCOMES + "".join(map(_outcome_row, Outcome))]
-    for title, families in SECTIONS.items():
-        rows = [
-            f"| `{shown(family)}` | {family.kind} | {_labels(family)} | {family.doc} |"
-            for family in families
-        ]
-        parts.append(_section(title, rows))
-    rows = [
-        f"| `{shown_of_fleet(family)}` | {family.kind} | {_labels(family)} | {family.doc} |"
-        for family in fleet.FAMILIES.values()
-    ]
-    parts.append(_section("The entry of a fleet", rows))
+    parts += [_section(title, PREFIX, families) for title, families in SECTIONS.items()]
+    parts.append(_section("The entry of a fleet", fleet.PREFIX, fleet.FAMILIES.values()))
     return "\n".join(parts)
 
 
-def _section(title: str, rows: list[str]) -> str:
+def _section(title: str, prefix: str, families: Iterable[Family]) -> str:
+    rows = [
+        f"| `{family.exposed_name(prefix)}` | {family.kind} | {_labels(family)} | {family.doc} |"
+        for family in families
+    ]
     head = ["| family | kind | labels | meaning |", "|---|---|---|---|"]
     return "\n".join((f"## {title}", "", *head, *rows)) + "\n"
 
@@ -90,15 +88,5 @@ def _outcome_row(outcome: Outcome) -> str:
     return f"| `{outcome}` | {', '.join(f'`{n}`' for n in names)}{note * ('Timeout' in names)} |\n"
 
 
-def shown(family: Family) -> str:
-    """Return the name of a family as the exposition has it."""
-    return PREFIX + family.name + ("_total" if family.kind == "counter" else "")
-
-
-def shown_of_fleet(family: fleet.Family) -> str:
-    """Return the name of one of an entry's own families as the exposition has it."""
-    return fleet.PREFIX + family.name + ("_total" if family.kind == "counter" else "")
-
-
-def _labels(family: Family | fleet.Family) -> str:
+def _labels(family: Family) -> str:
     return ", ".join(f"`{label}`" for label in family.labels)

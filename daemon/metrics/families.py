@@ -6,12 +6,7 @@ OpenTelemetry, extended for machines without a GPU. No label holds a user, a ses
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Literal
-
-import msgspec
-
+from ...ipc.http.metric_families import counter, gauge, histogram
 from ...scheduler.recording.engine_metrics import POWERS_OF_TWO, STEP_S
 from ...sessions.admission.forecast import RATIOS
 
@@ -32,24 +27,8 @@ REQUEST_S = (
 LOAD_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 
 
-class Family(msgspec.Struct, frozen=True):
-    """One family; the name of a counter gets the suffix `_total` in the exposition."""
-
-    kind: Literal["counter", "gauge", "histogram"]
-    name: str
-    doc: str
-    labels: tuple[str, ...] = ()
-    bounds: Sequence[float] = ()
-    """Upper bounds of the buckets; one more bucket has the rest."""
-
-
 MODEL = ("model_name",)
 CLASS = ("model_name", "priority")
-
-counter = partial(Family, "counter")
-gauge = partial(Family, "gauge")
-histogram = partial(Family, "histogram")
-
 
 _REQUESTS = (
     gauge("num_requests_running", "Turns that have a slot.", CLASS),

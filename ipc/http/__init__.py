@@ -1,1 +1,1 @@
-"""A small HTTP server for the metrics of a process, and its listen address."""
+"""The HTTP server of a process's metrics, its listen address, and the rows of metric tables."""

@@ -6,29 +6,14 @@ from the fleet.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Literal
-
-import msgspec
+from ....ipc.http.metric_families import counter, gauge
 
 PREFIX = "inferd_fleet_"
-
-
-class Family(msgspec.Struct, frozen=True):
-    """One family; the name of a counter gets the suffix `_total` in the exposition."""
-
-    kind: Literal["counter", "gauge"]
-    name: str
-    doc: str
-    labels: tuple[str, ...] = ()
 
 
 NODE = ("node",)
 NODE_UP = "node_up"
 NODE_STATES = ("ready", "draining", "lost")
-
-counter = partial(Family, "counter")
-gauge = partial(Family, "gauge")
 
 _ALL = (
     gauge(

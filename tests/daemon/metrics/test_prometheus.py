@@ -25,10 +25,7 @@ from tools.dashboard_panels import PANELS
 from tools.get_prometheus import MISSING, tool
 from tools.prometheus import prometheus, query
 
-FLEET = {
-    fleet.PREFIX + family.name + "_total" * (family.kind == "counter"): family
-    for family in fleet.FAMILIES.values()
-}
+FLEET = {family.exposed_name(fleet.PREFIX): family for family in fleet.FAMILIES.values()}
 RULES = FILE.parent.parent / "prometheus" / "inferd.rules.yml"
 PAGE = FILE.parents[2] / "docs" / "metrics.md"
 SECONDS_MAX = 60
@@ -38,7 +35,7 @@ EXPOSED = {
     for name in (
         [f"{PREFIX}{family.name}{part}" for part in ("_bucket", "_sum", "_count")]
         if family.kind == "histogram"
-        else [PREFIX + family.name + "_total" * (family.kind == "counter")]
+        else [family.exposed_name(PREFIX)]
     )
 }
 
@@ -157,7 +154,5 @@ def test_the_dashboard_is_current_and_its_panels_do_not_overlap() -> None:
 
 def test_the_page_names_each_family_as_it_is_exposed() -> None:
     rows = re.findall(r"^\| `(inferd_\w+)` \| (\w+) \|", PAGE.read_text(), re.MULTILINE)
-    exposed = {
-        PREFIX + f.name + "_total" * (f.kind == "counter"): f.kind for f in FAMILIES.values()
-    }
+    exposed = {family.exposed_name(PREFIX): family.kind for family in FAMILIES.values()}
     assert dict(rows) == exposed | {name: family.kind for name, family in FLEET.items()}
