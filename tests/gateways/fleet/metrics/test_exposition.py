@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
-from inferd.gateways.fleet.metrics.exposition import fleet_text
+import msgspec
+
+from inferd.gateways.fleet.metrics.exposition import CHILD_NICE, fleet_text
+from inferd.gateways.fleet.metrics.scrape import CHILD_MODULE
 from inferd.gateways.fleet.metrics.scraped import Samples, ScrapedTexts
 from tests.daemon.metrics.scraping import ScrapedMetrics
 
@@ -57,3 +62,15 @@ def test_the_entrys_samples_and_process_have_no_node() -> None:
     assert found.families["inferd_fleet_ray_up"].samples == []
     (sample,) = found.families["process_resident_memory_bytes"].samples
     assert sample.labels == {} and sample.value > 0
+
+
+def test_the_child_leaves_the_cores_to_others() -> None:
+    program = (
+        f"import os, sys\nfrom {CHILD_MODULE} import main\n"
+        "main()\nprint(os.nice(0), file=sys.stderr)"
+    )
+    message = msgspec.msgpack.encode(ScrapedTexts(os.getpid(), {}, [], {}))
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=message, capture_output=True, check=True, timeout=30
+    )
+    assert int(done.stderr) == os.nice(0) + CHILD_NICE
