@@ -129,7 +129,7 @@ def _load_model(link: SocketLink, commands: _EarlyCommands, command: m.LoadModel
 
     try:
         model = load_model(_agree_on_shape(link, commands, spec, command.known), progress)
-        # The first token takes 15 ms more. An echo model counts its steps, so they are the tasks'.
+        # The first token takes about 15 ms more. An echo model's `fail_at_step` counts all steps.
         if spec.backend != "echo" or command.settings.get("careful_s"):
             compute_token(model)
     except InferdError as exc:

@@ -137,8 +137,6 @@ class Moves:
                 await self._resolve()
                 resolved.set()
 
-    # One move.
-
     @property
     def under_way(self) -> int:
         """The number of sessions that are moving now."""
@@ -148,6 +146,8 @@ class Moves:
     def interrupted(self) -> int:
         """The number of sessions of which it is not known where they are."""
         return len(self._interrupted)
+
+    # One move.
 
     async def move_session(self, source: str, session: Mapping[str, Any]) -> str:
         """Move a dormant session to the best node that takes it; return the node.

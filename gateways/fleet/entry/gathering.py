@@ -17,6 +17,7 @@ from .client import ClientRequest, FleetClient
 from .homes import SessionKey
 
 TEXT_BYTES_MAX = REPLY_BYTES_MAX - (1 << 10)
+"""Bytes of a text that fits into a reply."""
 Results = dict[str, dict[str, Any]]
 
 

@@ -31,8 +31,8 @@ REQUEST_S_MAX = 10.0
 NODES_AT_ONCE = 64
 """Nodes that are asked at a time."""
 TEXTS_SIZE_MAX = 8 << 20
-"""Characters of the nodes' texts together; texts that come after them are left out. The child joins
-so many in 2 s on the two cores where this was measured.
+"""Characters of the nodes' texts together; texts that come after them are left out. On two
+cores the child joins this many in 2 s (measured).
 """
 _result = msgspec.msgpack.Decoder(MetricsResult)
 
