@@ -82,7 +82,7 @@ def grammar_of(answer: str) -> str:
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     folder = tmp_path_factory.mktemp("tools")
-    config = [ONE_THREAD, "ctx-size = 2048", "slots = 1", 'flash-attn = "off"']
+    config = [ONE_THREAD, "ctx-size = 2048", "slots = 1"]
     for form, (call, start, _) in FORMS.items():
         template = MESSAGES.replace("CALL", call).replace("START", start)
         (folder / f"{form}.jinja").write_text(template)

@@ -387,7 +387,7 @@ def test_full_contexts_are_shifted_after_init_backend(
         options = {"n-predict": 36} | ({} if setting is None else {"ctx-shift": setting})
         answer_to(client, context, text, options=options)
         metadata = client.metadata(context)
-        assert (metadata["shifts"] > 0) == expected == metadata["shifted"]
+        assert (metadata["shifts"] > 0) == expected == metadata["shifted"], metadata
     client.call("deinit_backend")
     again = client.context("slow")
     answer_to(client, again, text, options={"n-predict": 36})
