@@ -37,11 +37,16 @@ class SwapParams(Map):
 
 
 class SwapResult(Map):
-    """The models' fingerprints and the mode; the previous model's is empty if it was not loaded."""
+    """The models' fingerprints and the mode; the previous model's is empty if it was not loaded.
+
+    In a fleet, `nodes` have swapped, and the `unreachable` ones keep the old model.
+    """
 
     fingerprint: str
     previous_fingerprint: str = ""
     mode: str = "migrate"
+    nodes: list[str] = []
+    unreachable: list[str] = []
 
 
 class AddAdapterParams(Map):

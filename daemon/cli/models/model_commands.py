@@ -136,6 +136,8 @@ def swap(
         result = client.swap(name, to or name, mode=mode, force=force)
     now = "again its own model" if to in ("", name) else f"now {to}"
     text = f"{name} is {now} ({result.fingerprint}, {result.mode})"
+    if result.unreachable:
+        text += f"; not on nodes that cannot be reached: {', '.join(result.unreachable)}"
     write_result(as_json, {"swapped": name, **msgspec.structs.asdict(result)}, text)
 
 

@@ -40,6 +40,7 @@ from ..link import ContentKind
 from ..routing.choice import node_unreachable
 from .homes import FleetUser, NodeTable, RecentKey, SessionKey
 from .incarnations import Incarnation, Incarnations, client_handle, daemon_handle
+from .name_locks import NameLocks
 from .nodes import Nodes
 from .own_turns import OwnTurns, TurnKind
 from .upstream import Upstream, lost_error
@@ -116,6 +117,8 @@ class SharedState(Protocol):
     stopping: anyio.Event
     """Set once the entry accepts no new requests, and exits when those under way have ended."""
 
+    swaps: NameLocks
+    """The locks of swaps by model: swaps of one name reach all nodes in the same order."""
     nodes: Nodes
     incarnations: Incarnations
     homes: NodeTable[SessionKey]

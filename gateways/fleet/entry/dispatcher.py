@@ -39,12 +39,12 @@ from .client_connection import ClientConnection
 from .gathering import (
     call_all,
     call_connected,
-    call_for_model,
     call_for_session,
     read_metrics,
     unload_graph,
 )
 from .opening import load_graph, note_branches, open_context, reopen_context, work_on_graph
+from .rolling import call_for_model
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Calls that several nodes answer: at once, or one after the other."""
+"""Calls that several nodes answer at once."""
 
 from __future__ import annotations
 
@@ -87,27 +87,6 @@ async def read_metrics(
             hint="scrape the entry over HTTP (`metrics` in fleet.toml), or the nodes",
         )
     return {"text": text.decode()}
-
-
-async def call_for_model(
-    client: FleetClient, request: ClientRequest, params: Fields
-) -> dict[str, Any]:
-    """Make a call on all nodes that have the model, one after the other; return the last result.
-
-    :raises InferdError: a node has failed; `data` names it, and the nodes that have succeeded.
-    """
-    nodes = client.fleet.nodes
-    model = nodes.model_name(text_in(params, "name"))
-    result: dict[str, Any] = {}
-    done: list[str] = []
-    for node in nodes.with_model(model) or nodes.reachable()[:1]:
-        try:
-            result = values_of(await client.upstream(node).call(request.call, params))
-        except InferdError as exc:
-            exc.data |= {"node": node, "nodes_done": done}
-            raise
-        done.append(node)
-    return result
 
 
 async def call_for_session(

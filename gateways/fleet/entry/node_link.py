@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,8 @@ class NodeLink:
         self._context, self._own_certificate = context, own_certificate
         self._on_change = on_change
         self.turns = OwnTurns()
+        self.swapped = Counter[str]()
+        """The swaps under way by model, during which new contexts go to other nodes."""
         self.counters = NodeCounters()
         self.reported_at: float | None = None
         """The time of its last report."""

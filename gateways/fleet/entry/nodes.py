@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import anyio
@@ -135,9 +137,7 @@ class Nodes:
     def loads(self) -> dict[str, NodeLoad]:
         """Return the loads of the nodes that can be reached."""
         return {
-            name: msgspec.structs.replace(link.load, draining=True)
-            if name in self.drained
-            else link.load
+            name: _load_for_choice(link.load, link.swapped, is_drained=name in self.drained)
             for name, link in self.links.items()
             if link.load is not None
         }
@@ -191,6 +191,17 @@ class Nodes:
             self.links[node].turns.note_opened(key, kind, now)
         return node
 
+    @contextmanager
+    def swapping(self, node: str, model: str) -> Iterator[None]:
+        """Have new contexts of a model prefer other nodes than *node*, in the `with` block."""
+        link = self.links.get(node)
+        swapped = Counter[str]() if link is None else link.swapped
+        swapped[model] += 1
+        try:
+            yield
+        finally:
+            swapped[model] -= 1
+
     def model_name(self, text: str) -> str:
         """Return the name of a model that a client names as it is, by its file, or for a guest."""
         name = text.removeprefix(PRELOAD_PREFIX)
@@ -229,6 +240,20 @@ class Nodes:
             name: _described(link, is_drained=name in self.drained)
             for name, link in self.links.items()
         }
+
+
+def _load_for_choice(load: NodeLoad, swapped: Counter[str], *, is_drained: bool) -> NodeLoad:
+    """Return a node's load; a model that is being swapped counts as not loaded."""
+    models = {
+        name: msgspec.structs.replace(load.models[name], loaded=False)
+        for name in +swapped
+        if name in load.models
+    }
+    if not (models or is_drained):
+        return load
+    return msgspec.structs.replace(
+        load, draining=load.draining or is_drained, models=load.models | models
+    )
 
 
 def _described(link: NodeLink, *, is_drained: bool) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from .discovery import Discovery
 from .dispatcher import Dispatcher
 from .homes import HOMES_MAX, RECENT_MAX, FleetUser, NodeTable, RecentKey, SessionKey
 from .incarnations import Incarnations
+from .name_locks import NameLocks
 from .node_link import NodeLink
 from .nodes import Nodes
 from .passed_descriptors import SENT_BYTES_MAX
@@ -60,6 +61,7 @@ class Entry:
         self.incarnations = Incarnations(config.state_dir)
         self.homes = NodeTable[SessionKey](HOMES_MAX)
         self.recent = NodeTable[RecentKey](RECENT_MAX)
+        self.swaps = NameLocks()
         self.stopping = anyio.Event()
         self._idle = anyio.Event()
         """Set once an entry that stops has no requests."""

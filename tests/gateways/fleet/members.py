@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -191,12 +191,19 @@ def _are_ready(client: Client, model: str) -> bool:
 
 @contextmanager
 def running_fleet(
-    folder: Path, config: str, *names: str, more: str = "", models_dir: Path | None = None
+    folder: Path,
+    config: str | Mapping[str, str],
+    *names: str,
+    more: str = "",
+    models_dir: Path | None = None,
 ) -> Iterator[RunningFleet]:
-    """Run a fleet whose nodes have the configuration *config*, until the end of the block."""
+    """Run a fleet whose nodes have the configuration *config*, or each its own one, until the end
+    of the block.
+    """
     with ExitStack() as stack:
+        configs = dict.fromkeys(names, config) if isinstance(config, str) else config
         daemons = {
-            name: stack.enter_context(running_daemon(config, models_dir=models_dir))
+            name: stack.enter_context(running_daemon(configs[name], models_dir=models_dir))
             for name in names
         }
         fleet = RunningFleet(folder, daemons)

@@ -1156,10 +1156,14 @@ export interface SwapResult {
   previous_fingerprint: string;
   /** the mode that was used: `migrate` or `drain` */
   mode: string;
+  /** only from a fleet: the nodes that have swapped */
+  nodes: string[];
+  /** only from a fleet: nodes that cannot be reached, which keep the old model if they have it */
+  unreachable: string[];
 }
 
 export function readSwapResult(fields: Fields): SwapResult {
-  return { previous_fingerprint: "", mode: "migrate", ...fields } as unknown as SwapResult;
+  return { previous_fingerprint: "", mode: "migrate", nodes: [], unreachable: [], ...fields } as unknown as SwapResult;
 }
 
 export interface AddAdapterParams {
