@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import asdict
 
 from ...backends.errors import LoadFailed
@@ -9,15 +11,22 @@ from ...ipc import messages as w
 from ...ipc.server.request import Request
 from ..core import Daemon
 from ..models import model_adapters
-from ..models.description import describe_model, estimate_memory
+from ..models.description import describe_model, estimate_memory, need_bytes
+from ..models.model import ManagedModel
 from ..residency.model_files import files_in_use
 
 
 async def models(daemon: Daemon, request: Request) -> w.ModelsResult:
     """List the models."""
     visible = daemon.registry.catalog.visible_to(request.owner.user)
-    budget = daemon.registry.budget
-    return w.ModelsResult(models=[describe_model(model, budget) for model in visible])
+    registry = daemon.registry
+
+    def describe(model: ManagedModel) -> dict[str, Any]:
+        facts = registry.file_facts.known_facts(files_in_use(model.config.file))
+        need = need_bytes(model, registry.launcher.estimates, facts)
+        return describe_model(model, registry.budget) | {"need_bytes": need}
+
+    return w.ModelsResult(models=[describe(model) for model in visible])
 
 
 async def show(daemon: Daemon, request: Request) -> w.ModelsResult:
@@ -29,11 +38,13 @@ async def show(daemon: Daemon, request: Request) -> w.ModelsResult:
             facts = await daemon.registry.file_facts.facts_of(files)
         except LoadFailed as exc:
             cause = exc.message
+    estimates = daemon.registry.launcher.estimates
     more = {
+        "need_bytes": need_bytes(model, estimates, facts),
         "options": model.options(),
         "file_info": None if facts is None else asdict(facts),
         "file_error": cause,
-        "estimate": estimate_memory(model, daemon.registry.launcher.estimates, facts),
+        "estimate": estimate_memory(model, estimates, facts),
     }
     return w.ModelsResult(models=[describe_model(model, daemon.registry.budget) | more])
 

@@ -216,7 +216,11 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
             "recovered": daemon.registry.catalog.recovered,
             "retry_after_ratio": daemon.ledger.accuracy.counts_by_bound(),
             "cores": daemon.config.cores,
-            "memory": daemon.memory.status,
+            "memory": daemon.memory.status
+            | {
+                "load_free_bytes": daemon.registry.budget.reservations.free_bytes(),
+                "load_evictable_bytes": daemon.registry.budget.evictable_bytes(),
+            },
             "models": workers,
             "metrics": values,
         }

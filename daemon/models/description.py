@@ -10,6 +10,7 @@ from ...backends.engine_options import cache_share_max
 from ...backends.gguf.facts import NUMBER_MAX, FileFacts
 from ...backends.memory_need import MemoryNeed
 from ..residency.budget import MemoryBudget
+from ..residency.machine import has_gpus
 from ..residency.model_files import files_in_use, signature_of, size_bytes
 from .load_cache import EstimateCache
 from .model import ManagedModel
@@ -71,6 +72,25 @@ def estimate_memory(
         "context": None if kv_bytes is None else min(NUMBER_MAX, kv_bytes * ctx_size * spec.slots),
     }
     return dict.fromkeys(_memory(MemoryNeed())) | known
+
+
+def need_bytes(
+    model: ManagedModel, estimates: EstimateCache, facts: FileFacts | None
+) -> int | None:
+    """Return the memory of the host that the next load needs, with all slots and full contexts.
+    None: it is not known, or the model has a process.
+    """
+    if model.worker is not None:
+        return None
+    found = estimate_memory(model, estimates, facts)
+    if found is None:
+        return None
+    total: int | None = found["total"]
+    if total is not None:
+        return total
+    if found["context"] is None or (has_gpus() and model.options().get("n-gpu-layers") != 0):
+        return None  # devices may hold any part of it
+    return int(found["weights"] + found["context"])
 
 
 def _memory(need: MemoryNeed) -> dict[str, Any]:

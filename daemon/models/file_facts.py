@@ -49,6 +49,22 @@ class FileFactsCache:
             reason = str(exc)
         raise LoadFailed(f"{files[0].name} cannot be read: {reason}")
 
+    def known_facts(self, files: Sequence[Path]) -> FileFacts | None:
+        """Return the facts about the model in *files* as far as they were read, without a wait. If
+        no other file is being read, those of *files* are read meanwhile.
+        """
+        key = tuple(files)
+        if not key:
+            return None
+        stored_for, reading = self._by_files.get(key, (None, None))
+        if reading is None or stored_for != signature_of(files):
+            if all(other.done() for _, other in self._by_files.values()):
+                self._reading(key)
+            return None
+        if not reading.done() or reading.exception() is not None:
+            return None
+        return reading.result()
+
     def _reading(self, files: tuple[Path, ...]) -> Future[FileFacts]:
         signature = signature_of(files)
         stored_for, reading = self._by_files.get(files, (None, None))

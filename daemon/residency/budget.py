@@ -130,6 +130,13 @@ class MemoryBudget:
         self._evict(victims[:1], cause="pressure")
         return victims[0]
 
+    def evictable_bytes(self) -> int:
+        """Return the bytes that a load could have beside the free ones: those of idle models, and
+        of workers that are unloading.
+        """
+        unloading = self.reservations.unloading_bytes()
+        return unloading + sum(idle.need for idle in self._idle_models())
+
     def _decide(self, load: PendingLoad) -> None:
         if load.shrinks:
             load.shrinks -= 1

@@ -17,7 +17,9 @@ import anyio
 
 from .sizes import headroom_bytes
 
-PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+PROC, CGROUPS, DEV = Path("/proc"), Path("/sys/fs/cgroup"), Path("/dev")
+GPUS = ("nvidia[0-9]*", "kfd", "dri/renderD*")
+"""Device files of GPUs."""
 TRIGGER = b"some 200000 2000000\0"
 """200 ms of stalls within 2 s, as systemd's `MemoryPressureThresholdSec=`. Without privileges the
 kernel accepts only windows that are multiples of 2 s (Documentation/accounting/psi.rst).
@@ -29,6 +31,11 @@ def cores_usable(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     quota = _tightest(_quota_in, cgroups, _own_cgroup(proc))
     affinity = len(os.sched_getaffinity(0))
     return max(1, round(affinity if quota is None else min(affinity, quota)))
+
+
+def has_gpus(dev: Path = DEV) -> bool:
+    """Return whether the machine has a device that may run layers, whether it is used or not."""
+    return any(next(dev.glob(pattern), None) is not None for pattern in GPUS)
 
 
 class MachineMemory:

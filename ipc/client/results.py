@@ -60,6 +60,7 @@ class ModelInfo(TypedDict, total=False):
     adapters: list[dict[str, Any]]
     error: dict[str, Any] | None
     info: dict[str, Any] | None
+    need_bytes: int | None
     options: dict[str, Any]
     file_info: dict[str, Any] | None
     file_error: str | None

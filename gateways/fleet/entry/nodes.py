@@ -271,6 +271,7 @@ def _described(link: NodeLink, *, is_drained: bool) -> dict[str, Any]:
         "draining": load.draining or is_drained,
         "sessions": load.sessions,
         "sessions_max": load.sessions_max,
+        "free_bytes": load.free_bytes,
         "loaded": sorted(name for name, model in load.models.items() if model.loaded),
         "slots": sum(model.slots for model in models if model.loaded),
         "running": sum(sum(model.running) for model in models),

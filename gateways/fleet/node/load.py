@@ -62,6 +62,8 @@ def node_load(
         draining=stats["draining"],
         sessions=stats["sessions"] + stats["sessions_waiting"],
         sessions_max=stats["sessions_max"],
+        free_bytes=stats["memory"].get("load_free_bytes"),
+        evictable_bytes=stats["memory"].get("load_evictable_bytes", 0),
         models={
             model["name"]: _model_load(model, queues[model["name"]], times)
             for model in models
@@ -81,6 +83,7 @@ def _model_load(model: Mapping[str, Any], queue: _Queue, times: TokenTimeLearner
         waiting_tokens=as_counts(queue.waiting_tokens),
         token_s=times.token_s(model["name"]),
         load_s=LOAD_S_MIN + model["size_bytes"] / LOAD_BYTES_S,
+        need_bytes=model.get("need_bytes"),
     )
 
 

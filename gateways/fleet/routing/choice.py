@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ....backends.errors import Busy, InferdError, ModelNotFound
 from .loads import CLASSES, NONE, ByClass, ModelLoad, NodeLoad
+from .memory import evicts_others, fits
 from .waits import free_slots, parks_another, predicted_wait_s, starts_at_once
 
 RETRY_S = 1.0
@@ -83,7 +84,9 @@ def _candidates(request: RouteRequest, fleet: FleetLoad) -> list[str]:
     # of an idle context for the new one, or let it wait.
     sound = [n for n in open_nodes if not fleet.loads[n].models[request.model].failed]
     found = sound or open_nodes
-    return [n for n in found if fleet.loads[n].sessions < fleet.loads[n].sessions_max] or found
+    found = [n for n in found if fleet.loads[n].sessions < fleet.loads[n].sessions_max] or found
+    # Where no node has enough memory, a daemon may load the model with fewer slots.
+    return [n for n in found if fits(fleet.loads[n], fleet.loads[n].models[request.model])] or found
 
 
 def _rank(name: str, request: RouteRequest, fleet: FleetLoad) -> tuple[float, ...]:
@@ -97,6 +100,7 @@ def _rank(name: str, request: RouteRequest, fleet: FleetLoad) -> tuple[float, ..
         not starts_at_once(load, opened, request.priority),
         predicted_wait_s(load, opened, request.priority),
         parks_another(load, opened, request.priority),
+        evicts_others(node, load),
         not is_recent,
         -free / max(1, load.slots),
         places,

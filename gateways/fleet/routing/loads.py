@@ -35,6 +35,8 @@ class ModelLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The engine's time for a token while it has work, as the node has learned it."""
     load_s: float = LOAD_S_DEFAULT
     """Estimated time of its load."""
+    need_bytes: int | None = None
+    """The host's memory that its load needs; None: unknown, or it has a process."""
 
 
 class NodeLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -46,4 +48,8 @@ class NodeLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sessions: int = 0
     sessions_max: int = 1
     """Contexts that have a place, and the most that may have one."""
+    free_bytes: int | None = None
+    """The host's memory that a load may take now; None: unknown."""
+    evictable_bytes: int = 0
+    """The memory of idle models, which may be unloaded for a load."""
     models: dict[str, ModelLoad] = {}

@@ -242,6 +242,8 @@ export interface ModelInfo {
   error: Fields | null;
   /** nil, or properties of the loaded model: `ctx_size`, `vocab_size`, `parameters`, `special_tokens`, … */
   info: Fields | null;
+  /** the memory of the host, in bytes, that its next load needs with all slots and full contexts; nil: it is not known yet, or it has a process. Before llama.cpp has estimated it, it is known from the file's header, and only where no GPU may hold a part */
+  need_bytes: number | null;
 }
 
 export interface ShownModel extends ModelInfo {
@@ -407,7 +409,7 @@ export interface Stats {
   retry_after_ratio: Fields;
   /** CPU cores that the models share */
   cores: number;
-  /** a map of `low` (whether memory is low now), `free_bytes` (the machine's free memory, less the headroom and, without `memory_bytes`, less the memory reserved for models; negative: missing), `pressure_known` (whether the kernel has pressure stall information), and since the start: `low_events` (times that memory became low), `kv_bytes_freed`, `models_unloaded` and `model_bytes_freed` */
+  /** a map of `low` (whether memory is low now), `free_bytes` (the machine's free memory, less the headroom and, without `memory_bytes`, less the memory reserved for models; negative: missing), `pressure_known` (whether the kernel has pressure stall information), `load_free_bytes` (memory that a load may take now), `load_evictable_bytes` (memory beside it of models without tasks, which a load may have unloaded), and since the start: `low_events` (times that memory became low), `kv_bytes_freed`, `models_unloaded` and `model_bytes_freed` */
   memory: Fields;
   /** a map of the names of loaded models to their engines' counters */
   models: Fields;

@@ -129,6 +129,32 @@ def test_a_model_that_only_a_lost_node_may_have_is_retried_later() -> None:
     assert caught.value.data["nodes"] == ["b"] and caught.value.retryable
 
 
+def test_a_node_without_memory_for_the_model_is_the_last_resort() -> None:
+    full = node(ModelLoad(need_bytes=100), free_bytes=40, evictable_bytes=59)
+    roomy = node(ModelLoad(need_bytes=100, load_s=99.0), free_bytes=40, evictable_bytes=60)
+    assert chosen(a=full, b=roomy) == "b"
+    assert chosen(a=full) == "a", "its daemon may load it with fewer slots"
+    busy = loaded(running=(0, 4, 0, 0), running_tokens=(0, 9000, 0, 0))
+    assert chosen(a=full, b=node(busy)) == "b", "a wait is preferred to a load without memory"
+
+
+def test_a_loaded_model_needs_no_further_memory() -> None:
+    assert chosen(a=node(loaded(), free_bytes=0), b=node(ModelLoad(), free_bytes=1 << 40)) == "a"
+
+
+def test_a_node_of_unknown_memory_is_tried() -> None:
+    unknown = node(ModelLoad(load_s=1.0), free_bytes=10)
+    roomy = node(ModelLoad(need_bytes=100, load_s=2.0), free_bytes=100)
+    assert chosen(a=unknown, b=roomy) == "a"
+    assert chosen(a=node(ModelLoad(need_bytes=100, load_s=1.0)), b=roomy) == "a"
+
+
+def test_free_memory_is_preferred_to_that_of_idle_models() -> None:
+    other = node(ModelLoad(need_bytes=100), free_bytes=99, evictable_bytes=1000)
+    free = node(ModelLoad(need_bytes=100), free_bytes=100, sessions=9)
+    assert chosen(a=other, b=free) == "b"
+
+
 counts = st.tuples(*[st.integers(0, 6)] * 4)
 tokens = st.tuples(*[st.integers(0, 5000)] * 4)
 models = st.builds(
@@ -142,6 +168,7 @@ models = st.builds(
     waiting_tokens=tokens,
     token_s=st.floats(1e-5, 1.0),
     load_s=st.floats(0.1, 100.0),
+    need_bytes=st.none() | st.integers(0, 100),
 )
 nodes_of_fleets = st.builds(
     NodeLoad,
@@ -149,6 +176,8 @@ nodes_of_fleets = st.builds(
     draining=st.booleans(),
     sessions=st.integers(0, 5),
     sessions_max=st.integers(1, 5),
+    free_bytes=st.none() | st.integers(0, 100),
+    evictable_bytes=st.integers(0, 100),
     models=st.one_of(st.just({}), models.map(lambda load: {M: load})),
 )
 names = st.sampled_from("abcde")
@@ -171,8 +200,14 @@ def usable(fleet: FleetLoad) -> dict[str, tuple[ModelLoad, ByClass]]:
         if M in load.models and not load.draining
     }
     sound = {name: pair for name, pair in found.items() if not pair[0].failed} or found
-    free = {n: pair for n, pair in sound.items() if has_place(fleet.loads[n])}
-    return free or sound
+    free = {n: pair for n, pair in sound.items() if has_place(fleet.loads[n])} or sound
+    return {n: pair for n, pair in free.items() if has_memory(fleet.loads[n], pair[0])} or free
+
+
+def has_memory(node: NodeLoad, load: ModelLoad) -> bool:
+    if load.loaded or load.need_bytes is None or node.free_bytes is None:
+        return True
+    return load.need_bytes <= node.free_bytes + node.evictable_bytes
 
 
 def has_place(load: NodeLoad) -> bool:
