@@ -52,6 +52,7 @@ from ..wire.nesting import NESTING_MAX
 from .access.connections import Connections
 from .components import Components
 from .config.settings import Config
+from .copy_streams import CopyStreams
 from .graph_table import Graph, GraphTable
 from .logs.setup import logs
 from .metrics.daemon_counters import DaemonCounters
@@ -128,6 +129,8 @@ class Daemon:
             journal=self.journal,
         )
         self.sessions.places.listener = self.counters
+        self.copies = CopyStreams()
+        self.sessions.copier_of = self.copies.copier_of
         self.state_journal = Journal(
             config.state_dir / STATES_FILE, self.state_journal_changed, facts=StateFacts
         )
@@ -149,7 +152,7 @@ class Daemon:
         """Settings that were changed in the file and take effect after a restart."""
         self.calls: CallTable = {}
         self.immediate_calls: ImmediateCallTable = {}
-        self.uploads = Uploads()
+        self.uploads, self.copy_uploads = Uploads(), Uploads()
         self._handles = 0
         self._unflushed: set[ServerConnection] = set()
         self.apply_config(config)
@@ -235,7 +238,10 @@ class Daemon:
         started_at = time.monotonic()
         try:
             self.connections.access.check_request(request)
-            yield
+            try:
+                yield
+            finally:
+                self.copies.send_changes(request.connection, request.number)
         except InferdError as exc:
             self.counters.call_refused(request.call, exc)
             cause = {"cause": exc.message} if logs.texts else {}  # the message may quote a text
@@ -250,6 +256,7 @@ class Daemon:
         self._unflushed.discard(connection)
         self.sessions.close_connection(connection)
         self.graphs.close_graphs(connection)
+        self.copies.remove_connection(connection)
         self.connections.remove_connection(connection)
 
     def call_failed(self, operation: str, error: Exception) -> None:

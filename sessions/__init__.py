@@ -9,10 +9,13 @@ sessions begin; `admission/` bounds and quotas; `turns/` a turn's options and st
 from .admission.bounds import AdmissionBounds
 from .admission.ledger import Ledger
 from .admission.quotas import Quota, check_connections, check_priority
-from .journal.entries import StoredSession, Transfer
+from .copies.document import decode_change, encode_change
+from .copies.stored_copies import CopiedSession
+from .journal.entries import CopyChange, StoredSession, Transfer
 from .journal.journal import Journal
+from .journal.recording import Recording, SessionCopier
 from .moving.exported import ExportedSession
-from .moving.moving_sessions import Hold
+from .moving.moving_sessions import DepartedSession, Hold
 from .moving.uploads import Upload, Uploads
 from .session.core import SessionSettings, name_of_id
 from .session.dormant import DAY_S, DormantLimits
@@ -27,9 +30,12 @@ from .worker_client import ModelSource, TaskReader, WorkerClient
 
 __all__ = (
     "DAY_S",
+    "DepartedSession",
     "DormantLimits",
     "ExportedSession",
     "AdmissionBounds",
+    "CopiedSession",
+    "CopyChange",
     "Hold",
     "Journal",
     "Ledger",
@@ -43,7 +49,9 @@ __all__ = (
     "PlaceBounds",
     "PlaceWait",
     "Quota",
+    "Recording",
     "Session",
+    "SessionCopier",
     "SessionManager",
     "SessionSettings",
     "StoredSession",
@@ -56,5 +64,7 @@ __all__ = (
     "check_connections",
     "check_id",
     "check_priority",
+    "decode_change",
+    "encode_change",
     "name_of_id",
 )

@@ -27,6 +27,8 @@ class RawClient:
         self.socket.settimeout(timeout_s)
         self.socket.connect(path)
         self.events: list[Any] = []
+        self.changes: list[Any] = []
+        """The messages with changes of sessions, if the hello asks for copies."""
         self._replies: dict[int, list[Any]] = {}
         self.server_hello = self.read_message()
         self._number = 0
@@ -77,6 +79,8 @@ class RawClient:
                 raise error_from_wire(message[1])
             if message[0] == 4:
                 self.events.append(message)
+            elif message[0] == 7:
+                self.changes.append(message)
             else:
                 self._replies[message[1]] = message
         kind, _, content, *_ = self._replies.pop(number)
@@ -87,7 +91,9 @@ class RawClient:
     def begin_stream(self, context: int, text: str) -> int:
         """Stream a raw turn on *text*; return its id when its first tokens have arrived."""
         number = self.start_request("stream", context=context, prompt=text, raw=True, credit=1000)
-        self.events.append(self.read_message())
+        while (message := self.read_message())[0] == 7:
+            self.changes.append(message)
+        self.events.append(message)
         return number
 
     @property

@@ -40,6 +40,7 @@ _USE = (
 _MANAGE = (
     *("unload_model", "pin", "unpin", "swap", "add_adapter", "remove_adapter"),
     *("log_level", "export_session", "import_session", "end_transfer"),
+    *("read_copy", "store_copy"),
 )
 _FREE = (
     *("models", "show", "sessions", "queue", "stats", "metrics"),

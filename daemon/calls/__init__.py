@@ -8,6 +8,7 @@ raises an error of the tree. A module's `CALLS` are its functions that have the 
 from ..core import CallTable, ImmediateCallTable
 from . import (
     contexts,
+    copies,
     graphs,
     model_operations,
     monitoring,
@@ -27,6 +28,7 @@ _NAMED = (
     *(*graphs.CALLS, *contexts.CALLS, *turns.CALLS, *several_answers.CALLS, *texts.CALLS),
     *(*session_operations.CALLS, *states.CALLS, *model_operations.CALLS, *monitoring.CALLS),
     *moving.CALLS,
+    *copies.CALLS,
 )
 _CALLS: CallTable = {call.__name__: call for call in _NAMED} | {
     "prompt_init": contexts.init_execution_context,

@@ -16,7 +16,7 @@ from ...ipc import messages as w
 from ...ipc.server.request import Request
 from ...scheduler import Owner, Priority
 from ...scheduler.messages import QueueEntry
-from ...sessions import Session, Transfer
+from ...sessions import CopiedSession, DepartedSession, Session, Transfer
 from ..config.forms import parse_log_levels
 from ..core import Daemon
 from ..logs.setup import logs
@@ -39,7 +39,7 @@ async def sessions(daemon: Daemon, request: Request) -> w.SessionsResult:
     named = [s for s in visible if p.session_id in (None, s.session_id)]
     listed = [describe_session(daemon, s) for s in named]
     if p.all and p.dormant:
-        listed += _describe_moving(daemon)
+        listed += _describe_moving(daemon) + _describe_copies(daemon)
     return w.SessionsResult(sessions=listed)
 
 
@@ -47,25 +47,33 @@ def _describe_moving(daemon: Daemon) -> list[dict[str, Any]]:
     """Return the sessions that arrive, and the records of those that have departed."""
     moving = daemon.sessions.moving
     arriving = [describe_session(daemon, s) | {"state": "arriving"} for s in moving.arriving]
-    departed = [
-        _owner_fields(daemon, record.owner)
-        | {
-            "has_place": False,
-            "context": None,
-            "session_id": record.session_id,
-            "model": record.facts.model,
-            "state": "departed",
-            "priority": record.facts.priority,
-            "tokens": record.facts.tokens,
-            "persisted": True,
-            "turns": record.facts.turns,
-            "idle_s": 0.0,
-            "on_behalf_of": record.facts.on_behalf_of,
-            "transfer": _describe_transfer(record.facts.transfer),
-        }
-        for record in moving.departed
-    ]
+    departed = [_describe_stored(daemon, record, "departed") for record in moving.departed]
     return arriving + departed
+
+
+def _describe_copies(daemon: Daemon) -> list[dict[str, Any]]:
+    """Return the copies of sessions of other daemons."""
+    return [_describe_stored(daemon, copy, "copy") for copy in daemon.sessions.copies]
+
+
+def _describe_stored(
+    daemon: Daemon, found: DepartedSession | CopiedSession, state: str
+) -> dict[str, Any]:
+    """Return the description of a session of which only stored values are here."""
+    return _owner_fields(daemon, found.owner) | {
+        "has_place": False,
+        "context": None,
+        "session_id": found.session_id,
+        "model": found.facts.model,
+        "state": state,
+        "priority": found.facts.priority,
+        "tokens": found.facts.tokens,
+        "persisted": True,
+        "turns": found.facts.turns,
+        "idle_s": 0.0,
+        "on_behalf_of": found.facts.on_behalf_of,
+        "transfer": _describe_transfer(found.facts.transfer),
+    }
 
 
 def _describe_transfer(transfer: Transfer | None) -> dict[str, Any] | None:

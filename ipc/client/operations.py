@@ -193,6 +193,52 @@ class AsyncOperations(AsyncWasiCalls):
         params = w.EndTransferParams(transfer=transfer, outcome=outcome)
         await self._call("end_transfer", params, w.Empty, timeout)
 
+    async def read_copy(
+        self,
+        session_id: str,
+        *,
+        on_behalf_of: str = "",
+        label: str = "",
+        timeout: float | None = None,
+    ) -> w.ReadCopyResult:
+        """Return a whole session, open or dormant, for `store_copy` at another daemon (right
+        `manage`).
+        """
+        params = w.ReadCopyParams(session_id=session_id, on_behalf_of=on_behalf_of, label=label)
+        return await self._call("read_copy", params, w.ReadCopyResult, timeout)
+
+    async def store_copy(
+        self,
+        session_id: str,
+        stream: str,
+        number: int,
+        data: bytes,
+        *,
+        size: int | None = None,
+        on_behalf_of: str = "",
+        label: str = "",
+        peer: str = "",
+        offset: int = 0,
+        timeout: float | None = None,
+    ) -> None:
+        """Apply a change to a copy of a session that is on another daemon, *peer* (right `manage`).
+
+        A change of more than `PART_BYTES` is sent in parts; *size* is that of all parts.
+        `end_transfer` of the stream makes the copy an ordinary session, or deletes it.
+        """
+        params = w.StoreCopyParams(
+            session_id=session_id,
+            stream=stream,
+            number=number,
+            data=data,
+            size=len(data) if size is None else size,
+            on_behalf_of=on_behalf_of,
+            label=label,
+            peer=peer,
+            offset=offset,
+        )
+        await self._call("store_copy", params, w.Empty, timeout)
+
     async def set_options(
         self,
         context: int,

@@ -9,6 +9,7 @@ A frame is an array whose first item is its kind::
     [4, id, event]             event of a call  daemon → client
     [5, id, events]            credit           client → daemon
     [6, error]                 goodbye          daemon → client, then the connection closes
+    [7, id, change]            copied change    daemon → client that asked for copies
 
 Params, results and events are maps. Each side ignores fields that it does not know.
 """
@@ -16,6 +17,7 @@ Params, results and events are maps. Each side ignores fields that it does not k
 from .base import *
 from .calls import *
 from .contexts import *
+from .copies import *
 from .graphs import *
 from .hello import *
 from .models import *

@@ -11,7 +11,18 @@ from __future__ import annotations
 
 import msgspec
 
-from . import contexts, graphs, models, monitoring, moving, session_operations, states, texts, turns
+from . import (
+    contexts,
+    copies,
+    graphs,
+    models,
+    monitoring,
+    moving,
+    session_operations,
+    states,
+    texts,
+    turns,
+)
 from .base import Empty, Map
 
 
@@ -65,6 +76,8 @@ CALLS: dict[str, Call] = {
     "export_session": Call(moving.ExportParams, moving.ExportResult),
     "import_session": Call(moving.ImportParams, moving.ImportResult),
     "end_transfer": Call(moving.EndTransferParams, Empty),
+    "read_copy": Call(copies.ReadCopyParams, copies.ReadCopyResult),
+    "store_copy": Call(copies.StoreCopyParams, Empty),
     "set_options": Call(session_operations.OptionsParams, Empty),
     "parameters": Call(contexts.ContextParams, session_operations.ParametersResult),
     "models": Call(Empty, models.ModelsResult),

@@ -23,6 +23,7 @@ class Kind(IntEnum):
     EVENT = 4
     CREDIT = 5
     GOODBYE = 6
+    COPY = 7
 
 
 class Limits(Map):
@@ -45,12 +46,14 @@ class Limits(Map):
 class ClientHello(Map):
     """The client's first frame; `software` is free text for the daemon's log. `label` names a
     guest, an agent or a tenant among the user's programs. A gateway acts `on_behalf_of` a user.
+    With `copies` the daemon sends the changes of the connection's sessions with an id.
     """
 
     protocol: tuple[int, int]
     software: str = ""
     label: str = ""
     on_behalf_of: str = ""
+    copies: bool = False
 
 
 class ServerHello(Map):

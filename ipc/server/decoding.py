@@ -92,7 +92,7 @@ def read_hello(connection: ServerConnection, frame: bytes) -> ClientHello:
             f"the client speaks version {theirs} of the protocol, this daemon version {ours}",
             data={"protocol": list(PROTOCOL_VERSION)},
         )
-    connection.software = hello.software[:200]
+    connection.software, connection.wants_copies = hello.software[:200], hello.copies
     check_label(hello.label)
     check_user_name(hello.on_behalf_of)
     return hello

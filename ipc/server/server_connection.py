@@ -89,6 +89,8 @@ class ServerConnection(OutboxListener):
         """Its number in the order in which the daemon accepted connections."""
         self.requests: dict[int, RequestInFlight] = {}
         self.software = ""
+        self.wants_copies = False
+        """Whether the client gets the changes of its sessions."""
         self.descriptors = UnclaimedDescriptors(user)
         self.requests_max = requests_max
         self._sock = sock

@@ -34,12 +34,13 @@ class _WithPriority(msgspec.Struct, frozen=True, kw_only=True):
 
 class Transfer(msgspec.Struct, frozen=True):
     """The move of a session between two daemons, by the caller's *id*, and the caller's name of the
-    other daemon. The session arrives here, or has departed.
+    other daemon. The session arrives here, or has departed; or this is a copy of it.
     """
 
     id: str
     peer: str = ""
     departed: bool = False
+    copy: bool = False
 
 
 class SessionFacts(_WithPriority, frozen=True, kw_only=True):
@@ -188,6 +189,18 @@ class StoredSession:
     facts: SessionFacts
     past: bytes
     pieces: tuple[TurnPiece, ...] = ()
+
+
+class CopyChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of a session for a copy of it, in the encoded forms of the journal.
+
+    With *past* the copy begins anew. A *piece* with the beginning of a turn replaces the pieces
+    before it.
+    """
+
+    facts: bytes | None = None
+    past: bytes | None = None
+    piece: bytes | None = None
 
 
 encode = msgspec.msgpack.Encoder().encode

@@ -123,11 +123,23 @@ class Journal:
             self.note_change(recording)
         return recording
 
+    def add_recording(self, recording: Recording) -> None:
+        """Write a recording that was made elsewhere, unless the journal is refused."""
+        if self._refused:
+            recording.give_up()
+        else:
+            self._recordings[recording.key] = recording
+
     def withdraw(self, recording: Recording) -> None:
         """Stop writing a recording whose owner has given up."""
         self._changed.pop(recording, None)
         if self._recordings.get(recording.key) is recording:
             del self._recordings[recording.key]
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether nothing is written, because a newer version wrote the file."""
+        return self._refused
 
     @property
     def status(self) -> dict[str, Any]:
@@ -179,6 +191,7 @@ class Journal:
         key = owner, session_id
         recording = self._recordings.pop(key, None)
         if recording is not None:
+            recording.erased()
             self._changed.pop(recording, None)
         file = self._file
         may_have = key in self._present or (not file.is_open and file.path.exists())

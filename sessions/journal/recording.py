@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ...scheduler import Owner
 from ...scheduler import messages as m
 from ...scheduler.messages import pack_floats, pack_tokens
 from ..turn import TokensSink, Turn
-from .entries import SessionFacts, TurnBegin, TurnPiece, encode
+from .entries import CopyChange, SessionFacts, TurnBegin, TurnPiece, encode
 from .journal_file import Change, SaveFacts, SavePast, SavePiece
 
 Shift = tuple[int, int, int]
@@ -30,6 +30,19 @@ class RecordingWriter(Protocol):
 
     async def wait_written(self, recording: Recording) -> None:
         """Wait until a session's changes are written, or writing them has failed."""
+
+
+class SessionCopier(Protocol):
+    """The part of a connection that sends copies of its sessions to its client."""
+
+    def note_changed(self, recording: Recording) -> None:
+        """Note that a session has changed: the change is sent before the next reply."""
+
+    def send_change(self, recording: Recording) -> None:
+        """Send the change of a session now."""
+
+    def note_erased(self, recording: Recording) -> None:
+        """Note that what was stored of a session is deleted."""
 
 
 class RecordedSession(Protocol):
@@ -64,10 +77,12 @@ class Recording:
         self.shifts: list[Shift] = []
         """The turn's context shifts."""
         self._journal, self._session, self._durable = journal, session, durable
-        self._facts, self._past = False, not present
         self._turn: Turn | None = None
         self._begin = TurnBegin()
-        self._written = _Written()
+        self._stored = _Progress(past=not present)
+        self._copied: _Progress | None = None
+        """The part of which the connection's client has a copy, while it wants copies."""
+        self._copier: SessionCopier | None = None
 
     @property
     def durable(self) -> bool | None:
@@ -76,13 +91,21 @@ class Recording:
 
     def facts_changed(self) -> None:
         """Note a change of settings: it is written before the answer."""
-        self._facts = True
+        for progress in self._progresses():
+            progress.facts = True
         self._note_change(urgent=True)
 
     def history_changed(self) -> None:
         """Note a new history without a turn on it: it is written before the answer."""
-        self._past, self._turn = True, None
+        self._turn = None
+        for progress in self._progresses():
+            progress.past = True
         self._note_change(urgent=True)
+
+    def _progresses(self) -> Iterator[_Progress]:
+        yield self._stored
+        if self._copied is not None:
+            yield self._copied
 
     def turn_began(self, turn: Turn, begin: TurnBegin, shifts: Sequence[Shift] = ()) -> None:
         """Note a turn that begins on the present history, or continues after *shifts*. It is
@@ -90,7 +113,9 @@ class Recording:
         """
         if self._journal is not None:
             self._turn, self._begin = turn, begin
-            self.shifts, self._written = list(shifts), _Written()
+            self.shifts = list(shifts)
+            for progress in self._progresses():
+                progress.written = _Written()
             self._note_change()
 
     def history_restored(
@@ -112,15 +137,18 @@ class Recording:
             if (turn := self._turn) is not None:
                 if len(turn.shifts) > len(self.shifts):
                     self._note_shifts(turn, len(turn.tokens) - len(report.tokens))
-                self._note_change(len(report.tokens))
+                if self._journal is not None:
+                    self._journal.note_change(self, len(report.tokens))
             if sink is not None:
                 sink(report)
 
         return note_tokens
 
-    def _note_change(self, tokens: int = 0, *, urgent: bool = False) -> None:
+    def _note_change(self, *, urgent: bool = False) -> None:
         if self._journal is not None:
-            self._journal.note_change(self, tokens, urgent=urgent)
+            self._journal.note_change(self, urgent=urgent)
+            if self._copier is not None:
+                self._copier.note_changed(self)
 
     def _note_shifts(self, turn: Turn, at: int) -> None:
         """Note the new shifts, which came after *at* tokens of the turn."""
@@ -137,6 +165,52 @@ class Recording:
         if self._journal is not None:
             await self._journal.wait_written(self)
 
+    # Copies for the client of the session's connection.
+
+    def begin_copies(self, copier: SessionCopier, *, changed: bool) -> None:
+        """Send changes to *copier* from now on; the first one has the whole session. If it has
+        *changed*, that is before the next reply.
+        """
+        if self._journal is not None:
+            self._copier, self._copied = copier, _Progress(past=True)
+            if changed:
+                copier.note_changed(self)
+
+    def end_copies(self) -> None:
+        """Send no further changes."""
+        self._copier = self._copied = None
+
+    def send_beginning(self) -> None:
+        """Send the beginning of a turn to the copier: the turn can be continued from the copy."""
+        if self._copier is not None:
+            self._copier.send_change(self)
+
+    def erased(self) -> None:
+        """Note that the session's rows are being deleted."""
+        if self._copier is not None:
+            self._copier.note_erased(self)
+            self.end_copies()
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether a copier gets its changes."""
+        return self._copier is not None
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the session is written at all."""
+        return self._journal is not None
+
+    def take_copy(self, *, whole: bool = False) -> CopyChange:
+        """Return the changes since the last one was taken, or the *whole* session; from now on the
+        copier has them.
+        """
+        progress = _Progress(past=True) if whole or self._copied is None else self._copied
+        if self._copied is not None:
+            self._copied = progress
+        facts, past, piece = self._take(progress)
+        return CopyChange(facts=facts, past=past, piece=None if piece is None else piece[1])
+
     # Called by the journal as it writes.
 
     def give_up(self) -> None:
@@ -145,28 +219,39 @@ class Recording:
 
     def write_again(self) -> None:
         """Have the whole session written again, after a failed write."""
-        self._past, self._written = True, _Written()
+        self._stored = _Progress(past=True)
 
     def take_changes(self, at: float) -> list[Change]:
         """Return the pending changes; from now on they count as written."""
-        assert self._session is not None, "a recording without a session has no journal"
         key: dict[str, Any] = {"owner": self.key[0], "session_id": self.key[1]}
         changes: list[Change] = []
-        if self._past or self._facts:
-            facts = encode(self._session.facts)
-            if self._past:
-                changes.append(SavePast(**key, facts=facts, past=self._session.packed, at=at))
-            else:
-                changes.append(SaveFacts(**key, facts=facts, at=at))
-            self._past = self._facts = False
-        if (piece := self._next_piece()) is not None:
-            changes.append(SavePiece(**key, number=self._written.pieces, data=encode(piece)))
-            self._written.pieces += 1
+        facts, past, piece = self._take(self._stored)
+        if past is not None and facts is not None:
+            changes.append(SavePast(**key, facts=facts, past=past, at=at))
+        elif facts is not None:
+            changes.append(SaveFacts(**key, facts=facts, at=at))
+        if piece is not None:
+            changes.append(SavePiece(**key, number=piece[0], data=piece[1]))
         return changes
 
-    def _next_piece(self) -> TurnPiece | None:
+    def _take(
+        self, progress: _Progress
+    ) -> tuple[bytes | None, bytes | None, tuple[int, bytes] | None]:
+        """Return the facts, the history and the numbered piece that *progress* lacks."""
+        assert self._session is not None, "a recording without a session has no journal"
+        facts = past = packed = None
+        if progress.past or progress.facts:
+            facts = encode(self._session.facts)
+            past = self._session.packed if progress.past else None
+            progress.past = progress.facts = False
+        if (piece := self._next_piece(progress.written)) is not None:
+            packed = progress.written.pieces, encode(piece)
+            progress.written.pieces += 1
+        return facts, past, packed
+
+    def _next_piece(self, done: _Written) -> TurnPiece | None:
         """Return the turn's output since the last piece; None: there is none."""
-        turn, done = self._turn, self._written
+        turn = self._turn
         if turn is None or done.end:
             return None
         end = None if turn.error is None else turn.error.name
@@ -196,3 +281,15 @@ class _Written:
     surprisals: int = 0
     shifts: int = 0
     end: bool = False
+
+
+@dataclass(slots=True)
+class _Progress:
+    """The part of a session that a reader of its changes has: the journal, or a copier.
+
+    The reader lacks the *facts*, or with the *past* also the history.
+    """
+
+    past: bool = False
+    facts: bool = False
+    written: _Written = field(default_factory=_Written)

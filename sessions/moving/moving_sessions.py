@@ -20,6 +20,7 @@ from ...backends.errors import BackendError, Busy, InvalidArgument, NotFound, Se
 from ...scheduler.kv.file_format import KvHead
 from ...scheduler.owner import Owner
 from ..admission.ledger import Ledger
+from ..copies.stored_copies import StoredCopies
 from ..journal.entries import (
     HistoryEntry,
     SessionFacts,
@@ -80,10 +81,12 @@ class MovingSessions:
         live: LiveSessions,
         dormant: DormantSessions,
         deletion: SessionDeletion,
+        copies: StoredCopies,
         ledger: Ledger,
         journal: Journal | None,
     ):
         self._live, self._dormant, self._deletion = live, dormant, deletion
+        self._copies = copies
         self._ledger, self._journal = ledger, journal
         self._holds: dict[SessionKey, Hold] = {}
         self._arriving: dict[SessionKey, Session] = {}
@@ -112,10 +115,11 @@ class MovingSessions:
             session.recording = self._journal.open_recording(session, key, found=True)
 
     def check_free(self, owner: Owner, session_id: str) -> None:
-        """Check that a session may be opened: it does not move.
+        """Check that a session may be opened: it neither moves nor is at another daemon.
 
-        :raises SessionBusy: it does.
+        :raises SessionBusy: it moves, or here is only a copy of it.
         """
+        self._copies.check_free(owner, session_id)
         key = owner, session_id
         if self._hold_of(key) or key in self._arriving or key in self._departed:
             raise SessionBusy(
@@ -247,8 +251,8 @@ class MovingSessions:
     async def accept_session(
         self, stored: StoredSession, model: ModelSource, *, persist: bool
     ) -> None:
-        """Add a session that arrives, in the journal before this returns; an earlier copy of it is
-        replaced.
+        """Add a session that arrives, in the journal before this returns; what has arrived of it
+        before is replaced, and so is a copy.
 
         :raises SessionBusy: the session is here already.
         :raises Busy: there is no space for a dormant session.
@@ -261,6 +265,7 @@ class MovingSessions:
         session = Session.from_stored(stored, model, self._ledger)
         self._check_bounds(session, key)
         self._departed.pop(key, None)
+        self._copies.forget_copy(*key)
         before = self._arriving.get(key)
         self._arriving[key] = session
         session.settings.persist = persist
@@ -307,12 +312,16 @@ class MovingSessions:
 
     async def end_transfer(self, transfer: str, outcome: str, holder: object) -> None:
         """End a transfer with an *outcome* that its state allows, on disk before this returns:
-        held: `keep` or `release`; arriving: `keep` or `drop`; departed: `drop`.
+        held: `keep` or `release`; arriving, or a copy: `keep` or `drop`; departed: `drop`.
 
         :raises NotFound: there is no such transfer.
         :raises InvalidArgument: its state does not allow the outcome.
         :raises BackendError: the journal cannot be written.
         """
+        copy = self._copies.find_stream(transfer)
+        if copy is not None:
+            await self._copies.end_copy(copy, outcome)
+            return
         hold = self.find_hold(transfer, holder)
         if hold is not None and outcome == "keep":
             del self._holds[hold.session.owner, hold.session.session_id or ""]

@@ -11,9 +11,10 @@ from ...backends.errors import InvalidArgument, SessionBusy
 from ...scheduler.owner import Owner
 from ..admission.kept_bytes import SESSION_BYTES, memory_bytes
 from ..admission.ledger import Ledger
+from ..copies.stored_copies import StoredCopies
 from ..journal.entries import StoredSession
 from ..journal.journal import Journal
-from ..journal.recording import Recording
+from ..journal.recording import Recording, SessionCopier
 from ..moving.moving_sessions import MovingSessions
 from ..table import SessionCall, step
 from ..turns.turn_options import Parameters
@@ -57,7 +58,12 @@ class SessionManager:
         )
         self.expired = self.forked = 0
         """Sessions that were idle for too long, and branches."""
-        self.moving = MovingSessions(self.live, self.dormant, self.deletion, ledger, journal)
+        self.copies = StoredCopies(self.live, self.dormant, self.deletion, ledger, journal)
+        self.moving = MovingSessions(
+            self.live, self.dormant, self.deletion, self.copies, ledger, journal
+        )
+        self.copier_of: Callable[[object], SessionCopier | None] = lambda _: None
+        """Returns the copier of a connection whose client wants copies of its sessions."""
         self.places = PlaceQueue(self.live, self.dormant, ledger, self._wake)
         self._journal = journal
         self._new_handle = new_handle
@@ -148,7 +154,7 @@ class SessionManager:
         self._open_recording(session)
         if origin is not None:
             session.recording.history_changed()
-        self._publish(connection, session)
+        self._publish(connection, session, changed=origin is not None)
         return session, False
 
     def _find_live(
@@ -175,8 +181,12 @@ class SessionManager:
             )
         return None
 
-    def _publish(self, connection: object, session: Session) -> None:
+    def _publish(self, connection: object, session: Session, *, changed: bool = False) -> None:
+        """Add an open session, whose history has *changed* with this call."""
         self.live.add_session(connection, session)
+        copier = self.copier_of(connection)
+        if copier is not None:
+            session.recording.begin_copies(copier, changed=changed)
         self._changed.set()
 
     def _open_recording(self, session: Session, *, found: bool = False) -> None:
@@ -198,6 +208,9 @@ class SessionManager:
         """
         assert self._journal is not None, "stored sessions come from a journal"
         for stored in found:
+            if stored.facts.transfer is not None and stored.facts.transfer.copy:
+                self.copies.restore_copy(stored, model(stored))
+                continue
             if stored.facts.transfer is not None:
                 self.moving.restore_session(stored, model(stored))
                 continue
@@ -254,7 +267,7 @@ class SessionManager:
         for branch in branches:
             self._open_recording(branch)
             branch.recording.history_changed()
-            self._publish(connection, branch)
+            self._publish(connection, branch, changed=True)
         return branches
 
     def _check_ids(self, owner: Owner, count: int, session_ids: Sequence[str]) -> None:
@@ -309,9 +322,10 @@ class SessionManager:
             return True
         session = self.dormant.find_session(owner, session_id)
         if session is None:
-            arriving = self.moving.forget_session(owner, session_id)
+            found = self.moving.forget_session(owner, session_id)
+            found |= self.copies.forget_copy(owner, session_id)
             await self.deletion.delete_stored_id(owner, session_id)
-            return arriving
+            return found
         self.dormant.remove_session(session)
         session.end(SessionCall.CLOSE, "the session was deleted")
         await self._delete_now(session)
@@ -355,6 +369,7 @@ class SessionManager:
         graph was unloaded.
         """
         if session.can_be_dormant:
+            session.recording.end_copies()  # a copy can do without the output that nobody has read
             session.detach()
             session.used_at = self.ledger.seconds()
             self._remove_live(session, expired=expired)
@@ -420,6 +435,7 @@ class SessionManager:
         while True:
             self._delete_excess()
             await self.deletion.drain()
+            await self.copies.drop_expired(self.ledger.seconds())
             now, timeout_s = self.ledger.seconds(), self.live.idle_timeout_s
             for session in [s for s in self.live if not s.in_use]:
                 if session.used_at + timeout_s <= now:
@@ -430,6 +446,7 @@ class SessionManager:
             idle_since = [now if s.in_use else s.used_at for s in self.live]
             wait_s = min(idle_since) + timeout_s - now if idle_since else float("inf")
             wait_s = min(wait_s, self.dormant.expires_in_s(now), self.places.next_yield_in_s())
+            wait_s = min(wait_s, self.copies.expires_in_s(now))
             self._changed = anyio.Event()
             with anyio.move_on_after(0 if self.deletion.pending else wait_s):
                 await self._changed.wait()

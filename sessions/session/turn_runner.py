@@ -83,6 +83,7 @@ class TurnRunner:
         """
         try:
             await self._core.wait_recorded()
+            self._core.recording.send_beginning()
         except BaseException:
             self._core.conversation.last.reader_left = True
             self.end_turn(Cancelled("the request was cancelled"))

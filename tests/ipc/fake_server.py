@@ -336,6 +336,8 @@ ANSWERS: dict[str, Answer] = {
     "end_transfer": _fixed(),
     "export_session": _fixed(data=b"part", size=9),
     "import_session": _fixed(size=9),
+    "read_copy": _fixed(stream="t", number=3, data=b"all"),
+    "store_copy": _fixed(),
     "save_state": _fixed(tokens=5, stored_tokens=5),
     "list_states": _fixed(states=[{"name": "story"}]),
     "delete_state": _fixed(deleted=True),

@@ -155,6 +155,40 @@ def an_input_replaces_the_history_unless_it_is_appended(server: Server) -> None:
     check(left.get("tokens", 0) > 0, "the prompt was not appended")
 
 
+@case("Copies of sessions")
+def a_copy_becomes_the_session(server: Server) -> None:
+    """A copy cannot be opened until it is kept; then it has the session's history."""
+    with session(server, "copied") as (connection, params):
+        context = connection.call(WITH_ID, **params)["context"]
+        connection.call("chat", context=context, prompt="abc", raw=True)
+        named = {"session_id": params["session_id"], "label": server.label}
+        whole = connection.call("read_copy", **named)
+        connection.call("delete_session", context=context)
+        size = len(whole["data"])
+        connection.call("store_copy", **named, **whole, size=size)
+        expect(connection.refusal(WITH_ID, **params), "SessionBusy")
+        connection.call("end_transfer", transfer=whole["stream"], outcome="keep")
+        result = connection.call(WITH_ID, **params)
+        check(result.get("attached") is True, "the session is not there")
+        left = connection.call("rewind", context=result["context"], turns=1)
+        check(left.get("turns", 0) == 0, "the turns of the history are others")
+
+
+@case("Copies of sessions")
+def a_changed_session_is_sent_before_the_reply(server: Server) -> None:
+    """With `copies` in the hello, a change is sent with its request's id, before the reply."""
+    connection, named = server.connect(copies=True), {"session_id": "conformance-changes"}
+    context = connection.call(WITH_ID, graph=server.graph(connection), **named)["context"]
+    options = {"context": context, "options": {"n-predict": 2}}
+    number = connection.start("set_options", options)
+    message = connection.read_message()
+    connection.wait(number)
+    server.connect().call("delete_session", **named)
+    check(message[:2] == [7, number], f"the first message is {message[:2]}")
+    check(message[2]["session_id"] == named["session_id"], "it is of another session")
+    check(message[2]["number"] == 1, "it is not the first change")
+
+
 @case("Moving sessions")
 def an_exported_session_is_imported_again(server: Server) -> None:
     """A held or arriving session cannot be opened; where it is imported, it has its history."""

@@ -79,6 +79,7 @@ _BY_NAME = {
     **dict.fromkeys(("log_level", "drain"), Route.ALL),
     "metrics": Route.ENTRY,
     **dict.fromkeys(("export_session", "import_session", "end_transfer"), Route.NONE),
+    **dict.fromkeys(("read_copy", "store_copy"), Route.NONE),
 }
 """The calls whose route does not follow from their types."""
 

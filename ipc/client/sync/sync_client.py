@@ -223,6 +223,8 @@ class Client:
     fork_session = synchronous(AsyncClient.fork_session)
     delete_session = synchronous(AsyncClient.delete_session)
     save_state = synchronous(AsyncClient.save_state)
+    read_copy = synchronous(AsyncClient.read_copy)
+    store_copy = synchronous(AsyncClient.store_copy)
     export_session = synchronous(AsyncClient.export_session)
     import_session = synchronous(AsyncClient.import_session)
     end_transfer = synchronous(AsyncClient.end_transfer)

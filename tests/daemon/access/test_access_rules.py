@@ -147,6 +147,8 @@ OPERATORS = {
     "remove_adapter": Right.MANAGE,
     "log_level": Right.MANAGE,
     "export_session": Right.MANAGE,
+    "read_copy": Right.MANAGE,
+    "store_copy": Right.MANAGE,
     "import_session": Right.MANAGE,
     "end_transfer": Right.MANAGE,
     "drain": Right.DRAIN,

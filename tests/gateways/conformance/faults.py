@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.gateways.conformance.wrong_server import Fault, Link, Message, maps_in
 
-HELLO, REQUEST, RESULT, ERROR, EVENT, CREDIT, GOODBYE = range(7)
+HELLO, REQUEST, RESULT, ERROR, EVENT, CREDIT, GOODBYE, COPY = range(8)
 INVALID = {"name": "InvalidArgument", "number": 1, "message": "no", "hint": "", "data": {}}
 
 
@@ -44,6 +44,19 @@ class ErrorsEndConnections(Fault):
         link.to_client(message)
         link.hang_up()
         return []
+
+
+class ChangesComeLate(Fault):
+    """The changes of sessions come after the replies that acknowledge them."""
+
+    def __init__(self) -> None:
+        self._late: dict[Link, list[Message]] = {}
+
+    def answer(self, link: Link, message: Message) -> list[Message]:
+        if message[0] == COPY:
+            self._late.setdefault(link, []).append(message)
+            return []
+        return [message, *self._late.pop(link, ())]
 
 
 class NoData(Fault):
@@ -369,6 +382,7 @@ WRONG_SERVERS: tuple[tuple[Fault, str], ...] = (
         cancellation.a_foreign_context_cannot_be_cancelled
         compatibility.an_unknown_call_is_refused compatibility.parameters_for_images_are_refused
         compatibility.unknown_parameters_are_refused_if_the_json_is_strict
+        contexts.a_copy_becomes_the_session
         contexts.a_session_is_deleted_before_the_reply contexts.reset_clears_the_history
         contexts.a_session_is_open_on_one_connection contexts.rewind_removes_turns
         errors.ContextFull errors.EndOfSequence errors.InvalidArgument errors.InvalidEncoding
@@ -538,6 +552,7 @@ WRONG_SERVERS: tuple[tuple[Fault, str], ...] = (
         """,
     ),
     (Changed(outputs=[["output", {}]]), "tensors.a_hundred_tensors_come_back"),
+    (ChangesComeLate(), "contexts.a_changed_session_is_sent_before_the_reply"),
     (OneFrameAtATime(), "frames.frames_may_arrive_together"),
     (OneTurn(), "contexts.a_context_runs_one_turn_at_a_time errors.SessionBusy"),
     (

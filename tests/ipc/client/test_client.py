@@ -41,7 +41,7 @@ from inferd import (
     VersionMismatch,
     WorkerCrashed,
 )
-from inferd.ipc.client import DrainResult, ExportResult, ImportResult
+from inferd.ipc.client import DrainResult, ExportResult, ImportResult, ReadCopyResult
 from inferd.ipc.paths import client_socket_path, daemon_socket_path
 from inferd.testing import running_daemon
 from tests.ipc.fake_server import Exchange, FakeServer, fake_server
@@ -268,6 +268,20 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any], Any]] = 
         {"offset": 5},
         {"session_id": "s", "transfer": "t", "data": b"part", "size": 9, "offset": 5},
         ImportResult(size=9),
+    ),
+    (
+        "read_copy",
+        ("s",),
+        {"label": "home"},
+        {"session_id": "s", "label": "home"},
+        ReadCopyResult(stream="t", number=3, data=b"all"),
+    ),
+    (
+        "store_copy",
+        ("s", "t", 3, b"part"),
+        {"peer": "a"},
+        {"session_id": "s", "stream": "t", "number": 3, "data": b"part", "size": 4, "peer": "a"},
+        None,
     ),
     (
         "end_transfer",

@@ -74,6 +74,8 @@ export interface ClientHello {
   label?: string | undefined;
   /** the user on behalf of whom a gateway acts */
   on_behalf_of?: string | undefined;
+  /** whether the client gets the changes of its sessions */
+  copies?: boolean | undefined;
 }
 
 export interface Tensor {
@@ -297,7 +299,7 @@ export interface SessionInfo {
   session_id: string | null;
   /** the model's name */
   model: string;
-  /** `empty`, `ready`, `waiting`, `running`, `parked`, `done`, `failed`, `unloaded` or `dormant`; with `all` and `dormant` also `arriving` or `departed` (moving sessions) */
+  /** `empty`, `ready`, `waiting`, `running`, `parked`, `done`, `failed`, `unloaded` or `dormant`; with `all` and `dormant` also `arriving`, `departed` (moving sessions) or `copy` (copies) */
   state: string;
   /** priority of its turns */
   priority: Priority;
@@ -313,7 +315,7 @@ export interface SessionInfo {
   has_place: boolean;
   /** the user for whom a gateway has opened it last, or empty */
   on_behalf_of: string;
-  /** nil, or of a session that arrives or has departed: `id` and `peer` as the caller of the transfer gave them */
+  /** nil, or of a session that arrives or has departed: `id` and `peer` as the caller of the transfer gave them; of a copy the stream as `id`, and the `peer` that has the session */
   transfer: Fields | null;
 }
 
@@ -1101,8 +1103,51 @@ export function readImportSessionResult(fields: Fields): ImportSessionResult {
 export interface EndTransferParams {
   /** the transfer's id */
   transfer: string;
-  /** of a held session, on the connection that exports it: `keep` or `release`; of an arriving one: `keep` or `drop`; of the record of a departed one: `drop` */
+  /** of a held session, on the connection that exports it: `keep` or `release`; of an arriving one, or of a copy: `keep` or `drop`; of the record of a departed one: `drop` */
   outcome: string;
+}
+
+export interface ReadCopyParams {
+  /** the session */
+  session_id: string;
+  /** the session's user; empty: the caller's */
+  on_behalf_of?: string | undefined;
+  /** the session's label */
+  label?: string | undefined;
+}
+
+export interface ReadCopyResult {
+  /** the stream; that of an open session, whose changes are sent, goes on after this */
+  stream: string;
+  /** the number of this change in it */
+  number: number;
+  /** the whole session as a change */
+  data: Uint8Array;
+}
+
+export function readReadCopyResult(fields: Fields): ReadCopyResult {
+  return { ...fields } as unknown as ReadCopyResult;
+}
+
+export interface StoreCopyParams {
+  /** the session */
+  session_id: string;
+  /** the stream of the change, of 1 to 64 characters */
+  stream: string;
+  /** its number */
+  number: number;
+  /** the change, or a part of it */
+  data: Uint8Array;
+  /** the size of all parts */
+  size: number;
+  /** the session's user; empty: the caller's */
+  on_behalf_of?: string | undefined;
+  /** the session's label */
+  label?: string | undefined;
+  /** the caller's name of the daemon that has the session, for `sessions` */
+  peer?: string | undefined;
+  /** the first byte of the part; 0 begins again */
+  offset?: number | undefined;
 }
 
 export interface SetOptionsParams {
@@ -1413,6 +1458,8 @@ export interface Calls {
   export_session: { params: ExportSessionParams; result: ExportSessionResult; event: never };
   import_session: { params: ImportSessionParams; result: ImportSessionResult; event: never };
   end_transfer: { params: EndTransferParams; result: Empty; event: never };
+  read_copy: { params: ReadCopyParams; result: ReadCopyResult; event: never };
+  store_copy: { params: StoreCopyParams; result: Empty; event: never };
   set_options: { params: SetOptionsParams; result: Empty; event: never };
   parameters: { params: ParametersParams; result: ParametersResult; event: never };
   unload_model: { params: UnloadModelParams; result: Empty; event: never };
@@ -1482,6 +1529,8 @@ export const READERS: Readers = {
   export_session: { result: readExportSessionResult, event: null },
   import_session: { result: readImportSessionResult, event: null },
   end_transfer: { result: () => ({}), event: null },
+  read_copy: { result: readReadCopyResult, event: null },
+  store_copy: { result: () => ({}), event: null },
   set_options: { result: () => ({}), event: null },
   parameters: { result: readParametersResult, event: null },
   unload_model: { result: () => ({}), event: null },

@@ -25,7 +25,7 @@ EXPECTED = {
     Route.ALL: "models show sessions queue stats list_states delete_state log_level drain",
     Route.ENTRY: "metrics",
     Route.CONNECTED: "init_backend deinit_backend",
-    Route.NONE: "export_session import_session end_transfer",
+    Route.NONE: "export_session import_session end_transfer read_copy store_copy",
 }
 
 
@@ -41,7 +41,7 @@ def test_integers_that_are_not_handles_do_not_look_like_them(name: str) -> None:
     plain = {
         "index", "size_max", "n", "credit", "normalize", "turns", "tokens", "request", "fd",
         "ctx_size", "slots", "cached_tokens", "stored_tokens", "size", "size_bytes", "offset",
-        "position", "waiting", "encoding", "target", "uid", "moved",
+        "position", "waiting", "encoding", "target", "uid", "moved", "number",
     }  # fmt: skip
     call = CALLS[name]
     for kind in (call.params, call.result, *call.events):

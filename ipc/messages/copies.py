@@ -1,0 +1,54 @@
+"""Messages of the copies of sessions, from which a session continues after the loss of a daemon."""
+
+from __future__ import annotations
+
+from .base import Map
+from .moving import Offset, TransferId
+
+
+class CopiedChange(Map):
+    """A change of a session with an id, sent to a client with `copies` in its hello, before the
+    reply that acknowledges it.
+
+    The changes of a `stream` are numbered from 1; the first one has the whole session. `data` is
+    for `store_copy`. Of a session that was deleted, or that has become too large for a frame, only
+    the reason is sent: `state` is `deleted` or `too-large`.
+    """
+
+    session_id: str
+    stream: str
+    number: int
+    data: bytes = b""
+    state: str = ""
+
+
+class ReadCopyParams(Map):
+    """`read_copy`: read a whole session with an id, open or dormant."""
+
+    session_id: str
+    on_behalf_of: str = ""
+    label: str = ""
+
+
+class ReadCopyResult(Map):
+    """The whole session as a change, see `CopiedChange`. The stream of an open session goes on."""
+
+    stream: str
+    number: int
+    data: bytes
+
+
+class StoreCopyParams(Map):
+    """`store_copy`: apply a change to the copy of a session that is on another daemon, `peer`. A
+    change of `size` bytes is sent in parts.
+    """
+
+    session_id: str
+    stream: TransferId
+    number: Offset
+    data: bytes
+    size: Offset
+    on_behalf_of: str = ""
+    label: str = ""
+    peer: str = ""
+    offset: Offset = 0

@@ -1,0 +1,1 @@
+"""Copies of sessions that are on other daemons, kept for the loss of these."""
