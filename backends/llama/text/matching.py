@@ -130,8 +130,9 @@ class MatchingVocab:
     def _make(self, open_vocab: OpenVocab) -> None:
         try:
             with open_vocab() as vocab:
-                ends, (lengths, texts) = vocab.eog(), read_pieces(vocab)
-                self._special = _ranges(np.flatnonzero(vocab.flags("llama_vocab_is_control")))
+                ends, control = vocab.eog(), vocab.flags("llama_vocab_is_control")
+                lengths, texts = read_pieces(vocab, control)
+            self._special = _ranges(np.flatnonzero(control))
             if not ends:  # a matcher needs a token that ends the answer
                 name = bytes((_SPECIAL,)) + b"<end>"
                 ends, texts = (len(lengths),), texts + name
@@ -257,9 +258,8 @@ class _Pieces:
         return []
 
 
-def read_pieces(vocab: Vocab) -> tuple[NDArray[np.uint32], bytes]:
-    """Return the lengths and the texts of all tokens; those that no text contains are marked."""
-    control = vocab.flags("llama_vocab_is_control")
+def read_pieces(vocab: Vocab, control: NDArray[np.bool_]) -> tuple[NDArray[np.uint32], bytes]:
+    """Return the lengths and the texts of all tokens; those in *control* are marked."""
     lengths = np.empty(vocab.size, dtype=np.uint32)
     texts = bytearray()
     for tokens in vocab.parts():

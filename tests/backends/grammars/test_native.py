@@ -123,7 +123,8 @@ def test_a_vocabulary_that_is_none_is_refused() -> None:
 def test_other_threads_run_while_the_form_of_a_vocabulary_is_made() -> None:
     """Python's interface holds the GIL for as long as it takes: a second with 262k tokens."""
     with vocabulary(gemma3()) as vocab:
-        ends, (lengths, texts) = vocab.eog(), read_pieces(vocab)
+        ends, control = vocab.eog(), vocab.flags("llama_vocab_is_control")
+        lengths, texts = read_pieces(vocab, control)
     begun, ended, counts = threading.Event(), threading.Event(), [0]
 
     def count() -> None:

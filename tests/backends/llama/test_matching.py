@@ -113,7 +113,7 @@ def test_the_texts_of_real_tokens_are_those_of_answers(model: object) -> None:
 
 def check_texts(path: Path) -> None:
     with vocabulary(path) as vocab:
-        lengths, texts = read_pieces(vocab)
+        lengths, texts = read_pieces(vocab, vocab.flags("llama_vocab_is_control"))
         assert len(lengths) == vocab.size and lengths.sum() == len(texts)
         begin = 0
         for token, length in enumerate(lengths.tolist()):
