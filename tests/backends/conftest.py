@@ -7,7 +7,7 @@ import pytest
 from inferd.backends import Model, ModelSpec, load_model
 from inferd.backends.llama.model import LlamaModel
 from tests.backends import tiny as tiny_models
-from tests.models import smollm2
+from tests.models import short_smollm2
 
 SLOTS, CTX_SIZE, BATCH_SIZE = 4, 256, 32
 
@@ -16,7 +16,7 @@ SLOTS, CTX_SIZE, BATCH_SIZE = 4, 256, 32
 def _smollm2() -> Iterator[Model]:
     spec = ModelSpec(
         name="smollm2",
-        path=str(smollm2()),
+        path=str(short_smollm2()),
         slots=SLOTS,
         ctx_size=CTX_SIZE,
         batch_size=BATCH_SIZE,

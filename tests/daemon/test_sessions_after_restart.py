@@ -18,7 +18,7 @@ from inferd.backends.errors import Cancelled, InvalidArgument, ShuttingDown, Tim
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd
 from tests.journal_versions import mark_version
-from tests.models import smollm2
+from tests.models import short_smollm2
 from tests.raw import Closed, RawClient
 from tests.waiting import wait_until
 
@@ -41,7 +41,7 @@ shutdown_grace_s = 0.1
 [defaults]
 ctx-size = 1024
 [models.m]
-file = "{smollm2()}"
+file = "{short_smollm2()}"
 """
 QUESTION = "Tell me a story about a king and his three sons. " * 4
 GREEDY = {"temp": 0, "n-predict": 12}

@@ -11,7 +11,7 @@ import pytest
 
 import inferd
 from inferd.testing import RunningDaemon, running_daemon
-from tests.models import ONE_THREAD, smollm2
+from tests.models import ONE_THREAD, short_smollm2, smollm2
 from tests.raw import RawClient
 from tests.repetitions import repetitions
 from tests.tiny_gguf import CONTROL, write_tiny
@@ -86,9 +86,10 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     for form, (call, start, _) in FORMS.items():
         template = MESSAGES.replace("CALL", call).replace("START", start)
         (folder / f"{form}.jinja").write_text(template)
-        config += [f"[models.{form}]", f'file = "{smollm2()}"']
-        config += [f'chat-template-file = "{folder / form}.jinja"']
-    config += ["[models.plain]", f'file = "{smollm2()}"']
+        for name, file in ((form, short_smollm2()), (f"whole-{form}", smollm2())):
+            config += [f"[models.{name}]", f'file = "{file}"']
+            config += [f'chat-template-file = "{folder / form}.jinja"']
+    config += ["[models.plain]", f'file = "{short_smollm2()}"']
     (folder / "calls.jinja").write_text(CALLS_TEMPLATE)
     config += ["[models.calls]", f'file = "{write_tiny("calls", folder)}"']
     config += [f'chat-template-file = "{folder}/calls.jinja"']
@@ -202,7 +203,7 @@ def test_a_strict_call_that_the_model_chooses_fits_the_schema(
     for strict in (True, False):
         function = {"name": "add", "parameters": NARROW, "strict": strict}
         options = {"tools": [{"type": "function", "function": function}], "temp": 0}
-        said = client.chat(form, prompt, options=options | {"n-predict": 60})
+        said = client.chat(f"whole-{form}", prompt, options=options | {"n-predict": 60})
         call = said.tool_calls[0]
         assert call.name == "add" and call.values["a"] == 4
         assert jsonschema.Draft202012Validator(NARROW).is_valid(call.values) == strict

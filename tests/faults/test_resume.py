@@ -18,7 +18,7 @@ from inferd import AsyncClient, Client, ConnectionLost, InferdError, InvalidArgu
 from inferd.backends.errors import SessionExpired, ShuttingDown
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
-from tests.models import smollm2
+from tests.models import short_smollm2
 from tests.waiting import wait_until
 
 ECHO = "[daemon]\nshutdown_grace_s = 0.1\n" + echo_model("m", slots=2, step_ms=5)
@@ -27,7 +27,7 @@ REAL = f"""
 cores = 1
 shutdown_grace_s = 0.1
 [models.m]
-file = "{smollm2()}"
+file = "{short_smollm2()}"
 ctx-size = 1024
 slots = 1
 flash-attn = "on"

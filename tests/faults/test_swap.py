@@ -30,7 +30,7 @@ from inferd.ipc.messages import SwapResult
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.faults.test_worker_death import workers_of
-from tests.models import ONE_THREAD, gemma3, smollm2
+from tests.models import ONE_THREAD, gemma3, short_smollm2
 from tests.repetitions import repetitions
 from tests.tiny_gguf import write_tiny
 
@@ -474,11 +474,11 @@ async def test_histories_move_between_vocabularies_as_text_and_messages() -> Non
     config = f"""
 {ONE_THREAD}
 [models.live]
-file = "{smollm2()}"
+file = "{short_smollm2()}"
 slots = 2
 ctx-size = 512
 [models.smollm2]
-file = "{smollm2()}"
+file = "{short_smollm2()}"
 slots = 2
 ctx-size = 512
 [models.gemma]
@@ -520,7 +520,11 @@ async def test_swaps_of_real_models_with_two_vocabularies_under_streams() -> Non
     """No turn fails or is truncated, and a history grows only by the prompts and answers."""
     config = ONE_THREAD + "".join(
         f'[models.{name}]\nfile = "{file}"\nslots = 4\nctx-size = 512\n'
-        for name, file in (("live", smollm2()), ("smollm2", smollm2()), ("gemma", gemma3()))
+        for name, file in (
+            ("live", short_smollm2()),
+            ("smollm2", short_smollm2()),
+            ("gemma", gemma3()),
+        )
     )
     text, tokens = " Then the king said to the son:", 4
     options = {"n-predict": tokens, "temp": 0, "ignore-eos": True}

@@ -17,7 +17,7 @@ from inferd import AsyncClient, AsyncSession
 from inferd.backends.errors import InferdError, WorkerCrashed
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
-from tests.models import ONE_THREAD, smollm2
+from tests.models import ONE_THREAD, short_smollm2
 
 pytestmark = pytest.mark.asyncio
 
@@ -248,7 +248,7 @@ async def test_cancelled_and_abandoned_turns_do_not_restart() -> None:
 
 @pytest.mark.model
 async def test_sixteen_streams_of_a_real_model_continue(tmp_path: Path) -> None:
-    config = f'{ONE_THREAD}[models.m]\nfile = "{smollm2()}"\nslots = 16\nctx-size = 256\n'
+    config = f'{ONE_THREAD}[models.m]\nfile = "{short_smollm2()}"\nslots = 16\nctx-size = 256\n'
     options = {"n-predict": 24, "ignore-eos": True, "temp": 0.8, "seed": 7}
     async with running_daemon(config) as daemon, AsyncClient(daemon.socket) as client:
 

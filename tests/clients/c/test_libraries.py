@@ -11,7 +11,7 @@ import pytest
 
 from inferd import Client
 from inferd.testing import RunningDaemon, running_daemon
-from tests.models import ONE_THREAD, smollm2
+from tests.models import ONE_THREAD, short_smollm2
 
 from .build import ADDRESS, CLIENT, THREAD, build, compiler, scenarios
 
@@ -101,7 +101,7 @@ def test_the_part_that_both_libraries_share(daemon: RunningDaemon, scenario: str
 
 @pytest.fixture(scope="module")
 def real_daemon() -> Iterator[RunningDaemon]:
-    with running_daemon(f'{ONE_THREAD}[models.smollm2]\nfile = "{smollm2()}"\n') as running:
+    with running_daemon(f'{ONE_THREAD}[models.smollm2]\nfile = "{short_smollm2()}"\n') as running:
         yield running
 
 

@@ -12,7 +12,7 @@ from inferd.backends.errors import Busy, Cancelled, InvalidArgument, SessionBusy
 from inferd.daemon.calls.several_answers import ANSWERS_MAX
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
-from tests.models import ONE_THREAD, smollm2
+from tests.models import ONE_THREAD, short_smollm2
 from tests.raw import RawClient
 
 PROMPT = "A prompt too short for tasks to wait for each other"
@@ -151,7 +151,7 @@ async def test_all_answers_are_cancelled_with_the_call(daemon: RunningDaemon) ->
 
 @pytest.mark.model
 def test_a_real_model_gives_different_answers(tmp_path: Path) -> None:
-    (tmp_path / "smollm2.gguf").symlink_to(smollm2())
+    (tmp_path / "smollm2.gguf").symlink_to(short_smollm2())
     options = {"temp": 1.5, "n-predict": 16, "seed": 7}
     with (
         running_daemon(ONE_THREAD, models_dir=tmp_path) as daemon,

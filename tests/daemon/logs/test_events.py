@@ -36,7 +36,7 @@ from tests.daemon.command_line import document, inferd
 from tests.daemon.log_events import JSON, Event, events, named
 from tests.daemon.other_users import Stranger
 from tests.daemon.service.test_reload import managed, reload
-from tests.models import smollm2
+from tests.models import short_smollm2
 from tests.raw import Closed, RawClient
 from tests.tiny_gguf import write_tiny
 from tests.waiting import wait_until
@@ -524,7 +524,7 @@ def test_a_text_that_is_logged_is_bounded() -> None:
 @pytest.mark.model
 @pytest.mark.timeout(300)
 def test_a_real_model_s_log_has_no_text_either(tmp_path: Path) -> None:
-    (tmp_path / "smollm2.gguf").symlink_to(smollm2())
+    (tmp_path / "smollm2.gguf").symlink_to(short_smollm2())
     with running_daemon(DEBUG, models_dir=tmp_path) as daemon, Client(daemon.socket) as client:
         with client.session("smollm2") as session:
             answer = session.chat(f"Say {SECRET}.", options={"n-predict": 24, "temp": 0})

@@ -14,7 +14,7 @@ from inferd import Client, Session
 from inferd.backends.errors import InvalidArgument
 from inferd.backends.params.parameter_table import JSON_LAYOUTS
 from inferd.testing import RunningDaemon, running_daemon
-from tests.models import ONE_THREAD, smollm2
+from tests.models import ONE_THREAD, short_smollm2
 from tests.raw import RawClient
 from tests.tiny_gguf import write_tiny
 from tests.waiting import wait_until
@@ -62,7 +62,7 @@ def test_the_white_space_of_an_answer_is_as_chosen(daemon: RunningDaemon) -> Non
 
 @pytest.mark.model
 def test_the_white_space_of_a_real_model_is_as_chosen(tmp_path: Path) -> None:
-    (tmp_path / "smollm2.gguf").symlink_to(smollm2())
+    (tmp_path / "smollm2.gguf").symlink_to(short_smollm2())
     value = {"a": [1, "b, c: d"], "e": None}
     with (
         running_daemon(ONE_THREAD, models_dir=tmp_path) as daemon,

@@ -13,7 +13,7 @@ import pytest
 from inferd import Client
 from inferd.testing import RunningDaemon
 from tests.daemon.systemd_tools import SYSTEMD, directives, make_folders, run_tool
-from tests.models import smollm2
+from tests.models import short_smollm2
 from tests.raw import RawClient
 
 from .test_lifecycle import worker_of
@@ -160,7 +160,7 @@ def test_the_daemon_serves_under_the_unit_s_filter_and_its_workers_go_first() ->
 @pytest.mark.model
 @pytest.mark.usefixtures("from_the_root")
 def test_a_real_model_answers_under_the_unit_s_filter() -> None:
-    config = f'[models.m]\nfile = "{smollm2()}"\nctx-size = 512\nslots = 2\n'
+    config = f'[models.m]\nfile = "{short_smollm2()}"\nctx-size = 512\nslots = 2\n'
     options: dict[str, Any] = {"n-predict": 8, "ignore-eos": True, "grammar": 'root ::= "a"+'}
     with (
         ConfinedDaemon(config) as daemon,

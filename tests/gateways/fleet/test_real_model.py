@@ -9,7 +9,7 @@ import pytest
 
 from inferd import Client
 from tests.gateways.fleet.members import running_fleet
-from tests.models import ONE_THREAD, smollm2
+from tests.models import ONE_THREAD, short_smollm2
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 CONFIG = ONE_THREAD + "[models.smollm2]\nslots = 2\nctx-size = 512\n"
@@ -20,7 +20,7 @@ QUESTIONS = ("The capital of France is", "Two and two is", "The sky is", "Water 
 def test_two_nodes_answer_as_one_and_continue_their_sessions(tmp_path: Path) -> None:
     models = tmp_path / "models"
     models.mkdir()
-    (models / "smollm2.gguf").symlink_to(smollm2())
+    (models / "smollm2.gguf").symlink_to(short_smollm2())
     with (
         running_fleet(tmp_path, CONFIG, "a", "b", models_dir=models) as fleet,
         ExitStack() as stack,
@@ -57,7 +57,7 @@ def test_two_nodes_answer_as_one_and_continue_their_sessions(tmp_path: Path) -> 
 def test_a_session_moves_with_its_kv_state(tmp_path: Path) -> None:
     models = tmp_path / "models"
     models.mkdir()
-    (models / "smollm2.gguf").symlink_to(smollm2())
+    (models / "smollm2.gguf").symlink_to(short_smollm2())
     with (
         running_fleet(tmp_path, CONFIG, "a", "b", models_dir=models) as fleet,
         Client(fleet.socket) as client,

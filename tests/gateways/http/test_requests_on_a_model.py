@@ -17,7 +17,7 @@ from inferd import Client
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.gateways.http.driver import CALL_S_MAX, RunningGateway
-from tests.models import ONE_THREAD, smollm2
+from tests.models import ONE_THREAD, short_smollm2
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
@@ -36,7 +36,7 @@ TEMPLATE = (
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     models = tmp_path_factory.mktemp("models")
-    (models / "smollm2.gguf").symlink_to(smollm2())
+    (models / "smollm2.gguf").symlink_to(short_smollm2())
     own = f'[models.smollm2]\nctx-size = 512\nslots = 2\nchat-template = """{TEMPLATE}"""\n'
     config = ONE_THREAD + own + echo_model("slow", step_ms=50)
     with running_daemon(config, models_dir=models) as running:

@@ -11,7 +11,7 @@ import pytest
 from inferd import Client
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
-from tests.models import ONE_THREAD, smollm2
+from tests.models import ONE_THREAD, short_smollm2
 
 CALL = '<tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>'
 LOOK: Any = {"type": "function", "name": "look", "parameters": {"type": "object"}}
@@ -24,7 +24,7 @@ QUESTION = "What is the capital of France?"
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     models = tmp_path_factory.mktemp("models")
-    (models / "smollm2.gguf").symlink_to(smollm2())
+    (models / "smollm2.gguf").symlink_to(short_smollm2())
     config = ONE_THREAD + MODELS + echo_model("echo", tool_format="hermes")
     with running_daemon(config, models_dir=models) as running:
         yield running

@@ -11,7 +11,7 @@ import pytest
 from inferd import Client
 from inferd.testing import RunningDaemon, running_daemon
 from tests.gateways.nnrpc.driver import WasmEdge
-from tests.models import smollm2
+from tests.models import short_smollm2
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 GUESTS = 16
@@ -24,7 +24,7 @@ CALL_S_MAX = 240.0
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     models = tmp_path_factory.mktemp("models")
-    (models / "smollm2.gguf").symlink_to(smollm2())
+    (models / "smollm2.gguf").symlink_to(short_smollm2())
     with running_daemon(CONFIG, models_dir=models) as running:
         yield running
 
