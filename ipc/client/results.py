@@ -50,7 +50,9 @@ class ModelInfo(TypedDict, total=False):
     leases: int
     tasks: int
     pid: int
+    slots: int
     progress: float
+    load_s: float
     idle_s: float
     expires_s: float | None
     keep_alive_s: float

@@ -157,6 +157,13 @@ class FleetGraph:
         self.params = {name: value for name, value in params.items() if name != "progress"}
         self.leases: dict[str, int] = {}
         self.lock = anyio.Lock()
+        """Held while a lease begins or ends."""
+        self.used = Counter[str]()
+        """The uses under way by node, beside open contexts."""
+        self.uses = Counter[str]()
+        """All uses so far by node."""
+        self.ending: set[str] = set()
+        """The nodes on which the lease ends unless it is used again."""
 
 
 class ClientRequest:
@@ -292,16 +299,21 @@ class FleetClient:
         """Note that the session of a suspended context no longer exists."""
         self._expired[handle] = self.suspended.pop(handle).context.node
 
-    def drop_context(self, handle: int) -> None:
-        """Note that a context was closed."""
-        self._contexts.pop(handle, None)
+    def drop_context(self, handle: int) -> OpenContext | None:
+        """Note that a context was closed, and return it."""
         self._aliases.pop(self._moved.pop(handle, 0), None)
+        return self._contexts.pop(handle, None)
 
-    def drop_session(self, session_id: str) -> None:
-        """Note that a session with an id was deleted, and its context with it."""
-        for handle, context in tuple(self._contexts.items()):
-            if context.session_id == session_id:
-                del self._contexts[handle]
+    def uses_lease(self, graph: FleetGraph, node: str) -> bool:
+        """Return whether the lease of *graph* on *node* is used, by a request or a context."""
+        return graph.used[node] > 0 or any(
+            context.graph is graph and context.node == node for context in self._contexts.values()
+        )
+
+    def drop_session(self, session_id: str) -> list[OpenContext]:
+        """Note that a session with an id was deleted, and return its contexts."""
+        found = [h for h, context in self._contexts.items() if context.session_id == session_id]
+        return [self._contexts.pop(handle) for handle in found]
 
     def drop_all(self) -> None:
         """Forget all graphs and contexts, which the nodes have closed."""

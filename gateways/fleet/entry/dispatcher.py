@@ -43,6 +43,7 @@ from .gathering import (
     read_metrics,
     unload_graph,
 )
+from .leases import close_context
 from .opening import load_graph, note_branches, open_context, reopen_context, work_on_graph
 from .rolling import call_for_model
 
@@ -205,7 +206,7 @@ class Dispatcher:
                 request.on_result = partial(note_branches, client, params, source)
         elif request.call in CLOSING:
             handle = integer_in(params, "context")
-            request.on_result = lambda _: client.drop_context(handle)
+            request.on_result = lambda _: close_context(client, handle)
         client.forward_to_context(request, params)
 
     async def _forward_later(self, request: ClientRequest, params: Fields) -> None:

@@ -15,6 +15,7 @@ from ..calls.merging import merge_results
 from ..routing.choice import RETRY_HINT, RETRY_S
 from .client import ClientRequest, FleetClient
 from .homes import SessionKey
+from .leases import end_unused_lease
 
 TEXT_BYTES_MAX = REPLY_BYTES_MAX - (1 << 10)
 """Bytes of a text that fits into a reply."""
@@ -112,7 +113,8 @@ async def call_for_session(
     if request.call == "delete_session":
         session_id = text_in(params, "session_id")
         client.fleet.homes.drop(SessionKey(client.owner, session_id))
-        client.drop_session(session_id)
+        for context in client.drop_session(session_id):
+            end_unused_lease(client, context.graph, context.node)
     return merge_results(request.call, found or results, client.map_context)
 
 

@@ -188,7 +188,7 @@ class Nodes:
         node = choose_node(request, FleetLoad(self.loads(), self.unreachable(), opened))
         if key is not None:
             kind = TurnKind(request.model, request.priority)
-            self.links[node].turns.note_opened(key, kind, now)
+            self.links[node].turns.note_opening(key, kind)
         return node
 
     @contextmanager
@@ -245,7 +245,7 @@ class Nodes:
 def _load_for_choice(load: NodeLoad, swapped: Counter[str], *, is_drained: bool) -> NodeLoad:
     """Return a node's load; a model that is being swapped counts as not loaded."""
     models = {
-        name: msgspec.structs.replace(load.models[name], loaded=False)
+        name: msgspec.structs.replace(load.models[name], loaded=False, loading=False)
         for name in +swapped
         if name in load.models
     }

@@ -36,6 +36,7 @@ from ..routing.loads import CLASSES
 from .client import ClientRequest, FleetClient, FleetGraph, OpenContext
 from .gathering import gather
 from .homes import RecentKey, SessionKey
+from .leases import GraphHandle, leased
 from .own_turns import TurnKind
 from .upstream import Upstream, result_of
 
@@ -86,7 +87,6 @@ async def on_best_node(
         try:
             return await attempt(node)
         except InferdError as exc:
-            client.fleet.nodes.turns_of(node).drop_opened(key)
             if not may_succeed_elsewhere(exc):
                 raise
             client.fleet.nodes.counters_of(node).contexts_refused += 1
@@ -94,6 +94,8 @@ async def on_best_node(
                 raise
             refusals.append(exc)
             excluded.add(node)
+        finally:
+            client.fleet.nodes.turns_of(node).drop_opened(key)
 
 
 def _retry_s(error: InferdError) -> float:
@@ -143,7 +145,7 @@ async def load_graph(client: FleetClient, request: ClientRequest, params: Fields
 
     async def attempt(node: str) -> Fields:
         upstream, raw = await exchange(client, request, node, params)
-        result = msgspec.msgpack.decode(raw, type=_GraphHandle)
+        result = msgspec.msgpack.decode(raw, type=GraphHandle)
         graph.leases[node] = result.graph
         client.graphs[client.client_handle(upstream, result.graph)] = graph
         return client.mapped(upstream, raw, request.route.in_result)
@@ -154,10 +156,6 @@ async def load_graph(client: FleetClient, request: ClientRequest, params: Fields
         return await attempt(nodes.only_drained(model)[0])
     route = RouteRequest(model, recent=recent)
     return await on_best_node(client, route, attempt)
-
-
-class _GraphHandle(msgspec.Struct):
-    graph: int
 
 
 class _ContextHandle(msgspec.Struct):
@@ -176,22 +174,6 @@ def model_of(params: Fields) -> str:
     return text_in(params, "name")
 
 
-async def lease(client: FleetClient, graph: FleetGraph, node: str) -> int:
-    """Return the handle of *graph* on *node*, which loads the model for it if it has none yet.
-
-    :raises InferdError: the node cannot load it.
-    """
-    async with graph.lock:
-        if node not in graph.leases:
-            upstream = client.upstream(node)
-            raw = await upstream.call(graph.call, graph.params)
-            if upstream.lost is None:
-                graph.leases[node] = msgspec.msgpack.decode(raw, type=_GraphHandle).graph
-        if node not in graph.leases:
-            raise Busy(f"the node {node} was lost", data={"cause": "node", "retry_after_s": 0.1})
-        return graph.leases[node]
-
-
 async def open_context(client: FleetClient, request: ClientRequest, params: Fields) -> Fields:
     """Open a context on the node of its session or state, or else on the best one.
 
@@ -208,19 +190,18 @@ async def open_context(client: FleetClient, request: ClientRequest, params: Fiel
         if session.session_id:
             fleet.homes.put(session, node)  # before the first wait: a second opener follows
         try:
-            handle = await lease(client, graph, node)
-            fields = with_handle(params, "graph", handle)
-            upstream, raw = await exchange(client, request, node, fields)
+            async with leased(client, graph, node) as handle:
+                fields = with_handle(params, "graph", handle)
+                upstream, raw = await exchange(client, request, node, fields)
+                found = msgspec.msgpack.decode(raw, type=_ContextHandle).context
+                kind = TurnKind(graph.model, class_of(params))
+                context = OpenContext(node, session.session_id, kind, graph)
+                own = client.client_handle(upstream, found)
+                client.note_context(own, context, opened_by=request)
         except BaseException:
             if home is None:
                 fleet.homes.drop(session)
             raise
-        found = msgspec.msgpack.decode(raw, type=_ContextHandle).context
-        own = client.client_handle(upstream, found)
-        context = OpenContext(
-            node, session.session_id, TurnKind(graph.model, class_of(params)), graph
-        )
-        client.note_context(own, context, opened_by=request)
         fleet.recent.put(recent, node)
         return client.mapped(upstream, raw, request.route.in_result)
 
@@ -285,14 +266,14 @@ async def work_on_graph(client: FleetClient, request: ClientRequest, params: Fie
     graph = client.graph_of(params)
 
     async def attempt(node: str) -> Fields:
-        fields = with_handle(params, "graph", await lease(client, graph, node))
-        upstream, raw = await exchange(client, request, node, fields)
-        client.fleet.nodes.turns_of(node).drop_opened(request)
+        async with leased(client, graph, node) as handle:
+            fields = with_handle(params, "graph", handle)
+            upstream, raw = await exchange(client, request, node, fields)
         return client.mapped(upstream, raw, request.route.in_result)
 
-    leased = next((node for node in graph.leases if client.fleet.nodes.is_reachable(node)), None)
-    if leased is not None and request.call != EMBED:
-        return await attempt(leased)
+    known = next((node for node in graph.leases if client.fleet.nodes.is_reachable(node)), None)
+    if known is not None and request.call != EMBED:
+        return await attempt(known)
     return await on_best_node(client, RouteRequest(graph.model, class_of(params)), attempt, request)
 
 
@@ -327,14 +308,17 @@ async def reopen_context(client: FleetClient, handle: int) -> None:
         node = await _home_of(client, session, "")
         params: Fields = {"session_id": raw_of(context.session_id)}
         if node is not None:
-            params["graph"] = raw_of(await lease(client, context.graph, node))
-            upstream = client.upstream(node)
-            raw = await upstream.call("init_execution_context_with_session_id", params)
-            found = msgspec.msgpack.decode(raw, type=_Reopened)
-            if found.attached:
-                client.note_reopened(handle, client.client_handle(upstream, found.context), node)
-                return
-            await upstream.call("finalize_execution_context", {"context": raw_of(found.context)})
+            async with leased(client, context.graph, node) as own:
+                params["graph"] = raw_of(own)
+                upstream = client.upstream(node)
+                raw = await upstream.call("init_execution_context_with_session_id", params)
+                found = msgspec.msgpack.decode(raw, type=_Reopened)
+                opened = client.client_handle(upstream, found.context)
+                if found.attached:
+                    client.note_reopened(handle, opened, node)
+                    return
+                own_context = {"context": raw_of(found.context)}
+                await upstream.call("finalize_execution_context", own_context)
         client.expire_context(handle)
         raise SessionExpired(
             f"the session {context.session_id!r} was deleted while it moved to another node"

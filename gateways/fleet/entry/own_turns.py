@@ -32,17 +32,25 @@ class OwnTurns:
     """
 
     def __init__(self) -> None:
+        self._opening: dict[Hashable, TurnKind] = {}
         self._opened: dict[Hashable, tuple[float, TurnKind]] = {}
         self._running: dict[Hashable, tuple[float, TurnKind]] = {}
         self._reported = Counter[TurnKind]()
         """The own turns that the last report has."""
 
+    def note_opening(self, key: Hashable, kind: TurnKind) -> None:
+        """Note a context that the node is asked to open. It counts until it is dropped: the node
+        may load the model first, and reports no turn meanwhile.
+        """
+        self._opening[key] = kind
+
     def note_opened(self, key: Hashable, kind: TurnKind, now: float) -> None:
-        """Note a context that the node gets now, and whose turn is expected."""
+        """Note a context that the node has opened now, and whose turn is expected."""
         self._opened[key] = now, kind
 
     def drop_opened(self, key: Hashable) -> None:
-        """Note that a context was not opened, or that its turn begins."""
+        """Note that a context was not opened, is now, or that its turn begins."""
+        self._opening.pop(key, None)
         self._opened.pop(key, None)
 
     def begin_turn(self, key: Hashable, kind: TurnKind, now: float) -> None:
@@ -66,6 +74,7 @@ class OwnTurns:
             if opened < now - OPENED_S:
                 del self._opened[key]
         counts = Counter(kind for _, kind in (*self._opened.values(), *self._running.values()))
+        counts.update(self._opening.values())
         counts.subtract(self._reported)
         return {
             model: (

@@ -75,16 +75,25 @@ def node_load(
 def _model_load(model: Mapping[str, Any], queue: _Queue, times: TokenTimeLearner) -> ModelLoad:
     return ModelLoad(
         loaded=model["state"] == "ready",
+        loading=model["state"] == "loading",
         failed=model["state"] == "failed",
-        slots=(model["info"] or {}).get("slots", 0),
+        slots=model["slots"],
         running=as_counts(queue.running),
         waiting=as_counts(queue.waiting),
         running_tokens=as_counts(queue.running_tokens),
         waiting_tokens=as_counts(queue.waiting_tokens),
         token_s=times.token_s(model["name"]),
-        load_s=LOAD_S_MIN + model["size_bytes"] / LOAD_BYTES_S,
+        load_s=_load_s(model),
         need_bytes=model.get("need_bytes"),
     )
+
+
+def _load_s(model: Mapping[str, Any]) -> float:
+    """Return the time that a load takes: as the last one did, or as the file's size lets expect;
+    of a load under way the rest.
+    """
+    load_s: float = model.get("load_s") or LOAD_S_MIN + model["size_bytes"] / LOAD_BYTES_S
+    return load_s * (1 - model["progress"]) if model["state"] == "loading" else load_s
 
 
 class _Queue:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ....backends.errors import Busy, InferdError, ModelNotFound
 from .loads import CLASSES, NONE, ByClass, ModelLoad, NodeLoad
 from .memory import evicts_others, fits
-from .waits import free_slots, parks_another, predicted_wait_s, starts_at_once
+from .waits import free_slots, must_begin_load, parks_another, predicted_wait_s, starts_at_once
 
 RETRY_S = 1.0
 """Time after which a request that no node can serve is to be repeated."""
@@ -100,6 +100,7 @@ def _rank(name: str, request: RouteRequest, fleet: FleetLoad) -> tuple[float, ..
         not starts_at_once(load, opened, request.priority),
         predicted_wait_s(load, opened, request.priority),
         parks_another(load, opened, request.priority),
+        must_begin_load(load, opened),
         evicts_others(node, load),
         not is_recent,
         -free / max(1, load.slots),

@@ -24,9 +24,11 @@ class ModelLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     loaded: bool = False
+    loading: bool = False
     failed: bool = False
     """Whether its last load failed."""
     slots: int = 0
+    """Its slots, or those that its load would give it; 0: unknown."""
     running: ByClass = NONE
     waiting: ByClass = NONE
     running_tokens: ByClass = NONE

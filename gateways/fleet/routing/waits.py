@@ -20,6 +20,11 @@ def free_slots(load: ModelLoad, opened: ByClass) -> int:
     return max(0, load.slots - max(0, turns))
 
 
+def must_begin_load(load: ModelLoad, opened: ByClass) -> bool:
+    """Return whether a turn would be the first that has the node load the model."""
+    return not (load.loaded or load.loading or sum(load.waiting) + sum(opened) > 0)
+
+
 def starts_at_once(load: ModelLoad, opened: ByClass, priority: int) -> bool:
     """Return whether a turn of the class *priority* gets a slot at once: a free one, or that of a
     turn of a lower class, which is parked.
@@ -39,10 +44,15 @@ def predicted_wait_s(load: ModelLoad, opened: ByClass, priority: int) -> float:
     """Return the time until a turn of the class *priority* is expected to get a slot.
 
     It waits for the work of its class and higher ones that is queued before it, and for one slot's
-    part of the running work. A model that is not loaded is loaded first.
+    part of the running work. A model that is not loaded is loaded first, and then computes the
+    turns that wait for it.
     """
     if not load.loaded:
-        return load.load_s + max(0, sum(opened[priority:])) * TURN_TOKENS * load.token_s
+        ahead = sum(load.waiting[priority:]) + max(0, sum(opened[priority:]))
+        if ahead < load.slots:
+            return load.load_s
+        waiting = sum(load.waiting_tokens[priority:])
+        return load.load_s + (waiting + max(0, sum(opened[priority:])) * TURN_TOKENS) * load.token_s
     if starts_at_once(load, opened, priority):
         return 0.0
     queued = sum(load.waiting_tokens[priority:]) + sum(opened[priority:]) * TURN_TOKENS

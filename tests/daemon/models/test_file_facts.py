@@ -56,6 +56,20 @@ async def test_a_file_that_does_not_answer_delays_a_caller_for_a_bounded_time(
 
 
 @pytest.mark.asyncio
+async def test_known_facts_are_read_in_the_background_one_file_at_a_time(tmp_path: Path) -> None:
+    cache, file = FileFactsCache(), write_tiny("llama", tmp_path)
+    other = write_tiny("mamba", tmp_path)
+    with held(cache):
+        assert cache.known_facts([file]) is None and cache.known_facts([other]) is None
+        assert list(cache._by_files) == [(file,)], "a caller of `show` waits for one file at most"
+    facts = await cache.facts_of([file])
+    assert cache.known_facts([file]) is facts
+    assert cache.known_facts([other]) is None
+    assert (await cache.facts_of([other])).architecture == "mamba"
+    assert cache.known_facts([]) is None
+
+
+@pytest.mark.asyncio
 async def test_a_cancelled_caller_leaves_the_answer_to_the_others(tmp_path: Path) -> None:
     cache, file = FileFactsCache(), write_tiny("llama", tmp_path)
     found: list[object] = []

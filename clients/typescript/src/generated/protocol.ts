@@ -224,8 +224,12 @@ export interface ModelInfo {
   tasks: number;
   /** its worker process; 0: none */
   pid: number;
+  /** slots of the loaded model, or those with which it is to be loaded */
+  slots: number;
   /** progress of its load, 0 … 1 */
   progress: number;
+  /** time that its last load took; 0: there was none */
+  load_s: number;
   /** time without a lease */
   idle_s: number;
   /** seconds until it is unloaded if it stays unused; nil: it is in use, or does not expire by time */

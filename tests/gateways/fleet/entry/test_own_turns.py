@@ -37,6 +37,15 @@ def test_a_context_counts_until_its_turn_begins_or_for_a_while() -> None:
     turns.end_turn("missing")
 
 
+def test_a_context_that_is_being_opened_counts_until_that_has_ended() -> None:
+    turns = OwnTurns()
+    turns.note_opening("request", NORMAL)
+    turns.note_report(1.0)
+    assert turns.since_report(1.0 + 100 * OPENED_S) == {"m": (0, 1, 0, 0)}
+    turns.drop_opened("request")
+    assert turns.since_report(1.0 + 100 * OPENED_S) == {}
+
+
 @given(st.lists(st.tuples(st.sampled_from(["begin", "end", "report"]), st.integers(0, 5))))
 def test_with_every_report_the_sum_is_what_runs(steps: list[tuple[str, int]]) -> None:
     """The turns of a report that has exactly the own turns, and those since, are those that run."""

@@ -155,11 +155,27 @@ def test_free_memory_is_preferred_to_that_of_idle_models() -> None:
     assert chosen(a=other, b=free) == "b"
 
 
+def test_requests_join_a_load_while_it_has_slots_for_them() -> None:
+    cold = node(ModelLoad(slots=2, load_s=30.0))
+    loading = node(ModelLoad(slots=2, load_s=20.0, loading=True), sessions=5)
+    opened: dict[tuple[str, str], ByClass] = {("b", M): (0, 1, 0, 0)}
+    assert choose_node(RouteRequest(M), FleetLoad({"a": cold, "b": cold}, (), opened)) == "b"
+    assert chosen(a=cold, b=loading) == "b"
+    opened = {("b", M): (0, 2, 0, 0)}
+    assert choose_node(RouteRequest(M), FleetLoad({"a": cold, "b": cold}, (), opened)) == "a"
+
+
+def test_turns_that_wait_for_a_load_count() -> None:
+    waiting = ModelLoad(slots=1, loading=True, waiting=(0, 3, 0, 0), waiting_tokens=(0, 900, 0, 0))
+    assert chosen(a=node(waiting), b=node(ModelLoad(slots=1))) == "b"
+
+
 counts = st.tuples(*[st.integers(0, 6)] * 4)
 tokens = st.tuples(*[st.integers(0, 5000)] * 4)
 models = st.builds(
     ModelLoad,
     loaded=st.booleans(),
+    loading=st.booleans(),
     failed=st.booleans(),
     slots=st.integers(1, 6),
     running=counts,
@@ -264,6 +280,8 @@ def test_more_work_on_a_node_never_attracts_a_request(
     if name not in nodes or choose_node(request, fleet) == name:
         return
     opened = dict(fleet.opened)
+    if not (nodes[name][0].loaded or nodes[name][0].loading):
+        return  # it may have to load the model now, for which a request may join
     own: ByClass = opened.get((name, M), NONE)
     opened[name, M] = (own[0], own[1], own[2], own[3] + 1)
     assert choose_node(request, FleetLoad(fleet.loads, (), opened)) != name
