@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import anyio
 import msgspec
 
-from ...backends.errors import Cancelled, InvalidArgument
+from ...backends.errors import Cancelled, InvalidArgument, error_from_wire
 from ...ipc import messages as w
 from ...ipc.server.request import Request
 from ...scheduler.messages import Position, Tokens
@@ -63,13 +63,23 @@ async def _start_turn(
 
 
 async def resume(daemon: Daemon, request: Request) -> w.TurnResult:
-    """Resume an interrupted turn after the last token that its client has read."""
+    """Resume an interrupted turn after the last token that its client has read, or send the rest
+    and the end of one that has ended.
+    """
     p: w.ResumeParams = request.params
     _check_credit(p.credit)
     daemon.check_open()
     session = daemon.session(request)
     text, splitter = session.outputs.resume_splitter(AnswerParts(p.text, p.reasoning), p.raw_text)
     sender = _TokensSender(daemon, request, session, splitter, len(p.tokens))
+    if (ended := session.outputs.ended_turn()) is not None:
+        missed_tokens, missed_text = ended.missed(p.tokens, text)
+        if missed_tokens or missed_text:
+            sender.send_tokens(Tokens(0, missed_tokens, missed_text))
+        if ended.whole.error is not None:
+            with metadata_if_cancelled(request, session):
+                raise error_from_wire(ended.whole.error)
+        return turn_result(session, splitter, b"")
     turn = await session.runner.resume_turn(
         turn_options(p, TurnOptions(credit=p.credit, watch=p.queue_events)),
         p.tokens,

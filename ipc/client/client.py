@@ -151,7 +151,7 @@ class AsyncClient(AsyncEmbedding):
         on_queue: QueueCallback | None = None,
         **keywords: Unpack[SchedulingKeywords],
     ) -> AsyncStream:
-        """Resume an interrupted turn of a context that was attached again.
+        """Resume the last turn of a context that was attached again, interrupted or ended.
 
         *tokens*, *text* and *reasoning* are the part already read; the stream begins after them. Of
         a turn with `tools`, *raw_text* replaces text and reasoning.

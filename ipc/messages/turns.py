@@ -59,7 +59,7 @@ class StreamParams(StreamedParams):
 
 
 class ResumeParams(StreamedParams):
-    """`resume`: continue an interrupted turn after the part that the client has of it."""
+    """`resume`: continue the last turn after the part that the client has of it."""
 
     context: int
     tokens: list[int] = []

@@ -92,8 +92,8 @@ class History:
         new.marks, new.recomputed = list(self.marks), NOT_RECOMPUTED
         return new
 
-    def entry(self, unfinished: TurnPiece | None = None) -> HistoryEntry:
-        """Return the stored form, with the output of an *unfinished* turn on it."""
+    def entry(self, resumable: TurnPiece | None = None) -> HistoryEntry:
+        """Return the stored form, with the output of the last turn on it, if it is *resumable*."""
         return HistoryEntry(
             tokens=pack_tokens(self.prompt),
             messages=self.messages,
@@ -104,7 +104,7 @@ class History:
             shifted=self.shifted,
             rendering=self.rendering,
             tool_use=self.tool_use,
-            unfinished=unfinished,
+            resumable=resumable,
         )
 
     @property
@@ -353,10 +353,8 @@ def _recompute_cause(previous: str, text: str, *, was_chat: bool, other_argument
 
 
 def packed_history(stored: StoredSession) -> bytes:
-    """Return the history of a session in the journal, with the output of its last turn."""
+    """Return the history of a session in the journal, with its last turn."""
     if not stored.pieces:
         return stored.past
     past = History.from_entry(decode_history(stored.past))
-    replay = Replay(past.prompt, stored.pieces)
-    unfinished = replay.unfinished
-    return encode(past.after(replay).entry() if unfinished is None else past.entry(unfinished))
+    return encode(past.entry(Replay(past.prompt, stored.pieces).whole))

@@ -1,4 +1,4 @@
-"""A session's history, active or dormant, and its interrupted turn."""
+"""A session's history, active or dormant, and its last turn, while that can be resumed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from .history import History, packed_history
 
 
 class HistoryState:
-    """Owned by its session. `now` is the history up to the turn under way. If it ends with an
-    `interrupted` turn, that turn began on the history `before`. A dormant session has all of it
-    packed.
+    """Owned by its session. `now` is the history up to the turn under way. If it ends with a
+    `resumable` turn, whose reader may not have all of it, that turn began on the history `before`.
+    A dormant session has all of it packed.
     """
 
     def __init__(self, history: History | None = None) -> None:
-        self.interrupted: Replay | None = None
+        self.resumable: Replay | None = None
         self.now = self.before = history or History()
         self._packed: bytes | None = None
         self._tokens = 0
@@ -31,9 +31,14 @@ class HistoryState:
         return new
 
     def replace_history(self, history: History) -> None:
-        """Replace the history by one without an interrupted turn."""
+        """Replace the history by one without a resumable turn."""
         self.now = self.before = history
-        self.interrupted = None
+        self.resumable = None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the last turn was interrupted."""
+        return self.resumable is not None and not self.resumable.ended
 
     @property
     def dormant_tokens(self) -> int | None:
@@ -43,8 +48,8 @@ class HistoryState:
     @property
     def packed(self) -> bytes:
         """The history, as the journal stores it."""
-        if self._packed is None and self.interrupted is not None:
-            return encode(self.before.entry(self.interrupted.unfinished))
+        if self._packed is None and self.resumable is not None:
+            return encode(self.before.entry(self.resumable.whole))
         return self._packed or encode(self.now.entry())
 
     @property
@@ -53,14 +58,14 @@ class HistoryState:
         total = len(self._packed or b"") + self.now.kept_bytes
         if self.before is not self.now:
             total += self.before.kept_bytes
-        return total if self.interrupted is None else total + self.interrupted.kept_bytes
+        return total if self.resumable is None else total + self.resumable.kept_bytes
 
-    def pack(self, turn: Turn | None, unfinished: TurnPiece | None) -> None:
-        """Pack the history with *turn*, or with the output of an *unfinished* turn."""
-        if unfinished is not None:
-            self._packed = encode(self.now.entry(unfinished))
+    def pack(self, turn: Turn | None, resumable: TurnPiece | None) -> None:
+        """Pack the history with *turn*, of which *resumable* is the whole output."""
+        if resumable is not None:
+            self._packed = encode(self.now.entry(resumable))
         elif turn is None:
-            self._packed = self.packed  # an earlier interrupted turn stays interrupted
+            self._packed = self.packed  # an earlier turn stays resumable
         else:
             self._packed = encode(self.now.after(turn).entry())
 
@@ -68,7 +73,7 @@ class HistoryState:
         """Keep only the packed history."""
         self._tokens = len(self.now.prompt)
         self.now = self.before = History()
-        self.interrupted = None  # the packed history has it
+        self.resumable = None  # the packed history has it
 
     def unpacked_history(self) -> History:
         """Return the history of a dormant session, which stays packed."""
@@ -81,7 +86,7 @@ class HistoryState:
         """Unpack the history."""
         entry = decode_history(self.packed)
         self.now, self._packed = History.from_entry(entry), None
-        if entry.unfinished is not None:
+        if entry.resumable is not None:
             self.before = self.now
-            self.interrupted = Replay(self.before.prompt, (entry.unfinished,))
-            self.now = self.before.after(self.interrupted)
+            self.resumable = Replay(self.before.prompt, (entry.resumable,))
+            self.now = self.before.after(self.resumable)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -73,11 +73,22 @@ class TurnBegin(_WithPriority, frozen=True, kw_only=True):
     turns: int = 0
 
 
+class TurnEnd(NamedTuple):
+    """The end of a turn as its reader gets it: the stop reason or the name of the error, the packed
+    metadata, and the error as it is sent.
+    """
+
+    reason: str
+    metadata: bytes
+    error: dict[str, Any] | None = None
+
+
 class TurnPiece(msgspec.Struct, frozen=True, kw_only=True):
     """A turn's output since the previous piece. The first piece has its *begin*, the last one its
-    *end*: a stop reason, or the name of an error.
+    *end*, a stop reason or the name of an error, with the *metadata* and the *error*.
 
-    *tokens* and *surprisals* are packed; *shifts* are (tokens of the turn before, kept, dropped).
+    *tokens*, *surprisals* and *metadata* are packed; *shifts* are (tokens of the turn before, kept,
+    dropped).
     """
 
     tokens: bytes = b""
@@ -86,11 +97,13 @@ class TurnPiece(msgspec.Struct, frozen=True, kw_only=True):
     shifts: tuple[tuple[int, int, int], ...] = ()
     begin: TurnBegin | None = None
     end: str | None = None
+    metadata: bytes = b""
+    error: dict[str, Any] | None = None
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A `History`. *tokens* are packed; *marks* are pairs of tokens and messages; *unfinished* is
-    the output of a turn on it that has not ended.
+    """A `History`. *tokens* are packed; *marks* are pairs of tokens and messages; *resumable* is
+    the output of the last turn on it, which its reader may not have.
     """
 
     tokens: bytes = b""
@@ -102,7 +115,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     shifted: bool = False
     rendering: Rendering = Rendering()
     tool_use: ToolUse = NO_TOOLS
-    unfinished: TurnPiece | None = None
+    resumable: TurnPiece | None = msgspec.field(default=None, name="unfinished")
 
 
 class Replay:
@@ -114,31 +127,35 @@ class Replay:
     def __init__(self, prompt: Sequence[int], pieces: Sequence[TurnPiece]):
         self.prompt = prompt
         self.begin = pieces[0].begin or TurnBegin()
-        self._whole = TurnPiece(
+        self.whole = TurnPiece(
             tokens=b"".join(piece.tokens for piece in pieces),
             text=b"".join(piece.text for piece in pieces),
             surprisals=b"".join(piece.surprisals for piece in pieces),
             shifts=tuple(shift for piece in pieces for shift in piece.shifts),
             begin=self.begin,
             end=pieces[-1].end,
+            metadata=pieces[-1].metadata,
+            error=pieces[-1].error,
         )
-        self.tokens = unpack_tokens(self._whole.tokens)
-        self.text = self._whole.text
-        self.surprisals = unpack_floats(self._whole.surprisals)
+        """The whole output as one piece."""
+        self.tokens = unpack_tokens(self.whole.tokens)
+        self.text = self.whole.text
+        self.surprisals = unpack_floats(self.whole.surprisals)
         """The surprisal of each token, where it is known."""
-        self.placed_shifts = self._whole.shifts
+        self.placed_shifts = self.whole.shifts
         """The context shifts: tokens of the turn so far, kept, dropped."""
         self.shifts = [(keep, discard) for _, keep, discard in self.placed_shifts]
         """The context shifts: tokens kept, then dropped."""
-        self.stopped_by_text = cuts_text(self._whole.end)
+        self.stopped_by_text = cuts_text(self.whole.end)
         """The answer's text was cut, while its tokens are complete."""
 
     @cached_property
     def kept_bytes(self) -> int:
         """The memory that it takes."""
         numbers = TOKEN_BYTES * (len(self.tokens) + len(self.surprisals))
-        options = memory_bytes(self.begin.options)
-        return numbers + len(self._whole.tokens) + len(self.text) + options
+        packed = len(self.whole.tokens) + len(self.whole.metadata)
+        maps = memory_bytes(self.begin.options, self.whole.error)
+        return numbers + packed + len(self.text) + maps
 
     @property
     def seed(self) -> int:
@@ -146,9 +163,25 @@ class Replay:
         return self.begin.seed
 
     @property
-    def unfinished(self) -> TurnPiece | None:
-        """The whole output as one piece; None: the turn has ended."""
-        return self._whole if self._whole.end is None else None
+    def ended(self) -> bool:
+        """Whether the turn has ended; otherwise it was interrupted."""
+        return self.whole.end is not None
+
+    @property
+    def metadata(self) -> dict[str, Any] | None:
+        """The metadata of an ended turn; None: they were not stored."""
+        packed = self.whole.metadata
+        return msgspec.msgpack.decode(packed, type=dict[str, Any]) if packed else None
+
+    def missed(self, tokens: Sequence[int], text: bytes) -> tuple[list[int], bytes]:
+        """Return the output of an ended turn beyond the part that its reader has.
+
+        :raises InvalidArgument: the reader's output differs.
+        """
+        whole = self.extended(tokens, text)
+        if len(whole.tokens) > len(self.tokens) or len(whole.text) > len(self.text):
+            raise self._other_output()
+        return self.tokens[len(tokens) :], self.text[len(text) :]
 
     def extended(self, tokens: Sequence[int], text: bytes) -> Replay:
         """Return the turn with the output that its reader has beyond the stored output.
@@ -157,13 +190,16 @@ class Replay:
         """
         own = len(self.tokens)
         if not _share_prefix(self.tokens, list(tokens)) or not _share_prefix(self.text, text):
-            raise InvalidArgument(
-                "tokens or text differ from those that the interrupted turn sent",
-                hint="give all its tokens and text from the start, as its events had them",
-                data={"tokens": own},
-            )
+            raise self._other_output()
         rest = TurnPiece(tokens=pack_tokens(tokens[own:]), text=text[len(self.text) :])
-        return Replay(self.prompt, (self._whole, rest))
+        return Replay(self.prompt, (self.whole, rest))
+
+    def _other_output(self) -> InvalidArgument:
+        return InvalidArgument(
+            "tokens or text differ from those that the turn sent",
+            hint="give all its tokens and text from the start, as its events had them",
+            data={"tokens": len(self.tokens)},
+        )
 
     def history(self) -> list[int]:
         """Return the token ids of prompt and output, less those that shifts dropped."""

@@ -256,7 +256,7 @@ def _read(
                 facts = decode_facts(_checked(packed_facts, facts_crc))
                 piece_rows = db.execute(pieces_query, (user, label, session_id))
                 pieces = tuple(_decode_piece(_checked(*row)) for row in piece_rows)
-                _decode_unfinished(_checked(past, past_crc))
+                _decode_resumable(_checked(past, past_crc))
                 yield StoredSession(Owner(user, label), session_id, at, facts, past, pieces)
             except (msgspec.MsgspecError, TypeError, Unreadable):
                 damaged_sessions += 1
@@ -270,11 +270,11 @@ def _checked(data: bytes, crc: int) -> bytes:
     return data
 
 
-class _Unfinished(msgspec.Struct):
+class _Resumable(msgspec.Struct):
     """The field of a `HistoryEntry` that is checked at once; decoding skips the other fields."""
 
-    unfinished: TurnPiece | None = None
+    resumable: TurnPiece | None = msgspec.field(default=None, name="unfinished")
 
 
 _decode_piece = msgspec.msgpack.Decoder(TurnPiece).decode
-_decode_unfinished = msgspec.msgpack.Decoder(_Unfinished).decode
+_decode_resumable = msgspec.msgpack.Decoder(_Resumable).decode

@@ -10,7 +10,7 @@ from ...scheduler import Owner
 from ...scheduler import messages as m
 from ...scheduler.messages import pack_floats, pack_tokens
 from ..turn import TokensSink, Turn
-from .entries import CopyChange, SessionFacts, TurnBegin, TurnPiece, encode
+from .entries import CopyChange, SessionFacts, TurnBegin, TurnEnd, TurnPiece, encode
 from .journal_file import Change, SaveFacts, SavePast, SavePiece
 
 Shift = tuple[int, int, int]
@@ -79,6 +79,7 @@ class Recording:
         self._journal, self._session, self._durable = journal, session, durable
         self._turn: Turn | None = None
         self._begin = TurnBegin()
+        self._end: TurnEnd | None = None
         self._stored = _Progress(past=not present)
         self._copied: _Progress | None = None
         """The part of which the connection's client has a copy, while it wants copies."""
@@ -107,26 +108,32 @@ class Recording:
         if self._copied is not None:
             yield self._copied
 
-    def turn_began(self, turn: Turn, begin: TurnBegin, shifts: Sequence[Shift] = ()) -> None:
-        """Note a turn that begins on the present history, or continues after *shifts*. It is
-        written with the next group.
+    def turn_began(
+        self,
+        turn: Turn,
+        begin: TurnBegin,
+        shifts: Sequence[Shift] = (),
+        end: TurnEnd | None = None,
+    ) -> None:
+        """Note a turn that begins on the present history, or continues after *shifts*, or has come
+        to its *end*. It is written with the next group.
         """
         if self._journal is not None:
-            self._turn, self._begin = turn, begin
+            self._turn, self._begin, self._end = turn, begin, end
             self.shifts = list(shifts)
             for progress in self._progresses():
                 progress.written = _Written()
             self._note_change()
 
     def history_restored(
-        self, turn: Turn | None, begin: TurnBegin, shifts: Sequence[Shift]
+        self, turn: Turn | None, begin: TurnBegin, shifts: Sequence[Shift], end: TurnEnd | None
     ) -> None:
         """Note that an earlier history was restored, with its last *turn*: both are written before
         the answer.
         """
         self.history_changed()
         if turn is not None and turn.generates:
-            self.turn_began(turn, begin, shifts)
+            self.turn_began(turn, begin, shifts, end)
 
     def watch_tokens(self, sink: TokensSink | None) -> TokensSink | None:
         """Return a sink for a turn's tokens that notes them and passes them on to *sink*."""
@@ -154,9 +161,10 @@ class Recording:
         """Note the new shifts, which came after *at* tokens of the turn."""
         self.shifts += [(at, *shift) for shift in turn.shifts[len(self.shifts) :]]
 
-    def turn_ended(self) -> None:
-        """Note the end of the turn: it is written before the answer."""
+    def turn_ended(self, end: TurnEnd | None) -> None:
+        """Note the end of the turn, None if it was interrupted: it is written before the answer."""
         if self._turn is not None:
+            self._end = end
             self._note_shifts(self._turn, len(self._turn.tokens))
             self._note_change(urgent=True)
 
@@ -251,18 +259,18 @@ class Recording:
 
     def _next_piece(self, done: _Written) -> TurnPiece | None:
         """Return the turn's output since the last piece; None: there is none."""
-        turn = self._turn
+        turn, end = self._turn, self._end
         if turn is None or done.end:
             return None
-        end = None if turn.error is None else turn.error.name
-        end = end if turn.stats is None else turn.stats.stop_reason
         piece = TurnPiece(
             tokens=pack_tokens(turn.tokens[done.tokens :]),
             text=bytes(turn.text[done.text :]),
             surprisals=pack_floats(turn.surprisals[done.surprisals :]),
             shifts=tuple(self.shifts[done.shifts :]),
             begin=None if done.pieces else self._begin,
-            end=end,
+            end=None if end is None else end.reason,
+            metadata=b"" if end is None else end.metadata,
+            error=None if end is None else end.error,
         )
         done.tokens, done.text, done.shifts = len(turn.tokens), len(turn.text), len(self.shifts)
         done.surprisals = len(turn.surprisals)

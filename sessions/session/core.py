@@ -18,7 +18,7 @@ from ..admission.ledger import Ledger
 from ..history.history import History
 from ..history.retokenize import HistoryVocabulary
 from ..history.state import HistoryState
-from ..journal.entries import Transfer, TurnBegin
+from ..journal.entries import Transfer, TurnBegin, TurnEnd
 from ..journal.recording import Recording, Shift
 from ..table import ACTIVE, SessionCall, SessionState, step
 from ..turn import Turn
@@ -80,6 +80,8 @@ class LastTurn:
     begin: TurnBegin = field(default_factory=TurnBegin)
     piece: bytes = b""
     """The text of the token that `compute_single` returned last."""
+    end: TurnEnd | None = None
+    """The turn's end, kept if the session has an id; None: it has not ended, or was interrupted."""
     reader_left: bool = False
     """The turn was cancelled because its reader has disconnected."""
     output_cleared: bool = False
@@ -143,7 +145,7 @@ class Conversation:
         """The memory that it takes."""
         last = self.last
         total = self.history_state.kept_bytes + self.vocabulary.kept_bytes + len(last.piece)
-        total += last.options_bytes
+        total += last.options_bytes + (0 if last.end is None else len(last.end.metadata))
         total += 0 if last.before is None else last.before.kept_bytes
         return total if last.turn is None else total + last.turn.kept_bytes
 
@@ -316,7 +318,8 @@ class SessionCore:
         settings.adapters, settings.lora = before.adapters, before.lora
         self.rested_at, self.turns_begun = before.rested_at, before.turns_begun
         self.count_kept_bytes()
-        self.recording.history_restored(self.turn, self.conversation.last.begin, before.shifts)
+        last = self.conversation.last
+        self.recording.history_restored(last.turn, last.begin, before.shifts, last.end)
 
     def restore_if_refused(self) -> None:
         """Restore the session before the input of the last turn, if that has ended by a refusal."""

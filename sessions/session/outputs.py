@@ -14,6 +14,7 @@ from ...scheduler.messages import Embedded, TurnStats
 from ...scheduler.output.logprobs import describe_logprobs
 from ..history.answer_splitter import AnswerSplitter
 from ..history.reasoning import AnswerParts, ReasoningSplitter, resume_splitting
+from ..journal.entries import Replay, TurnEnd, encode
 from ..table import SessionCall, step
 from ..turn import Turn
 from .core import SessionCore
@@ -21,6 +22,7 @@ from .core import SessionCore
 DETACHED = "detached"
 """Stop reason of a turn whose reader has disconnected."""
 NO_STATS = TurnStats(stop_reason="")
+PROBABILITIES = "completion_probabilities"
 
 
 class SessionOutputs:
@@ -53,6 +55,18 @@ class SessionOutputs:
         last = self._core.conversation.last
         return None if last.output_cleared else last.turn
 
+    def turn_end(self, turn: Turn) -> TurnEnd:
+        """Return the end of *turn*, which has ended."""
+        metadata = self.metadata(turn)
+        metadata.pop(PROBABILITIES, None)  # they may be megabytes
+        error = None if turn.error is None else turn.error.to_wire()
+        return TurnEnd(metadata["stop_reason"], encode(metadata), error)
+
+    def ended_turn(self) -> Replay | None:
+        """Return the last turn, if its end can be read again after the session was attached."""
+        resumable = self._core.conversation.history_state.resumable
+        return resumable if resumable is not None and resumable.ended else None
+
     def new_splitter(self, options: Mapping[str, Any], turn: Turn) -> AnswerSplitter:
         """Return the splitter of the answer of *turn*, which has begun with *options*."""
         history = self._core.conversation.history_state.now
@@ -61,31 +75,34 @@ class SessionOutputs:
         return AnswerSplitter(reasoning, history.new_parser(turn.seed))
 
     def resume_splitter(self, received: AnswerParts, raw: bytes) -> tuple[bytes, AnswerSplitter]:
-        """Return the interrupted turn's text that its reader has, and the splitter of the rest. Of
+        """Return the resumable turn's text that its reader has, and the splitter of the rest. Of
         an answer that may have tool calls, the reader has the *raw* text.
 
         :raises InvalidArgument: the reader's parts differ.
         """
         history_state = self._core.conversation.history_state
-        interrupted = history_state.interrupted
-        if interrupted is None:
+        last = history_state.resumable
+        if last is None:
             return received.text, AnswerSplitter(ReasoningSplitter(on=False))
-        options, history = interrupted.begin.options, history_state.before
+        options, history = last.begin.options, history_state.before
         on = self._core.settings.parameters.in_turn("reasoning-format", options) != "none"
         opened = history.opens_reasoning
-        parser = history.new_parser(interrupted.seed)
+        parser = history.new_parser(last.seed)
         if parser is not None:
             splitter = AnswerSplitter(ReasoningSplitter(on=on, opened=opened), parser)
             text = raw or received.text
             splitter.split(text)
             return text, splitter
-        text, reasoning = resume_splitting(interrupted.text, received, on=on, opened=opened)
+        text, reasoning = resume_splitting(last.text, received, on=on, opened=opened)
         return text, AnswerSplitter(reasoning)
 
     def metadata(self, turn: Turn | None = None) -> dict[str, Any]:
         """Return the metadata of *turn* or the last turn: WasmEdge's four keys, then inferd's."""
         core, turn = self._core, turn or self._visible_turn()
         conversation, parameters = core.conversation, core.settings.parameters
+        ended = None if turn is not None else self.ended_turn()
+        if ended is not None and (stored := ended.metadata) is not None:
+            return stored
         stats = turn.stats if turn is not None else None
         counters = msgspec.structs.asdict(stats or NO_STATS)
         counters.pop("prompt_tokens")
@@ -96,7 +113,7 @@ class SessionOutputs:
             counters["forced_tokens"] = 0 if turn is None else turn.forced_tokens
             counters["stop_reason"] = None if error is None else error.name
             counters["stop_detail"] = "" if error is None else str(error.data.get("by", ""))
-        if turn is None and conversation.history_state.interrupted is not None:
+        if turn is None and conversation.history_state.interrupted:
             counters["stop_reason"] = DETACHED
         recomputed = conversation.history_state.now.recomputed
         current_fingerprint = conversation.vocabulary.fingerprint
@@ -135,9 +152,7 @@ def _probabilities(turn: Turn | None) -> dict[str, Any]:
     if turn is None or not turn.logprobs:
         return {}
     after_sampling = turn.spec.sampling.post_sampling_probs
-    return {
-        "completion_probabilities": describe_logprobs(turn.logprobs, after_sampling=after_sampling)
-    }
+    return {PROBABILITIES: describe_logprobs(turn.logprobs, after_sampling=after_sampling)}
 
 
 def embedding_json(embedded: Embedded) -> bytes:

@@ -52,8 +52,8 @@ class Session(SessionCore):
         """Create the parts that serve the calls."""
         self.link = ModelLink(self)
         self.input = SessionInput(self, self.link)
-        self.runner = TurnRunner(self, self.link)
         self.outputs = SessionOutputs(self)
+        self.runner = TurnRunner(self, self.link, self.outputs)
 
     def __repr__(self) -> str:
         return f"<Session {self.handle:#x} [{self.state} | {len(self.conversation.prompt)} tokens]>"
@@ -197,9 +197,9 @@ class Session(SessionCore):
         """Become dormant: cancel the turn, keep its tokens, pack the history for `attach`. If the
         session persists, its KV state is written to disk.
         """
-        unfinished = self.active or self.conversation.last.reader_left
+        self.conversation.last.reader_left |= self.active
         self.runner.end_turn(Cancelled("the session was detached"))
-        piece = self.runner.unfinished_piece() if unfinished else None
+        piece = self.runner.resumable_piece()
         history_state = self.conversation.history_state
         history_state.pack(self.turn, piece)
         self.accept_history(SessionCall.DETACH, self.conversation.current_history())

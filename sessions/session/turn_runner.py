@@ -17,13 +17,14 @@ from ..turns.turn_options import TurnOptions
 from ..worker_client import WorkerClient
 from .core import LastTurn, SessionCore
 from .model_link import ModelLink
+from .outputs import SessionOutputs
 
 
 class TurnRunner:
     """Owned by its session, which has one turn at a time."""
 
-    def __init__(self, core: SessionCore, link: ModelLink):
-        self._core, self._link = core, link
+    def __init__(self, core: SessionCore, link: ModelLink, outputs: SessionOutputs):
+        self._core, self._link, self._outputs = core, link, outputs
 
     async def start_turn(
         self,
@@ -59,7 +60,7 @@ class TurnRunner:
         async with self._link.exclusive():
             client = await self._ready_client()
             history_state, size = self._core.conversation.history_state, client.info.vocab_size
-            so_far, options = resumed(history_state.interrupted, call, tokens, text, size)
+            so_far, options = resumed(history_state.resumable, call, tokens, text, size)
             before = self._core.before_input()
             history_state.now = history_state.before
             try:
@@ -142,9 +143,9 @@ class TurnRunner:
         begin = begin_of(core, call, spec)
         conversation.last = LastTurn(turn, begin, before=conversation.last.before)
         core.count_kept_bytes()
-        if conversation.history_state.interrupted is not None:
-            conversation.history_state.interrupted = None
-            core.recording.history_changed()  # the history now includes the interrupted turn
+        if conversation.history_state.resumable is not None:
+            conversation.history_state.resumable = None
+            core.recording.history_changed()  # the history now includes the turn before
         if resumes is not None:
             turn.take_over(resumes)
             ticket.resumed_tokens = len(turn.tokens)
@@ -164,8 +165,10 @@ class TurnRunner:
         if core.active:
             return
         core.used_at = core.rested_at = core.ledger.seconds()
-        core.recording.turn_ended()
-        turn = core.turn
+        turn, last = core.turn, core.conversation.last
+        if turn is not None and core.session_id is not None and not last.reader_left:
+            last.end = self._outputs.turn_end(turn)
+        core.recording.turn_ended(last.end)
         core.restore_if_refused()
         core.count_kept_bytes()
         if turn is None:
@@ -241,15 +244,21 @@ class TurnRunner:
             turn.cancel()
             turn.report(m.Failed(turn.spec.id, error.to_wire()))
 
-    def unfinished_piece(self) -> TurnPiece | None:
-        """Return the turn's whole output; None: the positions of its shifts are unknown."""
-        turn, shifts = self._core.turn, tuple(self._core.recording.shifts)
-        if turn is None or len(shifts) != len(turn.shifts):
+    def resumable_piece(self) -> TurnPiece | None:
+        """Return the whole output of the last turn, with its end if it was not interrupted. None:
+        there is no turn that can be resumed, or the positions of its shifts are unknown.
+        """
+        last, shifts = self._core.conversation.last, tuple(self._core.recording.shifts)
+        turn, end = last.turn, last.end
+        if turn is None or not turn.generates or len(shifts) != len(turn.shifts):
             return None
         return TurnPiece(
             tokens=m.pack_tokens(turn.tokens),
             text=bytes(turn.text),
             surprisals=m.pack_floats(turn.surprisals),
             shifts=shifts,
-            begin=self._core.conversation.last.begin,
+            begin=last.begin,
+            end=None if end is None else end.reason,
+            metadata=b"" if end is None else end.metadata,
+            error=None if end is None else end.error,
         )

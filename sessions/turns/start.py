@@ -116,7 +116,7 @@ def resumed(
 
     :raises InvalidArgument: no turn was interrupted, or the reader's output differs.
     """
-    if before is None:
+    if before is None or before.ended:
         raise InvalidArgument("no turn of this session was interrupted")
     if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
         raise InvalidArgument(f"the tokens are 0 … {vocab_size - 1}")

@@ -76,11 +76,12 @@ def written(daemon: RunningDaemon) -> bytes:
     return b"".join(path.read_bytes() for path in files)
 
 
-def input_tokens_of(daemon: RunningDaemon, session_id: str = "diary", model: str = "m") -> int:
+def tokens_of(daemon: RunningDaemon, session_id: str = "diary", model: str = "m") -> int:
     """Return the number of the session's tokens."""
     with attached(daemon, session_id, model) as (client, opened):
         assert opened.get("attached"), "the session was not restored"
-        return int(client.metadata(opened["context"])["input_tokens"])
+        [session] = client.call("sessions")["sessions"]
+        return int(session["tokens"])
 
 
 @BOTH
@@ -182,7 +183,7 @@ def test_a_turn_refused_in_the_queue_of_a_stopping_daemon_leaves_nothing() -> No
                     client.wait_result(number)
             daemon.stop()
         daemon.start_again()
-        assert input_tokens_of(daemon, model="slow") == 0
+        assert tokens_of(daemon, model="slow") == 0
 
 
 def test_a_resumption_that_is_refused_can_be_repeated() -> None:
@@ -212,13 +213,13 @@ def test_the_last_of_reset_rewind_and_fork_survives_a_kill() -> None:
             whole = client.call("sessions")["sessions"][-1]["tokens"]
             daemon.kill()
         daemon.start_again()
-        assert input_tokens_of(daemon) == left
-        assert input_tokens_of(daemon, "a") == input_tokens_of(daemon, "b") == whole > left
+        assert tokens_of(daemon) == left
+        assert tokens_of(daemon, "a") == tokens_of(daemon, "b") == whole > left
         with attached(daemon) as (client, opened):
             client.call("reset", context=opened["context"])
             daemon.kill()
         daemon.start_again()
-        assert input_tokens_of(daemon) == 0
+        assert tokens_of(daemon) == 0
 
 
 def read_tokens(client: RawClient, count: int) -> list[int]:
@@ -266,7 +267,7 @@ def test_at_most_the_last_group_of_a_turn_is_lost() -> None:
             daemon.kill()
         daemon.start_again()
 
-        stored = input_tokens_of(daemon, model="slow") - prompt
+        stored = tokens_of(daemon, model="slow") - prompt
         assert 0 < stored <= 40
 
 
@@ -314,7 +315,7 @@ def test_a_deleted_session_is_in_no_file_and_cannot_be_restored(way: str) -> Non
         daemon.start_again()
         with attached(daemon) as (_, opened):
             assert not opened.get("attached")
-        assert input_tokens_of(daemon, "other")
+        assert tokens_of(daemon, "other")
 
 
 def test_a_dormant_session_is_deleted_by_its_id_before_it_is_opened() -> None:
@@ -355,7 +356,7 @@ def test_a_full_disk_is_reported_once_and_service_continues() -> None:
             [session] = client.call("sessions")["sessions"]
             daemon.kill()
         daemon.start_again()
-        assert input_tokens_of(daemon) == session["tokens"], "of the full disk, too"
+        assert tokens_of(daemon) == session["tokens"], "of the full disk, too"
 
 
 def test_a_damaged_journal_is_set_aside_and_reported() -> None:
@@ -417,7 +418,12 @@ def test_a_cancelled_turn_is_not_an_interrupted_one() -> None:
             daemon.kill()
         daemon.start_again()
         with attached(daemon, model="slow") as (client, opened):
-            assert client.metadata(opened["context"])["stop_reason"] is None
+            assert client.metadata(opened["context"])["stop_reason"] == "Cancelled"
+            with pytest.raises(Cancelled) as caught:
+                client.call("resume", context=opened["context"])
+            assert caught.value.data["metadata"]["output_tokens"] == 3
+            [(_, _, event)] = client.events
+            assert event["text"] == b"abc"
 
 
 def test_sessions_are_listed_with_dormant_ones_and_whether_they_are_stored() -> None:
@@ -498,6 +504,45 @@ def test_tokens_that_the_client_lacks_are_sent_first() -> None:
                 client.call("resume", **params)
 
 
+@pytest.mark.parametrize("ending", ["stop", "kill", "leave"])
+@pytest.mark.parametrize("read", [0, 3, 10])
+def test_the_rest_and_the_end_of_a_turn_that_has_ended_are_read_again(
+    ending: str, read: int
+) -> None:
+    text = b"abcdefghij"
+    with running_daemon(ECHO) as daemon:
+        with attached(daemon) as (client, opened):
+            client.set_input(opened["context"], text)
+            options = {"n-predict": 10, "seed": 7}
+            turn = client.start_request("stream", context=opened["context"], options=options)
+            end = client.wait_result(turn)
+            if ending == "kill":
+                daemon.kill()
+            elif ending == "stop":
+                daemon.stop()
+        if ending != "leave":
+            daemon.start_again()
+        for _ in range(2):  # its reader may lose it again
+            with attached(daemon) as (client, opened):
+                [before] = client.call("sessions")["sessions"]
+                assert client.metadata(opened["context"]) == end["metadata"]
+                seen = {"tokens": list(text[:read]), "text": text[:read]}
+                result = client.call("resume", context=opened["context"], **seen)
+                missed: dict[str, Any] = {"tokens": list(text[read:]), "text": text[read:]}
+                missed |= {"offset": read} if read else {}
+                assert [event for _, _, event in client.events] == ([missed] if read < 10 else [])
+                assert result == {"metadata": end["metadata"]}
+                [after] = client.call("sessions")["sessions"]
+                assert (after["turns"], after["tokens"]) == (1, before["tokens"]), "no other turn"
+                for other in ({"tokens": [0]}, {"text": text + b"k"}):
+                    with pytest.raises(InvalidArgument, match="differ from those"):
+                        client.call("resume", context=opened["context"], **other)
+        with attached(daemon) as (client, opened):
+            client.set_input(opened["context"], b"more")
+            with pytest.raises(InvalidArgument, match="no turn of this session"):
+                client.call("resume", context=opened["context"])
+
+
 @pytest.mark.parametrize("credit", [0, 1025])
 def test_an_invalid_credit_is_refused(credit: int) -> None:
     with (
@@ -523,4 +568,4 @@ def test_a_turn_that_continued_in_another_worker_is_stored_as_one() -> None:
             assert seen == list(b"abcdefghijklmnopqrstuvwxyz")
             daemon.kill()
         daemon.start_again()
-        assert input_tokens_of(daemon, model="slow") == prompt + 26
+        assert tokens_of(daemon, model="slow") == prompt + 26

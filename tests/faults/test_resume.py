@@ -8,16 +8,19 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 
 import anyio
 import anyio.to_thread
 import pytest
 
 from inferd import AsyncClient, Client, ConnectionLost, InferdError, InvalidArgument, Session
-from inferd.backends.errors import SessionExpired, ShuttingDown
+from inferd.backends.errors import Cancelled, SessionExpired, ShuttingDown
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
+from tests.lossy_path import LossyPath
 from tests.models import short_smollm2
 from tests.waiting import wait_until
 
@@ -34,6 +37,7 @@ flash-attn = "on"
 """
 """With flash attention, the logits of up to 63 tokens do not depend on the batch they are in."""
 STORY = "Once upon a time — «über» the hills — there was a king who had three sons. " * 2
+SHORT = "the end of a turn"
 SESSIONS = 5
 IDLE = ECHO.replace("shutdown_grace_s = 0.1", "idle_timeout_ms = 200")
 
@@ -246,6 +250,69 @@ async def test_a_reader_that_does_not_wait_for_the_daemon_leaves_nothing_behind(
         assert await client.queue() == []
         [found] = await client.sessions()
         assert (found["session_id"], found["turns"]) == ("diary", 2)
+
+
+def leave(daemon: RunningDaemon) -> None:
+    """Let the daemon go on."""
+
+
+@pytest.mark.parametrize("end", [kill, restart, leave])
+@pytest.mark.parametrize("read", [0, 3])
+def test_the_rest_and_the_end_of_a_turn_that_ended_unread_are_read_once(
+    end: Callable[[RunningDaemon], None], read: int, tmp_path: Path
+) -> None:
+    with (
+        running_daemon(ECHO) as daemon,
+        LossyPath(tmp_path, daemon.socket) as path,
+        Client(path.path) as client,
+        client.session("m", session_id="diary", raw=True, resume=True) as session,
+        ThreadPoolExecutor() as threads,
+    ):
+        stream = session.stream(SHORT, options={"seed": 7})
+        pieces = [next(stream) for _ in range(read)]
+        path.lose_replies(None if read else b"stream")
+        rest = threads.submit(list, stream)
+        wait_until(lambda: b"stop_reason" in path.lost)
+        end(daemon)
+        path.cut()
+        assert "".join(pieces + rest.result()) == SHORT
+        assert bytes(stream.tokens) == SHORT.encode()
+        metadata = session.metadata
+        assert metadata == stream.metadata
+        assert (metadata["stop_reason"], metadata["seed"]) == ("eos", 7)
+        assert metadata["output_tokens"] == len(SHORT) + 1, "with the token that ends it"
+        assert metadata["ttft_ms"] > 0
+        [found] = client.sessions()
+        assert found["turns"] == 1, "it was not computed again"
+        assert session.chat("more") == "more"
+
+
+@pytest.mark.parametrize("end", [kill, leave])
+def test_the_error_of_a_turn_that_failed_unread_is_raised(
+    end: Callable[[RunningDaemon], None], tmp_path: Path
+) -> None:
+    with (
+        running_daemon(ECHO) as daemon,
+        LossyPath(tmp_path, daemon.socket) as path,
+        Client(path.path) as client,
+        client.session("m", session_id="diary", raw=True, resume=True) as session,
+        ThreadPoolExecutor() as threads,
+    ):
+        stream = session.stream(STORY)
+        pieces = [next(stream) for _ in range(3)]
+        path.lose_replies()
+        rest = threads.submit(lambda: pieces.extend(stream))
+        with Client(daemon.socket) as other:
+            assert other.cancel(session.context)
+        wait_until(lambda: b"Cancelled" in path.lost)
+        end(daemon)
+        path.cut()
+        with pytest.raises(Cancelled) as caught:
+            rest.result()
+        output = caught.value.data["metadata"]["output_tokens"]
+        assert output == len(stream.tokens) >= 3
+        assert "".join(pieces).encode() == bytes(stream.tokens)
+        assert session.chat("more") == "more"
 
 
 def test_resuming_fails_if_no_daemon_returns_in_time() -> None:

@@ -221,11 +221,14 @@ export class Attachment {
     throw new errors.SessionExpired(`the session ${this.settings.sessionId} is no longer open`);
   }
 
-  /** Return whether the session's last turn was interrupted and can be resumed. */
-  async isDetached(options: CallOptions): Promise<boolean> {
+  /**
+   * Return whether a session that was just attached can resume its last turn: it was interrupted, or has
+   * ended and its end can be read again.
+   */
+  async canResume(options: CallOptions): Promise<boolean> {
     const { data } = await this.call("get_output", { context: this.liveContext, index: 1 }, options);
     const metadata = JSON.parse(Buffer.from(data).toString()) as Metadata;
-    return metadata.stop_reason === "detached";
+    return metadata.stop_reason != null;
   }
 }
 

@@ -41,19 +41,19 @@ export type RecoveryStep = "repeat" | "answer" | "resume" | "fail";
  * Return how a turn continues of which `tokensRead` tokens were read: it is requested again (the daemon
  * received nothing of it), an answer to its input is requested (no turn began), or it is resumed.
  *
- * `before` is the session's progress when the turn was requested. `detached`: the session's last turn
- * was interrupted. `refused`: the daemon answered that the turn had not begun.
+ * `before` is the session's progress when the turn was requested. `resumable`: the daemon has the rest of
+ * the session's last turn. `refused`: the daemon answered that the turn had not begun.
  */
 export function recoveryStep(
   before: Progress | undefined,
   after: Progress,
-  detached: boolean,
+  resumable: boolean,
   tokensRead: number,
   refused: boolean,
 ): RecoveryStep {
   if (!before) return "repeat";
   if (after.turns === before.turns && after.tokens === before.tokens && tokensRead === 0) return "repeat";
-  if (detached && after.turns > before.turns) return "resume";
+  if (resumable && after.turns > before.turns) return "resume";
   if (tokensRead === 0 && (refused || after.turns === before.turns)) return "answer";
   return "fail";
 }
@@ -101,8 +101,13 @@ export class Turn {
 
   /** Send the request for the turn. */
   async send(bounds: Bounds): Promise<Request> {
-    if (this.#attachment.settings.resume) this.#before = await this.#progress(bounds);
+    if (this.#attachment.settings.resume) this.#noteBefore(await this.#progress(bounds));
     return await this.#send(bounds, this.#call, this.#params);
+  }
+
+  /** Note the session's progress before the turn; a turn to resume has begun already. */
+  #noteBefore({ turns, tokens }: Progress): void {
+    this.#before = { turns: this.#call === "resume" ? turns - 1 : turns, tokens };
   }
 
   async #progress(bounds: Bounds): Promise<Progress> {
@@ -139,18 +144,18 @@ export class Turn {
   /** Send a request for the rest of a turn that failed with `error`, over the new connection. */
   async sendRest(bounds: Bounds, soFar: SoFar, error: unknown): Promise<Request> {
     const after = await this.#attachment.progress(within(bounds));
-    const detached = await this.#attachment.isDetached(within(bounds));
+    const resumable = await this.#attachment.canResume(within(bounds));
     const refused = error instanceof errors.ShuttingDown && this.request?.lost === false;
-    const step = recoveryStep(this.#before, after, detached, soFar.tokens.length, refused);
+    const step = recoveryStep(this.#before, after, resumable, soFar.tokens.length, refused);
     if (step === "resume") return await this.#send(bounds, "resume", this.#restParams(soFar));
     if (step === "fail" || (step === "answer" && this.#call === "resume")) {
       this.#over = true;
-      throw new errors.ConnectionLost("the turn ended in the daemon while the client was not connected", {
+      throw new errors.ConnectionLost("the daemon no longer has the turn's output", {
         hint: "the session's history has its answer: continue with the next turn, or `rewind`",
       });
     }
     if (step === "answer") this.#params = { ...this.#params, prompt: undefined, messages: undefined };
-    this.#before = after;
+    this.#noteBefore(after);
     return await this.#send(bounds, this.#call, this.#params);
   }
 

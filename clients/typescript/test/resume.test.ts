@@ -4,7 +4,7 @@ import { test } from "node:test";
 import { Client, ConnectionLost, SessionExpired } from "../src/index.js";
 import { runningDaemon } from "../src/testing.js";
 import { recoveryStep } from "../src/turn.js";
-import { echoModel } from "./support.js";
+import { echoModel, LossyPath } from "./support.js";
 
 const CONFIG = echoModel("echo") + echoModel("slow", { step_ms: 20 }, 1);
 const TEXT = "abcdefghij".repeat(6);
@@ -50,6 +50,27 @@ test(
     assert.equal((await waiting).text, "and on");
   },
 );
+
+test("the rest and the end of a turn that ended unread are read once", { timeout: 60_000 }, async () => {
+  await using daemon = await runningDaemon({ config: CONFIG });
+  await using path = new LossyPath(daemon.socket);
+  await using client = await Client.connect({ path: path.path });
+  await using session = await client.session("slow", { sessionId: "unread", resume: true });
+  const stream = session.stream(TEXT);
+  let text = "";
+  let cut: Promise<void> | undefined;
+  for await (const piece of stream) {
+    text += piece.text;
+    if (text !== "abc") continue;
+    path.loses = true;
+    cut = path.cutAfter("stop_reason");
+  }
+  await cut;
+  assert.equal(text, TEXT);
+  assert.deepEqual([stream.tokens.length, stream.metadata.stop_reason], [TEXT.length, "eos"]);
+  const { sessions } = await client.call("sessions");
+  assert.equal(sessions[0]?.turns, 1, "it was not computed again");
+});
 
 test("another client continues an interrupted turn after what was read", { timeout: 60_000 }, async () => {
   await using daemon = await runningDaemon({ config: CONFIG });

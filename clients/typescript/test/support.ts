@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { once } from "node:events";
 import { mkdtempSync, readFileSync, rmSync } from "node:fs";
-import { createServer } from "node:net";
+import { connect, createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import type { Socket } from "node:net";
@@ -112,5 +112,43 @@ export class ScriptedDaemon implements AsyncDisposable {
     this.#server.close();
     rmSync(this.#directory, { recursive: true });
     assert.deepEqual(this.failures, []);
+  }
+}
+
+/** A socket before a daemon's, which can lose what the daemon sends. */
+export class LossyPath implements AsyncDisposable {
+  readonly #directory = mkdtempSync(join(tmpdir(), "inferd-lossy-"));
+  readonly path = join(this.#directory, "socket");
+  readonly #server;
+  readonly #clients = new Set<Socket>();
+  /** Whether replies are lost now. */
+  loses = false;
+  #lost = Buffer.alloc(0);
+
+  constructor(daemonPath: string) {
+    this.#server = createServer((client) => {
+      this.#clients.add(client);
+      const daemon = connect(daemonPath);
+      client.pipe(daemon).on("error", () => client.destroy());
+      client.on("error", () => {}).on("close", () => daemon.destroy());
+      daemon.on("data", (data) => {
+        if (this.loses) this.#lost = Buffer.concat([this.#lost, data]);
+        else client.write(data);
+      });
+    });
+    this.#server.listen(this.path);
+  }
+
+  /** Close the connections once a lost reply has had `text`. Later ones lose nothing. */
+  async cutAfter(text: string): Promise<void> {
+    while (!this.#lost.includes(text)) await new Promise((resolve) => setImmediate(resolve));
+    this.loses = false;
+    for (const client of this.#clients) client.destroy();
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    for (const client of this.#clients) client.destroy();
+    this.#server.close();
+    rmSync(this.#directory, { recursive: true });
   }
 }

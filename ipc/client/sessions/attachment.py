@@ -290,11 +290,13 @@ class Attachment:
         session_id = self.settings.session_id
         raise SessionExpired(f"the session {session_id!r} is no longer open")
 
-    async def is_detached(self) -> bool:
-        """Return whether the session's last turn was interrupted and can be resumed."""
+    async def can_resume(self) -> bool:
+        """Return whether a session that was just attached can resume its last turn: it was
+        interrupted, or has ended and its end can be read again.
+        """
         context = require_open(self.context)
         metadata = msgspec.json.decode(await self._client.get_output(context, 1))
-        return bool(metadata["stop_reason"] == "detached")
+        return metadata["stop_reason"] is not None
 
 
 def require_open(handle: Handle | None) -> Handle:

@@ -180,7 +180,7 @@ class AsyncSession(SessionProperties):
     ) -> AsyncStream:
         """Continue the turn that a restart of the daemon or a lost connection has interrupted.
 
-        The session is then `attached` and its metadata's stop reason is `detached`. *tokens*,
+        If the turn has ended since, the stream has the rest of its text and its metadata. *tokens*,
         *text* and *reasoning* are the part already read; the stream begins after them. Of a turn
         with `tools`, *raw_text* replaces text and reasoning.
         """

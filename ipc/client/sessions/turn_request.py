@@ -25,28 +25,28 @@ class RecoveryStep(Enum):
     ANSWER = auto()
     """The daemon received its input, but no turn began: request an answer to that input."""
     RESUME = auto()
-    """The turn began and was interrupted: stream the rest."""
+    """The turn began: stream the rest."""
     FAIL = auto()
-    """The turn ended without a reader, or the daemon no longer knows it."""
+    """The daemon no longer has the turn."""
 
 
 def recovery_step(
     before: SessionProgress | None,
     after: SessionProgress,
     *,
-    detached: bool,
+    resumable: bool,
     tokens_read: int,
     refused: bool,
 ) -> RecoveryStep:
     """Return how a turn continues of which *tokens_read* tokens were read.
 
     *before* is the session's progress when the turn was requested (None if it was not), *after* the
-    present progress. *detached*: the session's last turn was interrupted. *refused*: the daemon
-    answered that the turn had not begun.
+    present progress. *resumable*: the daemon has the rest of the session's last turn. *refused*:
+    the daemon answered that the turn had not begun.
     """
     if before is None or (after == before and not tokens_read):
         return RecoveryStep.REPEAT
-    if detached and after.turns > before.turns:
+    if resumable and after.turns > before.turns:
         return RecoveryStep.RESUME
     if not tokens_read and (refused or after.turns == before.turns):
         return RecoveryStep.ANSWER
@@ -66,12 +66,17 @@ class TurnRequest:
         if not self._attachment.settings.resume:
             return await self._send(deadline, self._params)
         try:
-            self._before = await self._progress()
+            self._note_before(await self._progress())
             return await self._send(deadline, self._params)
         except InferdError as exc:
             if is_loss(exc):
                 return _failed_request(deadline, exc)
             raise
+
+    def _note_before(self, before: SessionProgress) -> None:
+        """Note the session's progress before the turn; a turn to resume has begun already."""
+        begun = isinstance(self._params, w.ResumeParams)
+        self._before = before._replace(turns=before.turns - begun)
 
     async def _progress(self) -> SessionProgress:
         try:
@@ -110,7 +115,7 @@ class TurnRequest:
                 return _failed_request(turn.deadline, exc)
             raise
         raise ConnectionLost(
-            "the turn ended in the daemon while the client was not connected",
+            "the daemon no longer has the turn's output",
             hint="the session's history has its answer: continue with the next turn, or `rewind`",
         )
 
@@ -123,7 +128,7 @@ class TurnRequest:
         step = recovery_step(
             self._before,
             after,
-            detached=await self._attachment.is_detached(),
+            resumable=await self._attachment.can_resume(),
             tokens_read=len(turn.tokens),
             refused=refused,
         )
@@ -135,7 +140,7 @@ class TurnRequest:
             if isinstance(params, w.ResumeParams):
                 return None
             self._params = msgspec.structs.replace(params, prompt=None, messages=None)
-        self._before = after
+        self._note_before(after)
         return self._params
 
     def _rest_params(self, turn: StreamedTurn) -> w.ResumeParams:

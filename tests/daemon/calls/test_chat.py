@@ -406,18 +406,28 @@ def test_a_guest_of_wasi_nn_backend_gets_reasoning_separately_too(client: inferd
     assert (str(reply), reply.reasoning) == ("\nyes", "hm, é")
 
 
+@pytest.mark.parametrize("ended", [False, True])
 @pytest.mark.parametrize("read", [3, 11, 12, 15, 18, 22, 25])
-def test_a_turn_is_resumed_from_the_parts_that_were_read(daemon: RunningDaemon, read: int) -> None:
-    """The connection ends after some events; the reader resumes from them."""
+def test_a_turn_is_resumed_from_the_parts_that_were_read(
+    daemon: RunningDaemon, read: int, ended: bool
+) -> None:
+    """The connection ends after some events; the reader resumes from them, also if the turn has
+    ended.
+    """
     with RawClient(daemon.socket) as raw:
         graph = raw.call("load_by_name", name="echo")["graph"]
-        named = {"graph": graph, "session_id": f"thought-{read}"}
+        named = {"graph": graph, "session_id": f"thought-{read}-{ended}"}
         context = raw.call("init_execution_context_with_session_id", **named)["context"]
-        raw.start_request("stream", context=context, prompt=THOUGHT, credit=read, options=SPLIT)
+        credit = 100 if ended else read
+        turn = raw.start_request(
+            "stream", context=context, prompt=THOUGHT, credit=credit, options=SPLIT
+        )
         has: dict[str, Any] = {"tokens": [], "text": b"", "reasoning": b""}
         for _ in range(read):
             event = raw.read_message()[2]
             has = {key: value + event.get(key, type(value)()) for key, value in has.items()}
+        if ended:
+            raw.wait_result(turn)
     with RawClient(daemon.socket) as raw:
         graph = raw.call("load_by_name", name="echo")["graph"]
         named["graph"] = graph

@@ -119,10 +119,13 @@ READ = [0, 5, 6, 9, 20, 30, 40, 45, 60, 70]
 
 @pytest.mark.parametrize("read", READ)
 @pytest.mark.parametrize("reasoning", ["none", "deepseek"])
+@pytest.mark.parametrize("ended", [False, True])
 def test_a_turn_with_calls_is_resumed_after_the_part_that_was_read(
-    daemon: RunningDaemon, read: int, reasoning: str
+    daemon: RunningDaemon, read: int, reasoning: str, ended: bool
 ) -> None:
-    """The connection ends after some events; the reader resumes from them."""
+    """The connection ends after some events; the reader resumes from them, also if the turn has
+    ended.
+    """
     answer = f"<think>é</think>Yes. {HERMES}"
     options = WITH_TOOLS | {"reasoning-format": reasoning, "seed": 7}
     has: dict[str, Any] = {"tokens": [], "text": b"", "reasoning": b"", "raw_text": b""}
@@ -140,19 +143,22 @@ def test_a_turn_with_calls_is_resumed_after_the_part_that_was_read(
 
     def open_session(raw: RawClient) -> int:
         graph = raw.call("load_by_name", name="echo-hermes")["graph"]
-        name = f"calls-{read}-{reasoning}"
+        name = f"calls-{read}-{reasoning}-{ended}"
         result = raw.call("init_execution_context_with_session_id", graph=graph, session_id=name)
         return int(result["context"])
 
     with RawClient(daemon.socket) as raw:
         context = open_session(raw)
-        raw.start_request(
-            "stream", context=context, prompt=answer, credit=max(1, read), options=options
+        credit = 500 if ended else max(1, read)
+        turn = raw.start_request(
+            "stream", context=context, prompt=answer, credit=credit, options=options
         )
         for _ in range(max(1, read)):
             event = raw.read_message()[2]
             if read:
                 read_event(event)
+        if ended:
+            raw.wait_result(turn)
     with RawClient(daemon.socket) as raw:
         raw.start_request("resume", context=open_session(raw), credit=500, **has)
         while (frame := raw.read_message())[0] == 4:

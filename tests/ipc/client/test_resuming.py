@@ -23,16 +23,17 @@ BEGUN = SessionProgress(turns=4, tokens=60)
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "detached", "tokens_read", "refused", "step"),
+    ("before", "after", "resumable", "tokens_read", "refused", "step"),
     [
         (None, BEFORE, False, 0, False, RecoveryStep.REPEAT),  # lost before it was sent
         (BEFORE, BEFORE, False, 0, False, RecoveryStep.REPEAT),
-        (BEFORE, BEFORE, True, 0, False, RecoveryStep.REPEAT),  # the previous turn was interrupted
+        (BEFORE, BEFORE, True, 0, False, RecoveryStep.REPEAT),  # that is the turn before
         (BEFORE, BEFORE, False, 0, True, RecoveryStep.REPEAT),
         (BEFORE, BEFORE, False, 2, False, RecoveryStep.FAIL),  # the daemon does not know the turn
+        (BEFORE, BEFORE, True, 2, False, RecoveryStep.FAIL),
         (BEFORE, TAKEN, False, 0, False, RecoveryStep.ANSWER),
         (BEFORE, BEGUN, False, 0, True, RecoveryStep.ANSWER),  # it waited when the daemon drained
-        (BEFORE, BEGUN, False, 0, False, RecoveryStep.FAIL),  # it ended unread
+        (BEFORE, BEGUN, False, 0, False, RecoveryStep.FAIL),  # another input has followed
         (BEFORE, BEGUN, False, 9, False, RecoveryStep.FAIL),
         (BEFORE, BEGUN, True, 0, False, RecoveryStep.RESUME),
         (BEFORE, BEGUN, True, 9, False, RecoveryStep.RESUME),
@@ -42,13 +43,13 @@ BEGUN = SessionProgress(turns=4, tokens=60)
 def test_the_step_after_a_loss(
     before: SessionProgress | None,
     after: SessionProgress,
-    detached: bool,
+    resumable: bool,
     tokens_read: int,
     refused: bool,
     step: RecoveryStep,
 ) -> None:
     found = recovery_step(
-        before, after, detached=detached, tokens_read=tokens_read, refused=refused
+        before, after, resumable=resumable, tokens_read=tokens_read, refused=refused
     )
     assert found is step
 
@@ -131,9 +132,9 @@ async def test_an_interrupted_turn_is_resumed_with_the_part_that_was_read(tmp_pa
 
 
 @pytest.mark.anyio
-async def test_a_turn_that_ended_unread_is_an_error(tmp_path: Path) -> None:
+async def test_a_turn_that_the_daemon_no_longer_has_is_an_error(tmp_path: Path) -> None:
     async with losing(tmp_path, 1, BEGUN) as (_, session):
-        with pytest.raises(ConnectionLost, match="ended in the daemon") as caught:
+        with pytest.raises(ConnectionLost, match="no longer has the turn") as caught:
             [piece async for piece in session.stream("hello")]
         assert (caught.value.data["tokens"], caught.value.data["text"]) == ([], "")
 

@@ -98,6 +98,16 @@ def all_of(session: Session) -> tuple[HistoryEntry, Any]:
     return entry, (facts.model, facts.options, facts.priority, facts.turns, facts.vocabulary)
 
 
+def end_of(session: Session) -> Any:
+    """Return the end of a session's last turn as its reader can get it after a loss."""
+    resumable, last = session.conversation.history_state.resumable, session.conversation.last
+    if resumable is not None:
+        return resumable.whole.end, resumable.whole.metadata
+    if last.turn is None:
+        return "no turn"
+    return (None, b"") if last.end is None else (last.end.reason, last.end.metadata)
+
+
 async def reopened(harness: Kept, session_id: str = "diary") -> Session:
     session, attached = harness.manager.open_session(THERE, OWNER, harness.source, {}, session_id)
     assert attached
@@ -298,7 +308,7 @@ def test_shifts_are_replayed_where_they_came() -> None:
 
     assert replay.history() == [4, 5, 6, 7, 8]
     assert replay.shifts == [(1, 2), (0, 1)]
-    assert replay.unfinished is None
+    assert replay.ended
 
 
 # Sessions.
@@ -329,13 +339,14 @@ async def test_what_was_answered_survives_a_kill(tmp_path: Path) -> None:
     async with Kept(tmp_path / "a").running() as harness:
         session = named(harness)
         await answer(harness, session, b"hello")
+        metadata = session.outputs.metadata()
         session.set_options({"append": True, "seed": 5})
         await session.wait_recorded()
         expected = all_of(session)
         async with harness.killed(tmp_path / "b") as other:
             back = await reopened(other)
             assert all_of(back) == expected
-            assert back.outputs.metadata()["stop_reason"] is None
+            assert back.outputs.metadata() == metadata
 
 
 @pytest.mark.asyncio
@@ -353,13 +364,10 @@ async def test_a_turn_under_way_survives_a_kill_up_to_the_last_group(tmp_path: P
             assert back.conversation.tokens() == session.conversation.tokens()
             assert bytes(t for t in back.conversation.tokens() if t < 256) == b"abcdefabc"
             assert back.outputs.metadata()["stop_reason"] == "detached"
-            assert back.conversation.history_state.interrupted is not None
-            begin = back.conversation.history_state.interrupted.begin
-            assert begin == TurnBegin(options={"seed": 9}, seed=9, special=True, turns=1)
-            assert (
-                back.conversation.history_state.interrupted.tokens,
-                back.conversation.history_state.interrupted.text,
-            ) == (list(b"abc"), b"abc")
+            turn = back.conversation.history_state.resumable
+            assert turn is not None and not turn.ended
+            assert turn.begin == TurnBegin(options={"seed": 9}, seed=9, special=True, turns=1)
+            assert (turn.tokens, turn.text) == (list(b"abc"), b"abc")
 
 
 @pytest.mark.asyncio
@@ -815,7 +823,7 @@ async def test_what_is_done_instead_of_resuming_leaves_the_turn_as_it_stands(
         async with harness.killed(tmp_path / "b") as other:
             back = await reopened(other)
             assert all_of(back) == all_of(session)
-            assert back.conversation.history_state.interrupted is None
+            assert not back.conversation.history_state.interrupted
 
 
 @pytest.mark.asyncio
@@ -861,9 +869,7 @@ async def test_output_that_was_not_sent_is_refused_and_the_turn_can_still_be_res
     async with Kept(tmp_path).running() as harness:
         session = await interrupted(harness)
         for tokens, text in ((b"xbc", b"abc"), (b"abc", b"xbc")):
-            with pytest.raises(
-                InvalidArgument, match="differ from those that the interrupted turn sent"
-            ):
+            with pytest.raises(InvalidArgument, match="differ from those that the turn sent"):
                 await session.runner.resume_turn(TurnOptions(), list(tokens), text)
         with pytest.raises(InvalidArgument, match="the tokens are"):
             await session.runner.resume_turn(TurnOptions(), [97, 98, 99, -1], b"abc")
@@ -954,9 +960,7 @@ def test_any_calls_then_a_kill_give_the_same_session(
             async with harness.killed(folder / "b") as other:
                 back = await reopened(other)
                 assert all_of(back) == all_of(session)
-                assert (back.conversation.history_state.interrupted is not None) == (
-                    session.active or session.conversation.history_state.interrupted is not None
-                )
+                assert end_of(back) == end_of(session)
 
     anyio.run(check)
     shutil.rmtree(folder)

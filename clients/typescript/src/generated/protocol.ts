@@ -165,7 +165,7 @@ export interface Metadata {
   prompt_ms?: number | undefined;
   /** time from the end of the prompt to the end of the turn */
   predicted_ms?: number | undefined;
-  /** nil before the end; `eos`, `token`, `stop`, `pattern`, `complete`, `indent`, `similarity`, `repetition`, `surprisal`, `grammar`, `time`, `length`, `context_full`, `embedded` (meanings); the name of the error that ended it; `detached` in a reopened session whose last turn was interrupted */
+  /** nil before the end; `eos`, `token`, `stop`, `pattern`, `complete`, `indent`, `similarity`, `repetition`, `surprisal`, `grammar`, `time`, `length`, `context_full`, `embedded` (meanings); the name of the error that ended it; `detached` in a reopened session whose last turn was interrupted. A reopened session has the metadata of its last turn's end, for `resume` */
   stop_reason?: string | null | undefined;
   /** the token, text, pattern or limit that ended it, or the measured value; the pooling of an embedding; `operator` if an operator cancelled it */
   stop_detail?: string | undefined;
