@@ -46,6 +46,7 @@ class Engine:
         self.tasks = TaskTable(model, settings, self.clock, self.kv)
         self.metrics = MetricsPublisher(self.tasks, record)
         self.reporter = self.tasks.reporter
+        self._cost = cost
         self._steps = Steps(model, self.tasks, cost, self.metrics)
         self.assignment, self._answers = self._steps.assignment, self._steps.answers
         self._commands = CommandHandler(model, self.tasks, self._steps, self.metrics)
@@ -135,11 +136,13 @@ class Engine:
         return late and any(t.has_work for t in tasks)
 
     def statistics(self) -> dict[str, Any]:
-        """Return the counters since the start and the present gauges."""
+        """Return the counters since the start, the present gauges and the learned step cost."""
+        cost = self._cost.coefficients()
         return {
             **self.metrics.counts,
             **self.tasks.count_states(),
             "steps": self.metrics.steps,
             "slots": len(self.slots),
             **self.kv.statistics(),
+            "step_cost": cost and cost._asdict(),
         }

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 WIDE = 64
 """A ubatch of at least this many tokens of each sequence is *wide*; others are narrow. From this
@@ -84,6 +85,16 @@ def greatest_fitting(most: int, wide: int, seconds: float, predict: Callable[[in
     return least - 1 + bisect_right(range(least, end), seconds, key=predict)
 
 
+class CostCoefficients(NamedTuple):
+    """The learned seconds of a ubatch, a token and a position, for narrow and for wide ubatches
+    (None: none was computed), and the shortest time of a token.
+    """
+
+    narrow: _Three
+    wide: _Three | None
+    token_s_least: float
+
+
 class StepCost:
     """Predicts the seconds of a step, by one `UbatchCost` for its narrow ubatches and one for the
     wide ones. Where large batches are more efficient, the two differ: on a CPU with AMX, a token at
@@ -102,6 +113,22 @@ class StepCost:
         self._threads = 0
         self._by_threads: dict[int, tuple[UbatchCost, UbatchCost | None]] = {}
         """The costs of ubatches with other numbers of threads."""
+
+    @classmethod
+    def from_coefficients(cls, known: CostCoefficients) -> StepCost:
+        """Return costs as they were learned elsewhere."""
+        cost = cls()
+        cost.steps, cost._token_s_least = 1, known.token_s_least
+        cost._narrow = UbatchCost(*known.narrow)
+        cost._wide = UbatchCost(*known.wide) if known.wide is not None else None
+        return cost
+
+    def coefficients(self) -> CostCoefficients | None:
+        """Return what was learned so far; None if nothing was."""
+        if not self.steps:
+            return None
+        wide = self._wide.coefficients if self._wide is not None else None
+        return CostCoefficients(self._narrow.coefficients, wide, self._token_s_least)
 
     @property
     def known(self) -> bool:
@@ -181,6 +208,11 @@ class UbatchCost:
         """Covariances aa, ab, ac, bb, bc, cc; loops would take 40 instead of 12 µs a step."""
         self.make_uncertain()
         self._outliers = 0
+
+    @property
+    def coefficients(self) -> _Three:
+        """The seconds of a ubatch, of a token and of a position."""
+        return self._theta
 
     def seconds(self, load: StepLoad) -> float:
         """Return the cost of *load*, all of it."""

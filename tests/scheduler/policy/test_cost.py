@@ -200,3 +200,16 @@ def test_tokens_are_never_expected_to_be_quicker_than_the_quickest() -> None:
             load = StepLoad.of_chunks(chunks)
             machine.cost.learn_step(load, machine.seconds(load) * rng.choice([1, 1, 1, 10, 30]))
         assert machine.cost.predict(StepLoad.of_chunks([(0, 480)])) > 480 * 0.5 * ROW_S
+
+
+def test_learned_costs_predict_the_same_elsewhere() -> None:
+    machine = lived(Machine())
+    machine.step((0, 200))
+    known = machine.cost.coefficients()
+    assert known is not None and known.wide is not None
+    copy = StepCost.from_coefficients(known)
+    for chunks in ([(10, 1), (500, 1)], [(0, 300)], [(400, 1), (0, 20)]):
+        load = StepLoad.of_chunks(chunks)
+        assert copy.predict(load) == machine.cost.predict(load)
+    assert copy.coefficients() == known
+    assert StepCost().coefficients() is None
