@@ -215,7 +215,7 @@ export class Attachment {
 
   /** Return the session's progress, as reported by the daemon. */
   async progress(options: CallOptions): Promise<Progress> {
-    const { sessions } = await this.call("sessions", {}, options);
+    const { sessions } = await this.call("sessions", { session_id: this.settings.sessionId }, options);
     const found = sessions.find(({ context }) => context === this.context);
     if (found) return { turns: found.turns, tokens: found.tokens };
     throw new errors.SessionExpired(`the session ${this.settings.sessionId} is no longer open`);

@@ -284,10 +284,10 @@ class Attachment:
 
     async def progress(self) -> SessionProgress:
         """Return the session's progress, as reported by the daemon."""
-        for session in await self._client.sessions():
+        session_id = self.settings.session_id
+        for session in await self._client.sessions(session_id=session_id):
             if session["context"] == self.context:
                 return SessionProgress(session["turns"], session["tokens"])
-        session_id = self.settings.session_id
         raise SessionExpired(f"the session {session_id!r} is no longer open")
 
     async def can_resume(self) -> bool:
