@@ -38,7 +38,7 @@ test: $(STAMP)-test models schemas prometheus browser ## run all tests, those on
 	$(PY) -m pytest $(PARALLEL) -m 'not alone and not ray' $(ARGS)$(NONE_CHOSEN)
 	$(PY) -m pytest -m alone $(ARGS)$(NONE_CHOSEN)
 
-test-ray: $(STAMP)-test ## lose every member of a fleet in a Ray cluster, in 2 GB of memory
+test-ray: $(STAMP)-test ## lose every member of a fleet in a Ray cluster, in 2.5 GB of memory
 	$(PY) -m pytest -m ray tests/gateways/fleet $(ARGS)
 
 check: lint ## lint, and the tests that start no process, in 90 s

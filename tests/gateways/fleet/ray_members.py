@@ -41,7 +41,7 @@ class RayFleet(RunningFleet):
         super().__init__(folder, {})
         certificates(self.keys, *NAMES)
         (folder / "daemon.toml").write_text(config)
-        (folder / "models").mkdir()
+        (folder / "models").mkdir(exist_ok=True)
         self.cluster = cluster
         self.commands: dict[str, subprocess.Popen[bytes]] = {}
         self._ports = {name: free_port() for name in NAMES}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ async def audit(fleet: RunningFleet) -> None:
     await check_histories(fleet.socket, [talk.result() for talk in talks])
 
 
-async def check_histories(socket: str, conversations: list[list[str]]) -> None:
+async def check_histories(socket: str, conversations: Sequence[Sequence[str]]) -> None:
     """Check that the history of each session has the texts of its turns once and in order."""
     async with AsyncClient(socket) as client:
         for number, texts in enumerate(conversations):
