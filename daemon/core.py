@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import anyio.abc
 import anyio.lowlevel
+import anyio.to_thread
 import structlog
 from structlog.contextvars import bind_contextvars
 
@@ -61,6 +62,8 @@ from .models.registry import Registry
 from .models.similarity import EmbeddingComparer
 from .models.specs import engine_settings
 from .models.swap import Swaps
+from .models.transfers.exports import ModelExports
+from .models.transfers.imports import ModelImports, remove_unfinished
 from .open_files import descriptors_max
 from .residency.machine import MachineMemory
 from .residency.pressure import MemoryWatch, Pace
@@ -152,6 +155,7 @@ class Daemon:
         """Settings that were changed in the file and take effect after a restart."""
         self.calls: CallTable = {}
         self.immediate_calls: ImmediateCallTable = {}
+        self.model_exports, self.model_imports = ModelExports(), ModelImports()
         self.uploads, self.copy_uploads = Uploads(), Uploads()
         self._handles = 0
         self._unflushed: set[ServerConnection] = set()
@@ -257,6 +261,9 @@ class Daemon:
         self.sessions.close_connection(connection)
         self.graphs.close_graphs(connection)
         self.copies.remove_connection(connection)
+        for transfers in (self.model_exports, self.model_imports):
+            for transfer in transfers.of_owner(connection):
+                self.registry.start_soon(transfers.end, transfer, connection)
         self.connections.remove_connection(connection)
 
     def call_failed(self, operation: str, error: Exception) -> None:
@@ -319,6 +326,7 @@ class Daemon:
     async def restore(self) -> None:
         """Restore the sessions of earlier daemons as dormant ones."""
         started_at = time.monotonic()
+        await anyio.to_thread.run_sync(remove_unfinished, self.config.models_dir)
         self.states.restore_states(await self.state_journal.open_file())
         if self.state_journal.cause is None:
             shared = self.config.kv_share == "all"

@@ -11,6 +11,7 @@ from . import (
     copies,
     graphs,
     model_operations,
+    model_transfers,
     monitoring,
     moving,
     session_operations,
@@ -28,7 +29,7 @@ _NAMED = (
     *(*graphs.CALLS, *contexts.CALLS, *turns.CALLS, *several_answers.CALLS, *texts.CALLS),
     *(*session_operations.CALLS, *states.CALLS, *model_operations.CALLS, *monitoring.CALLS),
     *moving.CALLS,
-    *copies.CALLS,
+    *(*copies.CALLS, *model_transfers.CALLS),
 )
 _CALLS: CallTable = {call.__name__: call for call in _NAMED} | {
     "prompt_init": contexts.init_execution_context,

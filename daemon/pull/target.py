@@ -52,14 +52,19 @@ def fetch(
     target = models_dir / f"{name}.gguf"
     try:
         models_dir.mkdir(parents=True, exist_ok=True)
-        with _locked(models_dir / f".{name}.lock", name):
+        with locked_name(models_dir / f".{name}.lock", name):
             return _fetch_locked(source, target, name, sha256, force, progress)
     except OSError as exc:
-        full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise PullFailed(
-            f"{exc.filename or target}: {exc.strerror or exc}",
-            hint="free some space, then run it again" if full else "check the models directory",
-        ) from exc
+        raise write_error(exc, target) from exc
+
+
+def write_error(exc: OSError, target: Path) -> PullFailed:
+    """Return the error for a file that cannot be written."""
+    full = exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return PullFailed(
+        f"{exc.filename or target}: {exc.strerror or exc}",
+        hint="free some space, then run it again" if full else "check the models directory",
+    )
 
 
 def _fetch_locked(
@@ -72,7 +77,7 @@ def _fetch_locked(
         known = source.fetch(part)
         part.resumable = False  # a file that fails its checks cannot be continued
         part.finish_file(sha256 or known)
-        _publish(part, target, name)
+        publish_part(part, target, name)
         pulled = Pulled(name, str(target), part.size, part.sha256)
     finally:
         part.close()
@@ -81,7 +86,8 @@ def _fetch_locked(
     return pulled
 
 
-def _publish(part: Part, target: Path, name: str) -> None:
+def publish_part(part: Part, target: Path, name: str) -> None:
+    """Rename a finished file, so that the model exists under its *name* after a power failure."""
     for note, text in part.notes.items():
         target.with_name(f"{name}.{note}").write_bytes(text)
     os.replace(part.path, target)
@@ -122,8 +128,11 @@ def _existing(target: Path, name: str, sha256: str) -> Pulled:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, name: str) -> Iterator[None]:
-    """Hold the lock on *path*; the file exists only while it is held."""
+def locked_name(path: Path, name: str) -> Iterator[None]:
+    """Hold the lock on *path*; the file exists only while it is held.
+
+    :raises PullFailed: another process holds it.
+    """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

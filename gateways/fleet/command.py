@@ -7,13 +7,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from ...backends.errors import InvalidArgument
 from ...daemon.cli.commands import optional_import
 from ...daemon.cli.one_shot import OneShotClient
-from ...daemon.cli.options import JsonOutput, SocketPath
-from ...daemon.cli.output import Columns, note, table_of, write, write_json
+from ...daemon.cli.options import JsonOutput, ModelName, SocketPath
+from ...daemon.cli.output import Columns, note, table_of, write, write_json, write_result
 
 DAYS = 365
 NEED = "the fleet's certificates use cryptography"
@@ -60,6 +61,16 @@ ServeArguments = Annotated[
 ]
 FleetFile = Annotated[
     Path, typer.Option("--config", metavar="FILE", help="The fleet's configuration file.")
+]
+CopyTo = Annotated[
+    str,
+    typer.Option("--to", metavar="NODE", help="The node that gets the file.", show_default=False),
+]
+Sha256 = Annotated[
+    str,
+    typer.Option(
+        "--sha256", metavar="HEX", help="The required SHA-256 of the file.", show_default=False
+    ),
 ]
 NODES: Columns = {
     "NODE": "name",
@@ -221,6 +232,29 @@ def nodes(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
         write_json({"nodes": entries})
     else:
         table_of(NODES, entries)
+
+
+@fleet.command()
+def copy(
+    model: ModelName,
+    to: CopyTo,
+    sha256: Sha256 = "",
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Copy a model's file to a node that does not have it, from a node that does.
+
+    Its SHA-256 is checked before the node can load it.
+    """
+    from ...daemon.cli.client import client_of
+
+    with client_of(socket) as client:
+        result = client.copy_model(model, to, sha256=sha256)
+    text = f"{model} is on {to} already"
+    if not result.up_to_date:
+        size = f"{result.size_bytes} bytes, SHA-256 {result.sha256}"
+        text = f"{model} is on {to}, from {result.source}: {size}"
+    write_result(as_json, {"copied": model, "to": to, **msgspec.structs.asdict(result)}, text)
 
 
 def check_ray() -> None:

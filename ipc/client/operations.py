@@ -129,6 +129,54 @@ class AsyncOperations(AsyncWasiCalls):
         params = w.DeleteStateParams(name=name)
         return (await self._call("delete_state", params, w.DeleteStateResult, timeout)).deleted
 
+    async def copy_model(
+        self, name: str, to: str, *, sha256: str = "", timeout: float | None = None
+    ) -> w.CopyModelResult:
+        """Copy a model's file to the node *to* of a fleet, from a node that has it (operators).
+
+        The file must have the hash *sha256*, if that is given. Nothing is copied to a node that has
+        the file.
+        """
+        params = w.CopyModelParams(name=name, to=to, sha256=sha256)
+        return await self._call("copy_model", params, w.CopyModelResult, timeout)
+
+    async def export_model(
+        self, name: str, transfer: str, *, offset: int = 0, timeout: float | None = None
+    ) -> w.ExportModelResult:
+        """Return the next part of a model's file, to be imported at another daemon (right
+        `manage`).
+
+        The part at 0 begins the *transfer*, an id of the caller's choice; the last part has the
+        file's hash.
+        """
+        params = w.ExportModelParams(name=name, transfer=transfer, offset=offset)
+        return await self._call("export_model", params, w.ExportModelResult, timeout)
+
+    async def import_model(
+        self,
+        name: str,
+        transfer: str,
+        data: bytes,
+        size: int,
+        *,
+        offset: int = 0,
+        sha256: str = "",
+        timeout: float | None = None,
+    ) -> w.ImportModelResult:
+        """Write the next part of a file that `export_model` has returned (right `manage`).
+
+        With the last one, the file must have the hash *sha256*; then the model can be loaded.
+        """
+        params = w.ImportModelParams(
+            name=name, transfer=transfer, data=data, size=size, offset=offset, sha256=sha256
+        )
+        return await self._call("import_model", params, w.ImportModelResult, timeout)
+
+    async def end_model_transfer(self, transfer: str, *, timeout: float | None = None) -> None:
+        """End the export or import of a model's file; nothing stays of it (right `manage`)."""
+        params = w.EndModelTransferParams(transfer=transfer)
+        await self._call("end_model_transfer", params, w.Empty, timeout)
+
     async def export_session(
         self,
         session_id: str,

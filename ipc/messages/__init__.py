@@ -20,6 +20,7 @@ from .contexts import *
 from .copies import *
 from .graphs import *
 from .hello import *
+from .model_transfers import *
 from .models import *
 from .monitoring import *
 from .moving import *

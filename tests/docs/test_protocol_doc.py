@@ -18,6 +18,7 @@ import msgspec
 import pytest
 
 import inferd.daemon.calls
+import inferd.daemon.models.transfers
 import inferd.ipc
 import inferd.sessions
 import inferd.wire
@@ -230,7 +231,8 @@ def limits_of_the_code() -> dict[str, float]:
     """
     found: dict[str, float] = {}
     others = tuple(f"inferd.ipc.{name}" for name in (*CLIENT_MODULES, "http"))
-    for package in (inferd.ipc, inferd.wire, inferd.sessions, inferd.daemon.calls):
+    daemon = (inferd.daemon.calls, inferd.daemon.models.transfers)
+    for package in (inferd.ipc, inferd.wire, inferd.sessions, *daemon):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not module.name.startswith(others):
                 found |= constants(importlib.import_module(module.name))

@@ -189,6 +189,24 @@ def a_changed_session_is_sent_before_the_reply(server: Server) -> None:
     check(message[2]["number"] == 1, "it is not the first change")
 
 
+@case("Copying models")
+def an_imported_file_needs_its_hash(server: Server) -> None:
+    """A file with another hash is not kept; parts come in order, until the transfer is ended."""
+    connection, file = server.connect(), b"GGUF" + (3).to_bytes(4, "little") + bytes(16)
+    sent: Map = {"name": "conformance", "transfer": "1", "size": len(file)}
+    refused = connection.refusal("import_model", **sent, data=file, sha256="0" * 64)
+    expect(refused, "RuntimeError")
+    names = {model["name"] for model in connection.call("models")["models"]}
+    check("conformance" not in names, "the file became a model")
+    sent["transfer"] = "2"
+    part = connection.call("import_model", **sent, data=file[:8])
+    check(not part.get("arrived", False), "a part is the whole file")
+    connection.call("end_model_transfer", transfer="2")
+    refused = connection.refusal("import_model", **sent, data=file[8:], offset=8, sha256="0" * 64)
+    expect(refused, "InvalidArgument")
+    expect(connection.refusal("export_model", name="echo", transfer="3"), "UnsupportedOperation")
+
+
 @case("Moving sessions")
 def an_exported_session_is_imported_again(server: Server) -> None:
     """A held or arriving session cannot be opened; where it is imported, it has its history."""

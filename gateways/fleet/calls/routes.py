@@ -43,6 +43,8 @@ class Route(Enum):
     """All nodes that have the model, one after the other."""
     ALL = auto()
     """All nodes that can be reached, at once."""
+    COPY = auto()
+    """Two nodes: the file of a model passes through the entry."""
     ENTRY = auto()
     """The entry itself."""
     NONE = auto()
@@ -80,6 +82,8 @@ _BY_NAME = {
     "metrics": Route.ENTRY,
     **dict.fromkeys(("export_session", "import_session", "end_transfer"), Route.NONE),
     **dict.fromkeys(("read_copy", "store_copy"), Route.NONE),
+    **dict.fromkeys(("export_model", "import_model", "end_model_transfer"), Route.NONE),
+    "copy_model": Route.COPY,
 }
 """The calls whose route does not follow from their types."""
 

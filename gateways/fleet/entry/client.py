@@ -119,6 +119,8 @@ class SharedState(Protocol):
 
     swaps: NameLocks
     """The locks of swaps by model: swaps of one name reach all nodes in the same order."""
+    model_copies: NameLocks
+    """The locks of copies of models by node and model: a file is copied once."""
     nodes: Nodes
     incarnations: Incarnations
     homes: NodeTable[SessionKey]

@@ -36,6 +36,7 @@ from ..calls.frames import (
 from ..calls.routes import Route, route_of
 from .client import ClientRequest, FleetClient, without_shutdown
 from .client_connection import ClientConnection
+from .copying import copy_model
 from .gathering import (
     call_all,
     call_connected,
@@ -60,6 +61,7 @@ TASKS: Mapping[Route, Work] = {
     Route.ALL: call_all,
     Route.CONNECTED: call_connected,
     Route.ENTRY: read_metrics,
+    Route.COPY: copy_model,
 }
 """Routes whose requests run as tasks; the others are sent on at once."""
 WHILE_STOPPING = frozenset(

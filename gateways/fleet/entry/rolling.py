@@ -26,7 +26,7 @@ async def call_for_model(
     nodes = client.fleet.nodes
     model = nodes.model_name(text_in(params, "name"))
     if request.call == SWAP:
-        async with client.fleet.swaps.lock_of(model):
+        async with client.fleet.swaps.holding(model):
             return await _swap(client, model, params)
     result: dict[str, Any] = {}
     done: list[str] = []

@@ -32,6 +32,7 @@ from ..metrics.scrape import FleetMetrics, MetricsListener
 from .client import ClientRequest, FleetClient
 from .client_connection import ClientConnection
 from .config import EntryConfig
+from .copying import COPIES_MAX
 from .discovery import Discovery
 from .dispatcher import Dispatcher
 from .homes import HOMES_MAX, RECENT_MAX, FleetUser, NodeTable, RecentKey, SessionKey
@@ -61,7 +62,7 @@ class Entry:
         self.incarnations = Incarnations(config.state_dir)
         self.homes = NodeTable[SessionKey](HOMES_MAX)
         self.recent = NodeTable[RecentKey](RECENT_MAX)
-        self.swaps = NameLocks()
+        self.swaps, self.model_copies = NameLocks(), NameLocks(COPIES_MAX)
         self.stopping = anyio.Event()
         self._idle = anyio.Event()
         """Set once an entry that stops has no requests."""

@@ -41,7 +41,15 @@ from inferd import (
     VersionMismatch,
     WorkerCrashed,
 )
-from inferd.ipc.client import DrainResult, ExportResult, ImportResult, ReadCopyResult
+from inferd.ipc.client import (
+    CopyModelResult,
+    DrainResult,
+    ExportModelResult,
+    ExportResult,
+    ImportModelResult,
+    ImportResult,
+    ReadCopyResult,
+)
 from inferd.ipc.paths import client_socket_path, daemon_socket_path
 from inferd.testing import running_daemon
 from tests.ipc.fake_server import Exchange, FakeServer, fake_server
@@ -255,6 +263,35 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any], Any]] = 
         "<user>é",
     ),
     ("drain", (), {"stop": True}, {"stop": True}, DrainResult()),
+    (
+        "copy_model",
+        ("m", "b"),
+        {"sha256": "f" * 64},
+        {"name": "m", "to": "b", "sha256": "f" * 64},
+        CopyModelResult(source="a", size_bytes=9),
+    ),
+    (
+        "export_model",
+        ("m", "t"),
+        {"offset": 5},
+        {"name": "m", "transfer": "t", "offset": 5},
+        ExportModelResult(data=b"part", size=9),
+    ),
+    (
+        "import_model",
+        ("m", "t", b"part", 9),
+        {"offset": 5, "sha256": "f" * 64},
+        {
+            "name": "m",
+            "transfer": "t",
+            "data": b"part",
+            "size": 9,
+            "offset": 5,
+            "sha256": "f" * 64,
+        },
+        ImportModelResult(arrived=True),
+    ),
+    ("end_model_transfer", ("t",), {}, {"transfer": "t"}, None),
     (
         "export_session",
         ("s", "t"),

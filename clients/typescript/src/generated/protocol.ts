@@ -28,6 +28,8 @@ export const LIMITS = {
   KV_S_MAX: 10,
   UPLOADS_MAX: 8,
   HOLDS_MAX: 64,
+  EXPORTS_MAX: 4,
+  IMPORTS_MAX: 2,
   DEPARTED_MAX: 10000,
   HOLD_S_MAX: 60,
   TRANSFER_CHARACTERS_MAX: 64,
@@ -1217,6 +1219,81 @@ export function readSwapResult(fields: Fields): SwapResult {
   return { previous_fingerprint: "", mode: "migrate", nodes: [], unreachable: [], ...fields } as unknown as SwapResult;
 }
 
+export interface ExportModelParams {
+  /** the model's name; a swap does not change the file */
+  name: string;
+  /** the transfer's id, of 1 to 64 characters; it must be a new one for each transfer */
+  transfer: string;
+  /** the first byte of the part; 0 begins the transfer */
+  offset?: number | undefined;
+}
+
+export interface ExportModelResult {
+  /** the part */
+  data: Uint8Array;
+  /** the size of the file */
+  size: number;
+  /** with the last part: the SHA-256 of all parts, in hexadecimal digits */
+  sha256: string;
+}
+
+export function readExportModelResult(fields: Fields): ExportModelResult {
+  return { sha256: "", ...fields } as unknown as ExportModelResult;
+}
+
+export interface ImportModelParams {
+  /** the name that the model gets */
+  name: string;
+  /** the transfer's id */
+  transfer: string;
+  /** the part */
+  data: Uint8Array;
+  /** the size of the file */
+  size: number;
+  /** the first byte of the part; 0 begins the transfer */
+  offset?: number | undefined;
+  /** the SHA-256 that the file must have; required with the last part */
+  sha256?: string | undefined;
+}
+
+export interface ImportModelResult {
+  /** whether this was the last part: the model can be loaded */
+  arrived: boolean;
+}
+
+export function readImportModelResult(fields: Fields): ImportModelResult {
+  return { arrived: false, ...fields } as unknown as ImportModelResult;
+}
+
+export interface EndModelTransferParams {
+  /** the transfer's id */
+  transfer: string;
+}
+
+export interface CopyModelParams {
+  /** the model's name */
+  name: string;
+  /** the node that gets the file */
+  to: string;
+  /** the SHA-256 that the file must have; empty: that of the node that has it */
+  sha256?: string | undefined;
+}
+
+export interface CopyModelResult {
+  /** the node that had the file */
+  source: string;
+  /** its size */
+  size_bytes: number;
+  /** its SHA-256; empty if nothing was copied */
+  sha256: string;
+  /** whether nothing was copied, because the node had a file of this name and size */
+  up_to_date: boolean;
+}
+
+export function readCopyModelResult(fields: Fields): CopyModelResult {
+  return { sha256: "", up_to_date: false, ...fields } as unknown as CopyModelResult;
+}
+
 export interface AddAdapterParams {
   /** the model's name */
   name: string;
@@ -1470,6 +1547,10 @@ export interface Calls {
   pin: { params: PinParams; result: Empty; event: never };
   unpin: { params: PinParams; result: Empty; event: never };
   swap: { params: SwapParams; result: SwapResult; event: never };
+  export_model: { params: ExportModelParams; result: ExportModelResult; event: never };
+  import_model: { params: ImportModelParams; result: ImportModelResult; event: never };
+  end_model_transfer: { params: EndModelTransferParams; result: Empty; event: never };
+  copy_model: { params: CopyModelParams; result: CopyModelResult; event: never };
   add_adapter: { params: AddAdapterParams; result: AddAdapterResult; event: never };
   remove_adapter: { params: RemoveAdapterParams; result: Empty; event: never };
   drain: { params: DrainParams; result: DrainResult; event: never };
@@ -1541,6 +1622,10 @@ export const READERS: Readers = {
   pin: { result: () => ({}), event: null },
   unpin: { result: () => ({}), event: null },
   swap: { result: readSwapResult, event: null },
+  export_model: { result: readExportModelResult, event: null },
+  import_model: { result: readImportModelResult, event: null },
+  end_model_transfer: { result: () => ({}), event: null },
+  copy_model: { result: readCopyModelResult, event: null },
   add_adapter: { result: readAddAdapterResult, event: null },
   remove_adapter: { result: () => ({}), event: null },
   drain: { result: readDrainResult, event: null },

@@ -1,0 +1,1 @@
+"""Files of models on their way to another daemon, and from one."""

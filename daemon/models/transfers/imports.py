@@ -1,0 +1,181 @@
+"""Files of models that arrive part by part, from another daemon.
+
+Until its checks, a file is ``NAME.gguf.import`` in the models directory, and `inferd pull` of the
+same name is locked out. One rename publishes the model. A file whose daemon was killed is removed
+at the next start.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from ....backends.errors import BackendError, Busy, InvalidArgument
+from ...config.model_settings import check_model_name
+from ...pull.part import Part, PullFailed
+from ...pull.target import locked_name, publish_part, write_error
+
+IMPORTS_MAX = 2
+SUFFIX = ".gguf.import"
+
+
+class ModelImport:
+    """A file that is being written. Its methods that block run in a thread."""
+
+    def __init__(self, name: str, models_dir: Path, size: int, owner: object):
+        self.name, self.owner = name, owner
+        self._size = size
+        self._target = models_dir / f"{name}.gguf"
+        self._part = Part(models_dir / f"{name}{SUFFIX}", f"the copy of {name}", _no_progress)
+        self._stack = ExitStack()
+        self._is_open = False
+        self.lock = anyio.Lock()
+        """Held while a part is written, and while the file is removed."""
+
+    @property
+    def received(self) -> int:
+        """The bytes that were written."""
+        return self._part.size
+
+    def write(self, data: bytes, sha256: str) -> bool:
+        """Write the next part. With the last one, check the file and publish it; return whether
+        that has happened.
+
+        :raises BackendError: the file cannot be written, or fails its checks.
+        """
+        try:
+            if not self._is_open:
+                self._open()
+            self._part.write_block(data)
+            if self._part.size < self._size:
+                return False
+            if self._part.size > self._size:
+                raise PullFailed(f"the copy of {self.name} has more bytes than announced")
+            self._part.finish_file(sha256)
+            publish_part(self._part, self._target, self.name)
+        except OSError as exc:
+            error = write_error(exc, self._target)
+            raise BackendError(error.message, hint=error.hint) from None
+        except PullFailed as exc:
+            raise BackendError(exc.message, hint=exc.hint) from None
+        self._is_open = False
+        self._stack.close()
+        return True
+
+    def _open(self) -> None:
+        folder = self._target.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        self._stack.enter_context(locked_name(folder / f".{self.name}.lock", self.name))
+        self._is_open = True
+        if self._target.exists():
+            raise PullFailed(
+                f"{self._target.name} exists already", hint="remove it first: `inferd rm`"
+            )
+        self._part.check_space(self._size)
+        self._part.open_file()
+
+    def discard(self) -> None:
+        """Remove what was written, unless it was published."""
+        if self._is_open:
+            self._is_open = False  # the name may soon be another import's
+            self._part.remove()
+        self._stack.close()
+
+
+class ModelImports:
+    """The imports by their transfer. Owned by the daemon's event loop."""
+
+    def __init__(self) -> None:
+        self._imports: dict[str, ModelImport] = {}
+
+    async def add_part(
+        self, found: ModelImport, transfer: str, offset: int, data: bytes, sha256: str
+    ) -> bool:
+        """Write the next part of an import; return whether the model was published. An import that
+        fails ends.
+
+        :raises InvalidArgument: it is not the next part.
+        :raises BackendError: the file cannot be written, or fails its checks.
+        """
+        try:
+            async with found.lock:
+                self.find(transfer, found.owner)  # it may have ended meanwhile
+                if offset != found.received or not data:
+                    raise InvalidArgument(
+                        f"a part of {len(data)} bytes at {offset}, after {found.received} bytes",
+                        hint="send the parts in order, from 0 on",
+                    )
+                is_published = await anyio.to_thread.run_sync(found.write, data, sha256)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.end(transfer, found.owner)
+            raise
+        if is_published:
+            self._imports.pop(transfer, None)
+        return is_published
+
+    def begin(
+        self, transfer: str, name: str, models_dir: Path, size: int, owner: object
+    ) -> ModelImport:
+        """Return a new import, which ends with its *owner*.
+
+        :raises InvalidArgument: the name is invalid, or the transfer exists.
+        :raises Busy: the name is being imported, or too many models are.
+        """
+        check_model_name(name)
+        if transfer in self._imports:
+            raise InvalidArgument("a transfer with this id is under way")
+        names = [other.name for other in self._imports.values()]
+        if name in names or len(names) >= IMPORTS_MAX:
+            raise Busy(
+                f"models are being imported: {', '.join(names)}",
+                data={"imports_max": IMPORTS_MAX, "retry_after_s": 5.0},
+            )
+        found = self._imports[transfer] = ModelImport(name, models_dir, size, owner)
+        return found
+
+    def find(self, transfer: str, owner: object) -> ModelImport:
+        """Return an import of *owner*.
+
+        :raises InvalidArgument: there is none.
+        """
+        found = self._imports.get(transfer)
+        if found is None or found.owner is not owner:
+            raise InvalidArgument("there is no such transfer", hint="begin it with a part at 0")
+        return found
+
+    async def end(self, transfer: str, owner: object) -> None:
+        """End an import, if there is one, and remove its file."""
+        found = self._imports.get(transfer)
+        if found is not None and found.owner is owner:
+            async with found.lock:
+                await anyio.to_thread.run_sync(found.discard)
+            self._imports.pop(transfer, None)
+
+    def of_owner(self, owner: object) -> list[str]:
+        """Return the transfers of *owner*."""
+        return [name for name, found in self._imports.items() if found.owner is owner]
+
+
+def remove_unfinished(models_dir: Path) -> None:
+    """Remove the files of imports that a killed daemon has left. Those of another daemon on the
+    same directory are locked, and stay.
+    """
+    try:
+        files = list(models_dir.glob(f"*{SUFFIX}"))
+        for file in files:
+            name = file.name.removesuffix(SUFFIX)
+            try:
+                with locked_name(models_dir / f".{name}.lock", name):
+                    file.unlink(missing_ok=True)
+            except PullFailed:
+                continue
+    except OSError:
+        return  # the models directory cannot be read or written; its component reports that
+
+
+def _no_progress(stage: str, done: int, total: int | None) -> None:
+    """Report nothing."""

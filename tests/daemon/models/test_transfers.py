@@ -1,0 +1,176 @@
+"""Files of models that are exported and imported part by part, and the ends of failed transfers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from inferd.backends.errors import BackendError, Busy, InvalidArgument, UnsupportedOperation
+from inferd.daemon.models.transfers.exports import EXPORTS_MAX, ModelExports, check_single_file
+from inferd.daemon.models.transfers.imports import IMPORTS_MAX, ModelImports, remove_unfinished
+from inferd.daemon.pull.target import locked_name
+from inferd.ipc.messages import PART_BYTES
+
+pytestmark = pytest.mark.asyncio
+
+CONTENT = b"GGUF" + (3).to_bytes(4, "little") + bytes(16) + os.urandom(3 * PART_BYTES)
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+OWNER, OTHER = object(), object()
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """Let files of this process grow to *size* bytes only, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the names of the files in a folder."""
+    return sorted(os.listdir(folder))
+
+
+async def send(
+    imports: ModelImports, folder: Path, sha256: str = SHA256, size: int = len(CONTENT)
+) -> bool:
+    """Import the model m; return whether it has arrived."""
+    found, arrived = imports.begin("t", "m", folder, size, OWNER), False
+    for offset in range(0, len(CONTENT), PART_BYTES):
+        part = CONTENT[offset : offset + PART_BYTES]
+        arrived = await imports.add_part(found, "t", offset, part, sha256)
+    return arrived
+
+
+async def test_a_file_is_exported_in_parts_with_its_hash(tmp_path: Path) -> None:
+    file, exports = tmp_path / "m.gguf", ModelExports()
+    file.write_bytes(CONTENT)
+    export, read, sha256 = exports.begin("t", file, OWNER), b"", ""
+    while not sha256:
+        part, sha256 = await exports.find("t", OWNER).read_part(len(read))
+        read += part
+    assert read == CONTENT and sha256 == SHA256 and export.size == len(CONTENT)
+    await exports.end("t", OWNER)
+    with pytest.raises(InvalidArgument):
+        exports.find("t", OWNER)
+
+
+async def test_exports_are_bounded_and_belong_to_their_connection(tmp_path: Path) -> None:
+    exports = ModelExports()
+    for number in range(EXPORTS_MAX):
+        exports.begin(str(number), tmp_path / "m.gguf", OWNER)
+    with pytest.raises(Busy):
+        exports.begin("more", tmp_path / "m.gguf", OWNER)
+    with pytest.raises(InvalidArgument):
+        exports.find("0", OTHER)
+    await exports.end("0", OTHER)
+    assert len(exports.of_owner(OWNER)) == EXPORTS_MAX
+    with pytest.raises(InvalidArgument, match="after 0 bytes"):
+        await exports.find("0", OWNER).read_part(7)
+    with pytest.raises(BackendError, match="cannot be read"):
+        await exports.find("0", OWNER).read_part(0)
+
+
+async def test_models_without_a_file_of_their_own_are_not_exported() -> None:
+    for file in (None, Path("m-00001-of-00002.gguf")):
+        with pytest.raises(UnsupportedOperation):
+            check_single_file("m", file)
+
+
+async def test_an_imported_file_appears_at_once_and_whole(tmp_path: Path) -> None:
+    imports, folder = ModelImports(), tmp_path / "models"
+    assert await send(imports, folder)
+    assert names_in(folder) == ["m.gguf"]
+    assert (folder / "m.gguf").read_bytes() == CONTENT
+    with pytest.raises(BackendError, match="exists already"):
+        await send(imports, folder)
+    assert (folder / "m.gguf").read_bytes() == CONTENT and not imports.of_owner(OWNER)
+
+
+async def test_a_full_disk_leaves_no_file(tmp_path: Path) -> None:
+    with files_up_to(PART_BYTES * 2), pytest.raises(BackendError) as caught:
+        await send(ModelImports(), tmp_path)
+    assert "free some space" in caught.value.hint
+    assert names_in(tmp_path) == []
+
+
+async def test_a_file_larger_than_the_free_space_is_refused_at_its_first_part(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(BackendError, match="needs"):
+        await send(ModelImports(), tmp_path, size=1 << 60)
+    assert names_in(tmp_path) == []
+
+
+async def test_files_that_fail_their_checks_leave_nothing(tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="SHA-256"):
+        await send(ModelImports(), tmp_path, sha256="0" * 64)
+    with pytest.raises(BackendError, match="more bytes"):
+        await send(ModelImports(), tmp_path, size=len(CONTENT) - 1)
+    imports = ModelImports()
+    page = imports.begin("t", "m", tmp_path, 100, OWNER)
+    with pytest.raises(BackendError, match="not a GGUF file"):
+        await imports.add_part(page, "t", 0, b"<html>" * 20, SHA256)
+    assert names_in(tmp_path) == []
+
+
+async def test_a_part_that_is_not_the_next_one_ends_the_import(tmp_path: Path) -> None:
+    imports = ModelImports()
+    found = imports.begin("t", "m", tmp_path, len(CONTENT), OWNER)
+    await imports.add_part(found, "t", 0, CONTENT[:100], "")
+    assert names_in(tmp_path) == [".m.lock", "m.gguf.import"]
+    with pytest.raises(InvalidArgument, match="after 100 bytes"):
+        await imports.add_part(found, "t", 50, CONTENT[:100], "")
+    assert names_in(tmp_path) == []
+    with pytest.raises(InvalidArgument, match="no such transfer"):
+        await imports.add_part(found, "t", 100, CONTENT[100:200], "")
+    assert names_in(tmp_path) == []
+
+
+async def test_a_cancelled_part_leaves_no_file(tmp_path: Path) -> None:
+    imports = ModelImports()
+    found = imports.begin("t", "m", tmp_path, len(CONTENT), OWNER)
+    await imports.add_part(found, "t", 0, CONTENT[:100], "")
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await imports.add_part(found, "t", 100, CONTENT[100:200], "")
+    assert names_in(tmp_path) == [] and not imports.of_owner(OWNER)
+
+
+async def test_a_name_is_imported_once_at_a_time_and_not_while_it_is_pulled(tmp_path: Path) -> None:
+    imports = ModelImports()
+    imports.begin("one", "m", tmp_path, 99, OWNER)
+    with pytest.raises(Busy):
+        imports.begin("two", "m", tmp_path, 99, OTHER)
+    await imports.end("one", OTHER)
+    assert imports.of_owner(OWNER) == ["one"], "another connection does not end it"
+    await imports.end("one", OWNER)
+    for number in range(IMPORTS_MAX):
+        imports.begin(str(number), f"m{number}", tmp_path, 99, OWNER)
+    with pytest.raises(Busy):
+        imports.begin("more", "other", tmp_path, 99, OWNER)
+    with pytest.raises(InvalidArgument):
+        ModelImports().begin("t", "../m", tmp_path, 99, OWNER)
+    with locked_name(tmp_path / ".m.lock", "m"), pytest.raises(BackendError, match="pull"):
+        await send(ModelImports(), tmp_path)
+
+
+async def test_only_files_of_killed_daemons_are_removed_at_the_start(tmp_path: Path) -> None:
+    for name in ("killed", "running"):
+        (tmp_path / f"{name}.gguf.import").write_bytes(b"GGUF")
+    (tmp_path / "pulled.gguf.part").write_bytes(b"GGUF")
+    with locked_name(tmp_path / ".running.lock", "running"):
+        remove_unfinished(tmp_path)
+        found = names_in(tmp_path)
+    assert found == [".running.lock", "pulled.gguf.part", "running.gguf.import"]
+    remove_unfinished(tmp_path / "missing")
