@@ -37,10 +37,10 @@ class _Served(Generic[K]):
     def __init__(self) -> None:
         self.amounts: Counter[K] = Counter()
 
-    def add(self, key: K, rivals: set[K]) -> None:
-        """Register *key*, while its *rivals* have tasks."""
+    def add(self, key: K, rivals: set[K], last: set[K]) -> None:
+        """Register *key*, while its *rivals* have tasks; without any, the *last* ones count."""
         if key not in rivals:
-            floor = min((self.amounts[k] for k in rivals), default=0)
+            floor = min((self.amounts[k] for k in rivals or last), default=0)
             self.amounts[key] = max(self.amounts[key], floor)
 
     def keep(self, keys: set[K], most: int) -> None:
@@ -60,6 +60,8 @@ class OwnerClock:
     def __init__(self) -> None:
         self._users = _Served[int]()
         self._owners = _Served[Owner]()
+        self._last_users = set[int]()
+        """The user for whom tokens were computed last."""
 
     def __len__(self) -> int:
         return max(len(self._users.amounts), len(self._owners.amounts))
@@ -70,15 +72,16 @@ class OwnerClock:
         if owner in owners:
             return
         users = {o.user for o in owners}
-        self._users.add(owner.user, users)
-        self._owners.add(owner, {o for o in owners if o.user == owner.user})
-        self._users.keep(users | {owner.user}, self.OWNERS_MAX)
+        self._users.add(owner.user, users, self._last_users)
+        self._owners.add(owner, {o for o in owners if o.user == owner.user}, set())
+        self._users.keep(users | {owner.user} | self._last_users, self.OWNERS_MAX)
         self._owners.keep(owners | {owner}, self.OWNERS_MAX)
 
     def count_work(self, owner: Owner, amount: int) -> None:
         """Count *amount* computed for *owner*."""
         self._users.amounts[owner.user] += amount
         self._owners.amounts[owner] += amount
+        self._last_users = {owner.user}
 
     def served(self, owner: Owner) -> tuple[int, int]:
         """Return the amounts computed for a user and for the label: the least goes first."""
@@ -89,4 +92,5 @@ class OwnerClock:
         copied = OwnerClock()
         copied._users.amounts = self._users.amounts.copy()
         copied._owners.amounts = self._owners.amounts.copy()
+        copied._last_users = self._last_users
         return copied

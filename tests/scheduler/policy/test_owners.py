@@ -113,3 +113,14 @@ def test_a_label_that_equals_another_users_number_gives_nothing_of_that_user() -
     assert not Owner(ADA, "2").includes(Owner(2))
     assert not Owner(ADA).includes(Owner(BOB, "1"))
     assert Owner(ADA).includes(GUEST) and not GUEST.includes(Owner(ADA)) and GUEST != OTHER
+
+
+def test_idleness_earns_no_credit_over_a_user_that_has_just_left() -> None:
+    owners = OwnerClock()
+    owners.add_owner(Owner(ADA), [])
+    owners.count_work(Owner(ADA), 5000)
+    owners.add_owner(Owner(BOB), [])
+    assert owners.served(Owner(BOB))[0] == 5000
+    owners.count_work(Owner(BOB), 100)
+    owners.add_owner(Owner(ADA), [Owner(BOB)])
+    assert owners.served(Owner(ADA))[0] == 5100
