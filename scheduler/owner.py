@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 K = TypeVar("K", int, "Owner")
@@ -46,7 +46,11 @@ class _Served(Generic[K]):
     def keep(self, keys: set[K], most: int) -> None:
         """Forget all but *keys* if there are more than *most*."""
         if len(self.amounts) > most:
-            self.amounts = Counter({k: n for k, n in self.amounts.items() if k in keys})
+            self.amounts = _only(self.amounts, keys)
+
+
+def _only(amounts: Counter[K], keys: Container[K]) -> Counter[K]:
+    return Counter({k: n for k, n in amounts.items() if k in keys})
 
 
 class OwnerClock:
@@ -61,7 +65,11 @@ class OwnerClock:
         self._users = _Served[int]()
         self._owners = _Served[Owner]()
         self._last_users = set[int]()
-        """The user for whom tokens were computed last."""
+        """The user, or users of other nodes, for whom tokens were computed last."""
+        self._computed = Counter[int]()
+        """Tokens computed here for each user, which never decrease while a user is remembered."""
+        self._computed_since = Counter[int]()
+        """Those since the last exchange."""
 
     def __len__(self) -> int:
         return max(len(self._users.amounts), len(self._owners.amounts))
@@ -76,12 +84,42 @@ class OwnerClock:
         self._owners.add(owner, {o for o in owners if o.user == owner.user}, set())
         self._users.keep(users | {owner.user} | self._last_users, self.OWNERS_MAX)
         self._owners.keep(owners | {owner}, self.OWNERS_MAX)
+        if len(self._computed) > self.OWNERS_MAX:
+            self._computed = _only(self._computed, self._users.amounts)
+            self._computed_since = _only(self._computed_since, self._users.amounts)
 
     def count_work(self, owner: Owner, amount: int) -> None:
         """Count *amount* computed for *owner*."""
         self._users.amounts[owner.user] += amount
         self._owners.amounts[owner] += amount
         self._last_users = {owner.user}
+        self._computed[owner.user] += amount
+        self._computed_since[owner.user] += amount
+
+    def exchange_users(
+        self, elsewhere: Mapping[int, int], active: Iterable[Owner], lead_max: int
+    ) -> dict[int, int]:
+        """Count the tokens that other nodes of a fleet have computed for users since the last call,
+        like those computed here, while *active* owners have work here.
+
+        Only recent time counts: the lead of a user over the least served active one fades while
+        *lead_max* tokens are computed, and such tokens raise none above *lead_max*. A user without
+        work here is lifted like one that returns.
+
+        Return the tokens computed here so far for each user with work or with tokens since.
+        """
+        users, amounts = {owner.user for owner in active}, self._users.amounts
+        since, self._computed_since = self._computed_since, Counter()
+        if elsewhere:
+            kept = max(0.0, 1 - (since.total() or sum(elsewhere.values())) / lead_max)
+            least = min((amounts[user] for user in users or self._last_users), default=0)
+            for user in users | elsewhere.keys():
+                lead = round(max(0, amounts[user] - least) * kept)
+                counted = min(lead + elsewhere.get(user, 0), lead_max)
+                amounts[user] = least + max(lead, counted)
+            self._last_users = set(elsewhere)
+            self._users.keep(users | self._last_users, self.OWNERS_MAX)
+        return {user: self._computed[user] for user in users | since.keys()}
 
     def served(self, owner: Owner) -> tuple[int, int]:
         """Return the amounts computed for a user and for the label: the least goes first."""

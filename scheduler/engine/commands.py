@@ -83,6 +83,8 @@ class CommandHandler:
                 self._steps.use_threads(threads)
             case m.SetLowMemory():
                 send(self._kv.set_low_memory(command))
+            case m.ExchangeServed(request, elsewhere):
+                send(m.CommandResult(request, self._tasks.exchange_users(elsewhere)))
             case m.Queue(request):
                 send(m.CommandResult(request, self._tasks.view_queue().entries()))
             case _:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from ...backends import InferdError, Model
 from .. import messages as m
@@ -150,6 +150,11 @@ class TaskTable:
         for task in self:
             found += deadlines(task, self.settings, others_wait=waits)
         return [moment for moment in found if moment > self.clock.now]
+
+    def exchange_users(self, elsewhere: Mapping[int, int]) -> dict[int, int]:
+        """Count tokens that other nodes have computed for users; see `OwnerClock`."""
+        working = (t.spec.owner for t in self if t.has_work)
+        return self.owners.exchange_users(elsewhere, working, self.settings.ageing_tokens)
 
     def count_states(self) -> dict[str, int]:
         """Return how many tasks are in each state."""

@@ -215,6 +215,14 @@ class Queue(RequestMessage):
     """Answered with a list of `QueueEntry`, as builtins: running and waiting tasks, in order."""
 
 
+class ExchangeServed(RequestMessage):
+    """Count tokens that other nodes of a fleet have computed, by user. Answered with those computed
+    here since the load, for each user with tasks or with tokens since the last such command.
+    """
+
+    elsewhere: dict[int, int]
+
+
 class SetThreads(Message):
     """Use this many threads from the next step on."""
 
@@ -262,6 +270,7 @@ Command = (
     | AddAdapter
     | RemoveAdapter
     | Queue
+    | ExchangeServed
     | Logging
     | SetThreads
     | SetLowMemory
