@@ -1,0 +1,85 @@
+"""Tokens that the nodes compute for each user of each model, and those to report to each node."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TypeAlias
+
+KEYS_MAX = 4096
+"""Pairs of a model and a user that are remembered of a node: the latest."""
+ByModel: TypeAlias = Mapping[str, Mapping[str, int]]
+"""Tokens by model and user."""
+_Key: TypeAlias = tuple[str, str]
+
+
+class _Node:
+    """A node since the connection to it began."""
+
+    def __init__(self) -> None:
+        self.totals: dict[_Key, int] = {}
+        """Its last totals, the latest last."""
+        self.counted = Counter[_Key]()
+        """Tokens of it that were counted for the other nodes."""
+        self.sent: dict[_Key, int] = {}
+        """Tokens of the other nodes that it knows, or need not know."""
+
+
+class ServedTotals:
+    """Owned by the entry's event loop.
+
+    A total is what a node's daemon has computed since its start. The first one on a connection is
+    only a baseline, so that neither a new entry nor a node that is back counts old tokens. A node
+    gets the tokens of the other nodes alone, for the users that it has reported itself.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _Node] = {}
+        self._all = Counter[_Key]()
+        """Tokens of all nodes. They stay when a node is lost, so that no sum decreases."""
+
+    def begin_node(self, node: str) -> None:
+        """Note that a connection to *node* begins."""
+        self._nodes[node] = _Node()
+        self._forget_unknown()
+
+    def drop_node(self, node: str) -> None:
+        """Forget a node that is no longer one of the fleet."""
+        self._nodes.pop(node, None)
+        self._forget_unknown()
+
+    def note_totals(self, node: str, served: ByModel) -> None:
+        """Note totals of a node. One that is less than before began anew."""
+        it = self._nodes[node]
+        for key, total in _flat(served).items():
+            if key in it.totals:
+                before = it.totals.pop(key)  # so that it is the latest
+                grown = total - before if total >= before else total
+                it.counted[key] += grown
+                self._all[key] += grown
+            else:
+                it.sent[key] = self._all[key]
+            it.totals[key] = total
+        if len(it.totals) > KEYS_MAX:
+            for key in list(it.totals)[:-KEYS_MAX]:
+                del it.totals[key], it.sent[key], it.counted[key]
+            self._forget_unknown()
+
+    def take_elsewhere(self, node: str) -> dict[str, dict[str, int]]:
+        """Return the tokens that other nodes have computed since the last call for this node."""
+        it, found = self._nodes[node], dict[str, dict[str, int]]()
+        for key, sent in it.sent.items():
+            elsewhere = self._all[key] - it.counted[key]
+            if elsewhere > sent:
+                it.sent[key] = elsewhere
+                found.setdefault(key[0], {})[key[1]] = elsewhere - sent
+        return found
+
+    def _forget_unknown(self) -> None:
+        """Forget the sums of which no node knows the user."""
+        known = {key for node in self._nodes.values() for key in node.totals}
+        self._all = Counter({key: n for key, n in self._all.items() if key in known})
+
+
+def _flat(served: ByModel) -> dict[_Key, int]:
+    return {(model, user): n for model, users in served.items() for user, n in users.items()}
