@@ -20,6 +20,8 @@ from .rules import ROOT
 
 NAMES_MAX = 4096
 """Names of gateways' own users that lists show."""
+DELEGATED_MAX = 4096
+"""Users of all gateways that are remembered."""
 
 
 class NamedUser(NamedTuple):
@@ -94,3 +96,23 @@ class OwnUserNames:
     def name_of(self, number: int) -> str:
         """Return the name of a gateway's own user; empty for others, and if it is not known."""
         return self._names.get(number, "")
+
+
+class DelegatedUsers:
+    """The users on whose behalf gateways have connected: the latest `DELEGATED_MAX`. Lives on the
+    event loop.
+    """
+
+    def __init__(self) -> None:
+        self._users: OrderedDict[tuple[int, str], int] = OrderedDict()
+
+    def add_user(self, gateway: int, name: str, number: int) -> None:
+        """Note a user by the name that the *gateway*'s user has given."""
+        self._users[gateway, name] = number
+        self._users.move_to_end((gateway, name))
+        if len(self._users) > DELEGATED_MAX:
+            self._users.popitem(last=False)
+
+    def numbers_by_name(self, gateway: int) -> dict[str, int]:
+        """Return the users of a *gateway*'s user."""
+        return {name: number for (by, name), number in self._users.items() if by == gateway}

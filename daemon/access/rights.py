@@ -17,7 +17,7 @@ from ...ipc.server.server_connection import ServerConnection
 from ...scheduler import PRIORITIES, Owner
 from ...sessions import Quota, check_connections, check_priority
 from ..config.access_settings import Right, Rule, SharedState
-from .delegation import NamedUser, OwnUserNames, identify_user, is_own_user
+from .delegation import DelegatedUsers, NamedUser, OwnUserNames, identify_user, is_own_user
 from .rules import (
     MEANINGS,
     MEMBER,
@@ -58,6 +58,7 @@ NEEDS: dict[str, Right | None] = {
     **dict.fromkeys(_MANAGE, Right.MANAGE),
     **dict.fromkeys(_FREE, None),
     "drain": Right.DRAIN,
+    "exchange_served": Right.DELEGATE,
 }
 """The right that each call needs; `sessions` and `queue` need one for `all`."""
 
@@ -89,6 +90,7 @@ class Access:
         self._delegated: dict[ServerConnection, tuple[NamedUser, Rights]] = {}
         """Connections on behalf of another user, with that user and the rights of both."""
         self.own_user_names = OwnUserNames()
+        self.delegated_users = DelegatedUsers()
         self._groups = groups or UserGroups()
 
     def add_connection(self, connection: ServerConnection) -> None:
@@ -133,6 +135,7 @@ class Access:
                 hint="the daemon's operator can change both users' rights in [access.NAME]",
             )
         self._delegated[connection] = named, rights
+        self.delegated_users.add_user(connection.peer.uid, name, named.number)
         self.own_user_names.add_name(named.number, name)
         if not is_own_user(named.number):
             self._groups.note_groups(named.number, named.groups)

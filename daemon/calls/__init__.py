@@ -9,6 +9,7 @@ from ..core import CallTable, ImmediateCallTable
 from . import (
     contexts,
     copies,
+    fair_share,
     graphs,
     model_operations,
     model_transfers,
@@ -29,7 +30,7 @@ _NAMED = (
     *(*graphs.CALLS, *contexts.CALLS, *turns.CALLS, *several_answers.CALLS, *texts.CALLS),
     *(*session_operations.CALLS, *states.CALLS, *model_operations.CALLS, *monitoring.CALLS),
     *moving.CALLS,
-    *(*copies.CALLS, *model_transfers.CALLS),
+    *(*copies.CALLS, *model_transfers.CALLS, *fair_share.CALLS),
 )
 _CALLS: CallTable = {call.__name__: call for call in _NAMED} | {
     "prompt_init": contexts.init_execution_context,

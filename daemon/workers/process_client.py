@@ -210,6 +210,10 @@ class ProcessClient:
         """Return the running and the waiting tasks, in order."""
         return msgspec.convert(await self.query(m.Queue), list[m.QueueEntry])
 
+    async def exchange_served(self, elsewhere: Mapping[int, int]) -> dict[int, int]:
+        """Count tokens that other nodes have computed for users; return those computed here."""
+        return dict(await self.query(lambda i: m.ExchangeServed(i, dict(elsewhere))))
+
     async def statistics(self) -> dict[str, Any]:
         """Return the engine's counters."""
         return dict(await self.query(m.Stats))

@@ -287,6 +287,19 @@ class AsyncOperations(AsyncWasiCalls):
         )
         await self._call("store_copy", params, w.Empty, timeout)
 
+    async def exchange_served(
+        self,
+        elsewhere: Mapping[str, Mapping[str, int]] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> dict[str, dict[str, int]]:
+        """Report tokens that other daemons have computed, by model and user, which count in the
+        users' fair shares here; return those computed here so far (right `delegate`).
+        """
+        models = {name: dict(users) for name, users in (elsewhere or {}).items()}
+        params = w.ExchangeServedParams(elsewhere=models)
+        return (await self._call("exchange_served", params, w.ExchangeServedResult, timeout)).served
+
     async def set_options(
         self,
         context: int,

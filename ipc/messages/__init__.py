@@ -18,6 +18,7 @@ from .base import *
 from .calls import *
 from .contexts import *
 from .copies import *
+from .fair_share import *
 from .graphs import *
 from .hello import *
 from .model_transfers import *

@@ -14,6 +14,7 @@ import msgspec
 from . import (
     contexts,
     copies,
+    fair_share,
     graphs,
     model_transfers,
     models,
@@ -97,6 +98,7 @@ CALLS: dict[str, Call] = {
     "queue": Call(monitoring.QueueParams, monitoring.QueueResult),
     "stats": Call(Empty, monitoring.StatsResult),
     "metrics": Call(Empty, monitoring.MetricsResult),
+    "exchange_served": Call(fair_share.ExchangeServedParams, fair_share.ExchangeServedResult),
     "tokenize": Call(texts.TokenizeParams, texts.TokensResult),
     "detokenize": Call(texts.DetokenizeParams, texts.TextResult),
     "apply_template": Call(texts.TemplateParams, texts.TemplateResult),

@@ -338,6 +338,7 @@ ANSWERS: dict[str, Answer] = {
     "import_model": _fixed(arrived=True),
     "end_model_transfer": _fixed(),
     "copy_model": _fixed(source="a", size_bytes=9),
+    "exchange_served": _fixed(served={"fake": {"@ada": 5}}),
     "export_session": _fixed(data=b"part", size=9),
     "import_session": _fixed(size=9),
     "read_copy": _fixed(stream="t", number=3, data=b"all"),

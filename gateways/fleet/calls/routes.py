@@ -81,7 +81,7 @@ _BY_NAME = {
     **dict.fromkeys(("log_level", "drain"), Route.ALL),
     "metrics": Route.ENTRY,
     **dict.fromkeys(("export_session", "import_session", "end_transfer"), Route.NONE),
-    **dict.fromkeys(("read_copy", "store_copy"), Route.NONE),
+    **dict.fromkeys(("read_copy", "store_copy", "exchange_served"), Route.NONE),
     **dict.fromkeys(("export_model", "import_model", "end_model_transfer"), Route.NONE),
     "copy_model": Route.COPY,
 }

@@ -232,6 +232,7 @@ class Client:
     export_session = synchronous(AsyncClient.export_session)
     import_session = synchronous(AsyncClient.import_session)
     end_transfer = synchronous(AsyncClient.end_transfer)
+    exchange_served = synchronous(AsyncClient.exchange_served)
     list_states = synchronous(AsyncClient.list_states)
     delete_state = synchronous(AsyncClient.delete_state)
     set_options = synchronous(AsyncClient.set_options)

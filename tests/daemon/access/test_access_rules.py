@@ -156,6 +156,7 @@ OPERATORS = {
     "import_session": Right.MANAGE,
     "end_transfer": Right.MANAGE,
     "drain": Right.DRAIN,
+    "exchange_served": Right.DELEGATE,
 }
 
 

@@ -327,6 +327,13 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any], Any]] = 
         {"transfer": "t", "outcome": "keep"},
         None,
     ),
+    (
+        "exchange_served",
+        ({"fake": {"@ada": 3}},),
+        {},
+        {"elsewhere": {"fake": {"@ada": 3}}},
+        {"fake": {"@ada": 5}},
+    ),
 ]
 
 

@@ -33,6 +33,7 @@ export const LIMITS = {
   DEPARTED_MAX: 10000,
   HOLD_S_MAX: 60,
   TRANSFER_CHARACTERS_MAX: 64,
+  SERVED_TOKENS_MAX: 1099511627776,
   NAME_CHARACTERS_MAX: 128,
   LABEL_CHARACTERS_MAX: 64,
   HELLO_TIMEOUT_S: 10,
@@ -1349,6 +1350,20 @@ export function readDrainResult(fields: Fields): DrainResult {
   return { moved: 0, staying: [], ...fields } as unknown as DrainResult;
 }
 
+export interface ExchangeServedParams {
+  /** the tokens that other daemons have computed since the last call: for each model a map of users to tokens, of at most `SERVED_TOKENS_MAX` each */
+  elsewhere?: Fields | undefined;
+}
+
+export interface ExchangeServedResult {
+  /** the tokens that this daemon has computed so far, in the same form: those of users who have turns, or for whom tokens were computed since the last call */
+  served: Fields;
+}
+
+export function readExchangeServedResult(fields: Fields): ExchangeServedResult {
+  return { ...fields } as unknown as ExchangeServedResult;
+}
+
 export interface ModelsResult {
   /** one model each */
   models: ModelInfo[];
@@ -1554,6 +1569,7 @@ export interface Calls {
   add_adapter: { params: AddAdapterParams; result: AddAdapterResult; event: never };
   remove_adapter: { params: RemoveAdapterParams; result: Empty; event: never };
   drain: { params: DrainParams; result: DrainResult; event: never };
+  exchange_served: { params: ExchangeServedParams; result: ExchangeServedResult; event: never };
   models: { params: Empty; result: ModelsResult; event: never };
   show: { params: ShowParams; result: ShowResult; event: never };
   sessions: { params: SessionsParams; result: SessionsResult; event: never };
@@ -1629,6 +1645,7 @@ export const READERS: Readers = {
   add_adapter: { result: readAddAdapterResult, event: null },
   remove_adapter: { result: () => ({}), event: null },
   drain: { result: readDrainResult, event: null },
+  exchange_served: { result: readExchangeServedResult, event: null },
   models: { result: readModelsResult, event: null },
   show: { result: readModelsResult as (fields: Fields) => ShowResult, event: null },
   sessions: { result: readSessionsResult, event: null },

@@ -25,7 +25,7 @@ EXPECTED = {
     Route.ALL: "models show sessions queue stats list_states delete_state log_level drain",
     Route.ENTRY: "metrics",
     Route.CONNECTED: "init_backend deinit_backend",
-    Route.NONE: "export_session import_session end_transfer read_copy store_copy"
+    Route.NONE: "export_session import_session end_transfer read_copy store_copy exchange_served"
     " export_model import_model end_model_transfer",
     Route.COPY: "copy_model",
 }
