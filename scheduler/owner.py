@@ -104,12 +104,13 @@ class OwnerClock:
 
         Only recent time counts: the lead of a user over the least served active one fades while
         *lead_max* tokens are computed, and such tokens raise none above *lead_max*. A user without
-        work here is lifted like one that returns.
+        work here is lifted like one that returns; a user who never had a task here is ignored.
 
         Return the tokens computed here so far for each user with work or with tokens since.
         """
         users, amounts = {owner.user for owner in active}, self._users.amounts
         since, self._computed_since = self._computed_since, Counter()
+        elsewhere = {user: n for user, n in elsewhere.items() if user in amounts}
         if elsewhere:
             kept = max(0.0, 1 - (since.total() or sum(elsewhere.values())) / lead_max)
             least = min((amounts[user] for user in users or self._last_users), default=0)
@@ -118,7 +119,6 @@ class OwnerClock:
                 counted = min(lead + elsewhere.get(user, 0), lead_max)
                 amounts[user] = least + max(lead, counted)
             self._last_users = set(elsewhere)
-            self._users.keep(users | self._last_users, self.OWNERS_MAX)
         return {user: self._computed[user] for user in users | since.keys()}
 
     def served(self, owner: Owner) -> tuple[int, int]:
