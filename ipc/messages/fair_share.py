@@ -25,4 +25,4 @@ class ExchangeServedResult(Map):
     or with tokens since the last call.
     """
 
-    served: dict[str, dict[str, int]]
+    served: dict[str, dict[str, Annotated[int, msgspec.Meta(ge=0)]]]

@@ -28,6 +28,7 @@ from ....wire.frames import pack_frame
 from ..calls.frames import Fields, open_message
 from ..draining.draining import drain_node
 from ..draining.moves import Moves
+from ..fair_share.exchange import FairShare
 from ..metrics.scrape import FleetMetrics, MetricsListener
 from .client import ClientRequest, FleetClient
 from .client_connection import ClientConnection
@@ -69,6 +70,7 @@ class Entry:
         self._config, self._note = config, note
         self.moves = Moves(self, note)
         self.metrics = FleetMetrics(self)
+        self._fair_share = FairShare(self, note)
         self._rules = UserRules(settings.users, settings.operators, settings.delegates)
         self._places = Places[ClientConnection](settings.connections_max)
         self._descriptors = ClientDescriptors()
@@ -95,6 +97,7 @@ class Entry:
                     await group.start(self.nodes.run)
                     await group.start(self.moves.run)
                     await group.start(self.metrics.run)
+                    group.start_soon(self._fair_share.run)
                     if self._discovery is not None:
                         await group.start(self._discovery.run)
                     group.start_soon(self._accept, listener.socket, group)

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TypeAlias
 
+from ....ipc.messages import SERVED_TOKENS_MAX
+
 KEYS_MAX = 4096
 """Pairs of a model and a user that are remembered of a node: the latest."""
 ByModel: TypeAlias = Mapping[str, Mapping[str, int]]
@@ -37,6 +39,11 @@ class ServedTotals:
         self._nodes: dict[str, _Node] = {}
         self._all = Counter[_Key]()
         """Tokens of all nodes. They stay when a node is lost, so that no sum decreases."""
+
+    @property
+    def keys(self) -> int:
+        """The number of pairs of which there are sums."""
+        return len(self._all)
 
     def begin_node(self, node: str) -> None:
         """Note that a connection to *node* begins."""
@@ -72,7 +79,7 @@ class ServedTotals:
             elsewhere = self._all[key] - it.counted[key]
             if elsewhere > sent:
                 it.sent[key] = elsewhere
-                found.setdefault(key[0], {})[key[1]] = elsewhere - sent
+                found.setdefault(key[0], {})[key[1]] = min(elsewhere - sent, SERVED_TOKENS_MAX)
         return found
 
     def _forget_unknown(self) -> None:
