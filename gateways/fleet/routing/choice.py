@@ -95,7 +95,8 @@ def _rank(name: str, request: RouteRequest, fleet: FleetLoad) -> tuple[float, ..
     node = fleet.loads[name]
     places = (node.sessions + max(0, sum(opened))) / max(1, node.sessions_max)
     free = free_slots(load, opened)
-    is_recent = name == request.recent and 2 * free > load.slots
+    idle = free - _other_turns(name, request, fleet)
+    is_recent = name == request.recent and 2 * idle > load.slots
     return (
         not starts_at_once(load, opened, request.priority),
         predicted_wait_s(load, opened, request.priority),
@@ -103,8 +104,17 @@ def _rank(name: str, request: RouteRequest, fleet: FleetLoad) -> tuple[float, ..
         must_begin_load(load, opened),
         evicts_others(node, load),
         not is_recent,
-        -free / max(1, load.slots),
+        -idle / max(1, load.slots),
         places,
+    )
+
+
+def _other_turns(name: str, request: RouteRequest, fleet: FleetLoad) -> int:
+    """Return the turns of other models on a node: they share its processors with a new turn."""
+    return sum(
+        max(0, sum(load.running) + sum(fleet.opened.get((name, model), NONE)))
+        for model, load in fleet.loads[name].models.items()
+        if model != request.model
     )
 
 

@@ -64,6 +64,24 @@ def test_the_recent_node_is_preferred_while_most_of_its_slots_are_free() -> None
     assert chosen(request, a=node(loaded(running=(0, 2, 0, 0))), b=node(loaded())) == "b"
 
 
+def two_models(own: ByClass = NONE, other: ByClass = NONE) -> NodeLoad:
+    models = {M: loaded(running=own), "other": loaded(running=other)}
+    return NodeLoad(instance=1, sessions_max=100, models=models)
+
+
+def test_turns_of_other_models_count_as_they_share_the_processors() -> None:
+    busy, idle = two_models(other=(0, 3, 0, 0)), two_models(own=(0, 1, 0, 0))
+    assert chosen(a=busy, b=idle) == "b"
+    assert chosen(RouteRequest(M, recent="a"), a=busy, b=idle) == "b"
+    assert chosen(a=busy, b=two_models(own=(0, 4, 0, 0))) == "a", "a free slot comes first"
+
+
+def test_turns_of_other_models_that_began_since_the_report_count() -> None:
+    nodes = {name: two_models() for name in "ab"}
+    opened = {("a", "other"): (0, 1, 0, 0)}
+    assert choose_node(RouteRequest(M), FleetLoad(nodes, opened=opened)) == "b"
+
+
 def test_a_free_slot_is_preferred_to_parking_another_turn() -> None:
     low = node(loaded(running=(4, 0, 0, 0)))
     assert chosen(RouteRequest(M, URGENT), a=low, b=node(loaded(running=(0, 3, 0, 0)))) == "b"
