@@ -1,0 +1,108 @@
+"""The fleets that are simulated: models, nodes and traffic."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from inferd.scheduler.policy.cost import CostCoefficients, StepCost
+from tools.build_engine import ROOT
+
+from .node import ModelKind
+from .simulation import Scenario
+from .traffic import Traffic
+
+COSTS_FILE = ROOT / "bench" / "results" / "fleet-step-cost.json"
+"""The step cost that a daemon has learned for SmolLM2-135M; `--calibrate` writes it."""
+GIB = 1 << 30
+ENOUGH, LITTLE = 9 * GIB, 6 * GIB
+"""Memory of a node for all models, which are loaded at the begin, or for two or three of four."""
+KV_BYTES = 2 * GIB
+WARM_UP_S_MAX, WARM_UP_SHARE = 1200.0, 1 / 6
+"""The time before a run that is not measured: a share of the run, within a bound."""
+SESSIONS_PER_S = 0.0065
+"""New sessions of a node at the mean hour: about two thousand turns a day."""
+PEAK_S = 13 * 3600.0
+
+
+class Size(NamedTuple):
+    """A model by its ratio to SmolLM2-135M in the time of a step and in the bytes of a token."""
+
+    name: str
+    factor: float
+    need_bytes: int
+
+
+SIZES: Sequence[Size] = (
+    Size("chat", 10, 2 * GIB),
+    Size("large", 20, 4 * GIB),
+    Size("code", 10, 2 * GIB),
+    Size("small", 5, 1 * GIB),
+)
+"""By popularity."""
+SMOLLM2_TOKEN_BYTES = 23_040
+LOAD_BYTES_S, LOAD_S_MIN = 500e6, 1.0
+
+
+def scaled(known: CostCoefficients, factor: float) -> StepCost:
+    """Return the costs of a model whose steps take *factor* times as long."""
+
+    def times(one: tuple[float, float, float]) -> tuple[float, float, float]:
+        a, b, c = one
+        return factor * a, factor * b, factor * c
+
+    wide = times(known.wide) if known.wide is not None else None
+    return StepCost.from_coefficients(
+        CostCoefficients(times(known.narrow), wide, factor * known.token_s_least)
+    )
+
+
+def learned(found: Mapping[str, Any]) -> CostCoefficients:
+    """Return the coefficients in a model's statistics, or in a file of them."""
+    (a, b, c), wide = found["narrow"], found["wide"]
+    return CostCoefficients((a, b, c), tuple(wide) if wide else None, found["token_s_least"])
+
+
+def model_kinds(known: CostCoefficients) -> dict[str, ModelKind]:
+    """Return the models of the fleet."""
+    return {
+        size.name: ModelKind(
+            name=size.name,
+            cost=scaled(known, size.factor),
+            slots=4,
+            need_bytes=size.need_bytes,
+            load_s=LOAD_S_MIN + size.need_bytes / LOAD_BYTES_S,
+            token_bytes=round(SMOLLM2_TOKEN_BYTES * size.factor / 4),
+            kv_bytes=KV_BYTES,
+        )
+        for size in SIZES
+    }
+
+
+def known_cost() -> CostCoefficients:
+    """Return the step cost of the last calibration."""
+    return learned(json.loads(COSTS_FILE.read_text()))
+
+
+def scenario(
+    nodes: int,
+    seconds: float,
+    begin_s: float = 0.0,
+    memory_bytes: int = ENOUGH,
+    rate: float = SESSIONS_PER_S,
+) -> Scenario:
+    """Return a fleet of *nodes* with the traffic of *seconds*."""
+    names = [size.name for size in SIZES]
+    traffic = Traffic(nodes, rate, names, begin_s=begin_s)
+    warm_up = min(WARM_UP_S_MAX, WARM_UP_SHARE * seconds)
+    return Scenario(traffic, model_kinds(known_cost()), memory_bytes, seconds, warm_up)
+
+
+FLEETS: Mapping[str, tuple[int, float, float, int]] = {
+    "10 nodes, a day": (10, 86400.0, 0.0, ENOUGH),
+    "10 nodes, little memory": (10, 6 * 3600.0, 8 * 3600.0, LITTLE),
+    "100 nodes, a day": (100, 86400.0, 0.0, ENOUGH),
+    "1000 nodes, an hour": (1000, 3600.0, PEAK_S, ENOUGH),
+}
+"""By name: nodes, seconds, the time of day at the begin, and the memory of a node."""

@@ -1,0 +1,215 @@
+"""The policies that are compared: inferd's entry, and simpler ways to choose a node for a turn."""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import random
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from inferd.gateways.fleet.entry.homes import HOMES_MAX, RECENT_MAX, NodeTable
+from inferd.gateways.fleet.entry.own_turns import SAMPLE_S, OwnTurns, TurnKind
+from inferd.gateways.fleet.routing.choice import FleetLoad, RouteRequest, choose_node
+from inferd.gateways.fleet.routing.loads import NONE, ByClass, NodeLoad
+
+from .turns import Session, Turn
+
+POINTS = 64
+"""Points of each node on the ring of consistent hashing."""
+
+
+class Policy(Protocol):
+    """Chooses the node of each turn. All calls come from the simulation, in the order of time."""
+
+    wants_reports: bool
+
+    def choose(self, turn: Turn, now: float) -> str:
+        """Return the node of a turn, of those that can be reached."""
+
+    def begin_turn(self, turn: Turn, now: float) -> None:
+        """Note that a turn was sent to its node."""
+
+    def end_turn(self, turn: Turn, now: float) -> None:
+        """Note that a turn has ended or failed."""
+
+    def note_report(self, node: str, load: NodeLoad, now: float) -> None:
+        """Note a node's report."""
+
+    def note_lost(self, node: str) -> None:
+        """Note that a node can no longer be reached."""
+
+    def note_found(self, node: str, load: NodeLoad) -> None:
+        """Note that a node can be reached again."""
+
+
+class InferdPolicy:
+    """The entry: sessions stay on their node, and `choose_node` places new ones by the reports and
+    the entry's own turns since then.
+
+    A session whose node is lost is opened again elsewhere, from a copy of its history.
+    """
+
+    wants_reports = True
+
+    def __init__(self, loads: Mapping[str, NodeLoad]):
+        self._loads = dict(loads)
+        self._homes = NodeTable[int](HOMES_MAX)
+        self._recent = NodeTable[tuple[int, str]](RECENT_MAX)
+        self._turns = {node: OwnTurns() for node in loads}
+        self._unsettled: dict[str, float] = {}
+        """The nodes with own turns that their last report lacks, with the time of the last one."""
+
+    def choose(self, turn: Turn, now: float) -> str:
+        session = turn.session
+        home = self._homes.find(session.number)
+        if home is not None and home not in self._loads:
+            home = None
+        if home is not None:
+            return home
+        recent = self._recent.find((session.user, session.model))
+        request = RouteRequest(session.model, session.priority, None, recent)
+        node = choose_node(request, FleetLoad(self._loads, (), self._opened(now)))
+        self._homes.put(session.number, node)
+        self._recent.put((session.user, session.model), node)
+        return node
+
+    def _opened(self, now: float) -> dict[tuple[str, str], ByClass]:
+        opened: dict[tuple[str, str], ByClass] = {}
+        for node in self._unsettled:
+            for model, counts in self._turns[node].since_report(now).items():
+                if counts != NONE:
+                    opened[node, model] = counts
+        return opened
+
+    def begin_turn(self, turn: Turn, now: float) -> None:
+        self._turns[turn.node].begin_turn(turn, _kind_of(turn.session), now)
+        self._unsettled[turn.node] = now
+
+    def end_turn(self, turn: Turn, now: float) -> None:
+        self._turns[turn.node].end_turn(turn)
+        self._unsettled[turn.node] = now
+
+    def note_report(self, node: str, load: NodeLoad, now: float) -> None:
+        self._loads[node] = load
+        self._turns[node].note_report(now)
+        if self._unsettled.get(node, now) <= now - SAMPLE_S:
+            del self._unsettled[node]
+
+    def note_lost(self, node: str) -> None:
+        self._loads.pop(node, None)
+        self._turns[node] = OwnTurns()
+        self._unsettled.pop(node, None)
+
+    def note_found(self, node: str, load: NodeLoad) -> None:
+        self._loads[node] = load
+
+
+class _WithoutReports:
+    """The part of a policy that needs no reports: the nodes that can be reached."""
+
+    wants_reports = False
+
+    def __init__(self, loads: Mapping[str, NodeLoad]):
+        self.nodes = list(loads)
+
+    def begin_turn(self, turn: Turn, now: float) -> None:
+        pass
+
+    def end_turn(self, turn: Turn, now: float) -> None:
+        pass
+
+    def note_report(self, node: str, load: NodeLoad, now: float) -> None:
+        pass
+
+    def note_lost(self, node: str) -> None:
+        self.nodes.remove(node)
+
+    def note_found(self, node: str, load: NodeLoad) -> None:
+        bisect.insort(self.nodes, node)
+
+
+class TwoChoices(_WithoutReports):
+    """The power of two choices: of two random nodes the one with fewer turns under way, which the
+    balancer knows exactly. *sticky*: only for the first turn of a session, which then stays.
+    """
+
+    def __init__(self, loads: Mapping[str, NodeLoad], *, sticky: bool, seed: int = 1):
+        super().__init__(loads)
+        self._turns = dict.fromkeys(loads, 0)
+        self._sticky, self._rng = sticky, random.Random(f"{seed} choices")
+        self._up = set(loads)
+
+    def choose(self, turn: Turn, now: float) -> str:
+        node = turn.session.node
+        if self._sticky and node in self._up:
+            return node
+        count = len(self.nodes)
+        one, other = (self.nodes[int(self._rng.random() * count)] for _ in range(2))
+        return one if self._turns[one] <= self._turns[other] else other
+
+    def begin_turn(self, turn: Turn, now: float) -> None:
+        self._turns[turn.node] += 1
+
+    def end_turn(self, turn: Turn, now: float) -> None:
+        self._turns[turn.node] -= 1
+
+    def note_lost(self, node: str) -> None:
+        super().note_lost(node)
+        self._up.discard(node)
+
+    def note_found(self, node: str, load: NodeLoad) -> None:
+        super().note_found(node, load)
+        self._up.add(node)
+
+
+class HashRing(_WithoutReports):
+    """Consistent hashing of the key that *key_of* returns for a session."""
+
+    def __init__(self, loads: Mapping[str, NodeLoad], key_of: Callable[[Session], str]):
+        super().__init__(loads)
+        self._key_of = key_of
+        points = [(_hash(f"{node} {at}"), node) for node in loads for at in range(POINTS)]
+        self._points = sorted(points)
+        self._up = set(loads)
+
+    def choose(self, turn: Turn, now: float) -> str:
+        at = bisect.bisect(self._points, (_hash(self._key_of(turn.session)), ""))
+        while True:
+            node = self._points[at % len(self._points)][1]
+            if node in self._up:
+                return node
+            at += 1
+
+    def note_lost(self, node: str) -> None:
+        super().note_lost(node)
+        self._up.discard(node)
+
+    def note_found(self, node: str, load: NodeLoad) -> None:
+        super().note_found(node, load)
+        self._up.add(node)
+
+
+def _hash(key: str) -> int:
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest())
+
+
+def _kind_of(session: Session) -> TurnKind:
+    return TurnKind(session.model, session.priority)
+
+
+def _session_key(session: Session) -> str:
+    return f"session {session.number}"
+
+
+def _owner_key(session: Session) -> str:
+    return f"owner {session.user} {session.model}"
+
+
+POLICIES: Mapping[str, Callable[[Mapping[str, NodeLoad]], Policy]] = {
+    "inferd": InferdPolicy,
+    "two choices per session": lambda loads: TwoChoices(loads, sticky=True),
+    "two choices per turn": lambda loads: TwoChoices(loads, sticky=False),
+    "hash of the session": lambda loads: HashRing(loads, _session_key),
+    "hash of user and model": lambda loads: HashRing(loads, _owner_key),
+}
