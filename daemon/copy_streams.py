@@ -69,7 +69,7 @@ class ConnectionCopies(SessionCopier):
         if len(data) > CHANGE_BYTES_MAX:
             self._send_frame(recording, stream, request, state="too-large")
         else:
-            self._send_frame(recording, stream, request, data=data)
+            self._send_frame(recording, stream, request, data=data, whole=change.past is not None)
 
     def _send_frame(
         self,
@@ -78,6 +78,7 @@ class ConnectionCopies(SessionCopier):
         request: int,
         *,
         data: bytes = b"",
+        whole: bool = False,
         state: str = "",
     ) -> None:
         change = CopiedChange(
@@ -85,6 +86,8 @@ class ConnectionCopies(SessionCopier):
             stream=stream.id,
             number=stream.number,
             data=data,
+            whole=whole,
+            model=recording.model,
             state=state,
         )
         self._connection.send([_COPY, request, change], flush=False)

@@ -27,9 +27,13 @@ async def read_copy(daemon: Daemon, request: Request) -> w.ReadCopyResult:
     copier = None if live is None else daemon.copies.copier_of(holder)
     if copier is not None:
         stream, data = copier.read_whole(session.recording)
-        return w.ReadCopyResult(stream=stream.id, number=stream.number, data=data)
+        return w.ReadCopyResult(
+            stream=stream.id, number=stream.number, data=data, model=session.model.name
+        )
     data = encode_change(session.recording.take_copy(whole=True))
-    return w.ReadCopyResult(stream=secrets.token_hex(16), number=1, data=data)
+    return w.ReadCopyResult(
+        stream=secrets.token_hex(16), number=1, data=data, model=session.model.name
+    )
 
 
 async def store_copy(daemon: Daemon, request: Request) -> w.Empty:

@@ -10,15 +10,17 @@ class CopiedChange(Map):
     """A change of a session with an id, sent to a client with `copies` in its hello, before the
     reply that acknowledges it.
 
-    The changes of a `stream` are numbered from 1; the first one has the whole session. `data` is
-    for `store_copy`. Of a session that was deleted, or that has become too large for a frame, only
-    the reason is sent: `state` is `deleted` or `too-large`.
+    The changes of a `stream` are numbered from 1; the first one has the `whole` session, and so
+    have others. `data` is for `store_copy`. Of a session that was deleted, or that has become too
+    large for a frame, only the reason is sent: `state` is `deleted` or `too-large`.
     """
 
     session_id: str
     stream: str
     number: int
     data: bytes = b""
+    whole: bool = False
+    model: str = ""
     state: str = ""
 
 
@@ -36,6 +38,7 @@ class ReadCopyResult(Map):
     stream: str
     number: int
     data: bytes
+    model: str
 
 
 class StoreCopyParams(Map):

@@ -209,6 +209,11 @@ class Recording:
         """Whether the session is written at all."""
         return self._journal is not None
 
+    @property
+    def model(self) -> str:
+        """The name of the session's model."""
+        return "" if self._session is None else self._session.facts.model
+
     def take_copy(self, *, whole: bool = False) -> CopyChange:
         """Return the changes since the last one was taken, or the *whole* session; from now on the
         copier has them.

@@ -341,7 +341,7 @@ ANSWERS: dict[str, Answer] = {
     "exchange_served": _fixed(served={"fake": {"@ada": 5}}),
     "export_session": _fixed(data=b"part", size=9),
     "import_session": _fixed(size=9),
-    "read_copy": _fixed(stream="t", number=3, data=b"all"),
+    "read_copy": _fixed(stream="t", number=3, data=b"all", model="echo"),
     "store_copy": _fixed(),
     "save_state": _fixed(tokens=5, stored_tokens=5),
     "list_states": _fixed(states=[{"name": "story"}]),

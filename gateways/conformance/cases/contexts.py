@@ -164,8 +164,8 @@ def a_copy_becomes_the_session(server: Server) -> None:
         named = {"session_id": params["session_id"], "label": server.label}
         whole = connection.call("read_copy", **named)
         connection.call("delete_session", context=context)
-        size = len(whole["data"])
-        connection.call("store_copy", **named, **whole, size=size)
+        given = {name: whole[name] for name in ("stream", "number", "data")}
+        connection.call("store_copy", **named, **given, size=len(whole["data"]))
         expect(connection.refusal(WITH_ID, **params), "SessionBusy")
         connection.call("end_transfer", transfer=whole["stream"], outcome="keep")
         result = connection.call(WITH_ID, **params)

@@ -21,7 +21,7 @@ from ....ipc import messages as w
 from ..calls.frames import Fields, raw_of, values_of
 from ..entry.client import FleetClient, SharedState
 from ..entry.opening import reopen_context
-from .moves import ARRIVING, DEPARTED, Moves, key_of
+from .moves import ARRIVING, COPY, DEPARTED, Moves, key_of
 
 MOVES_MAX = 8
 """Moves at once."""
@@ -118,7 +118,7 @@ class _Drain:
 
         async with anyio.create_task_group() as group:
             for session in await self._moves.list_sessions(self._node):
-                if session["state"] not in (ARRIVING, DEPARTED):
+                if session["state"] not in (ARRIVING, COPY, DEPARTED):
                     group.start_soon(move, session)
         return errors
 

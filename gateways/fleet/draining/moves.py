@@ -7,7 +7,7 @@ before that where it was. docs/protocol.md describes the calls.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
 
@@ -30,13 +30,13 @@ WAIT_S_MAX = 30.0
 """Time that a request waits for the move of its session."""
 FIRST_S_MAX = 10.0
 """Time for interrupted moves at the start of an entry."""
-ARRIVING, DEPARTED = "arriving", "departed"
-_LISTED: Fields = {"all": raw_of(True), "dormant": raw_of(True)}
+ARRIVING, DEPARTED, COPY = "arriving", "departed", "copy"
+LISTED: Fields = {"all": raw_of(True), "dormant": raw_of(True)}
 Listed: TypeAlias = Mapping[str, dict[str, Any]]
 """The result of `sessions` by node."""
 
 
-class _NoClient:
+class NoClient:
     """The client's side of the connections over which sessions move."""
 
     unsent_bytes = 0
@@ -68,16 +68,33 @@ def key_of(session: Mapping[str, Any]) -> SessionKey:
     return SessionKey(FleetUser(user, session["label"]), session["session_id"])
 
 
-class Moves:
-    """Lives on the entry's event loop. `run` ends interrupted moves when a node is found."""
+async def _ignore_listed(listed: Listed) -> None:
+    """Do nothing with the sessions of the nodes."""
 
-    def __init__(self, fleet: SharedState, note: Callable[[str], object]):
-        self._fleet, self._note = fleet, note
+
+def _without_copies(result: dict[str, Any]) -> dict[str, Any]:
+    return {"sessions": [s for s in result["sessions"] if s["state"] != COPY]}
+
+
+class Moves:
+    """Lives on the entry's event loop. `run` ends interrupted moves when a node is found, after
+    *on_listed* was called with the sessions of all nodes.
+    """
+
+    def __init__(
+        self,
+        fleet: SharedState,
+        note: Callable[[str], object],
+        on_listed: Callable[[Listed], Awaitable[object]] = _ignore_listed,
+    ):
+        self._fleet, self._note, self._on_listed = fleet, note, on_listed
         self._under_way: dict[SessionKey, anyio.Event] = {}
         self._interrupted: set[SessionKey] = set()
         """Sessions of which it is not known where they are, until `_resolve` has found out."""
         self._wanted, self._resolved = anyio.Event(), anyio.Event()
         self._operator: FleetClient | None = None
+        self.on_moved: Callable[[], object] = lambda: None
+        """Called after a session has moved."""
         self.drains = anyio.Lock()
         """Held by the drain that moves sessions."""
 
@@ -108,6 +125,10 @@ class Moves:
             data={"cause": "node", "retry_after_s": RETRY_S},
         )
 
+    def is_moving(self, key: SessionKey) -> bool:
+        """Return whether a session moves."""
+        return key in self._under_way
+
     @contextmanager
     def moving(self, key: SessionKey) -> Iterator[None]:
         """Have requests that open a session wait until the end of the block."""
@@ -125,7 +146,7 @@ class Moves:
         """End interrupted moves until cancelled; started once that was tried."""
         hello = ClientHello(protocol=PROTOCOL_VERSION, software="inferd fleet")
         async with anyio.create_task_group() as group:
-            self._operator = FleetClient(self._fleet, _NoClient(), FleetUser("", ""), hello, group)
+            self._operator = FleetClient(self._fleet, NoClient(), FleetUser("", ""), hello, group)
             with anyio.move_on_after(FIRST_S_MAX):
                 await self._resolve()
             self._resolved.set()
@@ -161,6 +182,7 @@ class Moves:
             counters.session_move_failures += 1
             raise
         counters.sessions_moved += 1
+        self.on_moved()
         return target
 
     async def _move_session(self, source: str, session: Mapping[str, Any]) -> str:
@@ -268,7 +290,7 @@ class Moves:
 
         :raises InferdError: it cannot be reached.
         """
-        raw = await self.operator.upstream(node).call("sessions", _LISTED)
+        raw = await self.operator.upstream(node).call("sessions", LISTED)
         return list(values_of(raw)["sessions"])
 
     async def _resolve(self) -> None:
@@ -277,7 +299,9 @@ class Moves:
             nodes = self._fleet.nodes.reachable()
         except Busy:
             return
-        listed, _ = await gather(self.operator, "sessions", _LISTED, nodes)
+        listed, _ = await gather(self.operator, "sessions", LISTED, nodes)
+        await self._on_listed(listed)
+        listed = {node: _without_copies(result) for node, result in listed.items()}
         moving = [
             (node, session)
             for node, result in listed.items()

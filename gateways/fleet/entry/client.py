@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -22,7 +23,7 @@ from ....backends.errors import (
     ShuttingDown,
     error_from_wire,
 )
-from ....ipc.messages import ClientHello, Kind
+from ....ipc.messages import ClientHello, CopiedChange, Kind
 from ....wire.frames import HEADER_BYTES, pack_frame
 from ..calls.frames import (
     Fields,
@@ -36,6 +37,7 @@ from ..calls.frames import (
     with_mapped_handles,
 )
 from ..calls.routes import CallRoute
+from ..copies.pending import PendingChange, call_after
 from ..link import ContentKind
 from ..routing.choice import node_unreachable
 from .homes import FleetUser, NodeTable, RecentKey, SessionKey
@@ -45,6 +47,7 @@ from .nodes import Nodes
 from .own_turns import OwnTurns, TurnKind
 from .upstream import Upstream, lost_error
 
+_change = msgspec.msgpack.Decoder(CopiedChange)
 EXPIRED_MAX = 10_000
 """Contexts of lost nodes that a client's connection remembers."""
 UNREAD_PAUSE_BYTES = 1 << 20
@@ -87,6 +90,35 @@ class SettledSessions(Protocol):
         :raises Busy: it still does.
         """
 
+    def is_moving(self, key: SessionKey) -> bool:
+        """Return whether a session moves."""
+
+    def moving(self, key: SessionKey) -> AbstractContextManager[None]:
+        """Have requests that open a session wait until the end of the block."""
+
+
+class SessionCopies(Protocol):
+    """The copies of sessions on second nodes."""
+
+    @property
+    def are_wanted(self) -> bool:
+        """Whether clients' sessions are copied."""
+
+    @property
+    def are_awaited(self) -> bool:
+        """Whether answers wait until the copies have their changes."""
+
+    def accept_change(
+        self, owner: FleetUser, home: str, change: CopiedChange
+    ) -> PendingChange | None:
+        """Take a change of a session on the node *home*; None if there can be no copy."""
+
+    async def home_of(self, key: SessionKey, known: str | None = None) -> str | None:
+        """Return the node of a session that continues from its copy.
+
+        :raises Busy: it will do so, but not yet.
+        """
+
 
 class ReadMetrics(Protocol):
     """The metrics of the fleet."""
@@ -109,6 +141,10 @@ class SharedState(Protocol):
         self, client: FleetClient, request: ClientRequest, params: Fields
     ) -> Fields:
         """Move the sessions of a node to other nodes."""
+
+    @property
+    def copies(self) -> SessionCopies:
+        """The copies of sessions on second nodes."""
 
     @property
     def metrics(self) -> ReadMetrics:
@@ -179,6 +215,10 @@ class ClientRequest:
         """The node's turns, among which it counts."""
         self.context: int | None = None
         """The client's handle of the context to whose node it was sent."""
+        self.session_id = ""
+        """The id of the session of this context."""
+        self.changes: list[PendingChange] = []
+        """The changes of sessions that its answer acknowledges."""
         self.on_result: Callable[[Fields], object] | None = None
         """Called with its result, whose handles are the client's."""
 
@@ -213,6 +253,8 @@ class FleetClient:
         """Handles of contexts that were opened again after a move, by the client's handles."""
         self._aliases: dict[int, int] = {}
         """The client's handles of these."""
+        self._changes: dict[str, PendingChange] = {}
+        """The last change of each session whose copy lacks it yet, by the session's id."""
         self._lost = Counter[str]()
         """Contexts lost with connections, by node, until the loss of the node is reported."""
 
@@ -363,6 +405,7 @@ class FleetClient:
         self.forward(request, incarnation.node, fields, has_contents=has_contents)
         request.context = handle = integer_in(params, "context")
         context = self._contexts.get(handle)
+        request.session_id = "" if context is None else context.session_id
         if request.route.has_turn and context is not None:
             request.turns = self.fleet.nodes.turns_of(context.node)
             request.turns.drop_opened((self, handle))
@@ -386,10 +429,36 @@ class FleetClient:
         if message.kind == Kind.EVENT:
             self.pass_event(request, upstream, message)
             return
-        self.requests.pop(request.number, None)
         if request.turns is not None:
             request.turns.end_turn(request)
-        if message.kind == Kind.ERROR:
+        changes = self._unacknowledged(request)
+        answer = partial(self._pass_answer, request, upstream, message, changes)
+        if not call_after(changes, partial(self._pass_later, answer)):
+            answer()
+
+    def _pass_later(self, answer: Callable[[], object]) -> None:
+        answer()
+        self._socket.flush()
+
+    def _unacknowledged(self, request: ClientRequest) -> list[PendingChange]:
+        """Return the changes for whose copies the answer to a request waits."""
+        if not self.fleet.copies.are_awaited:
+            return []
+        last = self._changes.get(request.session_id)
+        return request.changes if last is None else [*request.changes, last]
+
+    def _pass_answer(
+        self,
+        request: ClientRequest,
+        upstream: Upstream,
+        message: OpenFrame,
+        changes: Iterable[PendingChange],
+    ) -> None:
+        self.requests.pop(request.number, None)
+        if upstream.lost is not None and any(change.is_missed for change in changes):
+            # Neither the lost node nor a copy may ever show what this acknowledges.
+            self.fail(request.number, lost_error(upstream.node, upstream.lost.message))
+        elif message.kind == Kind.ERROR:
             error = error_from_wire(values_of(message.items[2]))
             self.fail(request.number, without_shutdown(error))
         elif request.route.in_result or request.on_result is not None:
@@ -398,6 +467,31 @@ class FleetClient:
         else:
             self._socket.add_frame(frame_of(message.body))
             self.on_idle()
+
+    def accept_change(self, upstream: Upstream, message: OpenFrame) -> None:
+        """Take the change of a session, for its copy."""
+        change = _change.decode(message.items[2])
+        pending = self.fleet.copies.accept_change(self.owner, upstream.node, change)
+        if pending is None:
+            return
+        request = self.requests.get(message.number)
+        if request is not None:
+            request.changes = [other for other in request.changes if not other.is_done]
+            request.changes.append(pending)
+        session_id = change.session_id
+        self._changes[session_id] = pending
+
+        def note_done() -> None:
+            if self._changes.get(session_id) is pending:
+                del self._changes[session_id]
+
+        pending.call_when_done(note_done)
+
+    async def wait_copied(self, request: ClientRequest) -> None:
+        """Wait until the copies have the changes that a request has made."""
+        done = anyio.Event()
+        if call_after(self._unacknowledged(request), done.set):
+            await done.wait()
 
     def pass_event(self, request: ClientRequest, upstream: Upstream, message: OpenFrame) -> None:
         """Pass an event to the client."""

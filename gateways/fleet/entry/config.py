@@ -45,6 +45,10 @@ class EntrySettings(msgspec.Struct, forbid_unknown_fields=True, rename="kebab", 
     """Users of this machine who act as the relay's user on each node: they manage the fleet."""
     delegates: list[str] = []
     """Users of this machine who may act on behalf of others: gateways."""
+    copies: Literal["off", "async", "sync"] = "sync"
+    """Whether sessions with an id have a copy on a second node, and whether answers wait for it."""
+    follower_after: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 10.0
+    """Seconds after the loss of a node until its sessions continue from their copies."""
     connections_max: Annotated[int, msgspec.Meta(ge=8, le=100_000)] = 256
     metrics: str | int = f"{LOOPBACK}:{METRICS_PORT}"
     """The address of the metrics listener: a port, HOST:PORT, the path of a Unix socket, or off."""

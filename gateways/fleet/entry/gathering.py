@@ -98,7 +98,9 @@ async def call_for_session(
     :raises Busy: no node has it, and it may be on one that cannot be reached.
     """
     nodes = client.fleet.nodes
-    await client.fleet.moves.wait_settled(SessionKey(client.owner, text_in(params, "session_id")))
+    key = SessionKey(client.owner, text_in(params, "session_id"))
+    await client.fleet.moves.wait_settled(key)
+    await client.fleet.copies.home_of(key, client.fleet.homes.find(key))
     results, errors = await gather(client, request.call, params, nodes.reachable())
     found = {node: result for node, result in results.items() if result.get("deleted", True)}
     missing = sorted({*nodes.unreachable(), *(n for n, exc in errors.items() if _is_loss(exc))})

@@ -62,6 +62,8 @@ class NodeLink:
         self.load: NodeLoad | None = None
         self.hello: ServerHello | None = None
         self.cause = "it has not answered yet"
+        self.lost_at = time.monotonic()
+        """The time since which it cannot be reached."""
         self._attempt: anyio.CancelScope | None = None
         self._context, self._own_certificate = context, own_certificate
         self._on_change = on_change
@@ -161,6 +163,8 @@ class NodeLink:
 
     def _lose(self, cause: str) -> None:
         is_news = self.load is not None or not self.settled.is_set()
+        if self.load is not None:
+            self.lost_at = time.monotonic()
         self.counters.losses += self.load is not None
         self.load, self.cause = None, cause
         self.settled.set()

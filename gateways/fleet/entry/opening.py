@@ -122,7 +122,9 @@ async def exchange(
     upstream.send_request(request.number, frame, handle)
     request.upstream = upstream
     try:
-        return upstream, result_of(await answer)
+        result = result_of(await answer)
+        await client.wait_copied(request)
+        return upstream, result
     finally:
         request.upstream = None
 
@@ -216,6 +218,9 @@ async def _home_of(client: FleetClient, session: SessionKey, state: str) -> str 
     """
     homes, nodes = client.fleet.homes, client.fleet.nodes
     known = homes.find(session) if session.session_id else None
+    promoted = await client.fleet.copies.home_of(session, known) if session.session_id else None
+    if promoted is not None:
+        return promoted
     if known is not None and known in nodes.links:
         return known
     home = None

@@ -26,6 +26,7 @@ from ....ipc.server.outbox import OUTBOXES_BYTES_MAX
 from ....ipc.server.shares import SharedLimit
 from ....wire.frames import pack_frame
 from ..calls.frames import Fields, open_message
+from ..copies.copies import Copies
 from ..draining.draining import drain_node
 from ..draining.moves import Moves
 from ..fair_share.exchange import FairShare
@@ -68,7 +69,9 @@ class Entry:
         self._idle = anyio.Event()
         """Set once an entry that stops has no requests."""
         self._config, self._note = config, note
-        self.moves = Moves(self, note)
+        self.copies = Copies(self, settings.copies, settings.follower_after, config.state_dir, note)
+        self.moves = Moves(self, note, self.copies.reconcile)
+        self.moves.on_moved = self.copies.check_soon
         self.metrics = FleetMetrics(self)
         self._fair_share = FairShare(self, note)
         self._rules = UserRules(settings.users, settings.operators, settings.delegates)
@@ -87,6 +90,7 @@ class Entry:
         """
         self.incarnations.open()
         self.nodes.drained.open()
+        self.copies.promotions.open()
         if self._discovery is not None:
             self._discovery.open()
         listener = UnixListener(str(self._config.socket), self._config.socket_mode, gateway=True)
@@ -95,6 +99,7 @@ class Entry:
             with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
                 async with anyio.create_task_group() as group:
                     await group.start(self.nodes.run)
+                    await group.start(self.copies.run)
                     await group.start(self.moves.run)
                     await group.start(self.metrics.run)
                     group.start_soon(self._fair_share.run)
@@ -219,7 +224,10 @@ class Entry:
         hello = read_hello(body)
         user = user_on_nodes(connection.uid, name, hello.on_behalf_of, self._rules)
         own = msgspec.structs.replace(
-            hello, on_behalf_of=user, software=hello.software[:SOFTWARE_CHARACTERS]
+            hello,
+            on_behalf_of=user,
+            software=hello.software[:SOFTWARE_CHARACTERS],
+            copies=self.copies.are_wanted,
         )
         client = FleetClient(self, connection, FleetUser(user, hello.label), own, group)
         connection.is_idle = lambda: not client.requests
@@ -278,6 +286,7 @@ class Entry:
         """Fail the requests on a node that cannot be reached, and report its sessions."""
         contexts = sum(client.lose_node(link.name, link.cause) for client in tuple(self._clients))
         link.counters.contexts_lost += contexts
+        self.copies.note_lost()
         sessions = self.homes.count_on(link.name)
         self._note(
             f"node {link.name} is lost at {link.address}: {link.cause}; {contexts} open"

@@ -51,6 +51,9 @@ class UpstreamOwner(Protocol):
     def resume_client(self, upstream: Upstream) -> None:
         """Read from the client again."""
 
+    def accept_change(self, upstream: Upstream, message: OpenFrame) -> None:
+        """Take the change of a session, for its copy."""
+
     def upstream_lost(self, upstream: Upstream) -> None:
         """Note that the connection has ended; its requests have failed."""
 
@@ -155,6 +158,8 @@ class Upstream(asyncio.Protocol):
             if isinstance(error, ShuttingDown | ConnectionLost):  # of the node, not of the client
                 error = lost_error(self.node, error.message)
             self.end(error)
+        elif message.kind == Kind.COPY:
+            self._owner.accept_change(self, message)
         else:
             number = message.number
             if message.kind == Kind.EVENT:

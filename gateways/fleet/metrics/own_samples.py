@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from importlib.metadata import version
 from typing import Protocol
 
+from ..copies.copies import Copies
 from ..entry.client import FleetClient
 from ..entry.node_link import NodeLink
 from ..entry.nodes import Nodes
@@ -44,6 +45,10 @@ class MeasuredEntry(Protocol):
         """The moves of sessions between nodes."""
 
     @property
+    def copies(self) -> Copies:
+        """The copies of sessions on second nodes."""
+
+    @property
     def connections(self) -> int:
         """The number of open connections."""
 
@@ -78,6 +83,11 @@ def own_samples(entry: MeasuredEntry, now: float) -> dict[str, Samples]:
         **_counted(links),
         "sessions_moving": _one(entry.moves.under_way),
         "sessions_interrupted": _one(entry.moves.interrupted),
+        "copies": [((name,), entry.copies.table.counts[name]) for name in links],
+        "copies_under_way": _one(entry.copies.under_way),
+        "changes_copied": _one(entry.copies.counters.stored),
+        "changes_without_copy": _one(entry.copies.counters.missed),
+        "sessions_promoted": _one(entry.copies.counters.promoted),
         "connections": _one(entry.connections),
         "connections_max": _one(entry.connections_max),
         "requests": _one(sum(len(client.requests) for client in entry.clients)),

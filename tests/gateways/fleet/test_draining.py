@@ -223,7 +223,7 @@ def is_settled(fleet: RunningFleet) -> bool:
     for daemon in fleet.daemons.values():
         with Client(daemon.socket) as direct:
             listed = direct.sessions(all_users=True, dormant=True)
-            if any(session["transfer"] for session in listed):
+            if any(s["transfer"] for s in listed if s["state"] != "copy"):
                 return False
     return True
 

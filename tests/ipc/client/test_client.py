@@ -311,7 +311,7 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any], Any]] = 
         ("s",),
         {"label": "home"},
         {"session_id": "s", "label": "home"},
-        ReadCopyResult(stream="t", number=3, data=b"all"),
+        ReadCopyResult(stream="t", number=3, data=b"all", model="echo"),
     ),
     (
         "store_copy",

@@ -1130,6 +1130,8 @@ export interface ReadCopyResult {
   number: number;
   /** the whole session as a change */
   data: Uint8Array;
+  /** the session's model */
+  model: string;
 }
 
 export function readReadCopyResult(fields: Fields): ReadCopyResult {

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from inferd.backends.errors import BackendError, InferdError, UnsupportedOperation
+from inferd.gateways.fleet.copies.copies import Copies
 from inferd.gateways.fleet.entry.client import FleetClient
 from inferd.gateways.fleet.entry.config import read_config
 from inferd.gateways.fleet.entry.nodes import Nodes
@@ -62,6 +63,8 @@ class Entry:
         for link in self.nodes.links.values():
             link.load = NodeLoad(instance=1)
         self.operator: Any = Operator(answer)
+        fleet: Any = self
+        self.copies = Copies(fleet, "sync", 10.0, folder, lambda _: None)
 
 
 async def scraped(entry: Entry) -> ScrapedMetrics:
