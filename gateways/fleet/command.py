@@ -45,6 +45,15 @@ RayAddress = Annotated[
 RayCluster = Annotated[
     str, typer.Option("--ray", metavar="HOST:PORT", help="The Ray cluster that has the node.")
 ]
+Descriptors = Annotated[
+    Path | None,
+    typer.Option(
+        "--descriptors",
+        metavar="PATH",
+        help="Take models in descriptors at this Unix socket, from an entry on this machine.",
+        show_default=False,
+    ),
+]
 NodeStateDir = Annotated[
     Path | None,
     typer.Option(
@@ -142,6 +151,7 @@ def node(
     listen: ListenAt = "0.0.0.0:7878",
     certificates: Certificates = None,
     socket: SocketPath = None,
+    descriptors: Descriptors = None,
     ray: RayAddress = "",
     state_dir: NodeStateDir = None,
 ) -> None:
@@ -154,6 +164,11 @@ def node(
         from .node.serving import run_node
     from ...daemon.cli.client import socket_of
 
+    if ray and descriptors:
+        raise InvalidArgument(
+            "--descriptors and --ray do not go together",
+            hint="run the relay of the entry's own node without Ray",
+        )
     if ray:
         import platformdirs
 
@@ -181,6 +196,7 @@ def node(
         listen=listen,
         folder=certificates_folder(certificates),
         path=str(socket_of(socket)),
+        descriptors=str(descriptors or ""),
         on_ready=partial(note_ready, name),
         on_expiry=note,
     )

@@ -8,6 +8,7 @@ with descriptors of memfds, made anew::
     [101]           the end of a content
     [102, request]  a request, as bytes, with the contents before it
     [103]           the contents so far are dropped
+    [104, token]    a content that was passed to the relay's own socket with this token
 
 A report connection carries frames of the relay alone, each an array whose first item is its kind::
 
@@ -52,8 +53,12 @@ class ContentKind(IntEnum):
     END = 101
     REQUEST = 102
     DROP = 103
+    PASSED = 104
 
 
+TOKEN_BYTES = 16
+RECEIVED, REFUSED = b"\1", b"\0"
+"""The relay's answers to a descriptor that is passed to its own socket."""
 PART_BYTES = 1 << 18
 """Bytes of a part of a content."""
 CONTENTS_MAX = 16

@@ -35,6 +35,7 @@ def count_descriptors(params: msgspec.Raw) -> int:
 def model_refused() -> UnsupportedOperation:
     """Return the error for a model in a descriptor."""
     return UnsupportedOperation(
-        "a fleet loads no model from a descriptor: its file does not reach the nodes",
-        hint="put the model into the models directory of each node, and load it by its name",
+        "this fleet loads no model from a descriptor: its file does not reach the nodes",
+        hint="put the model into the models directory of each node, and load it by its name; or run"
+        " a node on the entry's machine, and set its `descriptors` in fleet.toml",
     )

@@ -187,11 +187,11 @@ class SuspendedContext:
 
 class FleetGraph:
     """A client's graph: the call that loads its model, and its handle on each node that has done
-    so for this client.
+    so for this client. The model of a descriptor is on one *node* only.
     """
 
-    def __init__(self, call: str, params: Fields, model: str):
-        self.call, self.model = call, model
+    def __init__(self, call: str, params: Fields, model: str, node: str = ""):
+        self.call, self.model, self.node = call, model, node
         self.params = {name: value for name, value in params.items() if name != "progress"}
         self.leases: dict[str, int] = {}
         self.lock = anyio.Lock()

@@ -23,6 +23,8 @@ class NodeSettings(msgspec.Struct, forbid_unknown_fields=True, rename="kebab"):
     """A table `[nodes.NAME]`."""
 
     address: str
+    descriptors: str = ""
+    """The Unix socket of a relay on the entry's machine that takes models in descriptors."""
 
 
 class EntrySettings(msgspec.Struct, forbid_unknown_fields=True, rename="kebab", kw_only=True):
@@ -56,6 +58,13 @@ class EntrySettings(msgspec.Struct, forbid_unknown_fields=True, rename="kebab", 
     """The programs that may be allowed to read them: those of this machine, or any."""
 
 
+class OwnNode(msgspec.Struct, frozen=True):
+    """The node on the entry's machine, and the socket at which its relay takes descriptors."""
+
+    name: str
+    descriptors: str
+
+
 class EntryConfig(msgspec.Struct, frozen=True):
     """The configuration with all defaults, and with absolute paths."""
 
@@ -66,6 +75,7 @@ class EntryConfig(msgspec.Struct, frozen=True):
     socket_mode: int
     state_dir: Path
     metrics: Address
+    own_node: OwnNode | None = None
 
 
 def read_config(file: Path, socket: Path | None = None) -> EntryConfig:
@@ -86,6 +96,7 @@ def read_config(file: Path, socket: Path | None = None) -> EntryConfig:
         _mode(file, settings.socket_mode),
         path_of(settings.state_dir, platformdirs.user_state_path("inferd") / "fleet"),
         _metrics_address(file, settings),
+        _own_node(file, settings),
     )
 
 
@@ -115,6 +126,18 @@ def _address(file: Path, name: str, node: NodeSettings) -> NodeAddress:
         return parse_node_address(node.address)
     except InvalidArgument as exc:
         raise InvalidArgument(f"{file}: nodes.{name}: {exc.message}", hint=exc.hint) from None
+
+
+def _own_node(file: Path, settings: EntrySettings) -> OwnNode | None:
+    found = {name: node.descriptors for name, node in settings.nodes.items() if node.descriptors}
+    if len(found) > 1:
+        raise InvalidArgument(
+            f"{file}: {' and '.join(found)} have `descriptors`",
+            hint="only the node on the entry's machine has it",
+        )
+    for name, path in found.items():
+        return OwnNode(name, str((file.parent / path).absolute()))
+    return None
 
 
 def _metrics_address(file: Path, settings: EntrySettings) -> Address:

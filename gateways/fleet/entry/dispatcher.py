@@ -46,6 +46,7 @@ from .gathering import (
 )
 from .leases import close_context
 from .opening import load_graph, note_branches, open_context, reopen_context, work_on_graph
+from .own_node import load_passed
 from .rolling import call_for_model
 
 log = logging.getLogger(__name__)
@@ -123,11 +124,14 @@ class Dispatcher:
                 raise UnsupportedOperation(f"there is no call {call[:50]!r}")
             needed = count_descriptors(message.items[3]) if route.has_tensors else 0
             descriptors = passed.claim(needed)
-            if descriptors and route.route is not Route.CONTEXT:
+            if descriptors and route.route not in (Route.CONTEXT, Route.LOAD):
                 passed.close_claimed(descriptors)
                 raise model_refused()
             request = requests[number] = ClientRequest(number, call, route)
-            if descriptors:
+            if descriptors and route.route is Route.LOAD:
+                work = partial(load_passed, passed, descriptors)
+                self._client.group.start_soon(self._run, work, request, params)
+            elif descriptors:
                 self._begin_contents(request, params, descriptors)
             else:
                 self._dispatch(request, params)
@@ -156,9 +160,10 @@ class Dispatcher:
             request.context = handle  # its session does not move meanwhile
             node = client.incarnation_of(params)[0].node
             upstream = client.upstream(node)
-            await passed.send_contents(descriptors, upstream)
-            upstream.check_connected()
-            client.forward_to_context(request, params, has_contents=True)
+            async with upstream.contents_lock:
+                await passed.send_contents(descriptors, upstream)
+                upstream.check_connected()
+                client.forward_to_context(request, params, has_contents=True)
         except InferdError as exc:
             client.fail(request.number, without_shutdown(exc))
         finally:

@@ -15,6 +15,7 @@ import msgspec
 from ....backends.errors import Busy, InferdError
 from ..calls.frames import raw_of
 from .client import FleetClient, FleetGraph
+from .upstream import lost_error
 
 LEASE_IDLE_S = 1.0
 """Time without use after which a lease ends, unless it is the graph's only one."""
@@ -44,6 +45,8 @@ async def leased(client: FleetClient, graph: FleetGraph, node: str) -> AsyncIter
 
 async def _lease(client: FleetClient, graph: FleetGraph, node: str) -> int:
     async with graph.lock:
+        if node not in graph.leases and graph.node:
+            raise lost_error(graph.node, "the model of a descriptor was lost with its connection")
         if node not in graph.leases:
             upstream = client.upstream(node)
             raw = await upstream.call(graph.call, graph.params)

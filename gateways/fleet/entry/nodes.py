@@ -62,7 +62,7 @@ class Nodes:
         """The context of connections for clients."""
         self._on_found, self._on_lost = on_found, on_lost
         self._context, self._own_certificate = context, (folder, name)
-        self._configured = config.addresses
+        self._configured, self.own = config.addresses, config.own_node
         self.drained = DrainedNodes(config.state_dir)
         self._group: anyio.abc.TaskGroup | None = None
         """The tasks of the links, while they run."""

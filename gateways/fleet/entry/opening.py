@@ -21,6 +21,7 @@ from ....backends.errors import (
     WorkerCrashed,
 )
 from ....ipc.messages import Kind
+from ....wire.frames import HEADER_BYTES, pack_frame
 from ..calls.frames import (
     Fields,
     OpenFrame,
@@ -31,6 +32,7 @@ from ..calls.frames import (
     with_handle,
 )
 from ..calls.merging import session_homes
+from ..link import ContentKind
 from ..routing.choice import RETRY_HINT, RETRY_S, RouteRequest
 from ..routing.loads import CLASSES
 from .client import ClientRequest, FleetClient, FleetGraph, OpenContext
@@ -103,9 +105,15 @@ def _retry_s(error: InferdError) -> float:
 
 
 async def exchange(
-    client: FleetClient, request: ClientRequest, node: str, params: Fields
+    client: FleetClient,
+    request: ClientRequest,
+    node: str,
+    params: Fields,
+    *,
+    has_contents: bool = False,
 ) -> tuple[Upstream, msgspec.Raw]:
-    """Send a request to *node* under the client's id, pass its events, and return its result.
+    """Send a request to *node* under the client's id, with the contents that were sent there; pass
+    its events, and return its result.
 
     :raises InferdError: it failed.
     """
@@ -119,6 +127,8 @@ async def exchange(
             answer.set_result(message)
 
     frame = request_frame(request.number, request.call, params)
+    if has_contents:
+        frame = pack_frame([ContentKind.REQUEST, frame[HEADER_BYTES:]])
     upstream.send_request(request.number, frame, handle)
     request.upstream = upstream
     try:
@@ -129,10 +139,10 @@ async def exchange(
         request.upstream = None
 
 
-async def load_graph(client: FleetClient, request: ClientRequest, params: Fields) -> Fields:
-    """Load a model on one node; contexts of the graph may later be on others.
+def check_graphs(client: FleetClient) -> None:
+    """Check that a client may have another graph.
 
-    :raises InferdError: no node can load it.
+    :raises InvalidArgument: it has too many.
     """
     if len(client.graphs) >= GRAPHS_MAX:
         raise InvalidArgument(
@@ -140,6 +150,14 @@ async def load_graph(client: FleetClient, request: ClientRequest, params: Fields
             hint="unload those that are not needed",
             data={"graphs_max": GRAPHS_MAX},
         )
+
+
+async def load_graph(client: FleetClient, request: ClientRequest, params: Fields) -> Fields:
+    """Load a model on one node; contexts of the graph may later be on others.
+
+    :raises InferdError: no node can load it.
+    """
+    check_graphs(client)
     nodes = client.fleet.nodes
     model = nodes.model_name(model_of(params))
     graph = FleetGraph(request.call, params, model)
@@ -187,6 +205,13 @@ async def open_context(client: FleetClient, request: ClientRequest, params: Fiel
     if session.session_id:
         await fleet.moves.wait_settled(session)
     home = await _home_of(client, session, text_in(params, "from_state"))
+    if graph.node:
+        if home not in (None, graph.node):
+            raise InvalidArgument(
+                f"the session or state is on the node {home}, and the model on {graph.node}",
+                hint="the model of a descriptor is only on the node of the entry's machine",
+            )
+        home = graph.node
 
     async def attempt(node: str) -> Fields:
         if session.session_id:
@@ -201,7 +226,7 @@ async def open_context(client: FleetClient, request: ClientRequest, params: Fiel
                 own = client.client_handle(upstream, found)
                 client.note_context(own, context, opened_by=request)
         except BaseException:
-            if home is None:
+            if home is None or graph.node:
                 fleet.homes.drop(session)
             raise
         fleet.recent.put(recent, node)
@@ -277,6 +302,8 @@ async def work_on_graph(client: FleetClient, request: ClientRequest, params: Fie
         return client.mapped(upstream, raw, request.route.in_result)
 
     known = next((node for node in graph.leases if client.fleet.nodes.is_reachable(node)), None)
+    if graph.node:
+        return await attempt(graph.node)
     if known is not None and request.call != EMBED:
         return await attempt(known)
     return await on_best_node(client, RouteRequest(graph.model, class_of(params)), attempt, request)

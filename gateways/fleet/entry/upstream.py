@@ -93,6 +93,8 @@ class Upstream(asyncio.Protocol):
         self._unsent: bytearray | None = bytearray()
         """Frames of requests until the connection stands; None from then on."""
         self._is_reading = True
+        self.contents_lock = anyio.Lock()
+        """Held while contents of a request are sent, until the request is."""
         self._accepts = asyncio.Event()
         """Set while the node takes what is sent; also once the connection has ended."""
 

@@ -12,6 +12,7 @@ from ....backends.errors import BackendError, ProtocolError
 from ....wire.frames import FRAME_BYTES_MAX, FrameReader
 from ..calls.frames import frame_of
 from ..link import CONTENTS_BYTES_MAX, CONTENTS_MAX, ContentKind
+from .passed_files import PassedFiles
 
 FRAME_GROWTH_BYTES = 1 << 10
 """Bytes of a frame of the entry beside the request in it."""
@@ -28,9 +29,12 @@ class Passage(NamedTuple):
 
 
 class ContentReader:
-    """The frames of one entry's connection, and the contents for its next request."""
+    """The frames of one entry's connection, and the contents for its next request. *files* are
+    those that entries on this machine have passed.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, files: PassedFiles) -> None:
+        self._files = files
         self._frames = FrameReader(FRAME_BYTES_MAX + FRAME_GROWTH_BYTES)
         self._open: int | None = None
         """The memfd of the content whose end has not arrived."""
@@ -69,6 +73,10 @@ class ContentReader:
             return data
         if kind == ContentKind.PART:
             self._write(data)
+        elif kind == ContentKind.PASSED:
+            if len(self._ready) >= CONTENTS_MAX:
+                raise ProtocolError("the contents of a request exceed their limits")
+            self._ready.append(self._files.take_file(data))
         elif kind == ContentKind.END:
             self._write(b"")
             assert self._open is not None, "`_write` has opened it"
@@ -92,8 +100,7 @@ class ContentReader:
 
     def close(self) -> None:
         """Drop the contents."""
-        for descriptor in (*self._ready, *(() if self._open is None else (self._open,))):
-            os.close(descriptor)
+        self._files.close_files((*self._ready, *(() if self._open is None else (self._open,))))
         self._ready, self._open, self._bytes = [], None, 0
 
 

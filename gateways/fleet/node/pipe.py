@@ -14,6 +14,7 @@ from ....ipc.messages import Kind
 from ....wire.frames import pack_frame
 from ..link import BUFFER_BYTES, set_options
 from .contents import ContentReader, Passage
+from .passed_files import PassedFiles
 
 
 class PipeEnd(asyncio.Protocol):
@@ -77,10 +78,11 @@ class PipeEnd(asyncio.Protocol):
 
 
 class DaemonEnd(PipeEnd):
-    """The daemon's side of a pipe, which also passes descriptors."""
+    """The daemon's side of a pipe, which also passes descriptors; *files* closes them."""
 
-    def __init__(self) -> None:
+    def __init__(self, files: PassedFiles) -> None:
         super().__init__()
+        self._files = files
         self._unsent: deque[Passage] = deque()
         """Data behind descriptors that cannot be passed before the daemon has read what is sent."""
         self._socket: socket.socket | None = None
@@ -92,7 +94,7 @@ class DaemonEnd(PipeEnd):
         """Send data, and pass its descriptors, which are closed then."""
         assert self.transport is not None
         if self._is_lost:
-            _close(passage)
+            self._files.close_files(passage.descriptors)
         elif not (self._unsent or passage.descriptors):
             self.transport.write(passage.data)
         else:
@@ -115,7 +117,7 @@ class DaemonEnd(PipeEnd):
                         self._other.transport.pause_reading()
                     return
             self._unsent.popleft()
-            _close(passage)
+            self._files.close_files(passage.descriptors)
             if passage.data[sent:]:
                 self.transport.write(passage.data[sent:])
         if loop.remove_writer(self._own_socket) and not self._is_full:
@@ -155,7 +157,7 @@ class DaemonEnd(PipeEnd):
     def connection_lost(self, exc: Exception | None) -> None:
         """End the entry's side, and close the descriptors that were not passed."""
         for passage in self._unsent:
-            _close(passage)
+            self._files.close_files(passage.descriptors)
         self._unsent.clear()
         if self._socket is not None:
             asyncio.get_running_loop().remove_writer(self._socket)
@@ -163,18 +165,13 @@ class DaemonEnd(PipeEnd):
         super().connection_lost(exc)
 
 
-def _close(passage: Passage) -> None:
-    for descriptor in passage.descriptors:
-        os.close(descriptor)
-
-
 class EntryEnd(PipeEnd):
     """The entry's side of a pipe, which waits for the daemon's side before it reads."""
 
-    def __init__(self, on_lost: Callable[[], object]) -> None:
+    def __init__(self, on_lost: Callable[[], object], files: PassedFiles) -> None:
         super().__init__(on_lost)
         self._daemon: DaemonEnd | None = None
-        self._contents = ContentReader()
+        self._contents = ContentReader(files)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Read nothing until `join_daemon`."""

@@ -14,6 +14,7 @@ from ....backends.errors import Busy, InferdError
 from ....ipc.greeting import connect_error
 from ..certificates.tls import DATA, REPORTS
 from ..link import HANDSHAKE_S_MAX
+from .passed_files import PassedFiles
 from .pipe import DaemonEnd, EntryEnd
 from .reporter import LoadReporter
 
@@ -46,15 +47,19 @@ class Relay:
     def __init__(self, path: str, reporter: LoadReporter, connections_max: int = CONNECTIONS_MAX):
         self._path, self._reporter, self._connections_max = path, reporter, connections_max
         self._ends: set[EntryEnd] = set()
+        self._files = PassedFiles()
 
     async def serve(
         self,
         listener: socket.socket,
         context: ssl.SSLContext,
+        descriptors: str = "",
         *,
         task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Accept entries, and pass their frames to the daemon and its frames to them."""
+        """Accept entries, and pass their frames to the daemon and its frames to them. An entry on
+        this machine passes files at the socket *descriptors*; empty: there is none.
+        """
         loop = asyncio.get_running_loop()
         async with anyio.create_task_group() as group:
 
@@ -72,6 +77,8 @@ class Relay:
             )
             try:
                 group.start_soon(self._reporter.run)
+                if descriptors:
+                    await group.start(self._files.serve, descriptors)
                 task_status.started()
                 await anyio.sleep_forever()
             finally:
@@ -81,7 +88,7 @@ class Relay:
                     end.end()
 
     def _new_pipe(self, group: anyio.abc.TaskGroup) -> EntryEnd:
-        end = EntryEnd(lambda: self._ends.discard(end))
+        end = EntryEnd(lambda: self._ends.discard(end), self._files)
         self._ends.add(end)
         group.start_soon(self._join_daemon, end)
         return end
@@ -106,7 +113,9 @@ class Relay:
         """
         loop = asyncio.get_running_loop()
         try:
-            _, daemon = await loop.create_unix_connection(DaemonEnd, self._path)
+            _, daemon = await loop.create_unix_connection(
+                lambda: DaemonEnd(self._files), self._path
+            )
         except BlockingIOError:  # the daemon's backlog is full
             raise Busy(
                 "too many programs connect to the daemon", data={"retry_after_s": 0.1}

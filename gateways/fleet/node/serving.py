@@ -26,10 +26,12 @@ def run_node(
     listen: str,
     folder: Path,
     path: str,
+    descriptors: str = "",
     on_ready: Callable[[str], object],
     on_expiry: Callable[[str], object],
 ) -> None:
-    """Serve entries until SIGTERM or SIGINT. *path* is the daemon's socket.
+    """Serve entries until SIGTERM or SIGINT. *path* is the daemon's socket, and *descriptors* the
+    one at which an entry on this machine passes files, if there is one.
 
     :raises InvalidArgument: the address or the certificate cannot be used.
     :raises PermissionDenied: the daemon does not let this user relay.
@@ -45,7 +47,7 @@ def run_node(
             await check_rights(path)
             relay = Relay(path, LoadReporter(lambda: AsyncClient(path, software=SOFTWARE)))
             async with anyio.create_task_group() as group:
-                await group.start(relay.serve, listener, context)
+                await group.start(relay.serve, listener, context, descriptors)
                 host, port = listener.getsockname()[:2]
                 on_ready(str(NodeAddress(host, port)))
                 await anext(signals)

@@ -50,10 +50,14 @@ class Relay:
 
 @contextmanager
 def relay(
-    daemon: RunningDaemon, folder: Path, name: str = "a", listen: str = "127.0.0.1:0"
+    daemon: RunningDaemon,
+    folder: Path,
+    name: str = "a",
+    listen: str = "127.0.0.1:0",
+    *more: str,
 ) -> Iterator[Relay]:
-    """Run a node's relay until the end of the block."""
-    arguments = ("fleet", "node", name, "--listen", listen, "--certificates", str(folder))
+    """Run a node's relay, with *more* arguments, until the end of the block."""
+    arguments = ("fleet", "node", name, "--listen", listen, "--certificates", str(folder), *more)
     with inferd_process(*arguments, socket=daemon.socket) as process:
         try:
             assert process.stderr is not None
@@ -112,11 +116,12 @@ async def peer(
 
 class RunningFleet:
     """Daemons, their relays and an entry, each a process; `socket` is the entry's, and `metrics`
-    that of its metrics.
+    that of its metrics. *own* is the node on the entry's machine.
     """
 
-    def __init__(self, folder: Path, daemons: dict[str, RunningDaemon]):
-        self.folder, self.daemons = folder, daemons
+    def __init__(self, folder: Path, daemons: dict[str, RunningDaemon], own: str = ""):
+        self.folder, self.daemons, self._own = folder, daemons, own
+        self.descriptors = str(folder / "own.sock")
         self.keys = certificates(folder / "keys", *daemons)
         self.socket, self.metrics = str(folder / "fleet.sock"), str(folder / "metrics.sock")
         self.relays: dict[str, Relay] = {}
@@ -127,7 +132,8 @@ class RunningFleet:
         """Start a node's relay, at the address of its former one."""
         before = self.relays.get(name)
         listen = before.address if before else "127.0.0.1:0"
-        running = relay(self.daemons[name], self.keys, name, listen)
+        more = ("--descriptors", self.descriptors) if name == self._own else ()
+        running = relay(self.daemons[name], self.keys, name, listen, *more)
         self.relays[name] = self._stacks[name].enter_context(running)
 
     def kill_relay(self, name: str) -> None:
@@ -137,6 +143,7 @@ class RunningFleet:
         """Start the entry with further lines of configuration, and wait until it listens."""
         nodes = "".join(
             f'[nodes.{name}]\naddress = "{running.address}"\n'
+            + (f'descriptors = "{self.descriptors}"\n' if name == self._own else "")
             for name, running in self.relays.items()
         )
         if "metrics =" not in more:
@@ -196,6 +203,7 @@ def running_fleet(
     *names: str,
     more: str = "",
     models_dir: Path | None = None,
+    own: str = "",
 ) -> Iterator[RunningFleet]:
     """Run a fleet whose nodes have the configuration *config*, or each its own one, until the end
     of the block.
@@ -206,7 +214,7 @@ def running_fleet(
             name: stack.enter_context(running_daemon(configs[name], models_dir=models_dir))
             for name in names
         }
-        fleet = RunningFleet(folder, daemons)
+        fleet = RunningFleet(folder, daemons, own)
         stack.callback(fleet.close)
         for name in names:
             fleet.start_relay(name)

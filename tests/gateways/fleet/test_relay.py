@@ -16,6 +16,7 @@ import pytest
 from inferd import Client
 from inferd.gateways.fleet.certificates.tls import DATA, REPORTS
 from inferd.gateways.fleet.link import BUFFER_BYTES, ReportKind
+from inferd.gateways.fleet.node.passed_files import PassedFiles
 from inferd.gateways.fleet.node.pipe import DaemonEnd, EntryEnd, PipeEnd
 from inferd.testing import RunningDaemon, running_daemon
 from inferd.wire.frames import pack_frame
@@ -232,7 +233,7 @@ async def test_a_reader_that_stops_makes_the_sender_wait() -> None:
 
 @pytest.mark.asyncio
 async def test_descriptors_wait_for_the_data_before_them_and_keep_their_place() -> None:
-    loop = asyncio.get_running_loop()
+    loop, files = asyncio.get_running_loop(), PassedFiles()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         entry = socket.create_connection(listener.getsockname())
         left, _ = listener.accept()
@@ -240,8 +241,8 @@ async def test_descriptors_wait_for_the_data_before_them_and_keep_their_place() 
     for sock in (entry, left, right, daemon):
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
-    _, one = await loop.create_connection(lambda: EntryEnd(lambda: None), sock=left)
-    _, two = await loop.create_unix_connection(DaemonEnd, sock=right)
+    _, one = await loop.create_connection(lambda: EntryEnd(lambda: None, files), sock=left)
+    _, two = await loop.create_unix_connection(lambda: DaemonEnd(files), sock=right)
     one.join_daemon(two)
     plain = [1, 1, "models", {"filling": b"x" * 100_000}]
     request = [1, 2, "set_input", {"fd": 0}]

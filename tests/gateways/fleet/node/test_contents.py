@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from inferd.backends.errors import ProtocolError, TooLarge
+from inferd.backends.errors import InvalidArgument, ProtocolError, TooLarge
 from inferd.gateways.fleet.link import CONTENTS_MAX, ContentKind
 from inferd.gateways.fleet.node import contents as module
 from inferd.gateways.fleet.node.contents import ContentReader, is_content
+from inferd.gateways.fleet.node.passed_files import PassedFiles
 from inferd.ipc.messages import Kind
 from inferd.wire.frames import FRAME_BYTES_MAX, pack_frame
 
@@ -29,7 +30,7 @@ WITH = pack_frame([ContentKind.REQUEST, REQUEST[4:]])
 
 @pytest.fixture
 def reader() -> Iterator[ContentReader]:
-    found = ContentReader()
+    found = ContentReader(PassedFiles())
     yield found
     found.close()
 
@@ -101,8 +102,13 @@ def test_a_frame_of_contents_that_cannot_be_read_is_refused(
 
 
 def test_an_end_of_the_connection_closes_all() -> None:
-    before, reader = open_files(), ContentReader()
+    before, reader = open_files(), ContentReader(PassedFiles())
     list(reader.read(part(b"a") + END + part(b"b")))
     assert open_files() == before + 2
     reader.close()
     assert open_files() == before
+
+
+def test_a_file_that_was_not_passed_is_refused(reader: ContentReader) -> None:
+    with pytest.raises(InvalidArgument, match="was not passed"):
+        list(reader.read(pack_frame([ContentKind.PASSED, b"x" * 16])))
