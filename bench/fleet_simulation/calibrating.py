@@ -78,14 +78,15 @@ def compare(
     return found
 
 
-def calibrate() -> None:
-    """Compare both models, print a table, and save the step cost of SmolLM2."""
+def calibrate(models: Sequence[str] = (PACED, SMOLLM2)) -> None:
+    """Compare *models*, print a table, and save the step cost of SmolLM2."""
     traces = {
         PACED: synthetic_trace(44, 60, 100),
-        SMOLLM2: synthetic_trace(24, 20, 100),
+        SMOLLM2: synthetic_trace(20, 30, 80),
     }
-    saved = {}
-    for model, trace in traces.items():
+    saved = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for model in models:
+        trace = traces[model]
         found = compare(model, trace, models_dir=MODELS_DIR)
         for number, attempt in enumerate(found, 1):
             _print(model, number, attempt)

@@ -8,9 +8,9 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from bench.texts import story
 from inferd import AsyncClient
@@ -30,6 +30,9 @@ _CLASS_NAMES: Sequence[Literal["low", "normal", "high", "urgent"]] = (
 KV_BYTES, TOKEN_BYTES = 1 << 30, 1 << 12
 TOLERANCE = 0.1
 WARM_UP_TURNS, WARM_UP_TOKENS = 4, 32
+POLL_S = 0.5
+"""The time between two requests for the learned costs."""
+Three: TypeAlias = tuple[float, float, float]
 
 
 class Arrival(NamedTuple):
@@ -110,15 +113,35 @@ async def run_trace(
     async with AsyncClient(socket) as client:
         before = await _measure_overheads(client, model, echoes=echoes)
         begin_s = time.perf_counter() + 0.1
-        records = await asyncio.gather(
+        sessions = asyncio.gather(
             *(
                 _run_session(client, model, arrival, number, begin_s, echoes=echoes)
                 for number, arrival in enumerate(trace, 1)
             )
         )
-        stats = await client.stats()
-    cost = learned_cost(stats["models"][model]["step_cost"])
-    return list(records), replace(before, cost=cost)
+        known = []
+        while not sessions.done():
+            await asyncio.wait([sessions], timeout=POLL_S)
+            known.append(coefficients((await client.stats())["models"][model]["step_cost"]))
+    cost = StepCost.from_coefficients(mean_cost(known))
+    return await sessions, replace(before, cost=cost)
+
+
+def mean_cost(known: Sequence[CostCoefficients]) -> CostCoefficients:
+    """Return the mean of costs that were learned at different times: an engine forgets the steps
+    before the last hundred, in which a trace has other turns than at its end.
+    """
+
+    def mean(rows: Sequence[Three]) -> Three:
+        a, b, c = (statistics.fmean(values) for values in zip(*rows, strict=True))
+        return a, b, c
+
+    wide = [one.wide for one in known if one.wide is not None]
+    return CostCoefficients(
+        mean([one.narrow for one in known]),
+        mean(wide) if wide else None,
+        min(one.token_s_least for one in known),
+    )
 
 
 async def _measure_overheads(client: AsyncClient, model: str, *, echoes: bool) -> NodeCosts:
@@ -134,7 +157,8 @@ async def _measure_overheads(client: AsyncClient, model: str, *, echoes: bool) -
         )
     lone = Arrival(0.0, 1, [TurnPlan(WARM_UP_TOKENS, 1, 0.0)] * WARM_UP_TURNS)
     short = await _run_session(client, model, lone, -SLOTS, now, echoes=echoes)
-    cost = learned_cost((await client.stats())["models"][model]["step_cost"])
+    found = (await client.stats())["models"][model]["step_cost"]
+    cost = StepCost.from_coefficients(coefficients(found))
     chunks = [(stream[0].prompt_tokens + WARM_UP_TOKENS // 2, 1) for stream in streams]
     step_s = statistics.fmean(stream[0].token_s for stream in streams)
     between_s = max(0.0, step_s - cost.predict(StepLoad.of_chunks(chunks)))
@@ -149,9 +173,10 @@ def _computed(turn: Record) -> tuple[int, int]:
     return turn.cached_tokens, turn.prompt_tokens - turn.cached_tokens
 
 
-def learned_cost(found: dict[str, Any]) -> StepCost:
-    """Return the step costs of a model's statistics."""
-    return StepCost.from_coefficients(CostCoefficients(**found))
+def coefficients(found: Mapping[str, Any]) -> CostCoefficients:
+    """Return the step cost in a model's statistics, or in a file of it."""
+    (a, b, c), wide = found["narrow"], found["wide"]
+    return CostCoefficients((a, b, c), tuple(wide) if wide else None, found["token_s_least"])
 
 
 async def _run_session(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from inferd.scheduler.policy.cost import CostCoefficients, StepCost
 from tools.build_engine import ROOT
 
+from .calibration import coefficients
 from .node import ModelKind
 from .simulation import Scenario
 from .traffic import Traffic
@@ -58,12 +59,6 @@ def scaled(known: CostCoefficients, factor: float) -> StepCost:
     )
 
 
-def learned(found: Mapping[str, Any]) -> CostCoefficients:
-    """Return the coefficients in a model's statistics, or in a file of them."""
-    (a, b, c), wide = found["narrow"], found["wide"]
-    return CostCoefficients((a, b, c), tuple(wide) if wide else None, found["token_s_least"])
-
-
 def model_kinds(known: CostCoefficients) -> dict[str, ModelKind]:
     """Return the models of the fleet."""
     return {
@@ -82,7 +77,7 @@ def model_kinds(known: CostCoefficients) -> dict[str, ModelKind]:
 
 def known_cost() -> CostCoefficients:
     """Return the step cost of the last calibration."""
-    return learned(json.loads(COSTS_FILE.read_text()))
+    return coefficients(json.loads(COSTS_FILE.read_text()))
 
 
 def scenario(

@@ -58,7 +58,7 @@ def test_the_steps_that_have_begun_are_found_from_the_time() -> None:
 
 
 def test_one_node_is_within_a_tenth_of_a_real_daemon() -> None:
-    trace = synthetic_trace(16, 0.5, 40)
+    trace = synthetic_trace(16, 0.5, 32)
     found = compare(PACED, trace)
     assert min(attempt.worst for attempt in found) <= TOLERANCE, [
         (attempt.real, attempt.simulated) for attempt in found
