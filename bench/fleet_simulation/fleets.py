@@ -97,6 +97,7 @@ def scenario(
 FLEETS: Mapping[str, tuple[int, float, float, int]] = {
     "10 nodes, a day": (10, 86400.0, 0.0, ENOUGH),
     "10 nodes, little memory": (10, 6 * 3600.0, 8 * 3600.0, LITTLE),
+    "100 nodes, two hours": (100, 7200.0, 10 * 3600.0, ENOUGH),
     "100 nodes, a day": (100, 86400.0, 0.0, ENOUGH),
     "1000 nodes, an hour": (1000, 3600.0, PEAK_S, ENOUGH),
 }

@@ -52,6 +52,8 @@ class Node:
         self.instance = 1
         self.busy_slots = 0
         self.changed_at = 0.0
+        self.sessions = 0
+        """Sessions whose last turn was here, and that go on."""
         self.loads = 0
         """Loads of models since the start."""
         self.loaded: dict[str, LoadedModel] = {}
@@ -189,6 +191,7 @@ class Node:
         evictable = sum(m.kind.need_bytes for m in self.loaded.values() if not m.engine.has_work)
         return NodeLoad(
             instance=self.instance,
+            sessions=self.sessions,
             sessions_max=SESSIONS_MAX,
             free_bytes=self._free_bytes(),
             evictable_bytes=evictable,

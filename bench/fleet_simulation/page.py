@@ -20,7 +20,7 @@ PAGE = ROOT / "docs" / "fleet.md"
 BARS = ROOT / "docs" / "fleet-simulation.svg"
 LINES = ROOT / "docs" / "fleet-simulation-day.svg"
 BEGIN, END = "<!-- simulation: begin -->\n", "<!-- simulation: end -->\n"
-LINES_FLEET = "100 nodes, a day"
+LINES_FLEET = "10 nodes, a day"
 HEADER = (
     *("policy", "max / mean", "variation", "in 10 min", "prefix hits", "sessions moved"),
     *("urgent p99", "normal p50", "normal p99", "mean turn"),
@@ -84,7 +84,8 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
 def write() -> None:
     """Write the plots, and the tables of the page."""
     runs = load()
-    policies, fleets = list(POLICIES), [f for f in FLEETS if any(r["fleet"] == f for r in runs)]
+    policies = [name for name in POLICIES if any(run["policy"] == name for run in runs)]
+    fleets = [name for name in FLEETS if any(run["fleet"] == name for run in runs)]
     BARS.write_text(plots.bars(runs, policies, fleets))
     LINES.write_text(plots.lines(runs, policies, LINES_FLEET))
     text = PAGE.read_text()

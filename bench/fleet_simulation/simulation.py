@@ -98,6 +98,10 @@ class Simulation:
         session, before = turn.session, turn.session.node
         turn.node = session.node = self._policy.choose(turn, now)
         turn.attempts += 1
+        if turn.node != before:
+            self.nodes[turn.node].sessions += 1
+            if before:
+                self.nodes[before].sessions -= 1
         self.measures.note_placed(turn, before)
         self._policy.begin_turn(turn, now)
         node = self.nodes[turn.node]
@@ -134,6 +138,8 @@ class Simulation:
         if number < len(session.plans):
             at = now + session.plans[number].think_s
             self._at(at, self._arrive, Turn(session, number, at))
+        else:
+            self.nodes[session.node].sessions -= 1
 
     # Reports.
 
