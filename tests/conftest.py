@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
+import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,13 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 STARTERS = frozenset(
-    ("subprocess", "multiprocessing", "running_daemon", "RunningDaemon", "inferd_process")
+    (
+        *("subprocess", "multiprocessing", "running_daemon", "RunningDaemon"),
+        *("running_fleet", "inferd_process"),
+    )
 )
 """Names in a test module that show that its tests start processes."""
 FIXTURES = frozenset(("daemon", "client", "raw", "machine", "fresh_machine"))
-PROCESS_EVENTS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,16 +53,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Schedulin
 
 def pytest_configure(config: pytest.Config) -> None:
     load_profile()
-    if config.getoption("--no-processes"):
-        sys.addaudithook(_refuse_process)
+    subprocess.Popen.__init__ = _refuse_unmarked(subprocess.Popen.__init__)  # type: ignore[method-assign]
 
 
-def _refuse_process(event: str, arguments: tuple[object, ...]) -> None:
-    if event in PROCESS_EVENTS and _running:
-        raise RuntimeError(f"this test starts a process ({arguments[0]!r}): mark it 'process'")
+def _refuse_unmarked(start: Callable[..., None]) -> Callable[..., None]:
+    """Return *start*, with an error for tests that `--no-processes` takes for some without one."""
+
+    @functools.wraps(start)
+    def checked(*args: Any, **kwargs: Any) -> None:
+        if _running and not starts_process(_running[0]):
+            raise RuntimeError("this test starts a process: mark it 'process'")
+        start(*args, **kwargs)
+
+    return checked
 
 
-_running: list[str] = []
+_running: list[pytest.Item] = []
 """The running test, if any: pytest itself may start processes."""
 
 
@@ -108,7 +118,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    _running[:] = [item.nodeid]
+    _running[:] = [item]
 
 
 def pytest_runtest_teardown() -> None:

@@ -22,7 +22,7 @@ from tests.daemon.metrics.scraping import ScrapedMetrics
 from tests.gateways.fleet.members import certificates
 
 TEXT = "# TYPE inferd_cores gauge\ninferd_cores 2\n"
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.process]
 Answer = Callable[[str], Awaitable[str]]
 
 
