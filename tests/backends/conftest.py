@@ -1,22 +1,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from inferd.backends import Model, ModelSpec, load_model
 from inferd.backends.llama.model import LlamaModel
 from tests.backends import tiny as tiny_models
-from tests.models import short_smollm2
+from tests.models import short_smollm2, smollm2
 
 SLOTS, CTX_SIZE, BATCH_SIZE = 4, 256, 32
 
 
-@pytest.fixture(scope="session")
-def _smollm2() -> Iterator[Model]:
+@contextmanager
+def _loaded(path: Path) -> Iterator[Model]:
     spec = ModelSpec(
         name="smollm2",
-        path=str(short_smollm2()),
+        path=str(path),
         slots=SLOTS,
         ctx_size=CTX_SIZE,
         batch_size=BATCH_SIZE,
@@ -28,12 +30,25 @@ def _smollm2() -> Iterator[Model]:
     model.close()
 
 
+@pytest.fixture(scope="session")
+def _short_smollm2() -> Iterator[Model]:
+    with _loaded(short_smollm2()) as model:
+        yield model
+
+
 @pytest.fixture
-def llama(_smollm2: Model) -> Model:
-    """Return SmolLM2 with empty slots."""
+def llama(_short_smollm2: Model) -> Model:
+    """Return a short SmolLM2 with empty slots."""
     for slot in range(SLOTS):
-        _smollm2.trim(slot, 0)
-    return _smollm2
+        _short_smollm2.trim(slot, 0)
+    return _short_smollm2
+
+
+@pytest.fixture(scope="module")
+def whole_smollm2() -> Iterator[Model]:
+    """Return SmolLM2, whose answers make sense."""
+    with _loaded(smollm2()) as model:
+        yield model
 
 
 @pytest.fixture

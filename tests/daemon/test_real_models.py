@@ -334,7 +334,7 @@ def test_a_turn_ends_with_the_sentence_that_means_the_given_text(
     client: inferd.Client, comparer: str
 ) -> None:
     """A sentence of a greedy answer is found again by the same model's embeddings and another's."""
-    options = {"temp": 0, "n-predict": 90, "cache-prompt": False}
+    options = {"temp": 0, "n-predict": 64, "cache-prompt": False}
     prompt = "Write a story about a lighthouse."
     graph = client.load_by_name(comparer)
     with client.session("smollm2", options=options) as session:

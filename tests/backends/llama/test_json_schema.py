@@ -270,15 +270,17 @@ def test_white_space_in_texts_is_free(bytewise: Walker) -> None:
 
 @pytest.mark.model
 @pytest.mark.parametrize("temp", [0.0, 2.0])
-def test_answers_of_a_real_model_fit_the_schema(llama: Model, temp: float) -> None:
-    prompt = llama.tokenize(b"Describe Rome in JSON:\n", special=False, bos=True)
+def test_answers_of_a_real_model_fit_the_schema(whole_smollm2: Model, temp: float) -> None:
+    prompt = whole_smollm2.tokenize(b"Describe Rome in JSON:\n", special=False, bos=True)
     names = [name for name in SCHEMAS if name.endswith("-1") or name.startswith("used")]
     samplings = [
         SamplingParams(json_schema=json.dumps(SCHEMAS[name]), temp=temp, seed=number)
         for number, name in enumerate(names)
     ]
     ended = 0
-    for name, (text, stats) in zip(names, _answers(Engine(llama), prompt, *samplings), strict=True):
+    for name, (text, stats) in zip(
+        names, _answers(Engine(whole_smollm2), prompt, *samplings), strict=True
+    ):
         if stats.stop_reason == "eos":
             ended += 1
             check(text, SCHEMAS[name])

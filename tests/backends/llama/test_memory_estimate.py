@@ -82,7 +82,7 @@ DEEP_CASES: list[Case] = [
 REAL_CASES: list[tuple[Callable[[], Path], Case]] = [
     (smollm2, (1, 4096, 256, {})),
     (smollm2, (4, 2048, 128, {"mmap": False, **Q8_0})),
-    (gemma3, (2, 8192, 512, {"swa-full": True})),
+    (gemma3, (2, 4096, 512, {"swa-full": True})),
     (gemma3, (1, 32768, 512, FLASH)),
 ]
 LONG_CASES: list[tuple[Callable[[], Path], Case]] = [
@@ -97,6 +97,7 @@ LONG_CASES: list[tuple[Callable[[], Path], Case]] = [
     (smollm2, (1, 32768, 512, Q4_0)),
     (gemma3, (2, 2048, 512, {})),
     (gemma3, (2, 8192, 512, FLASH)),
+    (gemma3, (2, 8192, 512, {"swa-full": True})),
     (gemma3, (1, 4096, 512, {"mmap": False})),
     (gemma3, (1, 8192, 512, {})),
     (gemma3, (1, 32768, 512, Q4_0)),
