@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from inferd import AsyncClient, Client, Graph
-from inferd.backends.errors import Busy, ConnectionLost, NotFound, PermissionDenied
+from inferd.backends.errors import Busy, ConnectionLost, NotFound, PermissionDenied, WorkerCrashed
+from inferd.gateways.fleet.copies.copies import HOLD_S_MAX
 from tests.echo import echo_model
 from tests.gateways.fleet.members import RunningFleet, running_fleet
 from tests.waiting import wait_until
@@ -70,7 +71,10 @@ def continued_on(client: Client, session_id: str, text: str) -> str:
     return node
 
 
-def test_a_session_continues_on_another_node_after_the_loss_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("member", ["node", "relay"])
+def test_a_session_continues_on_another_node_after_the_loss_of_its_own(
+    tmp_path: Path, member: str
+) -> None:
     with (
         running_fleet(tmp_path, CONFIG, "a", "b", more=SOON) as fleet,
         Client(fleet.socket) as client,
@@ -80,9 +84,15 @@ def test_a_session_continues_on_another_node_after_the_loss_of_its_own(tmp_path:
             home = node_of(client, "diary")
             other = "ab".replace(home, "")
             assert states_at(fleet, other) == {"diary": "copy"}
-        lose(fleet, home)
+        if member == "node":
+            lose(fleet, home)
+        else:
+            fleet.kill_relay(home)
         assert continued_on(client, "diary", "second") == other
-        bring_back(fleet, home)
+        if member == "node":
+            fleet.daemons[home].start_again()
+        fleet.start_relay(home)
+        fleet.until_noted(f"node {home} serves")
         with client.session("slow", session_id="diary") as session:
             assert node_of(client, "diary") == other
             assert session.history().session["turns"] == 2
@@ -201,6 +211,47 @@ def stopped(pid: int) -> Iterator[None]:
     finally:
         with suppress(ProcessLookupError):  # it was killed in the block
             os.kill(pid, signal.SIGCONT)
+
+
+def test_a_follower_that_hangs_is_replaced_within_seconds(tmp_path: Path) -> None:
+    with (
+        running_fleet(tmp_path, CONFIG, "a", "b", "c", more=SOON) as fleet,
+        Client(fleet.socket) as client,
+        client.session("slow", session_id="diary") as session,
+    ):
+        session.chat("first")
+        home = node_of(client, "diary")
+        [follower] = [node for node in "abc" if states_at(fleet, node) == {"diary": "copy"}]
+        [third] = set("abc") - {home, follower}
+        begin = time.monotonic()
+        with stopped(fleet.daemons[follower].pid):
+            assert session.chat("second") == "second"
+            assert time.monotonic() - begin < HOLD_S_MAX
+            assert states_at(fleet, third) == {"diary": "copy"}
+        wait_until(lambda: states_at(fleet, follower) == {})
+
+
+def test_an_answer_that_neither_node_nor_copy_has_for_sure_is_not_passed_on(
+    tmp_path: Path,
+) -> None:
+    with (
+        running_fleet(tmp_path, CONFIG, "a", "b", more=SOON) as fleet,
+        Client(fleet.socket) as client,
+        client.session("slow", session_id="diary") as session,
+        ThreadPoolExecutor() as pool,
+    ):
+        session.chat("first")
+        home = node_of(client, "diary")
+        other = "ab".replace(home, "")
+        with stopped(fleet.daemons[other].pid):
+            answer = pool.submit(session.chat, "second")
+            with Client(fleet.daemons[home].socket) as direct:
+                wait_until(lambda: contents_of(direct, "diary")[2:] == ["second", "second"])
+                wait_until(lambda: direct.queue(all_users=True) == [])
+            lose(fleet, home)
+            with pytest.raises(WorkerCrashed) as caught:
+                answer.result()
+        assert caught.value.data["node"] == home
 
 
 def contents_of(client: Client, session_id: str) -> list[str]:
