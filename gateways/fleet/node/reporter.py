@@ -119,8 +119,9 @@ class LoadReporter:
     async def _query(self, client: AsyncClient) -> NodeLoad:
         with anyio.move_on_after(CALL_S_MAX):
             tasks = await client.queue(all_users=True)
-            models: list[Any] = await client.models()
             stats = await client.stats()
+            # After `stats`: memory that a model has just left is not yet free in the report.
+            models: list[Any] = await client.models()
             now = time.monotonic()
             for name, counters in stats["models"].items():
                 has_work = bool(counters["running"])
