@@ -57,6 +57,8 @@ def test_the_steps_that_have_begun_are_found_from_the_time() -> None:
         assert run.steps_begun(run.seconds(steps) + 1e-6) == steps + 1
 
 
+@pytest.mark.alone
+@pytest.mark.process
 def test_one_node_is_within_a_tenth_of_a_real_daemon() -> None:
     trace = synthetic_trace(16, 0.5, 32)
     found = compare(PACED, trace)
