@@ -260,7 +260,7 @@ class Copies:
         record = self.promotions.find(key)
         if record is not None and record.is_kept:
             return record.follower
-        place = self.table.find(key)
+        place = self.table.find(key) if self.are_wanted else None
         if record is None and (place is None or self._fleet.nodes.is_reachable(place.home)):
             return None
         if record is None and known not in (None, place.home if place else None):
@@ -419,7 +419,7 @@ class Copies:
             await self._drop(copy.place)
         limiter = anyio.CapacityLimiter(REPAIRS_MAX)
         async with anyio.create_task_group() as group:
-            for session in missing_copies(sessions, self.table.find, self._is_usable):
+            for session in missing_copies(sessions, copies, self.table.find, self._is_usable):
                 if not self._has_changed(session.key, before):
                     group.start_soon(self._copy_dormant, session.key, session.node, limiter)
 

@@ -28,6 +28,7 @@ class ListedSession(NamedTuple):
     key: SessionKey
     node: str
     is_dormant: bool
+    turns: int
 
 
 def copy_key(session: Mapping[str, Any]) -> SessionKey:
@@ -59,7 +60,7 @@ def listed_copies(listed: Listed) -> list[ListedCopy]:
 def listed_sessions(listed: Listed) -> list[ListedSession]:
     """Return the sessions with an id that are on a node, open or dormant."""
     return [
-        ListedSession(copy_key(session), node, session["state"] == "dormant")
+        ListedSession(copy_key(session), node, session["state"] == "dormant", session["turns"])
         for node, result in listed.items()
         for session in result["sessions"]
         if session["session_id"] and session["state"] not in _ELSEWHERE
@@ -98,16 +99,23 @@ def stale_copies(
 
 def missing_copies(
     sessions: list[ListedSession],
+    copies: list[ListedCopy],
     place_of: PlaceOf,
     is_usable: Callable[[CopyPlace], bool],
 ) -> list[ListedSession]:
-    """Return the dormant sessions without a copy at a node that may have it. Open sessions send
-    theirs with the next change.
+    """Return the dormant sessions without a copy of all their turns at a node that may have it.
+    Open sessions send theirs with the next change.
     """
     missing = []
+    turns = {(copy.key, copy.place.follower): copy.progress[0] for copy in copies}
     for session in sessions:
         place = place_of(session.key)
         is_copied = place is not None and place.home == session.node and is_usable(place)
-        if session.is_dormant and not (is_copied and place is not None and place.is_current):
+        if session.is_dormant and place is not None and is_copied and place.is_current:
+            # Programs on the node itself may have used it, or the entry without copies.
+            is_copied = turns.get((session.key, place.follower)) in (None, session.turns)
+        else:
+            is_copied = False
+        if session.is_dormant and not is_copied:
             missing.append(session)
     return missing

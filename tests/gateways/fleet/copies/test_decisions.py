@@ -114,6 +114,7 @@ def test_a_copy_is_deleted_without_its_session(
     ("state", "place", "missing"),
     [
         ("dormant", None, True),
+        ("dormant", CopyPlace("a", "old", "t"), True),
         ("ready", None, False),
         ("dormant", CopyPlace("a", "b", "t"), False),
         ("dormant", CopyPlace("a", "lost", "t"), True),
@@ -126,8 +127,12 @@ def test_a_copy_is_deleted_without_its_session(
 def test_a_dormant_session_without_a_copy_gets_one(
     state: str, place: CopyPlace | None, missing: bool
 ) -> None:
-    sessions = listed_sessions(lists(a=[session(state), session("dormant", session_id=None)]))
-    found = missing_copies(sessions, lambda _: place, lambda at: at.follower == "b")
+    here = [session(state), session("dormant", session_id=None)]
+    listed = lists(a=here, b=[copy("a")], old=[copy("a", turns=0)])
+    sessions, copies = listed_sessions(listed), listed_copies(listed)
+    found = missing_copies(
+        sessions, copies, lambda _: place, lambda at: at.follower in ("b", "old")
+    )
     assert [one.node for one in found] == (["a"] if missing else [])
 
 
