@@ -68,13 +68,15 @@ def test_the_commands_set_up_a_fleet(tmp_path: Path) -> None:
         assert "node gpu-1 is used again" in undone
 
 
-def test_the_commands_for_ray_have_their_options() -> None:
+def test_the_commands_for_ray_and_models_have_their_options() -> None:
     lines = [line for block in blocks("sh")[4:] for line in block.splitlines()]
     lines = [line for line in lines if not line.startswith("inferd drain")]
     found = [line.split(" -- ")[0].split() for line in lines if line.startswith("inferd")]
     assert [words[:3] for words in found] == [
         ["inferd", "fleet", "node"],
         ["inferd", "fleet", "remove"],
+        ["inferd", "fleet", "copy"],
+        ["inferd", "fleet", "node"],
     ]
     for words in found:
         text = inferd(*words[1:3], "--help").stdout
