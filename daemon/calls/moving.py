@@ -56,16 +56,31 @@ async def export_session(daemon: Daemon, request: Request) -> w.ExportResult:
     size = len(hold.document) + hold.kv_bytes
     if p.offset > size:
         raise InvalidArgument(f"the exported session has {size} bytes")
-    data = hold.document[p.offset : p.offset + w.PART_BYTES]
-    if hold.kv_file is not None and len(data) < w.PART_BYTES:
-        at = max(0, p.offset - len(hold.document)) + hold.kv_offset
-        try:
-            data += await to_thread.run_sync(read_part, hold.kv_file, at, w.PART_BYTES - len(data))
-        except (OSError, KvDamaged) as exc:
+    try:
+        data = await _read_part(hold, p.offset)
+    except (OSError, KvDamaged) as exc:
+        if p.offset > 0:
             raise BackendError(f"the session's KV state cannot be read: {exc}") from None
+        # Nobody knows of the KV state yet, which was deleted meanwhile.
+        log.info("session.exported_without_kv", session=hold.session.name, cause=str(exc))
+        moving.remove_kv(hold)
+        size, data = len(hold.document), await _read_part(hold, 0)
     return w.ExportResult(
         data=data, size=size, on_behalf_of=_name_of_user(daemon, request, hold.session)
     )
+
+
+async def _read_part(hold: Hold, offset: int) -> bytes:
+    """Return a part of an exported session.
+
+    :raises OSError: its KV state cannot be read.
+    :raises KvDamaged: its KV state has another size.
+    """
+    data = hold.document[offset : offset + w.PART_BYTES]
+    if hold.kv_file is not None and len(data) < w.PART_BYTES:
+        at = max(0, offset - len(hold.document)) + hold.kv_offset
+        data += await to_thread.run_sync(read_part, hold.kv_file, at, w.PART_BYTES - len(data))
+    return data
 
 
 async def _find_kv(daemon: Daemon, hold: Hold) -> None:

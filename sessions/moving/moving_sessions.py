@@ -161,6 +161,12 @@ class MovingSessions:
         hold.document = msgspec.structs.replace(exported, kv=head).encode()
         hold.kv_file, hold.kv_offset, hold.kv_bytes = path, offset, head.size
 
+    @staticmethod
+    def remove_kv(hold: Hold) -> None:
+        """Have the KV state exported no more."""
+        hold.document = ExportedSession.of_session(hold.session).encode()
+        hold.kv_file, hold.kv_bytes = None, 0
+
     def _hold_of(self, key: SessionKey) -> Hold | None:
         """Return the hold of a session, if it has one that has not ended."""
         hold = self._holds.get(key)
