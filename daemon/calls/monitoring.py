@@ -190,6 +190,16 @@ def _describe_turn(
     }
 
 
+def _memory_for_loads(daemon: Daemon) -> dict[str, int]:
+    """Return the memory that loads may take; nothing if the system does not say."""
+    budget = daemon.registry.budget
+    try:
+        free = budget.reservations.free_bytes()
+    except OSError:
+        return {}
+    return {"load_free_bytes": free, "load_evictable_bytes": budget.evictable_bytes()}
+
+
 async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
     """Return the statistics, without those of workers that do not answer within a second."""
     workers: dict[str, Any] = {}
@@ -224,11 +234,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
             "recovered": daemon.registry.catalog.recovered,
             "retry_after_ratio": daemon.ledger.accuracy.counts_by_bound(),
             "cores": daemon.config.cores,
-            "memory": daemon.memory.status
-            | {
-                "load_free_bytes": daemon.registry.budget.reservations.free_bytes(),
-                "load_evictable_bytes": daemon.registry.budget.evictable_bytes(),
-            },
+            "memory": daemon.memory.status | _memory_for_loads(daemon),
             "models": workers,
             "metrics": values,
         }
