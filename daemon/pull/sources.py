@@ -8,31 +8,16 @@ import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from ...backends.errors import InvalidArgument, NotFound
 from ...backends.params import nearest
 from .part import BLOCK, Part, PullFailed, hash_file
+from .target import Source
 from .web import WebFile
 from .wheels import Wheels
 
 HUB = "https://huggingface.co"
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}")
-
-
-class Source(Protocol):
-    """The source of a model; `str()` names it in messages."""
-
-    @property
-    def name(self) -> str:
-        """The model's name, unless the user gives one."""
-
-    @property
-    def sha256(self) -> str:
-        """The SHA-256 of the model, if it is known before it is fetched, or an empty text."""
-
-    def fetch(self, part: Part) -> str:
-        """Write the model into *part*; return its required SHA-256, or an empty text."""
 
 
 @dataclass(frozen=True)

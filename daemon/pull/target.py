@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -16,9 +17,23 @@ from ...backends.errors import InvalidArgument
 from ...backends.split_gguf import PART
 from ..config.model_settings import check_model_name
 from .part import NOTE_NAME, Part, Progress, PullFailed, hash_file
-from .sources import Source
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+
+
+class Source(Protocol):
+    """The source of a model; `str()` names it in messages."""
+
+    @property
+    def name(self) -> str:
+        """The model's name, unless the user gives one."""
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 of the model, if it is known before it is fetched, or an empty text."""
+
+    def fetch(self, part: Part) -> str:
+        """Write the model into *part*; return its required SHA-256, or an empty text."""
 
 
 class Pulled(msgspec.Struct, frozen=True):
