@@ -422,6 +422,8 @@ def test_swap_prints_its_mode() -> None:
             "fingerprint": "echo-1one",
             "previous_fingerprint": "echo-1",
             "mode": "drain",
+            "nodes": [],
+            "unreachable": [],
         }
         said = inferd("swap", "live", "--to", "echo", socket=daemon.socket).stdout
         assert said == "live is now echo (echo-1, migrate)\n"
