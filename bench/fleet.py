@@ -1,7 +1,7 @@
 """The cost of a fleet: an entry with one node beside the plain socket, three nodes beside one.
 
 `python -m bench.fleet` runs daemons with paced echo models, relays and an entry, and
-prints a table. It takes two and a half minutes, and needs an otherwise idle machine.
+prints a table. It takes two minutes, and needs an otherwise idle machine.
 """
 
 from __future__ import annotations
