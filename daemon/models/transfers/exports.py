@@ -14,6 +14,7 @@ from ....backends.errors import BackendError, Busy, InvalidArgument, Unsupported
 from ....backends.split_gguf import PART
 from ....ipc.messages import PART_BYTES
 from ...residency.model_files import identity_of
+from .owned_transfers import OwnedTransfers
 
 EXPORTS_MAX = 4
 
@@ -92,11 +93,8 @@ class ModelExport:
                 self._descriptor = -1
 
 
-class ModelExports:
+class ModelExports(OwnedTransfers[ModelExport]):
     """The exports by their transfer. Owned by the daemon's event loop."""
-
-    def __init__(self) -> None:
-        self._exports: dict[str, ModelExport] = {}
 
     def begin(self, transfer: str, file: Path, owner: object) -> ModelExport:
         """Return a new export, which ends with its *owner*.
@@ -104,33 +102,19 @@ class ModelExports:
         :raises InvalidArgument: the transfer exists.
         :raises Busy: too many models are exported.
         """
-        if transfer in self._exports:
+        if transfer in self._transfers:
             raise InvalidArgument("a transfer with this id is under way")
-        if len(self._exports) >= EXPORTS_MAX:
+        if len(self._transfers) >= EXPORTS_MAX:
             raise Busy(
                 f"{EXPORTS_MAX} models are exported",
                 data={"exports_max": EXPORTS_MAX, "retry_after_s": 5.0},
             )
-        found = self._exports[transfer] = ModelExport(file, owner)
-        return found
-
-    def find(self, transfer: str, owner: object) -> ModelExport:
-        """Return an export of *owner*.
-
-        :raises InvalidArgument: there is none.
-        """
-        found = self._exports.get(transfer)
-        if found is None or found.owner is not owner:
-            raise InvalidArgument("there is no such transfer", hint="begin it with a part at 0")
+        found = self._transfers[transfer] = ModelExport(file, owner)
         return found
 
     async def end(self, transfer: str, owner: object) -> None:
         """End an export, if there is one."""
-        found = self._exports.get(transfer)
+        found = self._transfers.get(transfer)
         if found is not None and found.owner is owner:
-            del self._exports[transfer]
+            del self._transfers[transfer]
             await found.close()
-
-    def of_owner(self, owner: object) -> list[str]:
-        """Return the transfers of *owner*."""
-        return [name for name, found in self._exports.items() if found.owner is owner]

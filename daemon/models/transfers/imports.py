@@ -17,6 +17,7 @@ from ....backends.errors import BackendError, Busy, InvalidArgument
 from ...config.model_settings import check_model_name
 from ...pull.part import Part, PullFailed
 from ...pull.target import locked_name, publish_part, write_error
+from .owned_transfers import OwnedTransfers
 
 IMPORTS_MAX = 2
 SUFFIX = ".gguf.import"
@@ -85,11 +86,8 @@ class ModelImport:
         self._stack.close()
 
 
-class ModelImports:
+class ModelImports(OwnedTransfers[ModelImport]):
     """The imports by their transfer. Owned by the daemon's event loop."""
-
-    def __init__(self) -> None:
-        self._imports: dict[str, ModelImport] = {}
 
     async def add_part(
         self, found: ModelImport, transfer: str, offset: int, data: bytes, sha256: str
@@ -114,7 +112,7 @@ class ModelImports:
                 await self.end(transfer, found.owner)
             raise
         if is_published:
-            self._imports.pop(transfer, None)
+            self._transfers.pop(transfer, None)
         return is_published
 
     def begin(
@@ -126,38 +124,24 @@ class ModelImports:
         :raises Busy: the name is being imported, or too many models are.
         """
         check_model_name(name)
-        if transfer in self._imports:
+        if transfer in self._transfers:
             raise InvalidArgument("a transfer with this id is under way")
-        names = [other.name for other in self._imports.values()]
+        names = [other.name for other in self._transfers.values()]
         if name in names or len(names) >= IMPORTS_MAX:
             raise Busy(
                 f"models are being imported: {', '.join(names)}",
                 data={"imports_max": IMPORTS_MAX, "retry_after_s": 5.0},
             )
-        found = self._imports[transfer] = ModelImport(name, models_dir, size, owner)
-        return found
-
-    def find(self, transfer: str, owner: object) -> ModelImport:
-        """Return an import of *owner*.
-
-        :raises InvalidArgument: there is none.
-        """
-        found = self._imports.get(transfer)
-        if found is None or found.owner is not owner:
-            raise InvalidArgument("there is no such transfer", hint="begin it with a part at 0")
+        found = self._transfers[transfer] = ModelImport(name, models_dir, size, owner)
         return found
 
     async def end(self, transfer: str, owner: object) -> None:
         """End an import, if there is one, and remove its file."""
-        found = self._imports.get(transfer)
+        found = self._transfers.get(transfer)
         if found is not None and found.owner is owner:
             async with found.lock:
                 await anyio.to_thread.run_sync(found.discard)
-            self._imports.pop(transfer, None)
-
-    def of_owner(self, owner: object) -> list[str]:
-        """Return the transfers of *owner*."""
-        return [name for name, found in self._imports.items() if found.owner is owner]
+            self._transfers.pop(transfer, None)
 
 
 def remove_unfinished(models_dir: Path) -> None:

@@ -132,7 +132,7 @@ async def test_a_part_that_is_not_the_next_one_ends_the_import(tmp_path: Path) -
     with pytest.raises(InvalidArgument, match="after 100 bytes"):
         await imports.add_part(found, "t", 50, CONTENT[:100], "")
     assert names_in(tmp_path) == []
-    with pytest.raises(InvalidArgument, match="no such transfer"):
+    with pytest.raises(InvalidArgument, match="no transfer has this id"):
         await imports.add_part(found, "t", 100, CONTENT[100:200], "")
     assert names_in(tmp_path) == []
 
