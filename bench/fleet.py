@@ -39,7 +39,7 @@ step-ms = {STEP_MS}
 TURNS = 200
 STREAMS = 16
 LONG_TURNS = 12
-"""Turns of each stream on three nodes: so many that slots are seldom idle at the end."""
+"""Turns of each stream on three nodes: many, as slots are idle while the last ones end."""
 TEXT = "a text of forty letters for the streams"
 
 

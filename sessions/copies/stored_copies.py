@@ -149,9 +149,9 @@ class StoredCopies:
         self._journal.add_recording(copy.recording)
 
     def check_free(self, owner: Owner, session_id: str) -> None:
-        """Check that there is no copy with an id.
+        """Check that an id is not that of a copy.
 
-        :raises SessionBusy: there is one.
+        :raises SessionBusy: it is.
         """
         if (owner, session_id) in self._copies:
             raise SessionBusy(

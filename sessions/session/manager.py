@@ -369,7 +369,7 @@ class SessionManager:
         graph was unloaded.
         """
         if session.can_be_dormant:
-            session.recording.end_copies()  # a copy can do without the output that nobody has read
+            session.recording.end_copies()  # output that was not read is not copied
             session.detach()
             session.used_at = self.ledger.seconds()
             self._remove_live(session, expired=expired)
