@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import anyio
 
-from ....backends.errors import ConnectionLost, InferdError
+from ....backends.errors import InferdError
 from ....ipc.client import AsyncClient
 from ....wire.frames import pack_frame
 from ..link import BUFFER_BYTES, PING_S, REPORT_S, ReportKind, set_options
-from ..routing.loads import NodeLoad
-from .load import TokenTimeLearner, node_load
+from .load_query import LoadQuery
 
-CALL_S_MAX = 5.0
-"""Time that the daemon has to answer before it counts as not reachable."""
 RETRY_S = 0.2
 
 
@@ -63,7 +59,7 @@ class LoadReporter:
         self._connect = connect
         self._subscribers: set[Subscriber] = set()
         self._wanted = anyio.Event()
-        self._times = TokenTimeLearner()
+        self._query = LoadQuery()
         self._state = b""
         """The frames with which an entry begins: the daemon's hello and last load, or its loss."""
 
@@ -111,23 +107,10 @@ class LoadReporter:
         hello = pack_frame([ReportKind.HELLO, client.server])
         begin = hello
         while self._subscribers:
-            load = await self._query(client)
+            load = await self._query.run(client)
             self._publish(begin + pack_frame([ReportKind.LOAD, load]), hello)
             begin = b""
             await anyio.sleep(REPORT_S)
-
-    async def _query(self, client: AsyncClient) -> NodeLoad:
-        with anyio.move_on_after(CALL_S_MAX):
-            tasks = await client.queue(all_users=True)
-            stats = await client.stats()
-            # After `stats`: memory that a model has just left is not yet free in the report.
-            models: list[Any] = await client.models()
-            now = time.monotonic()
-            for name, counters in stats["models"].items():
-                has_work = bool(counters["running"])
-                self._times.observe(name, now, counters["batch_tokens"], has_work=has_work)
-            return node_load(client.server.instance, stats, models, tasks, self._times)
-        raise ConnectionLost(f"the daemon has not answered within {CALL_S_MAX:g} s")
 
     def _publish(self, frames: bytes, hello: bytes = b"") -> None:
         self._state = frames if frames.startswith(hello) else hello + frames
