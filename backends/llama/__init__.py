@@ -4,3 +4,7 @@
 `sampling` sampler chains, `text` vocabularies and chat templates, `lora` adapters, `llama_log`
 llama.cpp's log.
 """
+
+from .bindings import prepare_bindings
+
+prepare_bindings()
