@@ -19,7 +19,7 @@ from ....backends.errors import (
 )
 from ....ipc import messages as w
 from ..calls.frames import Fields, raw_of, values_of
-from ..entry.client import FleetClient, SharedState
+from ..entry.client import FleetClient, SharedState, SuspendedContext
 from ..entry.opening import reopen_context
 from .moves import ARRIVING, COPY, DEPARTED, Moves, key_of
 
@@ -131,38 +131,47 @@ class _Drain:
         for client in self._entry.clients:
             handle = client.find_context(self._node, key.session_id)
             if client.owner == key.owner and handle is not None:
-                await self._move_open(session, client, handle)
+                await self._move_open(client, handle)
                 return
         await self._moves.wait_settled(key)
         with self._moves.moving(key):
             await self._moves.move_session(self._node, session)
 
-    async def _move_open(
-        self, session: Mapping[str, Any], client: FleetClient, handle: int
-    ) -> None:
+    async def _move_open(self, client: FleetClient, handle: int) -> None:
         """Move a session that is open on a context of a client."""
         suspended = client.suspend_context(handle)
-        is_closed = False
         try:
-            own = client.daemon_handle(handle)
-            upstream = client.upstream(self._node)
-            named: Fields = {"session_id": raw_of(session["session_id"])}
-            found = values_of(await upstream.call("sessions", named))["sessions"]
-            if any(s["context"] == own and s["state"] in _ACTIVE for s in found):
-                raise SessionBusy("a turn of the session is under way")
-            await self._moves.wait_settled(key_of(session))
-            with self._moves.moving(key_of(session)):
-                context = {"context": raw_of(own), "keep": raw_of(True)}
-                await upstream.call("finalize_execution_context", context)
-                is_closed = True
-                client.drop_context(handle)
-                await self._moves.move_session(self._node, session)
+            await move_open(self._moves, client, suspended)
         finally:
-            suspended.settled.set()
-            if not is_closed:
-                client.suspended.pop(handle, None)
-            else:
+            client.resume_context(suspended)
+            if handle in client.suspended:
                 client.group.start_soon(_try_reopen, client, handle)
+
+
+async def move_open(
+    moves: Moves, client: FleetClient, suspended: SuspendedContext, target: str | None = None
+) -> None:
+    """Move the session of a suspended context, to the best node or to *target*. It is closed then,
+    unless its turn or the node's refusal prevents that.
+
+    :raises SessionBusy: a turn of the session is under way.
+    :raises InferdError: the session stays where it is.
+    """
+    node, handle = suspended.context.node, suspended.handle
+    own, upstream = client.daemon_handle(handle), client.upstream(node)
+    named: Fields = {"session_id": raw_of(suspended.context.session_id)}
+    listed = values_of(await upstream.call("sessions", named))["sessions"]
+    session = next((found for found in listed if found["context"] == own), None)
+    if session is None:
+        raise SessionBusy("the session is no longer open on this context")
+    if session["state"] in _ACTIVE:
+        raise SessionBusy("a turn of the session is under way")
+    await moves.wait_settled(key_of(session))
+    with moves.moving(key_of(session)):
+        context = {"context": raw_of(own), "keep": raw_of(True)}
+        await upstream.call("finalize_execution_context", context)
+        client.drop_context(handle)
+        await moves.move_session(node, session, target)
 
 
 async def _try_reopen(client: FleetClient, handle: int) -> None:

@@ -170,23 +170,28 @@ class Moves:
 
     # One move.
 
-    async def move_session(self, source: str, session: Mapping[str, Any]) -> str:
-        """Move a dormant session to the best node that takes it; return the node.
+    async def move_session(
+        self, source: str, session: Mapping[str, Any], target: str | None = None
+    ) -> str:
+        """Move a dormant session to *target*, or to the best node that takes it; return the node.
 
         :raises InferdError: no node takes it; it stays where it is.
         """
         counters = self._fleet.nodes.counters_of(source)
         try:
-            target = await self._move_session(source, session)
+            others = set() if target is None else {*self._fleet.nodes.links} - {target}
+            found = await self._move_session(source, session, {source} | others)
         except InferdError:
             counters.session_move_failures += 1
             raise
         counters.sessions_moved += 1
         self.on_moved()
-        return target
+        return found
 
-    async def _move_session(self, source: str, session: Mapping[str, Any]) -> str:
-        key, excluded = key_of(session), {source}
+    async def _move_session(
+        self, source: str, session: Mapping[str, Any], excluded: set[str]
+    ) -> str:
+        key = key_of(session)
         refusal: InferdError | None = None
         priority = CLASSES.index(session["priority"])
         while True:

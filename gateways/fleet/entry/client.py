@@ -40,6 +40,7 @@ from ..calls.routes import CallRoute
 from ..copies.pending import PendingChange, call_after
 from ..link import ContentKind
 from ..routing.choice import node_unreachable
+from ..routing.prompts import PromptTable
 from .homes import FleetUser, NodeTable, RecentKey, SessionKey
 from .incarnations import Incarnation, Incarnations, client_handle, daemon_handle
 from .name_locks import NameLocks
@@ -142,6 +143,11 @@ class SharedState(Protocol):
     ) -> Fields:
         """Move the sessions of a node to other nodes."""
 
+    async def move_open(
+        self, client: FleetClient, suspended: SuspendedContext, target: str
+    ) -> None:
+        """Move the session of a suspended context to the node *target*."""
+
     @property
     def copies(self) -> SessionCopies:
         """The copies of sessions on second nodes."""
@@ -161,26 +167,54 @@ class SharedState(Protocol):
     incarnations: Incarnations
     homes: NodeTable[SessionKey]
     recent: NodeTable[RecentKey]
+    prompts: PromptTable
+
+
+SETUP_CALLS_MAX, SETUP_BYTES_MAX = 8, 64 << 10
+"""Calls before the first prompt that can be repeated on another node."""
+
+
+class NewContext:
+    """A context before its first prompt: the call that has opened it, and those that have prepared
+    it. `head` is the text that comes before the prompt, such as a system prompt.
+    """
+
+    def __init__(self, call: str, params: Fields):
+        self.call = call
+        self.params = {name: params[name] for name in params if name != "queue_timeout_s"}
+        self.setup: list[tuple[str, Fields]] = []
+        self.head = b""
+        self._setup_bytes = 0
+
+    def add_setup(self, call: str, params: Fields, head: bytes) -> bool:
+        """Note a call that prepares the context; return False if there are too many."""
+        self._setup_bytes += sum(len(raw) for raw in params.values())
+        if len(self.setup) == SETUP_CALLS_MAX or self._setup_bytes > SETUP_BYTES_MAX:
+            return False
+        self.setup.append((call, params))
+        self.head += head
+        return True
 
 
 class OpenContext(NamedTuple):
-    """An open context: its node, the id of its session or an empty text, its turns' kind, and its
-    graph.
+    """An open context: its node, the id of its session or an empty text, its turns' kind, its
+    graph, and what is known of it before its first prompt.
     """
 
     node: str
     session_id: str
     kind: TurnKind
     graph: FleetGraph
+    new: NewContext | None = None
 
 
 class SuspendedContext:
-    """A context whose session is closed for a move. Requests on it wait until it is `settled`; the
-    next one opens the session again.
+    """A context that moves to another node. Requests on it wait until it is `settled`; if its
+    session is closed then, the next one opens it again.
     """
 
-    def __init__(self, context: OpenContext):
-        self.context = context
+    def __init__(self, handle: int, context: OpenContext):
+        self.handle, self.context = handle, context
         self.settled = anyio.Event()
         self.lock = anyio.Lock()
 
@@ -313,18 +347,40 @@ class FleetClient:
                 return handle
         return None
 
-    def suspend_context(self, handle: int) -> SuspendedContext:
-        """Have new requests on an open context wait, and return it.
+    def note_used(self, params: Fields) -> None:
+        """Note that the context in *params* is no longer a new one."""
+        handle = integer_in(params, "context")
+        context = self._contexts.get(handle)
+        if context is not None and context.new is not None:
+            self._contexts[handle] = context._replace(new=None)
 
-        :raises SessionBusy: requests on it are under way.
+    def suspend_context(self, handle: int, context: OpenContext | None = None) -> SuspendedContext:
+        """Have new requests on an open *context* wait, and return it.
+
+        :raises SessionBusy: requests on it are under way, or it moves.
         :raises InvalidArgument: its graph was unloaded.
         """
-        context = self._contexts[handle]
+        context = context or self._contexts[handle]
+        before = self.suspended.get(handle)
+        if before is not None and not before.settled.is_set():
+            raise SessionBusy("the session's context moves to another node")
         if any(request.context == handle for request in self.requests.values()):
             raise SessionBusy("a request on the session's context is under way")
         if context.graph not in self.graphs.values():
             raise InvalidArgument("the graph of the session's context was unloaded")
-        return self.suspended.setdefault(handle, SuspendedContext(context))
+        return self.suspended.setdefault(handle, SuspendedContext(handle, context))
+
+    def resume_context(self, suspended: SuspendedContext) -> None:
+        """Let the requests on a context go on. It stays suspended if its session is closed."""
+        if not self.is_closed(suspended) and self.suspended.get(suspended.handle) is suspended:
+            del self.suspended[suspended.handle]
+        suspended.settled.set()
+
+    def is_closed(self, suspended: SuspendedContext) -> bool:
+        """Return whether the session of a suspended context is closed, to be opened again."""
+        if not suspended.context.session_id or suspended.handle not in self.suspended:
+            return False
+        return suspended.handle not in self._contexts and suspended.handle not in self._expired
 
     def daemon_handle(self, handle: int) -> int:
         """Return the daemon's handle for that of an open context."""
@@ -335,7 +391,8 @@ class FleetClient:
         """Note that the session of a suspended context was opened again as *opened*."""
         suspended = self.suspended.pop(handle)
         self._aliases.pop(self._moved.pop(handle, 0), None)
-        self._contexts[handle] = suspended.context._replace(node=node)
+        self._contexts[handle] = suspended.context._replace(node=node, new=None)
+        self._expired.pop(handle, None)
         if opened != handle:
             self._moved[handle], self._aliases[opened] = opened, handle
 

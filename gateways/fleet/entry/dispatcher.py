@@ -45,6 +45,7 @@ from .gathering import (
     unload_graph,
 )
 from .leases import close_context
+from .new_contexts import ContextMove, begin_move
 from .opening import load_graph, note_branches, open_context, reopen_context, work_on_graph
 from .own_node import load_passed
 from .rolling import call_for_model
@@ -158,6 +159,7 @@ class Dispatcher:
             handle = integer_in(params, "context")
             await reopen_context(client, handle)
             request.context = handle  # its session does not move meanwhile
+            client.note_used(params)
             node = client.incarnation_of(params)[0].node
             upstream = client.upstream(node)
             async with upstream.contents_lock:
@@ -207,6 +209,10 @@ class Dispatcher:
         if integer_in(params, "context") in client.suspended:
             client.group.start_soon(self._forward_later, request, params)
             return
+        move = begin_move(client, request, params)
+        if move is not None:
+            client.group.start_soon(self._forward_after, move, request, params)
+            return
         if request.call == "fork_session":
             source = client.context_of(params)
             if source is not None:
@@ -224,6 +230,20 @@ class Dispatcher:
                 self._forward_to_context(request, params)
             if request.scope.cancelled_caught:
                 raise Cancelled("the request was cancelled")
+        except InferdError as exc:
+            self._client.fail(request.number, without_shutdown(exc))
+
+    async def _forward_after(
+        self, move: ContextMove, request: ClientRequest, params: Fields
+    ) -> None:
+        """Forward a request with the first prompt of a context after the context's move."""
+        try:
+            with request.scope:
+                await move.run()
+                if request.scope.cancel_called:
+                    raise Cancelled("the request was cancelled")
+                # There was no wait since the move: later requests on the context come after this.
+                self._forward_to_context(request, params)
         except InferdError as exc:
             self._client.fail(request.number, without_shutdown(exc))
 

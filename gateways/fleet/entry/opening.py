@@ -35,7 +35,14 @@ from ..calls.merging import session_homes
 from ..link import ContentKind
 from ..routing.choice import RETRY_HINT, RETRY_S, RouteRequest
 from ..routing.loads import CLASSES
-from .client import ClientRequest, FleetClient, FleetGraph, OpenContext
+from .client import (
+    ClientRequest,
+    FleetClient,
+    FleetGraph,
+    NewContext,
+    OpenContext,
+    SuspendedContext,
+)
 from .gathering import gather
 from .homes import RecentKey, SessionKey
 from .leases import GraphHandle, leased
@@ -178,11 +185,8 @@ async def load_graph(client: FleetClient, request: ClientRequest, params: Fields
     return await on_best_node(client, route, attempt)
 
 
-class _ContextHandle(msgspec.Struct):
+class _Opened(msgspec.Struct):
     context: int
-
-
-class _Reopened(_ContextHandle):
     attached: bool = False
 
 
@@ -220,10 +224,12 @@ async def open_context(client: FleetClient, request: ClientRequest, params: Fiel
             async with leased(client, graph, node) as handle:
                 fields = with_handle(params, "graph", handle)
                 upstream, raw = await exchange(client, request, node, fields)
-                found = msgspec.msgpack.decode(raw, type=_ContextHandle).context
+                found = msgspec.msgpack.decode(raw, type=_Opened)
                 kind = TurnKind(graph.model, class_of(params))
-                context = OpenContext(node, session.session_id, kind, graph)
-                own = client.client_handle(upstream, found)
+                is_new = home is None and not found.attached
+                new = NewContext(request.call, params) if is_new else None
+                context = OpenContext(node, session.session_id, kind, graph, new)
+                own = client.client_handle(upstream, found.context)
                 client.note_context(own, context, opened_by=request)
         except BaseException:
             if home is None or graph.node:
@@ -332,26 +338,34 @@ async def reopen_context(client: FleetClient, handle: int) -> None:
         return
     await suspended.settled.wait()
     async with suspended.lock:
-        if client.suspended.get(handle) is not suspended:
-            return
-        context = suspended.context
-        session = SessionKey(client.owner, context.session_id)
-        await client.fleet.moves.wait_settled(session)
-        node = await _home_of(client, session, "")
-        params: Fields = {"session_id": raw_of(context.session_id)}
-        if node is not None:
-            async with leased(client, context.graph, node) as own:
-                params["graph"] = raw_of(own)
-                upstream = client.upstream(node)
-                raw = await upstream.call("init_execution_context_with_session_id", params)
-                found = msgspec.msgpack.decode(raw, type=_Reopened)
-                opened = client.client_handle(upstream, found.context)
-                if found.attached:
-                    client.note_reopened(handle, opened, node)
-                    return
-                own_context = {"context": raw_of(found.context)}
-                await upstream.call("finalize_execution_context", own_context)
-        client.expire_context(handle)
-        raise SessionExpired(
-            f"the session {context.session_id!r} was deleted while it moved to another node"
-        )
+        if client.suspended.get(handle) is suspended:
+            await open_again(client, suspended)
+
+
+async def open_again(client: FleetClient, suspended: SuspendedContext) -> None:
+    """Open the closed session of a context again, see `reopen_context`.
+
+    :raises InferdError: that is not possible now.
+    :raises SessionExpired: the session no longer exists.
+    """
+    handle, context = suspended.handle, suspended.context
+    session = SessionKey(client.owner, context.session_id)
+    await client.fleet.moves.wait_settled(session)
+    node = await _home_of(client, session, "")
+    params: Fields = {"session_id": raw_of(context.session_id)}
+    if node is not None:
+        async with leased(client, context.graph, node) as own:
+            params["graph"] = raw_of(own)
+            upstream = client.upstream(node)
+            raw = await upstream.call("init_execution_context_with_session_id", params)
+            found = msgspec.msgpack.decode(raw, type=_Opened)
+            opened = client.client_handle(upstream, found.context)
+            if found.attached:
+                client.note_reopened(handle, opened, node)
+                return
+            own_context = {"context": raw_of(found.context)}
+            await upstream.call("finalize_execution_context", own_context)
+    client.expire_context(handle)
+    raise SessionExpired(
+        f"the session {context.session_id!r} was deleted while it moved to another node"
+    )

@@ -27,11 +27,12 @@ from ....ipc.server.shares import SharedLimit
 from ....wire.frames import pack_frame
 from ..calls.frames import Fields, open_message
 from ..copies.copies import Copies
-from ..draining.draining import drain_node
+from ..draining.draining import drain_node, move_open
 from ..draining.moves import Moves
 from ..fair_share.exchange import FairShare
 from ..metrics.scrape import FleetMetrics, MetricsListener
-from .client import ClientRequest, FleetClient
+from ..routing.prompts import PromptTable
+from .client import ClientRequest, FleetClient, SuspendedContext
 from .client_connection import ClientConnection
 from .config import EntryConfig
 from .copying import COPIES_MAX
@@ -64,6 +65,7 @@ class Entry:
         self.incarnations = Incarnations(config.state_dir)
         self.homes = NodeTable[SessionKey](HOMES_MAX)
         self.recent = NodeTable[RecentKey](RECENT_MAX)
+        self.prompts = PromptTable()
         self.swaps, self.model_copies = NameLocks(), NameLocks(COPIES_MAX)
         self.stopping = anyio.Event()
         self._idle = anyio.Event()
@@ -277,6 +279,12 @@ class Entry:
         """Move the sessions of a node to other nodes, or use the node again."""
         return await drain_node(self, client, params)
 
+    async def move_open(
+        self, client: FleetClient, suspended: SuspendedContext, target: str
+    ) -> None:
+        """Move the session of a suspended context to the node *target*."""
+        await move_open(self.moves, client, suspended, target)
+
     def _note_found(self, link: NodeLink) -> None:
         assert link.load is not None
         self.moves.note_found()
@@ -287,6 +295,7 @@ class Entry:
         contexts = sum(client.lose_node(link.name, link.cause) for client in tuple(self._clients))
         link.counters.contexts_lost += contexts
         self.copies.note_lost()
+        self.prompts.forget_node(link.name)
         sessions = self.homes.count_on(link.name)
         self._note(
             f"node {link.name} is lost at {link.address}: {link.cause}; {contexts} open"

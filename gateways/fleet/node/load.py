@@ -12,6 +12,8 @@ ANSWER_TOKENS_MIN = 16
 """Tokens that an answer is expected to have left, however long it is already."""
 LOAD_S_MIN, LOAD_BYTES_S = 1.0, 500e6
 """Time of a load: a start of a worker, and reading the file."""
+PROMPT_STEP_TOKENS = 512
+"""Tokens of a step of a long prompt."""
 LEARN = 0.2
 """Weight of the newest interval in the learned time of a token."""
 
@@ -65,14 +67,31 @@ def node_load(
         free_bytes=stats["memory"].get("load_free_bytes"),
         evictable_bytes=stats["memory"].get("load_evictable_bytes", 0),
         models={
-            model["name"]: _model_load(model, queues[model["name"]], times)
+            model["name"]: _model_load(
+                model,
+                queues[model["name"]],
+                times.token_s(model["name"]),
+                prompt_token_s(stats["models"].get(model["name"], {})),
+            )
             for model in models
             if model["file"] or model["backend"] == "echo"
         },
     )
 
 
-def _model_load(model: Mapping[str, Any], queue: _Queue, times: TokenTimeLearner) -> ModelLoad:
+def prompt_token_s(counters: Mapping[str, Any]) -> float | None:
+    """Return the time of a token of a long prompt, by the step cost that the engine has learned."""
+    cost = counters.get("step_cost")
+    if cost is None:
+        return None
+    of_ubatch, of_token, _ = cost["wide"] or cost["narrow"]
+    seconds: float = max(cost["token_s_least"], of_ubatch / PROMPT_STEP_TOKENS + of_token)
+    return seconds
+
+
+def _model_load(
+    model: Mapping[str, Any], queue: _Queue, token_s: float, prompt_token_s: float | None
+) -> ModelLoad:
     return ModelLoad(
         loaded=model["state"] == "ready",
         loading=model["state"] == "loading",
@@ -82,7 +101,8 @@ def _model_load(model: Mapping[str, Any], queue: _Queue, times: TokenTimeLearner
         waiting=as_counts(queue.waiting),
         running_tokens=as_counts(queue.running_tokens),
         waiting_tokens=as_counts(queue.waiting_tokens),
-        token_s=times.token_s(model["name"]),
+        token_s=token_s,
+        prompt_token_s=prompt_token_s,
         load_s=_load_s(model),
         need_bytes=model.get("need_bytes"),
     )

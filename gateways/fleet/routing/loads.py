@@ -35,6 +35,8 @@ class ModelLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     waiting_tokens: ByClass = NONE
     token_s: float = TOKEN_S_DEFAULT
     """The engine's time for a token while it has work, as the node has learned it."""
+    prompt_token_s: float | None = None
+    """The time of a token of a long prompt; None: no step was computed yet."""
     load_s: float = LOAD_S_DEFAULT
     """Estimated time of its load."""
     need_bytes: int | None = None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from .loads import ByClass, ModelLoad
 
+BYTES_OF_TOKEN = 4
+"""Bytes of a token of a usual text."""
 TURN_TOKENS = 128
 """Tokens that a turn is expected to compute, before anything is known of it."""
 
@@ -38,6 +40,12 @@ def starts_at_once(load: ModelLoad, opened: ByClass, priority: int) -> bool:
 def parks_another(load: ModelLoad, opened: ByClass, priority: int) -> bool:
     """Return whether a turn that starts at once takes the slot of a running turn."""
     return starts_at_once(load, opened, priority) and not free_slots(load, opened)
+
+
+def saved_s(load: ModelLoad, covered_bytes: int) -> float:
+    """Return the time that a turn saves where the beginning of its prompt need not be computed."""
+    token_s = load.token_s if load.prompt_token_s is None else load.prompt_token_s
+    return covered_bytes / BYTES_OF_TOKEN * token_s
 
 
 def predicted_wait_s(load: ModelLoad, opened: ByClass, priority: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,3 +72,29 @@ def test_a_session_moves_with_its_kv_state(tmp_path: Path) -> None:
         assert after["node"] != before["node"]
         metadata = session.chat(" And then").metadata
         assert metadata["cached_tokens"] >= before["tokens"] - 1, "only the new text is computed"
+
+
+def test_a_new_session_goes_to_the_node_that_has_computed_its_system_prompt(
+    tmp_path: Path,
+) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    (models / "smollm2.gguf").symlink_to(short_smollm2())
+    system = "You answer in few words, and you never guess. " * 12
+    keywords: dict[str, Any] = {"model": "smollm2", "system": system, "options": GREEDY}
+    with (
+        running_fleet(tmp_path, CONFIG, "a", "b", models_dir=models) as fleet,
+        Client(fleet.socket) as client,
+    ):
+        fleet.load("smollm2")
+        with client.session(**keywords) as first:
+            expected = first.chat(QUESTIONS[0])
+            [node] = [s["node"] for s in client.sessions()]
+        client.drain(node=node)
+        with client.session(**keywords) as second:
+            client.drain(node=node, undo=True)
+            assert [s["node"] for s in client.sessions()] != [node]
+            reply = second.chat(QUESTIONS[0])
+            assert [s["node"] for s in client.sessions()] == [node]
+            assert reply.metadata["cached_tokens"] > 100 and reply == expected
+            assert reply.metadata["input_tokens"] - reply.metadata["cached_tokens"] < 20

@@ -15,6 +15,7 @@ STATS: dict[str, Any] = {
     "sessions_waiting": 1,
     "sessions_max": 8,
     "memory": {"load_free_bytes": 500, "load_evictable_bytes": 40},
+    "models": {},
 }
 MODEL: dict[str, Any] = {
     "name": "m",
@@ -49,3 +50,21 @@ def test_a_load_takes_as_long_as_the_last_one_or_as_its_file_lets_expect() -> No
 
 def test_models_of_one_connection_are_left_out() -> None:
     assert node_load(1, STATS, [MODEL | {"file": ""}], [], TokenTimeLearner()).models == {}
+
+
+def test_a_report_has_the_time_of_a_prompt_token_once_steps_were_computed() -> None:
+    assert load_of().prompt_token_s is None
+    cost: dict[str, Any] = {
+        "narrow": [0.01, 0.004, 1e-6],
+        "wide": [0.0512, 0.0003, 1e-6],
+        "token_s_least": 0.0002,
+    }
+    times = TokenTimeLearner()
+
+    def learned(**changes: object) -> float | None:
+        stats = STATS | {"models": {"m": {"step_cost": cost | changes}}}
+        return node_load(1, stats, [MODEL], [], times).models["m"].prompt_token_s
+
+    assert learned() == pytest.approx(0.0004)
+    assert learned(wide=None) == pytest.approx(0.01 / 512 + 0.004)
+    assert learned(token_s_least=0.01) == 0.01

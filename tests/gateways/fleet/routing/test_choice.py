@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 from inferd.backends.errors import Busy, ModelNotFound
 from inferd.gateways.fleet.routing.choice import FleetLoad, RouteRequest, choose_node
 from inferd.gateways.fleet.routing.loads import NONE, ByClass, ModelLoad, NodeLoad
-from inferd.gateways.fleet.routing.waits import free_slots, predicted_wait_s, starts_at_once
+from inferd.gateways.fleet.routing.waits import (
+    free_slots,
+    predicted_wait_s,
+    saved_s,
+    starts_at_once,
+)
 
 LOW, NORMAL, HIGH, URGENT = range(4)
 M = "m"
@@ -62,6 +67,40 @@ def test_the_recent_node_is_preferred_while_most_of_its_slots_are_free() -> None
     request = RouteRequest(M, recent="a")
     assert chosen(request, a=node(loaded(running=(0, 1, 0, 0))), b=node(loaded())) == "a"
     assert chosen(request, a=node(loaded(running=(0, 2, 0, 0))), b=node(loaded())) == "b"
+
+
+def covering(**covered: int) -> RouteRequest:
+    return RouteRequest(M, covered_bytes=covered)
+
+
+def test_the_node_with_the_longest_beginning_of_the_prompt_is_preferred() -> None:
+    nodes = {name: node(loaded()) for name in "abc"}
+    assert chosen(covering(b=1000, c=900), **nodes) == "b"
+    assert chosen(covering(c=900), **nodes) == "c"
+    nodes["c"] = node(loaded(running=(0, 1, 0, 0)))
+    assert chosen(covering(c=900), **nodes) == "c", "most of its slots are free"
+    nodes["c"] = node(loaded(running=(0, 2, 0, 0)))
+    assert chosen(covering(c=900), **nodes) == "a"
+    nodes["c"] = node(loaded(), draining=True)
+    assert chosen(covering(c=900), **nodes) == "a"
+    nodes["c"] = node(ModelLoad())
+    assert chosen(covering(c=900), **nodes) == "a", "the model is not in memory there"
+
+
+def test_the_beginning_of_a_prompt_is_worth_more_than_the_recent_node() -> None:
+    nodes = {name: node(loaded()) for name in "ab"}
+    assert chosen(RouteRequest(M, recent="a", covered_bytes={"b": 600}), **nodes) == "b"
+
+
+def test_a_longer_wait_is_accepted_for_a_longer_time_saved() -> None:
+    """Of 4000 tokens, which take 0.01 s each, or 40 s."""
+    short = loaded(running=(0, 4, 0, 0), running_tokens=(0, 8000, 0, 0), token_s=0.001)
+    longer = loaded(
+        running=(0, 4, 0, 0), running_tokens=(0, 88_000, 0, 0), token_s=0.001, prompt_token_s=0.01
+    )
+    assert chosen(a=node(short), b=node(longer)) == "a"
+    assert chosen(covering(b=16_000), a=node(short), b=node(longer)) == "b"
+    assert chosen(covering(b=4_000), a=node(short), b=node(longer)) == "a", "only 10 s"
 
 
 def two_models(own: ByClass = NONE, other: ByClass = NONE) -> NodeLoad:
@@ -201,6 +240,7 @@ models = st.builds(
     running_tokens=tokens,
     waiting_tokens=tokens,
     token_s=st.floats(1e-5, 1.0),
+    prompt_token_s=st.none() | st.floats(1e-5, 1.0),
     load_s=st.floats(0.1, 100.0),
     need_bytes=st.none() | st.integers(0, 100),
 )
@@ -222,7 +262,11 @@ fleets = st.builds(
     opened=st.dictionaries(names.map(lambda name: (name, M)), st.tuples(*[st.integers(-3, 6)] * 4)),
 )
 requests = st.builds(
-    RouteRequest, model=st.just(M), priority=st.integers(0, 3), recent=st.none() | names
+    RouteRequest,
+    model=st.just(M),
+    priority=st.integers(0, 3),
+    recent=st.none() | names,
+    covered_bytes=st.dictionaries(names, st.integers(0, 100_000)),
 )
 
 
@@ -271,13 +315,17 @@ def test_a_request_never_waits_while_a_turn_of_a_lower_class_can_be_parked(
 
 
 @given(requests, fleets)
-def test_the_predicted_wait_is_the_lowest_of_all_nodes(
+def test_the_predicted_wait_less_the_time_saved_is_the_lowest_of_all_nodes(
     request: RouteRequest, fleet: FleetLoad
 ) -> None:
     nodes = usable(fleet)
-    if nodes:
-        waits = {n: predicted_wait_s(*pair, request.priority) for n, pair in nodes.items()}
-        assert waits[choose_node(request, fleet)] == min(waits.values())
+    if not nodes or any(starts_at_once(*pair, request.priority) for pair in nodes.values()):
+        return  # other tests say which node it is then
+    delays = {}
+    for name, (load, opened) in nodes.items():
+        saved = saved_s(load, request.covered_bytes.get(name, 0))
+        delays[name] = max(0.0, predicted_wait_s(load, opened, request.priority) - saved)
+    assert delays[choose_node(request, fleet)] == min(delays.values())
 
 
 @given(requests, fleets)
