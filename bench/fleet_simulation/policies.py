@@ -8,8 +8,8 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from inferd.gateways.fleet.entry.homes import HOMES_MAX, RECENT_MAX, NodeTable
-from inferd.gateways.fleet.entry.own_turns import SAMPLE_S, OwnTurns, TurnKind
+from inferd.gateways.fleet.entry.nodes.own_turns import SAMPLE_S, OwnTurns, TurnKind
+from inferd.gateways.fleet.entry.placing.homes import HOMES_MAX, RECENT_MAX, NodeTable
 from inferd.gateways.fleet.routing.choice import FleetLoad, RouteRequest, choose_node
 from inferd.gateways.fleet.routing.loads import NONE, ByClass, NodeLoad
 

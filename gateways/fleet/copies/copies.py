@@ -20,9 +20,9 @@ from ....ipc import messages as w
 from ....ipc.messages import PROTOCOL_VERSION, ClientHello, CopiedChange
 from ..calls.frames import raw_of
 from ..draining.moves import COPY, LISTED, Listed, NoClient
-from ..entry.client import FleetClient, SharedState
-from ..entry.gathering import gather
-from ..entry.homes import FleetUser, SessionKey
+from ..entry.clients.client import FleetClient, SharedState
+from ..entry.placing.homes import FleetUser, SessionKey
+from ..entry.several_nodes.gathering import gather
 from ..routing.choice import node_unreachable
 from ..routing.loads import NodeLoad
 from .choice import may_follow

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from ..draining.moves import COPY, Listed
-from ..entry.homes import FleetUser, SessionKey
+from ..entry.placing.homes import FleetUser, SessionKey
 from .table import CopyPlace
 
 _ELSEWHERE = (COPY, "arriving", "departed")

@@ -13,7 +13,7 @@ import msgspec
 
 from ....backends.errors import Busy, InvalidArgument
 from ..certificates.folder import write_private
-from ..entry.homes import FleetUser, SessionKey
+from ..entry.placing.homes import FleetUser, SessionKey
 
 RECORDS_MAX = 100_000
 LINES_SPARE = 1000

@@ -12,7 +12,7 @@ import anyio
 
 from ....backends.errors import BackendError, InferdError, NotFound
 from ....ipc.messages import CopiedChange, ReadCopyResult
-from ..entry.homes import SessionKey
+from ..entry.placing.homes import SessionKey
 from ..routing.loads import NodeLoad
 from .choice import choose_follower, may_follow
 from .pending import PendingChange

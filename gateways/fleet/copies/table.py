@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..entry.homes import SessionKey
+from ..entry.placing.homes import SessionKey
 
 COPIES_MAX = 100_000
 

@@ -19,8 +19,8 @@ from ....backends.errors import (
 )
 from ....ipc import messages as w
 from ..calls.frames import Fields, raw_of, values_of
-from ..entry.client import FleetClient, SharedState, SuspendedContext
-from ..entry.opening import reopen_context
+from ..entry.clients.client import FleetClient, SharedState, SuspendedContext
+from ..entry.placing.opening import reopen_context
 from .moves import ARRIVING, COPY, DEPARTED, Moves, key_of
 
 MOVES_MAX = 8

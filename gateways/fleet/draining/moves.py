@@ -18,9 +18,9 @@ from ....backends.errors import BackendError, Busy, InferdError
 from ....ipc import messages as w
 from ....ipc.messages import PROTOCOL_VERSION, ClientHello
 from ..calls.frames import Fields, raw_of, values_of
-from ..entry.client import FleetClient, SharedState
-from ..entry.gathering import gather
-from ..entry.homes import FleetUser, SessionKey
+from ..entry.clients.client import FleetClient, SharedState
+from ..entry.placing.homes import FleetUser, SessionKey
+from ..entry.several_nodes.gathering import gather
 from ..routing.choice import RETRY_S, RouteRequest
 from ..routing.loads import CLASSES
 

@@ -34,21 +34,21 @@ from ..calls.frames import (
     request_of,
 )
 from ..calls.routes import Route, route_of
-from .client import ClientRequest, FleetClient, without_shutdown
-from .client_connection import ClientConnection
-from .copying import copy_model
-from .gathering import (
+from .clients.client import ClientRequest, FleetClient, without_shutdown
+from .clients.connection import ClientConnection
+from .placing.leases import close_context
+from .placing.new_contexts import ContextMove, begin_move
+from .placing.opening import load_graph, note_branches, open_context, reopen_context, work_on_graph
+from .placing.own_node import load_passed
+from .several_nodes.copying import copy_model
+from .several_nodes.gathering import (
     call_all,
     call_connected,
     call_for_session,
     read_metrics,
     unload_graph,
 )
-from .leases import close_context
-from .new_contexts import ContextMove, begin_move
-from .opening import load_graph, note_branches, open_context, reopen_context, work_on_graph
-from .own_node import load_passed
-from .rolling import call_for_model
+from .several_nodes.rolling import call_for_model
 
 log = logging.getLogger(__name__)
 

@@ -32,18 +32,18 @@ from ..draining.moves import Moves
 from ..fair_share.exchange import FairShare
 from ..metrics.scrape import FleetMetrics, MetricsListener
 from ..routing.prompts import PromptTable
-from .client import ClientRequest, FleetClient, SuspendedContext
-from .client_connection import ClientConnection
+from .clients.client import ClientRequest, FleetClient, SuspendedContext
+from .clients.connection import ClientConnection
+from .clients.incarnations import Incarnations
+from .clients.passed_descriptors import SENT_BYTES_MAX
 from .config import EntryConfig
-from .copying import COPIES_MAX
-from .discovery import Discovery
 from .dispatcher import Dispatcher
-from .homes import HOMES_MAX, RECENT_MAX, FleetUser, NodeTable, RecentKey, SessionKey
-from .incarnations import Incarnations
-from .name_locks import NameLocks
-from .node_link import NodeLink
-from .nodes import Nodes
-from .passed_descriptors import SENT_BYTES_MAX
+from .nodes.discovery import Discovery
+from .nodes.node_link import NodeLink
+from .nodes.nodes import Nodes
+from .placing.homes import HOMES_MAX, RECENT_MAX, FleetUser, NodeTable, RecentKey, SessionKey
+from .several_nodes.copying import COPIES_MAX
+from .several_nodes.name_locks import NameLocks
 from .users import UserRules, is_operator, name_of, user_on_nodes
 
 HELLO_S_MAX = 10.0

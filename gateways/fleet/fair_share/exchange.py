@@ -12,9 +12,9 @@ import msgspec
 from ....backends.errors import InferdError
 from ....ipc.messages import ExchangeServedResult
 from ..calls.frames import raw_of
-from ..entry.client import FleetClient
-from ..entry.nodes import Nodes
-from ..entry.upstream import Upstream
+from ..entry.clients.client import FleetClient
+from ..entry.clients.upstream import Upstream
+from ..entry.nodes.nodes import Nodes
 from ..link import REPORT_S
 from .served_totals import ServedTotals
 

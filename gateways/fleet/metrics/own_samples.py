@@ -8,9 +8,9 @@ from importlib.metadata import version
 from typing import Protocol
 
 from ..copies.copies import Copies
-from ..entry.client import FleetClient
-from ..entry.node_link import NodeLink
-from ..entry.nodes import Nodes
+from ..entry.clients.client import FleetClient
+from ..entry.nodes.node_link import NodeLink
+from ..entry.nodes.nodes import Nodes
 from .families import NODE_STATES
 from .scraped import Samples
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ....backends.errors import Busy, InvalidArgument
-from ..entry.homes import HOMES_MAX, NodeTable
-from ..entry.own_turns import OwnTurns, TurnKind
+from ..entry.nodes.own_turns import OwnTurns, TurnKind
+from ..entry.placing.homes import HOMES_MAX, NodeTable
 from ..routing.choice import FleetLoad, RouteRequest, choose_node
 from ..routing.loads import ByClass, NodeLoad
 

@@ -12,8 +12,8 @@ import pytest
 from inferd.backends.errors import ConnectionLost, InferdError
 from inferd.gateways.fleet.draining.moves import ARRIVING, DEPARTED, Moves, key_of
 from inferd.gateways.fleet.entry.config import read_config
-from inferd.gateways.fleet.entry.homes import HOMES_MAX, NodeTable, SessionKey
-from inferd.gateways.fleet.entry.nodes import Nodes
+from inferd.gateways.fleet.entry.nodes.nodes import Nodes
+from inferd.gateways.fleet.entry.placing.homes import HOMES_MAX, NodeTable, SessionKey
 from inferd.gateways.fleet.routing.loads import ModelLoad, NodeLoad
 from tests.gateways.fleet.members import certificates
 

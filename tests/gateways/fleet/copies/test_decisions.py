@@ -19,7 +19,7 @@ from inferd.gateways.fleet.copies.planning import (
 )
 from inferd.gateways.fleet.copies.promotions import Promotion, Promotions
 from inferd.gateways.fleet.copies.table import CopyPlace, CopyTable
-from inferd.gateways.fleet.entry.homes import FleetUser, SessionKey
+from inferd.gateways.fleet.entry.placing.homes import FleetUser, SessionKey
 from inferd.gateways.fleet.routing.loads import ModelLoad, NodeLoad
 
 MODEL = "m"

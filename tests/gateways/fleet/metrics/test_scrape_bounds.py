@@ -12,9 +12,9 @@ import pytest
 
 from inferd.backends.errors import BackendError, InferdError, UnsupportedOperation
 from inferd.gateways.fleet.copies.copies import Copies
-from inferd.gateways.fleet.entry.client import FleetClient
+from inferd.gateways.fleet.entry.clients.client import FleetClient
 from inferd.gateways.fleet.entry.config import read_config
-from inferd.gateways.fleet.entry.nodes import Nodes
+from inferd.gateways.fleet.entry.nodes.nodes import Nodes
 from inferd.gateways.fleet.metrics import scrape as module
 from inferd.gateways.fleet.metrics.scrape import FleetMetrics
 from inferd.gateways.fleet.routing.loads import NodeLoad

@@ -10,11 +10,11 @@ import pytest
 
 from inferd.gateways.fleet import reporting_child
 from inferd.gateways.fleet.addresses import NodeAddress
-from inferd.gateways.fleet.entry import discovery
+from inferd.gateways.fleet.entry.nodes import discovery
 from inferd.gateways.fleet.published import KnownNode, KnownNodes, PublishedFile
 
 pytestmark = pytest.mark.process
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[5]
 
 
 class Recorder:
@@ -49,7 +49,7 @@ class Recorder:
 
 @pytest.fixture(autouse=True)
 def child(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "CHILD_MODULE", "tests.gateways.fleet.entry.ray_child")
+    monkeypatch.setattr(discovery, "CHILD_MODULE", "tests.gateways.fleet.entry.nodes.ray_child")
     monkeypatch.setattr(reporting_child, "RETRY_S_MIN", 0.01)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from ..routing.loads import ByClass
+from ...routing.loads import ByClass
 
 OPENED_S = 0.5
 """Time for which a new context counts as a turn that is about to begin."""

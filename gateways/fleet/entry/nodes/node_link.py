@@ -13,14 +13,14 @@ from typing import Any
 import anyio
 import msgspec
 
-from ....backends.errors import InferdError, ProtocolError, error_from_wire
-from ....ipc.messages import ServerHello
-from ....wire.frames import READ_BYTES, REPLY_BYTES_MAX, FrameReader
-from ..addresses import NodeAddress
-from ..certificates.folder import server_name
-from ..certificates.tls import failure_reason, refusal_reason
-from ..link import HANDSHAKE_S_MAX, LOST_S, ReportKind, set_options
-from ..routing.loads import NodeLoad
+from .....backends.errors import InferdError, ProtocolError, error_from_wire
+from .....ipc.messages import ServerHello
+from .....wire.frames import READ_BYTES, REPLY_BYTES_MAX, FrameReader
+from ...addresses import NodeAddress
+from ...certificates.folder import server_name
+from ...certificates.tls import failure_reason, refusal_reason
+from ...link import HANDSHAKE_S_MAX, LOST_S, ReportKind, set_options
+from ...routing.loads import NodeLoad
 from .own_turns import OwnTurns
 
 RETRY_S = 1.0

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from ....backends.errors import InvalidArgument
-from ..certificates.folder import write_private
+from .....backends.errors import InvalidArgument
+from ...certificates.folder import write_private
 
 _LOW = (1 << 32) - 1
 

@@ -12,8 +12,8 @@ from typing import Protocol
 import anyio
 import anyio.abc
 
-from ..addresses import NodeAddress
-from ..published import (
+from ...addresses import NodeAddress
+from ...published import (
     POLL_S,
     KnownNodes,
     PublishedFile,
@@ -21,7 +21,7 @@ from ..published import (
     addresses_of,
     merge_published,
 )
-from ..reporting_child import ChildFailed, ReportingChild
+from ...reporting_child import ChildFailed, ReportingChild
 
 CHILD_MODULE = "inferd.gateways.fleet.ray_cluster.watch"
 FIRST_S_MAX = 30.0

@@ -13,7 +13,7 @@ import anyio
 import anyio.abc
 import msgspec
 
-from ....backends.errors import (
+from .....backends.errors import (
     BackendError,
     Busy,
     InferdError,
@@ -23,9 +23,9 @@ from ....backends.errors import (
     ShuttingDown,
     error_from_wire,
 )
-from ....ipc.messages import ClientHello, CopiedChange, Kind
-from ....wire.frames import HEADER_BYTES, pack_frame
-from ..calls.frames import (
+from .....ipc.messages import ClientHello, CopiedChange, Kind
+from .....wire.frames import HEADER_BYTES, pack_frame
+from ...calls.frames import (
     Fields,
     OpenFrame,
     frame_of,
@@ -36,16 +36,16 @@ from ..calls.frames import (
     with_handle,
     with_mapped_handles,
 )
-from ..calls.routes import CallRoute
-from ..copies.pending import PendingChange, call_after
-from ..link import ContentKind
-from ..routing.choice import node_unreachable
-from ..routing.prompts import PromptTable
-from .homes import FleetUser, NodeTable, RecentKey, SessionKey
+from ...calls.routes import CallRoute
+from ...copies.pending import PendingChange, call_after
+from ...link import ContentKind
+from ...routing.choice import node_unreachable
+from ...routing.prompts import PromptTable
+from ..nodes.nodes import Nodes
+from ..nodes.own_turns import OwnTurns, TurnKind
+from ..placing.homes import FleetUser, NodeTable, RecentKey, SessionKey
+from ..several_nodes.name_locks import NameLocks
 from .incarnations import Incarnation, Incarnations, client_handle, daemon_handle
-from .name_locks import NameLocks
-from .nodes import Nodes
-from .own_turns import OwnTurns, TurnKind
 from .upstream import Upstream, lost_error
 
 _change = msgspec.msgpack.Decoder(CopiedChange)

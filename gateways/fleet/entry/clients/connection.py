@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from ....backends.errors import InferdError
-from ....ipc.messages import Kind
-from ....ipc.peer import Peer
-from ....ipc.server.client_descriptors import UserDescriptors
-from ....ipc.server.closing import SCM_MAX_FD
-from ....ipc.server.outbox import Outbox, OutboxListener
-from ....ipc.server.shares import SharedLimit
-from ....wire.frames import FrameReader, pack_frame
+from .....backends.errors import InferdError
+from .....ipc.messages import Kind
+from .....ipc.peer import Peer
+from .....ipc.server.client_descriptors import UserDescriptors
+from .....ipc.server.closing import SCM_MAX_FD
+from .....ipc.server.outbox import Outbox, OutboxListener
+from .....ipc.server.shares import SharedLimit
+from .....wire.frames import FrameReader, pack_frame
 from .passed_descriptors import PassedDescriptors
 
 READ_BYTES = 1 << 13

@@ -13,8 +13,8 @@ import anyio
 import anyio.abc
 import msgspec
 
-from ....backends.errors import Busy
-from ....ipc.messages import (
+from .....backends.errors import Busy
+from .....ipc.messages import (
     CREDIT_DEFAULT,
     CREDIT_MAX,
     PROTOCOL_VERSION,
@@ -23,14 +23,14 @@ from ....ipc.messages import (
     Limits,
     ServerHello,
 )
-from ....wire.frames import FRAME_BYTES_MAX, REPLY_BYTES_MAX
-from ....wire.nesting import NESTING_MAX
-from ..addresses import NodeAddress
-from ..certificates.tls import DATA, REPORTS, entry_context
-from ..draining.drained import DrainedNodes
-from ..routing.choice import RETRY_HINT, RETRY_S, FleetLoad, RouteRequest, choose_node
-from ..routing.loads import ByClass, NodeLoad
-from .config import EntryConfig
+from .....wire.frames import FRAME_BYTES_MAX, REPLY_BYTES_MAX
+from .....wire.nesting import NESTING_MAX
+from ...addresses import NodeAddress
+from ...certificates.tls import DATA, REPORTS, entry_context
+from ...draining.drained import DrainedNodes
+from ...routing.choice import RETRY_HINT, RETRY_S, FleetLoad, RouteRequest, choose_node
+from ...routing.loads import ByClass, NodeLoad
+from ..config import EntryConfig
 from .node_link import NodeCounters, NodeLink
 from .own_turns import OwnTurns, TurnKind
 

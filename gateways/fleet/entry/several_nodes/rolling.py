@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ....backends.errors import InferdError
-from ..calls.frames import Fields, raw_of, text_in, values_of
-from .client import ClientRequest, FleetClient
+from .....backends.errors import InferdError
+from ...calls.frames import Fields, raw_of, text_in, values_of
+from ..clients.client import ClientRequest, FleetClient
 
 SWAP = "swap"
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias, cast
 import anyio
 import msgspec
 
-from ....backends.errors import (
+from .....backends.errors import (
     ConnectionLost,
     InferdError,
     ProtocolError,
@@ -18,9 +18,9 @@ from ....backends.errors import (
     WorkerCrashed,
     error_from_wire,
 )
-from ....ipc.messages import ClientHello, Kind
-from ....wire.frames import REPLY_BYTES_MAX, FrameReader, pack_frame
-from ..calls.frames import (
+from .....ipc.messages import ClientHello, Kind
+from .....wire.frames import REPLY_BYTES_MAX, FrameReader, pack_frame
+from ...calls.frames import (
     Fields,
     OpenFrame,
     open_message,
@@ -28,10 +28,10 @@ from ..calls.frames import (
     request_frame,
     values_of,
 )
-from ..certificates.folder import server_name
-from ..certificates.tls import failure_reason
-from ..link import BUFFER_BYTES, HANDSHAKE_S_MAX, set_options
-from .node_link import NodeLink
+from ...certificates.folder import server_name
+from ...certificates.tls import failure_reason
+from ...link import BUFFER_BYTES, HANDSHAKE_S_MAX, set_options
+from ..nodes.node_link import NodeLink
 
 FrameHandler: TypeAlias = Callable[[OpenFrame], None]
 OWN_NUMBERS = range(1 << 62, (1 << 63) - 1)

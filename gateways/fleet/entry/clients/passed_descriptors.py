@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ....backends.errors import Busy, TooLarge
-from ....ipc.server.client_descriptors import UserDescriptors
-from ....ipc.server.shares import SharedLimit
-from ....ipc.server.unclaimed_descriptors import UnclaimedDescriptors, read_tensor, tensor_size
-from ....wire.frames import pack_frame
-from ..link import CONTENTS_BYTES_MAX, PART_BYTES, ContentKind
+from .....backends.errors import Busy, TooLarge
+from .....ipc.server.client_descriptors import UserDescriptors
+from .....ipc.server.shares import SharedLimit
+from .....ipc.server.unclaimed_descriptors import UnclaimedDescriptors, read_tensor, tensor_size
+from .....wire.frames import pack_frame
+from ...link import CONTENTS_BYTES_MAX, PART_BYTES, ContentKind
 from .upstream import Upstream
 
 SENT_BYTES_MAX = 256 << 20

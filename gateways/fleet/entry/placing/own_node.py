@@ -15,15 +15,15 @@ from contextlib import suppress
 import anyio
 import msgspec
 
-from ....backends.errors import Busy
-from ....wire.frames import pack_frame
-from ..calls.descriptors import model_refused
-from ..calls.frames import Fields
-from ..link import HANDSHAKE_S_MAX, RECEIVED, TOKEN_BYTES, ContentKind
-from .client import ClientRequest, FleetClient, FleetGraph
+from .....backends.errors import Busy
+from .....wire.frames import pack_frame
+from ...calls.descriptors import model_refused
+from ...calls.frames import Fields
+from ...link import HANDSHAKE_S_MAX, RECEIVED, TOKEN_BYTES, ContentKind
+from ..clients.client import ClientRequest, FleetClient, FleetGraph
+from ..clients.passed_descriptors import PassedDescriptors
 from .leases import GraphHandle
 from .opening import check_graphs, exchange
-from .passed_descriptors import PassedDescriptors
 
 
 async def load_passed(

@@ -13,12 +13,12 @@ from contextlib import suppress
 import anyio
 import msgspec
 
-from ....backends.errors import InferdError, InvalidArgument
-from ..calls.frames import Fields, integer_in, raw_of, with_handle
-from ..calls.prompts import is_setup, prompt_text, setup_text
-from ..routing.choice import RouteRequest
-from ..routing.prompts import prompt_blocks
-from .client import ClientRequest, FleetClient, OpenContext, SuspendedContext
+from .....backends.errors import InferdError, InvalidArgument
+from ...calls.frames import Fields, integer_in, raw_of, with_handle
+from ...calls.prompts import is_setup, prompt_text, setup_text
+from ...routing.choice import RouteRequest
+from ...routing.prompts import prompt_blocks
+from ..clients.client import ClientRequest, FleetClient, OpenContext, SuspendedContext
 from .homes import RecentKey
 from .leases import end_unused_lease, leased
 from .opening import open_again

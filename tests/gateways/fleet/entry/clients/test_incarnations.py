@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.backends.errors import InvalidArgument
-from inferd.gateways.fleet.entry.incarnations import (
+from inferd.gateways.fleet.entry.clients.incarnations import (
     Incarnation,
     Incarnations,
     client_handle,

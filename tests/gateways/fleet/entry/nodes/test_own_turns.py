@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.gateways.fleet.entry.own_turns import OPENED_S, SAMPLE_S, OwnTurns, TurnKind
+from inferd.gateways.fleet.entry.nodes.own_turns import OPENED_S, SAMPLE_S, OwnTurns, TurnKind
 
 NORMAL, URGENT = TurnKind("m", 1), TurnKind("m", 3)
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import anyio
 
-from ....backends.errors import Busy, InferdError, TooLarge
-from ....wire.frames import REPLY_BYTES_MAX
-from ..calls.frames import Fields, raw_of, text_in, values_of
-from ..calls.merging import merge_results
-from ..routing.choice import RETRY_HINT, RETRY_S
-from .client import ClientRequest, FleetClient
-from .homes import SessionKey
-from .leases import end_unused_lease
+from .....backends.errors import Busy, InferdError, TooLarge
+from .....wire.frames import REPLY_BYTES_MAX
+from ...calls.frames import Fields, raw_of, text_in, values_of
+from ...calls.merging import merge_results
+from ...routing.choice import RETRY_HINT, RETRY_S
+from ..clients.client import ClientRequest, FleetClient
+from ..placing.homes import SessionKey
+from ..placing.leases import end_unused_lease
 
 TEXT_BYTES_MAX = REPLY_BYTES_MAX - (1 << 10)
 """Bytes of a text that fits into a reply."""

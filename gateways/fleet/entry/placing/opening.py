@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ....backends.errors import (
+from .....backends.errors import (
     Busy,
     InferdError,
     InvalidArgument,
@@ -20,9 +20,9 @@ from ....backends.errors import (
     ShuttingDown,
     WorkerCrashed,
 )
-from ....ipc.messages import Kind
-from ....wire.frames import HEADER_BYTES, pack_frame
-from ..calls.frames import (
+from .....ipc.messages import Kind
+from .....wire.frames import HEADER_BYTES, pack_frame
+from ...calls.frames import (
     Fields,
     OpenFrame,
     integers_in,
@@ -31,11 +31,11 @@ from ..calls.frames import (
     text_in,
     with_handle,
 )
-from ..calls.merging import session_homes
-from ..link import ContentKind
-from ..routing.choice import RETRY_HINT, RETRY_S, RouteRequest
-from ..routing.loads import CLASSES
-from .client import (
+from ...calls.merging import session_homes
+from ...link import ContentKind
+from ...routing.choice import RETRY_HINT, RETRY_S, RouteRequest
+from ...routing.loads import CLASSES
+from ..clients.client import (
     ClientRequest,
     FleetClient,
     FleetGraph,
@@ -43,11 +43,11 @@ from .client import (
     OpenContext,
     SuspendedContext,
 )
-from .gathering import gather
+from ..clients.upstream import Upstream, result_of
+from ..nodes.own_turns import TurnKind
+from ..several_nodes.gathering import gather
 from .homes import RecentKey, SessionKey
 from .leases import GraphHandle, leased
-from .own_turns import TurnKind
-from .upstream import Upstream, result_of
 
 _NORMAL = CLASSES.index("normal")
 _LOAD_ELSEWHERE = (ModelNotFound, LoadFailed, OutOfMemory)

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from ....backends.errors import (
+from .....backends.errors import (
     Busy,
     InferdError,
     InvalidArgument,
@@ -23,12 +23,12 @@ from ....backends.errors import (
     NotFound,
     PermissionDenied,
 )
-from ....ipc import messages as w
-from ..calls.frames import Fields, raw_of, values_of
-from ..routing.choice import node_unreachable
-from .client import ClientRequest, FleetClient
+from .....ipc import messages as w
+from ...calls.frames import Fields, raw_of, values_of
+from ...routing.choice import node_unreachable
+from ..clients.client import ClientRequest, FleetClient
+from ..clients.upstream import Upstream
 from .gathering import gather
-from .upstream import Upstream
 
 COPIES_MAX = 2
 """Copies at a time: each has at most two parts in the entry's memory."""

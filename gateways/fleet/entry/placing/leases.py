@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager, suppress
 import anyio
 import msgspec
 
-from ....backends.errors import Busy, InferdError
-from ..calls.frames import raw_of
-from .client import FleetClient, FleetGraph
-from .upstream import lost_error
+from .....backends.errors import Busy, InferdError
+from ...calls.frames import raw_of
+from ..clients.client import FleetClient, FleetGraph
+from ..clients.upstream import lost_error
 
 LEASE_IDLE_S = 1.0
 """Time without use after which a lease ends, unless it is the graph's only one."""

@@ -1,0 +1,1 @@
+"""The nodes of a fleet as an entry knows them."""

@@ -1,0 +1,1 @@
+"""The place of graphs and contexts: opened, leased and remembered on nodes."""

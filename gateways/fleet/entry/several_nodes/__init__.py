@@ -1,0 +1,1 @@
+"""Calls that several nodes answer, at once or one after the other."""
