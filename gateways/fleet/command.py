@@ -36,6 +36,16 @@ Days = Annotated[int, typer.Option(metavar="N", min=1, help="Days for which they
 Renew = Annotated[
     bool, typer.Option("--renew", help="Replace certificates that exist, the entry's included.")
 ]
+RayMembers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ray",
+        metavar="NAME=ADDRESS",
+        help="Make a certificate for Ray as well, of a node or of `entry`, for the address of its"
+        " machine. A member with several addresses has several such options.",
+        show_default=False,
+    ),
+]
 ListenAt = Annotated[
     str, typer.Option("--listen", metavar="HOST:PORT", help="The address for entries; port 0: any.")
 ]
@@ -115,17 +125,22 @@ def certificates_folder(given: Path | None) -> Path:
 def init(
     nodes: NodeNames = None,
     certificates: Certificates = None,
+    ray: RayMembers = None,
     days: Days = DAYS,
     renew: Renew = False,
     as_json: JsonOutput = False,
 ) -> None:
     """Make the fleet's authority, and certificates of the entry and of nodes.
 
-    Certificates that exist stay, unless they are renewed; the authority always stays.
+    Certificates that exist stay, unless they are renewed; the authority always stays. With --ray,
+    the folder `ray` there gets an authority and certificates for a Ray cluster, and its token.
     """
     with optional_import(NEED, "fleet"):
         from .certificates.authority import Authority, Role
+        from .certificates.ray_keys import issue_for_members, members_of
     from .certificates.folder import AUTHORITY, ENTRY, KeyFiles
+
+    members = members_of(ray or ())
 
     folder = certificates_folder(certificates)
     authority = Authority(folder)
@@ -133,6 +148,7 @@ def init(
     for name, role in ((ENTRY, Role.ENTRY), *((name, Role.NODE) for name in nodes or ())):
         if renew or not KeyFiles.of(folder, name).certificate.exists():
             issued.append(str(authority.issue(name, role, days).certificate))
+    issued += issue_for_members(folder, members, days, renew=renew)
     if as_json:
         write_json({"authority_is_new": is_new, "issued": issued, "days": days})
         return
@@ -142,6 +158,9 @@ def init(
         write(f"{file}: valid for {days} days")
     for name in nodes or ():
         write(f"copy {name}.pem, {name}.key and {AUTHORITY}.pem to the machine of {name}")
+    for name in members:
+        files = f"ray/{name}.pem, ray/{name}.key, ray/{AUTHORITY}.pem and ray/token"
+        write(f"copy {files} to the machine of {name}, too")
 
 
 @fleet.command()
@@ -222,7 +241,7 @@ def serve(config: FleetFile, socket: SocketPath = None) -> None:
 
 
 @fleet.command()
-def remove(name: NodeName, ray: RayCluster) -> None:
+def remove(name: NodeName, ray: RayCluster, certificates: Certificates = None) -> None:
     """Remove a node from a Ray cluster; its relay and daemon end.
 
     End its `inferd fleet node` first, which would add it again.
@@ -230,7 +249,7 @@ def remove(name: NodeName, ray: RayCluster) -> None:
     check_ray()
     from .node.ray_node import remove_ray_node
 
-    remove_ray_node(name, ray)
+    remove_ray_node(name, ray, certificates_folder(certificates))
 
 
 @fleet.command()

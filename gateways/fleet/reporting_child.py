@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from typing import Generic, TypeVar
 
@@ -26,7 +27,7 @@ class ChildFailed(Exception):
 
 class ReportingChild(Generic[T]):
     """The Python *module* as a child with one argument; each line of its output is a *report*. The
-    child reads *request*.
+    child reads *request*, and has the variables *environment* beside those of this process.
 
     A child is replaced when it has ended, or is silent: for *first_s_max* after its start, then for
     *silent_s_max* after each report.
@@ -42,7 +43,9 @@ class ReportingChild(Generic[T]):
         first_s_max: float,
         silent_s_max: float,
         retry_s_max: float,
+        environment: Mapping[str, str] | None = None,
     ):
+        self._environment = environment or {}
         self._command = [sys.executable, "-P", "-m", module, argument]
         self._request = request
         self._decoder = msgspec.json.Decoder(report)
@@ -79,6 +82,7 @@ class ReportingChild(Generic[T]):
         """
         process = await anyio.open_process(
             self._command,
+            env=os.environ | self._environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -7,8 +7,10 @@ one node that connects to another.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TypeAlias
 
@@ -38,16 +40,19 @@ Validity: TypeAlias = tuple[datetime, datetime]
 class Role(Enum):
     """The use of a certificate."""
 
-    NODE = ExtendedKeyUsageOID.SERVER_AUTH
-    ENTRY = ExtendedKeyUsageOID.CLIENT_AUTH
+    NODE = (ExtendedKeyUsageOID.SERVER_AUTH,)
+    ENTRY = (ExtendedKeyUsageOID.CLIENT_AUTH,)
+    RAY = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
+    """Members of a Ray cluster, the entry's machine among them, connect to each other."""
 
 
 class Authority:
     """The authority in a folder: its certificate, and its key, which only `inferd fleet init`
-    reads.
+    reads. *title* is the name in its certificate.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, title: str = "inferd fleet authority"):
+        self._title = title
         self._files = KeyFiles.of(folder, AUTHORITY)
         self._folder = folder
 
@@ -73,7 +78,7 @@ class Authority:
     def _create(self) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._key = ec.generate_private_key(ec.SECP256R1())
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "inferd fleet authority")])
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, self._title)])
         usage = x509.KeyUsage(
             key_cert_sign=True, crl_sign=True, digital_signature=False, content_commitment=False,
             key_encipherment=False, data_encipherment=False, key_agreement=False,
@@ -90,13 +95,23 @@ class Authority:
         )
         _write(self._files, self._certificate, self._key)
 
-    def issue(self, name: str, role: Role, days: int, *, since: datetime | None = None) -> KeyFiles:
+    def issue(
+        self,
+        name: str,
+        role: Role,
+        days: int,
+        *,
+        since: datetime | None = None,
+        addresses: Collection[str] = (),
+    ) -> KeyFiles:
         """Write a new key and certificate of *name*, valid for *days* from *since* or from now, and
-        return their files.
+        return their files. It is for the name of the node, or for *addresses*.
 
         :raises InvalidArgument: the name or the number is not allowed, or they cannot be written.
         """
-        is_taken = name == AUTHORITY or (name == ENTRY) != (role is Role.ENTRY)
+        is_taken = name == AUTHORITY
+        if role is not Role.RAY:
+            is_taken |= (name == ENTRY) != (role is Role.ENTRY)
         if not is_node_name(name) or is_taken:
             raise InvalidArgument(
                 f"{name!r} cannot be the name of a node",
@@ -110,7 +125,9 @@ class Authority:
         files = KeyFiles.of(self._folder, name)
         try:
             validity = _validity(days, since)
-            _write(files, self._sign(name, role, validity, key.public_key()), key)
+            names = [_general_name(address) for address in addresses or (server_name(name),)]
+            certificate = self._sign(name, names, role, validity, key.public_key())
+            _write(files, certificate, key)
         except OSError as exc:
             raise InvalidArgument(
                 f"cannot write {files.certificate}: {exc.strerror or exc}",
@@ -119,19 +136,31 @@ class Authority:
         return files
 
     def _sign(
-        self, name: str, role: Role, validity: Validity, key: ec.EllipticCurvePublicKey
+        self,
+        name: str,
+        alternative_names: list[x509.GeneralName],
+        role: Role,
+        validity: Validity,
+        key: ec.EllipticCurvePublicKey,
     ) -> x509.Certificate:
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        names = x509.SubjectAlternativeName([x509.DNSName(server_name(name))])
+        names = x509.SubjectAlternativeName(alternative_names)
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         return (
             _builder(subject, self._certificate.subject, key, validity)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([role.value]), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(role.value), critical=True)
             .add_extension(names, critical=False)
             .add_extension(issuer, critical=False)
             .sign(self._key, hashes.SHA256())
         )
+
+
+def _general_name(address: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(address))
+    except ValueError:
+        return x509.DNSName(address)
 
 
 def _validity(days: int, since: datetime | None) -> Validity:

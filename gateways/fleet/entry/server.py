@@ -38,7 +38,7 @@ from .clients.incarnations import Incarnations
 from .clients.passed_descriptors import SENT_BYTES_MAX
 from .config import EntryConfig
 from .dispatcher import Dispatcher
-from .nodes.discovery import Discovery
+from .nodes.discovery import discovery_of
 from .nodes.node_link import NodeLink
 from .nodes.nodes import Nodes
 from .placing.homes import HOMES_MAX, RECENT_MAX, FleetUser, NodeTable, RecentKey, SessionKey
@@ -59,9 +59,7 @@ class Entry:
     def __init__(self, config: EntryConfig, note: Callable[[str], object]):
         settings = config.settings
         self.nodes = Nodes(config, self._note_found, self._note_lost)
-        self._discovery = (
-            Discovery(settings.ray, config.state_dir, self.nodes, note) if settings.ray else None
-        )
+        self._discovery = discovery_of(config, self.nodes, note)
         self.incarnations = Incarnations(config.state_dir)
         self.homes = NodeTable[SessionKey](HOMES_MAX)
         self.recent = NodeTable[RecentKey](RECENT_MAX)

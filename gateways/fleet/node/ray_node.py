@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +22,7 @@ import msgspec
 
 from ....backends.errors import BackendError, InvalidArgument
 from ..addresses import parse_node_address
+from ..certificates.ray_keys import member_in, ray_environment
 from ..certificates.tls import node_context
 from ..published import CHECK_S, NodeReport, NodeRequest, node_resource
 from ..reporting_child import ReportingChild
@@ -77,7 +78,9 @@ def join_command(address: str, name: str) -> list[str]:
 
 
 class RayNode:
-    """A node of the cluster at *ray*, whose state directory is *folder*."""
+    """A node of the cluster at *ray*, whose state directory is *folder*. Ray's programs have the
+    variables *environment*.
+    """
 
     def __init__(
         self,
@@ -86,7 +89,9 @@ class RayNode:
         plan: NodePlan,
         folder: Path,
         note: Callable[[str], object],
+        environment: Mapping[str, str] | None = None,
     ):
+        self._environment = dict(environment or {})
         self._name, self._ray = name, ray
         self._plan, self._folder, self._note = plan, folder, note
         request = NodeRequest(name, str(folder), plan.digest)
@@ -98,6 +103,7 @@ class RayNode:
             first_s_max=FIRST_S_MAX,
             silent_s_max=SILENT_S_MAX,
             retry_s_max=RETRY_S_MAX,
+            environment=environment,
         )
         self._raylet: anyio.abc.Process | None = None
         """`ray start`, if this machine is a member of the cluster by this process."""
@@ -150,7 +156,7 @@ class RayNode:
         self._joined_at = time.monotonic()
         self._raylet = await anyio.open_process(
             join_command(self._ray, self._name),
-            env=os.environ | RAY_ENVIRONMENT,
+            env=os.environ | RAY_ENVIRONMENT | self._environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -200,6 +206,7 @@ def run_ray_node(
             hint="give --listen the address of this machine and a port, such as 10.0.0.2:7878",
         )
     node_context(certificates, name)
+    environment = ray_environment(certificates, name)
     folder = folder.absolute()
     plan = plan_of(
         name,
@@ -210,16 +217,20 @@ def run_ray_node(
         serve=serve,
     )
     plan.write(folder)
-    anyio.run(RayNode(name, ray, plan, folder, note).run)
+    anyio.run(RayNode(name, ray, plan, folder, note, environment).run)
 
 
-def remove_ray_node(name: str, ray: str) -> None:
-    """Delete a node from the Ray cluster at *ray*; Ray ends its relay and daemon.
+def remove_ray_node(name: str, ray: str, certificates: Path) -> None:
+    """Delete a node from the Ray cluster at *ray*; Ray ends its relay and daemon. *certificates*
+    is the folder of this machine's certificates.
 
+    :raises InvalidArgument: a file of Ray there cannot be used.
     :raises BackendError: the cluster does not answer, or does not have the node.
     """
+    environment = ray_environment(certificates, member_in(certificates))
     found = subprocess.run(
         [sys.executable, "-P", "-m", CHILD_MODULE, "remove", ray, name],
+        env=os.environ | environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -12,6 +12,7 @@ import ray
 from ray import serve
 
 from ..published import DEPLOYMENT
+from .refusals import HeadNotReached, HeadRefuses, check_head
 
 CALL_S_MAX = 5.0
 NAMESPACE = "inferd"
@@ -20,8 +21,11 @@ NAMESPACE = "inferd"
 def connect(address: str) -> None:
     """Connect to the cluster at *address*, of which this machine is a member.
 
-    :raises Exception: as Ray raises it, where it does not answer or this machine is not a member.
+    :raises HeadNotReached: no head answers there.
+    :raises HeadRefuses: it refuses this program.
+    :raises Exception: as Ray raises it, where this machine is not a member.
     """
+    check_head(address)
     ray.init(
         address=address,
         namespace=NAMESPACE,
@@ -60,5 +64,7 @@ def _wait_for_end() -> None:
 
 def short_reason(exc: BaseException) -> str:
     """Return the first line of an error of Ray."""
+    if isinstance(exc, HeadRefuses | HeadNotReached):
+        return str(exc)
     lines = str(exc).strip().splitlines() or [""]
     return f"{type(exc).__name__}: {lines[0]}"

@@ -25,6 +25,7 @@ from ..published import (
     node_resource,
 )
 from .connecting import connect, end_with_parent, own_output, replica_metadata, short_reason
+from .refusals import HeadNotReached, HeadRefuses
 from .replica import NodeReplica
 
 HEALTH_CHECK_S = 2.0
@@ -94,7 +95,8 @@ def remove(address: str, name: str, output: BinaryIO) -> None:
     if application not in serve.status().applications:
         write(output, NodeReport(error=f"the cluster does not have the node {name}"))
         return
-    serve.delete(application)
+    # Without its machine, Ray waits 90 s for the end of a replica that it cannot start.
+    serve.delete(application, _blocking=is_member(node_resource(name)))
     write(output, NodeReport(running=False))
 
 
@@ -109,6 +111,8 @@ def main(arguments: list[str]) -> None:
         end_with_parent()
         try:
             connect(arguments[0])
+        except (HeadRefuses, HeadNotReached):
+            raise
         except Exception as exc:
             write(output, NodeReport(must_join=True, error=short_reason(exc)))
             return

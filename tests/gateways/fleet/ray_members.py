@@ -1,7 +1,7 @@
 """A Ray cluster on this machine, and the members of a fleet in it, as processes.
 
-The nodes of `FOUND` are members of the cluster before their command runs. That of `JOINING` joins
-by its command, as on a machine of its own.
+In `ray_fleet`, the nodes of `FOUND` are members of the cluster before their command runs. That of
+`JOINING` joins by its command, as on a machine of its own.
 """
 
 from __future__ import annotations
@@ -10,13 +10,17 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
 
+from inferd import Client
+from inferd.backends.errors import Busy
 from inferd.gateways.fleet.node.detached import holder_of
 from inferd.gateways.fleet.published import node_resource
 from tests.daemon.command_line import inferd_process
@@ -37,14 +41,15 @@ def free_port() -> int:
 class RayFleet(RunningFleet):
     """A cluster, `inferd fleet node --ray` for each of its nodes, and an entry."""
 
-    def __init__(self, folder: Path, config: str, cluster: Any):
+    def __init__(self, folder: Path, config: str, cluster: Any, names: Sequence[str] = NAMES):
         super().__init__(folder, {})
-        certificates(self.keys, *NAMES)
+        self.names = names
+        certificates(self.keys, *names)
         (folder / "daemon.toml").write_text(config)
         (folder / "models").mkdir(exist_ok=True)
         self.cluster = cluster
         self.commands: dict[str, subprocess.Popen[bytes]] = {}
-        self._ports = {name: free_port() for name in NAMES}
+        self._ports = {name: free_port() for name in names}
 
     def start_node(self, name: str) -> None:
         """Start a node's command."""
@@ -81,12 +86,12 @@ class RayFleet(RunningFleet):
         """Return whether a process of a node runs."""
         return any(self.process_of(name, member) for member in ("daemon", "relay"))
 
-    def kill_member(self, name: str, member: str) -> None:
+    def kill_member(self, name: str, member: str, seconds: float = RAY_S_MAX) -> None:
         """Kill a node's daemon or relay, and wait until Ray's replica has started another."""
         before = self.process_of(name, member)
         assert before is not None
         os.kill(before, signal.SIGKILL)
-        wait_until(lambda: self.process_of(name, member) not in (None, before))
+        wait_until(lambda: self.process_of(name, member) not in (None, before), seconds)
 
     def replica_of(self, name: str) -> int | None:
         """Return the id of the process of a node's replica."""
@@ -109,12 +114,78 @@ class RayFleet(RunningFleet):
         super().close()
         for name in tuple(self.commands):
             self.end_command(name)
-        for name in NAMES:
+        for name in self.names:
             if (replica := self.replica_of(name)) is not None:
                 os.kill(replica, signal.SIGKILL)  # it would start the others again
             for member in ("relay", "daemon"):
                 if (process := self.process_of(name, member)) is not None:
                     os.kill(process, signal.SIGKILL)
+
+
+def nodes_of(fleet: RayFleet) -> dict[str, bool]:
+    """Return whether each node that the entry knows can be reached."""
+    with Client(fleet.socket) as client:
+        try:
+            nodes = client.stats()["nodes"]
+        except Busy:  # the entry knows no node that can be reached
+            return {}
+    return {name: node["reachable"] for name, node in nodes.items()}
+
+
+class RayHead:
+    """The head of a cluster by `ray start`, of which nothing is left after `close`."""
+
+    def __init__(self) -> None:
+        import ray._private.services as services  # takes 1 s, which other tests would spend
+
+        self.host = str(services.get_node_ip_address())
+        self.address = f"{self.host}:{free_port()}"
+        self._folders = ExitStack()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, environment: Mapping[str, str]) -> None:
+        """Start the head, at the address of its former one, and wait until it runs."""
+        # A short path, for the sockets in it; a new one, else Ray takes members here for its own.
+        temporary = self._folders.enter_context(TemporaryDirectory(prefix="ray-"))
+        output = Path(temporary, "output")
+        command = [
+            *(sys.executable, "-c", "from ray.scripts.scripts import main; main()"),
+            *("start", "--head", "--block", f"--port={self.address.rpartition(':')[2]}"),
+            *("--include-dashboard=false", "--num-cpus=1", "--disable-usage-stats"),
+            *(f"--object-store-memory={OBJECT_STORE_BYTES}", f"--temp-dir={temporary}/ray"),
+        ]
+        with output.open("wb") as file:
+            self._process = subprocess.Popen(
+                command,
+                env=os.environ | environment,
+                stdout=file,
+                stderr=file,
+                stdin=subprocess.DEVNULL,
+            )
+        wait_until(lambda: self._is_running(output), RAY_S_MAX)
+
+    def _is_running(self, output: Path) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, output.read_text()
+        return "Ray runtime started" in output.read_text()
+
+    def kill(self) -> None:
+        """Kill the head with all its processes, the controller of Ray Serve among them."""
+        assert self._process is not None
+        found = psutil.Process(self._process.pid)
+        processes = [found, *found.children(recursive=True)]
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait()
+        psutil.wait_procs(processes)
+        self._process = None
+
+    def close(self) -> None:
+        """Kill the head, if it runs, and remove its files."""
+        if self._process is not None:
+            self.kill()
+        self._folders.close()
 
 
 def _title(process: psutil.Process) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from inferd.gateways.fleet.certificates.ray_keys import issue_for_members, ray_environment
 from inferd.gateways.fleet.entry.config import EntrySettings, read_config
 from inferd.testing import running_daemon
 from tests.daemon.command_line import inferd, inferd_process
@@ -73,6 +74,7 @@ def test_the_commands_for_ray_and_models_have_their_options() -> None:
     lines = [line for line in lines if not line.startswith("inferd drain")]
     found = [line.split(" -- ")[0].split() for line in lines if line.startswith("inferd")]
     assert [words[:3] for words in found] == [
+        ["inferd", "fleet", "init"],
         ["inferd", "fleet", "node"],
         ["inferd", "fleet", "remove"],
         ["inferd", "fleet", "copy"],
@@ -82,6 +84,13 @@ def test_the_commands_for_ray_and_models_have_their_options() -> None:
         text = inferd(*words[1:3], "--help").stdout
         for word in words:
             assert not word.startswith("--") or word in text
+
+
+def test_the_variables_for_the_head_are_those_of_the_entry(tmp_path: Path) -> None:
+    issue_for_members(tmp_path / "keys", {"entry": ["10.0.0.1"]}, 30, renew=False)
+    found = dict(re.findall(r"(RAY_\w+)=(\S+)", PAGE.partition("ray start --head")[0]))
+    environment = {name: value.replace("$PWD", str(tmp_path)) for name, value in found.items()}
+    assert environment == ray_environment(tmp_path / "keys", "entry")
 
 
 def test_the_table_of_keys_is_complete(tmp_path: Path) -> None:

@@ -9,10 +9,17 @@ from functools import partial
 import pytest
 
 from inferd import AsyncClient, Client
-from inferd.backends.errors import Busy, InferdError
+from inferd.backends.errors import InferdError
 from tests.daemon.command_line import inferd_process
 from tests.echo import echo_model
-from tests.gateways.fleet.ray_members import JOINING, NAMES, RAY_S_MAX, RayFleet, ray_fleet
+from tests.gateways.fleet.ray_members import (
+    JOINING,
+    NAMES,
+    RAY_S_MAX,
+    RayFleet,
+    nodes_of,
+    ray_fleet,
+)
 from tests.gateways.fleet.test_audit import check_histories
 from tests.models import ONE_THREAD, short_smollm2
 from tests.waiting import wait_until
@@ -37,16 +44,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayFleet]:
     (folder / "models" / "smollm2.gguf").symlink_to(short_smollm2())
     with ray_fleet(folder, CONFIG) as running:
         yield running
-
-
-def nodes_of(fleet: RayFleet) -> dict[str, bool]:
-    """Return whether each node that the entry knows can be reached."""
-    with Client(fleet.socket) as client:
-        try:
-            nodes = client.stats()["nodes"]
-        except Busy:  # the entry knows no node that can be reached
-            return {}
-    return {name: node["reachable"] for name, node in nodes.items()}
 
 
 def serves(fleet: RayFleet, name: str) -> bool:

@@ -13,6 +13,7 @@ import anyio
 import anyio.abc
 
 from ...addresses import NodeAddress
+from ...certificates.ray_keys import ray_environment
 from ...published import (
     POLL_S,
     KnownNodes,
@@ -22,6 +23,7 @@ from ...published import (
     merge_published,
 )
 from ...reporting_child import ChildFailed, ReportingChild
+from ..config import EntryConfig
 
 CHILD_MODULE = "inferd.gateways.fleet.ray_cluster.watch"
 FIRST_S_MAX = 30.0
@@ -44,11 +46,17 @@ class NodesOwner(Protocol):
 class Discovery:
     """Keeps the published nodes of the cluster at *address*. Owned by the entry's event loop.
 
-    *folder* has the last table; *note* prints what an operator should know.
+    *folder* has the last table; *note* prints what an operator should know. Ray's programs have
+    the variables *environment*.
     """
 
     def __init__(
-        self, address: str, folder: Path, nodes: NodesOwner, note: Callable[[str], object]
+        self,
+        address: str,
+        folder: Path,
+        nodes: NodesOwner,
+        note: Callable[[str], object],
+        environment: Mapping[str, str] | None = None,
     ):
         self._address, self._nodes, self._note = address, nodes, note
         self._child = ReportingChild(
@@ -58,6 +66,7 @@ class Discovery:
             first_s_max=FIRST_S_MAX,
             silent_s_max=SILENT_S_MAX,
             retry_s_max=RETRY_S_MAX,
+            environment=environment,
         )
         self._file = PublishedFile(folder)
         self._known: KnownNodes = {}
@@ -111,3 +120,17 @@ class Discovery:
             )
         self._is_lost, self.answers = True, False
         self._settled.set()
+
+
+def discovery_of(
+    config: EntryConfig, nodes: NodesOwner, note: Callable[[str], object]
+) -> Discovery | None:
+    """Return the discovery of nodes, if the configuration names a Ray cluster.
+
+    :raises InvalidArgument: a file of Ray in the folder of certificates cannot be used.
+    """
+    address = config.settings.ray
+    if not address:
+        return None
+    environment = ray_environment(config.certificates, config.settings.certificate)
+    return Discovery(address, config.state_dir, nodes, note, environment)
