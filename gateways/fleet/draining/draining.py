@@ -19,7 +19,8 @@ from ....backends.errors import (
 )
 from ....ipc import messages as w
 from ..calls.frames import Fields, raw_of, values_of
-from ..entry.clients.client import FleetClient, SharedState, SuspendedContext
+from ..entry.clients.client import FleetClient, SharedState
+from ..entry.clients.contexts import OpenContext, SuspendedContext
 from ..entry.placing.opening import reopen_context
 from .moves import ARRIVING, COPY, DEPARTED, Moves, key_of
 
@@ -129,22 +130,22 @@ class _Drain:
             )
         key = key_of(session)
         for client in self._entry.clients:
-            handle = client.find_context(self._node, key.session_id)
-            if client.owner == key.owner and handle is not None:
-                await self._move_open(client, handle)
+            found = client.contexts.find_session(self._node, key.session_id)
+            if client.owner == key.owner and found is not None:
+                await self._move_open(client, *found)
                 return
         await self._moves.wait_settled(key)
         with self._moves.moving(key):
             await self._moves.move_session(self._node, session)
 
-    async def _move_open(self, client: FleetClient, handle: int) -> None:
+    async def _move_open(self, client: FleetClient, handle: int, context: OpenContext) -> None:
         """Move a session that is open on a context of a client."""
-        suspended = client.suspend_context(handle)
+        suspended = client.suspend_context(handle, context)
         try:
             await move_open(self._moves, client, suspended)
         finally:
-            client.resume_context(suspended)
-            if handle in client.suspended:
+            client.contexts.resume(suspended)
+            if handle in client.contexts.suspended:
                 client.group.start_soon(_try_reopen, client, handle)
 
 
@@ -158,7 +159,7 @@ async def move_open(
     :raises InferdError: the session stays where it is.
     """
     node, handle = suspended.context.node, suspended.handle
-    own, upstream = client.daemon_handle(handle), client.upstream(node)
+    own, upstream = client.contexts.daemon_handle(handle), client.upstream(node)
     named: Fields = {"session_id": raw_of(suspended.context.session_id)}
     listed = values_of(await upstream.call("sessions", named))["sessions"]
     session = next((found for found in listed if found["context"] == own), None)
@@ -170,14 +171,14 @@ async def move_open(
     with moves.moving(key_of(session)):
         context = {"context": raw_of(own), "keep": raw_of(True)}
         await upstream.call("finalize_execution_context", context)
-        client.drop_context(handle)
+        client.contexts.drop(handle)
         await moves.move_session(node, session, target)
 
 
 async def _try_reopen(client: FleetClient, handle: int) -> None:
     """Open a session again after its move; if that fails, the next request tries again."""
     try:
-        if handle in client.suspended:
+        if handle in client.contexts.suspended:
             await reopen_context(client, handle)
     except InferdError:
         return

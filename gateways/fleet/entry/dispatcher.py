@@ -159,8 +159,8 @@ class Dispatcher:
             handle = integer_in(params, "context")
             await reopen_context(client, handle)
             request.context = handle  # its session does not move meanwhile
-            client.note_used(params)
-            node = client.incarnation_of(params)[0].node
+            client.contexts.note_used(params)
+            node = client.contexts.incarnation_of(params)[0].node
             upstream = client.upstream(node)
             async with upstream.contents_lock:
                 await passed.send_contents(descriptors, upstream)
@@ -206,7 +206,7 @@ class Dispatcher:
 
     def _forward_to_context(self, request: ClientRequest, params: Fields) -> None:
         client = self._client
-        if integer_in(params, "context") in client.suspended:
+        if integer_in(params, "context") in client.contexts.suspended:
             client.group.start_soon(self._forward_later, request, params)
             return
         move = begin_move(client, request, params)
@@ -214,7 +214,7 @@ class Dispatcher:
             client.group.start_soon(self._forward_after, move, request, params)
             return
         if request.call == "fork_session":
-            source = client.context_of(params)
+            source = client.contexts.find(params)
             if source is not None:
                 request.on_result = partial(note_branches, client, params, source)
         elif request.call in CLOSING:

@@ -32,8 +32,9 @@ from ..draining.moves import Moves
 from ..fair_share.exchange import FairShare
 from ..metrics.scrape import FleetMetrics, MetricsListener
 from ..routing.prompts import PromptTable
-from .clients.client import ClientRequest, FleetClient, SuspendedContext
+from .clients.client import ClientRequest, FleetClient
 from .clients.connection import ClientConnection
+from .clients.contexts import SuspendedContext
 from .clients.incarnations import Incarnations
 from .clients.passed_descriptors import SENT_BYTES_MAX
 from .config import EntryConfig

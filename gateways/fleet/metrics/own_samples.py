@@ -71,7 +71,7 @@ def own_samples(entry: MeasuredEntry, now: float) -> dict[str, Samples]:
     states = Counter(_state(link, is_drained=name in drained) for name, link in links.items())
     contexts: Counter[str] = Counter()
     for client in entry.clients:
-        contexts.update(client.contexts_by_node)
+        contexts.update(client.contexts.count_by_node)
     return {
         "nodes": [((state,), states[state]) for state in NODE_STATES],
         "node_report_age_seconds": [

@@ -244,6 +244,7 @@ def shown(fleet: RunningFleet, *arguments: str) -> list[str]:
 
 
 def test_commands_show_all_nodes_and_one(client: Client, fleet: RunningFleet) -> None:
+    fleet.load("slow")
     with client.session("slow") as one, client.session("slow", session_id="shown"):
         stream = one.stream(TEXT)
         next(iter(stream))

@@ -84,6 +84,7 @@ class Fleet:
     """Two nodes, `a` and `b`, that have reported."""
 
     moves: Any = None
+    incarnations: Any = None
 
     def __init__(self, folder: Path):
         certificates(folder / "keys")

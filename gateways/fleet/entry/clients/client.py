@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import anyio
 import anyio.abc
@@ -19,7 +19,6 @@ from .....backends.errors import (
     InferdError,
     InvalidArgument,
     SessionBusy,
-    SessionExpired,
     ShuttingDown,
     error_from_wire,
 )
@@ -30,7 +29,6 @@ from ...calls.frames import (
     OpenFrame,
     frame_of,
     integer_in,
-    raw_of,
     request_frame,
     values_of,
     with_handle,
@@ -42,15 +40,14 @@ from ...link import ContentKind
 from ...routing.choice import node_unreachable
 from ...routing.prompts import PromptTable
 from ..nodes.nodes import Nodes
-from ..nodes.own_turns import OwnTurns, TurnKind
+from ..nodes.own_turns import OwnTurns
 from ..placing.homes import FleetUser, NodeTable, RecentKey, SessionKey
 from ..several_nodes.name_locks import NameLocks
-from .incarnations import Incarnation, Incarnations, client_handle, daemon_handle
+from .contexts import ClientContexts, FleetGraph, OpenContext, SuspendedContext
+from .incarnations import Incarnations, daemon_handle
 from .upstream import Upstream, lost_error
 
 _change = msgspec.msgpack.Decoder(CopiedChange)
-EXPIRED_MAX = 10_000
-"""Contexts of lost nodes that a client's connection remembers."""
 UNREAD_PAUSE_BYTES = 1 << 20
 """Above this amount of data that a client has not read, its nodes are not read."""
 
@@ -170,74 +167,6 @@ class SharedState(Protocol):
     prompts: PromptTable
 
 
-SETUP_CALLS_MAX, SETUP_BYTES_MAX = 8, 64 << 10
-"""Calls before the first prompt that can be repeated on another node."""
-
-
-class NewContext:
-    """A context before its first prompt: the call that has opened it, and those that have prepared
-    it. `head` is the text that comes before the prompt, such as a system prompt.
-    """
-
-    def __init__(self, call: str, params: Fields):
-        self.call = call
-        self.params = {name: params[name] for name in params if name != "queue_timeout_s"}
-        self.setup: list[tuple[str, Fields]] = []
-        self.head = b""
-        self._setup_bytes = 0
-
-    def add_setup(self, call: str, params: Fields, head: bytes) -> bool:
-        """Note a call that prepares the context; return False if there are too many."""
-        self._setup_bytes += sum(len(raw) for raw in params.values())
-        if len(self.setup) == SETUP_CALLS_MAX or self._setup_bytes > SETUP_BYTES_MAX:
-            return False
-        self.setup.append((call, params))
-        self.head += head
-        return True
-
-
-class OpenContext(NamedTuple):
-    """An open context: its node, the id of its session or an empty text, its turns' kind, its
-    graph, and what is known of it before its first prompt.
-    """
-
-    node: str
-    session_id: str
-    kind: TurnKind
-    graph: FleetGraph
-    new: NewContext | None = None
-
-
-class SuspendedContext:
-    """A context that moves to another node. Requests on it wait until it is `settled`; if its
-    session is closed then, the next one opens it again.
-    """
-
-    def __init__(self, handle: int, context: OpenContext):
-        self.handle, self.context = handle, context
-        self.settled = anyio.Event()
-        self.lock = anyio.Lock()
-
-
-class FleetGraph:
-    """A client's graph: the call that loads its model, and its handle on each node that has done
-    so for this client. The model of a descriptor is on one *node* only.
-    """
-
-    def __init__(self, call: str, params: Fields, model: str, node: str = ""):
-        self.call, self.model, self.node = call, model, node
-        self.params = {name: value for name, value in params.items() if name != "progress"}
-        self.leases: dict[str, int] = {}
-        self.lock = anyio.Lock()
-        """Held while a lease begins or ends."""
-        self.used = Counter[str]()
-        """The uses under way by node, beside open contexts."""
-        self.uses = Counter[str]()
-        """All uses so far by node."""
-        self.ending: set[str] = set()
-        """The nodes on which the lease ends unless it is used again."""
-
-
 class ClientRequest:
     """A request of a client under way, on one node or as a task of the entry."""
 
@@ -279,14 +208,7 @@ class FleetClient:
         self.on_idle: Callable[[], object] = lambda: None
         """Called when a request has ended."""
         self._socket, self._hello = socket, hello
-        self._contexts: dict[int, OpenContext] = {}
-        self._expired: OrderedDict[int, str] = OrderedDict()
-        self.suspended: dict[int, SuspendedContext] = {}
-        """Contexts whose sessions are closed for a move, by the client's handles."""
-        self._moved: dict[int, int] = {}
-        """Handles of contexts that were opened again after a move, by the client's handles."""
-        self._aliases: dict[int, int] = {}
-        """The client's handles of these."""
+        self.contexts = ClientContexts(fleet.nodes, fleet.incarnations)
         self._changes: dict[str, PendingChange] = {}
         """The last change of each session whose copy lacks it yet, by the session's id."""
         self._lost = Counter[str]()
@@ -308,137 +230,39 @@ class FleetClient:
         self.group.start_soon(upstream.connect, self.fleet.nodes.data_context)
         return upstream
 
-    def client_handle(self, upstream: Upstream, handle: int) -> int:
-        """Return the client's handle for one of a node."""
-        number = self.fleet.incarnations.number_of(upstream.node, upstream.instance)
-        found = client_handle(number, handle)
-        return self._aliases.get(found, found)
-
-    def map_context(self, node: str, handle: int) -> int:
-        """Return the client's handle for a context of *node* in a list."""
-        number = self.fleet.incarnations.number_of(node, handle >> 32)
-        found = client_handle(number, handle)
-        return self._aliases.get(found, found)
-
     def note_context(
         self, handle: int, context: OpenContext, opened_by: ClientRequest | None = None
     ) -> None:
         """Note an open context, with the request that was counted for it."""
-        self._contexts[handle] = context
+        self.contexts.note_open(handle, context)
         self.fleet.nodes.counters_of(context.node).contexts_opened += 1
         turns = self.fleet.nodes.turns_of(context.node)
         if opened_by is not None:
             turns.drop_opened(opened_by)
             turns.note_opened((self, handle), context.kind, time.monotonic())
 
-    @property
-    def contexts_by_node(self) -> Counter[str]:
-        """The numbers of open contexts."""
-        return Counter(context.node for context in self._contexts.values())
-
-    def context_of(self, params: Fields) -> OpenContext | None:
-        """Return the open context in *params*; None if it is not one of this connection's."""
-        return self._contexts.get(integer_in(params, "context"))
-
-    def find_context(self, node: str, session_id: str) -> int | None:
-        """Return the handle of an open context on *node* by the id of its session."""
-        for handle, context in self._contexts.items():
-            if context.session_id == session_id and context.node == node:
-                return handle
-        return None
-
-    def note_used(self, params: Fields) -> None:
-        """Note that the context in *params* is no longer a new one."""
-        handle = integer_in(params, "context")
-        context = self._contexts.get(handle)
-        if context is not None and context.new is not None:
-            self._contexts[handle] = context._replace(new=None)
-
-    def suspend_context(self, handle: int, context: OpenContext | None = None) -> SuspendedContext:
-        """Have new requests on an open *context* wait, and return it.
+    def suspend_context(self, handle: int, context: OpenContext) -> SuspendedContext:
+        """Have new requests on an open context wait, and return it.
 
         :raises SessionBusy: requests on it are under way, or it moves.
         :raises InvalidArgument: its graph was unloaded.
         """
-        context = context or self._contexts[handle]
-        before = self.suspended.get(handle)
-        if before is not None and not before.settled.is_set():
+        if handle in self.contexts.suspended:
             raise SessionBusy("the session's context moves to another node")
         if any(request.context == handle for request in self.requests.values()):
             raise SessionBusy("a request on the session's context is under way")
         if context.graph not in self.graphs.values():
             raise InvalidArgument("the graph of the session's context was unloaded")
-        return self.suspended.setdefault(handle, SuspendedContext(handle, context))
-
-    def resume_context(self, suspended: SuspendedContext) -> None:
-        """Let the requests on a context go on. It stays suspended if its session is closed."""
-        if not self.is_closed(suspended) and self.suspended.get(suspended.handle) is suspended:
-            del self.suspended[suspended.handle]
-        suspended.settled.set()
-
-    def is_closed(self, suspended: SuspendedContext) -> bool:
-        """Return whether the session of a suspended context is closed, to be opened again."""
-        if not suspended.context.session_id or suspended.handle not in self.suspended:
-            return False
-        return suspended.handle not in self._contexts and suspended.handle not in self._expired
-
-    def daemon_handle(self, handle: int) -> int:
-        """Return the daemon's handle for that of an open context."""
-        incarnation, own = self.incarnation_of({"context": raw_of(handle)})
-        return daemon_handle(incarnation, own)
-
-    def note_reopened(self, handle: int, opened: int, node: str) -> None:
-        """Note that the session of a suspended context was opened again as *opened*."""
-        suspended = self.suspended.pop(handle)
-        self._aliases.pop(self._moved.pop(handle, 0), None)
-        self._contexts[handle] = suspended.context._replace(node=node, new=None)
-        self._expired.pop(handle, None)
-        if opened != handle:
-            self._moved[handle], self._aliases[opened] = opened, handle
-
-    def expire_context(self, handle: int) -> None:
-        """Note that the session of a suspended context no longer exists."""
-        self._expired[handle] = self.suspended.pop(handle).context.node
-
-    def drop_context(self, handle: int) -> OpenContext | None:
-        """Note that a context was closed, and return it."""
-        self._aliases.pop(self._moved.pop(handle, 0), None)
-        return self._contexts.pop(handle, None)
+        return self.contexts.suspend(handle, context)
 
     def uses_lease(self, graph: FleetGraph, node: str) -> bool:
         """Return whether the lease of *graph* on *node* is used, by a request or a context."""
-        return graph.used[node] > 0 or any(
-            context.graph is graph and context.node == node for context in self._contexts.values()
-        )
-
-    def drop_session(self, session_id: str) -> list[OpenContext]:
-        """Note that a session with an id was deleted, and return its contexts."""
-        found = [h for h, context in self._contexts.items() if context.session_id == session_id]
-        return [self._contexts.pop(handle) for handle in found]
+        return graph.used[node] > 0 or self.contexts.are_on(graph, node)
 
     def drop_all(self) -> None:
         """Forget all graphs and contexts, which the nodes have closed."""
         self.graphs.clear()
-        self._contexts.clear()
-        self.suspended.clear()
-
-    def incarnation_of(self, params: Fields) -> tuple[Incarnation, int]:
-        """Return the daemon of the context in *params*, and its handle there as a client's.
-
-        :raises InvalidArgument: there is no such context.
-        :raises SessionExpired: its node was lost.
-        """
-        handle = integer_in(params, "context")
-        if handle in self._expired:
-            raise SessionExpired(
-                f"the node {self._expired[handle]} was lost, and this context with it",
-                data={"cause": "node", "node": self._expired[handle]},
-            )
-        handle = self._moved.get(handle, handle)
-        found = self.fleet.incarnations.find(handle)
-        if found is None or found.node not in self.fleet.nodes.links:
-            raise InvalidArgument(f"there is no context {handle} on this connection")
-        return found, handle
+        self.contexts.drop_all()
 
     def graph_of(self, params: Fields) -> FleetGraph:
         """Return the graph in *params*.
@@ -457,11 +281,11 @@ class FleetClient:
 
         :raises InferdError: there is no such context, or its node cannot be reached.
         """
-        incarnation, handle = self.incarnation_of(params)
+        incarnation, handle = self.contexts.incarnation_of(params)
         fields = with_handle(params, "context", daemon_handle(incarnation, handle))
         self.forward(request, incarnation.node, fields, has_contents=has_contents)
         request.context = handle = integer_in(params, "context")
-        context = self._contexts.get(handle)
+        context = self.contexts.find(params)
         request.session_id = "" if context is None else context.session_id
         if request.route.has_turn and context is not None:
             request.turns = self.fleet.nodes.turns_of(context.node)
@@ -560,7 +384,7 @@ class FleetClient:
 
     def mapped(self, upstream: Upstream, raw: msgspec.Raw, names: frozenset[str]) -> Fields:
         """Return a result or an event of a node with the client's handles."""
-        return with_mapped_handles(raw, names, lambda handle: self.client_handle(upstream, handle))
+        return with_mapped_handles(raw, names, partial(self.contexts.client_handle, upstream))
 
     def reply(self, request: ClientRequest, result: Mapping[str, Any]) -> None:
         """Send the result of a request."""
@@ -604,13 +428,7 @@ class FleetClient:
             del self.upstreams[upstream.node]
         for graph in self.graphs.values():
             graph.leases.pop(upstream.node, None)
-        lost = [handle for handle, found in self._contexts.items() if found.node == upstream.node]
-        self._lost[upstream.node] += len(lost)
-        for handle in lost:
-            del self._contexts[handle]
-            self._expired[handle] = upstream.node
-        while len(self._expired) > EXPIRED_MAX:
-            self._expired.popitem(last=False)
+        self._lost[upstream.node] += self.contexts.lose_node(upstream.node)
 
     def lose_node(self, node: str, cause: str) -> int:
         """Fail the requests on a node that was lost; return how many contexts were lost."""

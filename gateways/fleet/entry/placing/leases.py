@@ -14,7 +14,8 @@ import msgspec
 
 from .....backends.errors import Busy, InferdError
 from ...calls.frames import raw_of
-from ..clients.client import FleetClient, FleetGraph
+from ..clients.client import FleetClient
+from ..clients.contexts import FleetGraph
 from ..clients.upstream import lost_error
 
 LEASE_IDLE_S = 1.0
@@ -59,7 +60,7 @@ async def _lease(client: FleetClient, graph: FleetGraph, node: str) -> int:
 
 def close_context(client: FleetClient, handle: int) -> None:
     """Note that a context was closed; the lease of its graph may end."""
-    context = client.drop_context(handle)
+    context = client.contexts.drop(handle)
     if context is not None:
         end_unused_lease(client, context.graph, context.node)
 

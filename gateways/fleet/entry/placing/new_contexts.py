@@ -18,7 +18,8 @@ from ...calls.frames import Fields, integer_in, raw_of, with_handle
 from ...calls.prompts import is_setup, prompt_text, setup_text
 from ...routing.choice import RouteRequest
 from ...routing.prompts import prompt_blocks
-from ..clients.client import ClientRequest, FleetClient, OpenContext, SuspendedContext
+from ..clients.client import ClientRequest, FleetClient
+from ..clients.contexts import OpenContext, SuspendedContext
 from .homes import RecentKey
 from .leases import end_unused_lease, leased
 from .opening import open_again
@@ -44,7 +45,7 @@ class ContextMove:
         self._client, self._request = client, request
         self._suspended, self._target = suspended, target
         self._handle = suspended.handle
-        self._old_handle = client.daemon_handle(suspended.handle)
+        self._old_handle = client.contexts.daemon_handle(suspended.handle)
 
     async def run(self) -> None:
         """Open it there, or leave it where it is if that fails.
@@ -62,7 +63,7 @@ class ContextMove:
                     await self._open_there()
         finally:
             turns.drop_opened(self._request)
-            client.resume_context(self._suspended)
+            client.contexts.resume(self._suspended)
 
     async def _move_session(self) -> None:
         client, suspended = self._client, self._suspended
@@ -70,7 +71,7 @@ class ContextMove:
             await client.fleet.move_open(client, suspended, self._target)
         except InferdError as exc:
             log.info("a session stays on %s: %s", suspended.context.node, exc)
-        if client.is_closed(suspended):
+        if client.contexts.is_closed(suspended):
             await open_again(client, suspended)
 
     async def _open_there(self) -> None:
@@ -100,8 +101,8 @@ class ContextMove:
             except BaseException:
                 client.group.start_soon(_close, client, target, opened)
                 raise
-            handle = client.client_handle(upstream, opened)
-            client.note_reopened(self._handle, handle, target)
+            handle = client.contexts.client_handle(upstream, opened)
+            client.contexts.note_reopened(self._handle, handle, target)
 
 
 class _Opened(msgspec.Struct):
@@ -118,14 +119,14 @@ def begin_move(client: FleetClient, request: ClientRequest, params: Fields) -> C
     """Note a request on a context. If it has the first prompt of a new one, and another node has
     computed more of that, return the move there, for which the context is suspended.
     """
-    context = client.context_of(params)
+    context = client.contexts.find(params)
     if context is None or context.new is None:
         return None
     if is_setup(request.call, params) and context.new.add_setup(
         request.call, params, setup_text(request.call, params)
     ):
         return None
-    client.note_used(params)
+    client.contexts.note_used(params)
     text = prompt_text(request.call, params)
     if not text:
         return None

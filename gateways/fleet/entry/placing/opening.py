@@ -35,14 +35,8 @@ from ...calls.merging import session_homes
 from ...link import ContentKind
 from ...routing.choice import RETRY_HINT, RETRY_S, RouteRequest
 from ...routing.loads import CLASSES
-from ..clients.client import (
-    ClientRequest,
-    FleetClient,
-    FleetGraph,
-    NewContext,
-    OpenContext,
-    SuspendedContext,
-)
+from ..clients.client import ClientRequest, FleetClient
+from ..clients.contexts import FleetGraph, NewContext, OpenContext, SuspendedContext
 from ..clients.upstream import Upstream, result_of
 from ..nodes.own_turns import TurnKind
 from ..several_nodes.gathering import gather
@@ -174,7 +168,7 @@ async def load_graph(client: FleetClient, request: ClientRequest, params: Fields
         upstream, raw = await exchange(client, request, node, params)
         result = msgspec.msgpack.decode(raw, type=GraphHandle)
         graph.leases[node] = result.graph
-        client.graphs[client.client_handle(upstream, result.graph)] = graph
+        client.graphs[client.contexts.client_handle(upstream, result.graph)] = graph
         return client.mapped(upstream, raw, request.route.in_result)
 
     if not nodes.with_model(model) and not nodes.unreachable():
@@ -229,7 +223,7 @@ async def open_context(client: FleetClient, request: ClientRequest, params: Fiel
                 is_new = home is None and not found.attached
                 new = NewContext(request.call, params) if is_new else None
                 context = OpenContext(node, session.session_id, kind, graph, new)
-                own = client.client_handle(upstream, found.context)
+                own = client.contexts.client_handle(upstream, found.context)
                 client.note_context(own, context, opened_by=request)
         except BaseException:
             if home is None or graph.node:
@@ -333,12 +327,12 @@ async def reopen_context(client: FleetClient, handle: int) -> None:
     :raises InferdError: that is not possible now.
     :raises SessionExpired: the session no longer exists.
     """
-    suspended = client.suspended.get(handle)
+    suspended = client.contexts.suspended.get(handle)
     if suspended is None:
         return
     await suspended.settled.wait()
     async with suspended.lock:
-        if client.suspended.get(handle) is suspended:
+        if client.contexts.suspended.get(handle) is suspended:
             await open_again(client, suspended)
 
 
@@ -359,13 +353,13 @@ async def open_again(client: FleetClient, suspended: SuspendedContext) -> None:
             upstream = client.upstream(node)
             raw = await upstream.call("init_execution_context_with_session_id", params)
             found = msgspec.msgpack.decode(raw, type=_Opened)
-            opened = client.client_handle(upstream, found.context)
+            opened = client.contexts.client_handle(upstream, found.context)
             if found.attached:
-                client.note_reopened(handle, opened, node)
+                client.contexts.note_reopened(handle, opened, node)
                 return
             own_context = {"context": raw_of(found.context)}
             await upstream.call("finalize_execution_context", own_context)
-    client.expire_context(handle)
+    client.contexts.expire(handle)
     raise SessionExpired(
         f"the session {context.session_id!r} was deleted while it moved to another node"
     )

@@ -20,7 +20,8 @@ from .....wire.frames import pack_frame
 from ...calls.descriptors import model_refused
 from ...calls.frames import Fields
 from ...link import HANDSHAKE_S_MAX, RECEIVED, TOKEN_BYTES, ContentKind
-from ..clients.client import ClientRequest, FleetClient, FleetGraph
+from ..clients.client import ClientRequest, FleetClient
+from ..clients.contexts import FleetGraph
 from ..clients.passed_descriptors import PassedDescriptors
 from .leases import GraphHandle
 from .opening import check_graphs, exchange
@@ -53,7 +54,7 @@ async def load_passed(
         upstream, raw = await exchange(client, request, own.name, params, has_contents=True)
         graph = FleetGraph(request.call, params, "", own.name)
         graph.leases[own.name] = msgspec.msgpack.decode(raw, type=GraphHandle).graph
-        client.graphs[client.client_handle(upstream, graph.leases[own.name])] = graph
+        client.graphs[client.contexts.client_handle(upstream, graph.leases[own.name])] = graph
         return client.mapped(upstream, raw, request.route.in_result)
     finally:
         passed.close_claimed(descriptors)

@@ -62,7 +62,7 @@ async def call_all(client: FleetClient, request: ClientRequest, params: Fields) 
     results, errors = await gather(client, request.call, params, nodes.reachable())
     if not results:
         raise _first(errors)
-    merged = merge_results(request.call, results, client.map_context)
+    merged = merge_results(request.call, results, client.contexts.map_listed)
     if request.call == "stats":
         merged["stats"] |= {
             "nodes": nodes.describe(),
@@ -115,9 +115,9 @@ async def call_for_session(
     if request.call == "delete_session":
         session_id = text_in(params, "session_id")
         client.fleet.homes.drop(SessionKey(client.owner, session_id))
-        for context in client.drop_session(session_id):
+        for context in client.contexts.drop_session(session_id):
             end_unused_lease(client, context.graph, context.node)
-    return merge_results(request.call, found or results, client.map_context)
+    return merge_results(request.call, found or results, client.contexts.map_listed)
 
 
 async def call_connected(

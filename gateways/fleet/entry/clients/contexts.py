@@ -1,0 +1,223 @@
+"""The contexts of one client of the entry, by the client's handles: open, moving, moved or lost."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from typing import NamedTuple
+
+import anyio
+
+from .....backends.errors import InvalidArgument, SessionExpired
+from ...calls.frames import Fields, integer_in, raw_of
+from ..nodes.nodes import Nodes
+from ..nodes.own_turns import TurnKind
+from .incarnations import Incarnation, Incarnations, client_handle, daemon_handle
+from .upstream import Upstream
+
+EXPIRED_MAX = 10_000
+"""Contexts of lost nodes that a client's connection remembers."""
+SETUP_CALLS_MAX, SETUP_BYTES_MAX = 8, 64 << 10
+"""Calls before the first prompt that can be repeated on another node."""
+
+
+class NewContext:
+    """A context before its first prompt: the call that has opened it, and those that have prepared
+    it. `head` is the text that comes before the prompt, such as a system prompt.
+    """
+
+    def __init__(self, call: str, params: Fields):
+        self.call = call
+        self.params = {name: params[name] for name in params if name != "queue_timeout_s"}
+        self.setup: list[tuple[str, Fields]] = []
+        self.head = b""
+        self._setup_bytes = 0
+
+    def add_setup(self, call: str, params: Fields, head: bytes) -> bool:
+        """Note a call that prepares the context; return False if there are too many."""
+        self._setup_bytes += sum(len(raw) for raw in params.values())
+        if len(self.setup) == SETUP_CALLS_MAX or self._setup_bytes > SETUP_BYTES_MAX:
+            return False
+        self.setup.append((call, params))
+        self.head += head
+        return True
+
+
+class OpenContext(NamedTuple):
+    """An open context: its node, the id of its session or an empty text, its turns' kind, its
+    graph, and what is known of it before its first prompt.
+    """
+
+    node: str
+    session_id: str
+    kind: TurnKind
+    graph: FleetGraph
+    new: NewContext | None = None
+
+
+class SuspendedContext:
+    """A context that moves to another node. Requests on it wait until it is `settled`; if its
+    session is closed then, the next one opens it again.
+    """
+
+    def __init__(self, handle: int, context: OpenContext):
+        self.handle, self.context = handle, context
+        self.settled = anyio.Event()
+        self.lock = anyio.Lock()
+
+
+class FleetGraph:
+    """A client's graph: the call that loads its model, and its handle on each node that has done
+    so for this client. The model of a descriptor is on one *node* only.
+    """
+
+    def __init__(self, call: str, params: Fields, model: str, node: str = ""):
+        self.call, self.model, self.node = call, model, node
+        self.params = {name: value for name, value in params.items() if name != "progress"}
+        self.leases: dict[str, int] = {}
+        self.lock = anyio.Lock()
+        """Held while a lease begins or ends."""
+        self.used = Counter[str]()
+        """The uses under way by node, beside open contexts."""
+        self.uses = Counter[str]()
+        """All uses so far by node."""
+        self.ending: set[str] = set()
+        """The nodes on which the lease ends unless it is used again."""
+
+
+class ClientContexts:
+    """Owned by the client's state. A context keeps its handle when it moves to another node, where
+    it has another one.
+    """
+
+    def __init__(self, nodes: Nodes, incarnations: Incarnations):
+        self._nodes, self._incarnations = nodes, incarnations
+        self._open: dict[int, OpenContext] = {}
+        self._expired: OrderedDict[int, str] = OrderedDict()
+        """The nodes of contexts that were lost with them."""
+        self.suspended: dict[int, SuspendedContext] = {}
+        """Contexts that move, or whose sessions are closed by a move."""
+        self._moved: dict[int, int] = {}
+        """The handles on their nodes of contexts that have moved."""
+        self._aliases: dict[int, int] = {}
+        """The client's handles of these."""
+
+    def note_open(self, handle: int, context: OpenContext) -> None:
+        """Note an open context."""
+        self._open[handle] = context
+
+    def client_handle(self, upstream: Upstream, handle: int) -> int:
+        """Return the client's handle for one of a node."""
+        number = self._incarnations.number_of(upstream.node, upstream.instance)
+        found = client_handle(number, handle)
+        return self._aliases.get(found, found)
+
+    def map_listed(self, node: str, handle: int) -> int:
+        """Return the client's handle for a context of *node* in a list."""
+        number = self._incarnations.number_of(node, handle >> 32)
+        found = client_handle(number, handle)
+        return self._aliases.get(found, found)
+
+    @property
+    def count_by_node(self) -> Counter[str]:
+        """The numbers of open contexts."""
+        return Counter(context.node for context in self._open.values())
+
+    def find(self, params: Fields) -> OpenContext | None:
+        """Return the open context in *params*; None if it is not one of this connection's."""
+        return self._open.get(integer_in(params, "context"))
+
+    def find_session(self, node: str, session_id: str) -> tuple[int, OpenContext] | None:
+        """Return an open context on *node* with its handle, by the id of its session."""
+        for handle, context in self._open.items():
+            if context.session_id == session_id and context.node == node:
+                return handle, context
+        return None
+
+    def note_used(self, params: Fields) -> None:
+        """Note that the context in *params* is no longer a new one."""
+        handle = integer_in(params, "context")
+        context = self._open.get(handle)
+        if context is not None and context.new is not None:
+            self._open[handle] = context._replace(new=None)
+
+    def resume(self, suspended: SuspendedContext) -> None:
+        """Let the requests on a context go on. It stays suspended if its session is closed."""
+        if not self.is_closed(suspended) and self.suspended.get(suspended.handle) is suspended:
+            del self.suspended[suspended.handle]
+        suspended.settled.set()
+
+    def is_closed(self, suspended: SuspendedContext) -> bool:
+        """Return whether the session of a suspended context is closed, to be opened again."""
+        if not suspended.context.session_id or suspended.handle not in self.suspended:
+            return False
+        return suspended.handle not in self._open and suspended.handle not in self._expired
+
+    def daemon_handle(self, handle: int) -> int:
+        """Return the daemon's handle for that of an open context."""
+        incarnation, own = self.incarnation_of({"context": raw_of(handle)})
+        return daemon_handle(incarnation, own)
+
+    def note_reopened(self, handle: int, opened: int, node: str) -> None:
+        """Note that the session of a suspended context was opened again as *opened*."""
+        suspended = self.suspended.pop(handle)
+        self._aliases.pop(self._moved.pop(handle, 0), None)
+        self._open[handle] = suspended.context._replace(node=node, new=None)
+        self._expired.pop(handle, None)
+        if opened != handle:
+            self._moved[handle], self._aliases[opened] = opened, handle
+
+    def expire(self, handle: int) -> None:
+        """Note that the session of a suspended context no longer exists."""
+        self._expired[handle] = self.suspended.pop(handle).context.node
+
+    def drop(self, handle: int) -> OpenContext | None:
+        """Note that a context was closed, and return it."""
+        self._aliases.pop(self._moved.pop(handle, 0), None)
+        return self._open.pop(handle, None)
+
+    def drop_session(self, session_id: str) -> list[OpenContext]:
+        """Note that a session with an id was deleted, and return its contexts."""
+        found = [h for h, context in self._open.items() if context.session_id == session_id]
+        return [self._open.pop(handle) for handle in found]
+
+    def incarnation_of(self, params: Fields) -> tuple[Incarnation, int]:
+        """Return the daemon of the context in *params*, and its handle there as a client's.
+
+        :raises InvalidArgument: there is no such context.
+        :raises SessionExpired: its node was lost.
+        """
+        handle = integer_in(params, "context")
+        if handle in self._expired:
+            raise SessionExpired(
+                f"the node {self._expired[handle]} was lost, and this context with it",
+                data={"cause": "node", "node": self._expired[handle]},
+            )
+        handle = self._moved.get(handle, handle)
+        found = self._incarnations.find(handle)
+        if found is None or found.node not in self._nodes.links:
+            raise InvalidArgument(f"there is no context {handle} on this connection")
+        return found, handle
+
+    def suspend(self, handle: int, context: OpenContext) -> SuspendedContext:
+        """Have new requests on an open context wait until it is resumed."""
+        suspended = self.suspended[handle] = SuspendedContext(handle, context)
+        return suspended
+
+    def are_on(self, graph: FleetGraph, node: str) -> bool:
+        """Return whether a context of *graph* is open on *node*."""
+        return any(c.graph is graph and c.node == node for c in self._open.values())
+
+    def drop_all(self) -> None:
+        """Forget all contexts, which the nodes have closed."""
+        self._open.clear()
+        self.suspended.clear()
+
+    def lose_node(self, node: str) -> int:
+        """Note that the open contexts on a node were lost; return how many there were."""
+        lost = [handle for handle, context in self._open.items() if context.node == node]
+        for handle in lost:
+            del self._open[handle]
+            self._expired[handle] = node
+        while len(self._expired) > EXPIRED_MAX:
+            self._expired.popitem(last=False)
+        return len(lost)
