@@ -10,7 +10,7 @@ import msgspec
 from ....backends.errors import ConnectionLost, InferdError, SessionExpired, ShuttingDown
 from ... import messages as w
 from ..connection.inflight import InFlight
-from ..failures import is_loss
+from ..failures import is_loss, is_node_loss
 from ..streams.turn import StreamedTurn
 from ..turn_settings import stream_call
 from .attachment import SessionProgress
@@ -110,6 +110,10 @@ class TurnRequest:
             params = await self._next_params(turn, refused)
             if params is not None:
                 return await self._send(turn.deadline, params)
+        except SessionExpired:
+            if is_node_loss(lost.error):  # that of the new context was lost, too
+                return _failed_request(turn.deadline, lost.error)
+            raise
         except InferdError as exc:
             if is_loss(exc):
                 return _failed_request(turn.deadline, exc)

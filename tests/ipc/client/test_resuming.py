@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from inferd import AsyncClient, AsyncSession, ConnectionLost, InferdError, InvalidArgument
-from inferd.backends.errors import Busy, ShuttingDown
+from inferd.backends.errors import Busy, ShuttingDown, WorkerCrashed
 from inferd.ipc.client.sessions.attachment import SessionProgress
 from inferd.ipc.client.sessions.turn_request import RecoveryStep, recovery_step
 from inferd.ipc.client.streams.turn import LOSSES_MAX
@@ -129,6 +129,40 @@ async def test_an_interrupted_turn_is_resumed_with_the_part_that_was_read(tmp_pa
         # The session was opened again by its id, over a new connection.
         assert len(server.peers) == 2
         assert server.names().count("init_execution_context_with_session_id") == 2
+
+
+class FleetLosingNodes(LossyDaemon):
+    """An entry whose node is lost in the first turn, and the next one before its first answer."""
+
+    def __init__(self, server: FakeServer):
+        super().__init__(server, 0, BEFORE, detached=False)
+        self.lost = ["turn", "context"]
+
+    async def sessions(self, exchange: Exchange) -> dict[str, Any]:
+        if self.lost == ["context"]:
+            self.lost.clear()
+            return {"sessions": []}
+        return await super().sessions(exchange)
+
+    async def answer_turn(self, exchange: Exchange) -> dict[str, Any]:
+        if "turn" in self.lost:
+            self.lost.remove("turn")
+            raise WorkerCrashed("the node was lost", data={"cause": "node", "node": "a"})
+        return await super().answer_turn(exchange)
+
+
+@pytest.mark.anyio
+async def test_a_turn_outlives_the_loss_of_a_second_node_during_its_recovery(
+    tmp_path: Path,
+) -> None:
+    async with fake_server(tmp_path) as server:
+        FleetLosingNodes(server)
+        async with (
+            AsyncClient(server.path) as client,
+            client.session("m", session_id="known", resume=True) as session,
+        ):
+            assert [piece async for piece in session.stream("hello")] == ["rest"]
+        assert server.names().count("init_execution_context_with_session_id") == 3
 
 
 @pytest.mark.anyio
