@@ -61,6 +61,9 @@ def deploy(request: NodeRequest) -> None:
         health_check_period_s=HEALTH_CHECK_S,
         graceful_shutdown_timeout_s=END_S_MAX,
     )
+    # By default, each deployment is another version, and Serve would replace a replica that it has
+    # not found yet after a return of the head, with the daemon and the relay.
+    deployment = deployment.options(version=request.digest, _internal=True)
     bound = deployment.bind(request.folder, request.digest)
     serve.run(bound, name=name, route_prefix=None)
 

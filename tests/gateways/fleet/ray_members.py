@@ -65,9 +65,13 @@ class RayFleet(RunningFleet):
 
     def until_deployed(self, name: str) -> str:
         """Return the line with which a node's command reports that Ray supervises it."""
+        return self.until_printed(name, "supervised by Ray")
+
+    def until_printed(self, name: str, text: str) -> str:
+        """Return the next line of a node's command that has *text*."""
         errors = self.commands[name].stderr
         assert errors is not None
-        while "supervised by Ray" not in (line := errors.readline().decode()):
+        while text not in (line := errors.readline().decode()):
             assert line, f"the command of {name} has ended"
         return line
 
