@@ -91,6 +91,11 @@ def fields_of(raw: msgspec.Raw) -> Fields:
         raise ProtocolError(f"a node sent something other than a map: {exc}") from None
 
 
+def has_tokens(event: OpenFrame) -> bool:
+    """Return whether an event has a part of an answer; others say where a turn is in the queue."""
+    return "position" not in fields_of(event.items[2])
+
+
 def values_of(raw: msgspec.Raw) -> dict[str, Any]:
     """Return a map, decoded.
 

@@ -37,9 +37,10 @@ from ..calls.routes import Route, route_of
 from .clients.client import ClientRequest, FleetClient, without_shutdown
 from .clients.connection import ClientConnection
 from .placing.leases import close_context
-from .placing.new_contexts import ContextMove, begin_move
+from .placing.new_contexts import ContextMove, FirstPrompt, note_request
 from .placing.opening import load_graph, note_branches, open_context, reopen_context, work_on_graph
 from .placing.own_node import load_passed
+from .placing.waiting_turns import FirstTurn
 from .several_nodes.copying import copy_model
 from .several_nodes.gathering import (
     call_all,
@@ -209,9 +210,9 @@ class Dispatcher:
         if integer_in(params, "context") in client.contexts.suspended:
             client.group.start_soon(self._forward_later, request, params)
             return
-        move = begin_move(client, request, params)
-        if move is not None:
-            client.group.start_soon(self._forward_after, move, request, params)
+        first = note_request(client, request, params)
+        if first is not None and first.move is not None:
+            client.group.start_soon(self._forward_after, first.move, request, params, first)
             return
         if request.call == "fork_session":
             source = client.contexts.find(params)
@@ -221,6 +222,8 @@ class Dispatcher:
             handle = integer_in(params, "context")
             request.on_result = lambda _: close_context(client, handle)
         client.forward_to_context(request, params)
+        if first is not None:
+            self._watch_first(first, request, params)
 
     async def _forward_later(self, request: ClientRequest, params: Fields) -> None:
         """Forward a request on a context whose session moves, once it is open again."""
@@ -233,8 +236,23 @@ class Dispatcher:
         except InferdError as exc:
             self._client.fail(request.number, without_shutdown(exc))
 
+    def _watch_first(self, first: FirstPrompt, request: ClientRequest, params: Fields) -> None:
+        """Send the first turn of a context elsewhere if it waits while another node is free."""
+        turn = FirstTurn(self._client, request, params, first)
+        if turn.can_be_sent_again:
+            self._client.group.start_soon(self._send_again, turn, request, params)
+
+    async def _send_again(self, turn: FirstTurn, request: ClientRequest, params: Fields) -> None:
+        move = await turn.until_withdrawn()
+        if move is not None:
+            await self._forward_after(move, request, params)
+
     async def _forward_after(
-        self, move: ContextMove, request: ClientRequest, params: Fields
+        self,
+        move: ContextMove,
+        request: ClientRequest,
+        params: Fields,
+        first: FirstPrompt | None = None,
     ) -> None:
         """Forward a request with the first prompt of a context after the context's move."""
         try:
@@ -244,6 +262,8 @@ class Dispatcher:
                     raise Cancelled("the request was cancelled")
                 # There was no wait since the move: later requests on the context come after this.
                 self._forward_to_context(request, params)
+                if first is not None:
+                    self._watch_first(first, request, params)
         except InferdError as exc:
             self._client.fail(request.number, without_shutdown(exc))
 
@@ -260,6 +280,7 @@ class Dispatcher:
         if target is None or target is request:
             client.reply(request, {"cancelled": False})
         elif target.upstream is not None:
+            target.is_cancelled = True
             client.forward(request, target.upstream.node, params)
         else:
             target.scope.cancel()

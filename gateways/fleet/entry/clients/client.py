@@ -28,6 +28,7 @@ from ...calls.frames import (
     Fields,
     OpenFrame,
     frame_of,
+    has_tokens,
     integer_in,
     request_frame,
     values_of,
@@ -167,6 +168,15 @@ class SharedState(Protocol):
     prompts: PromptTable
 
 
+class RequestWithdrawal(Protocol):
+    """The withdrawal of a request from its node, to be sent to another one."""
+
+    held: list[OpenFrame]
+
+    def hold(self, message: OpenFrame) -> None:
+        """Hold back an event or the answer."""
+
+
 class ClientRequest:
     """A request of a client under way, on one node or as a task of the entry."""
 
@@ -184,6 +194,12 @@ class ClientRequest:
         """The changes of sessions that its answer acknowledges."""
         self.on_result: Callable[[Fields], object] | None = None
         """Called with its result, whose handles are the client's."""
+        self.has_tokens = False
+        """Whether the client has events with tokens."""
+        self.is_cancelled = False
+        """Whether the client has cancelled it."""
+        self.withdrawal: RequestWithdrawal | None = None
+        """Set while it is withdrawn from its node."""
 
 
 class FleetClient:
@@ -306,7 +322,23 @@ class FleetClient:
         upstream.send_request(request.number, frame, partial(self._pass_on, request, upstream))
         request.upstream = upstream
 
+    def end_turn(self, request: ClientRequest) -> None:
+        """Note that a request was withdrawn from its node."""
+        if request.turns is not None:
+            request.turns.end_turn(request)
+        request.upstream = request.turns = request.withdrawal = None
+
+    def pass_held(self, request: ClientRequest) -> None:
+        """Pass what was held back of a request that was not withdrawn after all."""
+        assert request.withdrawal is not None and request.upstream is not None
+        held, request.withdrawal = request.withdrawal.held, None
+        for message in held:
+            self._pass_on(request, request.upstream, message)
+
     def _pass_on(self, request: ClientRequest, upstream: Upstream, message: OpenFrame) -> None:
+        if request.withdrawal is not None:
+            request.withdrawal.hold(message)
+            return
         if message.kind == Kind.EVENT:
             self.pass_event(request, upstream, message)
             return
@@ -376,6 +408,7 @@ class FleetClient:
 
     def pass_event(self, request: ClientRequest, upstream: Upstream, message: OpenFrame) -> None:
         """Pass an event to the client."""
+        request.has_tokens = request.has_tokens or has_tokens(message)
         if request.route.in_events:
             event = self.mapped(upstream, message.items[2], request.route.in_events)
             self._socket.add_frame(pack_frame([int(Kind.EVENT), request.number, event]))

@@ -29,7 +29,8 @@ from ...addresses import NodeAddress
 from ...certificates.tls import DATA, REPORTS, entry_context
 from ...draining.drained import DrainedNodes
 from ...routing.choice import RETRY_HINT, RETRY_S, FleetLoad, RouteRequest, choose_node
-from ...routing.loads import ByClass, NodeLoad
+from ...routing.loads import NONE, ByClass, NodeLoad
+from ...routing.waits import starts_at_once
 from ..config import EntryConfig
 from .node_link import NodeCounters, NodeLink
 from .own_turns import OwnTurns, TurnKind
@@ -190,6 +191,12 @@ class Nodes:
             kind = TurnKind(request.model, request.priority)
             self.links[node].turns.note_opening(key, kind)
         return node
+
+    def starts_at_once(self, node: str, model: str, priority: int) -> bool:
+        """Return whether a turn of a class gets a slot of a node's model at once."""
+        link = self.links[node]
+        opened = link.turns.since_report(time.monotonic()).get(model, NONE)
+        return link.load is not None and starts_at_once(link.load.models[model], opened, priority)
 
     @contextmanager
     def swapping(self, node: str, model: str) -> Iterator[None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import NamedTuple
 
 import anyio
 import msgspec
@@ -115,19 +116,30 @@ async def _close(client: FleetClient, node: str, context: int) -> None:
         await client.upstream(node).call("finalize_execution_context", fields)
 
 
-def begin_move(client: FleetClient, request: ClientRequest, params: Fields) -> ContextMove | None:
-    """Note a request on a context. If it has the first prompt of a new one, and another node has
-    computed more of that, return the move there, for which the context is suspended.
+class FirstPrompt(NamedTuple):
+    """The request with the first prompt of a context, which is no longer a new one, and the bytes
+    of the prompt that each node has computed. With a *move*, the context moves before the prompt is
+    sent.
+    """
+
+    handle: int
+    context: OpenContext
+    covered_bytes: Mapping[str, int]
+    move: ContextMove | None
+
+
+def note_request(client: FleetClient, request: ClientRequest, params: Fields) -> FirstPrompt | None:
+    """Note a request on a context, and return the first prompt of a new one, if it has that. If
+    another node has computed more of it, the context is suspended for a move there.
     """
     context = client.contexts.find(params)
     if context is None or context.new is None:
         return None
-    if is_setup(request.call, params) and context.new.add_setup(
-        request.call, params, setup_text(request.call, params)
-    ):
+    prepares = is_setup(request.call, params)
+    if prepares and context.new.add_setup(request.call, params, setup_text(request.call, params)):
         return None
     client.contexts.note_used(params)
-    text = prompt_text(request.call, params)
+    text = b"" if prepares else prompt_text(request.call, params)
     if not text:
         return None
     fleet, model = client.fleet, context.kind.model
@@ -143,7 +155,7 @@ def begin_move(client: FleetClient, request: ClientRequest, params: Fields) -> C
     node = context.node if move is None else target
     fleet.prompts.note_prompt(blocks, node)
     fleet.recent.put(RecentKey(client.owner, model), node)
-    return move
+    return FirstPrompt(handle, context, covered, move)
 
 
 def _choose(

@@ -1,0 +1,148 @@
+"""First turns that wait on a node are sent to another one when that has a free slot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from inferd import Client
+from inferd.backends.errors import Cancelled
+from inferd.ipc.priorities import Priority
+from tests.echo import echo_model
+from tests.gateways.fleet.members import RunningFleet, running_fleet
+from tests.raw import RawClient
+from tests.waiting import wait_until
+
+CONFIG = "[daemon]\nquantum-tokens = 100000\n" + echo_model(
+    "slow", step_ms=20, slots=1, **{"ctx-size": 4096}
+)
+NODES = ("a", "b")
+LONG = "a long text that the slow model repeats for a minute or so " * 50
+TEXT = "a short text"
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
+    with running_fleet(tmp_path_factory.mktemp("fleet"), CONFIG, *NODES) as running:
+        running.load("slow")
+        yield running
+
+
+class Busy:
+    """Nodes whose slots programs of their own have taken; `free` ends that on some of them."""
+
+    def __init__(self, fleet: RunningFleet, priority: Priority):
+        self._programs = {node: RawClient(fleet.daemons[node].socket) for node in NODES}
+        for program in self._programs.values():
+            graph = program.call("load_by_name", name="slow")["graph"]
+            opened = program.call("init_execution_context", graph=graph, priority=priority)
+            program.begin_stream(opened["context"], LONG)
+
+    def free(self, *nodes: str) -> None:
+        for node in nodes:
+            self._programs[node].socket.close()
+
+
+@contextmanager
+def all_busy(fleet: RunningFleet, priority: Priority = "normal") -> Iterator[Busy]:
+    with Client(fleet.socket) as client:
+        busy = Busy(fleet, priority)
+        try:
+            wait_until(lambda: running(client) == 2)
+            yield busy
+        finally:
+            busy.free(*NODES)
+            wait_until(lambda: running(client) == 0)
+
+
+def running(client: Client) -> int:
+    """Return the number of turns of which the entry knows that they run."""
+    return sum(node["running"] for node in client.stats()["nodes"].values())
+
+
+def waiting_on(client: Client, count: int) -> list[str]:
+    """Wait until turns of the client wait, and return their nodes."""
+
+    def nodes() -> list[str]:
+        return [task["node"] for task in client.queue() if task["state"] == "waiting"]
+
+    wait_until(lambda: len(nodes()) == count)
+    return nodes()
+
+
+def other(node: str) -> str:
+    return "ab".replace(node, "")
+
+
+@pytest.mark.parametrize("priority", ["normal", "urgent"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_waiting_turn_goes_to_a_slot_that_becomes_free(
+    fleet: RunningFleet, priority: Priority, streamed: bool
+) -> None:
+    with (
+        all_busy(fleet, priority) as busy,
+        Client(fleet.socket, label="own") as client,
+        client.session("slow", raw=True, priority=priority) as session,
+        ThreadPoolExecutor() as pool,
+    ):
+        answer: Future[str]
+        if streamed:
+            answer = pool.submit(lambda: "".join(session.stream(TEXT)))
+        else:
+            answer = pool.submit(lambda: str(session.chat(TEXT)))
+        [node] = waiting_on(client, 1)
+        busy.free(other(node))
+        assert answer.result(20) == TEXT
+        assert [found["node"] for found in client.sessions()] == [other(node)]
+        assert len(session.history().turns) == 1
+        with Client(fleet.daemons[node].socket) as direct:
+            assert len(direct.sessions(all_users=True)) == 1, "that of the long turn"
+
+
+def test_one_free_slot_attracts_one_turn(fleet: RunningFleet) -> None:
+    with (
+        all_busy(fleet) as busy,
+        Client(fleet.socket, label="own") as client,
+        ExitStack() as stack,
+        ThreadPoolExecutor() as pool,
+    ):
+        sessions = [stack.enter_context(client.session("slow", raw=True)) for _ in range(4)]
+        answers = [
+            pool.submit(session.chat, f"{TEXT} {number}") for number, session in enumerate(sessions)
+        ]
+        waiting_on(client, 4)
+        busy.free("a")
+        assert [answer.result(20) for answer in answers] == [f"{TEXT} {n}" for n in range(4)]
+
+
+def test_a_waiting_turn_that_is_cancelled_is_not_sent_again(fleet: RunningFleet) -> None:
+    with all_busy(fleet) as busy, RawClient(fleet.socket, label="own") as raw:
+        context = raw.context("slow")
+        turn = raw.start_request("chat", context=context, prompt=TEXT, raw=True)
+        with Client(fleet.socket, label="own") as client:
+            [node] = waiting_on(client, 1)
+            raw.start_request("cancel", request=turn)
+            busy.free(other(node))
+            with pytest.raises(Cancelled):
+                raw.wait_result(turn)
+            assert client.queue() == []
+
+
+def test_a_session_with_an_id_waits_on_its_node(fleet: RunningFleet) -> None:
+    with (
+        all_busy(fleet) as busy,
+        Client(fleet.socket, label="own") as client,
+        client.session("slow", session_id="s", raw=True) as session,
+        ThreadPoolExecutor() as pool,
+    ):
+        answer = pool.submit(session.chat, TEXT)
+        [node] = waiting_on(client, 1)
+        busy.free(other(node))
+        wait_until(lambda: client.stats()["nodes"][other(node)]["running"] == 0)
+        assert [task["node"] for task in client.queue()] == [node]
+        busy.free(node)
+        assert answer.result(20) == TEXT
+        session.delete()
