@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 WIDE = 64
 """A ubatch of at least this many tokens of each sequence is *wide*; others are narrow. From this
@@ -34,8 +35,7 @@ _Three = tuple[float, float, float]
 _Six = tuple[float, float, float, float, float, float]
 
 
-@dataclass(frozen=True, slots=True)
-class StepLoad:
+class StepLoad(msgspec.Struct, frozen=True):
     """The work in a step.
 
     *ubatches* counts the different lengths of chunks: the backend runs the model once for each, as
@@ -51,13 +51,16 @@ class StepLoad:
     @classmethod
     def of_chunks(cls, chunks: Sequence[tuple[int, int]]) -> StepLoad:
         """Return the load of chunks, each (position, count)."""
-        lengths = {count for _, count in chunks}
-        return cls(
-            ubatches=len(lengths),
-            tokens=sum(count for _, count in chunks),
-            depth=sum(count * position + count * (count - 1) // 2 for position, count in chunks),
-            wide=cls._wide_part(chunks, lengths) if max(lengths, default=0) >= WIDE else None,
-        )
+        tokens = depth = longest = 0
+        lengths = set()
+        for position, count in chunks:  # one loop: plans of prompts try many loads
+            lengths.add(count)
+            tokens += count
+            depth += count * position + count * (count - 1) // 2
+            if count > longest:
+                longest = count
+        wide = cls._wide_part(chunks, lengths) if longest >= WIDE else None
+        return cls(len(lengths), tokens, depth, wide)
 
     @classmethod
     def _wide_part(cls, chunks: Sequence[tuple[int, int]], lengths: set[int]) -> StepLoad | None:
