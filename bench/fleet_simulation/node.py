@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from inferd.daemon.residency.eviction import EvictionCandidate, choose_victims
-from inferd.gateways.fleet.node.load import TokenTimeLearner, as_counts, tokens_left
+from inferd.gateways.fleet.link import REPORT_S
+from inferd.gateways.fleet.node.load import (
+    TokenTimeLearner,
+    as_counts,
+    prompt_token_s,
+    tokens_left,
+)
 from inferd.gateways.fleet.routing.loads import NONE, ModelLoad, NodeLoad
 from inferd.scheduler.policy.cost import StepCost
 from inferd.scheduler.task import Task
@@ -19,6 +25,8 @@ from .turns import Turn
 RESIDENCY_S = 20.0
 """The default of `residency-s`: a busy model that others wait for admits turns for this time."""
 SESSIONS_MAX = 1000
+REPORTS_LEARNED = 10
+"""Of equal intervals, more do not change the learned time of a token."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +65,14 @@ class Node:
         self.loads = 0
         """Loads of models since the start."""
         self.loaded: dict[str, LoadedModel] = {}
+        self._reported: dict[str, ModelLoad] = {}
+        """By model, its part of the last report; one whose turns have changed since has none."""
         self._waiting: dict[str, list[Turn]] = {}
         """By model, the turns that wait for a load."""
+        self._prompt_times = {name: _prompt_token_s(kind) for name, kind in kinds.items()}
         self._times = TokenTimeLearner()
-        self._cold: dict[tuple[str, int, int, bool], ModelLoad] = {}
+        self._observed: dict[str, tuple[float, int, bool]] = {}
+        """By model, its last report after a change: the time, the tokens, whether it had work."""
 
     def preload(self) -> None:
         """Have all models in memory at the begin of the simulation."""
@@ -72,9 +84,10 @@ class Node:
         """When something is to happen next."""
         due = math.inf
         for model in self.loaded.values():
-            due = min(due, model.engine.due_at)
-            if self._waiting and model.ready_at > self.changed_at:
-                due = min(due, model.ready_at)
+            if model.engine.due_at < due:
+                due = model.engine.due_at
+            if self._waiting and self.changed_at < model.ready_at < due:
+                due = model.ready_at
         if self._waiting:
             due = min(due, self.changed_at + 1.0)  # models that became idle, ended residencies
         return due
@@ -88,6 +101,7 @@ class Node:
         """Take a turn, which waits where its model is not loaded or has to give way."""
         self.changed_at = now
         name = turn.session.model
+        self._reported.pop(name, None)
         model = self.loaded.get(name)
         if model is None or model.ready_at > now or self._gives_way(model, now):
             self._waiting.setdefault(name, []).append(turn)
@@ -100,10 +114,11 @@ class Node:
         self.changed_at = now
         ended: list[Turn] = []
         was_busy = self._busy_engines()
-        for model in self.loaded.values():
+        for name, model in self.loaded.items():
             if model.engine.due_at <= now:
                 ended += model.engine.advance(now)
                 model.used_at = now
+                self._reported.pop(name, None)
         if self._waiting:
             self._load_waiting(now)
             self._admit_waiting(now)
@@ -120,7 +135,8 @@ class Node:
         for model in self.loaded.values():
             turns += model.engine.fail_all()
         self.loaded, self._waiting, self.is_up, self.busy_slots = {}, {}, False, 0
-        self._times = TokenTimeLearner()
+        self._times, self._observed = TokenTimeLearner(), {}
+        self.forget_report()
         return turns
 
     def return_empty(self) -> None:
@@ -132,14 +148,20 @@ class Node:
         model.engine.add_turn(turn, now)
 
     def _busy_engines(self) -> int:
-        return sum(bool(model.engine.running) for model in self.loaded.values())
+        busy = 0
+        for model in self.loaded.values():
+            if model.engine.running:
+                busy += 1
+        return busy
 
     def _slowness(self) -> float:
         """Return the factor by which engines that compute at a time slow each other down."""
         return float(max(1, self._busy_engines()))
 
     def _count_busy(self) -> None:
-        self.busy_slots = sum(len(model.engine.running) for model in self.loaded.values())
+        self.busy_slots = 0
+        for model in self.loaded.values():
+            self.busy_slots += len(model.engine.running)
 
     def _free_bytes(self) -> int:
         return self._memory_bytes - sum(m.kind.need_bytes for m in self.loaded.values())
@@ -166,6 +188,7 @@ class Node:
                     continue
                 for victim in victims:
                     del self.loaded[victim.name]
+                    self._reported.pop(victim.name, None)
             self.loads += 1
             self._load(name, now + kind.load_s)
 
@@ -174,6 +197,7 @@ class Node:
         states = SessionStates(kind.kv_bytes, kind.token_bytes, kind.cost.recompute_s)
         engine = SimulatedEngine(kind.slots, kind.cost, states, self._slowness)
         self.loaded[name] = LoadedModel(kind, engine, ready_at)
+        self._reported.pop(name, None)
 
     def _is_idle(self, model: LoadedModel, now: float) -> bool:
         waits = model.kind.name in self._waiting and not self._gives_way(model, now)
@@ -183,30 +207,37 @@ class Node:
         for name in tuple(self._waiting):
             model = self.loaded.get(name)
             if model is not None and model.ready_at <= now and not self._gives_way(model, now):
+                self._reported.pop(name, None)
                 for turn in self._waiting.pop(name):
                     self._admit(model, turn, now)
 
     def report(self, now: float) -> NodeLoad:
-        """Return the load as the node's relay reports it."""
-        evictable = sum(m.kind.need_bytes for m in self.loaded.values() if not m.engine.has_work)
+        """Return the load as the node's relay reports it. The parts of models without a change
+        since the last report are those of that report.
+        """
+        evictable = used = 0
+        for model in self.loaded.values():
+            used += model.kind.need_bytes
+            if not model.engine.has_work:
+                evictable += model.kind.need_bytes
         return NodeLoad(
             instance=self.instance,
             sessions=self.sessions,
             sessions_max=SESSIONS_MAX,
-            free_bytes=self._free_bytes(),
+            free_bytes=self._memory_bytes - used,
             evictable_bytes=evictable,
-            models={name: self._model_load(kind, now) for name, kind in self._kinds.items()},
+            models={
+                name: self._reported.get(name) or self._model_load(kind, now)
+                for name, kind in self._kinds.items()
+            },
         )
+
+    def forget_report(self) -> None:
+        """Make all parts of the next report anew."""
+        self._reported.clear()
 
     def _model_load(self, kind: ModelKind, now: float) -> ModelLoad:
         model, waiting = self.loaded.get(kind.name), self._waiting.get(kind.name, ())
-        if model is None and not waiting:
-            key = kind.name, kind.need_bytes, kind.slots, False
-            if key not in self._cold:
-                self._cold[key] = ModelLoad(
-                    slots=kind.slots, load_s=kind.load_s, need_bytes=kind.need_bytes
-                )
-            return self._cold[key]
         running, running_tokens = [*NONE], [*NONE]
         queued, queued_tokens = [*NONE], [*NONE]
         for turn in waiting:
@@ -225,10 +256,10 @@ class Node:
                 at = engine.effective_class(task)
                 queued[at] += 1
                 queued_tokens[at] += _task_tokens_left(task)
-            self._times.observe(kind.name, now, engine.tokens, has_work=bool(engine.running))
+            self._learn_token_time(kind.name, engine, now)
         is_ready = model is not None and model.ready_at <= now
         left_s = 0.0 if model is None else max(0.0, model.ready_at - now)
-        return ModelLoad(
+        load = ModelLoad(
             loaded=is_ready,
             loading=model is not None and not is_ready,
             slots=kind.slots,
@@ -237,9 +268,30 @@ class Node:
             running_tokens=as_counts(running_tokens),
             waiting_tokens=as_counts(queued_tokens),
             token_s=self._times.token_s(kind.name),
+            prompt_token_s=self._prompt_times[kind.name],
             load_s=kind.load_s if model is None else left_s,
             need_bytes=kind.need_bytes if model is None else None,
         )
+        if is_ready or model is None:  # the time that is left of a load changes by itself
+            self._reported[kind.name] = load
+        return load
+
+    def _learn_token_time(self, name: str, engine: SimulatedEngine, now: float) -> None:
+        """Learn from a run of steps as from the reports during it, of which the last ones count."""
+        since, before, worked = self._observed.get(name, (now, engine.tokens, False))
+        tokens, works = engine.tokens - before, bool(engine.running)
+        if not tokens and works == worked and name in self._observed:
+            return
+        self._observed[name] = now, engine.tokens, works
+        count = min(REPORTS_LEARNED, math.ceil((now - since) / REPORT_S)) or 1
+        for at in range(1, count + 1):
+            time_s, done = since + (now - since) * at / count, before + tokens * at // count
+            self._times.observe(name, time_s, done, has_work=works if at == count else worked)
+
+
+def _prompt_token_s(kind: ModelKind) -> float | None:
+    known = kind.cost.coefficients()
+    return prompt_token_s({"step_cost": known._asdict()} if known is not None else {})
 
 
 def _candidate(model: LoadedModel, now: float) -> EvictionCandidate:
