@@ -17,7 +17,9 @@ WAIT_SHARES = (0.5, 0.9, 0.99, 0.999)
 
 
 class Measures:
-    """The figures of a run on *nodes* between *begin_s* and *end_s*."""
+    """The figures of a run on *nodes* between *begin_s* and *end_s*: the work of the nodes, and
+    the turns that arrived then, whenever they ended.
+    """
 
     def __init__(self, nodes: Sequence[str], slots: int, begin_s: float, end_s: float):
         self._begin_s, self._end_s, self._slots = begin_s, end_s, slots
@@ -27,6 +29,8 @@ class Measures:
         self._since: dict[str, tuple[float, int]] = {}
         self._waits = [array("d") for _ in range(4)]
         self.turns = self.sessions = self.moves = self.retries = 0
+        self.late_turns = 0
+        """Turns that ended after the end of the run."""
         self.prompt_tokens = self.cached_tokens = 0
         self._turn_s = 0.0
 
@@ -61,6 +65,7 @@ class Measures:
         if turn.arrived_at < self._begin_s:
             return
         self.turns += 1
+        self.late_turns += turn.ended_at > self._end_s
         self.retries += turn.attempts - 1
         self.prompt_tokens += turn.prompt_tokens
         self.cached_tokens += turn.cached_tokens
@@ -77,6 +82,7 @@ class Measures:
         spans = (self._end_s - self._begin_s) / len(by_window)
         return {
             "turns": self.turns,
+            "late_turns": self.late_turns,
             "sessions": self.sessions,
             "load": mean / (self._slots * (self._end_s - self._begin_s)),
             "imbalance_max": max(totals) / mean,

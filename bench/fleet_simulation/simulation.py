@@ -1,5 +1,5 @@
 """The simulation: events in the order of time, from the arrival of a session to the end of its last
-turn.
+turn. When the run's time is over, no more turns arrive, and those under way end.
 """
 
 from __future__ import annotations
@@ -73,13 +73,10 @@ class Simulation:
             self._at(at, self._lose, self._names[number])
         heap, now = self._heap, 0.0
         while heap:
-            at, _, handle, subject = heapq.heappop(heap)
-            if at > self._end_s:
-                break
-            now = at
+            now, _, handle, subject = heapq.heappop(heap)
             handle(subject, now)
         loads = sum(node.loads for node in self.nodes.values())
-        return {**self.measures.result(self._end_s), "model_loads": loads, "events": self._events}
+        return {**self.measures.result(now), "model_loads": loads, "events": self._events}
 
     def _at(self, at: float, handle: Callable[[Any, float], None], subject: Any) -> None:
         self._events += 1
@@ -135,11 +132,12 @@ class Simulation:
         self._policy.end_turn(turn, now)
         self.measures.note_ended(turn)
         session, number = turn.session, turn.number + 1
-        if number < len(session.plans):
-            at = now + session.plans[number].think_s
-            self._at(at, self._arrive, Turn(session, number, at))
-        else:
+        if number == len(session.plans):
             self.nodes[session.node].sessions -= 1
+            return
+        at = now + session.plans[number].think_s
+        if at <= self._end_s:
+            self._at(at, self._arrive, Turn(session, number, at))
 
     # Reports.
 
