@@ -6,12 +6,16 @@ import bisect
 import hashlib
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from inferd.gateways.fleet.entry.nodes.own_turns import SAMPLE_S, OwnTurns, TurnKind
 from inferd.gateways.fleet.entry.placing.homes import HOMES_MAX, RECENT_MAX, NodeTable
+from inferd.gateways.fleet.entry.placing.new_contexts import SESSION_GAIN_BYTES_MIN
 from inferd.gateways.fleet.routing.choice import FleetLoad, RouteRequest, choose_node
 from inferd.gateways.fleet.routing.loads import NONE, ByClass, NodeLoad
+from inferd.gateways.fleet.routing.prompts import Block, PromptTable, prompt_blocks
+from inferd.gateways.fleet.routing.waits import BYTES_OF_TOKEN
 
 from .turns import Session, Turn
 
@@ -45,7 +49,8 @@ class Policy(Protocol):
 
 class InferdPolicy:
     """The entry: sessions stay on their node, and `choose_node` places new ones by the reports and
-    the entry's own turns since then.
+    the entry's own turns since then; and again with their first prompt, if another node has
+    computed much more of its beginning, as `new_contexts` does.
 
     A session whose node is lost is opened again elsewhere, from a copy of its history.
     """
@@ -56,6 +61,7 @@ class InferdPolicy:
         self._loads = dict(loads)
         self._homes = NodeTable[int](HOMES_MAX)
         self._recent = NodeTable[tuple[int, str]](RECENT_MAX)
+        self._prompts = PromptTable()
         self._turns = {node: OwnTurns() for node in loads}
         self._unsettled: dict[str, float] = {}
         """The nodes with own turns that their last report lacks, with the time of the last one."""
@@ -67,11 +73,20 @@ class InferdPolicy:
             home = None
         if home is not None:
             return home
-        recent = self._recent.find((session.user, session.model))
-        request = RouteRequest(session.model, session.priority, None, recent)
-        node = choose_node(request, FleetLoad(self._loads, (), self._opened(now)))
+        owner = session.user, session.model
+        fleet = FleetLoad(self._loads, (), self._opened(now))
+        request = RouteRequest(session.model, session.priority, recent=self._recent.find(owner))
+        node = choose_node(request, fleet)
+        blocks = _blocks_of(turn)
+        covered = self._prompts.covered_bytes(blocks)
+        needed = covered.get(node, 0) + SESSION_GAIN_BYTES_MIN
+        if max(covered.values(), default=0) >= needed:
+            request = replace(request, recent=node, covered_bytes=covered)
+            better = choose_node(request, fleet)
+            node = better if covered.get(better, 0) >= needed else node
+        self._prompts.note_prompt(blocks, node)
         self._homes.put(session.number, node)
-        self._recent.put((session.user, session.model), node)
+        self._recent.put(owner, node)
         return node
 
     def _opened(self, now: float) -> dict[tuple[str, str], ByClass]:
@@ -98,6 +113,7 @@ class InferdPolicy:
 
     def note_lost(self, node: str) -> None:
         self._loads.pop(node, None)
+        self._prompts.forget_node(node)
         self._turns[node] = OwnTurns()
         self._unsettled.pop(node, None)
 
@@ -134,10 +150,10 @@ class TwoChoices(_WithoutReports):
     balancer knows exactly. *sticky*: only for the first turn of a session, which then stays.
     """
 
-    def __init__(self, loads: Mapping[str, NodeLoad], *, sticky: bool, seed: int = 1):
+    def __init__(self, loads: Mapping[str, NodeLoad], *, sticky: bool):
         super().__init__(loads)
         self._turns = dict.fromkeys(loads, 0)
-        self._sticky, self._rng = sticky, random.Random(f"{seed} choices")
+        self._sticky, self._rng = sticky, random.Random("choices")
         self._up = set(loads)
 
     def choose(self, turn: Turn, now: float) -> str:
@@ -192,6 +208,21 @@ class HashRing(_WithoutReports):
 
 def _hash(key: str) -> int:
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest())
+
+
+def _blocks_of(turn: Turn) -> list[Block]:
+    """Return the blocks of a session's first prompt, or of the next one where its node was lost:
+    texts that begin with the shared tokens of the user.
+    """
+    session = turn.session
+    shared = _text(f"user {session.user} ", session.shared_tokens)
+    own = _text(f"session {session.number} {turn.number} ", turn.plan.new_tokens)
+    return prompt_blocks(f"{session.user}\0{session.model}", shared + own)
+
+
+def _text(part: str, tokens: int) -> bytes:
+    size = tokens * BYTES_OF_TOKEN
+    return (part.encode() * (size // len(part) + 1))[:size]
 
 
 def _kind_of(session: Session) -> TurnKind:
