@@ -1,6 +1,6 @@
 """`python -m bench.fleet_simulation`: simulate fleets, compare policies, write docs/fleet.md.
 
-All fleets take about an hour on one core. Each run's figures are in `bench/out/fleet` until all are
+All fleets take about an hour on one core. A fleet has one run for each policy and seed. Each run's figures are in `bench/out/fleet` until all are
 written to `bench/results/fleet-simulation.json`. `--calibrate` compares the simulation of one node
 with a real one.
 """
@@ -14,20 +14,21 @@ import time
 from tools.build_engine import ROOT
 
 from . import calibrating, page
-from .fleets import FLEETS, scenario
+from .fleets import FLEETS
 from .policies import POLICIES
 from .simulation import Simulation
 
 OUT_DIR = ROOT / "bench" / "out" / "fleet"
 
 
-def simulate(fleet: str, policy: str) -> None:
+def simulate(fleet: str, policy: str, seed: int) -> None:
     """Run a fleet with a policy, print its figures and save them."""
     began = time.process_time()
-    found = Simulation(scenario(*FLEETS[fleet]), POLICIES[policy]).run()
-    found |= {"fleet": fleet, "policy": policy, "cpu_s": round(time.process_time() - began, 1)}
+    found = Simulation(FLEETS[fleet].scenario(seed), POLICIES[policy]).run()
+    cpu_s = round(time.process_time() - began, 1)
+    found |= {"fleet": fleet, "policy": policy, "seed": seed, "cpu_s": cpu_s}
     OUT_DIR.mkdir(parents=True, exist_ok=True)
-    (OUT_DIR / f"{fleet}, {policy}.json").write_text(json.dumps(found))
+    (OUT_DIR / f"{fleet}, {policy}, {seed}.json").write_text(json.dumps(found))
     print(page.line(found), flush=True)
 
 
@@ -50,7 +51,8 @@ def main() -> None:
     if not arguments.report:
         for fleet in arguments.fleets:
             for policy in arguments.policies:
-                simulate(fleet, policy)
+                for seed in range(1, FLEETS[fleet].seeds + 1):
+                    simulate(fleet, policy, seed)
     page.collect(OUT_DIR)
     page.write()
 

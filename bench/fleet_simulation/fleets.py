@@ -22,8 +22,10 @@ ENOUGH, LITTLE = 9 * GIB, 6 * GIB
 KV_BYTES = 2 * GIB
 WARM_UP_S_MAX, WARM_UP_SHARE = 1200.0, 1 / 6
 """The time before a run that is not measured: a share of the run, within a bound."""
-SESSIONS_PER_S = 0.0065
-"""New sessions of a node at the mean hour: about two thousand turns a day."""
+SESSIONS_PER_S = 0.0032
+"""New sessions of a node at the mean hour: about a thousand turns a day."""
+LOSSES_PER_DAY = 0.5
+"""Of each node."""
 PEAK_S = 13 * 3600.0
 
 
@@ -85,20 +87,39 @@ def scenario(
     seconds: float,
     begin_s: float = 0.0,
     memory_bytes: int = ENOUGH,
-    rate: float = SESSIONS_PER_S,
+    losses_per_day: float = LOSSES_PER_DAY,
+    seed: int = 1,
 ) -> Scenario:
     """Return a fleet of *nodes* with the traffic of *seconds*."""
     names = [size.name for size in SIZES]
-    traffic = Traffic(nodes, rate, names, begin_s=begin_s)
+    traffic = Traffic(
+        nodes, SESSIONS_PER_S, names, seed, begin_s=begin_s, losses_per_day=losses_per_day
+    )
     warm_up = min(WARM_UP_S_MAX, WARM_UP_SHARE * seconds)
     return Scenario(traffic, model_kinds(known_cost()), memory_bytes, seconds, warm_up)
 
 
-FLEETS: Mapping[str, tuple[int, float, float, int]] = {
-    "10 nodes, a day": (10, 86400.0, 0.0, ENOUGH),
-    "10 nodes, little memory": (10, 6 * 3600.0, 8 * 3600.0, LITTLE),
-    "100 nodes, two hours": (100, 7200.0, 10 * 3600.0, ENOUGH),
-    "100 nodes, a day": (100, 86400.0, 0.0, ENOUGH),
-    "1000 nodes, an hour": (1000, 3600.0, PEAK_S, ENOUGH),
+class Fleet(NamedTuple):
+    """A fleet that is simulated: nodes, seconds, the time of day at the begin."""
+
+    nodes: int
+    seconds: float
+    begin_s: float = 0.0
+    memory_bytes: int = ENOUGH
+    losses_per_day: float = LOSSES_PER_DAY
+    seeds: int = 1
+    """The seeds of the traffic are 1 to this number."""
+
+    def scenario(self, seed: int) -> Scenario:
+        """Return what is simulated with a seed."""
+        return scenario(*self[:-1], seed)
+
+
+FLEETS: Mapping[str, Fleet] = {
+    "10 nodes, a day": Fleet(10, 86400.0, seeds=3),
+    "10 nodes, a day without losses": Fleet(10, 86400.0, losses_per_day=0.0, seeds=3),
+    "10 nodes, little memory": Fleet(10, 6 * 3600.0, 8 * 3600.0, LITTLE, seeds=3),
+    "100 nodes, two hours": Fleet(100, 7200.0, 10 * 3600.0, seeds=2),
+    "100 nodes, a day": Fleet(100, 86400.0),
+    "1000 nodes, an hour": Fleet(1000, 3600.0, PEAK_S),
 }
-"""By name: nodes, seconds, the time of day at the begin, and the memory of a node."""
