@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.timeline import style
 
-WIDTH, LABELS, MARGIN = 900, 190, 12
+WIDTH, LABELS, MARGIN = 1100, 190, 12
 COLOURS = (
     ("#1f6feb", "#58a6ff"),
     ("#2da44e", "#3fb950"),
@@ -26,22 +26,21 @@ Run = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a run; *log*: its axis is logarithmic."""
+    """A figure of a run. Its axis begins at 0, or is logarithmic and begins at *log_min*."""
 
     title: str
     value: Callable[[Run], float]
     shown: str = "{:.2f}"
-    log: bool = False
+    log_min: float = 0.0
 
 
 FIGURES = (
     Figure("imbalance: variation of nodes' busy time in 10 min", lambda r: r["imbalance_cv_10min"]),
     Figure("prefix hits: share of prompt tokens", lambda r: r["prefix_hits"]),
-    Figure("urgent wait, p99, seconds", lambda r: r["waits"]["urgent"]["p99"], log=True),
-    Figure("normal wait, p99, seconds", lambda r: r["waits"]["normal"]["p99"], log=True),
-    Figure("mean turn, seconds", lambda r: r["turn_s"], "{:.1f}"),
+    Figure("urgent wait, p99, seconds (log)", lambda r: r["waits"]["urgent"]["p99"], log_min=0.1),
+    Figure("normal wait, p99, seconds (log)", lambda r: r["waits"]["normal"]["p99"], log_min=0.1),
+    Figure("mean turn, seconds (log)", lambda r: r["turn_s"], "{:.0f}", log_min=50.0),
 )
-LOG_MIN = 0.01
 
 
 def _svg(height: int, parts: Sequence[str]) -> str:
@@ -68,12 +67,13 @@ def bars(runs: Sequence[Run], policies: Sequence[str], fleets: Sequence[str]) ->
     parts, y = legend(policies), HEAD + 8
     column = (WIDTH - LABELS - MARGIN) / len(fleets)
     for at, fleet in enumerate(fleets):
-        parts.append(_text(LABELS + at * column, y + 8, fleet, "ink title"))
-    y += 20
+        for part, line in enumerate(_lines_of(fleet, 18)):
+            parts.append(_text(LABELS + at * column, y + 8 + 14 * part, line, "ink title"))
+    y += 34
     for figure in FIGURES:
         values = {key: figure.value(run) for key, run in by_key.items()}
         greatest = max(values.values(), default=1.0) or 1.0
-        for part, line in enumerate(_lines_of(figure.title)):
+        for part, line in enumerate(_lines_of(figure.title, 26)):
             parts.append(_text(MARGIN, y + 14 + 14 * part, line))
         for at, fleet in enumerate(fleets):
             for number, policy in enumerate(policies):
@@ -81,7 +81,7 @@ def bars(runs: Sequence[Run], policies: Sequence[str], fleets: Sequence[str]) ->
                 if value is None:
                     continue
                 left, top = LABELS + at * column, y + number * BAR
-                width = _share(value, greatest, log=figure.log) * (column - 70)
+                width = _share(value, greatest, figure.log_min) * (column - 70)
                 parts.append(
                     f'<rect class="p{number}" x="{left:.1f}" y="{top}" width="{width:.1f}"'
                     f' height="{BAR - 3}"/>'
@@ -91,22 +91,22 @@ def bars(runs: Sequence[Run], policies: Sequence[str], fleets: Sequence[str]) ->
     return _svg(y, parts)
 
 
-def _lines_of(title: str) -> list[str]:
-    """Return a title in lines that fit beside the bars."""
+def _lines_of(title: str, most: int) -> list[str]:
+    """Return a title in lines of at most *most* characters."""
     lines = [""]
     for word in title.split():
-        if len(lines[-1]) + len(word) > 26:
+        if len(lines[-1]) + len(word) >= most:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
     return lines
 
 
-def _share(value: float, greatest: float, *, log: bool) -> float:
-    if not log:
+def _share(value: float, greatest: float, log_min: float) -> float:
+    if not log_min:
         return value / greatest
-    if value <= LOG_MIN or greatest <= LOG_MIN:
+    if value <= log_min or greatest <= log_min:
         return 0.0
-    return math.log(value / LOG_MIN) / math.log(greatest / LOG_MIN)
+    return math.log(value / log_min) / math.log(greatest / log_min)
 
 
 def legend(policies: Sequence[str]) -> list[str]:
