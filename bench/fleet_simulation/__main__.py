@@ -1,8 +1,8 @@
 """`python -m bench.fleet_simulation`: simulate fleets, compare policies, write docs/fleet.md.
 
-All fleets take about an hour on one core. A fleet has one run for each policy and seed. Each run's figures are in `bench/out/fleet` until all are
-written to `bench/results/fleet-simulation.json`. `--calibrate` compares the simulation of one node
-with a real one.
+All fleets take about an hour on one core. There is a run for each fleet, policy and seed; its
+figures are in `bench/out/fleet` until all are written to `bench/results/fleet-simulation.json`.
+`--calibrate` compares the simulation of one node with a real one.
 """
 
 from __future__ import annotations
