@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
+from tests.fork_server import use_fork_servers
 from tests.repetitions import load_profile
 
 # Else each of some thousand processes compiles all modules: half of the tests' time.
@@ -53,6 +54,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Schedulin
 
 def pytest_configure(config: pytest.Config) -> None:
     load_profile()
+    use_fork_servers()
     subprocess.Popen.__init__ = _refuse_unmarked(subprocess.Popen.__init__)  # type: ignore[method-assign]
 
 

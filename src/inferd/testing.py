@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import ClassVar
 
 import anyio.to_thread
 
@@ -54,6 +55,8 @@ class _ServiceManager:
 
 class RunningDaemon:
     """A daemon process; `socket` is the path for clients."""
+
+    _start_process: ClassVar[type[subprocess.Popen[bytes]]] = subprocess.Popen
 
     def __init__(
         self, config: str = "", models_dir: Path | str | None = None, metrics: str | None = None
@@ -99,7 +102,7 @@ class RunningDaemon:
         path = self.directory / "notify"
         self._manager = _ServiceManager(path)
         with (self.directory / "log").open("ab") as log:
-            self.process = subprocess.Popen(
+            self.process = self._start_process(
                 self._command(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -18,6 +18,7 @@ import psutil
 import typer.testing
 
 from inferd.daemon.cli import app
+from tests.fork_server import ForkedProcess
 
 __all__ = ("Result", "Terminal", "inferd", "inferd_process", "on_terminal", "terminal_of")
 
@@ -51,7 +52,8 @@ def inferd_process(
     more.setdefault("stdin", subprocess.DEVNULL)
     for name in ("stdout", "stderr"):
         more.setdefault(name, subprocess.PIPE)
-    return subprocess.Popen([sys.executable, "-c", main, *arguments], env=environ, **more)
+    start = ForkedProcess if main is _MAIN else subprocess.Popen  # *main* may prepare the imports
+    return start([sys.executable, "-c", main, *arguments], env=environ, **more)
 
 
 class Terminal:

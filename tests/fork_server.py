@@ -1,0 +1,243 @@
+"""Processes of `inferd` in tests that are forked from one whose modules are imported.
+
+Imports are four fifths of the CPU time of a daemon's start. A fork server for each kind of command
+imports its modules once, and each process begins as a copy of it. From there on it is a process
+like any other: a child of the one that runs the tests, with descriptors and an environment of its
+own. Other commands, and those with another environment, are started as usual.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import fcntl
+import gc
+import importlib
+import inspect
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from io import TextIOWrapper
+from typing import Any
+
+__all__ = ("ForkedProcess", "use_fork_servers")
+
+MODULES = {
+    "serve": ("daemon.cli.operations.serve", "daemon.app"),
+    "fleet node": ("gateways.fleet.command", "gateways.fleet.node.serving", "daemon.cli.client"),
+    "fleet serve": (
+        *("gateways.fleet.command", "gateways.fleet.entry.server"),
+        *("gateways.fleet.entry.config", "daemon.cli.client"),
+    ),
+    "gateway": (
+        *("gateways.http.command", "gateways.http.server", "gateways.http.app"),
+        *("gateways.http.apis", "gateways.http.listening", "gateways.http.web_page.files"),
+    ),
+    "wasm": ("gateways.wasm.command", "gateways.wasm.runner"),
+    "nnrpc": ("gateways.nnrpc.command", "gateways.nnrpc.server", "ipc.client"),
+}
+"""By the first words of a command, what it imports of inferd."""
+OTHERS = {
+    **dict.fromkeys(("serve", "nnrpc"), ("anyio._backends._asyncio", "uvloop")),
+    **dict.fromkeys(("fleet node", "fleet serve"), ("anyio._backends._asyncio", "encodings.idna")),
+    "gateway": ("anyio._backends._asyncio", "encodings.idna", "uvicorn.loops.uvloop"),
+}
+"""What it imports of other packages at its start, if that is installed."""
+VARIABLES = frozenset(("INFERD_SOCKET", "NOTIFY_SOCKET", "PYTEST_CURRENT_TEST", "TERM"))
+"""Environment variables that may differ from the server's: nothing reads them while it imports."""
+UNUSUAL = (
+    *("preexec_fn", "shell", "start_new_session", "process_group"),
+    *("uid", "gid", "gids", "umask"),
+)
+"""Arguments of `subprocess.Popen` with which only a new interpreter is started."""
+REQUEST_BYTES_MAX = 1 << 20
+DESCRIPTORS_MAX = 64
+_CLONE3, _CLONE_PARENT = 435, 0x8000
+"""The system call's number, the same on all architectures, and its flag."""
+_OWN_MIN = 500
+"""Descriptors below it may be numbers that a process expects."""
+
+
+class ForkedProcess(subprocess.Popen[bytes]):
+    """`subprocess.Popen` for commands of `inferd`, forked where possible."""
+
+    def _execute_child(self, *arguments: Any) -> None:
+        execute = super()._execute_child  # type: ignore[misc]
+        given = inspect.signature(execute).bind(*arguments).arguments
+        server = _server_of([os.fsdecode(word) for word in given["args"]], given)
+        if server is None:
+            execute(*arguments)
+            return
+        standard = (given["p2cread"], given["c2pwrite"], given["errwrite"])
+        passed = {number: number for number in given["pass_fds"]}
+        passed |= {n: (n if own == -1 else own) for n, own in enumerate(standard)}
+        environment = given["env"] or os.environ
+        request = {
+            "arguments": [os.fsdecode(word) for word in given["args"]],
+            "environment": {os.fsdecode(k): os.fsdecode(v) for k, v in environment.items()},
+            "folder": os.fspath(given["cwd"] or os.getcwd()),
+            "numbers": list(passed),
+        }
+        self.pid = server.fork(request, list(passed.values()))
+        self._child_created = True
+        ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(given[name] for name in ends))  # type: ignore[attr-defined]
+
+
+def use_fork_servers() -> None:
+    """Start daemons of tests by fork servers, which have this process's environment of now."""
+    from inferd.testing import RunningDaemon  # not in the servers
+
+    _environment.update(os.environ)
+    RunningDaemon._start_process = ForkedProcess
+
+
+class _Server:
+    """The running server of one kind of command. Any thread may use it."""
+
+    def __init__(self, kind: str) -> None:
+        self._lock = threading.Lock()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            number = theirs.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", __file__, kind, str(number)],
+                pass_fds=(number,),
+                stdin=subprocess.DEVNULL,
+                env=_environment,
+            )
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, REQUEST_BYTES_MAX)
+        atexit.register(self._close)
+
+    def fork(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
+        """Start a process, and return its id."""
+        with self._lock:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
+            answer = self._socket.recv(64)
+        assert answer, "the fork server has ended"
+        return int(answer)
+
+    def _close(self) -> None:
+        self._socket.close()
+        self._process.wait()
+
+
+_environment: dict[str, str] = {}
+_servers: dict[str, _Server] = {}
+_lock = threading.Lock()
+
+
+def _server_of(arguments: Sequence[str], given: Mapping[str, Any]) -> _Server | None:
+    """Return the server for a command, or None if only a new interpreter can run it."""
+    kind = _kind_of(arguments)
+    if kind not in MODULES or any(given.get(name) not in (None, False, -1) for name in UNUSUAL):
+        return None
+    environment = given["env"] or os.environ
+    if not VARIABLES.issuperset(dict(_environment.items() ^ environment.items())):
+        return None
+    with _lock:
+        if kind not in _servers:
+            _servers[kind] = _Server(kind)
+    return _servers[kind]
+
+
+def _kind_of(arguments: Sequence[str]) -> str:
+    """Return the first word of a command of `inferd`, or two of a command in a group."""
+    executable, option, program, *rest = *arguments, "", "", ""
+    ours = option == "-c" or (option, program) == ("-m", "inferd")
+    if executable != sys.executable or not ours:
+        return ""
+    return " ".join(rest[:2]) if rest[0] == "fleet" else rest[0]
+
+
+def _serve(requests: socket.socket, kind: str) -> dict[str, Any]:
+    """Fork for each request until the other end is closed; in the new process, return it."""
+    if kind == "serve":  # it hides rich from structlog
+        sys.modules["rich"] = None  # type: ignore[assignment]
+    for name in MODULES[kind]:
+        importlib.import_module(f"inferd.{name}")
+    for name in OTHERS.get(kind, ()):
+        with suppress(ImportError):
+            importlib.import_module(name)
+    sys.modules.pop("rich", None)
+    gc.collect()
+    gc.freeze()
+    while True:
+        text, descriptors, _, _ = socket.recv_fds(requests, REQUEST_BYTES_MAX, DESCRIPTORS_MAX)
+        if not text:
+            sys.exit()
+        pid = _fork_sibling()
+        if pid == 0:
+            requests.close()
+            request: dict[str, Any] = json.loads(text)
+            _place(descriptors, request["numbers"])
+            return request
+        for descriptor in descriptors:
+            os.close(descriptor)
+        requests.send(str(pid).encode())
+
+
+def _fork_sibling() -> int:
+    """Fork as `os.fork` does, but as a child of this process's parent."""
+    python, libc = ctypes.pythonapi, ctypes.PyDLL(None, use_errno=True)
+    call = struct.pack("=11Q", _CLONE_PARENT, *[0] * 10)
+    python.PyOS_BeforeFork()
+    pid: int = libc.syscall(ctypes.c_long(_CLONE3), call, ctypes.c_size_t(len(call)))
+    (python.PyOS_AfterFork_Parent if pid else python.PyOS_AfterFork_Child)()
+    if pid < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return pid
+
+
+def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
+    """Give the received descriptors the numbers that the process expects."""
+    moved = [fcntl.fcntl(own, fcntl.F_DUPFD_CLOEXEC, _OWN_MIN) for own in descriptors]
+    os.closerange(3, _OWN_MIN)
+    for own, number in zip(moved, numbers, strict=True):
+        os.dup2(own, number, inheritable=True)
+        os.close(own)
+
+
+def _open_stream(name: str) -> None:
+    """Open a standard stream as an interpreter does at its start: buffers depend on the file."""
+    old: TextIOWrapper = getattr(sys, f"__{name}__")
+    number, mode = old.fileno(), "r" if name == "stdin" else "w"
+    stream = open(number, mode, encoding=old.encoding, errors=old.errors, closefd=False)  # noqa: SIM115
+    assert isinstance(stream, TextIOWrapper)
+    if mode == "w":
+        lines = name == "stderr" or os.isatty(number)
+        stream.reconfigure(line_buffering=lines, write_through=old.write_through)
+    setattr(sys, name, stream)
+    setattr(sys, f"__{name}__", stream)
+
+
+def _run(request: Mapping[str, Any]) -> None:
+    """Run the command of a request, as a new interpreter would."""
+    for name in ("stdin", "stdout", "stderr"):
+        _open_stream(name)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    _, option, program, *rest = request["arguments"]
+    sys.path.insert(0, request["folder"] if option == "-m" else "")
+    if option == "-c":
+        sys.argv = ["-c", *rest]
+        exec(program, {"__name__": "__main__"})
+    else:
+        from inferd import __main__ as module
+        from inferd.daemon.cli import main
+
+        sys.argv = [str(module.__file__), *rest]
+        main()
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):  # of the terminal, for the tests
+        _request = _serve(socket.socket(fileno=int(sys.argv[2])), sys.argv[1])
+    _run(_request)

@@ -1,0 +1,104 @@
+"""Daemons and commands that are forked from a fork server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from inferd import Client
+from inferd.testing import RunningDaemon, running_daemon
+from tests.daemon.command_line import inferd_process
+from tests.fork_server import ForkedProcess
+
+pytestmark = pytest.mark.process
+COMMAND = [sys.executable, "-c"]
+SERVE = "serve"
+
+
+def run(code: str, **more: Any) -> subprocess.CompletedProcess[bytes]:
+    """Run *code* in a process that is forked from the server of daemons."""
+    pipe = subprocess.PIPE
+    with ForkedProcess([*COMMAND, code, SERVE], stdout=pipe, stderr=pipe, **more) as process:
+        output, errors = process.communicate()
+    return subprocess.CompletedProcess(code, process.returncode, output, errors)
+
+
+def is_forked(pid: int) -> bool:
+    return "fork_server.py" in " ".join(psutil.Process(pid).cmdline())
+
+
+def test_a_daemon_is_a_child_of_the_tests_and_has_no_other_descriptors() -> None:
+    with running_daemon() as daemon, Client(daemon.socket) as client:
+        process = psutil.Process(daemon.pid)
+        assert is_forked(daemon.pid) and process.ppid() == os.getpid()
+        with client.session("echo") as session:
+            assert session.chat("hello") == "hello"
+        files = [os.readlink(f"/proc/{daemon.pid}/fd/{fd}") for fd in range(3)]
+    assert files == ["/dev/null", "/dev/null", str(daemon.directory / "log")]
+    assert daemon.process is not None and daemon.process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "errors"),
+    [
+        ("", 0, b""),
+        ("raise SystemExit(7)", 7, b""),
+        ("import sys; sys.exit('no')", 1, b"no\n"),
+        ("1 / 0", 1, b"ZeroDivisionError: division by zero\n"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -2, b"KeyboardInterrupt\n"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -15, b""),
+        ("import atexit, os; atexit.register(os.write, 2, b'end')", 0, b"end"),
+        ("import os, threading as t; t.Timer(0.01, os.write, (2, b'end')).start()", 0, b"end"),
+    ],
+)
+def test_it_ends_as_an_interpreter_does(code: str, status: int, errors: bytes) -> None:
+    forked = run(code)
+    assert (forked.returncode, forked.stderr.endswith(errors)) == (status, True)
+    new = subprocess.run([*COMMAND, code], capture_output=True)
+    assert (new.returncode, new.stderr.endswith(errors)) == (status, True)
+
+
+def test_it_has_its_own_folder_environment_and_arguments(tmp_path: Path) -> None:
+    code = "import os, sys; print(os.getcwd(), os.environ['TERM'], os.getenv('TERM'), *sys.argv)"
+    environment = {**os.environ, "TERM": "other"}
+    shown = run(code, cwd=tmp_path, env=environment).stdout.decode().split()
+    assert shown == [str(tmp_path), "other", "other", "-c", SERVE]
+
+
+def test_it_gets_the_descriptors_that_are_passed_and_no_others(tmp_path: Path) -> None:
+    code = "import os; print(*(n for n in range(600) if os.path.exists(f'/proc/self/fd/{n}')))"
+    with (tmp_path / "file").open("w") as file:
+        numbers = [*range(3), file.fileno()]
+        shown = run(code, pass_fds=[file.fileno()]).stdout.split()
+    assert [int(number) for number in shown] == numbers
+
+
+def test_another_environment_needs_a_new_interpreter() -> None:
+    environment = {**os.environ, "PYTHONHASHSEED": "5"}
+    shown = run(
+        "import sys; print(sys.flags.hash_randomization, 'asyncio' in sys.modules)", env=environment
+    )
+    assert shown.stdout.split()[1] == b"False"
+    assert b"True" in run("import sys; print('asyncio' in sys.modules)").stdout
+
+
+def test_a_command_that_no_server_knows_is_started_as_usual() -> None:
+    with inferd_process("--version") as process:
+        assert not is_forked(process.pid)
+        process.communicate()
+
+
+def test_random_values_differ_between_processes() -> None:
+    code = "import random, uuid; print(random.random(), uuid.uuid4())"
+    assert len({run(code).stdout for _ in range(3)}) == 3
+
+
+def test_a_daemon_that_cannot_start_is_reported() -> None:
+    with pytest.raises(RuntimeError, match="nonsense"), RunningDaemon("nonsense = 1"):
+        pass
