@@ -101,12 +101,11 @@ def _candidates(request: RouteRequest, fleet: FleetLoad) -> list[str]:
 
 def _rank(name: str, request: RouteRequest, fleet: FleetLoad) -> tuple[float, ...]:
     """Return the key of a node: the lowest one is chosen."""
-    load, opened = _model_load(name, request, fleet)
+    load, opened = _model_load(name, request.model, fleet)
     node = fleet.loads[name]
     places = (node.sessions + max(0, sum(opened))) / max(1, node.sessions_max)
-    free = free_slots(load, opened)
-    idle = free - _other_turns(name, request, fleet)
-    is_mostly_idle = 2 * idle > load.slots
+    idle = _idle_slots(name, request.model, fleet)
+    mostly_idle = 2 * idle > load.slots
     covered = request.covered_bytes.get(name, 0)
     wait_s = predicted_wait_s(load, opened, request.priority)
     return (
@@ -115,31 +114,42 @@ def _rank(name: str, request: RouteRequest, fleet: FleetLoad) -> tuple[float, ..
         parks_another(load, opened, request.priority),
         must_begin_load(load, opened),
         evicts_others(node, load),
-        -covered if is_mostly_idle else 0,
-        not (name == request.recent and is_mostly_idle),
+        -covered if mostly_idle else 0,
+        not (name == request.recent and mostly_idle),
         -idle / max(1, load.slots),
         places,
     )
 
 
-def _other_turns(name: str, request: RouteRequest, fleet: FleetLoad) -> int:
+def is_mostly_idle(name: str, model: str, fleet: FleetLoad) -> bool:
+    """Return whether most slots of a model on a node are free, where the turns of other models
+    count as taken slots.
+    """
+    return 2 * _idle_slots(name, model, fleet) > fleet.loads[name].models[model].slots
+
+
+def _idle_slots(name: str, model: str, fleet: FleetLoad) -> int:
+    free = free_slots(*_model_load(name, model, fleet))
+    return free - other_turns(name, model, fleet)
+
+
+def other_turns(name: str, model: str, fleet: FleetLoad) -> int:
     """Return the turns of other models on a node: they share its processors with a new turn."""
     return sum(
-        max(0, sum(load.running) + sum(fleet.opened.get((name, model), NONE)))
-        for model, load in fleet.loads[name].models.items()
-        if model != request.model
+        max(0, sum(load.running) + sum(fleet.opened.get((name, other), NONE)))
+        for other, load in fleet.loads[name].models.items()
+        if other != model
     )
 
 
-def _model_load(name: str, request: RouteRequest, fleet: FleetLoad) -> tuple[ModelLoad, ByClass]:
-    load = fleet.loads[name].models[request.model]
-    return load, fleet.opened.get((name, request.model), NONE)
+def _model_load(name: str, model: str, fleet: FleetLoad) -> tuple[ModelLoad, ByClass]:
+    return fleet.loads[name].models[model], fleet.opened.get((name, model), NONE)
 
 
 def _retry_after_s(request: RouteRequest, fleet: FleetLoad) -> float:
     """Return the shortest predicted wait, which is when a place may become free."""
     waits = [
-        predicted_wait_s(*_model_load(name, request, fleet), request.priority)
+        predicted_wait_s(*_model_load(name, request.model, fleet), request.priority)
         for name, node in fleet.loads.items()
         if request.model in node.models
     ]

@@ -67,6 +67,25 @@ async def test_a_burst_spreads_and_idle_replicas_are_unloaded(tmp_path: Path) ->
 
 
 @pytest.mark.asyncio
+async def test_a_node_is_warmed_up_before_a_request_needs_it(tmp_path: Path) -> None:
+    config = echo_model("m", slots=4, step_ms=100, load_ms=300)
+    with running_fleet(tmp_path, config, *NODES) as fleet:
+        async with AsyncClient(fleet.socket) as client, anyio.create_task_group() as group:
+            graph = await client.load_by_name("m")
+            for _ in range(2):
+                context = await client.init_execution_context(graph)
+                group.start_soon(client.run_inference, context, TEXT)
+            await anyio.to_thread.run_sync(until_running, fleet, 2)
+            await client.init_execution_context(graph)
+            nodes = {session["node"] for session in await client.sessions()}
+            assert len(nodes) == 1, "no context has waited for a load"
+            assert len(await anyio.to_thread.run_sync(until_unloaded, fleet, 2)) == 2
+            await client.init_execution_context(graph)
+            assert len({session["node"] for session in await client.sessions()}) == 2
+            group.cancel_scope.cancel()
+
+
+@pytest.mark.asyncio
 async def test_a_graph_keeps_the_model_on_one_node_only(tmp_path: Path) -> None:
     with running_fleet(tmp_path, CONFIG, *NODES) as fleet:
         async with AsyncClient(fleet.socket) as client:
@@ -99,7 +118,7 @@ async def test_a_context_that_waits_for_a_load_counts_as_long_as_it_takes(tmp_pa
             group.cancel_scope.cancel()
 
 
-def until_running(fleet: RunningFleet) -> None:
-    """Wait until a node has reported a turn."""
+def until_running(fleet: RunningFleet, count: int = 1) -> None:
+    """Wait until a node has reported *count* turns."""
     with Client(fleet.socket) as client:
-        wait_until(lambda: any(node["running"] for node in client.stats()["nodes"].values()))
+        wait_until(lambda: any(n["running"] == count for n in client.stats()["nodes"].values()))

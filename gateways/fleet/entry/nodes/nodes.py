@@ -31,6 +31,7 @@ from ...draining.drained import DrainedNodes
 from ...routing.choice import RETRY_HINT, RETRY_S, FleetLoad, RouteRequest, choose_node
 from ...routing.loads import NONE, ByClass, NodeLoad
 from ...routing.waits import starts_at_once
+from ...routing.warm_up import node_to_warm_up
 from ..config import EntryConfig
 from .node_link import NodeCounters, NodeLink
 from .own_turns import OwnTurns, TurnKind
@@ -181,16 +182,26 @@ class Nodes:
 
     def choose(self, request: RouteRequest, key: Hashable | None = None) -> str:
         """Return the node for a context, see `choose_node`; with a *key* count it there at once."""
+        node = choose_node(request, self._fleet_load())
+        if key is not None:
+            kind = TurnKind(request.model, request.priority)
+            self.links[node].turns.note_opening(key, kind)
+        return node
+
+    def _fleet_load(self) -> FleetLoad:
         now = time.monotonic()
         opened: dict[tuple[str, str], ByClass] = {}
         for name, link in self.links.items():
             for model, counts in link.turns.since_report(now).items():
                 opened[name, model] = counts
-        node = choose_node(request, FleetLoad(self.loads(), self.unreachable(), opened))
-        if key is not None:
-            kind = TurnKind(request.model, request.priority)
-            self.links[node].turns.note_opening(key, kind)
-        return node
+        return FleetLoad(self.loads(), self.unreachable(), opened)
+
+    def to_warm_up(self, model: str, chosen: str) -> str | None:
+        """Return a node that is to load a model now, see `node_to_warm_up`."""
+        fleet = self._fleet_load()
+        if chosen not in fleet.loads or model not in fleet.loads[chosen].models:
+            return None
+        return node_to_warm_up(model, chosen, fleet)
 
     def starts_at_once(self, node: str, model: str, priority: int) -> bool:
         """Return whether a turn of a class gets a slot of a node's model at once."""

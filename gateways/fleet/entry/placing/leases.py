@@ -17,9 +17,13 @@ from ...calls.frames import raw_of
 from ..clients.client import FleetClient
 from ..clients.contexts import FleetGraph
 from ..clients.upstream import lost_error
+from ..nodes.own_turns import TurnKind
 
 LEASE_IDLE_S = 1.0
 """Time without use after which a lease ends, unless it is the graph's only one."""
+
+
+_LOWEST = 0
 
 
 class GraphHandle(msgspec.Struct):
@@ -86,3 +90,25 @@ async def _end_idle_lease(client: FleetClient, graph: FleetGraph, node: str) -> 
                 await client.upstream(node).call("unload", fields)
     finally:
         graph.ending.discard(node)
+
+
+def warm_up_another(client: FleetClient, graph: FleetGraph, node: str) -> None:
+    """Have another node load the model if most slots of *node* are taken, where a context was
+    opened: later contexts then find it there.
+    """
+    target = client.fleet.nodes.to_warm_up(graph.model, node)
+    if target is not None:
+        turns, kind = client.fleet.nodes.turns_of(target), TurnKind(graph.model, _LOWEST)
+        turns.note_opening((client, graph), kind)  # the load has begun, for other clients, too
+        client.group.start_soon(_warm_up, client, graph, target)
+
+
+async def _warm_up(client: FleetClient, graph: FleetGraph, node: str) -> None:
+    try:
+        with suppress(InferdError):  # the node's next report says so
+            upstream = client.upstream(node)
+            raw = await upstream.call(graph.call, graph.params)
+            handle = msgspec.msgpack.decode(raw, type=GraphHandle).graph
+            await upstream.call("unload", {"graph": raw_of(handle), "keep": raw_of(True)})
+    finally:
+        client.fleet.nodes.turns_of(node).drop_opened((client, graph))

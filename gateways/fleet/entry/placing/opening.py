@@ -41,7 +41,7 @@ from ..clients.upstream import Upstream, result_of
 from ..nodes.own_turns import TurnKind
 from ..several_nodes.gathering import gather
 from .homes import RecentKey, SessionKey
-from .leases import GraphHandle, leased
+from .leases import GraphHandle, leased, warm_up_another
 
 _NORMAL = CLASSES.index("normal")
 _LOAD_ELSEWHERE = (ModelNotFound, LoadFailed, OutOfMemory)
@@ -230,6 +230,8 @@ async def open_context(client: FleetClient, request: ClientRequest, params: Fiel
                 fleet.homes.drop(session)
             raise
         fleet.recent.put(recent, node)
+        if not graph.node:
+            warm_up_another(client, graph, node)
         return client.mapped(upstream, raw, request.route.in_result)
 
     route = RouteRequest(graph.model, class_of(params), home, fleet.recent.find(recent))
