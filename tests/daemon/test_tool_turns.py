@@ -11,7 +11,7 @@ import pytest
 
 import inferd
 from inferd.testing import RunningDaemon, running_daemon
-from tests.models import ONE_THREAD, short_smollm2, smollm2
+from tests.models import ONE_THREAD, fast_smollm2, short_smollm2
 from tests.raw import RawClient
 from tests.repetitions import repetitions
 from tests.tiny_gguf import CONTROL, write_tiny
@@ -86,7 +86,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     for form, (call, start, _) in FORMS.items():
         template = MESSAGES.replace("CALL", call).replace("START", start)
         (folder / f"{form}.jinja").write_text(template)
-        for name, file in ((form, short_smollm2()), (f"whole-{form}", smollm2())):
+        for name, file in ((form, short_smollm2()), (f"whole-{form}", fast_smollm2())):
             config += [f"[models.{name}]", f'file = "{file}"']
             config += [f'chat-template-file = "{folder / form}.jinja"']
     config += ["[models.plain]", f'file = "{short_smollm2()}"']
