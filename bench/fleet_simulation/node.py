@@ -129,6 +129,16 @@ class Node:
         self._count_busy()
         return ended
 
+    def warm_up(self, name: str, now: float) -> bool:
+        """Load a model that no turn waits for; return whether that was possible."""
+        kind = self._kinds[name]
+        if not self.is_up or name in self.loaded or kind.need_bytes > self._free_bytes():
+            return False
+        self.changed_at = now
+        self.loads += 1
+        self._load(name, now + kind.load_s)
+        return True
+
     def lose(self) -> list[Turn]:
         """Lose all that the node has; return the turns that were on it."""
         turns = [turn for queue in self._waiting.values() for turn in queue]

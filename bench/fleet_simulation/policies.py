@@ -7,7 +7,7 @@ import hashlib
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from inferd.gateways.fleet.entry.nodes.own_turns import SAMPLE_S, OwnTurns, TurnKind
 from inferd.gateways.fleet.entry.placing.homes import HOMES_MAX, RECENT_MAX, NodeTable
@@ -16,6 +16,7 @@ from inferd.gateways.fleet.routing.choice import FleetLoad, RouteRequest, choose
 from inferd.gateways.fleet.routing.loads import NONE, ByClass, NodeLoad
 from inferd.gateways.fleet.routing.prompts import Block, PromptTable, prompt_blocks
 from inferd.gateways.fleet.routing.waits import BYTES_OF_TOKEN
+from inferd.gateways.fleet.routing.warm_up import node_to_warm_up
 
 from .turns import Session, Turn
 
@@ -23,10 +24,16 @@ POINTS = 64
 """Points of each node on the ring of consistent hashing."""
 
 
+WarmUp: TypeAlias = Callable[[str, str, float], object]
+"""Called with a node, a model and the time."""
+
+
 class Policy(Protocol):
     """Chooses the node of each turn. All calls come from the simulation, in the order of time."""
 
     wants_reports: bool
+    warm_up: WarmUp
+    """Has a node load a model before a turn needs it there; set by the simulation."""
 
     def choose(self, turn: Turn, now: float) -> str:
         """Return the node of a turn, of those that can be reached."""
@@ -56,6 +63,7 @@ class InferdPolicy:
     """
 
     wants_reports = True
+    warm_up: WarmUp
 
     def __init__(self, loads: Mapping[str, NodeLoad]):
         self._loads = dict(loads)
@@ -85,6 +93,9 @@ class InferdPolicy:
             better = choose_node(request, fleet)
             node = better if covered.get(better, 0) >= needed else node
         self._prompts.note_prompt(blocks, node)
+        target = node_to_warm_up(session.model, node, fleet)
+        if target is not None:
+            self.warm_up(target, session.model, now)
         self._homes.put(session.number, node)
         self._recent.put(owner, node)
         return node
@@ -125,6 +136,7 @@ class _WithoutReports:
     """The part of a policy that needs no reports: the nodes that can be reached."""
 
     wants_reports = False
+    warm_up: WarmUp
 
     def __init__(self, loads: Mapping[str, NodeLoad]):
         self.nodes = list(loads)

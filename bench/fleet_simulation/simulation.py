@@ -58,6 +58,7 @@ class Simulation:
         slots = max(kind.slots for kind in scenario.kinds.values())
         self.measures = Measures(names, slots, scenario.warm_up_s, self._end_s)
         self._policy = policy({name: node.report(0.0) for name, node in self.nodes.items()})
+        self._policy.warm_up = self._warm_up
         self._heap: list[tuple[float, int, Callable[[Any, float], None], Any]] = []
         self._events = 0
         self._sessions = scenario.traffic.sessions(self._end_s)
@@ -138,6 +139,17 @@ class Simulation:
         at = now + session.plans[number].think_s
         if at <= self._end_s:
             self._at(at, self._arrive, Turn(session, number, at))
+
+    def _warm_up(self, name: str, model: str, now: float) -> None:
+        """Load a model on a node before a turn needs it there."""
+        node = self.nodes[name]
+        if node.warm_up(model, now):
+            self._after_change(node, now)
+            self._at(node.loaded[model].ready_at, self._note_loaded, node)
+
+    def _note_loaded(self, node: Node, now: float) -> None:
+        node.changed_at = now
+        self._after_change(node, now)
 
     # Reports.
 

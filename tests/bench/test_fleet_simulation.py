@@ -87,6 +87,15 @@ def test_sessions_move_only_when_their_node_is_lost() -> None:
     assert lost["moves"] > 0 and lost["prefix_hits"] < calm["prefix_hits"]
 
 
+def test_a_node_that_is_back_is_warmed_up_while_others_have_free_slots() -> None:
+    names = [size.name for size in SIZES]
+    traffic = Traffic(4, 0.006, names, begin_s=36_000, losses_per_day=40.0, loss_s=60.0)
+    run = Simulation(Scenario(traffic, model_kinds(COST), ENOUGH, 3600.0, 600.0), InferdPolicy)
+    found = run.run()
+    assert all(node.instance > 1 and node.loaded for node in run.nodes.values())
+    assert found["imbalance_cv"] < 0.25
+
+
 class Recorder(InferdPolicy):
     """The entry, with the turns that it places and their nodes. Where *is_eager*, all parts of
     each report are made anew.
