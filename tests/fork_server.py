@@ -84,8 +84,11 @@ class ForkedProcess(subprocess.Popen[bytes]):
             "folder": os.fspath(given["cwd"] or os.getcwd()),
             "numbers": list(passed),
         }
-        self.pid = server.fork(request, list(passed.values()))
-        self._child_created = True
+        pid = server.fork(request, list(passed.values()))
+        if pid < 0:
+            execute(*arguments)
+            return
+        self.pid, self._child_created = pid, True
         ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         self._close_pipe_fds(*(given[name] for name in ends))  # type: ignore[attr-defined]
 
@@ -116,7 +119,7 @@ class _Server:
         atexit.register(self._close)
 
     def fork(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
-        """Start a process, and return its id."""
+        """Start a process, and return its id; -1: the system does not permit that."""
         with self._lock:
             socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
             answer = self._socket.recv(64)
@@ -172,7 +175,10 @@ def _serve(requests: socket.socket, kind: str) -> dict[str, Any]:
         text, descriptors, _, _ = socket.recv_fds(requests, REQUEST_BYTES_MAX, DESCRIPTORS_MAX)
         if not text:
             sys.exit()
-        pid = _fork_sibling()
+        try:
+            pid = _fork_sibling()
+        except OSError:  # a container may forbid the system call
+            pid = -1
         if pid == 0:
             requests.close()
             request: dict[str, Any] = json.loads(text)

@@ -102,3 +102,11 @@ def test_random_values_differ_between_processes() -> None:
 def test_a_daemon_that_cannot_start_is_reported() -> None:
     with pytest.raises(RuntimeError, match="nonsense"), RunningDaemon("nonsense = 1"):
         pass
+
+
+def test_where_forking_is_forbidden_a_new_interpreter_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tests.fork_server._Server.fork", lambda *_: -1)
+    found = run("import sys; print(len(sys.modules) < 200)")
+    assert (found.returncode, found.stdout) == (0, b"True\n")

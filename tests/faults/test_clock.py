@@ -223,6 +223,7 @@ DATES = {
     "gateways/http/openai/responses/frame.py": "the date of an answer, in OpenAI's API",
     "sessions/journal/entries.py": "the date at the start",
     "sessions/journal/journal_file.py": "the name of a damaged file",
+    "gateways/fleet/ray_cluster/router.py": "Ray dates its requests",
     "sessions/states/named_states.py": "lists show when a state was saved",
 }
 """Modules that read the date, and their purpose. All others use clocks that cannot be set."""
