@@ -16,7 +16,6 @@ from .memory import evicts_others, fits
 from .waits import (
     free_slots,
     must_begin_load,
-    parks_another,
     predicted_wait_s,
     saved_s,
     starts_at_once,
@@ -104,16 +103,23 @@ def _rank(name: str, request: RouteRequest, fleet: FleetLoad) -> tuple[float, ..
     load, opened = _model_load(name, request.model, fleet)
     node = fleet.loads[name]
     places = (node.sessions + max(0, sum(opened))) / max(1, node.sessions_max)
-    idle = _idle_slots(name, request.model, fleet)
+    free = free_slots(load, opened)
+    idle = free - other_turns(name, request.model, fleet)
     mostly_idle = 2 * idle > load.slots
     covered = request.covered_bytes.get(name, 0)
-    wait_s = predicted_wait_s(load, opened, request.priority)
+    at_once = starts_at_once(load, opened, request.priority)
+    if at_once:
+        delay_s, begins_load, evicts = 0.0, False, False
+    else:
+        wait_s = predicted_wait_s(load, opened, request.priority)
+        delay_s = max(0.0, wait_s - saved_s(load, covered))
+        begins_load, evicts = must_begin_load(load, opened), evicts_others(node, load)
     return (
-        not starts_at_once(load, opened, request.priority),
-        max(0.0, wait_s - saved_s(load, covered)),
-        parks_another(load, opened, request.priority),
-        must_begin_load(load, opened),
-        evicts_others(node, load),
+        not at_once,
+        delay_s,
+        at_once and not free,  # it parks another turn
+        begins_load,
+        evicts,
         -covered if mostly_idle else 0,
         not (name == request.recent and mostly_idle),
         -idle / max(1, load.slots),
@@ -125,12 +131,8 @@ def is_mostly_idle(name: str, model: str, fleet: FleetLoad) -> bool:
     """Return whether most slots of a model on a node are free, where the turns of other models
     count as taken slots.
     """
-    return 2 * _idle_slots(name, model, fleet) > fleet.loads[name].models[model].slots
-
-
-def _idle_slots(name: str, model: str, fleet: FleetLoad) -> int:
-    free = free_slots(*_model_load(name, model, fleet))
-    return free - other_turns(name, model, fleet)
+    load, opened = _model_load(name, model, fleet)
+    return 2 * (free_slots(load, opened) - other_turns(name, model, fleet)) > load.slots
 
 
 def other_turns(name: str, model: str, fleet: FleetLoad) -> int:

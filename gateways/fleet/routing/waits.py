@@ -37,11 +37,6 @@ def starts_at_once(load: ModelLoad, opened: ByClass, priority: int) -> bool:
     return ahead < load.slots
 
 
-def parks_another(load: ModelLoad, opened: ByClass, priority: int) -> bool:
-    """Return whether a turn that starts at once takes the slot of a running turn."""
-    return starts_at_once(load, opened, priority) and not free_slots(load, opened)
-
-
 def saved_s(load: ModelLoad, covered_bytes: int) -> float:
     """Return the time that a turn saves where the beginning of its prompt need not be computed."""
     token_s = load.token_s if load.prompt_token_s is None else load.prompt_token_s
