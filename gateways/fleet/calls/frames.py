@@ -46,6 +46,17 @@ class OpenFrame(NamedTuple):
         """The id of its request."""
         return _integer.decode(self.items[1])
 
+    @property
+    def credit(self) -> int:
+        """The credit that it grants.
+
+        :raises ProtocolError: it is not a number.
+        """
+        try:
+            return _integer.decode(self.items[2])
+        except UNREADABLE as exc:
+            raise ProtocolError(f"a grant of credit cannot be read: {exc}") from None
+
 
 def open_message(body: bytes, *, check: bool = False) -> OpenFrame:
     """Return a message; with *check* its shape is within the bounds of the protocol.
@@ -91,7 +102,7 @@ def fields_of(raw: msgspec.Raw) -> Fields:
         raise ProtocolError(f"a node sent something other than a map: {exc}") from None
 
 
-def has_tokens(event: OpenFrame) -> bool:
+def is_part_of_answer(event: OpenFrame) -> bool:
     """Return whether an event has a part of an answer; others say where a turn is in the queue."""
     return "position" not in fields_of(event.items[2])
 

@@ -22,7 +22,7 @@ from ..calls.frames import Fields, raw_of, values_of
 from ..entry.clients.client import FleetClient, SharedState
 from ..entry.clients.contexts import OpenContext, SuspendedContext
 from ..entry.placing.opening import reopen_context
-from .moves import ARRIVING, COPY, DEPARTED, Moves, key_of
+from .moves import ARRIVING, COPY, DEPARTED, MOVE_S_MAX, Moves, key_of
 
 MOVES_MAX = 8
 """Moves at once."""
@@ -145,12 +145,16 @@ class _Drain:
             await move_open(self._moves, client, suspended)
         finally:
             client.contexts.resume(suspended)
-            if handle in client.contexts.suspended:
+            if handle in client.contexts.suspended and not client.has_left:
                 client.group.start_soon(_try_reopen, client, handle)
 
 
 async def move_open(
-    moves: Moves, client: FleetClient, suspended: SuspendedContext, target: str | None = None
+    moves: Moves,
+    client: FleetClient,
+    suspended: SuspendedContext,
+    target: str | None = None,
+    copy_s_max: float = MOVE_S_MAX,
 ) -> None:
     """Move the session of a suspended context, to the best node or to *target*. It is closed then,
     unless its turn or the node's refusal prevents that.
@@ -172,7 +176,7 @@ async def move_open(
         context = {"context": raw_of(own), "keep": raw_of(True)}
         await upstream.call("finalize_execution_context", context)
         client.contexts.drop(handle)
-        await moves.move_session(node, session, target)
+        await moves.move_session(node, session, target, copy_s_max)
 
 
 async def _try_reopen(client: FleetClient, handle: int) -> None:

@@ -125,6 +125,11 @@ class Moves:
             data={"cause": "node", "retry_after_s": RETRY_S},
         )
 
+    def is_settled(self, key: SessionKey) -> bool:
+        """Return whether it is known where a session is, and it does not move."""
+        is_known = self._resolved.is_set() and key not in self._interrupted
+        return is_known and key not in self._under_way
+
     def is_moving(self, key: SessionKey) -> bool:
         """Return whether a session moves."""
         return key in self._under_way
@@ -171,16 +176,21 @@ class Moves:
     # One move.
 
     async def move_session(
-        self, source: str, session: Mapping[str, Any], target: str | None = None
+        self,
+        source: str,
+        session: Mapping[str, Any],
+        target: str | None = None,
+        copy_s_max: float = MOVE_S_MAX,
     ) -> str:
         """Move a dormant session to *target*, or to the best node that takes it; return the node.
+        If it is not copied within *copy_s_max*, it stays.
 
         :raises InferdError: no node takes it; it stays where it is.
         """
         counters = self._fleet.nodes.counters_of(source)
         try:
             others = set() if target is None else {*self._fleet.nodes.links} - {target}
-            found = await self._move_session(source, session, {source} | others)
+            found = await self._move_session(source, session, {source} | others, copy_s_max)
         except InferdError:
             counters.session_move_failures += 1
             raise
@@ -189,7 +199,7 @@ class Moves:
         return found
 
     async def _move_session(
-        self, source: str, session: Mapping[str, Any], excluded: set[str]
+        self, source: str, session: Mapping[str, Any], excluded: set[str], copy_s_max: float
     ) -> str:
         key = key_of(session)
         refusal: InferdError | None = None
@@ -202,19 +212,19 @@ class Moves:
                 raise refusal or exc from None
             try:
                 with anyio.CancelScope(shield=True), anyio.fail_after(MOVE_S_MAX):
-                    await self._transfer(source, target, session)
+                    await self._transfer(source, target, session, copy_s_max)
             except NodeRefused as exc:
                 refusal = exc.error
                 excluded.add(target)
             except TimeoutError:
-                raise BackendError(
-                    f"the move to {target} has not ended within {MOVE_S_MAX:g} s"
-                ) from None
+                raise BackendError(f"the move to {target} has taken too long") from None
             else:
                 self._fleet.homes.put(key, target)
                 return target
 
-    async def _transfer(self, source: str, target: str, session: Mapping[str, Any]) -> None:
+    async def _transfer(
+        self, source: str, target: str, session: Mapping[str, Any], copy_s_max: float
+    ) -> None:
         """Move a session from one node to another.
 
         :raises NodeRefused: the other one does not take it.
@@ -222,7 +232,8 @@ class Moves:
         """
         transfer, key = secrets.token_hex(16), key_of(session)
         try:
-            await self._copy(source, target, transfer, session)
+            with anyio.fail_after(copy_s_max):
+                await self._copy(source, target, transfer, session)
         except BaseException:  # it is not released: a copy that has arrived is dropped
             self._wanted.set()
             with anyio.CancelScope(shield=True), suppress(InferdError):

@@ -26,7 +26,6 @@ from ..calls.frames import (
     UNREADABLE,
     Fields,
     OpenFrame,
-    frame_of,
     integer_in,
     is_given,
     open_message,
@@ -37,10 +36,10 @@ from ..calls.routes import Route, route_of
 from .clients.client import ClientRequest, FleetClient, without_shutdown
 from .clients.connection import ClientConnection
 from .placing.leases import close_context
-from .placing.new_contexts import ContextMove, FirstPrompt, note_request
+from .placing.new_contexts import ContextMove, FirstPrompt, begin_request
 from .placing.opening import load_graph, note_branches, open_context, reopen_context, work_on_graph
 from .placing.own_node import load_passed
-from .placing.waiting_turns import FirstTurn
+from .placing.waiting_turns import WaitingTurn
 from .several_nodes.copying import copy_model
 from .several_nodes.gathering import (
     call_all,
@@ -101,8 +100,8 @@ class Dispatcher:
             self._begin(message)
         elif message.kind == Kind.CREDIT and len(message.items) > 2:
             request = self._client.requests.get(message.number)
-            if request is not None and request.upstream is not None:
-                request.upstream.send_frame(frame_of(body))
+            if request is not None:
+                self._client.grant_credit(request, message.credit)
         else:
             raise ProtocolError(f"a frame of kind {message.kind}")
 
@@ -210,9 +209,9 @@ class Dispatcher:
         if integer_in(params, "context") in client.contexts.suspended:
             client.group.start_soon(self._forward_later, request, params)
             return
-        first = note_request(client, request, params)
+        first = begin_request(client, request, params)
         if first is not None and first.move is not None:
-            client.group.start_soon(self._forward_after, first.move, request, params, first)
+            client.group.start_soon(self._forward_after, first.move, first, params)
             return
         if request.call == "fork_session":
             source = client.contexts.find(params)
@@ -222,8 +221,8 @@ class Dispatcher:
             handle = integer_in(params, "context")
             request.on_result = lambda _: close_context(client, handle)
         client.forward_to_context(request, params)
-        if first is not None:
-            self._watch_first(first, request, params)
+        if first is not None and first.can_be_sent_again:
+            client.group.start_soon(self._send_again, first, params)
 
     async def _forward_later(self, request: ClientRequest, params: Fields) -> None:
         """Forward a request on a context whose session moves, once it is open again."""
@@ -236,25 +235,19 @@ class Dispatcher:
         except InferdError as exc:
             self._client.fail(request.number, without_shutdown(exc))
 
-    def _watch_first(self, first: FirstPrompt, request: ClientRequest, params: Fields) -> None:
+    async def _send_again(self, first: FirstPrompt, params: Fields) -> None:
         """Send the first turn of a context elsewhere if it waits while another node is free."""
-        turn = FirstTurn(self._client, request, params, first)
-        if turn.can_be_sent_again:
-            self._client.group.start_soon(self._send_again, turn, request, params)
+        turn = WaitingTurn(self._client, first, params)
+        try:
+            again = await turn.until_withdrawn()
+            if again is not None:
+                self._client.forward_to_context(first.request, again)
+        except InferdError as exc:
+            self._client.fail(first.request.number, without_shutdown(exc))
 
-    async def _send_again(self, turn: FirstTurn, request: ClientRequest, params: Fields) -> None:
-        move = await turn.until_withdrawn()
-        if move is not None:
-            await self._forward_after(move, request, params)
-
-    async def _forward_after(
-        self,
-        move: ContextMove,
-        request: ClientRequest,
-        params: Fields,
-        first: FirstPrompt | None = None,
-    ) -> None:
+    async def _forward_after(self, move: ContextMove, first: FirstPrompt, params: Fields) -> None:
         """Forward a request with the first prompt of a context after the context's move."""
+        request = first.request
         try:
             with request.scope:
                 await move.run()
@@ -262,8 +255,8 @@ class Dispatcher:
                     raise Cancelled("the request was cancelled")
                 # There was no wait since the move: later requests on the context come after this.
                 self._forward_to_context(request, params)
-                if first is not None:
-                    self._watch_first(first, request, params)
+                if first.can_be_sent_again:
+                    self._client.group.start_soon(self._send_again, first, params)
         except InferdError as exc:
             self._client.fail(request.number, without_shutdown(exc))
 
@@ -271,6 +264,7 @@ class Dispatcher:
         """Cancel a request where it runs, or a context's turn."""
         client = self._client
         if not is_given(params, "request"):
+            client.note_cancelled(integer_in(params, "context"))
             self._forward_to_context(request, params)
             return
         if is_given(params, "context"):

@@ -13,7 +13,13 @@ import anyio.abc
 import anyio.to_thread
 import msgspec
 
-from ....backends.errors import BackendError, InferdError, ProtocolError, VersionMismatch
+from ....backends.errors import (
+    BackendError,
+    InferdError,
+    ProtocolError,
+    SessionBusy,
+    VersionMismatch,
+)
 from ....ipc.messages import PROTOCOL_VERSION, ClientHello, Kind
 from ....ipc.names import check_label, check_user_name
 from ....ipc.peer import peer_of
@@ -43,6 +49,7 @@ from .nodes.discovery import discovery_of
 from .nodes.node_link import NodeLink
 from .nodes.nodes import Nodes
 from .placing.homes import HOMES_MAX, RECENT_MAX, FleetUser, NodeTable, RecentKey, SessionKey
+from .placing.new_contexts import OPEN_S_MAX
 from .several_nodes.copying import COPIES_MAX
 from .several_nodes.name_locks import NameLocks
 from .users import UserRules, is_operator, name_of, user_on_nodes
@@ -281,8 +288,13 @@ class Entry:
     async def move_open(
         self, client: FleetClient, suspended: SuspendedContext, target: str
     ) -> None:
-        """Move the session of a suspended context to the node *target*."""
-        await move_open(self.moves, client, suspended, target)
+        """Move the session of a suspended context to the node *target*, if that takes no longer
+        than OPEN_S_MAX.
+        """
+        key = SessionKey(client.owner, suspended.context.session_id)
+        if not self.moves.is_settled(key):
+            raise SessionBusy("the session moves already")
+        await move_open(self.moves, client, suspended, target, OPEN_S_MAX)
 
     def _note_found(self, link: NodeLink) -> None:
         assert link.load is not None

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from inferd import Client, Session
+from inferd.backends.errors import InvalidArgument
 from tests.echo import echo_model
 from tests.gateways.fleet.members import RunningFleet, running_fleet
 from tests.raw import RawClient
@@ -208,3 +209,61 @@ def test_the_client_may_vanish_meanwhile(fleet: RunningFleet, client: Client) ->
         raw.start_request("chat", context=context, prompt=text, raw=True)
     os.kill(pid, signal.SIGCONT)
     wait_until(lambda: client.sessions() == [])
+
+
+def test_credit_that_is_granted_while_the_context_moves_holds(
+    fleet: RunningFleet, client: Client
+) -> None:
+    text = "credit: " + SYSTEM
+    node = prime(fleet, text)
+    with RawClient(fleet.socket, label="second") as raw:
+        graph = raw.call("load_by_name", name="echo")["graph"]
+        with avoiding(client, node):
+            context = raw.call("init_execution_context", graph=graph)["context"]
+        options = {"max-tokens": 8}
+        turn = raw.start_request(
+            "stream", context=context, prompt=text, raw=True, credit=1, options=options
+        )
+        raw.write([5, turn, 1000])
+        raw.wait_result(turn)
+        assert raw.streamed_text == text[:8]
+        assert [found["node"] for found in raw.call("sessions")["sessions"]] == [node]
+
+
+def test_a_request_that_its_node_refuses_has_one_answer(fleet: RunningFleet) -> None:
+    with RawClient(fleet.socket, label="second") as raw:
+        context = raw.context("echo")
+        turn = raw.start_request("chat", context=context, prompt=SYSTEM, raw=True, priority=5)
+        with pytest.raises(InvalidArgument):
+            raw.wait_result(turn)
+        assert raw.call("sessions")["sessions"] and not raw.has_answer(turn)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_session_waits_a_few_seconds_at_most_for_a_node_that_hangs(
+    fleet: RunningFleet, client: Client, leaves: bool
+) -> None:
+    text = f"hangs, {leaves}: {SYSTEM}"
+    node = prime(fleet, text)
+    pid = fleet.daemons[node].pid
+    with RawClient(fleet.socket, label="second", timeout_s=5) as raw:
+        graph = raw.call("load_by_name", name="echo")["graph"]
+        with avoiding(client, node):
+            opened = raw.call(
+                "init_execution_context_with_session_id", graph=graph, session_id="hangs"
+            )
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            turn = raw.start_request(
+                "chat", context=opened["context"], prompt=text, raw=True, options=SHORT
+            )
+            if leaves:
+                raw.socket.close()
+            else:
+                assert raw.wait_result(turn)["text"] == text[:4].encode()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: all(s["state"] == "dormant" for s in client.sessions(dormant=True)))
+    found = [s for s in client.sessions(dormant=True) if s["session_id"] == "hangs"]
+    assert len(found) == 1
+    client.delete_session(session_id="hangs")

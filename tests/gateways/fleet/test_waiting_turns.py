@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
+import msgspec
 import pytest
 
 from inferd import Client
 from inferd.backends.errors import Cancelled
+from inferd.gateways.fleet.calls.frames import frame_of, open_message
+from inferd.gateways.fleet.calls.routes import route_of
+from inferd.gateways.fleet.entry.clients.client import ClientRequest, FleetClient
+from inferd.gateways.fleet.entry.placing.homes import FleetUser
+from inferd.gateways.fleet.entry.placing.waiting_turns import Withdrawal
+from inferd.ipc.messages import ClientHello, Kind
 from inferd.ipc.priorities import Priority
 from tests.echo import echo_model
 from tests.gateways.fleet.members import RunningFleet, running_fleet
@@ -146,3 +157,57 @@ def test_a_session_with_an_id_waits_on_its_node(fleet: RunningFleet) -> None:
         busy.free(node)
         assert answer.result(20) == TEXT
         session.delete()
+
+
+def test_a_turn_stays_in_its_queue_if_the_free_node_hangs(fleet: RunningFleet) -> None:
+    with (
+        all_busy(fleet) as busy,
+        Client(fleet.socket, label="own") as client,
+        client.session("slow", raw=True) as session,
+        ThreadPoolExecutor() as pool,
+    ):
+        answer = pool.submit(session.chat, TEXT)
+        [node] = waiting_on(client, 1)
+        pid = fleet.daemons[other(node)].pid
+        busy.free(other(node))
+        wait_until(lambda: client.stats()["nodes"][other(node)]["running"] == 0)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            busy.free(node)
+            assert answer.result(20) == TEXT
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert len(session.history().turns) == 1
+
+
+@pytest.mark.asyncio
+async def test_an_answer_that_was_held_back_is_sent_at_once() -> None:
+    sent: list[bytes] = []
+
+    class Socket:
+        unsent_bytes = 0
+        unflushed: ClassVar[list[bytes]] = []
+
+        def add_frame(self, frame: bytes) -> None:
+            self.unflushed.append(frame)
+
+        def flush(self) -> None:
+            sent.extend(self.unflushed)
+            self.unflushed.clear()
+
+    fleet: Any = SimpleNamespace(
+        nodes=None, incarnations=None, copies=SimpleNamespace(are_awaited=False)
+    )
+    anything: Any = Socket()
+    hello = ClientHello(protocol=(1, 0), software="test")
+    client = FleetClient(fleet, anything, FleetUser("u", ""), hello, cast(Any, None))
+    route = route_of("chat", ())
+    assert route is not None
+    request = client.requests[1] = ClientRequest(1, "chat", route)
+    upstream: Any = SimpleNamespace(lost=None, node="a")
+    request.upstream, request.withdrawal = upstream, Withdrawal()
+    reply = msgspec.msgpack.encode([int(Kind.REPLY), 1, {"text": b"x"}])
+    client._pass_on(request, upstream, open_message(reply))
+    assert not sent
+    client.pass_held(request)
+    assert sent == [frame_of(reply)] and not client.requests

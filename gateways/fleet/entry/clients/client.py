@@ -16,20 +16,21 @@ import msgspec
 from .....backends.errors import (
     BackendError,
     Busy,
+    ConnectionLost,
     InferdError,
     InvalidArgument,
     SessionBusy,
     ShuttingDown,
     error_from_wire,
 )
-from .....ipc.messages import ClientHello, CopiedChange, Kind
+from .....ipc.messages import CREDIT_MAX, ClientHello, CopiedChange, Kind
 from .....wire.frames import HEADER_BYTES, pack_frame
 from ...calls.frames import (
     Fields,
     OpenFrame,
     frame_of,
-    has_tokens,
     integer_in,
+    is_part_of_answer,
     request_frame,
     values_of,
     with_handle,
@@ -198,6 +199,8 @@ class ClientRequest:
         """Whether the client has events with tokens."""
         self.is_cancelled = False
         """Whether the client has cancelled it."""
+        self.credit = 0
+        """The credit that the client has granted before the first token."""
         self.withdrawal: RequestWithdrawal | None = None
         """Set while it is withdrawn from its node."""
 
@@ -227,6 +230,8 @@ class FleetClient:
         self.contexts = ClientContexts(fleet.nodes, fleet.incarnations)
         self._changes: dict[str, PendingChange] = {}
         """The last change of each session whose copy lacks it yet, by the session's id."""
+        self.has_left = False
+        """Whether the client has closed its connection."""
         self._lost = Counter[str]()
         """Contexts lost with connections, by node, until the loss of the node is reported."""
 
@@ -234,10 +239,13 @@ class FleetClient:
         """Return the connection to *node*; a new one connects meanwhile.
 
         :raises Busy: the node cannot be reached.
+        :raises ConnectionLost: the client has left.
         """
         found = self.upstreams.get(node)
         if found is not None and found.lost is None:
             return found
+        if self.has_left:
+            raise ConnectionLost("the client has closed its connection")
         if not self.fleet.nodes.is_reachable(node):
             raise node_unreachable(node)
         link = self.fleet.nodes.links[node]
@@ -321,8 +329,28 @@ class FleetClient:
             frame = pack_frame([ContentKind.REQUEST, frame[HEADER_BYTES:]])
         upstream.send_request(request.number, frame, partial(self._pass_on, request, upstream))
         request.upstream = upstream
+        if request.credit:
+            self._send_credit(request, upstream, request.credit)
 
-    def end_turn(self, request: ClientRequest) -> None:
+    def grant_credit(self, request: ClientRequest, credit: int) -> None:
+        """Pass a grant of credit on. One that comes before the first token holds on each node to
+        which the request is sent.
+        """
+        if not request.has_tokens:
+            request.credit = min(request.credit + credit, CREDIT_MAX)
+        if request.upstream is not None:
+            self._send_credit(request, request.upstream, credit)
+
+    def _send_credit(self, request: ClientRequest, upstream: Upstream, credit: int) -> None:
+        upstream.send_frame(pack_frame([int(Kind.CREDIT), request.number, credit]))
+
+    def note_cancelled(self, handle: int) -> None:
+        """Note that the client cancels the turn of a context."""
+        for request in self.requests.values():
+            if request.context == handle:
+                request.is_cancelled = True
+
+    def note_withdrawn(self, request: ClientRequest) -> None:
         """Note that a request was withdrawn from its node."""
         if request.turns is not None:
             request.turns.end_turn(request)
@@ -334,6 +362,7 @@ class FleetClient:
         held, request.withdrawal = request.withdrawal.held, None
         for message in held:
             self._pass_on(request, request.upstream, message)
+        self._socket.flush()
 
     def _pass_on(self, request: ClientRequest, upstream: Upstream, message: OpenFrame) -> None:
         if request.withdrawal is not None:
@@ -408,7 +437,7 @@ class FleetClient:
 
     def pass_event(self, request: ClientRequest, upstream: Upstream, message: OpenFrame) -> None:
         """Pass an event to the client."""
-        request.has_tokens = request.has_tokens or has_tokens(message)
+        request.has_tokens = request.has_tokens or is_part_of_answer(message)
         if request.route.in_events:
             event = self.mapped(upstream, message.items[2], request.route.in_events)
             self._socket.add_frame(pack_frame([int(Kind.EVENT), request.number, event]))
@@ -472,5 +501,6 @@ class FleetClient:
 
     def close(self) -> None:
         """End the connections to nodes, which end the client's requests and contexts."""
+        self.has_left = True
         for upstream in tuple(self.upstreams.values()):
             upstream.end(BackendError("the client has closed its connection"))

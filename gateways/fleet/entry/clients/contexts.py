@@ -30,16 +30,25 @@ class NewContext:
         self.params = {name: params[name] for name in params if name != "queue_timeout_s"}
         self.setup: list[tuple[str, Fields]] = []
         self.head = b""
-        self._setup_bytes = 0
+        self._bytes = _bytes_of(params)
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether it has too much to be repeated on another node."""
+        return len(self.setup) > SETUP_CALLS_MAX or self._bytes > SETUP_BYTES_MAX
 
     def add_setup(self, call: str, params: Fields, head: bytes) -> bool:
         """Note a call that prepares the context; return False if there are too many."""
-        self._setup_bytes += sum(len(raw) for raw in params.values())
-        if len(self.setup) == SETUP_CALLS_MAX or self._setup_bytes > SETUP_BYTES_MAX:
+        self._bytes += _bytes_of(params)
+        if len(self.setup) == SETUP_CALLS_MAX or self.is_too_large:
             return False
         self.setup.append((call, params))
         self.head += head
         return True
+
+
+def _bytes_of(params: Fields) -> int:
+    return sum(len(raw) for raw in params.values())
 
 
 class OpenContext(NamedTuple):
@@ -157,18 +166,28 @@ class ClientContexts:
         incarnation, own = self.incarnation_of({"context": raw_of(handle)})
         return daemon_handle(incarnation, own)
 
-    def note_reopened(self, handle: int, opened: int, node: str) -> None:
-        """Note that the session of a suspended context was opened again as *opened*."""
-        suspended = self.suspended.pop(handle)
+    def note_reopened(self, handle: int, opened: int, node: str) -> bool:
+        """Note that the session of a suspended context was opened again as *opened*; return False
+        if the client has ended the context meanwhile.
+        """
+        suspended = self.suspended.pop(handle, None)
+        if suspended is not None:
+            self.move(handle, suspended.context, opened, node)
+        return suspended is not None
+
+    def move(self, handle: int, context: OpenContext, opened: int, node: str) -> None:
+        """Note that a context is open as *opened* on *node* now."""
         self._aliases.pop(self._moved.pop(handle, 0), None)
-        self._open[handle] = suspended.context._replace(node=node, new=None)
+        self._open[handle] = context._replace(node=node, new=None)
         self._expired.pop(handle, None)
         if opened != handle:
             self._moved[handle], self._aliases[opened] = opened, handle
 
     def expire(self, handle: int) -> None:
         """Note that the session of a suspended context no longer exists."""
-        self._expired[handle] = self.suspended.pop(handle).context.node
+        suspended = self.suspended.pop(handle, None)
+        if suspended is not None:
+            self._expired[handle] = suspended.context.node
 
     def drop(self, handle: int) -> OpenContext | None:
         """Note that a context was closed, and return it."""
@@ -178,7 +197,7 @@ class ClientContexts:
     def drop_session(self, session_id: str) -> list[OpenContext]:
         """Note that a session with an id was deleted, and return its contexts."""
         found = [h for h, context in self._open.items() if context.session_id == session_id]
-        return [self._open.pop(handle) for handle in found]
+        return [context for handle in found if (context := self.drop(handle)) is not None]
 
     def incarnation_of(self, params: Fields) -> tuple[Incarnation, int]:
         """Return the daemon of the context in *params*, and its handle there as a client's.
@@ -209,14 +228,14 @@ class ClientContexts:
 
     def drop_all(self) -> None:
         """Forget all contexts, which the nodes have closed."""
-        self._open.clear()
-        self.suspended.clear()
+        for table in (self._open, self.suspended, self._moved, self._aliases):
+            table.clear()
 
     def lose_node(self, node: str) -> int:
         """Note that the open contexts on a node were lost; return how many there were."""
         lost = [handle for handle, context in self._open.items() if context.node == node]
         for handle in lost:
-            del self._open[handle]
+            self.drop(handle)
             self._expired[handle] = node
         while len(self._expired) > EXPIRED_MAX:
             self._expired.popitem(last=False)

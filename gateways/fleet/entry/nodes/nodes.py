@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -40,6 +40,7 @@ OWN_REQUESTS = 16
 """Requests of a node's connection that are the entry's own, beside the client's."""
 OWN_BYTES = 64
 """Bytes by which a request may grow in the entry: by a longer id, and longer handles."""
+CHECK_S, CHECKS_MAX = 0.1, 1000
 FILE_SUFFIX = ".gguf"
 PRELOAD_PREFIX = "preload:"
 
@@ -69,6 +70,8 @@ class Nodes:
         self._group: anyio.abc.TaskGroup | None = None
         """The tasks of the links, while they run."""
         self._scopes: dict[str, anyio.CancelScope] = {}
+        self._starts_at_once: OrderedDict[tuple[str, int], tuple[float, bool]] = OrderedDict()
+        """By model and class, when it was checked whether a turn starts at once, and the result."""
         self.links: dict[str, NodeLink] = {}
         for node, address in config.addresses.items():
             self._add(node, address)
@@ -201,13 +204,36 @@ class Nodes:
         fleet = self._fleet_load()
         if chosen not in fleet.loads or model not in fleet.loads[chosen].models:
             return None
+        if any(link.swapped[model] for link in self.links.values()):
+            return None  # it counts as not loaded where it is being swapped
         return node_to_warm_up(model, chosen, fleet)
+
+    def has_loaded(self, node: str, model: str) -> bool:
+        """Return whether a model is in a node's memory."""
+        link = self.links.get(node)
+        load = None if link is None or link.load is None else link.load.models.get(model)
+        return load is not None and load.loaded
 
     def starts_at_once(self, node: str, model: str, priority: int) -> bool:
         """Return whether a turn of a class gets a slot of a node's model at once."""
         link = self.links[node]
+        if link.load is None or model not in link.load.models:
+            return False
         opened = link.turns.since_report(time.monotonic()).get(model, NONE)
-        return link.load is not None and starts_at_once(link.load.models[model], opened, priority)
+        return starts_at_once(link.load.models[model], opened, priority)
+
+    def some_start_at_once(self, model: str, priority: int) -> bool:
+        """Return whether a turn of a class gets a slot of some node at once, as it was at most
+        CHECK_S ago: many turns that wait ask this again and again.
+        """
+        now, key = time.monotonic(), (model, priority)
+        checked_at, found = self._starts_at_once.get(key, (-CHECK_S, False))
+        if now >= checked_at + CHECK_S:
+            found = any(self.starts_at_once(node, model, priority) for node in self.links)
+            self._starts_at_once[key] = now, found
+            while len(self._starts_at_once) > CHECKS_MAX:
+                self._starts_at_once.popitem(last=False)
+        return found
 
     @contextmanager
     def swapping(self, node: str, model: str) -> Iterator[None]:

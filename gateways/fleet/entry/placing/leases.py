@@ -24,6 +24,7 @@ LEASE_IDLE_S = 1.0
 
 
 _LOWEST = 0
+"""The class of a load as a turn that is about to begin: it delays no turn of a higher class."""
 
 
 class GraphHandle(msgspec.Struct):

@@ -7,23 +7,22 @@ computed more of its beginning, the context is opened there, under the client's 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 import anyio
 import msgspec
 
 from .....backends.errors import InferdError, InvalidArgument
-from ...calls.frames import Fields, integer_in, raw_of, with_handle
+from ...calls.frames import Fields, integer_in, is_given, raw_of, with_handle
 from ...calls.prompts import is_setup, prompt_text, setup_text
 from ...routing.choice import RouteRequest
-from ...routing.prompts import prompt_blocks
+from ...routing.prompts import Block, prompt_blocks
 from ..clients.client import ClientRequest, FleetClient
 from ..clients.contexts import OpenContext, SuspendedContext
 from .homes import RecentKey
 from .leases import end_unused_lease, leased
-from .opening import open_again
+from .opening import class_of, open_again
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +31,109 @@ GAIN_BYTES_MIN, SESSION_GAIN_BYTES_MIN = 512, 2048
 takes more calls.
 """
 OPEN_S_MAX = 2.0
-"""Time in which a node opens a context; past it, the context stays."""
+"""Time in which a node opens a context, or a session is copied to it; past it, these stay."""
+SENT_AGAIN = frozenset(("chat", "stream", "prompt_compute", "run_inference", "compute"))
+"""The calls with a whole turn: one prompt, and one answer."""
+SENT_AGAIN_BYTES_MAX = 1 << 20
+
+
+class _Opened(msgspec.Struct):
+    context: int
+
+
+class ContextElsewhere:
+    """A second context like a new one, on another node: it takes its place, or is closed."""
+
+    def __init__(self, client: FleetClient, context: OpenContext, node: str, handle: int):
+        self._client, self._context, self._node, self._handle = client, context, node, handle
+
+    def close(self) -> None:
+        """Close it soon."""
+        self._client.group.start_soon(_close, self._client, self._node, self._handle)
+
+    def replace(self, handle: int) -> None:
+        """Have it take the place of the context with this handle of the client, which is closed.
+
+        :raises InferdError: the client has ended the context, or the entry's state fails.
+        """
+        client, context = self._client, self._context
+        try:
+            old_handle = client.contexts.daemon_handle(handle)
+            if context.graph not in client.graphs.values():
+                raise InvalidArgument("the graph was unloaded meanwhile")
+            opened = client.contexts.client_handle(client.upstream(self._node), self._handle)
+        except (InferdError, OSError):
+            self.close()
+            raise
+        client.contexts.move(handle, context, opened, self._node)
+        client.group.start_soon(_close, client, context.node, old_handle)
+        end_unused_lease(client, context.graph, context.node)
+
+
+async def open_elsewhere(client: FleetClient, context: OpenContext, node: str) -> ContextElsewhere:
+    """Open a context like a new one, on another node.
+
+    :raises InferdError: the node cannot do that.
+    :raises TimeoutError: it does not answer in time.
+    """
+    assert context.new is not None, "only new contexts are opened elsewhere"
+    with anyio.fail_after(OPEN_S_MAX):
+        async with leased(client, context.graph, node) as graph:
+            upstream = client.upstream(node)
+            fields = with_handle(context.new.params, "graph", graph)
+            raw = await upstream.call(context.new.call, fields)
+            handle = msgspec.msgpack.decode(raw, type=_Opened).context
+            found = ContextElsewhere(client, context, node, handle)
+            try:
+                for call, params in context.new.setup:
+                    await upstream.call(call, with_handle(params, "context", handle))
+            except BaseException:
+                found.close()
+                raise
+            return found
+
+
+async def _close(client: FleetClient, node: str, context: int) -> None:
+    with suppress(InferdError):  # it ends with the connection at the latest
+        fields = {"context": raw_of(context)}
+        await client.upstream(node).call("finalize_execution_context", fields)
+
+
+class FirstPrompt:
+    """A request with the first prompt of a context, which is no longer a new one. *covered_bytes*
+    are the bytes of the prompt that each node has computed.
+    """
+
+    def __init__(
+        self,
+        client: FleetClient,
+        request: ClientRequest,
+        params: Fields,
+        context: OpenContext,
+        blocks: Sequence[Block],
+    ):
+        self.request, self.context = request, context
+        self.handle = integer_in(params, "context")
+        self.covered_bytes = client.fleet.prompts.covered_bytes(blocks)
+        self.priority = context.kind.priority
+        with suppress(InferdError):  # the node refuses a class that is none
+            self.priority = class_of(params) if is_given(params, "priority") else self.priority
+        self.move: ContextMove | None = None
+        """The move of the context before the prompt is sent."""
+        size = sum(len(raw) for raw in params.values())
+        self._is_whole_turn = request.call in SENT_AGAIN and size <= SENT_AGAIN_BYTES_MAX
+        self._client, self._blocks = client, blocks
+
+    @property
+    def can_be_sent_again(self) -> bool:
+        """Whether the call has prompt and answer, and the context has no session id."""
+        return self._is_whole_turn and not self.context.session_id
+
+    def note_node(self, node: str) -> None:
+        """Note the node that computes the prompt."""
+        fleet = self._client.fleet
+        fleet.prompts.note_prompt(self._blocks, node)
+        fleet.recent.put(RecentKey(self._client.owner, self.context.kind.model), node)
 
 
 class ContextMove:
@@ -41,30 +142,38 @@ class ContextMove:
     """
 
     def __init__(
-        self, client: FleetClient, request: ClientRequest, suspended: SuspendedContext, target: str
+        self, client: FleetClient, first: FirstPrompt, suspended: SuspendedContext, target: str
     ):
-        self._client, self._request = client, request
+        self._client, self._first = client, first
         self._suspended, self._target = suspended, target
-        self._handle = suspended.handle
-        self._old_handle = client.contexts.daemon_handle(suspended.handle)
+        self._turns = client.fleet.nodes.turns_of(target)
+        self._turns.note_opening(first.request, first.context.kind)
 
     async def run(self) -> None:
         """Open it there, or leave it where it is if that fails.
 
         :raises InferdError: a session with an id can be opened on neither node.
         """
-        client, context = self._client, self._suspended.context
-        turns = client.fleet.nodes.turns_of(self._target)
-        turns.note_opening(self._request, context.kind)
+        client, context, first = self._client, self._suspended.context, self._first
         try:
             with anyio.CancelScope(shield=True):
                 if context.session_id:
                     await self._move_session()
                 else:
-                    await self._open_there()
+                    await self._move_context()
         finally:
-            turns.drop_opened(self._request)
+            self._turns.drop_opened(first.request)
             client.contexts.resume(self._suspended)
+            found = client.contexts.find({"context": raw_of(first.handle)})
+            first.note_node(context.node if found is None else found.node)
+
+    async def _move_context(self) -> None:
+        context = self._suspended.context
+        try:
+            found = await open_elsewhere(self._client, context, self._target)
+            found.replace(self._first.handle)
+        except (InferdError, TimeoutError, OSError) as exc:
+            log.info("a context stays on %s: %s", context.node, exc)
 
     async def _move_session(self) -> None:
         client, suspended = self._client, self._suspended
@@ -75,60 +184,10 @@ class ContextMove:
         if client.contexts.is_closed(suspended):
             await open_again(client, suspended)
 
-    async def _open_there(self) -> None:
-        context = self._suspended.context
-        try:
-            with anyio.fail_after(OPEN_S_MAX):
-                await self._open_on(self._target)
-        except (InferdError, TimeoutError) as exc:
-            log.info("a context stays on %s: %s", context.node, exc)
-        else:
-            self._client.group.start_soon(_close, self._client, context.node, self._old_handle)
-            end_unused_lease(self._client, context.graph, context.node)
 
-    async def _open_on(self, target: str) -> None:
-        client, context = self._client, self._suspended.context
-        assert context.new is not None, "only new contexts are opened elsewhere"
-        async with leased(client, context.graph, target) as graph:
-            upstream = client.upstream(target)
-            fields = with_handle(context.new.params, "graph", graph)
-            raw = await upstream.call(context.new.call, fields)
-            opened = msgspec.msgpack.decode(raw, type=_Opened).context
-            try:
-                for call, params in context.new.setup:
-                    await upstream.call(call, with_handle(params, "context", opened))
-                if context.graph not in client.graphs.values():
-                    raise InvalidArgument("the graph was unloaded meanwhile")
-            except BaseException:
-                client.group.start_soon(_close, client, target, opened)
-                raise
-            handle = client.contexts.client_handle(upstream, opened)
-            client.contexts.note_reopened(self._handle, handle, target)
-
-
-class _Opened(msgspec.Struct):
-    context: int
-
-
-async def _close(client: FleetClient, node: str, context: int) -> None:
-    with suppress(InferdError):  # it ends with the connection at the latest
-        fields = {"context": raw_of(context)}
-        await client.upstream(node).call("finalize_execution_context", fields)
-
-
-class FirstPrompt(NamedTuple):
-    """The request with the first prompt of a context, which is no longer a new one, and the bytes
-    of the prompt that each node has computed. With a *move*, the context moves before the prompt is
-    sent.
-    """
-
-    handle: int
-    context: OpenContext
-    covered_bytes: Mapping[str, int]
-    move: ContextMove | None
-
-
-def note_request(client: FleetClient, request: ClientRequest, params: Fields) -> FirstPrompt | None:
+def begin_request(
+    client: FleetClient, request: ClientRequest, params: Fields
+) -> FirstPrompt | None:
     """Note a request on a context, and return the first prompt of a new one, if it has that. If
     another node has computed more of it, the context is suspended for a move there.
     """
@@ -142,39 +201,34 @@ def note_request(client: FleetClient, request: ClientRequest, params: Fields) ->
     text = b"" if prepares else prompt_text(request.call, params)
     if not text:
         return None
-    fleet, model = client.fleet, context.kind.model
-    blocks = prompt_blocks(f"{client.owner.user}\0{model}", context.new.head + text)
-    covered = fleet.prompts.covered_bytes(blocks)
-    handle, move = integer_in(params, "context"), None
-    target = _choose(client, handle, context, covered)
+    scope = f"{client.owner.user}\0{context.kind.model}"
+    blocks = prompt_blocks(scope, context.new.head + text)
+    first = FirstPrompt(client, request, params, context, blocks)
+    target = _choose(client, first)
     if target != context.node:
         with suppress(InferdError):  # requests on it are under way
-            suspended = client.suspend_context(handle, context)
-            move = ContextMove(client, request, suspended, target)
-            request.context = handle
-    node = context.node if move is None else target
-    fleet.prompts.note_prompt(blocks, node)
-    fleet.recent.put(RecentKey(client.owner, model), node)
-    return FirstPrompt(handle, context, covered, move)
+            suspended = client.suspend_context(first.handle, context)
+            first.move = ContextMove(client, first, suspended, target)
+            request.context = first.handle
+    if first.move is None:
+        first.note_node(context.node)
+    return first
 
 
-def _choose(
-    client: FleetClient, handle: int, context: OpenContext, covered: Mapping[str, int]
-) -> str:
+def _choose(client: FleetClient, first: FirstPrompt) -> str:
     """Return the node for the first prompt of a context: its own, unless another one has computed
     much more of it and is not worse otherwise.
     """
-    nodes, node = client.fleet.nodes, context.node
+    nodes, context, covered = client.fleet.nodes, first.context, first.covered_bytes
+    node, model = context.node, context.kind.model
     gain_min = SESSION_GAIN_BYTES_MIN if context.session_id else GAIN_BYTES_MIN
     needed = covered.get(node, 0) + gain_min
     if max(covered.values(), default=0) < needed:
         return node
-    nodes.turns_of(node).drop_opened((client, handle))  # it does not count itself
-    route = RouteRequest(
-        context.kind.model, context.kind.priority, recent=node, covered_bytes=covered
-    )
+    nodes.turns_of(node).drop_opened((client, first.handle))  # it does not count itself
+    route = RouteRequest(model, first.priority, recent=node, covered_bytes=covered)
     try:
         target = nodes.choose(route)
     except InferdError:
         return node
-    return target if covered.get(target, 0) >= needed else node
+    return target if covered.get(target, 0) >= needed and nodes.has_loaded(target, model) else node

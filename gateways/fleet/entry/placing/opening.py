@@ -221,8 +221,9 @@ async def open_context(client: FleetClient, request: ClientRequest, params: Fiel
                 found = msgspec.msgpack.decode(raw, type=_Opened)
                 kind = TurnKind(graph.model, class_of(params))
                 is_new = home is None and not found.attached
-                new = NewContext(request.call, params) if is_new else None
-                context = OpenContext(node, session.session_id, kind, graph, new)
+                new = NewContext(request.call, params)
+                movable = new if is_new and not new.is_too_large else None
+                context = OpenContext(node, session.session_id, kind, graph, movable)
                 own = client.contexts.client_handle(upstream, found.context)
                 client.note_context(own, context, opened_by=request)
         except BaseException:
@@ -356,8 +357,7 @@ async def open_again(client: FleetClient, suspended: SuspendedContext) -> None:
             raw = await upstream.call("init_execution_context_with_session_id", params)
             found = msgspec.msgpack.decode(raw, type=_Opened)
             opened = client.contexts.client_handle(upstream, found.context)
-            if found.attached:
-                client.contexts.note_reopened(handle, opened, node)
+            if found.attached and client.contexts.note_reopened(handle, opened, node):
                 return
             own_context = {"context": raw_of(found.context)}
             await upstream.call("finalize_execution_context", own_context)
