@@ -13,12 +13,23 @@ import pytest
 
 from inferd import Client
 from inferd.testing import RunningDaemon, running_daemon
+from tests import fork_server
 from tests.daemon.command_line import inferd_process
 from tests.fork_server import ForkedProcess
 
 pytestmark = pytest.mark.process
 COMMAND = [sys.executable, "-c"]
 SERVE = "serve"
+
+
+@pytest.fixture(autouse=True)
+def servers_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the servers' environment, whatever other tests have left in this process's own."""
+    for name in os.environ.keys() - fork_server._environment.keys() - fork_server.VARIABLES:
+        monkeypatch.delenv(name)
+    for name, value in fork_server._environment.items():
+        if name not in fork_server.VARIABLES:
+            monkeypatch.setenv(name, value)
 
 
 def run(code: str, **more: Any) -> subprocess.CompletedProcess[bytes]:
