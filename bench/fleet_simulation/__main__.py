@@ -1,7 +1,8 @@
 """`python -m bench.fleet_simulation`: simulate fleets, compare policies, write docs/fleet.md.
 
-All fleets take about an hour on one core. There is a run for each fleet, policy and seed; its
-figures are in `bench/out/fleet` until all are written to `bench/results/fleet-simulation.json`.
+The runs in docs/fleet.md took 24 minutes of CPU time. There is a run for each fleet, policy and
+seed; its figures are in `bench/out/fleet` until all are written to
+`bench/results/fleet-simulation.json`.
 `--calibrate` compares the simulation of one node with a real one.
 """
 

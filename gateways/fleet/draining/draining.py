@@ -168,7 +168,7 @@ async def move_open(
     listed = values_of(await upstream.call("sessions", named))["sessions"]
     session = next((found for found in listed if found["context"] == own), None)
     if session is None:
-        raise SessionBusy("the session is no longer open on this context")
+        raise SessionBusy("another connection has opened the session")
     if session["state"] in _ACTIVE:
         raise SessionBusy("a turn of the session is under way")
     await moves.wait_settled(key_of(session))

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from inferd import Client
-from inferd.backends.errors import Cancelled
+from inferd.backends.errors import Cancelled, InferdError
 from inferd.gateways.fleet.calls.frames import frame_of, open_message
 from inferd.gateways.fleet.calls.routes import route_of
 from inferd.gateways.fleet.entry.clients.client import ClientRequest, FleetClient
@@ -140,6 +140,21 @@ def test_a_waiting_turn_that_is_cancelled_is_not_sent_again(fleet: RunningFleet)
             with pytest.raises(Cancelled):
                 raw.wait_result(turn)
             assert client.queue() == []
+
+
+def test_a_context_that_is_closed_meanwhile_stays_closed(fleet: RunningFleet) -> None:
+    with all_busy(fleet) as busy, RawClient(fleet.socket, label="own") as raw:
+        context = raw.context("slow")
+        turn = raw.start_request("chat", context=context, prompt=TEXT, raw=True)
+        with Client(fleet.socket, label="own") as client:
+            [node] = waiting_on(client, 1)
+            busy.free(other(node))
+            raw.call("finalize_execution_context", context=context)
+            with pytest.raises(InferdError):
+                raw.wait_result(turn)
+            wait_until(lambda: client.sessions() == [])
+            with pytest.raises(InferdError):
+                raw.call("chat", context=context, prompt=TEXT, raw=True)
 
 
 def test_a_session_with_an_id_waits_on_its_node(fleet: RunningFleet) -> None:

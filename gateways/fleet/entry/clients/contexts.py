@@ -143,7 +143,7 @@ class ClientContexts:
         return None
 
     def note_used(self, params: Fields) -> None:
-        """Note that the context in *params* is no longer a new one."""
+        """Note a call on the context in *params* after which it is not a new one."""
         handle = integer_in(params, "context")
         context = self._open.get(handle)
         if context is not None and context.new is not None:
@@ -174,6 +174,10 @@ class ClientContexts:
         if suspended is not None:
             self.move(handle, suspended.context, opened, node)
         return suspended is not None
+
+    def has_ended(self, handle: int) -> bool:
+        """Return whether the client has closed a context that it had."""
+        return handle not in self._open and handle not in self._expired
 
     def move(self, handle: int, context: OpenContext, opened: int, node: str) -> None:
         """Note that a context is open as *opened* on *node* now."""

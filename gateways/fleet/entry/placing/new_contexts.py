@@ -61,6 +61,8 @@ class ContextElsewhere:
             old_handle = client.contexts.daemon_handle(handle)
             if context.graph not in client.graphs.values():
                 raise InvalidArgument("the graph was unloaded meanwhile")
+            if client.contexts.has_ended(handle):
+                raise InvalidArgument("the context was closed meanwhile")
             opened = client.contexts.client_handle(client.upstream(self._node), self._handle)
         except (InferdError, OSError):
             self.close()
@@ -100,8 +102,8 @@ async def _close(client: FleetClient, node: str, context: int) -> None:
 
 
 class FirstPrompt:
-    """A request with the first prompt of a context, which is no longer a new one. *covered_bytes*
-    are the bytes of the prompt that each node has computed.
+    """A request with the first prompt of a context. *covered_bytes* are the bytes of the prompt
+    that each node has computed.
     """
 
     def __init__(
