@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol, TypeAlias
 
-from inferd.gateways.fleet.entry.nodes.own_turns import SAMPLE_S, OwnTurns, TurnKind
+from inferd.gateways.fleet.entry.nodes.own_turns import AGE_S_MAX, OwnTurns, TurnKind
 from inferd.gateways.fleet.entry.placing.homes import HOMES_MAX, RECENT_MAX, NodeTable
 from inferd.gateways.fleet.entry.placing.new_contexts import SESSION_GAIN_BYTES_MIN
 from inferd.gateways.fleet.routing.choice import FleetLoad, RouteRequest, choose_node
@@ -113,13 +113,13 @@ class InferdPolicy:
         self._unsettled[turn.node] = now
 
     def end_turn(self, turn: Turn, now: float) -> None:
-        self._turns[turn.node].end_turn(turn)
+        self._turns[turn.node].end_turn(turn, now)
         self._unsettled[turn.node] = now
 
     def note_report(self, node: str, load: NodeLoad, now: float) -> None:
         self._loads[node] = load
-        self._turns[node].note_report(now)
-        if self._unsettled.get(node, now) <= now - SAMPLE_S:
+        self._turns[node].note_report(load, now)
+        if self._unsettled.get(node, now) <= now - AGE_S_MAX:
             del self._unsettled[node]
 
     def note_lost(self, node: str) -> None:

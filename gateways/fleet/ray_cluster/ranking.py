@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -28,8 +29,8 @@ RANKS_MAX = 3
 """Nodes to try in one attempt."""
 LOST_S = 10.0
 """Time without a replica after which a node is forgotten, and its sessions get other homes."""
-REPORT_DELAY_S = 0.2
-"""Time that a report takes through Ray: calls that were sent in it are not in the report."""
+REPORT_AGE_S_MAX = 0.4
+"""The greatest age of a report that has come through Ray."""
 CALLS_MAX = 10_000
 
 
@@ -72,7 +73,7 @@ class _Node:
     """The time of its last report."""
     load: NodeLoad | None = None
     """The load in the last report; None if the daemon did not answer."""
-    turns: OwnTurns = field(default_factory=OwnTurns)
+    turns: OwnTurns = field(default_factory=partial(OwnTurns, REPORT_AGE_S_MAX))
     absent_since: float | None = None
     """When it was first without a replica, if it has none."""
 
@@ -82,7 +83,7 @@ class _Node:
         if stats.get(AT, 0.0) > self.at:
             self.at, load = stats[AT], stats.get(LOAD)
             self.load = None if load is None else msgspec.convert(load, NodeLoad)
-            self.turns.note_report(now - REPORT_DELAY_S)
+            self.turns.note_report(self.load, now)
 
 
 @dataclass
@@ -115,24 +116,24 @@ class CallRouting:
             raise InvalidArgument(
                 "the call names no model", hint="call handle.options(multiplexed_model_id=NAME)"
             )
-        self._drop(call.key)  # it is repeated, and counts once
+        self._drop(call.key, now)  # it is repeated, and counts once
         self._observe(candidates, now)
         request = RouteRequest(call.model, home=self._home_of(call))
         ranks = rank_nodes(request, self._fleet(now))
-        self._assign(call, ranks[0]).turns.note_opened(call.key, _kind_of(call), now)
+        self._assign(call, ranks[0], now).turns.note_opened(call.key, _kind_of(call), now)
         return ranks
 
     def note_routed(self, call: Call, name: str, now: float) -> None:
         """Note that the replica of a node has accepted a call, unless it has ended already."""
         if name in self._nodes and call.key in self._calls:
-            self._drop(call.key)
-            self._assign(call, name).turns.begin_turn(call.key, _kind_of(call), now)
+            self._drop(call.key, now)
+            self._assign(call, name, now).turns.begin_turn(call.key, _kind_of(call), now)
 
-    def note_completed(self, request: str, name: str) -> None:
+    def note_completed(self, request: str, name: str, now: float) -> None:
         """Note that a call which a request has made on a node has ended."""
         for key in self._by_request.get(request, ()):
             if self._calls[key].name == name:
-                self._drop(key)
+                self._drop(key, now)
                 return
 
     def _observe(self, candidates: Iterable[Candidate], now: float) -> None:
@@ -164,22 +165,23 @@ class CallRouting:
         home = self._homes.find((call.model, call.session)) if call.session else None
         return home if home in self._nodes else None
 
-    def _assign(self, call: Call, name: str) -> _Node:
+    def _assign(self, call: Call, name: str, now: float) -> _Node:
         node = self._nodes[name]
         self._calls[call.key] = _Assigned(call, node, name)
         self._by_request.setdefault(call.request, []).append(call.key)
         if len(self._calls) > CALLS_MAX:
-            self._drop(next(iter(self._calls)))  # one that was given up before a replica had it
+            # It was given up before a replica had it.
+            self._drop(next(iter(self._calls)), now)
         if call.session:
             self._homes.put((call.model, call.session), name)
         return node
 
-    def _drop(self, key: int) -> None:
+    def _drop(self, key: int, now: float) -> None:
         found = self._calls.pop(key, None)
         if found is None:
             return
         found.node.turns.drop_opened(key)
-        found.node.turns.end_turn(key)
+        found.node.turns.end_turn(key, now)
         siblings = self._by_request[found.call.request]
         siblings.remove(key)
         if not siblings:

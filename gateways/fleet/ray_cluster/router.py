@@ -72,7 +72,7 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray is not typed here
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Count a call no longer."""
         node = self._names.get(replica_id, "")
-        self._routing.note_completed(internal_request_id, node)
+        self._routing.note_completed(internal_request_id, node, time.monotonic())
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Take the replicas that there are now."""

@@ -353,7 +353,7 @@ class FleetClient:
     def note_withdrawn(self, request: ClientRequest) -> None:
         """Note that a request was withdrawn from its node."""
         if request.turns is not None:
-            request.turns.end_turn(request)
+            request.turns.end_turn(request, time.monotonic())
         request.upstream = request.turns = request.withdrawal = None
 
     def pass_held(self, request: ClientRequest) -> None:
@@ -372,7 +372,7 @@ class FleetClient:
             self.pass_event(request, upstream, message)
             return
         if request.turns is not None:
-            request.turns.end_turn(request)
+            request.turns.end_turn(request, time.monotonic())
         changes = self._unacknowledged(request)
         answer = partial(self._pass_answer, request, upstream, message, changes)
         if not call_after(changes, partial(self._pass_later, answer)):

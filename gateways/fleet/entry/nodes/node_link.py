@@ -156,7 +156,7 @@ class NodeLink:
         is_new = self.load is None or self.load.instance != load.instance
         self.load, self.cause = load, ""
         self.reported_at = time.monotonic()
-        self.turns.note_report(self.reported_at)
+        self.turns.note_report(load, self.reported_at)
         if is_new:
             self.settled.set()
             self._on_change(self)

@@ -6,16 +6,18 @@ and one that it has taken is not, whatever the report says.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from ...routing.loads import ByClass
+from ...routing.loads import ByClass, NodeLoad
 
 OPENED_S = 0.5
 """Time for which a new context counts as a turn that is about to begin."""
-SAMPLE_S = 0.05
-"""Age of a report's data when it arrives: turns that began later are not in it."""
+AGE_S_MAX = 0.2
+"""The greatest age of a report's data when it arrives: the report may have or lack turns that began
+or ended later.
+"""
 
 
 class TurnKind(NamedTuple):
@@ -28,13 +30,17 @@ class TurnKind(NamedTuple):
 class OwnTurns:
     """Contexts that were opened lately, and turns under way. Owned by the entry's event loop.
 
-    Keys are the caller's: of a context, or of a request with a turn.
+    Keys are the caller's: of a context, or of a request with a turn. *age_s_max* is the greatest
+    age of a report's data when it arrives.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, age_s_max: float = AGE_S_MAX) -> None:
+        self._age_s_max = age_s_max
         self._opening: dict[Hashable, TurnKind] = {}
         self._opened: dict[Hashable, tuple[float, TurnKind]] = {}
         self._running: dict[Hashable, tuple[float, TurnKind]] = {}
+        self._ended = deque[tuple[float, TurnKind]]()
+        """The turns that have ended lately, the oldest one first."""
         self._reported = Counter[TurnKind]()
         """The own turns that the last report has."""
 
@@ -57,14 +63,33 @@ class OwnTurns:
         """Note a turn that was sent to the node."""
         self._running[key] = now, kind
 
-    def end_turn(self, key: Hashable) -> None:
-        """Note that a turn has ended."""
-        self._running.pop(key, None)
+    def end_turn(self, key: Hashable, now: float) -> None:
+        """Note that a turn has ended, if it is under way."""
+        found = self._running.pop(key, None)
+        if found is not None:
+            self._ended.append((now, found[1]))
+            self._forget_ended(now - self._age_s_max)
 
-    def note_report(self, now: float) -> None:
-        """Note that a report has arrived."""
-        older = [kind for began, kind in self._running.values() if began <= now - SAMPLE_S]
-        self._reported = Counter(older)
+    def _forget_ended(self, before: float) -> None:
+        while self._ended and self._ended[0][0] < before:
+            self._ended.popleft()
+
+    def note_report(self, load: NodeLoad | None, now: float) -> None:
+        """Note that a report has arrived. Turns that it may have or lack are taken as in it where
+        it has more turns than the others.
+        """
+        sampled_after = now - self._age_s_max
+        self._forget_ended(sampled_after)
+        certain, possible = Counter[TurnKind](), Counter[TurnKind]()
+        for began, kind in self._running.values():
+            (certain if began <= sampled_after else possible)[kind] += 1
+        possible.update(kind for _, kind in self._ended)
+        surplus = _turns_by_model(load) - _by_model(certain)
+        for kind, count in possible.items():
+            found = min(count, surplus[kind.model])
+            certain[kind] += found
+            surplus[kind.model] -= found
+        self._reported = certain
 
     def since_report(self, now: float) -> dict[str, ByClass]:
         """Return by model how many turns the node has more than its report says, by class; fewer
@@ -83,3 +108,15 @@ class OwnTurns:
             )
             for model, _ in counts
         }  # fmt: skip
+
+
+def _turns_by_model(load: NodeLoad | None) -> Counter[str]:
+    models = {} if load is None else load.models
+    return Counter({name: sum(m.running) + sum(m.waiting) for name, m in models.items()})
+
+
+def _by_model(turns: Counter[TurnKind]) -> Counter[str]:
+    found = Counter[str]()
+    for kind, count in turns.items():
+        found[kind.model] += count
+    return found

@@ -14,7 +14,7 @@ from inferd.gateways.fleet.ray_cluster.ranking import (
     LOAD,
     LOST_S,
     RANKS_MAX,
-    REPORT_DELAY_S,
+    REPORT_AGE_S_MAX,
     Call,
     CallRouting,
     Candidate,
@@ -61,10 +61,10 @@ def test_a_call_counts_until_it_ends_or_a_report_has_it() -> None:
         routing.note_routed(Call(n, str(n), "m"), "a", 0.0)
     assert routing.rank(Call(2, "2", "m"), two, 1.0)[0] == "b", "they run still"
     reported = candidates(a=stats("m", at=2.0, running=2), b=stats("m", running=3))
-    later = 1.0 + 2 * REPORT_DELAY_S
+    later = 1.0 + REPORT_AGE_S_MAX
     assert routing.rank(Call(3, "3", "m"), reported, later)[0] == "a", "the report has them"
     for n in range(2):
-        routing.note_completed(str(n), "a")
+        routing.note_completed(str(n), "a", later)
     idle_again = candidates(a=reported[0].stats, b=stats("m", at=2.0, running=1))
     assert routing.rank(Call(4, "4", "m"), idle_again, later)[0] == "a", "they have ended since"
 
@@ -85,7 +85,7 @@ def test_a_repeated_call_counts_once_and_where_a_replica_took_it() -> None:
     for _ in range(3):
         assert routing.rank(call, two, 0.0)[0] == "a"
     routing.note_routed(call, "b", 0.0)
-    routing.note_completed("1", "b")
+    routing.note_completed("1", "b", 0.0)
     routing.note_routed(call, "b", 0.0)  # too late: Serve reports both in any order
     assert routing.rank(Call(2, "2", "m", "diary"), two, 0.0) == ["b"]
     assert routing.rank(Call(3, "3", "m"), two, 0.0)[0] == "a"
@@ -100,7 +100,7 @@ def test_calls_of_one_request_are_counted_apart() -> None:
     for call, node in zip(calls, nodes, strict=True):
         routing.note_routed(call, node, 0.0)
     for node in nodes:
-        routing.note_completed("front", node)
+        routing.note_completed("front", node, 0.0)
     assert not routing._calls and not routing._by_request
     assert routing.rank(Call(9, "9", "m"), two, 0.0) == ["a", "b"]
 
