@@ -26,25 +26,37 @@ def check_node(client: OneShotClient, node: str | None) -> None:
 
     :raises NotFound: it has no such node, or is a single daemon.
     """
+    if node is not None:
+        stats_on(client.stats(), node)
+
+
+def stats_on(stats: dict[str, Any], node: str | None) -> dict[str, Any]:
+    """Return the statistics of *node*, or those of all nodes.
+
+    :raises NotFound: there is no such node, or the server is a single daemon.
+    """
     if node is None:
-        return
-    names = sorted(client.stats().get("nodes", ()))
+        return stats
+    names = sorted(stats.get("nodes", ()))
     if node not in names:
         raise NotFound(
             f"there is no node {node!r}",
             hint=f"the nodes are {', '.join(names)}" if names else "this is not a fleet",
             data={"nodes": names},
         )
+    own = {
+        "models": {n: one for n, one in stats["models"].items() if n.endswith(f"@{node}")},
+        "metrics": {family: on_nodes(found, node) for family, found in stats["metrics"].items()},
+    }
+    return {**stats, **stats["nodes"][node], **own}
 
 
-def on_nodes(entries: Sequence[dict[str, Any]], node: str | None) -> list[dict[str, Any]]:
+def name_on_node(name: str, node: str | None) -> str:
+    """Return what tells a model, or a task, of a node from those of others."""
+    return name if node is None else f"{name}@{node}"
+
+
+def on_nodes(entries: Sequence[Mapping[str, Any]], node: str | None) -> list[dict[str, Any]]:
     """Return the entries of each node, or of *node* alone. On a single machine nothing changes."""
     expanded = [one for entry in entries for one in entry.get("nodes", (entry,))]
     return [one for one in expanded if node is None or one.get("node") == node]
-
-
-def samples_on(
-    metrics: Mapping[str, list[dict[str, Any]]], node: str | None
-) -> dict[str, list[dict[str, Any]]]:
-    """Return the samples of metrics that are of *node*, or all."""
-    return {family: on_nodes(samples, node) for family, samples in metrics.items()}

@@ -8,7 +8,7 @@ from typing import Any
 from ....backends.errors import Outcome
 from ....scheduler import PRIORITIES
 from ...residency.sizes import size_text
-from ..nodes import Node, check_node, samples_on
+from ..nodes import Node, name_on_node, stats_on
 from ..one_shot import OneShotClient
 from ..options import JsonOutput, SocketPath
 from ..output import table, time_text, write, write_json
@@ -38,6 +38,14 @@ class MetricSums:
             sums[sample[label]] = sums.get(sample[label], 0) + sample["value"]
         return sums
 
+    def by_model(self, family: str) -> dict[str, float]:
+        """Return the sums of a family's values by model, those of a fleet by `MODEL@NODE`."""
+        sums: dict[str, float] = {}
+        for sample in self._with(family, {}):
+            key = name_on_node(sample["model_name"], sample.get("node"))
+            sums[key] = sums.get(key, 0) + sample["value"]
+        return sums
+
     def _with(self, family: str, labels: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         for sample in self._families.get(family, ()):
             if labels.items() <= sample.items():
@@ -50,11 +58,7 @@ def stats(node: Node = None, socket: SocketPath = None, as_json: JsonOutput = Fa
     `inferd status` shows its current state.
     """
     with OneShotClient(socket) as client:
-        check_node(client, node)
-        reply, hello = client.stats(), client.server
-    reply["metrics"] = samples_on(reply.get("metrics", {}), node)
-    if node is not None:
-        reply["models"] = {n: c for n, c in reply["models"].items() if n.endswith(f"@{node}")}
+        reply, hello = stats_on(client.stats(), node), client.server
     if as_json:
         write_json({key: reply[key] for key in ("instance", "uptime_s", *METRIC_KEYS)})
         return

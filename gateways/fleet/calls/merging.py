@@ -25,6 +25,8 @@ SUMMED = (
     *("recovered", "cores"),
 )
 """Statistics of a fleet that are the sums of its nodes'."""
+OWN = (*SUMMED, "instance", "pid", "uptime_s")
+"""Statistics that the entry of each node under `nodes` has, too."""
 
 
 def merge_results(call: str, results: Results, map_context: ContextMap) -> Result:
@@ -84,6 +86,7 @@ def _stats(results: Results) -> Result:
     merged["components"] = _labelled(by_node, "components")
     merged["pending_restart"] = sorted({s for v in by_node.values() for s in v["pending_restart"]})
     merged["metrics"] = _metrics(by_node)
+    merged["nodes"] = {n: {key: stats[key] for key in OWN} for n, stats in by_node.items()}
     return {"stats": merged}
 
 

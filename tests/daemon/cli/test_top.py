@@ -12,7 +12,7 @@ from inferd.daemon.cli.monitoring.top.view import TASKS, Rates, Row, Sample, fra
 from inferd.testing import running_daemon
 from tests.daemon.command_line import document, inferd, inferd_process
 
-from .top_samples import model, sample, session, task
+from .top_samples import FLEET, model, sample, session, task
 
 SLOW = """
 [models.slow]
@@ -39,7 +39,7 @@ def test_the_rate_of_a_task_counts_its_answer_or_before_that_its_prompt() -> Non
     now = sample(
         10.5, tasks=[task(1, computed_tokens=40), task(2, output_tokens=9), task(4), task(None)]
     )
-    assert Rates.between(before, now).tasks == {1: 60.0, 2: 10.0}
+    assert Rates.between(before, now).tasks == {"1": 60.0, "2": 10.0}
     [new] = [row for row in frame_of(before, now).tasks if row.key == "104"]
     assert cells(new)["TOK/S"] == "-"
 
@@ -120,7 +120,39 @@ def test_tasks_are_listed_in_the_order_of_the_queue_with_their_risen_priority() 
 
 def test_sessions_are_listed_with_their_history_and_idle_time() -> None:
     [row] = frame_of(None, sample(sessions=[session(7, session_id="diary")])).sessions
-    assert row == ("7", ("done", "low", "m", "77", "2", "5 s", "1000", "diary"))
+    assert row.key == "7"
+    assert row.cells == ("done", "low", "m", "77", "2", "5 s", "1000", "diary")
+
+
+def test_the_lists_of_a_fleet_have_nodes_and_each_has_its_own_rates() -> None:
+    def fleet_sample(at: float, tokens: tuple[int, int]) -> Sample:
+        counts = [
+            {"model_name": "m", "node": node, "value": count}
+            for node, count in zip("ab", tokens, strict=True)
+        ]
+        tasks = [task(1, node=node, output_tokens=n) for node, n in zip("ab", tokens, strict=True)]
+        found = sample(at, models=[model(node="a"), model(node="b")], tasks=tasks, stats=FLEET)
+        metrics = found.stats["metrics"] | {"generation_tokens": counts}
+        return replace(found, stats=found.stats | {"metrics": metrics})
+
+    frame = frame_of(fleet_sample(1.0, (10, 20)), fleet_sample(2.0, (15, 50)))
+    (models, model_rows), (tasks, task_rows), (sessions, _) = frame.tables()
+    assert models.heads[0] == tasks.heads[0] == sessions.heads[0] == "NODE"
+    shown = [dict(zip(models.heads, row.cells, strict=True)) for row in model_rows]
+    assert [(m["NODE"], m["MODEL"], m["ANSWER/S"]) for m in shown] == [
+        ("a", "m", "5.0"), ("b", "m", "30"),
+    ]  # fmt: skip
+    shown = [dict(zip(tasks.heads, row.cells, strict=True)) for row in task_rows]
+    assert [(t["NODE"], t["TOK/S"]) for t in shown] == [("a", "5.0"), ("b", "30")]
+    assert frame.rates.answer == {"m@a": 5.0, "m@b": 30.0}
+
+
+def test_a_node_s_header_has_its_name_or_why_it_is_lost() -> None:
+    here = sample(stats={**FLEET, "reachable": True})
+    assert frame_of(None, replace(here, node="a")).header[0].startswith("inferd/9, node a, pid 42")
+    lost = sample(stats={**FLEET, "reachable": False, "cause": "its relay was silent"})
+    frame = frame_of(None, replace(lost, node="a"))
+    assert frame.header == frame.short_header == ("inferd/9, node a is lost: its relay was silent",)
 
 
 def test_without_a_terminal_it_writes_one_frame_as_tables() -> None:

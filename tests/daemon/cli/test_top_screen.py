@@ -36,7 +36,7 @@ from tests.echo import echo_model
 from tests.ipc.fake_server import Answer, Exchange, FakeServer, fake_server
 from tests.raw import RawClient
 
-from .top_samples import model, sample, session, task
+from .top_samples import FLEET, model, sample, session, task
 
 CONFIG = "[daemon]\nquantum-tokens = 100000\n" + echo_model("slow", slots=1, step_ms=10)
 LONG = "so long a text " * 100
@@ -77,6 +77,11 @@ async def until(pilot: Pilot[None], holds: Callable[[], object]) -> None:
 
 def table(app: Top, panel: Panel) -> Table:
     return app.query_one(f"#{panel.title}", Table)
+
+
+def selected(app: Top) -> str | None:
+    row = table(app, TASKS).selected
+    return None if row is None else row.key
 
 
 def states(app: Top) -> list[str]:
@@ -132,11 +137,11 @@ async def test_p_parks_the_selected_task_where_another_waits(daemon: RunningDaem
             await until(pilot, lambda: "no other task waits for its slot" in shown(app))
             client.start_request("chat", context=client.context("slow"), prompt=LONG)
             await until(pilot, lambda: len(states(app)) == 2)
-            first = table(app, TASKS).selected
+            first = selected(app)
             await pilot.press("p")
             await until(pilot, lambda: states(app) == ["running", "parked"])
             await until(pilot, lambda: "is parked" in shown(app))
-            assert table(app, TASKS).selected == first, "the selection stays with its task"
+            assert selected(app) == first, "the selection stays with its task"
 
 
 @pytest.mark.asyncio
@@ -248,15 +253,34 @@ async def test_the_selection_follows_its_row_and_moves_to_the_next_when_that_end
         tasks = [task(n) for n in range(1, 4)]
         app.show_frame(frame_of(None, sample(tasks=tasks)))
         await pilot.press("down")
-        assert table(app, TASKS).selected == "102"
+        assert selected(app) == "102"
         app.show_frame(frame_of(None, sample(tasks=tasks[::-1])))
-        assert table(app, TASKS).selected == "102"
+        assert selected(app) == "102"
         await pilot.press("down")
-        assert table(app, TASKS).selected == "101"
+        assert selected(app) == "101"
         app.show_frame(frame_of(None, sample(tasks=tasks[1:])))
-        assert table(app, TASKS).selected == "103", "the last one there is"
+        assert selected(app) == "103", "the last one there is"
         app.show_frame(frame_of(None, sample(tasks=[])))
-        assert table(app, TASKS).selected is None
+        assert selected(app) is None
+
+
+@pytest.mark.asyncio
+async def test_models_of_a_fleet_are_selected_by_their_node_and_unloaded_on_all() -> None:
+    app = Top(Path("/nonexistent/inferd.sock"), 60.0, all_users=False)
+    async with app.run_test(size=SIZE) as pilot:
+        frame = frame_of(None, sample(models=[model(node="a"), model(node="b")], stats=FLEET))
+        app.show_frame(frame)
+        models = table(app, MODELS)
+        models.focus()
+        await pilot.press("down")
+        app.show_frame(frame)
+        assert models.selected is not None and models.selected.node == "b"
+        assert "NODE" in shown(app)
+        await pilot.press("u")
+        await until(pilot, lambda: "Unload m on all nodes?" in shown(app))
+        await pilot.press("n")
+        app.show_frame(frame_of(None, sample(models=[model()])))
+        await until(pilot, lambda: "NODE" not in shown(app))
 
 
 @pytest.mark.asyncio

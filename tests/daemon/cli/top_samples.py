@@ -6,7 +6,10 @@ from typing import Any
 
 from inferd.daemon.cli.monitoring.top.view import Sample
 
-__all__ = ("model", "sample", "session", "task")
+__all__ = ("FLEET", "model", "sample", "session", "task")
+
+FLEET: dict[str, Any] = {"nodes": {"a": {}, "b": {}}}
+"""Statistics of a fleet, beside those that a daemon has, too."""
 
 
 def model(name: str = "m", state: str = "ready", **more: Any) -> dict[str, Any]:

@@ -257,6 +257,12 @@ def test_commands_show_all_nodes_and_one(client: Client, fleet: RunningFleet) ->
         assert len(shown(fleet, "models")) == 5
         assert [line.split()[0] for line in shown(fleet, "models", "--node", "b")[1:]] == ["b", "b"]
         assert any("shown" in line for line in shown(fleet, "sessions"))
+        top = shown(fleet, "top", "--once", "-n", "0.2")
+        assert any(line.split()[:3] == [running["node"], "-", "running"] for line in top)
+        assert {line.split()[0] for line in top if " ready " in line} == {"a", "b"}
+        [own] = [shown(fleet, "top", "-n", "0.2", "--node", node) for node in idle]
+        assert f", node {idle}, pid " in own[0] and "tasks     0 running" in own[2]
+        assert not any(line.split()[:1] == [running["node"]] for line in own)
         stream.close()
     client.delete_session(session_id="shown")
     nodes = shown(fleet, "fleet", "nodes")
@@ -265,6 +271,7 @@ def test_commands_show_all_nodes_and_one(client: Client, fleet: RunningFleet) ->
     ]
     assert any(line.startswith("slow") for line in shown(fleet, "stats", "--node", "a"))
     assert shown(fleet, "status")[0].startswith("inferd/")
-    with inferd_process("ps", "--node", "c", socket=fleet.socket) as process:
-        _, errors = process.communicate()
-    assert process.returncode == 1 and b"the nodes are a, b" in errors
+    for command in ("ps", "stats", "top"):
+        with inferd_process(command, "--node", "c", socket=fleet.socket) as process:
+            _, errors = process.communicate()
+        assert process.returncode == 1 and b"the nodes are a, b" in errors

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...client import client_of, socket_of
+from ...client import socket_of
 from ...commands import optional_import
+from ...nodes import Node, check_node
+from ...one_shot import OneShotClient
 from ...options import AllUsers, JsonOutput, SocketPath
 from ...output import table, write, write_json
 
@@ -31,6 +33,7 @@ def top(
         typer.Option("--interval", "-n", metavar="SECONDS", min=0.1, max=3600, help=INTERVAL_HELP),
     ] = 1.0,
     all_users: AllUsers = False,
+    node: Node = None,
     once: Annotated[
         bool, typer.Option("--once", "-b", help="Print one frame as plain tables.")
     ] = False,
@@ -44,16 +47,16 @@ def top(
     """
     path = socket_of(socket)
     if once or as_json or not _on_terminal():
-        _write_once(path, interval, all_users, as_json)
+        _write_once(path, interval, node, all_users, as_json)
         return
     otherwise = "; `inferd top --once` needs no textual"
     with optional_import("the screen of inferd top needs textual", "top", otherwise):
         from .screen import Top
     if not os.environ.get("NO_COLOR"):
         os.environ.pop("NO_COLOR", None)  # textual would take an empty value for a set one
-    with client_of(path):
-        pass  # fail now if there is no daemon; later the screen reconnects
-    screen = Top(path, interval, all_users=all_users)
+    with OneShotClient(path) as client:  # fail now if there is no daemon, or no such node
+        check_node(client, node)
+    screen = Top(path, interval, node, all_users=all_users)
     screen.run()
     raise typer.Exit(screen.return_code or 0)
 
@@ -65,12 +68,14 @@ def _on_terminal() -> bool:
     )
 
 
-def _write_once(path: Path, interval: float, all_users: bool, as_json: bool) -> None:
+def _write_once(
+    path: Path, interval: float, node: str | None, all_users: bool, as_json: bool
+) -> None:
     import anyio
 
     from .source import first_frame
 
-    frame: Frame = anyio.run(partial(first_frame, path, interval, all_users=all_users))
+    frame: Frame = anyio.run(partial(first_frame, path, interval, node, all_users=all_users))
     if as_json:
         write_json(frame.document())
         return

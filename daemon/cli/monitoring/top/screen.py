@@ -65,30 +65,29 @@ class Table(DataTable[Text]):
         super().__init__(id=panel.title, cursor_type="row")
         self.panel = panel
         self.border_title = panel.title
-        self._shown: list[str] = []
         self._rows: list[Row] = []
         self._widths: dict[str, int] = {}
         """The columns on the screen."""
 
     def on_mount(self) -> None:
         """Show the heads."""
-        self.show_rows([])
+        self.show_rows(self.panel, [])
 
     def on_resize(self) -> None:
         """Show the columns that fit."""
-        self.show_rows(self._rows)
+        self.show_rows(self.panel, self._rows)
 
     @property
-    def selected(self) -> str | None:
-        """The key of the row under the cursor; None if there are no rows."""
-        if 0 <= self.cursor_row < len(self._shown):
-            return self._shown[self.cursor_row]
+    def selected(self) -> Row | None:
+        """The row under the cursor; None if there are no rows."""
+        if 0 <= self.cursor_row < len(self._rows):
+            return self._rows[self.cursor_row]
         return None
 
-    def show_rows(self, rows: list[Row]) -> None:
-        """Show *rows*, in the columns that fit."""
+    def show_rows(self, panel: Panel, rows: list[Row]) -> None:
+        """Show *rows*, in the columns of *panel* that fit."""
         selected, cursor_row = self.selected, self.cursor_row
-        self._rows, self._shown = rows, [row.key for row in rows]
+        self.panel, self._rows = panel, rows
         cells = [dict(zip(self.panel.heads, row.cells, strict=True)) for row in rows]
         texts = [{head: self._cell(head, text) for head, text in row.items()} for row in cells]
         self._fit_columns(texts)
@@ -96,8 +95,8 @@ class Table(DataTable[Text]):
             self.add_row(*(row[head] for head in self._widths))
         if rows:
             nearest = min(cursor_row, len(rows) - 1)
-            index = self._shown.index(selected) if selected in self._shown else nearest
-            self.move_cursor(row=index)
+            same = (n for n, row in enumerate(rows) if selected is not None and row.is_of(selected))
+            self.move_cursor(row=next(same, nearest))
         self.border_title = f"{self.panel.title} ({len(rows)})"
 
     def _fit_columns(self, texts: list[dict[str, Text]]) -> None:
@@ -168,10 +167,11 @@ class Top(App[None]):
         Binding("ctrl+c", "interrupt", show=False, priority=True),
     ]
 
-    def __init__(self, path: Path, interval_s: float, *, all_users: bool):
+    def __init__(self, path: Path, interval_s: float, node: str | None = None, *, all_users: bool):
         # With colors of its own, textual turns NO_COLOR into greys. The terminal's become none.
         super().__init__(ansi_color=True if os.environ.get("NO_COLOR") else None)
         self.socket_path, self.interval_s, self.all_users = path, interval_s, all_users
+        self._node = node
         self.daemon_client: AsyncClient | None = None
         """The connected client; None while there is no daemon."""
         self.frame: Frame | None = None
@@ -220,20 +220,20 @@ class Top(App[None]):
 
     async def _take_sample(self, client: AsyncClient) -> Sample:
         try:
-            return await take_sample(client, all_users=self.all_users)
+            return await take_sample(client, self._node, all_users=self.all_users)
         except PermissionDenied as exc:
             if not self.all_users:
                 raise
             self.all_users = False
             self.show_message(f"{exc.message}; showing only yours", error=True)
-            return await take_sample(client, all_users=False)
+            return await take_sample(client, self._node, all_users=False)
 
     def show_frame(self, frame: Frame) -> None:
         """Show a frame."""
         self.frame = frame
         self._show_header(frame)
         for panel, rows in frame.tables():
-            self._tables[panel.title].show_rows(rows)
+            self._tables[panel.title].show_rows(panel, rows)
         if self._lost:
             self._lost = False
             self.show_message(f"reconnected to {frame.sample.software}")
@@ -253,24 +253,26 @@ class Top(App[None]):
 
     def action_cancel_task(self) -> None:
         """Cancel the selected task."""
-        self._run_action(self._tables[TASKS.title].selected, _cancel)
+        self._run_on_task(_cancel)
 
     def action_park_task(self) -> None:
         """Park the selected task."""
-        self._run_action(self._tables[TASKS.title].selected, _park)
+        self._run_on_task(_park)
 
     def action_unload_model(self) -> None:
         """Unload the selected model after a confirmation."""
-        name = self._tables[MODELS.title].selected
-        if name is None:
+        row = self._tables[MODELS.title].selected
+        if row is None:
             self.show_message("there is no model to unload", error=True)
             return
+        name = row.key
 
         def answer(key: str | None) -> None:
             if key in ("y", "f"):
                 self._run_action(name, partial(_unload, force=key == "f"))
 
-        page = TextDialog(UNLOAD_QUESTION.format(name), ("y", "f", "n", "escape"))
+        what = name if row.node is None else f"{name} on all nodes"
+        page = TextDialog(UNLOAD_QUESTION.format(what), ("y", "f", "n", "escape"))
         self.push_screen(page, answer)
 
     def action_explain(self) -> None:
@@ -281,11 +283,16 @@ class Top(App[None]):
         """Exit with the status of an interrupt."""
         self.exit(return_code=EXIT_INTERRUPTED)
 
-    def _run_action(self, key: str | None, act: Act) -> None:
-        """Run *act* for *key*; only one action runs at a time."""
-        if key is None:
+    def _run_on_task(self, act: Act) -> None:
+        row = self._tables[TASKS.title].selected
+        if row is None:
             self.show_message("no task is selected", error=True)
-        elif self.daemon_client is None:
+        else:
+            self._run_action(row.key, act)
+
+    def _run_action(self, key: str, act: Act) -> None:
+        """Run *act* for *key*; only one action runs at a time."""
+        if self.daemon_client is None:
             self.show_message("not connected to the daemon", error=True)
         elif self._acting:
             self.show_message("the daemon has not answered the previous command yet")

@@ -9,6 +9,7 @@ import anyio
 
 from .....ipc.client import AsyncClient
 from ...client import SOFTWARE
+from ...nodes import on_nodes, stats_on
 from .view import Frame, Sample, frame_of
 
 CALL_S_MAX = 10.0
@@ -20,23 +21,30 @@ def client_for(path: Path) -> AsyncClient:
     return AsyncClient(path, timeout=CALL_S_MAX, software=SOFTWARE)
 
 
-async def take_sample(client: AsyncClient, *, all_users: bool) -> Sample:
-    """Return the daemon's state."""
-    stats = await client.stats()
+async def take_sample(client: AsyncClient, node: str | None, *, all_users: bool) -> Sample:
+    """Return the daemon's state, or that of a node of a fleet.
+
+    :raises NotFound: there is no such node.
+    """
+    stats = stats_on(await client.stats(), node)
     at = time.monotonic()
     return Sample(
         at=at,
         software=client.server.software,
         stats=stats,
-        models=await client.models(),
-        tasks=await client.queue(all_users=all_users),
-        sessions=await client.sessions(all_users=all_users),
+        models=on_nodes(await client.models(), node),
+        tasks=on_nodes(await client.queue(all_users=all_users), node),
+        sessions=on_nodes(await client.sessions(all_users=all_users), node),
+        node=node,
     )
 
 
-async def first_frame(path: Path, interval_s: float, *, all_users: bool) -> Frame:
-    """Return one frame with the rates over *interval_s*."""
+async def first_frame(path: Path, interval_s: float, node: str | None, *, all_users: bool) -> Frame:
+    """Return one frame with the rates over *interval_s*.
+
+    :raises NotFound: there is no such node.
+    """
     async with client_for(path) as client:
-        before = await take_sample(client, all_users=all_users)
+        before = await take_sample(client, node, all_users=all_users)
         await anyio.sleep(interval_s)
-        return frame_of(before, await take_sample(client, all_users=all_users))
+        return frame_of(before, await take_sample(client, node, all_users=all_users))

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from .....ipc.client import ModelInfo
 from ....residency.sizes import size_text
+from ...nodes import name_on_node
 from ...output import time_text
 from ..stats import MetricSums
 from ..status_commands import user_text
@@ -15,6 +15,7 @@ from ..status_commands import user_text
 TASKS_LINE = (
     "tasks     {running} running, {waiting} waiting, {parked} parked, {refused} refused so far"
 )
+NODE = "NODE"
 RISEN = "+"
 """Suffix of a priority above which the task has risen by waiting."""
 JsonMap = dict[str, Any]
@@ -27,18 +28,22 @@ class Sample:
     at: float
     software: str
     stats: JsonMap
-    models: list[ModelInfo]
+    models: list[JsonMap]
     tasks: list[JsonMap]
     sessions: list[JsonMap]
+    node: str | None = None
+    """The node of a fleet that it is of; None: all of them, or a single machine."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Tokens per second: of prompts and answers by model, and of each task by its number."""
+    """Tokens per second: of prompts and answers by model, and of each task by its number. In a
+    fleet `@NODE` follows these.
+    """
 
     prompt: dict[str, float] = field(default_factory=dict)
     answer: dict[str, float] = field(default_factory=dict)
-    tasks: dict[int, float] = field(default_factory=dict)
+    tasks: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def between(cls, before: Sample | None, now: Sample) -> Rates:
@@ -47,26 +52,33 @@ class Rates:
             return cls()
         if (seconds := now.at - before.at) <= 0:
             return cls()
-        earlier = {task["task"]: task for task in before.tasks if task["task"] is not None}
+        earlier, tasks = _tasks_by_key(before), _tasks_by_key(now)
         (prompt, answer), (prompt_now, answer_now) = _token_counts(before), _token_counts(now)
         return cls(
             prompt=_rates_of(prompt, prompt_now, seconds),
             answer=_rates_of(answer, answer_now, seconds),
             tasks={
-                task["task"]: max(0.0, _growth(earlier[task["task"]], task)) / seconds
-                for task in now.tasks
-                if task["task"] in earlier
+                key: max(0.0, _growth(earlier[key], task)) / seconds
+                for key, task in tasks.items()
+                if key in earlier
             },
         )
+
+
+def _tasks_by_key(sample: Sample) -> dict[str, JsonMap]:
+    return {_task_key(task): task for task in sample.tasks if task["task"] is not None}
+
+
+def _task_key(task: JsonMap) -> str:
+    return name_on_node(str(task["task"]), task.get("node"))
 
 
 def _token_counts(sample: Sample) -> tuple[dict[str, float], dict[str, float]]:
     """Return the computed prompt tokens and the answer tokens, by model."""
     sums = MetricSums(sample.stats)
-    cached = sums.by("prompt_tokens_cached", "model_name")
-    prompts = sums.by("prompt_tokens", "model_name")
+    cached, prompts = sums.by_model("prompt_tokens_cached"), sums.by_model("prompt_tokens")
     computed = {name: count - cached.get(name, 0) for name, count in prompts.items()}
-    return computed, sums.by("generation_tokens", "model_name")
+    return computed, sums.by_model("generation_tokens")
 
 
 def _rates_of(
@@ -87,6 +99,12 @@ class Row(NamedTuple):
 
     key: str
     cells: tuple[str, ...]
+    node: str | None = None
+    """The node of a fleet; its models may have the same names."""
+
+    def is_of(self, other: Row) -> bool:
+        """Return whether both are of the same model, task or session."""
+        return (self.key, self.node) == (other.key, other.node)
 
 
 class Panel(NamedTuple):
@@ -99,6 +117,15 @@ class Panel(NamedTuple):
     """All heads, the most important first: a narrow screen leaves the last ones out."""
     names: frozenset[str] = frozenset(("MODEL", "SESSION"))
     """The columns whose cells may be cut."""
+
+    def with_nodes(self) -> Panel:
+        """Return the table of a fleet: its first column is the node, which may be cut."""
+        first, *others = self.importance
+        return self._replace(
+            heads=(NODE, *self.heads),
+            importance=(first, NODE, *others),
+            names=self.names | {NODE},
+        )
 
 
 _OWNED_NAMES = frozenset(("MODEL", "SESSION", "USER"))  # a user's label may be long
@@ -138,8 +165,14 @@ class Frame:
     sample: Sample
 
     def tables(self) -> list[tuple[Panel, list[Row]]]:
-        """Return the tables from top to bottom."""
-        return [(MODELS, self.models), (TASKS, self.tasks), (SESSIONS, self.sessions)]
+        """Return the tables from top to bottom; those of a fleet have the column of nodes."""
+        tables = [(MODELS, self.models), (TASKS, self.tasks), (SESSIONS, self.sessions)]
+        if "nodes" not in self.sample.stats:
+            return tables
+        return [
+            (panel.with_nodes(), [r._replace(cells=(r.node or "-", *r.cells)) for r in rows])
+            for panel, rows in tables
+        ]
 
     def document(self) -> JsonMap:
         """Return the frame for JSON."""
@@ -165,11 +198,13 @@ def frame_of(before: Sample | None, now: Sample) -> Frame:
 
 def _header(now: Sample, sums: MetricSums, rates: Rates) -> tuple[str, ...]:
     stats = now.stats
+    if _is_lost(stats):
+        return _lost_header(now)
     draining = ", draining" if stats["draining"] else ""
     kv, bounds = sums.by("kv_bytes", "tier"), sums.by("kv_bytes_max", "tier")
     disk = f"{_bytes(kv, 'disk')} of {_bytes(bounds, 'disk')}"
     return (
-        f"{now.software}, pid {stats['pid']}, up for {time_text(stats['uptime_s'])}{draining}",
+        f"{_title(now)}, pid {stats['pid']}, up for {time_text(stats['uptime_s'])}{draining}",
         f"tokens/s  {_sum_text(rates.prompt)} prompt, {_sum_text(rates.answer)} answer",
         TASKS_LINE.format(**stats),
         _sessions_line(stats),
@@ -180,6 +215,18 @@ def _header(now: Sample, sums: MetricSums, rates: Rates) -> tuple[str, ...]:
     )
 
 
+def _title(now: Sample) -> str:
+    return now.software if now.node is None else f"{now.software}, node {now.node}"
+
+
+def _is_lost(stats: JsonMap) -> bool:
+    return not stats.get("reachable", True)
+
+
+def _lost_header(now: Sample) -> tuple[str, ...]:
+    return (f"{_title(now)} is lost: {now.stats['cause']}",)
+
+
 def _sessions_line(stats: JsonMap) -> str:
     line = "sessions  {sessions} of {sessions_max}, {sessions_dormant} dormant"
     if stats["sessions_waiting"]:
@@ -188,9 +235,11 @@ def _sessions_line(stats: JsonMap) -> str:
 
 
 def _short_header(now: Sample, rates: Rates) -> tuple[str, ...]:
+    if _is_lost(now.stats):
+        return _lost_header(now)
     draining = ", draining" if now.stats["draining"] else ""
     return (
-        f"{now.software}, up for {time_text(now.stats['uptime_s'])}{draining}",
+        f"{_title(now)}, up for {time_text(now.stats['uptime_s'])}{draining}",
         "{running} running, {waiting} waiting, {parked} parked".format(**now.stats),
         f"{_sum_text(rates.prompt)} prompt, {_sum_text(rates.answer)} answer tokens/s",
     )
@@ -210,10 +259,11 @@ def _rate_text(rate: float | None) -> str:
     return f"{rate:.1f}" if 0 < rate < 10 else f"{rate:.0f}"
 
 
-def _model_row(model: ModelInfo, sums: MetricSums, rates: Rates) -> Row:
-    name, info = model["name"], model["info"] or {}
-    kv = sums.by("kv_bytes", "tier", model_name=name)
-    used = sums.total("num_requests_running", model_name=name)
+def _model_row(model: JsonMap, sums: MetricSums, rates: Rates) -> Row:
+    name, node, info = model["name"], model.get("node"), model["info"] or {}
+    labels = {"model_name": name} | ({} if node is None else {"node": node})
+    kv = sums.by("kv_bytes", "tier", **labels)
+    used = sums.total("num_requests_running", **labels)
     state = model["state"]
     cells = (
         name,
@@ -221,10 +271,12 @@ def _model_row(model: ModelInfo, sums: MetricSums, rates: Rates) -> Row:
         size_text(model["size_bytes"]) if model["size_bytes"] else "-",
     )
     if not info:
-        return Row(name, cells + ("-",) * (len(MODELS.heads) - len(cells)))
-    rates_of_model = (_rate_text(rates.prompt.get(name)), _rate_text(rates.answer.get(name)))
+        return Row(name, cells + ("-",) * (len(MODELS.heads) - len(cells)), node)
+    key = name_on_node(name, node)
+    rates_of_model = (_rate_text(rates.prompt.get(key)), _rate_text(rates.answer.get(key)))
     kv_cells = (_bytes(kv, "slots"), _bytes(kv, "memory"))
-    return Row(name, (*cells, f"{used:.0f}/{info['slots']}", *rates_of_model, *kv_cells))
+    used_slots = f"{used:.0f}/{info['slots']}"
+    return Row(name, (*cells, used_slots, *rates_of_model, *kv_cells), node)
 
 
 def owner_text(entry: JsonMap) -> str:
@@ -242,12 +294,12 @@ def _task_row(task: JsonMap, rates: Rates) -> Row:
         task["model"],
         str(task["prompt_tokens"]),
         str(task["output_tokens"]),
-        _rate_text(rates.tasks.get(task["task"])) if task["state"] == "running" else "-",
+        _rate_text(rates.tasks.get(_task_key(task))) if task["state"] == "running" else "-",
         time_text(task["age_s"]),
         owner_text(task),
         task["session_id"] or str(task["context"]),
     )
-    return Row(str(task["context"]), cells)
+    return Row(str(task["context"]), cells, task.get("node"))
 
 
 def _session_row(session: JsonMap) -> Row:
@@ -261,4 +313,4 @@ def _session_row(session: JsonMap) -> Row:
         owner_text(session),
         session["session_id"] or str(session["context"]),
     )
-    return Row(str(session["context"]), cells)
+    return Row(str(session["context"]), cells, session.get("node"))

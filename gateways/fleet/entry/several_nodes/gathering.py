@@ -64,8 +64,9 @@ async def call_all(client: FleetClient, request: ClientRequest, params: Fields) 
         raise _first(errors)
     merged = merge_results(request.call, results, client.contexts.map_listed)
     if request.call == "stats":
+        counts = merged["stats"]["nodes"]
         merged["stats"] |= {
-            "nodes": nodes.describe(),
+            "nodes": {name: one | counts.get(name, {}) for name, one in nodes.describe().items()},
             "pid": os.getpid(),
             "instance": client.fleet.incarnations.starts,
         }

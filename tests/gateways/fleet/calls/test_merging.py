@@ -61,7 +61,7 @@ def statistics(**values: Any) -> dict[str, Any]:
     return {
         "stats": {
             **dict.fromkeys(counts.split(), 1),
-            "uptime_s": 1.0,
+            **{"uptime_s": 1.0, "instance": 3, "pid": 42},
             "draining": False,
             "models": {"m": {"steps": 1}},
             "components": [{"component": "journal", "up": True}],
@@ -86,6 +86,7 @@ def test_statistics_are_sums_and_samples_have_their_node() -> None:
     ]  # fmt: skip
     assert [c["node"] for c in merged["components"]] == ["a", "b"]
     assert merged["pending_restart"] == ["cores", "socket"]
+    assert [(n["running"], n["uptime_s"]) for n in merged["nodes"].values()] == [(1, 5.0), (7, 1.0)]
 
 
 @pytest.mark.parametrize("call", ["delete_session", "delete_state"])
