@@ -80,16 +80,16 @@ class OwnTurns:
         """
         sampled_after = now - self._age_s_max
         self._forget_ended(sampled_after)
-        certain, possible = Counter[TurnKind](), Counter[TurnKind]()
-        for began, kind in self._running.values():
-            (certain if began <= sampled_after else possible)[kind] += 1
-        possible.update(kind for _, kind in self._ended)
-        surplus = _turns_by_model(load) - _by_model(certain)
-        for kind, count in possible.items():
-            found = min(count, surplus[kind.model])
-            certain[kind] += found
-            surplus[kind.model] -= found
-        self._reported = certain
+        certain = Counter(kind for at, kind in self._running.values() if at <= sampled_after)
+        surplus = _turns_by_model(load) - Counter(kind.model for kind in certain.elements())
+        begun = [
+            kind
+            for at, kind in self._running.values()
+            if at > sampled_after and _take(surplus, kind.model)
+        ]
+        # Later reports lack the others, too.
+        self._ended = deque(turn for turn in self._ended if _take(surplus, turn[1].model))
+        self._reported = certain + Counter(begun) + Counter(kind for _, kind in self._ended)
 
     def since_report(self, now: float) -> dict[str, ByClass]:
         """Return by model how many turns the node has more than its report says, by class; fewer
@@ -115,8 +115,8 @@ def _turns_by_model(load: NodeLoad | None) -> Counter[str]:
     return Counter({name: sum(m.running) + sum(m.waiting) for name, m in models.items()})
 
 
-def _by_model(turns: Counter[TurnKind]) -> Counter[str]:
-    found = Counter[str]()
-    for kind, count in turns.items():
-        found[kind.model] += count
+def _take(counts: Counter[str], model: str) -> bool:
+    """Take one from a model's count, if there is one."""
+    found = counts[model] > 0
+    counts[model] -= found
     return found

@@ -66,7 +66,7 @@ async def call_all(client: FleetClient, request: ClientRequest, params: Fields) 
     if request.call == "stats":
         counts = merged["stats"]["nodes"]
         merged["stats"] |= {
-            "nodes": {name: one | counts.get(name, {}) for name, one in nodes.describe().items()},
+            "nodes": {name: counts.get(name, {}) | one for name, one in nodes.describe().items()},
             "pid": os.getpid(),
             "instance": client.fleet.incarnations.starts,
         }

@@ -28,7 +28,7 @@ def test_a_turn_counts_until_a_report_has_it_and_its_end_until_the_next_one() ->
     turns.end_turn("one", 1.3)
     assert turns.since_report(1.3)["m"] == (0, -1, 0, 0)
     turns.note_report(report(running=0), 1.4)
-    assert turns.since_report(1.4)["m"] == (0, 0, 0, 0)
+    assert turns.since_report(1.4) == {}
 
 
 def test_a_report_that_was_under_way_when_a_turn_began_or_ended_is_read_by_its_counts() -> None:
@@ -39,6 +39,9 @@ def test_a_report_that_was_under_way_when_a_turn_began_or_ended_is_read_by_its_c
     turns.end_turn("one", 2.0)
     turns.note_report(report(running=1, other=3), 2.0 + AGE_S_MAX / 2)
     assert turns.since_report(2.1)["m"] == (0, -1, 0, 0), "so is one that has ended since"
+    turns.note_report(report(running=0), 2.0 + 0.6 * AGE_S_MAX)
+    turns.note_report(report(running=1), 2.0 + 0.7 * AGE_S_MAX)
+    assert turns.since_report(2.2) == {}, "a later turn is another entry's"
     turns.begin_turn("two", NORMAL, 3.0)
     turns.note_report(report(running=3), 3.0 + 2 * AGE_S_MAX)
     assert turns.since_report(3.5)["m"] == (0, 0, 0, 0), "the others are another entry's"
