@@ -49,7 +49,9 @@ OTHERS = {
     "gateway": ("anyio._backends._asyncio", "encodings.idna", "uvicorn.loops.uvloop"),
 }
 """What it imports of other packages at its start, if that is installed."""
-VARIABLES = frozenset(("INFERD_SOCKET", "NOTIFY_SOCKET", "PYTEST_CURRENT_TEST", "TERM"))
+VARIABLES = frozenset(
+    ("GGML_NO_BACKTRACE", "INFERD_SOCKET", "NOTIFY_SOCKET", "PYTEST_CURRENT_TEST", "TERM")
+)
 """Environment variables that may differ from the server's: nothing reads them while it imports."""
 UNUSUAL = (
     *("preexec_fn", "shell", "start_new_session", "process_group"),
