@@ -4,6 +4,8 @@ Imports are four fifths of the CPU time of a daemon's start. A fork server for e
 imports its modules once, and each process begins as a copy of it. From there on it is a process
 like any other: a child of the one that runs the tests, with descriptors and an environment of its
 own. Other commands, and those with another environment, are started as usual.
+
+Such a daemon forks its workers from itself, since its server has imported their modules, too.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import importlib
 import inspect
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -26,7 +29,7 @@ from contextlib import suppress
 from io import TextIOWrapper
 from typing import Any
 
-__all__ = ("ForkedProcess", "use_fork_servers")
+__all__ = ("ForkedProcess", "ForkedWorker", "use_fork_servers")
 
 MODULES = {
     "serve": ("daemon.cli.operations.serve", "daemon.app"),
@@ -43,6 +46,9 @@ MODULES = {
     "nnrpc": ("gateways.nnrpc.command", "gateways.nnrpc.server", "ipc.client"),
 }
 """By the first words of a command, what it imports of inferd."""
+WORKER = "scheduler.process.worker"
+WORKER_MODULES = (WORKER, "backends.echo", "backends.llama.model")
+"""What workers import of inferd."""
 OTHERS = {
     **dict.fromkeys(("serve", "nnrpc"), ("anyio._backends._asyncio", "uvloop")),
     **dict.fromkeys(("fleet node", "fleet serve"), ("anyio._backends._asyncio", "encodings.idna")),
@@ -93,6 +99,53 @@ class ForkedProcess(subprocess.Popen[bytes]):
         self.pid, self._child_created = pid, True
         ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         self._close_pipe_fds(*(given[name] for name in ends))  # type: ignore[attr-defined]
+
+
+class ForkedWorker(subprocess.Popen[bytes]):
+    """`subprocess.Popen` for workers in a daemon that was forked with their modules."""
+
+    environment: Mapping[str, str] = {}
+    """The environment in which the modules were imported."""
+
+    def _execute_child(self, *arguments: Any) -> None:
+        execute = super()._execute_child  # type: ignore[misc]
+        given = inspect.signature(execute).bind(*arguments).arguments
+        differing = {name for name, _ in self.environment.items() ^ given["env"].items()}
+        _, *options, _, _, _, _ = given["args"]
+        if options != ["-P", "-m", f"inferd.{WORKER}"] or not VARIABLES.issuperset(differing):
+            execute(*arguments)
+            return
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _run_worker(given)
+        self._child_created = True
+        ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(given[name] for name in ends))  # type: ignore[attr-defined]
+
+
+def _run_worker(given: Mapping[str, Any]) -> None:
+    """Run the worker in the new process, as a new interpreter would, and end it."""
+    status = 1
+    try:
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        standard = (given["p2cread"], given["c2pwrite"], given["errwrite"])
+        _place([*standard, *given["pass_fds"]], [0, 1, 2, *given["pass_fds"]])
+        os.environ.clear()
+        os.environ.update(given["env"])
+        sys.argv = [given["args"][0], *given["args"][4:]]
+        sys.modules[f"inferd.{WORKER}"].main()
+        status = 0
+    except SystemExit as exc:
+        status = exc.code if isinstance(exc.code, int) else 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
+        os._exit(status)
 
 
 def use_fork_servers() -> None:
@@ -170,6 +223,8 @@ def _serve(requests: socket.socket, kind: str) -> dict[str, Any]:
     for name in OTHERS.get(kind, ()):
         with suppress(ImportError):
             importlib.import_module(name)
+    if kind == "serve":
+        _prepare_workers()
     sys.modules.pop("rich", None)
     gc.collect()
     gc.freeze()
@@ -189,6 +244,20 @@ def _serve(requests: socket.socket, kind: str) -> dict[str, Any]:
         for descriptor in descriptors:
             os.close(descriptor)
         requests.send(str(pid).encode())
+
+
+def _prepare_workers() -> None:
+    """Import what workers do, in their environment, and have daemons fork them."""
+    from inferd.daemon.workers import spawner, worker_process
+
+    own = dict(os.environ)
+    os.environ.update(worker_process._environment())
+    ForkedWorker.environment = dict(os.environ)
+    for name in WORKER_MODULES:
+        importlib.import_module(f"inferd.{name}")
+    os.environ.clear()
+    os.environ.update(own)
+    spawner.Spawner._popen = ForkedWorker
 
 
 def _fork_sibling() -> int:

@@ -55,6 +55,25 @@ def test_a_daemon_is_a_child_of_the_tests_and_has_no_other_descriptors() -> None
     assert daemon.process is not None and daemon.process.returncode == 0
 
 
+def test_a_worker_is_a_child_of_its_daemon_and_has_no_other_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = []
+    for start in (ForkedProcess, subprocess.Popen):
+        monkeypatch.setattr(RunningDaemon, "_start_process", start)
+        with running_daemon() as daemon, Client(daemon.socket) as client:
+            with client.session("echo") as session:
+                assert session.chat("hello") == "hello"
+            [worker] = psutil.Process(daemon.pid).children()
+            assert is_forked(worker.pid) == (start is ForkedProcess)
+            files = [os.readlink(path) for path in Path(f"/proc/{worker.pid}/fd").iterdir()]
+            found.append(sorted(file.split(":")[0] for file in files))
+            client.unload_model("echo")
+            worker.wait(10)
+            assert "worker.died" not in daemon.log
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize(
     ("code", "status", "errors"),
     [

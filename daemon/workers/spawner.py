@@ -69,6 +69,8 @@ class SpawnedProcess:
 class Spawner:
     """Starts processes, one at a time."""
 
+    _popen: type[subprocess.Popen[bytes]] = subprocess.Popen
+
     def __init__(self) -> None:
         self._lock = anyio.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -148,7 +150,7 @@ class Spawner:
             if flags & socket.MSG_CTRUNC:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             stderr, *passed = descriptors
-            return subprocess.Popen(
+            return self._popen(
                 self._command(passed),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
