@@ -26,7 +26,10 @@ SLOTS = {"a": 8, "b": 2, "c": 2}
 """The part of each user is six slots: of node a, Bob gets six, and Ada two."""
 TEXT = "sixty tokens, read in one step, written in sixty further ones"
 STEP_MS = 4
-MEASURED_TOKENS = 6000
+MEASURED_TOKENS, MEASURED_TOKENS_MAX = 6000, 24_000
+"""The least and the most tokens over which the shares are compared: two seconds on idle cores. On
+busy ones each node's turns begin and end less evenly. The promise is for 60 seconds.
+"""
 SETTLED_TOKENS = 1500
 """Tokens after which a change of the fleet must no longer show in the shares."""
 POLL_S = 0.05
@@ -136,9 +139,11 @@ def measure(fleet: RunningFleet, nodes: str, tokens: int) -> Counter[str]:
 
 def check_shares(fleet: RunningFleet, nodes: str = "abc") -> None:
     measure(fleet, nodes, SETTLED_TOKENS)
-    computed = measure(fleet, nodes, MEASURED_TOKENS)
-    hers, his = computed[f"@{ADA}"], computed[f"@{BOB}"]
-    assert abs(hers / his - 1) <= 0.1, f"{hers / his:.3f} by {computed}"
+    computed, ratio = Counter[str](), 0.0
+    while abs(ratio - 1) > 0.1:
+        assert computed.total() < MEASURED_TOKENS_MAX, f"{ratio:.3f} by {computed}"
+        computed += measure(fleet, nodes, MEASURED_TOKENS)
+        ratio = computed[f"@{ADA}"] / computed[f"@{BOB}"]
 
 
 def test_a_user_on_three_nodes_gets_as_much_as_one_on_one_node(fleet: RunningFleet) -> None:
