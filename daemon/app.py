@@ -19,7 +19,7 @@ from ..backends.errors import InferdError, ShuttingDown
 from ..backends.heap import return_large_blocks
 from ..ipc.http.listener import HttpListener
 from ..ipc.messages import Kind
-from ..ipc.server.blocking_thread import allow_interrupts
+from ..ipc.server.descriptors.blocking_thread import allow_interrupts
 from ..ipc.server.listener import InheritedListener, UnixListener, inherited_listener
 from .calls import ALL_CALLS, IMMEDIATE_CALLS
 from .components import Components

@@ -13,19 +13,17 @@ import msgspec
 
 from . import (
     contexts,
-    copies,
     fair_share,
     graphs,
-    model_transfers,
     models,
     monitoring,
-    moving,
     session_operations,
     states,
     texts,
     turns,
 )
 from .base import Empty, Map
+from .transfers import copies, model_transfers, moving
 
 
 class Call(msgspec.Struct, frozen=True):

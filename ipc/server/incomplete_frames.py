@@ -6,8 +6,8 @@ import asyncio
 from typing import Protocol
 
 from ...backends.errors import ProtocolError
+from .fairness.shares import SharedLimit
 from .server_connection import Pause
-from .shares import SharedLimit
 
 INCOMPLETE_BYTES_MAX = 64 << 20
 """Bytes of all incomplete frames. A user has at most as many as are free: half of them."""

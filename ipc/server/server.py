@@ -19,16 +19,16 @@ from ...wire.frames import FrameReader
 from ..messages import CancelParams, ClientHello, Kind, ServerHello
 from ..peer import peer_of
 from .acceptor import Acceptor
-from .client_descriptors import ClientDescriptors
 from .connection_places import Places
 from .decoding import decode_integer, decode_request, open_frame, pack_error, pack_reply, read_hello
-from .fair_starts import FairStarts
+from .descriptors.client_descriptors import ClientDescriptors
+from .fairness.fair_starts import FairStarts
+from .fairness.loop_time import LoopTime
+from .fairness.shares import SharedLimit
 from .incomplete_frames import ArrivalTimer, IncompleteFrames
-from .loop_time import LoopTime
 from .outbox import OUTBOXES_BYTES_MAX
 from .request import Request
 from .server_connection import ServerConnection
-from .shares import SharedLimit
 
 HELLO_TIMEOUT_S = 10.0
 

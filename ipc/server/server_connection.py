@@ -17,12 +17,12 @@ from ...scheduler.owner import Owner
 from ...wire.frames import READ_BYTES, pack_frame
 from ...wire.reading import SocketReading
 from ..peer import Peer
-from .client_descriptors import UserDescriptors
-from .closing import SCM_MAX_FD
-from .loop_time import CHECK_S, LoopTime
+from .descriptors.client_descriptors import UserDescriptors
+from .descriptors.closing import SCM_MAX_FD
+from .descriptors.unclaimed_descriptors import UnclaimedDescriptors
+from .fairness.loop_time import CHECK_S, LoopTime
+from .fairness.shares import SharedLimit
 from .outbox import Outbox, OutboxListener
-from .shares import SharedLimit
-from .unclaimed_descriptors import UnclaimedDescriptors
 
 CALLS_DESCRIPTORS_MAX = 64
 """Descriptors of a connection's calls that have not ended."""

@@ -24,12 +24,12 @@ from ....ipc.messages import PROTOCOL_VERSION, ClientHello, Kind
 from ....ipc.names import check_label, check_user_name
 from ....ipc.peer import peer_of
 from ....ipc.server.acceptor import Acceptor
-from ....ipc.server.client_descriptors import ClientDescriptors
 from ....ipc.server.connection_places import Places
+from ....ipc.server.descriptors.client_descriptors import ClientDescriptors
+from ....ipc.server.fairness.loop_time import LoopTime
+from ....ipc.server.fairness.shares import SharedLimit
 from ....ipc.server.listener import UnixListener
-from ....ipc.server.loop_time import LoopTime
 from ....ipc.server.outbox import OUTBOXES_BYTES_MAX
-from ....ipc.server.shares import SharedLimit
 from ....wire.frames import pack_frame
 from ..calls.frames import Fields, open_message
 from ..copies.copies import Copies

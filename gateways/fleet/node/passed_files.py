@@ -18,7 +18,7 @@ import anyio
 import anyio.abc
 
 from ....backends.errors import InvalidArgument
-from ....ipc.server.blocking_thread import BlockingThread
+from ....ipc.server.descriptors.blocking_thread import BlockingThread
 from ....ipc.server.listener import UnixListener
 from ..link import HANDSHAKE_S_MAX, RECEIVED, REFUSED, TOKEN_BYTES
 

@@ -14,7 +14,7 @@ import pytest
 
 from inferd.backends.errors import BackendError, InferdError, NotFound
 from inferd.ipc import messages as w
-from inferd.ipc.server.fair_starts import STARTS_MAX
+from inferd.ipc.server.fairness.fair_starts import STARTS_MAX
 from inferd.ipc.server.request import Request
 from inferd.ipc.server.server import Server
 from inferd.ipc.server.server_connection import ServerConnection

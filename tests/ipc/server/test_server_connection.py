@@ -15,8 +15,9 @@ from inferd.backends.errors import ProtocolError
 from inferd.ipc.messages import CREDIT_MAX
 from inferd.ipc.peer import peer_of
 from inferd.ipc.server import outbox
-from inferd.ipc.server.client_descriptors import ClientDescriptors
-from inferd.ipc.server.loop_time import LoopTime
+from inferd.ipc.server.descriptors.client_descriptors import ClientDescriptors
+from inferd.ipc.server.fairness.loop_time import LoopTime
+from inferd.ipc.server.fairness.shares import SharedLimit
 from inferd.ipc.server.outbox import OUTBOXES_BYTES_MAX
 from inferd.ipc.server.request import Request
 from inferd.ipc.server.server_connection import (
@@ -25,7 +26,6 @@ from inferd.ipc.server.server_connection import (
     Pause,
     ServerConnection,
 )
-from inferd.ipc.server.shares import SharedLimit
 from inferd.wire.frames import READ_BYTES
 
 pytestmark = pytest.mark.asyncio

@@ -12,10 +12,10 @@ from contextlib import suppress
 from .....backends.errors import InferdError
 from .....ipc.messages import Kind
 from .....ipc.peer import Peer
-from .....ipc.server.client_descriptors import UserDescriptors
-from .....ipc.server.closing import SCM_MAX_FD
+from .....ipc.server.descriptors.client_descriptors import UserDescriptors
+from .....ipc.server.descriptors.closing import SCM_MAX_FD
+from .....ipc.server.fairness.shares import SharedLimit
 from .....ipc.server.outbox import Outbox, OutboxListener
-from .....ipc.server.shares import SharedLimit
 from .....wire.frames import FrameReader, pack_frame
 from .passed_descriptors import PassedDescriptors
 

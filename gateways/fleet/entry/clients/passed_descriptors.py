@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .....backends.errors import Busy, TooLarge
-from .....ipc.server.client_descriptors import UserDescriptors
-from .....ipc.server.shares import SharedLimit
-from .....ipc.server.unclaimed_descriptors import UnclaimedDescriptors, read_tensor, tensor_size
+from .....ipc.server.descriptors.client_descriptors import UserDescriptors
+from .....ipc.server.descriptors.unclaimed_descriptors import (
+    UnclaimedDescriptors,
+    read_tensor,
+    tensor_size,
+)
+from .....ipc.server.fairness.shares import SharedLimit
 from .....wire.frames import pack_frame
 from ...link import CONTENTS_BYTES_MAX, PART_BYTES, ContentKind
 from .upstream import Upstream

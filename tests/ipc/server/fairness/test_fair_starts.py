@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from inferd.ipc.server.fair_starts import STARTS_MAX, FairStarts
-from inferd.ipc.server.loop_time import LoopTime
+from inferd.ipc.server.fairness.fair_starts import STARTS_MAX, FairStarts
+from inferd.ipc.server.fairness.loop_time import LoopTime
 
 pytestmark = pytest.mark.asyncio
 ADA, BOB, EVE = 1, 2, 3

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from .base import Map
+from ..base import Map
 
 PART_BYTES = 512 << 10
 """Bytes of an exported session in one reply, and in one request."""

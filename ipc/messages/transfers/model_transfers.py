@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from .base import Map
+from ..base import Map
 from .moving import Offset, TransferId
 
 Sha256 = Annotated[str, msgspec.Meta(pattern="^([0-9a-fA-F]{64})?\\Z")]

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 import anyio
 
-from ...backends.errors import Busy, Timeout
+from ....backends.errors import Busy, Timeout
 from .blocking_thread import BlockingThread
 from .closing import SCM_MAX_FD, close_descriptor, close_unread_descriptors
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Map
+from ..base import Map
 from .moving import Offset, TransferId
 
 

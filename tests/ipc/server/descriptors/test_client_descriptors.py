@@ -12,8 +12,8 @@ import pytest
 
 from inferd.backends.errors import Busy, InvalidArgument, Timeout
 from inferd.ipc.server import client_descriptors
-from inferd.ipc.server.client_descriptors import USERS_WITH_THREADS, ClientDescriptors
-from inferd.ipc.server.closing import SCM_MAX_FD
+from inferd.ipc.server.descriptors.client_descriptors import USERS_WITH_THREADS, ClientDescriptors
+from inferd.ipc.server.descriptors.closing import SCM_MAX_FD
 
 pytestmark = pytest.mark.asyncio
 

@@ -11,7 +11,7 @@ import socket
 import struct
 from contextlib import suppress
 
-from ...wire.frames import READ_BYTES
+from ....wire.frames import READ_BYTES
 
 SCM_MAX_FD = 253
 """The kernel's bound of a message. It closes those for which a receiver has no room, on the

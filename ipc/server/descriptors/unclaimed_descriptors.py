@@ -7,8 +7,8 @@ import stat
 from collections import deque
 from collections.abc import Sequence
 
-from ...backends.errors import InvalidArgument, ProtocolError, TooLarge
-from ..messages import TENSOR_BYTES_MAX
+from ....backends.errors import InvalidArgument, ProtocolError, TooLarge
+from ...messages import TENSOR_BYTES_MAX
 from .client_descriptors import UserDescriptors
 
 DESCRIPTORS_MAX = 16

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from inferd.ipc.server.fair_starts import FairStarts
-from inferd.ipc.server.loop_time import (
+from inferd.ipc.server.fairness.fair_starts import FairStarts
+from inferd.ipc.server.fairness.loop_time import (
     BEGIN_S,
     BURST_S,
     LONG_STEP_S,

@@ -1,0 +1,1 @@
+"""Messages between daemons: sessions that move, copies of sessions, and files of models."""

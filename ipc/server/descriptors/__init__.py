@@ -1,0 +1,1 @@
+"""Descriptors that clients pass: received, counted by user, used and closed without a wait."""
