@@ -8,21 +8,18 @@ raises an error of the tree. A module's `CALLS` are its functions that have the 
 from ..core import CallTable, ImmediateCallTable
 from . import (
     contexts,
-    copies,
     fair_share,
-    graphs,
-    model_operations,
-    model_transfers,
     monitoring,
-    moving,
     session_operations,
     several_answers,
     states,
     texts,
     turns,
 )
+from .models import graphs, model_operations
+from .models.residency_requests import admitted
 from .place_waits import with_place
-from .residency_requests import admitted
+from .transfers import copies, model_transfers, moving
 
 __all__ = ("ALL_CALLS", "IMMEDIATE_CALLS")
 

@@ -10,7 +10,7 @@ from ...ipc.server.request import Request
 from ...sessions import PlaceWait, Session
 from ..core import Daemon
 from .arguments import priority_of, seconds_of
-from .residency_requests import Call, shorten_timeouts
+from .models.residency_requests import Call, shorten_timeouts
 
 WITHOUT_PLACE = {
     *("fini_single", "parameters", "history", "cancel", "park"),

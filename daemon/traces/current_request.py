@@ -24,7 +24,7 @@ OPERATIONS = {
     "stream": CHAT,
 }
 """The calls that start turns, with the operation that holds until a turn has started.
-`calls.residency_requests` names the calls that wait for their model; a test compares both.
+`calls.models.residency_requests` names the calls that wait for their model; a test compares both.
 """
 
 

@@ -3,7 +3,7 @@
 A new call also needs an implementation in ``daemon/calls/``, its right in
 ``daemon/access/rights.py``, a method of the client in ``ipc/client/``, and a section in
 docs/protocol.md. A call that waits for its model is also listed in
-``daemon/calls/residency_requests.py``, and one that starts turns in
+``daemon/calls/models/residency_requests.py``, and one that starts turns in
 ``daemon/traces/current_request.py``.
 """
 

@@ -208,7 +208,7 @@ def test_a_session_is_deleted_by_the_date_at_the_start() -> None:
 
 DATES = {
     "backends/llama/text/sandbox.py": "a chat template may say today's date",
-    "daemon/calls/moving.py": "a session that has moved here counts as used now, over restarts too",
+    "daemon/calls/transfers/moving.py": "a session that moves here counts as used now",
     "daemon/cli/operations/state_commands.py": "shows when a state was saved",
     "daemon/state_directory.py": "a number that no daemon had before, where none can be kept",
     "daemon/models/persisted.py": "the name of a damaged file",

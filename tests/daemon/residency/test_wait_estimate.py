@@ -11,7 +11,7 @@ import pytest
 
 from inferd.backends.errors import Busy
 from inferd.backends.params import Options
-from inferd.daemon.calls.residency_requests import admitted
+from inferd.daemon.calls.models.residency_requests import admitted
 from inferd.daemon.config.model_settings import ModelConfig
 from inferd.daemon.config.settings import Config
 from inferd.daemon.core import Daemon

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
-from inferd.daemon.calls.residency_requests import TURN_CALLS
+from inferd.daemon.calls.models.residency_requests import TURN_CALLS
 from inferd.daemon.config.sources import ConfigError, load_config
 from inferd.daemon.traces.current_request import OPERATIONS
 from inferd.daemon.traces.export import FileExporter

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from inferd.backends.errors import Busy, InvalidArgument, Timeout
-from inferd.ipc.server import client_descriptors
+from inferd.ipc.server.descriptors import client_descriptors
 from inferd.ipc.server.descriptors.client_descriptors import USERS_WITH_THREADS, ClientDescriptors
 from inferd.ipc.server.descriptors.closing import SCM_MAX_FD
 

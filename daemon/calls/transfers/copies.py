@@ -6,13 +6,13 @@ import secrets
 
 import msgspec
 
-from ...backends.errors import InvalidArgument, NotFound
-from ...ipc import messages as w
-from ...ipc.names import check_label
-from ...ipc.server.request import Request
-from ...scheduler.owner import Owner
-from ...sessions import StoredSession, Transfer, check_id, decode_change, encode_change
-from ..core import Daemon
+from ....backends.errors import InvalidArgument, NotFound
+from ....ipc import messages as w
+from ....ipc.names import check_label
+from ....ipc.server.request import Request
+from ....scheduler.owner import Owner
+from ....sessions import StoredSession, Transfer, check_id, decode_change, encode_change
+from ...core import Daemon
 
 
 async def read_copy(daemon: Daemon, request: Request) -> w.ReadCopyResult:

@@ -9,21 +9,21 @@ import msgspec
 import structlog
 from anyio import to_thread
 
-from ...backends.errors import BackendError, InvalidArgument, NotFound, WorkerCrashed
-from ...ipc import messages as w
-from ...ipc.names import check_label
-from ...ipc.server.request import Request
-from ...scheduler.kv.file_format import (
+from ....backends.errors import BackendError, InvalidArgument, NotFound, WorkerCrashed
+from ....ipc import messages as w
+from ....ipc.names import check_label
+from ....ipc.server.request import Request
+from ....scheduler.kv.file_format import (
     FINGERPRINT,
     KvDamaged,
     StateWriter,
     export_head,
     read_part,
 )
-from ...scheduler.kv.origin import scoped
-from ...scheduler.messages import KvFileAdded
-from ...scheduler.owner import Owner
-from ...sessions import (
+from ....scheduler.kv.origin import scoped
+from ....scheduler.messages import KvFileAdded
+from ....scheduler.owner import Owner
+from ....sessions import (
     ExportedSession,
     Hold,
     Session,
@@ -33,7 +33,7 @@ from ...sessions import (
     check_id,
     name_of_id,
 )
-from ..core import Daemon
+from ...core import Daemon
 
 KV_S_MAX = 10.0
 """Time to have the KV state of an exported session on disk."""

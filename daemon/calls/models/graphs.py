@@ -10,25 +10,25 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from ...backends import ModelInfo, ModelSpec
-from ...backends.engine_options import ENGINE_OPTIONS, engine_options_of
-from ...backends.errors import (
+from ....backends import ModelInfo, ModelSpec
+from ....backends.engine_options import ENGINE_OPTIONS, engine_options_of
+from ....backends.errors import (
     InvalidArgument,
     InvalidEncoding,
     TooLarge,
     UnsupportedOperation,
 )
-from ...backends.params import Options, adjust_parameters, parse_json_options
-from ...ipc import messages as w
-from ...ipc.server.request import Request
-from ...scheduler.priority import Priority
-from ..core import Daemon
-from ..models.lease import Lease
-from ..models.model import PassedFile
-from ..models.similarity import overridden_requests
-from ..residency.model_files import identity_of
-from ..residency.residency_request import ResidencyRequest
-from .arguments import metadata_text, number_of
+from ....backends.params import Options, adjust_parameters, parse_json_options
+from ....ipc import messages as w
+from ....ipc.server.request import Request
+from ....scheduler.priority import Priority
+from ...core import Daemon
+from ...models.lease import Lease
+from ...models.model import PassedFile
+from ...models.similarity import overridden_requests
+from ...residency.model_files import identity_of
+from ...residency.residency_request import ResidencyRequest
+from ..arguments import metadata_text, number_of
 
 MEMORY_POLICY = ("ctx-shift", "n-keep", "n-discard")
 """The parameters of turns in the configuration of wasi_nn_backend."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import structlog
 
-from ...backends.errors import InvalidArgument, UnsupportedOperation
-from ...ipc import messages as w
-from ...ipc.server.request import Request
-from ..core import Daemon
-from ..models.transfers.exports import check_single_file
+from ....backends.errors import InvalidArgument, UnsupportedOperation
+from ....ipc import messages as w
+from ....ipc.server.request import Request
+from ...core import Daemon
+from ...models.transfers.exports import check_single_file
 
 log = structlog.get_logger()
 

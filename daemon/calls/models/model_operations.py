@@ -6,14 +6,14 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from ...backends.errors import LoadFailed
-from ...ipc import messages as w
-from ...ipc.server.request import Request
-from ..core import Daemon
-from ..models import model_adapters
-from ..models.description import describe_model, estimate_memory, need_bytes
-from ..models.model import ManagedModel
-from ..residency.model_files import files_in_use
+from ....backends.errors import LoadFailed
+from ....ipc import messages as w
+from ....ipc.server.request import Request
+from ...core import Daemon
+from ...models import model_adapters
+from ...models.description import describe_model, estimate_memory, need_bytes
+from ...models.model import ManagedModel
+from ...residency.model_files import files_in_use
 
 
 async def models(daemon: Daemon, request: Request) -> w.ModelsResult:

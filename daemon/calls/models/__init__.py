@@ -1,0 +1,1 @@
+"""Calls on models: graphs, the operations of operators, and the wait for a model."""

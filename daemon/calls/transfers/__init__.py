@@ -1,0 +1,1 @@
+"""Calls between daemons: sessions that move, copies of sessions, and files of models."""
