@@ -15,8 +15,8 @@ from ..config.settings import Config
 from ..residency.model_files import missing_files, models_in, name_of_file
 from ..workers.process_client import ProcessClient
 from ..workers.worker import Worker
+from .files.persisted import SETTINGS_FILE, PersistedModels
 from .model import ManagedModel, ModelState
-from .persisted import SETTINGS_FILE, PersistedModels
 from .specs import engine_settings
 
 ECHO = "echo"

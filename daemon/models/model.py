@@ -20,10 +20,10 @@ from ..residency.gate import ResidencyGate
 from ..residency.residency import Residency
 from ..residency.residency_request import ResidencyRequest
 from ..workers.evicted_turns import EvictedTurns
+from ..workers.failures.recovery import Recovery
 from ..workers.process_client import ProcessClient
-from ..workers.recovery import Recovery
 from ..workers.worker import Worker
-from .persisted import PersistedSettings, SwappedName
+from .files.persisted import PersistedSettings, SwappedName
 
 SLOTS_DEFAULT = 4
 SentenceComparer = Callable[["ManagedModel", Comparison, Callable[[Similarity], None]], None]

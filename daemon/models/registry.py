@@ -26,11 +26,11 @@ from ..residency.gate import ResidencyGate
 from ..residency.idle_unloader import IdleUnloader
 from ..residency.load_queue import LoadQueue
 from ..residency.machine import MachineMemory
-from ..workers.recovery import fail_readers
+from ..workers.failures.recovery import fail_readers
 from ..workers.worker import Worker
 from .catalog import ModelCatalog
-from .file_facts import FileFactsCache
-from .kv_index import KvFilePlace, KvIndex
+from .files.file_facts import FileFactsCache
+from .files.kv_index import KvFilePlace, KvIndex
 from .lease import Lease
 from .model import ManagedModel, PassedFile, SentenceComparer
 from .worker_launcher import WorkerLauncher

@@ -18,10 +18,10 @@ from ..residency.load_queue import LoadQueue
 from ..residency.machine import OomKills
 from ..residency.model_files import Signature, files_in_use, signature_of
 from ..workers.cores import Cores
-from ..workers.deaths import Death
+from ..workers.failures.deaths import Death
 from ..workers.tasks import WorkerListener
 from ..workers.worker import Worker
-from .kv_index import KvIndex
+from .files.kv_index import KvIndex
 from .load_cache import EstimateCache
 from .model import ManagedModel, ModelHost
 from .specs import with_adapters, without_adapters

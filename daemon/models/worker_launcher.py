@@ -18,7 +18,7 @@ from ..workers.cores import Cores
 from ..workers.spawner import SpawnedProcess
 from ..workers.worker import Worker
 from .catalog import ModelCatalog
-from .kv_index import KvIndex
+from .files.kv_index import KvIndex
 from .load_cache import EstimateCache, FailedLoads
 from .model import ManagedModel, ModelHost
 from .specs import conditions_of, engine_settings, spec_of, without_adapters

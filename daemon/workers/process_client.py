@@ -16,9 +16,9 @@ from ...scheduler import messages as m
 from ...scheduler.owner import Owner
 from ...scheduler.priority import Requester
 from ...sessions.worker_client import ChatTokens, TaskReader
-from .deaths import Death, DeathPhase, Verdict
-from .quarantine import Quarantine, quarantine_error
-from .recovery import fail_readers, out_of_memory
+from .failures.deaths import Death, DeathPhase, Verdict
+from .failures.quarantine import Quarantine, quarantine_error
+from .failures.recovery import fail_readers, out_of_memory
 from .tasks import WorkerListener, WorkerTasks
 from .worker_process import describe_exit
 

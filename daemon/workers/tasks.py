@@ -11,7 +11,7 @@ import anyio
 from ...backends.errors import InferdError
 from ...scheduler import messages as m
 from ...sessions.worker_client import TaskReader
-from .deaths import Death
+from .failures.deaths import Death
 
 TaskReport = (
     m.Tokens

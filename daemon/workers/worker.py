@@ -23,10 +23,10 @@ from ...scheduler.process.build import EXIT_OTHER_BUILD
 from ...scheduler.recording.engine_metrics import MetricsPage
 from ...scheduler.recording.recorder import ActivityKind, Recorder, create_record
 from .cores import LOADING
-from .deaths import Death
+from .failures.deaths import Death
+from .failures.quarantine import Quarantine
 from .hang_detector import BUSY_SHARE, HangDetector, stands_still
 from .process_client import ProcessClient
-from .quarantine import Quarantine
 from .spawner import SpawnedProcess
 from .tasks import WorkerListener
 from .worker_link import WorkerLink, send_load

@@ -211,7 +211,7 @@ DATES = {
     "daemon/calls/transfers/moving.py": "a session that moves here counts as used now",
     "daemon/cli/operations/state_commands.py": "shows when a state was saved",
     "daemon/state_directory.py": "a number that no daemon had before, where none can be kept",
-    "daemon/models/persisted.py": "the name of a damaged file",
+    "daemon/models/files/persisted.py": "the name of a damaged file",
     "daemon/traces/export.py": "the dates of spans, beside those of other programs",
     "gateways/fleet/certificates/authority.py": "the dates of certificates",
     "gateways/fleet/certificates/tls.py": "the rest of a certificate's time",

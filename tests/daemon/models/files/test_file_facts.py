@@ -12,8 +12,8 @@ import anyio
 import pytest
 
 from inferd.backends.errors import LoadFailed
-from inferd.daemon.models import file_facts
-from inferd.daemon.models.file_facts import FileFactsCache
+from inferd.daemon.models.files import file_facts
+from inferd.daemon.models.files.file_facts import FileFactsCache
 from tests.tiny_gguf import write_tiny
 
 

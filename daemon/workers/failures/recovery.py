@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 import structlog
 
-from ...backends.errors import InferdError, LoadFailed, OutOfMemory, WorkerCrashed
-from ...scheduler import messages as m
-from ...sessions.worker_client import TaskReader, WorkerClient
+from ....backends.errors import InferdError, LoadFailed, OutOfMemory, WorkerCrashed
+from ....scheduler import messages as m
+from ....sessions.worker_client import TaskReader, WorkerClient
 from .deaths import Cause, Death, DeathPhase, Verdict
 from .quarantine import Quarantine, quarantine_error
 from .suspects import Suspect, SuspectReader

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import anyio
 
-from ...backends.errors import LoadFailed
-from ...backends.gguf.facts import FileFacts, read_facts
-from ...backends.gguf.header import DamagedHeader
-from ...ipc.server.descriptors.blocking_thread import BlockingThread
-from ..residency.model_files import Signature, signature_of
+from ....backends.errors import LoadFailed
+from ....backends.gguf.facts import FileFacts, read_facts
+from ....backends.gguf.header import DamagedHeader
+from ....ipc.server.descriptors.blocking_thread import BlockingThread
+from ...residency.model_files import Signature, signature_of
 
 READ_S_MAX = 5.0
 """The longest wait for a file's header."""

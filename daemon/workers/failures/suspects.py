@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...scheduler import messages as m
-from ...sessions.worker_client import TaskClient, TaskReader
+from ....scheduler import messages as m
+from ....sessions.worker_client import TaskClient, TaskReader
 
 TRIAL_GROWTH, TRIAL_TOKENS_MAX = 4, 256
 """Each death makes the next trial longer: an input may crash the worker at times only."""

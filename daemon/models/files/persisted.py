@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from ..config.model_settings import ModelConfig
+from ...config.model_settings import ModelConfig
 
 SETTINGS_FILE = "models.json"
 PERSISTED_NAMES_MAX = 1000

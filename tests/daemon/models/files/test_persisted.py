@@ -14,8 +14,7 @@ from inferd import Client, ModelInfo
 from inferd.backends.errors import Busy, LoadFailed
 from inferd.daemon.config.model_settings import ModelConfig
 from inferd.daemon.config.sources import load_config
-from inferd.daemon.models.model import PassedFile
-from inferd.daemon.models.persisted import (
+from inferd.daemon.models.files.persisted import (
     PERSISTED_NAMES_MAX,
     SETTINGS_FILE,
     SETTINGS_VERSION,
@@ -24,6 +23,7 @@ from inferd.daemon.models.persisted import (
     SwappedName,
     version_checksum,
 )
+from inferd.daemon.models.model import PassedFile
 from inferd.daemon.models.registry import Registry
 from inferd.testing import RunningDaemon, running_daemon
 from tests.waiting import wait_until

@@ -1,0 +1,1 @@
+"""Facts about models' files, the index of KV files on disk, and settings that are kept."""
