@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .batch import Chunk
     from .embedder import EmbedInfo, EmbedSpec
     from .errors import InferdError
-    from .memory_need import Device, MemoryEstimator, MemoryNeed
+    from .memory.memory_need import Device, MemoryEstimator, MemoryNeed
     from .model_spec import LoadProgress, ModelSpec, Shape
     from .params import SamplingParams
 
@@ -45,7 +45,8 @@ __all__ = (
 )
 
 _MODULES = (
-    "adapter_keys", "base", "batch", "embedder", "errors", "memory_need", "model_spec", "params",
+    "adapter_keys", "base", "batch", "embedder", "errors", "memory.memory_need", "model_spec",
+    "params",
 )  # fmt: skip
 """Imported when one of their names is first used: the client needs the error tree alone."""
 
@@ -96,7 +97,7 @@ def _import_from(places: dict[str, str], spec: ModelSpec) -> Any:
     try:
         return resolve_name(f"{__name__}.{places[spec.backend]}")
     except (ImportError, OSError, RuntimeError) as exc:
-        from .installation import install_command
+        from .library.installation import install_command
 
         raise UnsupportedOperation(
             f"the backend {spec.backend!r} cannot be used here: {exc}",

@@ -16,7 +16,7 @@ import anyio.abc
 import structlog
 
 from ..backends.errors import InferdError, ShuttingDown
-from ..backends.heap import return_large_blocks
+from ..backends.memory.heap import return_large_blocks
 from ..ipc.http.listener import HttpListener
 from ..ipc.messages import Kind
 from ..ipc.server.descriptors.blocking_thread import allow_interrupts

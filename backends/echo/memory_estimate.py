@@ -6,7 +6,7 @@ from itertools import accumulate, pairwise
 
 import msgspec
 
-from ..memory_need import Device, MemoryNeed, check_devices, layers_on_devices
+from ..memory.memory_need import Device, MemoryNeed, check_devices, layers_on_devices
 from ..model_spec import ModelSpec, Shape
 from .options import ECHO_CTX_SIZE, EchoOptions
 

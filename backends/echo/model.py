@@ -24,7 +24,7 @@ from ..base import (
 from ..batch import Chunk
 from ..embedder import EMBED_BATCH_TOKENS, EMBED_SLOTS, EmbedInfo
 from ..errors import load_cancelled
-from ..memory_need import layers_on_devices
+from ..memory.memory_need import layers_on_devices
 from ..model_spec import LoadProgress, ModelSpec
 from ..params import FORMATS, SamplingParams
 from .adapters import EchoAdapters, adapt

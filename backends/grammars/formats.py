@@ -10,7 +10,7 @@ import msgspec
 
 from ..errors import InvalidArgument
 from ..params import SamplingParams, StructuralTag, StructuralTags
-from ..shorten import shorten
+from ..texts.shorten import shorten
 from .native import MatchingTokenizer
 from .trial.requests import CheckRequest, Mark, TagRequest
 from .vocabulary import Vocabulary

@@ -11,7 +11,7 @@ from collections import deque
 
 from llama_cpp import llama_cpp as lib
 
-from ..library_log import library_log
+from ..library.library_log import library_log
 
 LINES_MAX = 400
 LINE_CHARACTERS_MAX = 500

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ..shorten import shorten
+from ..texts.shorten import shorten
 from .json_texts import decode_json, nests_deeper
 from .parameter_table import Parameter
 

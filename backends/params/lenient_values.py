@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..shorten import plain_number, shorten
+from ..texts.shorten import plain_number, shorten
 from .parameter_table import Parameter
 
 UNTIL_FULL = "-2 means until the context is full: -1 is used, without ctx-shift"

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from ..adapter_keys import ADAPTERS_MAX, SCALE_MAX, is_scale
-from ..shorten import plain_number, shorten
+from ..texts.shorten import plain_number, shorten
 from .lenient_values import Clamp
 from .other_spellings import read_token
 from .parameter_table import TENSOR_SPLIT_MAX

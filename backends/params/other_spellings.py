@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..shorten import shorten
+from ..texts.shorten import shorten
 
 TRIGGER_KINDS = ("token", "word", "pattern", "pattern-full")
 """By llama-server's numbers (`common/common.h`)."""

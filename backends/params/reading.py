@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidArgument, InvalidEncoding, TooLarge, UnsupportedOperation
-from ..shorten import plain_number, shorten
+from ..texts.shorten import plain_number, shorten
 from .chat_options import read_arguments, read_choice, read_tool_choice, read_tools
 from .ignored_keys import IGNORED_KEYS, REFUSED_KEYS
 from .json_texts import JSON_BYTES_MAX, decode_json

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ..errors import TooLarge
-from ..shorten import shorten
+from ..texts.shorten import shorten
 from .chat_options import check_containers
 from .json_texts import decode_json
 

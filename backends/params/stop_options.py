@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidArgument
-from ..incremental_regex import STEPS_MAX, WEIGHT_MAX, Pattern
+from ..texts.incremental_regex import STEPS_MAX, WEIGHT_MAX, Pattern
 from .parameter_table import BY_NAME, FORMATS
 
 COMPLETE_KINDS = ("json", "fence", "sentence")

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ..shorten import shorten
+from ..texts.shorten import shorten
 from .chat_options import read_json
 
 __all__ = ("StructuralTag", "StructuralTags", "read_structural_tag", "structural_tag_text")

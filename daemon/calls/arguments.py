@@ -12,7 +12,7 @@ from anyio.lowlevel import checkpoint
 
 from ...backends.errors import InvalidArgument, TooLarge, not_utf8
 from ...backends.params import nearest
-from ...backends.raw_bytes import mark_bytes, offset_of
+from ...backends.texts.raw_bytes import mark_bytes, offset_of
 from ...ipc.messages import TENSOR_TYPES, Tensor
 from ...ipc.server.descriptors.unclaimed_descriptors import read_tensor, tensor_size
 from ...ipc.server.request import Request

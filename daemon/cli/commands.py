@@ -134,7 +134,7 @@ def optional_import(need: str, extra: str, otherwise: str = "") -> Iterator[None
     except ModuleNotFoundError as exc:
         if (exc.name or "").startswith("inferd"):
             raise
-        from ...backends.installation import install_command
+        from ...backends.library.installation import install_command
 
         hint = install_command(extra) + otherwise
         raise UnsupportedOperation(f"{need}; {exc.name} is missing", hint=hint) from exc

@@ -132,7 +132,7 @@ def settings(incomplete: str) -> Offers:
 
 def log_levels(incomplete: str) -> Offers:
     """Return LEVEL and LOGGER=, or the levels of the LOGGER that the word names."""
-    from ...backends.library_log import LEVELS
+    from ...backends.library.library_log import LEVELS
     from ..config.forms import LOGGERS
 
     logger, equals, _ = incomplete.rpartition("=")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ...backends.errors import InvalidArgument
 from ...backends.params import nearest
-from ...backends.shorten import shorten
+from ...backends.texts.shorten import shorten
 from ...ipc.names import OWN_USER, check_label, is_user_name
 from ...ipc.priorities import Priority
 from .declaration import (

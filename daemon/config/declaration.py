@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 
 from ...backends.params import nearest
-from ...backends.shorten import plain_number, shorten
+from ...backends.texts.shorten import plain_number, shorten
 
 Schema = dict[str, Any]
 TEXT: Schema = {"type": "string", "minLength": 1}

@@ -23,7 +23,7 @@ from ...backends.params import (
     nearest,
     read_options,
 )
-from ...backends.shorten import shorten
+from ...backends.texts.shorten import shorten
 from .confinement import check_confined
 from .declaration import (
     REQUIRED,

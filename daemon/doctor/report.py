@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from ... import __version__
-from ...backends.engine_build import LLAMA_COMMIT
 from ...backends.errors import InvalidArgument, PermissionDenied
+from ...backends.library.engine_build import LLAMA_COMMIT
 from ...backends.params import BY_NAME
 from ..config.show import InForce, Value, toml_of
 from .examination import Examination, Facts

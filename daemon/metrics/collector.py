@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio.lowlevel
 
 from ... import __version__
-from ...backends.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
+from ...backends.library.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...scheduler import PRIORITIES
 from ...scheduler.recording.engine_metrics import PAGE_COUNTERS, Histogram, StepKind, histograms_of
 from ...sessions.table import ACTIVE, SessionState

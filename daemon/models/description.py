@@ -8,7 +8,7 @@ from msgspec.structs import asdict
 
 from ...backends.engine_options import cache_share_max
 from ...backends.gguf.facts import NUMBER_MAX, FileFacts
-from ...backends.memory_need import MemoryNeed
+from ...backends.memory.memory_need import MemoryNeed
 from ..residency.budget import MemoryBudget
 from ..residency.machine import has_gpus
 from ..residency.model_files import files_in_use, signature_of, size_bytes

@@ -13,7 +13,7 @@ import anyio
 import anyio.lowlevel
 import structlog
 
-from ...backends.installation import install_command
+from ...backends.library.installation import install_command
 from .requests import RequestTracer
 from .spans import RequestFacts, spans_of
 

@@ -17,7 +17,7 @@ from structlog.contextvars import clear_contextvars
 
 from ...backends import ModelInfo, ModelSpec
 from ...backends.errors import InferdError, LoadFailed, error_from_wire, load_cancelled
-from ...backends.process_memory import resident_bytes
+from ...backends.memory.process_memory import resident_bytes
 from ...scheduler import messages as m
 from ...scheduler.process.build import EXIT_OTHER_BUILD
 from ...scheduler.recording.engine_metrics import MetricsPage

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...backends import InferdError, Model, Rendering, SamplingParams
 from ...backends.errors import OutOfMemory, PromptTooLong
-from ...backends.raw_bytes import bytes_of, is_utf8
+from ...backends.texts.raw_bytes import bytes_of, is_utf8
 from .. import messages as m
 from ..call_thread import CallThread
 from ..policy.text_order import TextOrder

@@ -34,8 +34,8 @@ from ...backends import (
     load_model,
 )
 from ...backends.errors import load_cancelled
-from ...backends.heap import return_large_blocks
-from ...backends.library_log import library_log
+from ...backends.library.library_log import library_log
+from ...backends.memory.heap import return_large_blocks
 from .. import messages as m
 from ..engine.engine import Engine
 from ..kv.files import KvFiles

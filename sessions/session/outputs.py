@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from ...backends.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...backends.errors import NotFound
+from ...backends.library.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...scheduler.messages import Embedded, TurnStats
 from ...scheduler.output.logprobs import describe_logprobs
 from ..history.answer_splitter import AnswerSplitter

@@ -10,7 +10,7 @@ import msgspec
 
 from ...errors import InvalidArgument
 from ...params.schema_texts import escaped_name
-from ...shorten import shorten
+from ...texts.shorten import shorten
 
 __all__ = (
     "Keyword",

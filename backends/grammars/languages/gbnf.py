@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from string import ascii_letters, digits
 
 from ...errors import InvalidArgument
-from ...shorten import shorten
+from ...texts.shorten import shorten
 
 __all__ = ("Chars", "Choice", "Item", "Name", "Repeat", "Rules", "Sequence", "Token", "parse_gbnf")
 

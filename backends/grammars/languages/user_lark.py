@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import InvalidArgument, TooLarge
-from ...shorten import shorten
+from ...texts.shorten import shorten
 from ..limits import LITERAL_BYTES_MAX, REGEX_BYTES_MAX, RULES_MAX
 from ..vocabulary import Vocabulary
 

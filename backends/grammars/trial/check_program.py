@@ -20,7 +20,7 @@ import msgspec
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from ...errors import InferdError, InvalidArgument, TooLarge
-from ...process_memory import resident_bytes
+from ...memory.process_memory import resident_bytes
 from ...sandbox.program import serve_requests
 from ...unexpected import place_of
 from ..forced_text import (

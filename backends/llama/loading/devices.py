@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from llama_cpp import llama_cpp as lib
 
-from ...memory_need import Device, layers_on_devices
+from ...memory.memory_need import Device, layers_on_devices
 from ...model_spec import ModelSpec
 
 _GPU, _IGPU = 1, 2

@@ -13,9 +13,9 @@ from llama_cpp import llama_cpp as lib
 
 from ...base import ModelInfo
 from ...embedder import EmbedInfo
-from ...engine_build import LLAMA_COMMIT
 from ...engine_options import EngineOptions
 from ...errors import InvalidArgument, load_cancelled
+from ...library.engine_build import LLAMA_COMMIT
 from ...model_spec import LoadProgress, ModelSpec
 from ...params import read_options
 from ...tool_formats import ToolFormat

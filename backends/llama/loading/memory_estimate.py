@@ -22,9 +22,9 @@ from typing import Any
 from llama_cpp import llama_cpp as lib
 from msgspec.structs import replace
 
-from ...memory_need import Device, MemoryNeed
+from ...memory.memory_need import Device, MemoryNeed
+from ...memory.process_memory import resident_bytes
 from ...model_spec import ModelSpec, Shape
-from ...process_memory import resident_bytes
 from ..kv.embedding_context import embed_info, open_embedding_context, output_bytes
 from ..llama_log import capture
 from ..text.matching import BYTES_PER_TOKEN

@@ -24,7 +24,7 @@ from ...engine_options import (
     read_overrides,
 )
 from ...errors import InvalidArgument, LoadFailed, OutOfMemory, UnsupportedOperation
-from ...memory_need import check_devices
+from ...memory.memory_need import check_devices
 from ...model_spec import ModelSpec
 from ...split_gguf import parts_of
 from ..llama_log import LogRing

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...base import SpecialToken
 from ...errors import BackendError, InvalidArgument, TooLarge
-from ...raw_bytes import is_utf8
+from ...texts.raw_bytes import is_utf8
 from .byte_tokens import NAME_TYPES, ByteTokens
 
 TEXT_BYTES_MAX = (1 << 31) - 1

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from .... import __version__
-from ....backends.engine_build import LLAMA_COMMIT
 from ....backends.errors import InferdError
+from ....backends.library.engine_build import LLAMA_COMMIT
 from ..finding import Finding, fail, ok, warn
 
 ANSWER_S_MAX = 3.0

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from ....backends.installation import install_command
-from ....backends.memory_need import Device
+from ....backends.library.installation import install_command
+from ....backends.memory.memory_need import Device
 from ..finding import Finding, fail, ok, warn
 
 ENGINE_S_MAX = 20.0

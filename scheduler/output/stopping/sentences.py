@@ -6,7 +6,7 @@ import codecs
 from collections import deque
 from typing import NamedTuple
 
-from ....backends.incremental_regex import byte_size
+from ....backends.texts.incremental_regex import byte_size
 from .ending import StopReason
 
 SENTENCE_CHARACTERS_MAX = 4096

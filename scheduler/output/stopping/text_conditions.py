@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from ....backends.incremental_regex import Pattern, RegexMatcher, byte_size
+from ....backends.texts.incremental_regex import Pattern, RegexMatcher, byte_size
 from .ending import Stop, StopReason, TextCondition
 from .sentences import SentenceEnds
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-from ....backends.incremental_regex import byte_size
 from ....backends.params import StoppingParams
+from ....backends.texts.incremental_regex import byte_size
 from .ending import Ending, Stop, TextCondition
 from .sentences import Sentences
 from .text_conditions import COMPLETE_CONDITIONS, IndentCondition, PatternCondition

@@ -12,7 +12,7 @@ import pytest
 
 import inferd
 from inferd.backends.errors import InvalidArgument, LoadFailed, TooLarge
-from inferd.backends.raw_bytes import bytes_of
+from inferd.backends.texts.raw_bytes import bytes_of
 from inferd.daemon.calls.arguments import RAW_BYTES_MAX, TEXT_PART_BYTES, decode_text
 from inferd.daemon.calls.chat_messages import (
     MESSAGES_MAX,

@@ -10,7 +10,6 @@ from contextlib import nullcontext
 import pytest
 
 import inferd
-from inferd.backends.engine_build import LLAMA_COMMIT
 from inferd.backends.errors import (
     ContextFull,
     EndOfSequence,
@@ -22,6 +21,7 @@ from inferd.backends.errors import (
     TooLarge,
     UnsupportedOperation,
 )
+from inferd.backends.library.engine_build import LLAMA_COMMIT
 from inferd.daemon.calls.named_tensors import CONFIGURATION_NAMES
 from inferd.ipc.messages.contexts import INPUTS_MAX
 from inferd.testing import RunningDaemon

@@ -19,7 +19,7 @@ import pytest
 from textual.pilot import Pilot
 
 from inferd.backends.errors import Cancelled, PermissionDenied
-from inferd.backends.installation import install_command
+from inferd.backends.library.installation import install_command
 from inferd.daemon.cli.monitoring.top.screen import Table, Top
 from inferd.daemon.cli.monitoring.top.view import (
     MODELS,

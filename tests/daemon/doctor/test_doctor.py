@@ -17,7 +17,7 @@ import pytest
 
 from inferd import Client
 from inferd.backends.errors import InvalidArgument
-from inferd.backends.installation import install_command
+from inferd.backends.library.installation import install_command
 from inferd.daemon.doctor.checks.connection import CONNECTION_S_MAX, Connection
 from inferd.daemon.doctor.checks.units import Units
 from inferd.daemon.doctor.examination import Facts, _socket, check_all

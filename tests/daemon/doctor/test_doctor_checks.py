@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from inferd.backends.engine_build import LLAMA_COMMIT
-from inferd.backends.installation import install_command
-from inferd.backends.memory_need import Device
+from inferd.backends.library.engine_build import LLAMA_COMMIT
+from inferd.backends.library.installation import install_command
+from inferd.backends.memory.memory_need import Device
 from inferd.daemon.config.model_settings import ModelConfig
 from inferd.daemon.config.settings import Config
 from inferd.daemon.config.sources import load_config

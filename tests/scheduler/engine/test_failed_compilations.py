@@ -9,7 +9,7 @@ from inferd.backends.echo.model import EchoModel
 from inferd.backends.errors import BackendError, InferdError
 from inferd.backends.grammars.trial.checker import GrammarChecker
 from inferd.backends.grammars.trial.requests import CheckRequest
-from inferd.backends.library_log import LEVELS
+from inferd.backends.library.library_log import LEVELS
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
 from tests.scheduler.doubles import Bench

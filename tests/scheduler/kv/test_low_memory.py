@@ -24,7 +24,7 @@ from tests.scheduler.kv.test_kv_reuse import ask, go_on, history, settle
 TEXTS = [f"session number {i} says something of its own, and at length" for i in range(6)]
 HEAP = """
 import random
-from inferd.backends.process_memory import resident_bytes
+from inferd.backends.memory.process_memory import resident_bytes
 from inferd.scheduler.kv.manager import return_free_memory
 
 random.seed(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.backends.raw_bytes import bytes_of, is_utf8, mark_bytes, offset_of
+from inferd.backends.texts.raw_bytes import bytes_of, is_utf8, mark_bytes, offset_of
 
 _LIKE_A_MARK = "\U0010fe80".encode()
 

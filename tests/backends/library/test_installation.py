@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from inferd.backends.installation import install_command
+from inferd.backends.library.installation import install_command
 
 PIP = f"{sys.executable} -m pip install "
 URL = "https://example.com/inferd"

@@ -23,7 +23,7 @@ from contextlib import suppress
 from functools import cache, lru_cache, partial
 from typing import Any
 
-from .errors import InvalidArgument, UnsupportedOperation
+from ..errors import InvalidArgument, UnsupportedOperation
 
 PATTERN_CHARACTERS_MAX = 500
 STATES_MAX = 1000

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import msgspec
 
-from .errors import InvalidArgument
-from .model_spec import ModelSpec, Shape
+from ..errors import InvalidArgument
+from ..model_spec import ModelSpec, Shape
 
 
 class Device(msgspec.Struct, frozen=True):

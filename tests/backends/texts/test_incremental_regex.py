@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inferd.backends.errors import InvalidArgument
-from inferd.backends.incremental_regex import (
+from inferd.backends.texts.incremental_regex import (
     GROUPS_OPEN_MAX,
     PATTERN_CHARACTERS_MAX,
     SELF_TEST,
