@@ -25,6 +25,7 @@ from .....backends.errors import (
 )
 from .....ipc import messages as w
 from ...calls.frames import Fields, raw_of, values_of
+from ...link import REPORT_S
 from ...routing.choice import node_unreachable
 from ..clients.client import ClientRequest, FleetClient
 from ..clients.upstream import Upstream
@@ -35,6 +36,8 @@ COPIES_MAX = 2
 PAUSE_S_MAX = 0.5
 END_S_MAX = 5.0
 """Time in which a node ends a transfer that has failed; it ends with the connection, too."""
+REPORTED_S_MAX = 2.0
+"""Time in which a report of the node has the copied model."""
 
 
 async def copy_model(client: FleetClient, request: ClientRequest, params: Fields) -> dict[str, Any]:
@@ -84,7 +87,11 @@ async def _copy(client: FleetClient, name: str, to: str, sha256: str) -> w.CopyM
         )
     if source is None:
         raise _no_source(client, name)
-    return await _Copy(client, name, source, to).run(sha256)
+    result = await _Copy(client, name, source, to).run(sha256)
+    with anyio.move_on_after(REPORTED_S_MAX):  # new contexts go where reports have the model
+        while to not in client.fleet.nodes.with_model(name):
+            await anyio.sleep(REPORT_S / 4)
+    return result
 
 
 async def _file_sizes(client: FleetClient, name: str) -> dict[str, int]:
