@@ -68,6 +68,8 @@ class NodeLink:
         self._context, self._own_certificate = context, own_certificate
         self._on_change = on_change
         self.turns = OwnTurns()
+        self._reported = anyio.Event()
+        """Set at the next report."""
         self.swapped = Counter[str]()
         """The swaps under way by model, during which new contexts go to other nodes."""
         self.counters = NodeCounters()
@@ -152,11 +154,17 @@ class NodeLink:
         except (msgspec.DecodeError, IndexError) as exc:
             raise ProtocolError(f"a report cannot be read: {exc}") from None
 
+    async def wait_report(self) -> None:
+        """Wait for the next report."""
+        await self._reported.wait()
+
     def _accept_load(self, load: NodeLoad) -> None:
         is_new = self.load is None or self.load.instance != load.instance
         self.load, self.cause = load, ""
         self.reported_at = time.monotonic()
         self.turns.note_report(load, self.reported_at)
+        self._reported.set()
+        self._reported = anyio.Event()
         if is_new:
             self.settled.set()
             self._on_change(self)

@@ -25,7 +25,6 @@ from .....backends.errors import (
 )
 from .....ipc import messages as w
 from ...calls.frames import Fields, raw_of, values_of
-from ...link import REPORT_S
 from ...routing.choice import node_unreachable
 from ..clients.client import ClientRequest, FleetClient
 from ..clients.upstream import Upstream
@@ -88,9 +87,10 @@ async def _copy(client: FleetClient, name: str, to: str, sha256: str) -> w.CopyM
     if source is None:
         raise _no_source(client, name)
     result = await _Copy(client, name, source, to).run(sha256)
+    link = client.fleet.nodes.links.get(to)
     with anyio.move_on_after(REPORTED_S_MAX):  # new contexts go where reports have the model
-        while to not in client.fleet.nodes.with_model(name):
-            await anyio.sleep(REPORT_S / 4)
+        while link is not None and to not in client.fleet.nodes.with_model(name):
+            await link.wait_report()
     return result
 
 
