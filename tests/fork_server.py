@@ -48,7 +48,7 @@ MODULES = {
 """By the first words of a command, what it imports of inferd."""
 WORKER = "scheduler.process.worker"
 WORKER_MODULES = (WORKER, "backends.echo", "backends.llama.model")
-"""What workers import of inferd."""
+"""The modules of inferd that workers import."""
 OTHERS = {
     **dict.fromkeys(("serve", "nnrpc"), ("anyio._backends._asyncio", "uvloop")),
     **dict.fromkeys(("fleet node", "fleet serve"), ("anyio._backends._asyncio", "encodings.idna")),

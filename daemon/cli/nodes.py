@@ -24,7 +24,7 @@ NODE_COLUMN: Columns = {"NODE": "node"}
 def check_node(client: OneShotClient, node: str | None) -> None:
     """Check that the server is a fleet that has *node*, if one is given.
 
-    :raises NotFound: it has no such node, or is a single daemon.
+    :raises NotFound: the fleet does not have *node*, or the server is a single daemon.
     """
     if node is not None:
         stats_on(client.stats(), node)
@@ -33,7 +33,7 @@ def check_node(client: OneShotClient, node: str | None) -> None:
 def stats_on(stats: dict[str, Any], node: str | None) -> dict[str, Any]:
     """Return the statistics of *node*, or those of all nodes.
 
-    :raises NotFound: there is no such node, or the server is a single daemon.
+    :raises NotFound: the fleet does not have *node*, or the server is a single daemon.
     """
     if node is None:
         return stats
@@ -52,7 +52,7 @@ def stats_on(stats: dict[str, Any], node: str | None) -> dict[str, Any]:
 
 
 def name_on_node(name: str, node: str | None) -> str:
-    """Return what tells a model, or a task, of a node from those of others."""
+    """Return a name for a model, or a task, that is unique in a fleet."""
     return name if node is None else f"{name}@{node}"
 
 

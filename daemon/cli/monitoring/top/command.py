@@ -54,7 +54,7 @@ def top(
         from .screen import Top
     if not os.environ.get("NO_COLOR"):
         os.environ.pop("NO_COLOR", None)  # textual would take an empty value for a set one
-    with OneShotClient(path) as client:  # fail now if there is no daemon, or no such node
+    with OneShotClient(path) as client:  # fail now if the daemon, or the node, is missing
         check_node(client, node)
     screen = Top(path, interval, node, all_users=all_users)
     screen.run()

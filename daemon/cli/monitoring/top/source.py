@@ -24,7 +24,7 @@ def client_for(path: Path) -> AsyncClient:
 async def take_sample(client: AsyncClient, node: str | None, *, all_users: bool) -> Sample:
     """Return the daemon's state, or that of a node of a fleet.
 
-    :raises NotFound: there is no such node.
+    :raises NotFound: the fleet does not have the node.
     """
     stats = stats_on(await client.stats(), node)
     at = time.monotonic()
@@ -42,7 +42,7 @@ async def take_sample(client: AsyncClient, node: str | None, *, all_users: bool)
 async def first_frame(path: Path, interval_s: float, node: str | None, *, all_users: bool) -> Frame:
     """Return one frame with the rates over *interval_s*.
 
-    :raises NotFound: there is no such node.
+    :raises NotFound: the fleet does not have the node.
     """
     async with client_for(path) as client:
         before = await take_sample(client, node, all_users=all_users)
