@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import psutil
 
-IDLE_S = 6.0
+IDLE_S = 30.0
+"""Twice the longest interval of a daemon's readings."""
 CALM_SAMPLE_S = 1.0
 CALM_WAIT_S_MAX = 60.0
 

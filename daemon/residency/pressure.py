@@ -3,7 +3,7 @@
 First the KV states in the workers' memory are dropped (written to disk if they may be). Then models
 are evicted one at a time, as `MemoryBudget.evict_idle` chooses them. `Pressure` decides from
 readings alone; `MemoryWatch` reads, acts and counts. It wakes on the kernel's stall alarms (PSI),
-and every few seconds to read the free memory.
+and at intervals to read the free memory.
 """
 
 from __future__ import annotations
@@ -51,19 +51,34 @@ class Reading:
     machine_stalled_s: float | None = None
     own_stalled_s: float | None = None
 
+    @property
+    def is_ample(self) -> bool:
+        """Whether so much is free that none need be freed here."""
+        return self.free_bytes >= FREE_SHARE_AMPLE * self.total_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Pace:
     """The intervals of readings and acts."""
 
+    poll_s_ample: float = 15.0
+    """Between two readings without an alarm, while `FREE_SHARE_AMPLE` of the memory is free. Each
+    wakes an idle daemon.
+    """
     poll_s: float = 5.0
-    """Between two readings without an alarm."""
+    """The same, while less is free."""
     poll_s_pressed: float = 1.0
     """Between two readings while memory is short."""
     settle_s: float = 2.0
     """Between an act and the next one, so that the first can take effect."""
     calm_s: float = 30.0
     """The time for which memory must suffice before KV states are kept again."""
+
+    def interval_s(self, last: Reading | None, pressed: bool) -> float:
+        """Return the longest time until the next reading."""
+        if pressed:
+            return self.poll_s_pressed
+        return self.poll_s_ample if last is not None and last.is_ample else self.poll_s
 
 
 class MemoryAct(StrEnum):
@@ -114,7 +129,7 @@ class Pressure:
             return 0.0
         own = _grown(before.own_stalled_s, reading.own_stalled_s)
         machine = _grown(before.machine_stalled_s, reading.machine_stalled_s)
-        if reading.free_bytes >= FREE_SHARE_AMPLE * reading.total_bytes:
+        if reading.is_ample:
             machine = 0.0
         return max(own, machine) / (reading.at - before.at)
 
@@ -182,8 +197,7 @@ class MemoryWatch:
             log.debug("memory.watched", alarms=len(alarm))
             while True:
                 await self._check()
-                pressed = self._pressure.pressed
-                await alarm.wait(self._pace.poll_s_pressed if pressed else self._pace.poll_s)
+                await alarm.wait(self._pace.interval_s(self._last, self._pressure.pressed))
 
     async def _check(self) -> None:
         try:

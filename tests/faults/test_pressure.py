@@ -66,7 +66,7 @@ from inferd.daemon.residency.pressure import Pace
 
 proc, pairs = Path(sys.argv[1]), sys.argv[2:]
 flags = {key.removeprefix("--"): value for key, value in zip(pairs[::2], pairs[1::2])}
-pace = Pace(poll_s=0.01, poll_s_pressed=0.01, settle_s=0.05, calm_s=0.05)
+pace = Pace(poll_s_ample=0.01, poll_s=0.01, poll_s_pressed=0.01, settle_s=0.05, calm_s=0.05)
 sys.exit(serve(load_config(flags), MachineMemory(proc, proc / "cgroups"), pace))
 """
 

@@ -55,6 +55,22 @@ def test_no_act_while_memory_suffices() -> None:
     assert not days.pressure.pressed
 
 
+@pytest.mark.parametrize(
+    ("last", "pressed", "seconds"),
+    [
+        (None, False, 5),
+        (Reading(0, TOTAL // 5 - 1, TOTAL), False, 5),
+        (Reading(0, TOTAL // 5, TOTAL), False, 15),
+        (Reading(0, TOTAL // 5, TOTAL), True, 1),
+        (Reading(0, -HEADROOM, TOTAL), True, 1),
+    ],
+)
+def test_the_less_memory_is_free_the_sooner_it_is_read_again(
+    last: Reading | None, pressed: bool, seconds: float
+) -> None:
+    assert PACE.interval_s(last, pressed) == seconds
+
+
 def test_stalls_before_the_first_reading_do_not_count() -> None:
     assert Days(machine_s=1e6, own_s=1e6).after(0.1) is NONE
 
