@@ -27,7 +27,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from io import TextIOWrapper
-from typing import Any
+from typing import Any, NoReturn
 
 __all__ = ("ForkedProcess", "ForkedWorker", "use_fork_servers")
 
@@ -314,7 +314,33 @@ def _run(request: Mapping[str, Any]) -> None:
         main()
 
 
+def _run_and_exit(request: Mapping[str, Any]) -> NoReturn:
+    """Run the command of a request, and end as an interpreter would, except that objects are not
+    destroyed: that copies all memory which this process shares with others.
+    """
+    status: object = None
+    try:
+        _run(request)
+    except SystemExit as exc:
+        status = exc.code
+    except BaseException as exc:
+        sys.excepthook(type(exc), exc, exc.__traceback__)
+        status = 1
+        if isinstance(exc, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+    if status is not None and not isinstance(status, int):
+        print(status, file=sys.stderr)
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    with suppress(OSError, ValueError):  # a pipe without a reader
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit((status or 0) & 0xFF)
+
+
 if __name__ == "__main__":
     with suppress(KeyboardInterrupt):  # of the terminal, for the tests
         _request = _serve(socket.socket(fileno=int(sys.argv[2])), sys.argv[1])
-    _run(_request)
+    _run_and_exit(_request)
