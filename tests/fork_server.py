@@ -44,6 +44,7 @@ MODULES = {
     ),
     "wasm": ("gateways.wasm.command", "gateways.wasm.runner"),
     "nnrpc": ("gateways.nnrpc.command", "gateways.nnrpc.server", "ipc.client"),
+    "run": ("daemon.cli.inference.run", "daemon.cli.client", "ipc.client"),
 }
 """By the first words of a command, what it imports of inferd."""
 WORKER = "scheduler.process.worker"
@@ -55,10 +56,11 @@ OTHERS = {
     "gateway": ("anyio._backends._asyncio", "encodings.idna", "uvicorn.loops.uvloop"),
 }
 """What it imports of other packages at its start, if that is installed."""
-VARIABLES = frozenset(
-    ("GGML_NO_BACKTRACE", "INFERD_SOCKET", "NOTIFY_SOCKET", "PYTEST_CURRENT_TEST", "TERM")
-)
-"""Environment variables that may differ from the server's: nothing reads them while it imports."""
+VARIABLES = ("GGML_NO_BACKTRACE", "NOTIFY_SOCKET", "PYTEST_CURRENT_TEST", "TERM")
+PREFIXES = ("INFERD_", "OTEL_", "WATCHDOG_")
+"""Environment variables that may differ from the server's: nothing reads them while it imports, nor
+in /proc, which shows the server's.
+"""
 UNUSUAL = (
     *("preexec_fn", "shell", "start_new_session", "process_group"),
     *("uid", "gid", "gids", "umask"),
@@ -110,9 +112,9 @@ class ForkedWorker(subprocess.Popen[bytes]):
     def _execute_child(self, *arguments: Any) -> None:
         execute = super()._execute_child  # type: ignore[misc]
         given = inspect.signature(execute).bind(*arguments).arguments
-        differing = {name for name, _ in self.environment.items() ^ given["env"].items()}
         _, *options, _, _, _, _ = given["args"]
-        if options != ["-P", "-m", f"inferd.{WORKER}"] or not VARIABLES.issuperset(differing):
+        known = options == ["-P", "-m", f"inferd.{WORKER}"]
+        if not known or not _may_differ(self.environment, given["env"]):
             execute(*arguments)
             return
         sys.stdout.flush()
@@ -197,12 +199,18 @@ def _server_of(arguments: Sequence[str], given: Mapping[str, Any]) -> _Server | 
     if kind not in MODULES or any(given.get(name) not in (None, False, -1) for name in UNUSUAL):
         return None
     environment = given["env"] or os.environ
-    if not VARIABLES.issuperset(dict(_environment.items() ^ environment.items())):
+    if not _may_differ(_environment, environment):
         return None
     with _lock:
         if kind not in _servers:
             _servers[kind] = _Server(kind)
     return _servers[kind]
+
+
+def _may_differ(first: Mapping[str, str], second: Mapping[str, str]) -> bool:
+    """Return whether two environments differ in nothing that is read during imports."""
+    differing = {name for name, _ in first.items() ^ second.items()}
+    return all(name in VARIABLES or name.startswith(PREFIXES) for name in differing)
 
 
 def _kind_of(arguments: Sequence[str]) -> str:
@@ -330,7 +338,7 @@ def _run_and_exit(request: Mapping[str, Any]) -> NoReturn:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
     if status is not None and not isinstance(status, int):
-        print(status, file=sys.stderr)
+        sys.stderr.write(f"{status}\n")
         status = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

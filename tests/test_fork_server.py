@@ -25,11 +25,10 @@ SERVE = "serve"
 @pytest.fixture(autouse=True)
 def servers_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the servers' environment, whatever other tests have left in this process's own."""
-    for name in os.environ.keys() - fork_server._environment.keys() - fork_server.VARIABLES:
+    for name in os.environ.keys() - fork_server._environment.keys():
         monkeypatch.delenv(name)
     for name, value in fork_server._environment.items():
-        if name not in fork_server.VARIABLES:
-            monkeypatch.setenv(name, value)
+        monkeypatch.setenv(name, value)
 
 
 def run(code: str, **more: Any) -> subprocess.CompletedProcess[bytes]:
