@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
+from typing import Any
 
 import pytest
 
@@ -81,9 +83,9 @@ def test_a_run_repeats_and_ends_its_turns(policy: str) -> None:
 
 
 def test_sessions_move_only_when_their_node_is_lost() -> None:
-    calm = Simulation(scenario(), POLICIES["inferd"]).run()
+    _, calm = recorded(ENOUGH)
     assert calm["moves"] == 0 and calm["retries"] == 0
-    lost = Simulation(scenario(losses_per_day=200.0), POLICIES["inferd"]).run()
+    _, lost = recorded(ENOUGH, losses_per_day=200.0)
     assert lost["moves"] > 0 and lost["prefix_hits"] < calm["prefix_hits"]
 
 
@@ -130,29 +132,33 @@ class Recorder(InferdPolicy):
                 node.forget_report()
 
 
-def recorded(scenario: Scenario, *, is_eager: bool = False) -> tuple[Recorder, dict[str, object]]:
+@cache
+def recorded(
+    memory_bytes: int, *, losses_per_day: float = 0.0, is_eager: bool = False
+) -> tuple[Recorder, dict[str, Any]]:
+    """Run a scenario once, for all tests; return its policy and its figures."""
     found: list[Recorder] = []
 
     def policy(loads: Mapping[str, NodeLoad]) -> Recorder:
         found.append(Recorder(loads, is_eager=is_eager))
         return found[0]
 
-    simulation = Simulation(scenario, policy)
+    simulation = Simulation(scenario(memory_bytes, losses_per_day), policy)
     found[0].nodes = simulation.nodes
     return found[0], simulation.run()
 
 
 @pytest.mark.parametrize("memory_bytes", [ENOUGH, LITTLE])
 def test_reports_without_their_unchanged_parts_give_the_same_choices(memory_bytes: int) -> None:
-    lazy, figures = recorded(scenario(memory_bytes, losses_per_day=200.0))
-    eager, same = recorded(scenario(memory_bytes, losses_per_day=200.0), is_eager=True)
+    lazy, figures = recorded(memory_bytes, losses_per_day=200.0)
+    eager, same = recorded(memory_bytes, losses_per_day=200.0, is_eager=True)
     assert [node for _, node in lazy.placed] == [node for _, node in eager.placed]
     assert len(lazy.placed) > 20 and figures == same
 
 
 def test_turns_under_way_at_the_end_are_counted_when_they_end() -> None:
     run = scenario()
-    policy, figures = recorded(run)
+    policy, figures = recorded(ENOUGH)
     end_s = run.warm_up_s + run.seconds
     arrived = [turn for turn, _ in policy.placed if turn.arrived_at >= run.warm_up_s]
     late = [turn for turn in arrived if turn.ended_at > end_s]

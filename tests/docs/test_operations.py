@@ -17,7 +17,7 @@ from inferd.daemon.service.notifier import END_S_MAX, START_S_MAX
 from inferd.daemon.workers.spawner import KILLED_S
 from tests.daemon.systemd_tools import SYSTEMD, directives
 from tests.journal_versions import mark_version
-from tests.models import smollm2
+from tests.models import short_smollm2
 
 from .machine import Machine
 
@@ -59,7 +59,7 @@ def do(machine: Machine, heading: str, block: int = 0) -> list[str]:
 def test_the_commands_of_the_page_lead_from_an_empty_machine_and_back(machine: Machine) -> None:
     root, state = machine.root, machine.root / "var/lib/inferd"
     for name in ("mine.gguf", "smollm2.gguf"):
-        (machine.home / name).symlink_to(smollm2())
+        (machine.home / name).symlink_to(short_smollm2())
 
     shown, *_, hello = do(machine, "Install")[-3:]
     assert "systemctl enable --now inferd.socket" in shown

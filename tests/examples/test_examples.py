@@ -12,7 +12,8 @@ import pytest
 
 from inferd import Client
 from inferd.testing import RunningDaemon, running_daemon
-from tests.models import ONE_THREAD, gemma3, smollm2
+from tests.models import ONE_THREAD, smollm2
+from tests.small_gemma import small_gemma3
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -22,9 +23,9 @@ LINES_MAX = 40
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[RunningDaemon]:
-    config = (
-        f'{ONE_THREAD}[models.smollm2]\nfile = "{smollm2()}"\n[models.other]\nbackend = "echo"\n'
-    )
+    config = f"""{ONE_THREAD}
+[models.smollm2]\nfile = "{smollm2()}"\nslots = 1\nctx-size = 1024
+[models.other]\nbackend = "echo"\n"""
     with running_daemon(config) as running:
         yield running
 
@@ -78,8 +79,8 @@ def test_grammars_hold_on_a_real_model(daemon: RunningDaemon, example: str, expe
 @pytest.mark.model
 @pytest.mark.timeout(300)
 def test_a_chain_on_real_models_finds_the_passages_and_computes_no_history_again() -> None:
-    config = f"""[daemon]\nmemory-bytes = 860000000\n{ONE_THREAD}slots = 1\nctx-size = 2048
-[models.smollm2]\nfile = "{smollm2()}"\n[models.gemma3-270m]\nfile = "{gemma3()}"\n"""
+    config = f"""[daemon]\nmemory-bytes = 300000000\n{ONE_THREAD}slots = 1\nctx-size = 512
+[models.smollm2]\nfile = "{smollm2()}"\n[models.gemma3-270m]\nfile = "{small_gemma3()}"\n"""
     with running_daemon(config) as small:
         lines = run(small, ROOT / "examples" / "chain.py").splitlines()
         log = small.log

@@ -30,8 +30,9 @@ from inferd.ipc.messages import SwapResult
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.faults.test_worker_death import workers_of
-from tests.models import ONE_THREAD, gemma3, short_smollm2
+from tests.models import ONE_THREAD, short_smollm2
 from tests.repetitions import repetitions
+from tests.small_gemma import small_gemma3
 from tests.tiny_gguf import write_tiny
 
 pytestmark = pytest.mark.asyncio
@@ -90,7 +91,7 @@ async def test_swaps_under_sixteen_streams_and_no_request_fails(other: str, mode
         async with anyio.create_task_group() as group:
             for number in range(16):
                 group.start_soon(talk, number)
-            for number in range(repetitions(6)):
+            for number in range(repetitions(4)):
                 fingerprints.add(await swap(client, ("one", other)[number % 2], mode))
             swapped.set()
         assert len(fingerprints) == 3
@@ -482,7 +483,7 @@ file = "{short_smollm2()}"
 slots = 2
 ctx-size = 512
 [models.gemma]
-file = "{gemma3()}"
+file = "{small_gemma3()}"
 slots = 2
 ctx-size = 512
 """
@@ -523,7 +524,7 @@ async def test_swaps_of_real_models_with_two_vocabularies_under_streams() -> Non
         for name, file in (
             ("live", short_smollm2()),
             ("smollm2", short_smollm2()),
-            ("gemma", gemma3()),
+            ("gemma", small_gemma3()),
         )
     )
     text, tokens = " Then the king said to the son:", 4

@@ -117,24 +117,25 @@ def both_users(fleet: RunningFleet) -> Iterator[None]:
         yield
 
 
-def served(fleet: RunningFleet, nodes: str) -> Counter[str]:
+def served(clients: Iterable[Client]) -> Counter[str]:
     """Return the tokens that nodes have computed so far, by user."""
     found = Counter[str]()
-    for node in nodes:
-        with Client(fleet.daemons[node].socket) as direct:
-            found.update(direct.exchange_served()[MODEL])
+    for direct in clients:
+        found.update(direct.exchange_served()[MODEL])
     return found
 
 
 def measure(fleet: RunningFleet, nodes: str, tokens: int) -> Counter[str]:
     """Return the tokens for each user while the nodes compute so many."""
-    before, pause, end = served(fleet, nodes), threading.Event(), time.monotonic() + WAIT_S_MAX
-    while True:
-        computed = served(fleet, nodes) - before
-        if computed.total() >= tokens:
-            return computed
-        assert time.monotonic() < end, f"too slow: {computed}"
-        pause.wait(POLL_S)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(Client(fleet.daemons[node].socket)) for node in nodes]
+        before, pause, end = served(clients), threading.Event(), time.monotonic() + WAIT_S_MAX
+        while True:
+            computed = served(clients) - before
+            if computed.total() >= tokens:
+                return computed
+            assert time.monotonic() < end, f"too slow: {computed}"
+            pause.wait(POLL_S)
 
 
 def check_shares(fleet: RunningFleet, nodes: str = "abc") -> None:

@@ -76,6 +76,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp(prefix="inferd-machine-"))
         self.specs: dict[int, m.TaskSpec] = {}
         self.texts: dict[int, str] = {}
+        self.ends: dict[int, m.Finished | m.Failed] = {}
         self.embedded: set[int] = set()
         """Tasks whose vectors were checked."""
         self.requests = 0
@@ -126,6 +127,8 @@ class EngineMachine(RuleBasedStateMachine):
         return bench
 
     def send_to_reader(self, report: m.Report) -> None:
+        if isinstance(report, (m.Finished, m.Failed)):
+            self.ends.setdefault(report.task_id, report)
         turn = self.turns.get(getattr(report, "task_id", -1))
         if turn is not None:
             turn.report(report)
@@ -206,7 +209,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(number=PICK, text=TAILS)
     def next_turn(self, number: int, text: str) -> None:
         """Continue a conversation: its tokens, then a new prompt."""
-        ended = [n for n in self.specs if isinstance(self.bench.end(n), m.Finished)]
+        ended = [n for n in self.specs if isinstance(self.ends.get(n), m.Finished)]
         if not ended:
             return
         last = ended[number % len(ended)]
@@ -219,8 +222,12 @@ class EngineMachine(RuleBasedStateMachine):
             answer = raised(text) if spec.adapters else text
             self.submit(spec, answer if spec.embed is None else "")
 
+    def alive(self) -> list[int]:
+        """Return the tasks without an end."""
+        return [n for n in self.texts if n not in self.ends]
+
     def pick(self, number: int) -> int | None:
-        alive = [n for n in self.texts if self.bench.end(n) is None]
+        alive = self.alive()
         return alive[number % len(alive)] if alive else None
 
     @rule(number=PICK, events=st.integers(1, 5))
@@ -238,7 +245,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.files.close()
         before, self.bench = self.bench, self.start_worker()
         self.bench.now, self.bench.reports = before.now, before.reports
-        for number in [n for n in self.texts if before.end(n) is None]:
+        for number in self.alive():
             spec = self.turns[number].continue_on(self.line)
             assert spec is not None
             self.bench.iterate(m.Submit(spec))
@@ -313,7 +320,7 @@ class EngineMachine(RuleBasedStateMachine):
         for number, text in self.texts.items():
             answer = self.bench.text(number).decode()
             assert text.startswith(answer), f"task {number} answered {answer!r} of {text!r}"
-            end = self.bench.end(number)
+            end = self.ends.get(number)
             if isinstance(end, m.Finished):
                 assert answer == text
                 self.check_embedding(number)
@@ -365,7 +372,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def finish(self) -> None:
         for _ in range(TURNS_MAX):
-            alive = [n for n in self.texts if self.bench.end(n) is None]
+            alive = self.alive()
             if not alive:
                 break
             self.bench.now += 0.25
@@ -373,13 +380,10 @@ class EngineMachine(RuleBasedStateMachine):
             self.bench.iterate(*pulls)
             if self.files is not None and any(t.fetching for t in self.bench.engine.tasks.queue):
                 assert self.files.flush(10)
-        assert all(self.bench.end(n) is not None for n in self.texts), "a task starves"
+        assert not self.alive(), "a task starves"
         assert all(s.task is None for s in self.bench.engine.slots.slots), "a slot leaked"
-        errors = {self.bench.end(n).error["name"] for n in self.texts if self.failed(n)}  # type: ignore[union-attr]
+        errors = {end.error["name"] for end in self.ends.values() if isinstance(end, m.Failed)}
         assert errors <= {"Cancelled", "Timeout", "KvFull"}, errors
-
-    def failed(self, number: int) -> bool:
-        return isinstance(self.bench.end(number), m.Failed)
 
 
 class WindowMachine(EngineMachine):

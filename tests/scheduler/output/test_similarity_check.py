@@ -13,7 +13,7 @@ from tests.scheduler.doubles import Bench
 
 TEXT = "One. Two! Three. Four"
 ENDS = {"One.": 4, "Two!": 9, "Three.": 16}
-OTHER = "another text, of some length"
+OTHER = "another text"
 SIMILAR = StoppingParams(stop_similarity="anything")
 PATIENT = EngineSettings(reader_lag_s=1000.0, ageing_tokens=100_000, quantum_tokens=100_000)
 """Tasks are parked only by hand."""
