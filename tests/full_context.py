@@ -17,7 +17,7 @@ from llama_cpp import llama_cpp as lib
 
 from inferd.backends.llama.kv.context import LlamaContext
 
-__all__ = ("fill_context",)
+__all__ = ("fill_context", "tokens_at_a_time")
 
 HEADER_BYTES = 28
 """Of `LlamaContext.save`, in front of llama.cpp's state."""
@@ -46,6 +46,11 @@ def fill_context(context: LlamaContext, free: int, *, swa_full: bool = False) ->
     lib.llama_memory_seq_rm(context.memory, 0, 0, length - CELLS_LEFT)
     context._lengths[0] = length
     return length
+
+
+def tokens_at_a_time(context: LlamaContext) -> int:
+    """Return how many tokens of a batch llama.cpp computes at a time."""
+    return int(lib.llama_n_ubatch(context.pointer))
 
 
 def _stretch(

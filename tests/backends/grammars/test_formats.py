@@ -49,7 +49,7 @@ class Texts:
     def __init__(self, vocab: Vocab, compiler: GrammarCompiler, *, spelled: bool):
         self.vocab, self.compiler, self.spelled = vocab, compiler, spelled
         self._bytes: dict[bytes, int] = {}
-        for token in range(vocab.size):
+        for token in range(vocab.size if spelled else 0):
             if not vocab.is_control(token):
                 self._bytes.setdefault(vocab.piece(token), token)
 
@@ -403,6 +403,7 @@ def test_user_defined_tokens_are_text() -> None:
 
 def is_user_defined(vocab: Vocab, token: int) -> bool:
     """Return whether *token* is user-defined and has a name in angle brackets."""
-    kind, piece = lib.llama_vocab_get_attr(vocab.pointer, token), vocab.piece(token)
-    user_defined = bool(kind & lib.LLAMA_TOKEN_ATTR_USER_DEFINED)
-    return user_defined and piece[:1] == b"<" and piece[-1:] == b">"
+    if not lib.llama_vocab_get_attr(vocab.pointer, token) & lib.LLAMA_TOKEN_ATTR_USER_DEFINED:
+        return False
+    piece = vocab.piece(token)
+    return piece[:1] == b"<" and piece[-1:] == b">"

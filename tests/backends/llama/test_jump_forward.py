@@ -35,14 +35,16 @@ GRAMMARS: dict[str, dict[str, Any]] = {
     "words": {"grammar": 'root ::= ("and_so_on,_" | "and_then,_") [a-c] "._The_end."'},
     "fixed": {"grammar": f'root ::= "{"never_to_be_chosen_" * 12}"'},
 }
+SHORTER = {"grammar": f'root ::= "{"never_to_be_chosen_" * 4}"'}
+"""The fixed text with a third of its tokens, still more than a batch."""
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temp": 0.0},
     "sampled": {"temp": 2.0, "seed": 5, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
     "penalties": {"temp": 2.0, "seed": 6, "repeat_penalty": 3.0, "last_n_penalty": 30},
 }
 PAIRS = [g | s for g in GRAMMARS.values() for s in SAMPLINGS.values()]
-DIFFERENT_PAIRS = [*PAIRS[:6], PAIRS[8]]
-"""`PAIRS` with the fixed text once: it is the longest by far, and no sampling chooses any of it."""
+DIFFERENT_PAIRS = [*PAIRS[:6], SHORTER | SAMPLINGS["penalties"]]
+"""`PAIRS` with the fixed text once, and shorter: no sampling chooses any of it."""
 PROMPT = [1, *tokens_of(11, 100)]
 
 

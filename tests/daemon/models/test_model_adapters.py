@@ -30,7 +30,7 @@ from inferd.ipc.messages import AddAdapterParams, RemoveAdapterParams
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import document, inferd
 from tests.daemon.other_users import Stranger
-from tests.models import ONE_THREAD, smollm2
+from tests.models import ONE_THREAD, short_smollm2
 from tests.raw import RawClient
 from tests.tiny_gguf import write_tiny
 from tests.tiny_lora import matrices, write_lora
@@ -325,13 +325,13 @@ def test_the_command_line_adds_and_removes(folder: Path) -> None:
 
 @pytest.mark.model
 def test_adapters_of_a_real_model(tmp_path: Path) -> None:
-    """SmolLM2: 30 layers, quantised; its output is that of its embeddings."""
-    shapes = {f"blk.{n}.ffn_down.weight": (576, 1536) for n in range(30)}
-    shapes |= {f"blk.{n}.attn_q.weight": (576, 576) for n in range(30)}
+    """SmolLM2, of which four blocks are enough: quantised; its output is that of its embeddings."""
+    shapes = {f"blk.{n}.ffn_down.weight": (576, 1536) for n in range(4)}
+    shapes |= {f"blk.{n}.attn_q.weight": (576, 576) for n in range(4)}
     write_lora(tmp_path / "style.gguf", matrices(shapes, strength=0.5))
     embeddings = matrices({"token_embd.weight": (4, 576)})
     write_lora(tmp_path / "embeddings.gguf", embeddings)
-    config = f'{ONE_THREAD}[models.smollm2]\nfile = "{smollm2()}"\n'
+    config = f'{ONE_THREAD}ctx-size = 256\n[models.smollm2]\nfile = "{short_smollm2()}"\n'
     config += '[models.smollm2.adapters]\nstyle = "style.gguf"'
     options = {"temp": 0, "n-predict": 24, "cache-prompt": False}
     with running_daemon(config, models_dir=tmp_path) as daemon, Client(daemon.socket) as client:

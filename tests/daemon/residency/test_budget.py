@@ -172,7 +172,7 @@ def test_a_session_of_an_evicted_model_continues_when_it_is_loaded_again() -> No
 
 
 def test_two_loads_at_once_do_not_get_the_same_bytes() -> None:
-    models = (echo("a", 600, load_ms=500), echo("b", 600, load_ms=500))
+    models = (echo("a", 600, load_ms=200), echo("b", 600, load_ms=200))
     with daemon_with(*models) as daemon, RawClient(daemon.socket) as client:
         numbers = [client.start_request("load_by_name", name=name) for name in ("a", "b")]
         seen: list[dict[str, str]] = []
@@ -408,15 +408,15 @@ def test_each_reason_has_its_words() -> None:
 def test_a_load_that_cannot_allocate_reports_the_sizes(tmp_path: Path) -> None:
     write_tiny("llama", tmp_path)
     config = "[daemon]\nmemory-bytes = 1_000_000_000_000_000\n[models.tiny-llama]\n"
-    config += "slots = 4\nctx-size = 4_000_000\n"
+    config += "slots = 4\nctx-size = 2_000_000\n"
     with running_daemon(config, models_dir=tmp_path) as daemon, RawClient(daemon.socket) as client:
-        resource.prlimit(daemon.pid, resource.RLIMIT_AS, (4 << 30, 4 << 30))  # of workers, too
+        resource.prlimit(daemon.pid, resource.RLIMIT_AS, (2 << 30, 2 << 30))  # of workers, too
         with pytest.raises(OutOfMemory) as caught:
             load(client, "tiny-llama")
         data = caught.value.data
-        assert data["needed_bytes"] > 4 << 30 and 0 < data["free_bytes"] < 1 << 40
-        assert (data["slots"], data["ctx_size"]) == (4, 4_000_000)
-        assert "ctx-size" in caught.value.hint and "slots of 4000000" in caught.value.message
+        assert data["needed_bytes"] > 2 << 30 and 0 < data["free_bytes"] < 1 << 40
+        assert (data["slots"], data["ctx_size"]) == (4, 2_000_000)
+        assert "ctx-size" in caught.value.hint and "slots of 2000000" in caught.value.message
         # A swap asks whether the model would fit in the place of the old one.
         client.call("load_by_name", name="echo")
         with pytest.raises(OutOfMemory):
@@ -487,15 +487,20 @@ memory-bytes = 700_000_000
 kv-ram-bytes = 1
 [models.smollm2]
 file = "{smollm2()}"
+ctx-size = 256
+slots = 16
 [models.gemma3]
 file = "{gemma3()}"
+ctx-size = 512
+slots = 4
 """
+"""Short contexts are soon full. Those of SmolLM2 take a third of its memory nevertheless."""
 
 
-def settled(name: str, client: RawClient) -> tuple[int, int]:
-    """Fill a context of 1024 tokens nearly; return the model's estimated and resident bytes."""
+def settled(name: str, ctx_size: int, client: RawClient) -> tuple[int, int]:
+    """Fill a context nearly; return the model's estimated and resident bytes."""
     context = client.context(name)
-    client.set_input(context, b"one two three four five six seven " * 140)
+    client.set_input(context, b"one two three four five six seven " * (ctx_size * 14 // 15 // 7))
     client.call("compute", context=context, timeout_s=60)
     found = model(client, name)
     return found["memory"]["total"], psutil.Process(found["pid"]).memory_info().rss
@@ -507,11 +512,10 @@ def test_a_real_model_is_evicted_for_another_and_each_takes_its_estimate() -> No
     """700 MB are enough for either, and not for both. A slow machine computes small batches, which
     use less memory than full ones of the usual size.
     """
-    sizes = "n-predict = 1\nctx-size = 1024\nbatch-size = 64\n"
-    with running_daemon(REAL + ONE_THREAD + sizes) as daemon:
-        for name, others in (("smollm2", "gemma3"), ("gemma3", "smollm2")):
+    with running_daemon(REAL + ONE_THREAD + "n-predict = 1\nbatch-size = 64\n") as daemon:
+        for name, others, ctx_size in (("smollm2", "gemma3", 256), ("gemma3", "smollm2", 512)):
             with RawClient(daemon.socket, timeout_s=100) as client:
-                estimate, resident = settled(name, client)
+                estimate, resident = settled(name, ctx_size, client)
                 sys.stderr.write(
                     f"{name}: estimated {estimate / 1e6:.1f}, has {resident / 1e6:.1f} MB\n"
                 )
