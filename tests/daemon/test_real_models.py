@@ -154,7 +154,8 @@ def test_many_clients_share_one_model(daemon: RunningDaemon) -> None:
         with inferd.Client(daemon.socket) as client:
             priorities: list[Priority] = ["low", "normal", "high", "urgent"]
             priority = priorities[number % 4]
-            with client.session("smollm2", priority=priority, options=GREEDY) as session:
+            options: dict[str, Any] = {"raw": True, "priority": priority, "options": GREEDY}
+            with client.session("smollm2", **options) as session:
                 return str(session.chat(f"Say the number {number}."))
 
     with ThreadPoolExecutor(12) as pool:
@@ -207,7 +208,7 @@ def test_a_truncated_model_is_refused_before_llama_cpp_sees_it(
 def test_special_tokens_show_in_wasi_calls_and_not_in_chats(
     daemon: RunningDaemon, client: inferd.Client
 ) -> None:
-    prompt = "<|im_start|>user\nSay hi.<|im_end|>\n<|im_start|>assistant\n"
+    prompt = "<|im_start|>user\nIs 2 even?<|im_end|>\n<|im_start|>assistant\n"
     with RawClient(daemon.socket) as raw:
         context = raw.context("smollm2", '{"temp":0,"n-predict":60}')
         raw.set_input(context, prompt.encode())
@@ -286,7 +287,7 @@ def test_answers_have_the_format_of_the_turn(
 
 def test_a_mark_in_free_text_forces_the_rest_of_a_call(daemon: RunningDaemon) -> None:
     bias = [["<", 9.0], ["call", 4.0]]
-    options = {"structural-tag": CALL, "n-predict": 80, "temp": 0, "logit-bias": bias}
+    options = {"structural-tag": CALL, "n-predict": 40, "temp": 0, "logit-bias": bias}
     with RawClient(daemon.socket) as raw:
         context = raw.context("smollm2")
         raw.set_input(context, json.dumps(options).encode(), index=1)
@@ -344,27 +345,37 @@ def test_a_refused_turn_leaves_nothing_of_its_message(
         assert session.chat("And of Italy?") == unrefused
 
 
+GREETING = "Say hello."
+POLITE: dict[str, Any] = {
+    "system": "Be nice.",
+    "options": {"temp": 0, "n-predict": 24, "cache-prompt": False},
+}
+
+
+@pytest.fixture(scope="module")
+def greeting(daemon: RunningDaemon) -> str:
+    """Return an answer of some sentences."""
+    with inferd.Client(daemon.socket) as client, client.session("smollm2", **POLITE) as session:
+        return str(session.chat(GREETING))
+
+
 @pytest.mark.parametrize("comparer", ["smollm2", "gemma3"])
 def test_a_turn_ends_with_the_sentence_that_means_the_given_text(
-    client: inferd.Client, comparer: str
+    client: inferd.Client, greeting: str, comparer: str
 ) -> None:
     """A sentence of a greedy answer is found again by the same model's embeddings and another's."""
-    options = {"temp": 0, "n-predict": 24, "cache-prompt": False}
-    prompt = "Say hello to me."
     client.load_by_name(comparer)
-    with client.session("smollm2", options=options) as session:
-        whole = str(session.chat(prompt))
-    with client.session(f"by_{comparer}", options=options) as session:
-        assert str(session.chat(prompt)) == whole
-        sentences = re.findall(r"\S.*?[.!?](?=\s)", whole, re.DOTALL)
+    with client.session(f"by_{comparer}", **POLITE) as session:
+        assert session.chat(GREETING) == greeting
+        sentences = re.findall(r"\S.*?[.!?](?=\s)", greeting, re.DOTALL)
         assert len(sentences) > 1
         given, first, second = client.embed(comparer, [sentences[1], *sentences[:2]])
         far, near = (sum(map(operator.mul, given, said)) for said in (first, second))
         assert far < near - 0.01
         session.reset()
         met = {"stop-similarity": sentences[1], "stop-similarity-threshold": (far + near) / 2}
-        reply = session.chat(prompt, options=met)
-    assert whole[: whole.index(sentences[1])] + sentences[1] == str(reply)
+        reply = session.chat(GREETING, options=met)
+    assert greeting[: greeting.index(sentences[1])] + sentences[1] == str(reply)
     assert reply.metadata["stop_reason"] == "similarity"
     assert float(reply.metadata["stop_detail"]) == pytest.approx(near, abs=2e-3)
     assert reply.metadata["adjusted"] == {}

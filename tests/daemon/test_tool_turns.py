@@ -22,7 +22,7 @@ TOOLS = [{"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
 USER = "What is two and two?"
 MESSAGES = """\
 {%- if tools %}<|im_start|>system
-Functions: {{ tools | tojson }}<|im_end|>
+Functions: {{ tools | map(attribute="function.name") | join(", ") }}<|im_end|>
 {% endif %}
 {%- for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}
@@ -31,7 +31,9 @@ Functions: {{ tools | tojson }}<|im_end|>
 {%- if add_generation_prompt %}<|im_start|>assistant
 START{% endif %}
 """
-"""A minimal template; CALL is a call in the form of a model, START what begins each answer."""
+"""A minimal template, which names the tools without their schemas: prompts are short, and the same
+for strict and other tools. CALL is a call in the form of a model, START what begins each answer.
+"""
 HERMES = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 JSON_CALL = '{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}'
 FORMS = {
@@ -82,7 +84,7 @@ def grammar_of(answer: str) -> str:
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     folder = tmp_path_factory.mktemp("tools")
-    config = [ONE_THREAD, "ctx-size = 2048", "slots = 1"]
+    config = [ONE_THREAD, "ctx-size = 512", "slots = 1"]
     for form, (call, start, _) in FORMS.items():
         template = MESSAGES.replace("CALL", call).replace("START", start)
         (folder / f"{form}.jinja").write_text(template)
@@ -198,7 +200,7 @@ def test_a_strict_call_that_the_model_chooses_fits_the_schema(
     """The model follows the examples; their arguments do not fit. (A call in the form `llama` has
     no mark that could start a grammar.)
     """
-    examples = [message for number in (1, 2, 3) for message in example(form, number)]
+    examples = example(form, 1)
     prompt = [*examples, {"role": "user", "content": "What is 4 and 4?"}]
     for strict in (True, False):
         function = {"name": "add", "parameters": NARROW, "strict": strict}

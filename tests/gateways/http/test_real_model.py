@@ -17,10 +17,10 @@ from tests.gateways.http.own_paths import Caller
 from tests.models import ONE_THREAD, smollm2
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
-CONFIG = ONE_THREAD + "[models.smollm2]\nslots = 4\nctx-size = 1024\n"
+CONFIG = ONE_THREAD + "[models.smollm2]\nslots = 4\nctx-size = 512\n"
 QUESTION = "What is the capital of France?"
 MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
-GREEDY: dict[str, Any] = {"model": "smollm2", "temperature": 0, "max_completion_tokens": 24}
+GREEDY: dict[str, Any] = {"model": "smollm2", "temperature": 0, "max_completion_tokens": 8}
 PARIS: list[Any] = [
     {
         "type": "function",
@@ -47,7 +47,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
 
 
 def test_a_chat_is_the_clients(api: openai.OpenAI, client: Client) -> None:
-    with client.session("smollm2", options={"temp": 0, "n-predict": 24}) as session:
+    with client.session("smollm2", options={"temp": 0, "n-predict": 8}) as session:
         expected = session.chat(QUESTION)
     done = api.chat.completions.create(**GREEDY, messages=MESSAGES)
     assert done.choices[0].message.content == expected
@@ -195,7 +195,7 @@ def test_the_result_of_a_tool_is_read(api: openai.OpenAI) -> None:
 
 def test_answers_have_different_seeds(api: openai.OpenAI) -> None:
     keywords: Any = {"model": "smollm2", "messages": MESSAGES, "n": 3, "seed": 7}
-    keywords |= {"max_completion_tokens": 12, "temperature": 1.5}
+    keywords |= {"max_completion_tokens": 6, "temperature": 1.5}
     whole = api.chat.completions.create(**keywords)
     texts = ["", "", ""]
     for chunk in api.chat.completions.create(**keywords, stream=True):
