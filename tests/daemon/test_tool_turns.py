@@ -200,7 +200,7 @@ def test_a_strict_call_that_the_model_chooses_fits_the_schema(
     """The model follows the examples; their arguments do not fit. (A call in the form `llama` has
     no mark that could start a grammar.)
     """
-    examples = example(form, 1)
+    examples = [message for number in (1, 2) for message in example(form, number)]
     prompt = [*examples, {"role": "user", "content": "What is 4 and 4?"}]
     for strict in (True, False):
         function = {"name": "add", "parameters": NARROW, "strict": strict}

@@ -19,7 +19,7 @@ from tests.raw import RawClient
 from tests.tiny_gguf import write_tiny
 from tests.waiting import wait_until
 
-VALUE = {"texts": [f"{n}:a-long-text,of-some-words" for n in range(5)], "number": 7}
+VALUE = {"texts": [f"{n}:a-long-text,of-some-words" for n in range(8)], "number": 7}
 """Without spaces: the tiny model has no token for one."""
 COMPACT = json.dumps(VALUE, separators=(",", ":"))
 LENIENT = {
