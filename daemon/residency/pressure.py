@@ -53,7 +53,7 @@ class Reading:
 
     @property
     def is_ample(self) -> bool:
-        """Whether so much is free that none need be freed here."""
+        """Whether so much memory is free that freeing more here would not end stalls."""
         return self.free_bytes >= FREE_SHARE_AMPLE * self.total_bytes
 
 
@@ -209,6 +209,7 @@ class MemoryWatch:
                 self._machine.own_stalled_s(),
             )
         except (OSError, ValueError, KeyError) as exc:
+            self._last = None
             self._note_reading(repr(exc))
             return
         self._note_reading(None)
