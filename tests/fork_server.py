@@ -114,7 +114,7 @@ class ForkedWorker(subprocess.Popen[bytes]):
         given = inspect.signature(execute).bind(*arguments).arguments
         _, *options, _, _, _, _ = given["args"]
         known = options == ["-P", "-m", f"inferd.{WORKER}"]
-        if not known or not _may_differ(self.environment, given["env"]):
+        if not known or not _are_alike(self.environment, given["env"]):
             execute(*arguments)
             return
         sys.stdout.flush()
@@ -199,7 +199,7 @@ def _server_of(arguments: Sequence[str], given: Mapping[str, Any]) -> _Server | 
     if kind not in MODULES or any(given.get(name) not in (None, False, -1) for name in UNUSUAL):
         return None
     environment = given["env"] or os.environ
-    if not _may_differ(_environment, environment):
+    if not _are_alike(_environment, environment):
         return None
     with _lock:
         if kind not in _servers:
@@ -207,8 +207,8 @@ def _server_of(arguments: Sequence[str], given: Mapping[str, Any]) -> _Server | 
     return _servers[kind]
 
 
-def _may_differ(first: Mapping[str, str], second: Mapping[str, str]) -> bool:
-    """Return whether two environments differ in nothing that is read during imports."""
+def _are_alike(first: Mapping[str, str], second: Mapping[str, str]) -> bool:
+    """Return whether two environments have the same variables, except those that may differ."""
     differing = {name for name, _ in first.items() ^ second.items()}
     return all(name in VARIABLES or name.startswith(PREFIXES) for name in differing)
 

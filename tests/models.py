@@ -13,7 +13,7 @@ from llama_cpp import llama_cpp as lib
 
 from inferd.backends.llama.llama_log import capture
 
-__all__ = ("ONE_THREAD", "fast_smollm2", "gemma3", "short_smollm2", "smollm2")
+__all__ = ("ONE_THREAD", "fast_smollm2", "gemma3", "short_smollm2", "smollm2", "written_once")
 
 ONE_THREAD = "[defaults]\nthreads = 1\n"
 """Configuration of a daemon for real models. With two threads, one other busy process makes each
@@ -42,17 +42,26 @@ def short_smollm2() -> Path:
 
 
 def _made(name: str, make: Callable[[Any], None]) -> Path:
-    """Return a variant of SmolLM2 that is written once, with the parameters that *make* sets."""
-    target = _CACHE / "tests" / name
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
+    """Return a variant of SmolLM2, with the parameters that *make* sets."""
+
+    def quantize(file: Path) -> None:
         capture()
         params = lib.llama_model_quantize_default_params()
         make(params)
+        names = os.fsencode(smollm2()), os.fsencode(file)
+        assert lib.llama_model_quantize(*names, ctypes.byref(params)) == 0
+
+    return written_once(name, quantize)
+
+
+def written_once(name: str, write: Callable[[Path], None]) -> Path:
+    """Return a variant of a model, which *write* writes unless an earlier run of the tests has."""
+    target = _CACHE / "tests" / name
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made = Path(folder, name)
-            names = os.fsencode(smollm2()), os.fsencode(made)
-            assert lib.llama_model_quantize(*names, ctypes.byref(params)) == 0
+            write(made)
             made.rename(target)
     return target
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 
-from tests.models import gemma3
+from tests.models import gemma3, written_once
 
 __all__ = ("small_gemma3",)
 
-_CACHE = Path(__file__).resolve().parent.parent / ".cache" / "tests"
 _KEPT = np.r_[:40_960, 236_743:238_791]
 """The control tokens, the bytes and the most frequent words; the most frequent characters."""
 _EMBEDDING = "token_embd.weight"
@@ -24,14 +22,7 @@ def small_gemma3() -> Path:
     tokens, and the answers still make sense. A load takes a fifth of the CPU time, and so does the
     choice of a token.
     """
-    target = _CACHE / f"gemma-3-270m-{len(_KEPT)}-tokens.gguf"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            made = Path(folder, target.name)
-            _write(made)
-            made.rename(target)
-    return target
+    return written_once(f"gemma-3-270m-{len(_KEPT)}-tokens.gguf", _write)
 
 
 def _write(target: Path) -> None:
