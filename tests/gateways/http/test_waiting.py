@@ -17,6 +17,7 @@ import pytest
 from inferd import Client
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
+from tests.gateways.http.conftest import HELD
 from tests.gateways.http.driver import RunningGateway, gateway
 from tests.waiting import wait_until
 
@@ -235,6 +236,9 @@ def test_without_a_daemon_a_request_is_503(daemon: RunningDaemon) -> None:
     class Nowhere:
         socket = "/nonexistent/inferd.sock"
 
-    with gateway(Nowhere()) as other, Request(other, {"model": "echo", "prompt": "x"}) as request:  # type: ignore[arg-type]
+    with (
+        gateway(Nowhere(), *HELD) as other,  # type: ignore[arg-type]
+        Request(other, {"model": "echo", "prompt": "x"}) as request,
+    ):
         assert request.response.status == 503
         assert "inferd start" in json.loads(request.response.read())["error"]["message"]
