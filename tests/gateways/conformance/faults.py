@@ -513,7 +513,7 @@ WRONG_SERVERS: tuple[tuple[Fault, str], ...] = (
         CreditIsIgnored(),
         """
         streams.a_stream_sends_no_more_events_than_its_credit
-        streams.the_default_credit_is_announced contexts.a_context_runs_one_turn_at_a_time
+        streams.the_default_credit_is_announced
         """,
     ),
     (CreditIsLost(), "streams.a_stream_sends_no_more_events_than_its_credit exchanges.stream"),

@@ -24,6 +24,9 @@ from tests.waiting import wait_until
 
 CONFIG = echo_model("slow", step_ms=20, slots=2)
 TEXT = "a text that takes the slow model a second or two to echo"
+LONG_TEXT = (
+    f"{TEXT}, and as it has more tokens than the credit of a stream, its turn ends once it is read"
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +39,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
 class Streams:
     """A stream on each node, of sessions with an id."""
 
-    def __init__(self, fleet: RunningFleet, client: Client):
+    def __init__(self, fleet: RunningFleet, client: Client, text: str = TEXT):
         fleet.load("slow")
         self.sessions: dict[str, Session] = {}
         self.streams: dict[str, Stream] = {}
@@ -49,7 +52,7 @@ class Streams:
                 session.__exit__(None, None, None)
                 continue
             self.sessions[node] = session
-            stream = self.streams[node] = session.stream(TEXT)
+            stream = self.streams[node] = session.stream(text)
             next(iter(stream))
 
 
@@ -144,11 +147,11 @@ def test_an_entry_that_is_stopped_lets_its_turns_end_and_leaves_the_nodes(
     fleet: RunningFleet,
 ) -> None:
     with Client(fleet.socket) as client:
-        streams = Streams(fleet, client)
+        streams = Streams(fleet, client, LONG_TEXT)
         with inferd_process("stop", socket=fleet.socket) as stopping:
             wait_until(lambda: is_refused(client))
             for stream in streams.streams.values():
-                assert TEXT.endswith("".join(stream))
+                assert LONG_TEXT.endswith("".join(stream))
             _, errors = stopping.communicate()
             assert stopping.returncode == 0, errors
     assert fleet.entry.wait() == 0
