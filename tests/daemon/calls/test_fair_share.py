@@ -19,6 +19,7 @@ from tests.echo import echo_model
 from tests.raw import RawClient
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.alone
 GATEWAY, OTHER_GATEWAY = 54323, 54324
 MODEL, QUANTUM, AGEING = "slow", 10, 500
 CONFIG = f"""quantum-tokens = {QUANTUM}

@@ -21,6 +21,7 @@ from tests.echo import echo_model
 from tests.gateways.fleet.members import WAIT_S_MAX, RunningFleet, running_fleet
 from tests.raw import Closed, RawClient
 
+pytestmark = pytest.mark.alone
 MODEL = "slow"
 SLOTS = {"a": 8, "b": 2, "c": 2}
 """The part of each user is six slots: of node a, Bob gets six, and Ada two."""
