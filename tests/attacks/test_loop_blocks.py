@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 import typing
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,15 +27,16 @@ BLOCK_S_MAX = 0.02
 """The bound, on a machine that counts to a million in `COUNT_S`."""
 COUNT_S = 0.012
 MARGIN = 3.0
+TRIES = 3
+"""The least of so many blocks counts: a busy machine makes some of them longer."""
 SPACE = FRAME_BYTES_MAX - 2000
 """Bytes of a frame for the field under test."""
 SKIPPED = {"drain", "deinit_backend"}
 MISSPELT = "temperatur"
 
 
-@cache
 def slowness() -> float:
-    """Return how many times slower than the reference this machine is; at least 1."""
+    """Return how many times slower than the reference this machine is now; at least 1."""
     best = min(_count_s() for _ in range(5))
     return max(1.0, best / COUNT_S)
 
@@ -62,11 +63,18 @@ def attacker(daemon: MeteredDaemon) -> Iterator[RawClient]:
         yield client
 
 
-def check_block(daemon: MeteredDaemon, client: RawClient, name: str) -> None:
-    """Check the longest block, once the loop has ended that of the last reply."""
-    client.call("init_backend")
-    longest_s = daemon.read_longest_s()
-    assert longest_s < BLOCK_S_MAX * MARGIN * slowness(), name
+def check_block(
+    daemon: MeteredDaemon, client: RawClient, name: str, send: Callable[[], object]
+) -> None:
+    """Check the longest block of *send*, which is called again if it was too long."""
+    longest: list[float] = []
+    for _ in range(TRIES):
+        send()
+        client.call("init_backend")  # once it is answered, the block of the last reply has ended
+        longest.append(daemon.read_longest_s())
+        if longest[-1] < BLOCK_S_MAX * MARGIN:
+            return
+    assert min(longest) < BLOCK_S_MAX * MARGIN * slowness(), (name, longest)
 
 
 def texts(count: int) -> list[str]:
@@ -182,11 +190,8 @@ def test_no_value_of_a_field_blocks_the_loop(
     base = {name: value for name, value in handles.items() if name in known}
     kind = next(f.type for f in msgspec.structs.fields(params) if f.name == field)
     for name, value in shapes_of(kind).items():
-        try:
-            attacker.call(call, **(base | {field: value}))
-        except InferdError as exc:
-            assert len(exc.message) < 20_000, name
-        check_block(daemon, attacker, f"{call} {field} {name}")
+        send = partial(refuse, attacker, call, **(base | {field: value}))
+        check_block(daemon, attacker, f"{call} {field} {name}", send)
 
 
 PATTERNS = [
@@ -260,8 +265,10 @@ def test_no_parameter_blocks_the_loop(
         more = [PATTERNS[:8], PATTERNS[8:]] if parameter.name == "stop-patterns" else []
         for number, value in enumerate(VALUES[parameter.kind] + more):
             for names in ([parameter.name], spellings(parameter.name)):
-                send_options(attacker, handles, call, dict.fromkeys(names, value))
-                check_block(daemon, attacker, f"{call} {parameter.name} {number} {len(names)}")
+                options = dict.fromkeys(names, value)
+                send = partial(send_options, attacker, handles, call, options)
+                name = f"{call} {parameter.name} {number} {len(names)}"
+                check_block(daemon, attacker, name, send)
 
 
 def send_options(
@@ -276,13 +283,18 @@ def send_options(
         return
     text = msgspec.json.encode(options)
     if call == "set_input":
-        fd = _write_memfd(text)
-        try:
-            refuse(client, call, [fd], context=context, index=1, tensor={"fd": 0})
-        finally:
-            os.close(fd)
+        send_data(client, call, text, context=context, index=1)
     elif len(text) < SPACE:
         refuse(client, call, name="echo", config=text.decode())
+
+
+def send_data(client: RawClient, call: str, data: bytes, **params: Any) -> None:
+    """Send *data* as a tensor in a file descriptor."""
+    fd = _write_memfd(data)
+    try:
+        refuse(client, call, [fd], tensor={"fd": 0}, **params)
+    finally:
+        os.close(fd)
 
 
 def refuse(client: RawClient, call: str, fds: list[int] | None = None, /, **params: Any) -> None:
@@ -306,16 +318,17 @@ def test_no_long_text_blocks_the_loop(
     daemon: MeteredDaemon, attacker: RawClient, wide: dict[str, int]
 ) -> None:
     graph, context = wide["graph"], wide["context"]
-    assert len(attacker.call("tokenize", graph=graph, text="a" * SPACE)["tokens"]) == SPACE
-    check_block(daemon, attacker, "tokenize")
-    tokens = [97] * w.DETOKENIZE_TOKENS_MAX
-    assert len(attacker.call("detokenize", graph=graph, tokens=tokens)["text"]) == len(tokens)
-    check_block(daemon, attacker, "detokenize")
+    text, tokens = "a" * SPACE, [97] * w.DETOKENIZE_TOKENS_MAX
+
+    def tokenize() -> None:
+        assert len(attacker.call("tokenize", graph=graph, text=text)["tokens"]) == SPACE
+
+    def detokenize() -> None:
+        assert len(attacker.call("detokenize", graph=graph, tokens=tokens)["text"]) == len(tokens)
+
+    check_block(daemon, attacker, "tokenize", tokenize)
+    check_block(daemon, attacker, "detokenize", detokenize)
     for data in (b"a" * w.TENSOR_BYTES_MAX, b"\xff" * w.TENSOR_BYTES_MAX):
         for call in ("set_input", "run_inference"):
-            fd = _write_memfd(data)
-            try:
-                refuse(attacker, call, [fd], context=context, index=0, tensor={"fd": 0})
-            finally:
-                os.close(fd)
-            check_block(daemon, attacker, f"{call} {data[:1]!r}")
+            send = partial(send_data, attacker, call, data, context=context, index=0)
+            check_block(daemon, attacker, f"{call} {data[:1]!r}", send)
