@@ -127,7 +127,7 @@ class EchoModel(EchoContext):
         """Append the chunks to their slots, after the pauses and faults of the options."""
         adapters = self.adapters.chosen
         self.check_batch(chunks, adapters)
-        self.faults.count_step()
+        self.faults.count_step(passes=len({len(chunk.tokens) for chunk in chunks}))
         for chunk in chunks:
             self.faults.abort_on_tokens(self.append(chunk, adapters).tokens)
 

@@ -1,6 +1,7 @@
 """The echo model's options (its size, its kind of memory, its faults), and the faults.
 
-`step_ms` and `load_ms` slow the model down. Tokenizing takes `tokenize_ms` for each 1000 bytes.
+`step_ms` and `load_ms` slow the model down. A step takes `step_ms` for each length of its chunks,
+since llama.cpp, too, has a pass for each. Tokenizing takes `tokenize_ms` for each 1000 bytes.
 Sampling takes `sample_ms` of CPU time in slots with
 the text `slow_on` (empty: in all). Faults are `crash_at_step` (the process aborts), `fail_at_step`
 (the step fails) and `abort_on` (the process aborts in the step that decodes this
@@ -71,11 +72,11 @@ class EchoFaults:
         self.steps = 0
         self._options, self._vocabulary = options, vocabulary
 
-    def count_step(self) -> None:
-        """Count a step, pause, and fail if the options request it."""
+    def count_step(self, passes: int = 1) -> None:
+        """Count a step of so many *passes*, pause, and fail if the options request it."""
         self.steps += 1
         if self._options.step_ms:
-            time.sleep(self._options.step_ms / 1000)
+            time.sleep(passes * self._options.step_ms / 1000)
         if self.steps == self._options.crash_at_step:
             os.abort()
         if self.steps == self._options.fail_at_step:

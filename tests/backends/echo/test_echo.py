@@ -5,6 +5,8 @@ Its simulated memory is compared with tiny models that have such a memory.
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from inferd.backends import Chunk, Model, ModelSpec
@@ -55,6 +57,19 @@ def test_echo_trims_like_the_model_that_it_stands_for(
         assert answers(double, length, keep) == answers(tiny, length, keep)
     assert double.info.kv_kind == tiny.info.kv_kind
     assert double.info.can_shift == tiny.info.can_shift or kind == "gemma3-full"
+
+
+def test_a_step_takes_its_time_once_for_each_length_of_its_chunks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paused: list[float] = []
+    monkeypatch.setattr(time, "sleep", paused.append)
+    model = EchoModel(ModelSpec(name="echo", slots=4, ctx_size=1024), EchoOptions(step_ms=20))
+    for count in (1, 5):
+        model.step([Chunk(slot, [65] * n, 0, True) for slot, n in enumerate((1, 1, count))])
+        for slot in range(3):
+            model.trim(slot, 0)
+    assert paused == [0.02, 0.04]
 
 
 def test_a_window_memory_holds_the_window_and_a_batch() -> None:
