@@ -8,9 +8,9 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple
 
 from bench.texts import story
 from inferd import AsyncClient
@@ -32,7 +32,6 @@ TOLERANCE = 0.1
 WARM_UP_TURNS, WARM_UP_TOKENS = 4, 32
 POLL_S = 0.5
 """The time between two requests for the learned costs."""
-Three: TypeAlias = tuple[float, float, float]
 
 
 class Arrival(NamedTuple):
@@ -122,7 +121,8 @@ async def run_trace(
         known = []
         while not sessions.done():
             await asyncio.wait([sessions], timeout=POLL_S)
-            known.append(coefficients((await client.stats())["models"][model]["step_cost"]))
+            found = (await client.stats())["models"][model]["step_cost"]
+            known.append(CostCoefficients(**found))
     cost = StepCost.from_coefficients(mean_cost(known))
     return await sessions, replace(before, cost=cost)
 
@@ -132,15 +132,10 @@ def mean_cost(known: Sequence[CostCoefficients]) -> CostCoefficients:
     the steps before the last hundred, and other programs change the speed of the machine: the cost
     at the end of a trace has given 18 and 29 % less time than the trace took.
     """
-
-    def mean(rows: Sequence[Three]) -> Three:
-        a, b, c = (statistics.fmean(values) for values in zip(*rows, strict=True))
-        return a, b, c
-
-    wide = [one.wide for one in known if one.wide is not None]
     return CostCoefficients(
-        mean([one.narrow for one in known]),
-        mean(wide) if wide else None,
+        statistics.fmean(one.ubatch_s for one in known),
+        statistics.fmean(one.token_s for one in known),
+        statistics.fmean(one.position_s for one in known),
         min(one.token_s_least for one in known),
     )
 
@@ -159,7 +154,7 @@ async def _measure_overheads(client: AsyncClient, model: str, *, echoes: bool) -
     lone = Arrival(0.0, 1, [TurnPlan(WARM_UP_TOKENS, 1, 0.0)] * WARM_UP_TURNS)
     short = await _run_session(client, model, lone, -SLOTS, now, echoes=echoes)
     found = (await client.stats())["models"][model]["step_cost"]
-    cost = StepCost.from_coefficients(coefficients(found))
+    cost = StepCost.from_coefficients(CostCoefficients(**found))
     chunks = [(stream[0].prompt_tokens + WARM_UP_TOKENS // 2, 1) for stream in streams]
     step_s = statistics.fmean(stream[0].token_s for stream in streams)
     between_s = max(0.0, step_s - cost.predict(StepLoad.of_chunks(chunks)))
@@ -172,12 +167,6 @@ async def _measure_overheads(client: AsyncClient, model: str, *, echoes: bool) -
 
 def _computed(turn: Record) -> tuple[int, int]:
     return turn.cached_tokens, turn.prompt_tokens - turn.cached_tokens
-
-
-def coefficients(found: Mapping[str, Any]) -> CostCoefficients:
-    """Return the step cost in a model's statistics, or in a file of it."""
-    (a, b, c), wide = found["narrow"], found["wide"]
-    return CostCoefficients((a, b, c), tuple(wide) if wide else None, found["token_s_least"])
 
 
 async def _run_session(

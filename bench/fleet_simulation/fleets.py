@@ -9,7 +9,6 @@ from typing import NamedTuple
 from inferd.scheduler.policy.cost import CostCoefficients, StepCost
 from tools.build_engine import ROOT
 
-from .calibration import coefficients
 from .node import ModelKind
 from .simulation import Scenario
 from .traffic import Traffic
@@ -50,15 +49,7 @@ LOAD_BYTES_S, LOAD_S_MIN = 500e6, 1.0
 
 def scaled(known: CostCoefficients, factor: float) -> StepCost:
     """Return the costs of a model whose steps take *factor* times as long."""
-
-    def times(one: tuple[float, float, float]) -> tuple[float, float, float]:
-        a, b, c = one
-        return factor * a, factor * b, factor * c
-
-    wide = times(known.wide) if known.wide is not None else None
-    return StepCost.from_coefficients(
-        CostCoefficients(times(known.narrow), wide, factor * known.token_s_least)
-    )
+    return StepCost.from_coefficients(CostCoefficients(*(factor * seconds for seconds in known)))
 
 
 def model_kinds(known: CostCoefficients) -> dict[str, ModelKind]:
@@ -79,7 +70,7 @@ def model_kinds(known: CostCoefficients) -> dict[str, ModelKind]:
 
 def known_cost() -> CostCoefficients:
     """Return the step cost of the last calibration."""
-    return coefficients(json.loads(COSTS_FILE.read_text()))
+    return CostCoefficients(**json.loads(COSTS_FILE.read_text()))
 
 
 def scenario(

@@ -1,20 +1,13 @@
-"""The duration of a step: a linear model of each kind of ubatch, learned while the engine runs."""
+"""The duration of a step: a linear model of its work, learned while the engine runs."""
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
-WIDE = 64
-"""A ubatch of at least this many tokens of each sequence is *wide*; others are narrow. From this
-size on, llama.cpp computes attention in tiles (`GGML_FA_TILE_Q`).
-"""
-WIDE_SHARE_MIN = 0.1
-"""Least share of a step's time that is attributed to its wide ubatches."""
 DRIFT = 0.01
 """Random walk of the coefficients in a step, as a share of each: it forgets old steps."""
 NOISE = 0.1
@@ -46,92 +39,54 @@ class StepLoad(msgspec.Struct, frozen=True):
     ubatches: int
     tokens: int
     depth: int
-    wide: StepLoad | None = None
 
     @classmethod
     def of_chunks(cls, chunks: Sequence[tuple[int, int]]) -> StepLoad:
         """Return the load of chunks, each (position, count)."""
-        tokens = depth = longest = 0
+        tokens = depth = 0
         lengths = set()
         for position, count in chunks:  # one loop: plans of prompts try many loads
             lengths.add(count)
             tokens += count
             depth += count * position + count * (count - 1) // 2
-            if count > longest:
-                longest = count
-        wide = cls._wide_part(chunks, lengths) if longest >= WIDE else None
-        return cls(len(lengths), tokens, depth, wide)
-
-    @classmethod
-    def _wide_part(cls, chunks: Sequence[tuple[int, int]], lengths: set[int]) -> StepLoad | None:
-        """Return the load of the wide ubatches of *chunks*, if there are any."""
-        ubatches = tokens = depth = begin = 0
-        for end in sorted(lengths):
-            size = end - begin
-            if size >= WIDE:
-                positions = [position + begin for position, count in chunks if count >= end]
-                ubatches += 1
-                tokens += size * len(positions)
-                depth += size * sum(positions) + len(positions) * (size * (size - 1) // 2)
-            begin = end
-        return cls(ubatches, tokens, depth) if ubatches else None
-
-
-def greatest_fitting(most: int, wide: int, seconds: float, predict: Callable[[int], float]) -> int:
-    """Return the greatest count, up to *most*, for which *predict* returns at most *seconds*; 0 if
-    there is none. The time rises with the count, except at *wide*, where it may fall.
-    """
-    if most < 1 or predict(most) <= seconds:
-        return max(most, 0)
-    least = wide if wide < most and predict(wide) <= seconds else 1
-    end = most if least == wide else min(most, wide)
-    return least - 1 + bisect_right(range(least, end), seconds, key=predict)
+        return cls(len(lengths), tokens, depth)
 
 
 class CostCoefficients(NamedTuple):
-    """The learned seconds of a ubatch, a token and a position, for narrow and for wide ubatches
-    (None: none was computed), and the shortest time of a token.
-    """
+    """The learned seconds of a ubatch, a token and a position, and the shortest time of a token."""
 
-    narrow: _Three
-    wide: _Three | None
+    ubatch_s: float
+    token_s: float
+    position_s: float
     token_s_least: float
 
 
 class StepCost:
-    """Predicts the seconds of a step, by one `UbatchCost` for its narrow ubatches and one for the
-    wide ones. Where large batches are more efficient, the two differ: on a CPU with AMX, a token at
-    depth 1400 takes 17 ms in a narrow ubatch and 4 ms in a wide one.
-
-    Until a wide ubatch was computed, its tokens are expected to cost what those of narrow ones
-    cost at depth 0. So one is tried where the depth makes narrow ones costly.
-    """
+    """Predicts the seconds of a step with the number of threads in use."""
 
     def __init__(self) -> None:
         self.steps = 0
-        self._narrow = UbatchCost()
-        self._wide: UbatchCost | None = None
+        self._cost = LinearCost()
         self._token_s_least = math.inf
         """The shortest time of a token so far."""
         self._threads = 0
-        self._by_threads: dict[int, tuple[UbatchCost, UbatchCost | None]] = {}
-        """The costs of ubatches with other numbers of threads."""
+        self._by_threads: dict[int, LinearCost] = {}
+        """The costs with other numbers of threads."""
 
     @classmethod
     def from_coefficients(cls, known: CostCoefficients) -> StepCost:
         """Return costs as they were learned elsewhere."""
         cost = cls()
-        cost.steps, cost._token_s_least = 1, known.token_s_least
-        cost._narrow = UbatchCost(*known.narrow)
-        cost._wide = UbatchCost(*known.wide) if known.wide is not None else None
+        *coefficients, token_s_least = known
+        cost.steps, cost._cost = 1, LinearCost(*coefficients)
+        cost._token_s_least = token_s_least
         return cost
 
     def coefficients(self) -> CostCoefficients | None:
         """Return what was learned so far; None if nothing was."""
         if not self.steps:
             return None
-        wide = self._wide.coefficients if self._wide is not None else None
-        return CostCoefficients(self._narrow.coefficients, wide, self._token_s_least)
+        return CostCoefficients(*self._cost.coefficients, self._token_s_least)
 
     @property
     def known(self) -> bool:
@@ -146,15 +101,7 @@ class StepCost:
         """
         if not self.steps:
             return 0.0
-        return max(sum(self._parts_s(load)), self._token_s_least * load.tokens)
-
-    def _parts_s(self, load: StepLoad) -> tuple[float, float]:
-        """Return the seconds of the narrow and of the wide ubatches of *load*."""
-        seconds = self._narrow.seconds(load)
-        if load.wide is None:
-            return seconds, 0.0
-        wide = self._wide or self._narrow.without_depth()
-        return seconds - self._narrow.seconds(load.wide), wide.seconds(load.wide)
+        return max(self._cost.seconds(load), self._token_s_least * load.tokens)
 
     def recompute_s(self, tokens: int) -> float:
         """Return the seconds that it would take to compute the first *tokens* of a prompt again."""
@@ -167,37 +114,23 @@ class StepCost:
         before, self._threads = self._threads, threads
         if threads == before or not before or not self.known:
             return
-        self._by_threads[before] = self._narrow, self._wide
-        if threads in self._by_threads:
-            self._narrow, self._wide = self._by_threads.pop(threads)
-            return
-        slower = max(1.0, before / threads)
-        self._narrow = self._narrow.scaled(slower)
-        self._wide = self._wide and self._wide.scaled(slower)
+        self._by_threads[before] = self._cost
+        learned = self._by_threads.pop(threads, None)
+        self._cost = learned or self._cost.scaled(max(1.0, before / threads))
 
     def learn_step(self, load: StepLoad, seconds: float) -> None:
-        """Update the costs by a step of *load* that took *seconds*. A step with wide ubatches
-        teaches only their cost; the steps without them show what the rest costs.
-        """
+        """Update the cost by a step of *load* that took *seconds*."""
         self.steps += 1
         seconds = max(seconds, SECONDS_MIN)
         self._token_s_least = min(self._token_s_least, seconds / max(load.tokens, 1))
         if self.steps == 1:
-            self._narrow.init_from_step(load, seconds)
-        elif load.wide is None:
-            changed = self._narrow.learn(load, seconds)
-            if self._wide is not None:
-                self._wide.drift()
-                if changed:
-                    self._wide.make_uncertain()
+            self._cost.init_from_step(load, seconds)
         else:
-            narrow, _ = self._parts_s(load)
-            self._wide = self._wide or self._narrow.without_depth()
-            self._wide.learn(load.wide, max(seconds - narrow, WIDE_SHARE_MIN * seconds))
+            self._cost.learn(load, seconds)
 
 
-class UbatchCost:
-    """The cost of ubatches of one kind: a·ubatches + b·tokens + c·depth.
+class LinearCost:
+    """The seconds a·ubatches + b·tokens + c·depth.
 
     The coefficients are the state of a Kalman filter whose process noise is a random walk. Plain
     recursive least squares with forgetting fails here: after hours of one kind of step it would
@@ -209,7 +142,7 @@ class UbatchCost:
         self._theta: _Three = (a, b, c)
         self._variance: _Six
         """Covariances aa, ab, ac, bb, bc, cc; loops would take 40 instead of 12 µs a step."""
-        self.make_uncertain()
+        self._make_uncertain()
         self._outliers = 0
 
     @property
@@ -218,28 +151,21 @@ class UbatchCost:
         return self._theta
 
     def seconds(self, load: StepLoad) -> float:
-        """Return the cost of *load*, all of it."""
+        """Return the cost of *load*."""
         a, b, c = self._theta
         return a * load.ubatches + b * load.tokens + c * load.depth
 
-    def without_depth(self) -> UbatchCost:
-        """Return an uncertain copy that depends on no depth."""
-        a, b, _ = self._theta
-        return UbatchCost(a, b)
-
-    def scaled(self, factor: float) -> UbatchCost:
+    def scaled(self, factor: float) -> LinearCost:
         """Return a copy that is *factor* times as high."""
-        copy = UbatchCost(*(factor * value for value in self._theta))
+        copy = LinearCost(*(factor * value for value in self._theta))
         aa, ab, ac, bb, bc, cc = (factor**2 * value for value in self._variance)
         copy._variance = (aa, ab, ac, bb, bc, cc)
         return copy
 
-    def learn(self, load: StepLoad, seconds: float) -> bool:
-        """Update the coefficients by a *load* that took *seconds*; return whether outliers show
-        that the machine has changed.
-        """
+    def learn(self, load: StepLoad, seconds: float) -> None:
+        """Update the coefficients by a *load* that took *seconds*."""
         x, y, z = float(load.ubatches), float(load.tokens), float(load.depth)
-        self.drift()
+        self._drift()
         aa, ab, ac, bb, bc, cc = self._variance
         gain_a = aa * x + ab * y + ac * z
         gain_b = ab * x + bb * y + bc * z
@@ -250,14 +176,13 @@ class UbatchCost:
         error = seconds - expected
         limit = DEVIATIONS_MAX * math.sqrt(spread)
         self._outliers = self._outliers + 1 if abs(error) > limit else 0
-        changed = self._outliers == TREND_STEPS
-        if changed:
+        if self._outliers == TREND_STEPS:
             self._outliers = 0
-            self.make_uncertain()
+            self._make_uncertain()
             aa, ab, ac, bb, bc, cc = self._variance
             if seconds > LOST_FACTOR * expected:
                 self.init_from_step(load, seconds)
-                return True
+                return
         self._variance = (
             aa - gain_a * gain_a / spread,
             ab - gain_a * gain_b / spread,
@@ -268,7 +193,6 @@ class UbatchCost:
         )
         share = min(max(error, -limit), limit) / spread
         self._add(gain_a * share, gain_b * share, gain_c * share)
-        return changed
 
     def _add(self, more_a: float, more_b: float, more_c: float) -> None:
         """Change the coefficients. One that would become negative becomes zero, and the others
@@ -285,7 +209,7 @@ class UbatchCost:
             a, b, c = a - b * ab / bb, 0.0, c - b * bc / bb
         self._theta = (max(0.0, a), max(0.0, b), max(0.0, c))
 
-    def make_uncertain(self) -> None:
+    def _make_uncertain(self) -> None:
         """Make all coefficients as uncertain as can be, after a change of the machine."""
         a, b, c = self._scales()
         self._variance = (a**2, 0.0, 0.0, b**2, 0.0, c**2)
@@ -296,7 +220,7 @@ class UbatchCost:
         self._theta = (ubatch, token, 0.0)
         self._variance = ((3 * ubatch) ** 2, 0.0, 0.0, token**2, 0.0, (token / 1000) ** 2)
 
-    def drift(self) -> None:
+    def _drift(self) -> None:
         """Make each coefficient less certain, up to its own size. A row and its column shrink
         alike, so that the matrix stays a covariance.
         """

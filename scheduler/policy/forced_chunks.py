@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from ..task import Task
-from .cost import WIDE, StepCost, StepLoad, greatest_fitting
+from .cost import StepCost, StepLoad
 
 
 def plan_forced(
@@ -33,10 +34,9 @@ def plan_forced(
 
     if size > 1:
         most = min(size, 1 + (tokens_max - len(decoding)) // chunks)
-        wide = WIDE + (chunks < len(decoding))
-        best = greatest_fitting(most, wide, seconds, lambda n: cost.predict(load(n)))
-        if chunks == len(decoding) or (best - 1) * chunks >= len(decoding):
-            return [max(best, 1) if count >= size else 1 for count in pending]
+        fitting = bisect_right(range(2, most + 1), seconds, key=lambda n: cost.predict(load(n)))
+        if chunks == len(decoding) or fitting * chunks >= len(decoding):
+            return [1 + fitting if count >= size else 1 for count in pending]
     return [1] * len(decoding)
 
 

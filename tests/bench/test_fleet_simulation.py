@@ -32,7 +32,7 @@ from inferd.gateways.fleet.link import REPORT_S
 from inferd.gateways.fleet.routing.loads import ModelLoad, NodeLoad
 from inferd.scheduler.policy.cost import CostCoefficients, StepCost
 
-COST = CostCoefficients((0.006, 0.0025, 1.5e-6), (0.006, 0.0012, 1.5e-6), 0.001)
+COST = CostCoefficients(0.006, 0.0025, 1.5e-6, 0.001)
 
 
 def sessions_of(trace: list[Arrival]) -> list[tuple[float, Session]]:
@@ -181,9 +181,8 @@ def test_the_time_of_a_token_is_learned_from_a_run_of_steps() -> None:
             node.report(now)
             reports += 1
     learned = node.report(reports * REPORT_S).models["chat"].token_s
-    a, b, c = COST.narrow
-    expected = 10 * (a + b + 100 * c)  # `chat` takes ten times as long
-    assert learned == pytest.approx(expected, rel=0.1)
+    step_s = COST.ubatch_s + COST.token_s + 100 * COST.position_s
+    assert learned == pytest.approx(10 * step_s, rel=0.1), "`chat` takes ten times as long"
 
 
 def test_a_new_session_goes_where_its_users_shared_tokens_were_computed() -> None:

@@ -84,8 +84,8 @@ def prompt_token_s(counters: Mapping[str, Any]) -> float | None:
     cost = counters.get("step_cost")
     if cost is None:
         return None
-    of_ubatch, of_token, _ = cost["wide"] or cost["narrow"]
-    seconds: float = max(cost["token_s_least"], of_ubatch / PROMPT_STEP_TOKENS + of_token)
+    mean_s = cost["ubatch_s"] / PROMPT_STEP_TOKENS + cost["token_s"]
+    seconds: float = max(cost["token_s_least"], mean_s)
     return seconds
 
 

@@ -71,16 +71,6 @@ def test_the_time_of_a_chunk_is_that_of_a_prompts_chunk_beside_streams() -> None
     assert counts([decoding(200), decoding()]) == [1 + 28, 1], "the target: beside a stream"
 
 
-def test_a_large_chunk_that_takes_less_time_than_a_smaller_one_is_found() -> None:
-    class Tiled(Machine):
-        def predict(self, load: StepLoad) -> float:
-            return 0.001 * load.tokens if load.wide else 0.01 * load.tokens
-
-    assert plan_forced([decoding(64)], Tiled(), 0.1, 512) == [65]
-    assert plan_forced([decoding(64), decoding()], Tiled(), 0.1, 512) == [65, 1]
-    assert plan_forced([decoding(62)], Tiled(), 0.1, 512) == [10]
-
-
 def test_beside_prompts_a_chunk_gets_half_of_the_time_and_the_step_keeps_to_its_target() -> None:
     chunk, read = counts([decoding(200), prompt(500)])
     assert (chunk, read) == (15, 16)

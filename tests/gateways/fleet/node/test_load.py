@@ -55,8 +55,9 @@ def test_models_of_one_connection_are_left_out() -> None:
 def test_a_report_has_the_time_of_a_prompt_token_once_steps_were_computed() -> None:
     assert load_of().prompt_token_s is None
     cost: dict[str, Any] = {
-        "narrow": [0.01, 0.004, 1e-6],
-        "wide": [0.0512, 0.0003, 1e-6],
+        "ubatch_s": 0.0512,
+        "token_s": 0.0003,
+        "position_s": 1e-6,
         "token_s_least": 0.0002,
     }
     times = TokenTimeLearner()
@@ -66,5 +67,4 @@ def test_a_report_has_the_time_of_a_prompt_token_once_steps_were_computed() -> N
         return node_load(1, stats, [MODEL], [], times).models["m"].prompt_token_s
 
     assert learned() == pytest.approx(0.0004)
-    assert learned(wide=None) == pytest.approx(0.01 / 512 + 0.004)
     assert learned(token_s_least=0.01) == 0.01
