@@ -12,8 +12,10 @@ import io
 import re
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -101,9 +103,9 @@ def words_of(name: str) -> list[str]:
     return [w.lower() for w in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)]
 
 
-def name_findings(path: str, tree: ast.AST) -> Iterator[Finding]:
-    """Yield the names that *tree* defines with a retired word."""
-    for node in ast.walk(tree):
+def name_findings(path: str, nodes: Sequence[ast.AST]) -> Iterator[Finding]:
+    """Yield the names that *nodes* define with a retired word."""
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             name = node.name
         elif isinstance(node, ast.arg):
@@ -118,11 +120,11 @@ def name_findings(path: str, tree: ast.AST) -> Iterator[Finding]:
 
 def python_findings(path: str, source: str) -> Iterator[Finding]:
     """Yield the findings in a Python file."""
-    tree = ast.parse(source)
-    yield from name_findings(path, tree)
-    joined = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+    nodes = list(ast.walk(ast.parse(source)))
+    yield from name_findings(path, nodes)
+    joined = [node for node in nodes if isinstance(node, ast.JoinedStr)]
     parts = {id(part) for node in joined for part in node.values}
-    for node in ast.walk(tree):
+    for node in nodes:
         if id(node) in parts:
             continue
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -173,12 +175,17 @@ def files_of(paths: tuple[str, ...]) -> Iterator[Path]:
                 yield file
 
 
+def findings_of(file: Path) -> list[Finding]:
+    """Return the findings in a file."""
+    read = python_findings if file.suffix == ".py" else markdown_findings
+    return list(read(str(file.relative_to(ROOT)), file.read_text()))
+
+
 def main() -> int:
     """Print all findings and return the exit status."""
-    findings: list[Finding] = []
-    for file in files_of(tuple(sys.argv[1:]) or CHECKED):
-        read = python_findings if file.suffix == ".py" else markdown_findings
-        findings += read(str(file.relative_to(ROOT)), file.read_text())
+    files = files_of(tuple(sys.argv[1:]) or CHECKED)
+    with ProcessPoolExecutor() as pool:
+        findings = list(chain.from_iterable(pool.map(findings_of, files, chunksize=8)))
     for finding in findings:
         print(f"{finding.path}:{finding.line}: {finding.advice}: {finding.text[:120]}")
     return 1 if findings else 0
