@@ -532,7 +532,7 @@ def test_spans_go_into_a_file_that_may_be_moved_away(
         client.session("m") as session,
     ):
         session.chat("hello")
-        wait_until(lambda: path.exists() and path.read_text().endswith("\n"))
+        wait_until(lambda: path.exists() and '"chat m"' in path.read_text())
         assert path.stat().st_mode & 0o777 == 0o600
         path.rename(moved)
         session.chat("hello")
