@@ -73,12 +73,14 @@ def rights_of(client: RawClient) -> dict[str, Any]:
     }
 
 
-def ask(client: RawClient, texts: Texts, call: str, /, **params: Any) -> None:
-    """Make a call; keep its error under the call and what was wrong."""
+def ask(client: RawClient, texts: Texts, call: str, /, **params: Any) -> bool:
+    """Make a call and return whether it succeeded; keep its error under the call."""
     try:
         client.call(call, **params)
     except InferdError as exc:
         texts.setdefault(f"{call}: {exc.message}", exc)
+        return False
+    return True
 
 
 def errors_of_calls(client: RawClient, texts: Texts) -> None:
@@ -89,8 +91,9 @@ def errors_of_calls(client: RawClient, texts: Texts) -> None:
         for value in WRONG:
             options = {parameter.name: value}
             ask(client, texts, "chat", context=context, prompt="x", options=options | {"temp": 1})
-            ask(client, texts, "set_options", context=context, options=options)
-            client.call("set_options", context=context, options={parameter.name: parameter.default})
+            if ask(client, texts, "set_options", context=context, options=options):
+                before = {parameter.name: parameter.default}
+                client.call("set_options", context=context, options=before)
     for message in ({}, {"role": "user"}, {"role": "user", "content": 1}, {"role": 1}):
         ask(client, texts, "chat", context=context, messages=[message])
 
@@ -121,7 +124,7 @@ def errors_of_states(client: RawClient, texts: Texts) -> None:
 
 
 def errors_of_settings(folder: Path) -> Iterator[str]:
-    """Yield the errors of the configuration's keys."""
+    """Yield the errors of the configuration's keys; those of a file come all at once."""
     file = folder / "config.toml"
     values = ["true", "-1", "1.5", "1e300", "nan", '""', '"x"', "[]", "[1]", "{}", "1979-05-27"]
     tables = {
@@ -131,10 +134,10 @@ def errors_of_settings(folder: Path) -> Iterator[str]:
         "access.a": ACCESS_KEYS,
     }
     for table, keys in tables.items():
-        for key in keys:
-            for value in values:
-                file.write_text(f"[{table}]\n{key} = {value}\n")
-                yield from errors_in(file)
+        for value in values:
+            lines = [f"[{table}]", *(f"{key} = {value}" for key in keys)]
+            file.write_text("\n".join(lines))
+            yield from errors_in(file)
     for text in ("[daemon", "daemon = 1", "models = 1", "[models]\na = 1", "[x]", "a = 1", "\xff"):
         file.write_bytes(text.encode("latin-1"))
         yield from errors_in(file)
