@@ -103,10 +103,12 @@ BOMBED: dict[str, tuple[dict[str, Any], str]] = {
     "multiples": ({"json-schema": {"type": "integer", "multipleOf": 9999991}}, ""),
     "patterns": (
         {"lark": f"start: A\nA: {' & '.join(f'/.*a{i}.{{{i}}}b.*/' for i in range(24))}"},
-        "memory_bytes_max",
+        "",
     ),
 }
-"""Grammars past a limit, with the field of the error's data that names it, if there is one."""
+"""Grammars past a limit, with the field of the error's data that names it, if it is always the
+same: on a slow machine patterns reach the limit of CPU time before that of memory.
+"""
 HEAVY: dict[str, dict[str, Any]] = {
     "nested repetitions": {"lark": 'start: ((("a"{0,999}){0,999}){0,999}){0,99} "b"'},
     "a regex of nested repetitions": {"regex": "((((a|b){0,99}c){0,99}){0,99}){0,99}"},
