@@ -80,7 +80,6 @@ DEEP_CASES: list[Case] = [
     (4, 8192, 512, {"flash-attn": "on", "cache-type-k": "q8_0"}),
     (2, 8192, 2048, {"cache-type-k": "f32", "cache-type-v": "bf16", **FLASH}),
     (2, 8192, 2048, {"cache-type-k": "f32", "cache-type-v": "bf16"}),
-    (1, 4096, 512, {}),
     (1, 32768, 512, {}),
     (3, 8192, 256, {"cache-type-k": "q4_0"}),
 ]
@@ -168,11 +167,16 @@ def test_the_breakdown_matches_the_other_reports_of_llama_cpp(kind: str, tmp_pat
     assert sum(s.compute for s in shares) / 2**20 == pytest.approx(compute, abs=0.01)
 
 
-def test_a_context_that_was_filled_step_by_step_leaves_no_gaps_in_the_heap(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("sizes", "ctx_size", "batch_size"),
+    [(WIDE, 3072, 256), (DEEP, 4096, 512)],
+    ids=["wide", "deep"],
+)
+def test_a_context_that_was_filled_step_by_step_takes_its_estimate(
+    sizes: Sizes, ctx_size: int, batch_size: int, tmp_path: Path
 ) -> None:
-    """Its work buffer grows every 256 tokens."""
-    spec = spec_of(write_sparse(tmp_path / "wide.gguf", WIDE), 1, 3072, 256)
+    """Its work buffer grows every 256 tokens, and leaves small gaps in the heap."""
+    spec = spec_of(write_sparse(tmp_path / "filled.gguf", sizes), 1, ctx_size, batch_size)
     estimated, measured = measure(spec, "computed")
     assert estimated == pytest.approx(measured, rel=TOLERANCE)
 
