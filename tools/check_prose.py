@@ -35,7 +35,8 @@ CHECKED = (
     *("tests/daemon/conftest.py", "tests/daemon/log_events.py", "tests/daemon/manager.py"),
     *("tests/daemon/other_users.py", "tests/daemon/systemd_tools.py"),
     *("tests/daemon/test_real_models.py", "tests/conftest.py", "tests/echo.py"),
-    *("tests/models.py", "tests/raw.py", "tests/sparse_gguf.py", "tests/tiny_gguf.py"),
+    *("tests/machine_speed.py", "tests/models.py", "tests/raw.py", "tests/sparse_gguf.py"),
+    "tests/tiny_gguf.py",
     *("tests/tiny_lora.py", "tests/typing_client.py"),
 )
 """Files and folders whose text follows the rules; a package is added when it is finished."""

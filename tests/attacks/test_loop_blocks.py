@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 import typing
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -21,11 +20,11 @@ from inferd.wire.frames import FRAME_BYTES_MAX
 from inferd.wire.nesting import NESTING_MAX
 from tests.attacks.loop_meter import MeteredDaemon
 from tests.daemon.other_users import ADA, client_of
+from tests.machine_speed import slowness
 from tests.raw import RawClient
 
 BLOCK_S_MAX = 0.02
-"""The bound, on a machine that counts to a million in `COUNT_S`."""
-COUNT_S = 0.012
+"""The bound, on the reference machine of `slowness`."""
 MARGIN = 3.0
 TRIES = 3
 """The least of so many blocks counts: a busy machine makes some of them longer."""
@@ -33,18 +32,6 @@ SPACE = FRAME_BYTES_MAX - 2000
 """Bytes of a frame for the field under test."""
 SKIPPED = {"drain", "deinit_backend"}
 MISSPELT = "temperatur"
-
-
-def slowness() -> float:
-    """Return how many times slower than the reference this machine is now; at least 1."""
-    best = min(_count_s() for _ in range(5))
-    return max(1.0, best / COUNT_S)
-
-
-def _count_s() -> float:
-    began = time.thread_time()
-    sum(i & 7 for i in range(250_000))
-    return time.thread_time() - began
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,22 @@
+"""The speed of this machine, for bounds on CPU time that hold for a reference machine."""
+
+from __future__ import annotations
+
+import time
+
+__all__ = ("slowness",)
+
+COUNT_S = 0.012
+"""The CPU time that the reference machine takes for the count below."""
+
+
+def slowness() -> float:
+    """Return how many times slower than the reference this machine is now; at least 1."""
+    best = min(_count_s() for _ in range(5))
+    return max(1.0, best / COUNT_S)
+
+
+def _count_s() -> float:
+    began = time.thread_time()
+    sum(i & 7 for i in range(250_000))
+    return time.thread_time() - began
