@@ -73,7 +73,7 @@ class EchoFaults:
         self._options, self._vocabulary = options, vocabulary
 
     def count_step(self, passes: int = 1) -> None:
-        """Count a step of so many *passes*, pause, and fail if the options request it."""
+        """Count a step, pause for each of its *passes*, and fail if the options request it."""
         self.steps += 1
         if self._options.step_ms:
             time.sleep(passes * self._options.step_ms / 1000)

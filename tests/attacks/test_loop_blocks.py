@@ -27,7 +27,9 @@ BLOCK_S_MAX = 0.02
 """The bound, on the reference machine of `slowness`."""
 MARGIN = 3.0
 TRIES = 3
-"""The least of so many blocks counts: a busy machine makes some of them longer."""
+"""A frame is sent up to this many times, and its shortest block counts: a busy machine makes some
+blocks longer.
+"""
 SPACE = FRAME_BYTES_MAX - 2000
 """Bytes of a frame for the field under test."""
 SKIPPED = {"drain", "deinit_backend"}
