@@ -22,6 +22,7 @@ from inferd.backends.grammars.limits import (
 from inferd.backends.llama.text.vocab import Vocab
 from inferd.backends.params import StructuralTag, StructuralTags, structural_tag_text
 from inferd.backends.params.structural_tags import read_structural_tag
+from inferd.backends.sandbox import process
 from tests.backends.walking import compiler_of, vocabulary
 from tests.models import gemma3, smollm2
 from tests.tiny_gguf import write_tiny
@@ -83,7 +84,13 @@ def texts(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Tex
 
 @pytest.fixture(scope="module")
 def compiler() -> Iterator[GrammarCompiler]:
-    with vocabulary(smollm2()) as vocab, compiler_of(vocab) as compiler:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        vocabulary(smollm2()) as vocab,
+        compiler_of(vocab) as compiler,
+    ):
+        # It compiles at a low priority, beside the other tests.
+        patch.setattr(process, "WAIT_S_MAX", 100)
         yield compiler
 
 

@@ -66,6 +66,7 @@ def test_a_model_of_14_billion_parameters_is_fitted_into_11_gb_before_it_is_load
 ) -> None:
     path = write_sparse(tmp_path / "large.gguf")
     spec = ModelSpec(name="large", path=str(path))
+    used_before = psutil.Process().memory_info().rss
     with contextlib.closing(estimate_memory(spec)) as estimate:
         shape: Shape | None = estimate.shape
         needs = []
@@ -79,7 +80,7 @@ def test_a_model_of_14_billion_parameters_is_fitted_into_11_gb_before_it_is_load
     whole, fitted = needs
     assert whole.total > 11 * 10**9 >= fitted.total
     assert whole.context - fitted.context == pytest.approx(2 * 4096 * TOKEN_BYTES, rel=0.001)
-    assert psutil.Process().memory_info().rss < 10**9
+    assert psutil.Process().memory_info().rss - used_before < 5 * 10**8
 
 
 # Refusals.
