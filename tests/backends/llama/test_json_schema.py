@@ -269,12 +269,11 @@ def test_white_space_in_texts_is_free(bytewise: Walker) -> None:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("temp", [0.0, 2.0])
-def test_answers_of_a_real_model_fit_the_schema(whole_smollm2: Model, temp: float) -> None:
+def test_answers_of_a_real_model_fit_the_schema(whole_smollm2: Model) -> None:
     prompt = whole_smollm2.tokenize(b"Describe Rome in JSON:\n", special=False, bos=True)
     names = [name for name in SCHEMAS if name.endswith("-1") or name.startswith("used")]
     samplings = [
-        SamplingParams(json_schema=json.dumps(SCHEMAS[name]), temp=temp, seed=number)
+        SamplingParams(json_schema=json.dumps(SCHEMAS[name]), temp=number % 2 * 2.0, seed=number)
         for number, name in enumerate(names)
     ]
     ended = 0

@@ -86,8 +86,8 @@ DEEP_CASES: list[Case] = [
 REAL_CASES: list[tuple[Callable[[], Path], Case]] = [
     (smollm2, (1, 4096, 256, {})),
     (smollm2, (4, 2048, 128, {"mmap": False, **Q8_0})),
-    (gemma3, (2, 4096, 512, {"swa-full": True})),
-    (gemma3, (1, 32768, 512, FLASH)),
+    (gemma3, (2, 4096, 128, {"swa-full": True})),
+    (gemma3, (1, 32768, 128, FLASH)),
 ]
 LONG_CASES: list[tuple[Callable[[], Path], Case]] = [
     (smollm2, (2, 2048, 512, FLASH)),
@@ -100,6 +100,8 @@ LONG_CASES: list[tuple[Callable[[], Path], Case]] = [
     (smollm2, (1, 32768, 512, Q8_0)),
     (smollm2, (1, 32768, 512, Q4_0)),
     (gemma3, (2, 2048, 512, {})),
+    (gemma3, (2, 4096, 512, {"swa-full": True})),
+    (gemma3, (1, 32768, 512, FLASH)),
     (gemma3, (2, 8192, 512, FLASH)),
     (gemma3, (2, 8192, 512, {"swa-full": True})),
     (gemma3, (1, 4096, 512, {"mmap": False})),

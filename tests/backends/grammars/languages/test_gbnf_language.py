@@ -22,10 +22,10 @@ from tests.repetitions import FACTOR, repetitions
 pytestmark = pytest.mark.process  # the trial of grammars
 
 STEPS_MAX = 12
-SHARE = 4 if FACTOR == 1 else 1
-"""After the first tokens of a walk, `allows` is called for every fourth token, and for all of which
-llama.cpp and our mask of tokens say otherwise."""
-FULL_STEPS = 2
+SHARE = 16 if FACTOR == 1 else 1
+"""After the first token of a walk, `allows` is called for one of so many tokens, and for all of
+which llama.cpp and our mask of tokens say otherwise."""
+FULL_STEPS = 1
 ALPHABET = "abcé\n"
 STEPS_OF_GENERATED = 12
 
