@@ -20,7 +20,7 @@ STAMP  := $(VENV)/.stamp
 ENGINE_STAMP := $(STAMP)-engine-$(ENGINE)$(GPU)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo chat test test-ray check lint bench attack compare compat dashboard-picture page-picture protobuf docs models schemas prometheus browser install clean
+.PHONY: help demo chat test test-ray check lint bench attack compare compat dashboard-picture page-picture protobuf guest docs models schemas prometheus browser install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '  make %-17s %s\n' "$$name" "$$text"; done
@@ -72,6 +72,10 @@ page-picture: $(STAMP)-test models browser ## draw docs/page-light.png and page-
 
 protobuf: $(STAMP)-test ## generate the messages of WasmEdge's RPC service from their .proto
 	cd gateways/nnrpc && $(abspath $(PY)) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. wasi_ephemeral_nn.proto
+
+guest: $(STAMP)-test ## compile the tests' guest of WebAssembly after a change of guest.c
+	$(PIP) install --group guest
+	$(PY) -m tests.gateways.wasm.guests.compile
 
 docs: install ## write the generated parts of docs/ anew
 	@$(PY) -m tools.vectors
