@@ -21,7 +21,7 @@ from inferd.backends.llama.llama_log import capture
 from inferd.backends.llama.loading.devices import breakdown
 from inferd.backends.llama.loading.work_buffer import work_bytes
 from inferd.backends.llama.model import LlamaModel
-from tests.models import fast_smollm2
+from tests.models import short_smollm2
 from tests.small_gemma import small_gemma3
 from tests.tiny_gguf import write_tiny
 
@@ -166,7 +166,7 @@ def test_a_tiny_model_of_each_memory_embeds_as_a_bare_run(kind: str, tmp_path: P
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("path", [fast_smollm2, small_gemma3])
+@pytest.mark.parametrize("path", [short_smollm2, small_gemma3])
 def test_a_real_model_embeds_as_a_bare_run(path: object) -> None:
     """In a large batch and a small one; the tiny models cover the other poolings."""
     assert callable(path)

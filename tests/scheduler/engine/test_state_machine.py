@@ -398,5 +398,5 @@ class RecurrentMachine(EngineMachine):
 def test_any_order_of_events(machine: type[EngineMachine]) -> None:
     run_state_machine_as_test(
         machine,
-        settings=hypothesis.settings(max_examples=repetitions(80), stateful_step_count=30),
+        settings=hypothesis.settings(max_examples=repetitions(50), stateful_step_count=30),
     )

@@ -278,7 +278,7 @@ def refused_with(whole: tuple[KvFiles, KvFile, bytes], content: bytes) -> None:
 @example(place=8, change=1)
 @example(place=12, change=255)
 @example(place=15, change=255)
-@settings(max_examples=repetitions(400))
+@settings(max_examples=repetitions(100))
 def test_every_flipped_bit_is_detected(
     whole: tuple[KvFiles, KvFile, bytes], place: int, change: int
 ) -> None:
@@ -288,7 +288,7 @@ def test_every_flipped_bit_is_detected(
 
 
 @given(size=st.integers(0), more=st.binary(max_size=3))
-@settings(max_examples=repetitions(200))
+@settings(max_examples=repetitions(100))
 def test_a_truncated_or_extended_file_is_refused(
     whole: tuple[KvFiles, KvFile, bytes], size: int, more: bytes
 ) -> None:

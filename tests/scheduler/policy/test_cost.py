@@ -115,7 +115,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=repetitions(200))
+@settings(max_examples=repetitions(100))
 @given(STEPS, st.integers(1, 30))
 def test_predictions_are_finite_with_any_clock(
     steps: list[tuple[list[tuple[int, int]], float]], rounds: int

@@ -148,7 +148,7 @@ _GENERATED = st.tuples(_bodies("x", "y-1"), _bodies("y-1"), _bodies()).map(
 
 
 @settings(
-    max_examples=repetitions(200),
+    max_examples=repetitions(100),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 @given(grammar=_GENERATED, seed=st.integers(0, 1000))
