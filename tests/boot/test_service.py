@@ -14,14 +14,16 @@ import pytest
 from inferd import Client
 from inferd.backends.errors import ConnectionLost
 from tests.echo import echo_model
-from tests.models import smollm2
+from tests.models import short_smollm2
 from tests.raw import RawClient
+from tests.repetitions import repetitions
 
 from .service import SOCKET, UNIT, BootedService
 
 TEXT = "word " * 20
 RESTARTS = 6
 """More than systemd allows within ten seconds by itself."""
+RELOADS = repetitions(2)
 
 
 def worker_pid(client: Client, model: str) -> int:
@@ -77,14 +79,14 @@ def test_a_reload_holds_when_it_returns_and_fails_with_an_error_in_the_file(
 ) -> None:
     service.systemctl("start", "inferd")
     with service.client() as client:
-        for number in range(20, 25):
+        for number in range(20, 20 + RELOADS):
             service.configure(f"[daemon]\nsessions-max = {number}\n")
             service.systemctl("reload", "inferd")
             assert client.stats()["sessions_max"] == number
         service.configure("[daemon]\nsessions-max = 'many'\n")
         refused = service.systemctl("reload", "inferd", check=False)
         assert refused.returncode == 1
-        assert client.stats()["sessions_max"] == 24
+        assert client.stats()["sessions_max"] == number
         status = service.systemctl("status", "inferd").stdout
         assert "serving; degraded: config (" in status and "sessions-max" in status
         service.configure("[daemon]\nsessions-max = 30\n")
@@ -232,7 +234,7 @@ def test_a_client_that_connects_with_a_wrong_file_is_served_once_it_is_corrected
 @pytest.mark.model
 def test_a_real_model_answers_in_the_service(service: BootedService) -> None:
     model = service.machine.root / "var/lib/inferd/models/smollm2.gguf"
-    shutil.copyfile(smollm2(), model)
+    shutil.copyfile(short_smollm2(), model)
     service.machine.run("chown", "inferd:inferd", "/var/lib/inferd/models/smollm2.gguf")
     model.chmod(0o640)
     answer = service.inferd("run", "smollm2", "Say hello.", "--n-predict", "8").stdout

@@ -6,7 +6,7 @@ import os
 import resource
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -504,53 +504,56 @@ def test_tokens_that_the_client_lacks_are_sent_first() -> None:
                 client.call("resume", **params)
 
 
+def resume_ended_turn(client: RawClient, context: int, text: bytes, read: int, end: Any) -> None:
+    """Read the rest of a turn that answered *text*, after its first *read* tokens, and its end."""
+    [before] = client.call("sessions")["sessions"]
+    assert client.metadata(context) == end["metadata"]
+    seen = {"tokens": list(text[:read]), "text": text[:read]}
+    result = client.call("resume", context=context, **seen)
+    missed: dict[str, Any] = {"tokens": list(text[read:]), "text": text[read:]}
+    missed |= {"offset": read} if read else {}
+    assert [event for _, _, event in client.events] == ([missed] if read < len(text) else [])
+    assert result == {"metadata": end["metadata"]}
+    [after] = client.call("sessions")["sessions"]
+    assert (after["turns"], after["tokens"]) == (1, before["tokens"]), "no other turn"
+    for other in ({"tokens": [0]}, {"text": text + b"k"}):
+        with pytest.raises(InvalidArgument, match="differ from those"):
+            client.call("resume", context=context, **other)
+
+
 @pytest.mark.parametrize("ending", ["stop", "kill", "leave"])
-@pytest.mark.parametrize("read", [0, 3, 10])
-def test_the_rest_and_the_end_of_a_turn_that_has_ended_are_read_again(
-    ending: str, read: int
-) -> None:
-    text = b"abcdefghij"
+def test_the_rest_and_the_end_of_a_turn_that_has_ended_are_read_again(ending: str) -> None:
+    """By three sessions, whose readers have nothing, a part and all of it."""
+    text, reads, ends = b"abcdefghij", (0, 3, 10), {}
     with running_daemon(ECHO) as daemon:
-        with attached(daemon) as (client, opened):
-            client.set_input(opened["context"], text)
-            options = {"n-predict": 10, "seed": 7}
-            turn = client.start_request("stream", context=opened["context"], options=options)
-            end = client.wait_result(turn)
+        with ExitStack() as stack:
+            for read in reads:
+                client, opened = stack.enter_context(attached(daemon, f"read-{read}"))
+                client.set_input(opened["context"], text)
+                options = {"n-predict": 10, "seed": 7}
+                turn = client.start_request("stream", context=opened["context"], options=options)
+                ends[read] = client.wait_result(turn)
             if ending == "kill":
                 daemon.kill()
             elif ending == "stop":
                 daemon.stop()
         if ending != "leave":
             daemon.start_again()
-        for _ in range(2):  # its reader may lose it again
-            with attached(daemon) as (client, opened):
-                [before] = client.call("sessions")["sessions"]
-                assert client.metadata(opened["context"]) == end["metadata"]
-                seen = {"tokens": list(text[:read]), "text": text[:read]}
-                result = client.call("resume", context=opened["context"], **seen)
-                missed: dict[str, Any] = {"tokens": list(text[read:]), "text": text[read:]}
-                missed |= {"offset": read} if read else {}
-                assert [event for _, _, event in client.events] == ([missed] if read < 10 else [])
-                assert result == {"metadata": end["metadata"]}
-                [after] = client.call("sessions")["sessions"]
-                assert (after["turns"], after["tokens"]) == (1, before["tokens"]), "no other turn"
-                for other in ({"tokens": [0]}, {"text": text + b"k"}):
-                    with pytest.raises(InvalidArgument, match="differ from those"):
-                        client.call("resume", context=opened["context"], **other)
-        with attached(daemon) as (client, opened):
-            client.set_input(opened["context"], b"more")
-            with pytest.raises(InvalidArgument, match="no turn of this session"):
-                client.call("resume", context=opened["context"])
+        for read in reads:
+            for _ in range(2):  # its reader may lose it again
+                with attached(daemon, f"read-{read}") as (client, opened):
+                    resume_ended_turn(client, opened["context"], text, read, ends[read])
+            with attached(daemon, f"read-{read}") as (client, opened):
+                client.set_input(opened["context"], b"more")
+                with pytest.raises(InvalidArgument, match="no turn of this session"):
+                    client.call("resume", context=opened["context"])
 
 
-@pytest.mark.parametrize("credit", [0, 1025])
-def test_an_invalid_credit_is_refused(credit: int) -> None:
-    with (
-        running_daemon(ECHO) as daemon,
-        attached(daemon) as (client, opened),
-        pytest.raises(InvalidArgument, match="a credit of"),
-    ):
-        client.call("resume", context=opened["context"], credit=credit)
+def test_an_invalid_credit_is_refused() -> None:
+    with running_daemon(ECHO) as daemon, attached(daemon) as (client, opened):
+        for credit in (0, 1025):
+            with pytest.raises(InvalidArgument, match="a credit of"):
+                client.call("resume", context=opened["context"], credit=credit)
 
 
 def test_a_turn_that_continued_in_another_worker_is_stored_as_one() -> None:

@@ -41,23 +41,12 @@ PYTHON = re.compile(
 LIBRARY = re.compile(r"(?<!`)--[a-z]")
 """Flags of commands, which a program cannot give; in backquotes they name a command."""
 UNDONE = {"drain", "log_level"}
-CLOSING = ("finalize_execution_context", "close_execution_context", "unload", "deinit_backend")
+CLOSING = (
+    *("finalize_execution_context", "close_execution_context", "unload", "deinit_backend"),
+    "delete_session",
+)
 
 Texts = dict[str, InferdError]
-
-
-def calls_of(client: RawClient) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each call with each field that has a wrong value; the others are right."""
-    right: dict[str, Any] = {}
-    for call, messages in w.CALLS.items():
-        fields = [f.name for f in msgspec.structs.fields(messages.params)]
-        for field in () if call in UNDONE else fields:
-            for value in WRONG:
-                if not right or call in CLOSING or call == "delete_session":
-                    right = rights_of(client)
-                given = {name: right[name] for name in fields if name in right}
-                yield call, given | {field: value}
-        right = {}
 
 
 def rights_of(client: RawClient) -> dict[str, Any]:
@@ -83,9 +72,21 @@ def ask(client: RawClient, texts: Texts, call: str, /, **params: Any) -> bool:
     return True
 
 
+def errors_of_call(client: RawClient, texts: Texts, call: str) -> None:
+    """Make a call with a wrong value in each field; the others are right."""
+    right = rights_of(client)
+    fields = [f.name for f in msgspec.structs.fields(w.CALLS[call].params)]
+    for field in fields:
+        for value in WRONG:
+            given = {name: right[name] for name in fields if name in right}
+            if ask(client, texts, call, **given | {field: value}) and call in CLOSING:
+                right = rights_of(client)
+
+
 def errors_of_calls(client: RawClient, texts: Texts) -> None:
-    for call, params in calls_of(client):
-        ask(client, texts, call, **params)
+    for call in w.CALLS:
+        if call not in UNDONE:
+            errors_of_call(client, texts, call)
     context = rights_of(client)["context"]
     for parameter in PARAMETERS:
         for value in WRONG:

@@ -19,6 +19,7 @@ from inferd.backends.errors import InvalidArgument
 from inferd.ipc.server.listener import inherited_listener
 from inferd.testing import RunningDaemon
 from tests.daemon.command_line import inferd
+from tests.fork_server import ForkedProcess
 from tests.raw import RawClient
 from tests.repetitions import repetitions
 from tests.waiting import wait_until
@@ -35,11 +36,14 @@ step_ms = 2
 RESTARTS = repetitions(4)
 LAUNCH = """
 import os, sys
-os.dup2(int(sys.argv[1]), 3)
+os.dup2(int(sys.argv.pop()), 3)
 os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "inferd.socket"}
-os.execv(sys.argv[2], sys.argv[2:])
+from inferd.daemon.cli import main
+main()
 """
-"""The steps of systemd before it starts a service with its opened socket."""
+"""The steps of systemd before it starts a service with its opened socket, and the service, in a
+process that can be forked from a server.
+"""
 
 
 class ActivatedDaemon(RunningDaemon):
@@ -63,7 +67,8 @@ class ActivatedDaemon(RunningDaemon):
         return (self.listener.fileno(),)
 
     def _command(self) -> list[str]:
-        return [sys.executable, "-c", LAUNCH, str(self.listener.fileno()), *super()._command()]
+        _, _, _, *words = super()._command()
+        return [sys.executable, "-c", LAUNCH, *words, str(self.listener.fileno())]
 
 
 def test_a_connection_starts_the_daemon_and_its_path_stays(tmp_path: Path) -> None:
@@ -200,13 +205,13 @@ def test_an_unsuitable_passed_socket_is_refused_with_a_hint(
     """Run in another process, since descriptors 3 and 4 are in use here."""
     script = (
         "import os, socket, sys\n"
-        "kinds, names = sys.argv[1].split(','), sys.argv[2]\n"
+        "kinds, names = sys.argv[2].split(','), sys.argv[3]\n"
         "keep = []\n"
         "for number, kind in enumerate(kinds, 3):\n"
         "    family = socket.AF_INET if kind == 'tcp' else socket.AF_UNIX\n"
         "    sock = socket.socket(family)\n"
         "    if kind == 'listening':\n"
-        "        sock.bind(f'{sys.argv[3]}/{number}')\n"
+        "        sock.bind(f'{sys.argv[4]}/{number}')\n"
         "        sock.listen()\n"
         "    os.dup2(sock.fileno(), number + 20)\n"
         "    keep.append(sock)\n"
@@ -216,18 +221,20 @@ def test_an_unsuitable_passed_socket_is_refused_with_a_hint(
         "        os.close(number)\n"
         "os.environ |= {'LISTEN_PID': str(os.getpid()), 'LISTEN_FDS': str(len(kinds)),\n"
         "    'LISTEN_FDNAMES': names}\n"
-        "os.execv(sys.executable, [sys.executable, '-m', 'inferd', 'serve'])\n"
+        "sys.argv = ['inferd', 'serve']\n"
+        "from inferd.daemon.cli import main\n"
+        "main()\n"
     )
-    arguments = [sys.executable, "-c", script, ",".join(kinds), ":".join(names), str(tmp_path)]
+    arguments = [sys.executable, "-c", script, "serve", ",".join(kinds), ":".join(names)]
     environment = {**os.environ, "INFERD_STATE_DIR": str(tmp_path / "state")}
-    ended = subprocess.run(
-        arguments, env=environment, capture_output=True, text=True, timeout=30, check=False
-    )
-    assert ended.returncode == 1
-    assert cause in ended.stderr
-    assert (
-        "FileDescriptorName=inferd" in ended.stderr or "systemd/user/inferd.socket" in ended.stderr
-    )
+    arguments.append(str(tmp_path))
+    with ForkedProcess(
+        arguments, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as process:
+        said = process.communicate(timeout=30)[1].decode()
+    assert process.returncode == 1
+    assert cause in said
+    assert "FileDescriptorName=inferd" in said or "systemd/user/inferd.socket" in said
 
 
 def test_an_announced_but_missing_socket_is_refused() -> None:
