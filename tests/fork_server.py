@@ -18,6 +18,7 @@ import importlib
 import inspect
 import json
 import os
+import runpy
 import signal
 import socket
 import struct
@@ -44,9 +45,15 @@ MODULES = {
     ),
     "wasm": ("gateways.wasm.command", "gateways.wasm.runner"),
     "nnrpc": ("gateways.nnrpc.command", "gateways.nnrpc.server", "ipc.client"),
-    "run": ("daemon.cli.inference.run", "daemon.cli.client", "ipc.client"),
+    "": (
+        *("daemon.cli.client", "daemon.cli.one_shot", "daemon.cli.starting", "ipc.client"),
+        *("daemon.cli.inference.run", "daemon.cli.inference.chat", "daemon.cli.operations.start"),
+        *("daemon.cli.models.model_commands", "daemon.cli.monitoring.stats"),
+        *("daemon.config.show", "daemon.logs.log_lines", "daemon.service.background"),
+        *("daemon.doctor.examination", "daemon.doctor.report", "daemon.cli.operations.serve"),
+    ),
 }
-"""By the first words of a command, what it imports of inferd."""
+"""By the first words of a command, what it imports of inferd; "" is every other command."""
 WORKER = "scheduler.process.worker"
 WORKER_MODULES = (WORKER, "backends.echo", "backends.llama.model")
 """The modules of inferd that workers import."""
@@ -61,10 +68,12 @@ PREFIXES = ("INFERD_", "OTEL_", "WATCHDOG_")
 """Environment variables that may differ from the server's: nothing reads them while it imports, nor
 in /proc, which shows the server's.
 """
-UNUSUAL = (
-    *("preexec_fn", "shell", "start_new_session", "process_group"),
-    *("uid", "gid", "gids", "umask"),
+OF_USERS = (
+    *("COLORTERM", "COLUMNS", "COMP_CWORD", "COMP_WORDS", "HOME", "LINES", "NO_COLOR"),
+    *("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", "_INFERD_COMPLETE"),
 )
+"""Variables that may also differ for the commands without a server of their own."""
+UNUSUAL = ("preexec_fn", "shell", "process_group", "uid", "gid", "gids", "umask")
 """Arguments of `subprocess.Popen` with which only a new interpreter is started."""
 REQUEST_BYTES_MAX = 1 << 20
 DESCRIPTORS_MAX = 64
@@ -93,6 +102,7 @@ class ForkedProcess(subprocess.Popen[bytes]):
             "environment": {os.fsdecode(k): os.fsdecode(v) for k, v in environment.items()},
             "folder": os.fspath(given["cwd"] or os.getcwd()),
             "numbers": list(passed),
+            "new_session": given["start_new_session"],
         }
         pid = server.fork(request, list(passed.values()))
         if pid < 0:
@@ -196,10 +206,10 @@ _lock = threading.Lock()
 def _server_of(arguments: Sequence[str], given: Mapping[str, Any]) -> _Server | None:
     """Return the server for a command, or None if only a new interpreter can run it."""
     kind = _kind_of(arguments)
-    if kind not in MODULES or any(given.get(name) not in (None, False, -1) for name in UNUSUAL):
+    if kind is None or any(given.get(name) not in (None, False, -1) for name in UNUSUAL):
         return None
     environment = given["env"] or os.environ
-    if not _are_alike(_environment, environment):
+    if not _are_alike(_environment, environment, () if kind else OF_USERS):
         return None
     with _lock:
         if kind not in _servers:
@@ -207,19 +217,24 @@ def _server_of(arguments: Sequence[str], given: Mapping[str, Any]) -> _Server | 
     return _servers[kind]
 
 
-def _are_alike(first: Mapping[str, str], second: Mapping[str, str]) -> bool:
+def _are_alike(
+    first: Mapping[str, str], second: Mapping[str, str], others: Sequence[str] = ()
+) -> bool:
     """Return whether two environments have the same variables, except those that may differ."""
-    differing = {name for name, _ in first.items() ^ second.items()}
-    return all(name in VARIABLES or name.startswith(PREFIXES) for name in differing)
+    differing = {name for name, _ in first.items() ^ second.items()}.difference(VARIABLES, others)
+    return all(name.startswith(PREFIXES) for name in differing)
 
 
-def _kind_of(arguments: Sequence[str]) -> str:
-    """Return the first word of a command of `inferd`, or two of a command in a group."""
+def _kind_of(arguments: Sequence[str]) -> str | None:
+    """Return the kind of a command of `inferd` or a script, or None of another program."""
     executable, option, program, *rest = *arguments, "", "", ""
     ours = option == "-c" or (option, program) == ("-m", "inferd")
-    if executable != sys.executable or not ours:
+    if executable == sys.executable and option.endswith(".py"):
         return ""
-    return " ".join(rest[:2]) if rest[0] == "fleet" else rest[0]
+    if executable != sys.executable or not ours:
+        return None
+    kind = " ".join(rest[:2]) if rest[0] == "fleet" else rest[0]
+    return kind if kind in MODULES else ""
 
 
 def _serve(requests: socket.socket, kind: str) -> dict[str, Any]:
@@ -247,6 +262,8 @@ def _serve(requests: socket.socket, kind: str) -> dict[str, Any]:
         if pid == 0:
             requests.close()
             request: dict[str, Any] = json.loads(text)
+            if request["new_session"]:
+                os.setsid()
             _place(descriptors, request["numbers"])
             return request
         for descriptor in descriptors:
@@ -309,17 +326,22 @@ def _run(request: Mapping[str, Any]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    _, option, program, *rest = request["arguments"]
-    sys.path.insert(0, request["folder"] if option == "-m" else "")
+    option, *rest = request["arguments"][1:]
     if option == "-c":
-        sys.argv = ["-c", *rest]
-        exec(program, {"__name__": "__main__"})
-    else:
+        sys.path.insert(0, "")
+        sys.argv = ["-c", *rest[1:]]
+        exec(rest[0], {"__name__": "__main__"})
+    elif option == "-m":
         from inferd import __main__ as module
         from inferd.daemon.cli import main
 
-        sys.argv = [str(module.__file__), *rest]
+        sys.path.insert(0, request["folder"])
+        sys.argv = [str(module.__file__), *rest[1:]]
         main()
+    else:
+        sys.path.insert(0, os.path.dirname(option))
+        sys.argv = [option, *rest]
+        runpy.run_path(option, run_name="__main__")
 
 
 def _run_and_exit(request: Mapping[str, Any]) -> NoReturn:

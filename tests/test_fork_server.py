@@ -31,10 +31,10 @@ def servers_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def run(code: str, **more: Any) -> subprocess.CompletedProcess[bytes]:
-    """Run *code* in a process that is forked from the server of daemons."""
+def run(code: str, command: str = SERVE, **more: Any) -> subprocess.CompletedProcess[bytes]:
+    """Run *code* in a process that is forked from the server of a command."""
     pipe = subprocess.PIPE
-    with ForkedProcess([*COMMAND, code, SERVE], stdout=pipe, stderr=pipe, **more) as process:
+    with ForkedProcess([*COMMAND, code, command], stdout=pipe, stderr=pipe, **more) as process:
         output, errors = process.communicate()
     return subprocess.CompletedProcess(code, process.returncode, output, errors)
 
@@ -117,10 +117,31 @@ def test_another_environment_needs_a_new_interpreter() -> None:
     assert b"True" in run("import sys; print('asyncio' in sys.modules)").stdout
 
 
-def test_a_command_that_no_server_knows_is_started_as_usual() -> None:
-    with inferd_process("--version") as process:
+def test_commands_without_a_server_of_their_own_share_one() -> None:
+    for arguments in (("--version",), ("logs", "--help")):
+        with inferd_process(*arguments) as process:
+            assert is_forked(process.pid)
+            assert process.communicate()[0]
+
+
+def test_only_commands_that_share_a_server_may_have_another_users_folders(tmp_path: Path) -> None:
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    code = "import os, sys; print(os.environ['XDG_STATE_HOME'], 'asyncio' in sys.modules)"
+    assert run(code, env=environment).stdout.decode().split() == [str(tmp_path), "False"]
+    shared = run(code, "logs", env=environment).stdout.decode().split()
+    assert shared == [str(tmp_path), "True"]
+
+
+def test_another_program_is_started_as_usual() -> None:
+    with ForkedProcess(["sleep", "60"]) as process:
         assert not is_forked(process.pid)
-        process.communicate()
+        process.kill()
+
+
+def test_it_may_lead_a_session_of_its_own() -> None:
+    code = "import os; print(os.getsid(0) == os.getpid())"
+    assert run(code, start_new_session=True).stdout == b"True\n"
+    assert run(code).stdout == b"False\n"
 
 
 def test_random_values_differ_between_processes() -> None:

@@ -83,19 +83,29 @@ class Terminal:
         """Return the output up to and including *text*."""
         deadline = time.monotonic() + WAIT_S_MAX
         while text not in self._shown:
-            ready, _, _ = select.select([self.descriptor], [], [], deadline - time.monotonic())
-            assert ready, f"{text!r} was never shown, but {self._shown!r}"
-            self._shown += self._read()
+            more = self._read(deadline)
+            assert more, f"the command has ended without {text!r}; it showed {self._shown!r}"
         found, _, self._shown = self._shown.partition(text)
         return found + text
 
-    def _read(self) -> str:
+    def until_end(self) -> str:
+        """Return the output up to the end of the command."""
+        deadline = time.monotonic() + WAIT_S_MAX
+        while self._read(deadline):
+            pass
+        found, self._shown = self._shown, ""
+        return found
+
+    def _read(self, deadline: float) -> bool:
+        """Wait for output, and return whether there was some: not after the command's end."""
+        ready, _, _ = select.select([self.descriptor], [], [], deadline - time.monotonic())
+        assert ready, f"no more is shown after {self._shown!r}"
         try:
             data = os.read(self.descriptor, 65536)
         except OSError:  # Linux reports so that the other end was closed
-            data = b""
-        assert data, f"the command has ended; it showed {self._shown!r}"
-        return self._decoder.decode(data)  # a read may end within a character
+            return False
+        self._shown += self._decoder.decode(data)  # a read may end within a character
+        return bool(data)
 
 
 @contextmanager
@@ -111,7 +121,7 @@ def terminal_of(command: Sequence[str], environ: Mapping[str, str]) -> Iterator[
     """Run any program on a terminal of its own; *environ* extends this process's environment."""
     ours, theirs = pty.openpty()
     try:
-        process = subprocess.Popen(
+        process = ForkedProcess(
             command,
             env={**os.environ, **environ},
             stdin=theirs,

@@ -22,6 +22,7 @@ from inferd.daemon.service.install import executable
 from tests.daemon.manager import Manager
 from tests.daemon.service.test_socket_activation import LAUNCH
 from tests.daemon.systemd_tools import directives, make_folders, run_tool
+from tests.fork_server import ForkedProcess
 
 __all__ = ("Machine",)
 
@@ -30,8 +31,18 @@ ELSEWHERE = {"apt", "python3", "pip", "ln", "usermod", "journalctl", "loginctl"}
 """Commands that need packages, users, or the machine's manager."""
 FILES = {"tar", "rm", "install"}
 UNITS = {"inferd", "inferd.service", "inferd.socket"}
+INFERD = (sys.executable, "-m", "inferd")
 FREE = {"INFERD_METRICS": "127.0.0.1:0"}
 """The address of the metrics: another daemon may have the default port."""
+EXEC = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "inferd.socket"}
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""The steps of systemd before it starts a service with its opened socket; LAUNCH is the same with
+the service in one process.
+"""
 
 
 class Machine:
@@ -45,6 +56,7 @@ class Machine:
         (root / "usr/local/bin/inferd").touch()
         self.socket = root / "run/inferd/inferd.sock"
         self.service: subprocess.Popen[bytes] | None = None
+        self._starts = 0
         self.done: list[str] = []
         self.replacements: dict[str, str] = {}
         self._manager = Manager(root / "run" / "notify")
@@ -72,7 +84,7 @@ class Machine:
         self._stop_service()
         self._close_socket()
         if self.socket.exists():
-            self._run([*executable().split(), "stop", "--now"])
+            self._run([*INFERD, "stop", "--now"])
         self._manager.socket.close()
 
     def _below(self, word: str) -> str:
@@ -85,19 +97,20 @@ class Machine:
         environ = {name: v for name, v in os.environ.items() if not name.startswith("INFERD_")}
         for name in ("CONFIG", "STATE", "DATA"):
             environ[f"XDG_{name}_HOME"] = str(self.home / name.lower())
-        done = subprocess.run(
+        process = ForkedProcess(
             words,
             cwd=self.home,
             env=environ | {"INFERD_SOCKET": str(self.socket)},
-            capture_output=True,
-            text=True,
-            timeout=100,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
-        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
-        return done.stdout + done.stderr
+        with process:
+            output, errors = (text.decode() for text in process.communicate(timeout=100))
+        assert process.returncode == 0, f"{words}: {output}{errors}"
+        return output + errors
 
     def _inferd(self, words: list[str]) -> str:
-        command = [*executable().split(), *(self._below(w) for w in words)]
+        command = [*INFERD, *(self._below(w) for w in words)]
         if words[0] not in ("install-service", "uninstall-service"):
             if self.service is None and self._listener is not None and words[0] != "pull":
                 self._start_service()  # as the first connection does
@@ -170,15 +183,25 @@ class Machine:
         assert self._listener is not None
         given = dict(pair.split("=", 1) for pair in self._unit["Environment"])
         environ = {name: self._below(value) for name, value in given.items()}
-        number = str(self._listener.fileno())
         with (self.root / "log").open("ab") as log:
-            self.service = subprocess.Popen(
-                [sys.executable, "-c", LAUNCH, number, *shlex.split(self._unit["ExecStart"][0])],
+            self.service = ForkedProcess(
+                self._start_command(self._listener.fileno()),
                 env={**os.environ, **environ, **FREE, "NOTIFY_SOCKET": str(self._manager.path)},
                 pass_fds=(self._listener.fileno(),),
                 stderr=log,
             )
         self._manager.until(lambda m: "READY" in m)
+
+    def _start_command(self, number: int) -> list[str]:
+        """Return the command that starts the service with the socket *number*: as systemd does at
+        first, later in a process that is forked.
+        """
+        self._starts += 1
+        program, *arguments = shlex.split(self._unit["ExecStart"][0])
+        if self._starts == 1:
+            return [sys.executable, "-c", EXEC, str(number), program, *arguments]
+        assert program == executable() and arguments[0] == "serve"
+        return [sys.executable, "-c", LAUNCH, *arguments, str(number)]
 
     def _stop_service(self) -> None:
         if self.service is not None:

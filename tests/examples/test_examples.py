@@ -12,6 +12,7 @@ import pytest
 
 from inferd import Client
 from inferd.testing import RunningDaemon, running_daemon
+from tests.fork_server import ForkedProcess
 from tests.models import ONE_THREAD, smollm2
 from tests.small_gemma import small_gemma3
 
@@ -19,6 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 GUIDE = (ROOT / "docs" / "guide.md").read_text()
 LINES_MAX = 40
+STARTS: tuple[type[subprocess.Popen[bytes]], ...] = (subprocess.Popen, ForkedProcess)
+"""Starts of an example's first run, by a new interpreter, and of its second."""
 
 
 @pytest.fixture(scope="module")
@@ -30,18 +33,23 @@ def daemon() -> Iterator[RunningDaemon]:
         yield running
 
 
-def run(daemon: RunningDaemon, example: Path, *arguments: str) -> str:
+def run(
+    daemon: RunningDaemon,
+    example: Path,
+    *arguments: str,
+    start: type[subprocess.Popen[bytes]] = subprocess.Popen,
+) -> str:
     """Run an example as a separate program and return its output."""
-    done = subprocess.run(
+    process = start(
         [sys.executable, str(example), *arguments],
         env=daemon.environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
-    return done.stdout
+    with process:
+        output, errors = (text.decode() for text in process.communicate(timeout=280))
+    assert (process.returncode, errors) == (0, "")
+    return output
 
 
 def test_there_are_sixteen_examples_of_at_most_forty_lines() -> None:
@@ -54,8 +62,8 @@ def test_there_are_sixteen_examples_of_at_most_forty_lines() -> None:
 def test_an_example_runs_again_on_another_model_and_leaves_nothing_behind(
     daemon: RunningDaemon, example: Path
 ) -> None:
-    for model in ("echo", "other"):
-        assert run(daemon, example, model).strip()
+    for model, start in zip(("echo", "other"), STARTS, strict=True):
+        assert run(daemon, example, model, start=start).strip()
         with Client(daemon.socket) as client:
             assert client.queue() == client.sessions(dormant=True) == []
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from inferd.testing import RunningDaemon, running_daemon
-from tests.daemon.command_line import Terminal, on_terminal, terminal_of
+from tests.daemon.command_line import Terminal, on_terminal
 
 XTERM = {"TERM": "xterm-256color", "COLORTERM": "truecolor", "COLUMNS": "80", "LINES": "24"}
 PLAIN = {"NO_COLOR": "", **XTERM}
@@ -49,7 +48,6 @@ COMMANDS = (
     "nonsense",
     "run echo x --option y",
 )
-ENDS_WITH = "\x01the end\x01"
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +66,10 @@ def colors_in(text: str) -> set[str]:
 
 def output_of(command: str, daemon: RunningDaemon, environ: dict[str, str]) -> str:
     """Return all that a command writes to a terminal."""
-    main = [sys.executable, "-m", "inferd", *command.split()]
-    shell = ["sh", "-c", f'"$@"; printf "{ENDS_WITH}"'.replace("\x01", "\\001"), "sh", *main]
-    with terminal_of(shell, {"INFERD_SOCKET": daemon.socket, **environ}) as terminal:
-        return terminal.until(ENDS_WITH)
+    with on_terminal(*command.split(), socket=daemon.socket, **environ) as terminal:
+        text = terminal.until_end()
+        assert text
+        return text
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -20,6 +20,7 @@ from inferd.backends.params import PARAMETERS
 from inferd.daemon.cli.completion import CALL_TIMEOUT_S
 from inferd.testing import running_daemon
 from tests.daemon.command_line import Terminal, terminal_of
+from tests.fork_server import ForkedProcess
 
 NOWHERE = "/nonexistent/inferd.sock"
 
@@ -27,7 +28,7 @@ NOWHERE = "/nonexistent/inferd.sock"
 def offered(line: str, at: str = NOWHERE, **environ: str) -> list[str]:
     """Return the completions that bash offers for the last word of *line*; it may be empty."""
     words = line.split(" ")
-    done = subprocess.run(
+    process = ForkedProcess(
         [sys.executable, "-m", "inferd"],
         env={
             **os.environ,
@@ -37,12 +38,13 @@ def offered(line: str, at: str = NOWHERE, **environ: str) -> list[str]:
             "COMP_CWORD": str(len(words) - 1),
             **environ,
         },
-        capture_output=True,
-        text=True,
-        timeout=60,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout.split()
+    with process:
+        output, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, b"")
+    return output.decode().split()
 
 
 @pytest.mark.parametrize(
@@ -129,17 +131,13 @@ def bash(tmp_path: Path) -> Iterator[Terminal]:
         assert terminal.process.wait(30) == 0
 
 
-def test_a_real_bash_completes(tmp_path: Path) -> None:
-    with bash(tmp_path) as terminal:
-        terminal.type("inferd doct\t")
-        terminal.until("inferd doctor ")
-        terminal.type("\x15inferd config sche\t")
-        terminal.until("inferd config schema ")
-
-
-def test_bash_adds_a_space_after_a_value_but_not_after_a_key(tmp_path: Path) -> None:
+def test_a_real_bash_completes_and_adds_a_space_after_a_value_but_not_after_a_key(
+    tmp_path: Path,
+) -> None:
     with bash(tmp_path) as terminal:
         for typed, line in (
+            ("inferd doct\t", "inferd doctor "),
+            ("inferd config sche\t", "inferd config schema "),
             ("inferd chat m -o n-predi\t7", "inferd chat m -o n-predict=7"),
             ("inferd serve --set sessions-m\t7", "inferd serve --set sessions-max=7"),
             ("inferd run m p --priority ur\t7", "inferd run m p --priority urgent 7"),

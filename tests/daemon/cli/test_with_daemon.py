@@ -276,7 +276,8 @@ def test_load_sets_the_context_size_or_says_that_it_is_not_applied(socket: str) 
 
 def test_run_requests_a_context_size_or_says_that_it_is_not_applied(socket: str) -> None:
     inferd("unload", "echo", "--force", socket=socket)
-    first = inferd("run", "echo", "x" * 4200, "-o", "ctx-size=12000", socket=socket)
+    short = ("-o", "n-predict=9")
+    first = inferd("run", "echo", "x" * 4200, "-o", "ctx-size=12000", *short, socket=socket)
     assert (first.exit_code, first.stderr) == (0, "")
     larger = inferd("run", "echo", "hello", "-o", "n_ctx=20000", "-o", "temp=0", socket=socket)
     assert larger.stdout == "hello\n"

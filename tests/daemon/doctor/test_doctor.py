@@ -23,7 +23,7 @@ from inferd.daemon.doctor.checks.units import Units
 from inferd.daemon.doctor.examination import Facts, _socket, check_all
 from inferd.daemon.doctor.report import write_new
 from inferd.testing import running_daemon
-from tests.daemon.command_line import document, inferd
+from tests.daemon.command_line import document, inferd, inferd_process
 from tests.daemon.other_users import ADA, as_user
 from tests.tiny_gguf import write_tiny
 
@@ -205,17 +205,23 @@ def limited(path: Path) -> None:
         assert not path.exists()
 
 
-def test_names_that_are_not_utf8_are_reported(tmp_path: Path) -> None:
+def test_names_that_are_not_utf8_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
-    environ = {**os.environ, "INFERD_MODELS_DIR": folder, "INFERD_SOCKET": NOWHERE}
-    for flags in ([], ["--json"], ["--report", str(tmp_path / "report")]):
-        command = [sys.executable, "-m", "inferd", "doctor", *flags]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=90)
-        assert "internal error" not in done.stderr and "udcff" in done.stdout
+    monkeypatch.setenv("INFERD_MODELS_DIR", folder)
+    for flags in ((), ("--json",), ("--report", str(tmp_path / "report"))):
+        output, errors = outputs("doctor", *flags)
+        assert "internal error" not in errors and "udcff" in output
     assert "udcff" in (tmp_path / "report").read_text()
-    shown = [sys.executable, "-m", "inferd", "config", "show", "--json"]
-    done = subprocess.run(shown, env=environ, capture_output=True, text=True, timeout=90)
-    assert json.loads(done.stdout)["settings"]["models-dir"]["value"] == folder
+    shown = json.loads(outputs("config", "show", "--json")[0])
+    assert shown["settings"]["models-dir"]["value"] == folder
+
+
+def outputs(*arguments: str) -> list[str]:
+    """Return what a command writes to its standard output and error."""
+    with inferd_process(*arguments, socket=NOWHERE) as process:
+        return [text.decode() for text in process.communicate(timeout=90)]
 
 
 def test_a_runtime_folder_of_another_user_is_not_an_error(tmp_path: Path) -> None:
