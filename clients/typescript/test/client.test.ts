@@ -3,7 +3,7 @@ import { after, before, test } from "node:test";
 
 import { Client, ConnectionLost, InferdError, ModelNotFound, socketPath } from "../src/index.js";
 import { runningDaemon } from "../src/testing.js";
-import { echoModel } from "./support.js";
+import { echoModel, tasksBecome } from "./support.js";
 import type { RunningDaemon } from "../src/testing.js";
 
 const CONFIG = echoModel("echo") + echoModel("slow", { step_ms: 50 }, 1);
@@ -82,10 +82,10 @@ test("an aborted call is cancelled in the daemon", async () => {
   });
   const aborter = new AbortController();
   const computing = client.call("compute", { context: session.context }, { signal: aborter.signal });
-  while ((await client.call("queue")).tasks.length === 0);
+  await tasksBecome(client, 1);
   aborter.abort(new Error("enough"));
   await assert.rejects(computing, /enough/);
-  while ((await client.call("queue")).tasks.length > 0);
+  await tasksBecome(client, 0);
   await assert.rejects(client.call("queue", {}, { signal: aborter.signal }), /enough/);
 });
 
@@ -100,7 +100,7 @@ test("calls may report progress, and an error of their callback ends them", asyn
   };
   const stream = { context: session.context, prompt: "x".repeat(100) };
   await assert.rejects(client.call("stream", stream, { onEvent }), /not so/);
-  while ((await client.call("queue")).tasks.length > 0);
+  await tasksBecome(client, 0);
 });
 
 test("embeddings of many texts come in their order", async () => {

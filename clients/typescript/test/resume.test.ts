@@ -1,33 +1,44 @@
 import assert from "node:assert/strict";
-import { test } from "node:test";
+import { after, before, test } from "node:test";
+import { setTimeout as sleep } from "node:timers/promises";
 
 import { Client, ConnectionLost, SessionExpired } from "../src/index.js";
 import { runningDaemon } from "../src/testing.js";
 import { recoveryStep } from "../src/turn.js";
-import { echoModel, LossyPath } from "./support.js";
+import { echoModel, LossyPath, tasksBecome } from "./support.js";
+import type { RunningDaemon } from "../src/testing.js";
 
 const CONFIG = echoModel("echo") + echoModel("slow", { step_ms: 20 }, 1);
-const TEXT = "abcdefghij".repeat(6);
+const TEXT = "abcdefghij".repeat(3);
+/** It runs before and after each test. */
+let daemon: RunningDaemon;
+
+before(async () => {
+  daemon = await runningDaemon({ config: CONFIG });
+});
+
+after(async () => {
+  await daemon[Symbol.asyncDispose]();
+});
 
 test("a stream that lost its daemon has what was read", { timeout: 60_000 }, async () => {
-  await using other = await runningDaemon({ config: CONFIG });
-  await using plain = await Client.connect({ path: other.socket });
+  await using plain = await Client.connect({ path: daemon.socket });
   const session = await plain.session("slow");
   const reading = (async () => {
-    for await (const { text } of session.stream(TEXT)) if (text === "c") await other.kill();
+    for await (const { text } of session.stream(TEXT)) if (text === "c") await daemon.kill();
   })();
   await assert.rejects(
     reading,
     (error) => error instanceof ConnectionLost && /^abc/.test(error.data.text as string),
   );
+  await daemon.start();
 });
 
 test(
   "a session with `resume` continues its stream after the daemon was killed",
   { timeout: 60_000 },
   async () => {
-    await using other = await runningDaemon({ config: CONFIG });
-    await using tenacious = await Client.connect({ path: other.socket });
+    await using tenacious = await Client.connect({ path: daemon.socket });
     await using session = await tenacious.session("slow", {
       sessionId: "long",
       resume: true,
@@ -37,22 +48,22 @@ test(
     let text = "";
     for await (const piece of stream) {
       text += piece.text;
-      if (text === "abcd" || text === TEXT.slice(0, 40)) {
-        await other.kill();
-        await other.start();
+      if (text === "abcd" || text === TEXT.slice(0, 20)) {
+        await daemon.kill();
+        await daemon.start();
       }
     }
     assert.equal(text, TEXT);
     assert.equal(stream.metadata.stop_reason, "eos");
-    await other.stop();
+    await daemon.stop();
     const waiting = session.chat("and on");
-    await other.start();
+    await daemon.start();
     assert.equal((await waiting).text, "and on");
+    await session.delete();
   },
 );
 
 test("the rest and the end of a turn that ended unread are read once", { timeout: 60_000 }, async () => {
-  await using daemon = await runningDaemon({ config: CONFIG });
   await using path = new LossyPath(daemon.socket);
   await using client = await Client.connect({ path: path.path });
   await using session = await client.session("slow", { sessionId: "unread", resume: true });
@@ -69,11 +80,15 @@ test("the rest and the end of a turn that ended unread are read once", { timeout
   assert.equal(text, TEXT);
   assert.deepEqual([stream.tokens.length, stream.metadata.stop_reason], [TEXT.length, "eos"]);
   const { sessions } = await client.call("sessions");
-  assert.equal(sessions[0]?.turns, 1, "it was not computed again");
+  assert.deepEqual(
+    sessions.map(({ turns }) => turns),
+    [1],
+    "it was not computed again",
+  );
+  await session.delete();
 });
 
 test("another client continues an interrupted turn after what was read", { timeout: 60_000 }, async () => {
-  await using daemon = await runningDaemon({ config: CONFIG });
   await using client = await Client.connect({ path: daemon.socket });
   const lost = await Client.connect({ path: daemon.socket });
   const stream = (await lost.session("slow", { sessionId: "taken over" })).stream(TEXT);
@@ -81,7 +96,7 @@ test("another client continues an interrupted turn after what was read", { timeo
     for await (const { text } of stream) if (text === "e") await lost.close();
   }, ConnectionLost);
   const { tokens, text } = stream;
-  while ((await client.call("queue")).tasks.length > 0);
+  await tasksBecome(client, 0);
   await using session = await client.session("slow", { sessionId: "taken over" });
   assert.ok(session.attached);
   assert.equal(text + (await session.resume({ tokens, text }).reply()).text, TEXT);
@@ -92,30 +107,30 @@ test(
   "a turn that a daemon refuses because it ends is computed by the next one",
   { timeout: 60_000 },
   async () => {
-    await using daemon = await runningDaemon({ config: CONFIG });
     await using client = await Client.connect({ path: daemon.socket });
     await using first = await client.session("slow");
     await using second = await client.session("slow", { sessionId: "second", resume: true });
     const running = first.stream(TEXT);
     await running[Symbol.asyncIterator]().next();
     const waiting = second.chat("later");
-    while ((await client.call("queue")).tasks.length < 2);
+    await tasksBecome(client, 2);
     const stopped = daemon.stop();
     assert.equal((await running.reply()).text, TEXT); // the daemon finishes what has begun
     await stopped;
     await daemon.start();
     assert.equal((await waiting).text, "later");
+    await second.delete();
   },
 );
 
 test("a session that was idle for too long is opened again", { timeout: 60_000 }, async () => {
-  await using daemon = await runningDaemon({ config: `[daemon]\nidle-timeout-ms = 50\n${CONFIG}` });
-  await using client = await Client.connect({ path: daemon.socket });
+  await using impatient = await runningDaemon({ config: `[daemon]\nidle-timeout-ms = 50\n${CONFIG}` });
+  await using client = await Client.connect({ path: impatient.socket });
   const session = await client.session("echo", { sessionId: "idle", resume: true });
   await session.chat("one");
-  while ((await client.call("sessions")).sessions.length > 0);
+  while ((await client.call("sessions")).sessions.length > 0) await sleep(5);
   assert.equal((await session.chat("two")).text, "two");
-  while ((await client.call("sessions")).sessions.length > 0);
+  while ((await client.call("sessions")).sessions.length > 0) await sleep(5);
   await client.call("delete_session", { session_id: "idle" });
   await assert.rejects(session.chat("three"), SessionExpired);
 });
@@ -124,7 +139,6 @@ test(
   "a session that is open elsewhere is refused, and leaves nothing behind",
   { timeout: 60_000 },
   async () => {
-    await using daemon = await runningDaemon({ config: CONFIG });
     await using client = await Client.connect({ path: daemon.socket });
     await using other = await Client.connect({ path: daemon.socket });
     await using _ = await other.session("echo", { sessionId: "taken" });

@@ -3,7 +3,7 @@ import { after, before, test } from "node:test";
 
 import { Client } from "../src/index.js";
 import { runningDaemon } from "../src/testing.js";
-import { echoModel } from "./support.js";
+import { echoModel, tasksBecome } from "./support.js";
 import type { Piece, QueueEvent } from "../src/index.js";
 import type { RunningDaemon } from "../src/testing.js";
 
@@ -21,10 +21,6 @@ after(async () => {
   await client.close();
   await daemon[Symbol.asyncDispose]();
 });
-
-async function turns(): Promise<number> {
-  return (await client.call("queue")).tasks.length;
-}
 
 test("a stream yields the pieces of an answer", async () => {
   await using session = await client.session("echo", { system: "You are brief." });
@@ -84,7 +80,7 @@ test("a signal cancels the turn at once", async () => {
     for await (const { text } of stream) if (text === "b") aborter.abort(new Error("stopped by the user"));
   }, /stopped by the user/);
   assert.equal((await session.chat("next")).text, "next");
-  assert.equal(await turns(), 0);
+  assert.deepEqual(await client.call("queue"), { tasks: [] });
   await assert.rejects(session.chat("x", { signal: AbortSignal.abort(new Error("before")) }), /before/);
 });
 
@@ -92,7 +88,7 @@ test("`cancel` of a stream and of a session end a turn", async () => {
   await using session = await client.session("slow");
   const stream = session.stream(LONG);
   const reading = stream.reply();
-  while ((await turns()) === 0);
+  await tasksBecome(client, 1);
   stream.cancel();
   await assert.rejects(reading, { name: "AbortError" });
   // Another text: the echo model's prompt is the last message alone, so the same one would add nothing.

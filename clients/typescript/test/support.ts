@@ -6,8 +6,10 @@ import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { connect, createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { setTimeout as sleep } from "node:timers/promises";
 import type { Socket } from "node:net";
 
+import type { Client } from "../src/index.js";
 import type { Message } from "../src/wire.js";
 
 export interface Frame {
@@ -42,6 +44,11 @@ export function echoModel(name: string, options: Record<string, number | string>
     ...lines,
     "",
   ].join("\n");
+}
+
+/** Wait until the daemon has `count` tasks. */
+export async function tasksBecome(client: Client, count: number): Promise<void> {
+  while ((await client.call("queue")).tasks.length !== count) await sleep(5);
 }
 
 /** Return `value` in the form of the vectors, in which bytes are `{"$bin": HEX}`. */
@@ -141,7 +148,7 @@ export class LossyPath implements AsyncDisposable {
 
   /** Close the connections once a lost reply has had `text`. Later ones lose nothing. */
   async cutAfter(text: string): Promise<void> {
-    while (!this.#lost.includes(text)) await new Promise((resolve) => setImmediate(resolve));
+    while (!this.#lost.includes(text)) await sleep(5);
     this.loses = false;
     for (const client of this.#clients) client.destroy();
   }
