@@ -10,7 +10,7 @@ import pytest
 
 from inferd import Client
 from inferd.testing import running_daemon
-from tests.models import ONE_THREAD, smollm2
+from tests.models import ONE_THREAD, fast_smollm2
 
 pytestmark = [pytest.mark.model, pytest.mark.alone]
 TEXT = "The quick brown fox jumps over the lazy dog and then goes home to sleep. " * 125
@@ -18,7 +18,7 @@ CONFIG = f"""{ONE_THREAD}
 ctx-size = 4096
 slots = 2
 [models.smollm2]
-file = "{smollm2()}"
+file = "{fast_smollm2()}"
 """
 TOKENS = 6
 
