@@ -45,7 +45,7 @@ def sessions_of(trace: list[Arrival]) -> list[tuple[float, Session]]:
 def scenario(memory_bytes: int = ENOUGH, losses_per_day: float = 0.0) -> Scenario:
     names = [size.name for size in SIZES]
     traffic = Traffic(4, 0.008, names, begin_s=36_000, losses_per_day=losses_per_day)
-    return Scenario(traffic, model_kinds(COST), memory_bytes, 900.0, warm_up_s=300.0)
+    return Scenario(traffic, model_kinds(COST), memory_bytes, 450.0, warm_up_s=150.0)
 
 
 def test_steps_in_closed_form_are_those_that_are_planned_one_by_one() -> None:

@@ -1,13 +1,15 @@
 """Setting the machine's clock has no effect on the times of sessions, models and turns.
 
 The test sets the clock of the daemon and its workers by a `sitecustomize`, which Python runs before
-their code: `time.time` and `time.time_ns` have an offset from the true time.
+their code: `time.time` and `time.time_ns` have an offset from the true time. The module has a fork
+server whose interpreter began so, too.
 """
 
 from __future__ import annotations
 
 import ast
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +18,8 @@ from typing import Any
 import pytest
 
 from inferd.backends.errors import SessionExpired, Timeout
-from inferd.testing import RunningDaemon
+from inferd.testing import RunningDaemon, running_daemon
+from tests import fork_server
 from tests.echo import echo_model
 from tests.raw import RawClient
 from tests.waiting import wait_until
@@ -47,34 +50,41 @@ SLOW = "x" * 100
 """A prompt for which the slow model needs a second."""
 
 
-class Daemon(RunningDaemon):
-    """A daemon on a machine whose clock can be set."""
+class Clock:
+    """The clock of the processes whose interpreter begins with `sitecustomize.py` in *folder*."""
 
-    def __enter__(self) -> Daemon:
-        self.start()
-        return self
+    def __init__(self, folder: Path):
+        self._folder = folder
+        (folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
+        self.set(0)
 
-    def start_again(self) -> None:
-        """Start a daemon with the clock as it is set."""
-        self._folder.mkdir(exist_ok=True)
-        (self._folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
-        if not (self._folder / "offset").exists():
-            self.set_clock(0)
-        super().start_again()
-
-    @property
-    def _folder(self) -> Path:
-        return self.directory / "clock"
-
-    def _command(self) -> list[str]:
-        path = os.pathsep.join(filter(None, (str(self._folder), os.environ.get("PYTHONPATH"))))
-        return ["/usr/bin/env", f"PYTHONPATH={path}", *super()._command()]
-
-    def set_clock(self, offset_s: int) -> None:
+    def set(self, offset_s: int) -> None:
         """Set the clock's offset from the true time."""
         new = self._folder / "new"
         new.write_text(str(offset_s))
         new.replace(self._folder / "offset")
+
+
+@pytest.fixture(scope="module")
+def module_clock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clock]:
+    """The clock of all processes that the module starts; they are forked from servers with it."""
+    folder = tmp_path_factory.mktemp("clock")
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    servers: dict[str, fork_server._Server] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)
+        patch.setattr(fork_server, "_environment", dict(os.environ))
+        patch.setattr(fork_server, "_servers", servers)
+        yield Clock(folder)
+    for server in servers.values():
+        server._close()
+
+
+@pytest.fixture
+def clock(module_clock: Clock) -> Clock:
+    """The clock, which shows the true time at the test's start."""
+    module_clock.set(0)
+    return module_clock
 
 
 @contextmanager
@@ -109,9 +119,9 @@ JUMPS = pytest.mark.parametrize("jump_s", [5 * HOUR_S, -5 * HOUR_S], ids=["ahead
 
 
 @JUMPS
-def test_nothing_ends_before_its_time(jump_s: int) -> None:
+def test_nothing_ends_before_its_time(clock: Clock, jump_s: int) -> None:
     """A running turn, a waiting turn, sessions, an idle model and connections are unaffected."""
-    with Daemon(CONFIG) as daemon, RawClient(daemon.socket) as client:
+    with running_daemon(CONFIG) as daemon, RawClient(daemon.socket) as client:
         idle = client.call("load_by_name", name="echo")["graph"]
         client.call("unload", graph=idle, keep=True)
         contexts = client.context("slow"), client.context("slow")
@@ -122,7 +132,7 @@ def test_nothing_ends_before_its_time(jump_s: int) -> None:
             )
         )
         wait_until(lambda: client.call("stats")["stats"]["waiting"])
-        daemon.set_clock(jump_s)
+        clock.set(jump_s)
 
         output = [bytes(client.wait_result(turn)["text"]) for turn in turns]
         assert output == [SLOW.encode(), b"next"]
@@ -135,13 +145,13 @@ def test_nothing_ends_before_its_time(jump_s: int) -> None:
 
 
 @JUMPS
-def test_nothing_is_delayed_past_its_time(jump_s: int) -> None:
+def test_nothing_is_delayed_past_its_time(clock: Clock, jump_s: int) -> None:
     """A timeout, idle sessions and an idle model end in time, whatever the clock shows."""
-    with Daemon(SHORT) as daemon, RawClient(daemon.socket) as client:
+    with running_daemon(SHORT) as daemon, RawClient(daemon.socket) as client:
         kept = client.call("load_by_name", name="brief")["graph"]
         contexts = client.context("slow"), client.context("slow")
         turn = start_slow_turn(client, contexts[0])
-        daemon.set_clock(jump_s)
+        clock.set(jump_s)
 
         with pytest.raises(Timeout):
             client.call("chat", context=contexts[1], prompt="next", raw=True, queue_timeout_s=0.1)
@@ -154,13 +164,15 @@ def test_nothing_is_delayed_past_its_time(jump_s: int) -> None:
 
 
 @JUMPS
-def test_a_conversation_continues_after_a_restart_with_another_clock(jump_s: int) -> None:
+def test_a_conversation_continues_after_a_restart_with_another_clock(
+    clock: Clock, jump_s: int
+) -> None:
     """Its history is kept, and none of it is computed again."""
-    with Daemon(CONFIG) as daemon:
+    with running_daemon(CONFIG) as daemon:
         with attached(daemon, "diary") as (client, context, _):
             before = chat(client, context, "once upon a time " * 8)
         daemon.stop()
-        daemon.set_clock(jump_s)
+        clock.set(jump_s)
         daemon.start_again()
         with attached(daemon, "diary") as (client, context, opened):
             assert opened.get("attached")
@@ -172,33 +184,34 @@ def test_a_conversation_continues_after_a_restart_with_another_clock(jump_s: int
 
 @pytest.mark.parametrize("running", [True, False], ids=["while-it-runs", "at-its-start"])
 def test_sessions_written_while_the_clock_is_a_month_behind_are_not_old_once_it_is_right(
+    clock: Clock,
     running: bool,
 ) -> None:
     """The daemon deletes sessions after a week."""
-    with Daemon(CONFIG) as daemon:
+    with running_daemon(CONFIG) as daemon:
         for name, offset_s in (("first", 0), ("second", -30 * DAY_S)):
             if not running:
                 daemon.stop()
-            daemon.set_clock(offset_s)
+            clock.set(offset_s)
             if not running:
                 daemon.start_again()
             with attached(daemon, name) as (client, context, _):
                 chat(client, context, "hello")
         daemon.kill()
-        daemon.set_clock(0)
+        clock.set(0)
         daemon.start_again()
         for name in ("first", "second"):
             with attached(daemon, name) as (_, _, opened):
                 assert opened.get("attached"), name
 
 
-def test_a_session_is_deleted_by_the_date_at_the_start() -> None:
+def test_a_session_is_deleted_by_the_date_at_the_start(clock: Clock) -> None:
     """Otherwise the tests above would prove nothing."""
-    with Daemon(CONFIG) as daemon:
+    with running_daemon(CONFIG) as daemon:
         with attached(daemon, "diary") as (client, context, _):
             chat(client, context, "hello")
         daemon.kill()
-        daemon.set_clock(8 * DAY_S)
+        clock.set(8 * DAY_S)
         daemon.start_again()
         with attached(daemon, "diary") as (_, _, opened):
             assert not opened.get("attached")
@@ -229,10 +242,15 @@ DATES = {
 """Modules that read the date, and their purpose. All others use clocks that cannot be set."""
 TIME_ATTRIBUTES = {"time", "time_ns", "localtime", "gmtime", "ctime", "asctime", "strftime"}
 DATE_ATTRIBUTES = {"now", "utcnow", "today", "CLOCK_REALTIME"}
+ATTRIBUTES = "|".join(TIME_ATTRIBUTES | DATE_ATTRIBUTES)
+DATE_TEXT = re.compile(rf"\bfrom\s+time\b|\.\s*({ATTRIBUTES})\b")
+"""Text without which a module does not read the date; few modules have to be parsed."""
 
 
 def reads_the_date(source: str) -> bool:
     """Return whether a module reads the machine's date, according to its syntax."""
+    if not DATE_TEXT.search(source):
+        return False
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module == "time":
             return True  # calls by the imported names would not be found

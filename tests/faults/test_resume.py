@@ -116,7 +116,7 @@ def test_streams_of_the_synchronous_client_continue_in_threads(
     end: Callable[[RunningDaemon], None],
 ) -> None:
     with running_daemon(ECHO) as daemon, Client(daemon.socket) as client, ExitStack() as stack:
-        interruptions = Interruptions(40, *[lambda: end(daemon)] * 3)
+        interruptions = Interruptions(40, *[lambda: end(daemon)] * 2)
         texts: dict[int, str] = {}
 
         def stream_story(number: int) -> None:

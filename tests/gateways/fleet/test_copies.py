@@ -19,18 +19,33 @@ from inferd.backends.errors import Busy, ConnectionLost, NotFound, PermissionDen
 from inferd.gateways.fleet.copies.copies import HOLD_S_MAX
 from tests.echo import echo_model
 from tests.gateways.fleet.members import RunningFleet, running_fleet
+from tests.repetitions import repetitions
 from tests.waiting import wait_until
 
+SESSIONS, TURNS = repetitions(8), 6
 CONFIG = echo_model("slow", step_ms=5, slots=8)
-SESSIONS, TURNS = 16, 8
+FEW_SLOTS = echo_model("slow", step_ms=10, slots=SESSIONS // 2)
+PAUSE_S = 0.05
+"""Between two requests to a fleet that is busy."""
 SOON = "follower-after = 0.5\n"
 
 
 def states_at(fleet: RunningFleet, node: str) -> dict[str, str]:
     """Return the states of the sessions on a node by their ids."""
     with Client(fleet.daemons[node].socket) as client:
-        listed = client.sessions(all_users=True, dormant=True)
+        return states_of(client)
+
+
+def states_of(client: Client) -> dict[str, str]:
+    """Return the states of the sessions on the node of a client."""
+    listed = client.sessions(all_users=True, dormant=True)
     return {session["session_id"]: session["state"] for session in listed}
+
+
+def until_states(fleet: RunningFleet, node: str, expected: dict[str, str]) -> None:
+    """Wait until the sessions on a node are those that are *expected*."""
+    with Client(fleet.daemons[node].socket) as client:
+        wait_until(lambda: states_of(client) == expected)
 
 
 def node_of(client: Client, session_id: str) -> str:
@@ -63,7 +78,8 @@ def continued_on(client: Client, session_id: str, text: str) -> str:
                 assert session.context.attached
                 assert session.chat(text) == text
                 node = node_of(client, session_id)
-        except Busy:
+        except Busy as exc:
+            time.sleep(min(exc.retry_after_s, PAUSE_S))
             return False
         return True
 
@@ -97,7 +113,7 @@ def test_a_session_continues_on_another_node_after_the_loss_of_its_own(
             assert node_of(client, "diary") == other
             assert session.history().session["turns"] == 2
             assert session.chat("third") == "third"
-            wait_until(lambda: states_at(fleet, home) == {"diary": "copy"})
+            until_states(fleet, home, {"diary": "copy"})
 
 
 async def converse(fleet: RunningFleet, number: int, under_way: asyncio.Event) -> list[str]:
@@ -119,6 +135,7 @@ async def audit(fleet: RunningFleet) -> None:
     async with asyncio.TaskGroup() as group:
         talks = [group.create_task(converse(fleet, n, under_way)) for n in range(SESSIONS)]
         await under_way.wait()
+        assert set((await asyncio.to_thread(states_at, fleet, "a")).values()) - {"copy"}
         await asyncio.to_thread(lose, fleet, "a")
     await check_histories(fleet, [talk.result() for talk in talks])
 
@@ -136,7 +153,7 @@ async def check_histories(fleet: RunningFleet, conversations: list[list[str]]) -
 
 @pytest.mark.process
 def test_no_acknowledged_turn_is_lost_with_a_node(tmp_path: Path) -> None:
-    with running_fleet(tmp_path, CONFIG, "a", "b", "c", more=SOON) as fleet:
+    with running_fleet(tmp_path, FEW_SLOTS, "a", "b", "c", more=SOON) as fleet:
         asyncio.run(audit(fleet))
         states = {node: states_at(fleet, node) for node in "bc"}
         for number in range(SESSIONS):
@@ -180,9 +197,9 @@ def test_a_copy_is_made_elsewhere_when_its_node_is_lost(tmp_path: Path, is_open:
                 assert states_at(fleet, third) == {"diary": "copy"}, "before the answer"
         if not is_open:
             lose(fleet, follower)
-            wait_until(lambda: states_at(fleet, third) == {"diary": "copy"})
+            until_states(fleet, third, {"diary": "copy"})
         bring_back(fleet, follower)
-        wait_until(lambda: states_at(fleet, follower) == {})
+        until_states(fleet, follower, {})
         lose(fleet, home)
         assert continued_on(client, "diary", "another") == third
 
@@ -228,7 +245,7 @@ def test_a_follower_that_hangs_is_replaced_within_seconds(tmp_path: Path) -> Non
             assert session.chat("second") == "second"
             assert time.monotonic() - begin < HOLD_S_MAX
             assert states_at(fleet, third) == {"diary": "copy"}
-        wait_until(lambda: states_at(fleet, follower) == {})
+        until_states(fleet, follower, {})
 
 
 def test_an_answer_that_neither_node_nor_copy_has_for_sure_is_not_passed_on(
@@ -345,7 +362,7 @@ def test_a_copy_follows_deletions_and_is_of_its_user(tmp_path: Path) -> None:
             session.rewind(1)
             home = node_of(ada, "diary")
         other = "ab".replace(home, "")
-        wait_until(lambda: states_at(fleet, other) == {"diary": "copy"})
+        until_states(fleet, other, {"diary": "copy"})
         lose(fleet, home)
         fleet.until_noted(f"node {home} is lost")
         assert bob.sessions(dormant=True) == []
@@ -370,6 +387,6 @@ def test_copies_can_be_off_or_follow_later(tmp_path: Path, mode: str) -> None:
         assert session.chat("text") == "text"
         other = "ab".replace(node_of(client, "diary"), "")
         if mode == "async":
-            wait_until(lambda: states_at(fleet, other) == {"diary": "copy"})
+            until_states(fleet, other, {"diary": "copy"})
         else:
             assert states_at(fleet, other) == {}

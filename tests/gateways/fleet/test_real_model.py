@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from inferd import Client
-from tests.gateways.fleet.members import running_fleet
+from tests.gateways.fleet.members import RunningFleet, running_fleet
 from tests.models import ONE_THREAD, short_smollm2
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 CONFIG = ONE_THREAD + "[models.smollm2]\nslots = 2\nctx-size = 512\n"
-GREEDY = {"temp": 0, "n-predict": 12}
+GREEDY = {"temp": 0, "n-predict": 6}
 QUESTIONS = ("The capital of France is", "Two and two is", "The sky is", "Water is")
 
 
-def test_two_nodes_answer_as_one_and_continue_their_sessions(tmp_path: Path) -> None:
-    models = tmp_path / "models"
-    models.mkdir()
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
+    """A fleet for all tests; each of them uses all nodes at its end, without sessions."""
+    folder, models = tmp_path_factory.mktemp("fleet"), tmp_path_factory.mktemp("models")
     (models / "smollm2.gguf").symlink_to(short_smollm2())
-    with (
-        running_fleet(tmp_path, CONFIG, "a", "b", models_dir=models) as fleet,
-        ExitStack() as stack,
-    ):
+    with running_fleet(folder, CONFIG, "a", "b", models_dir=models) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def clean(fleet: RunningFleet) -> Iterator[None]:
+    yield
+    with Client(fleet.socket) as client:
+        for node in fleet.daemons:
+            client.drain(node=node, undo=True)
+        for session in client.sessions(dormant=True):
+            client.delete_session(session_id=session["session_id"])
+
+
+def test_two_nodes_answer_as_one_and_continue_their_sessions(fleet: RunningFleet) -> None:
+    with ExitStack() as stack:
         with Client(fleet.daemons["a"].socket) as direct:
             expected = {}
             for question in QUESTIONS:
@@ -50,17 +63,15 @@ def test_two_nodes_answer_as_one_and_continue_their_sessions(tmp_path: Path) -> 
             ) as session:
                 assert session.context.attached
                 reply = session.chat(" And then")
-                assert reply.metadata["input_tokens"] > 12, "its history is on its node"
+                assert reply.metadata["input_tokens"] > GREEDY["n-predict"], (
+                    "its history is on its node"
+                )
         assert {s["session_id"]: s["node"] for s in client.sessions(dormant=True)} == nodes
         client.close()
 
 
-def test_a_session_moves_with_its_kv_state(tmp_path: Path) -> None:
-    models = tmp_path / "models"
-    models.mkdir()
-    (models / "smollm2.gguf").symlink_to(short_smollm2())
+def test_a_session_moves_with_its_kv_state(fleet: RunningFleet) -> None:
     with (
-        running_fleet(tmp_path, CONFIG, "a", "b", models_dir=models) as fleet,
         Client(fleet.socket) as client,
         client.session("smollm2", raw=True, options=GREEDY, session_id="talk") as session,
     ):
@@ -75,17 +86,11 @@ def test_a_session_moves_with_its_kv_state(tmp_path: Path) -> None:
 
 
 def test_a_new_session_goes_to_the_node_that_has_computed_its_system_prompt(
-    tmp_path: Path,
+    fleet: RunningFleet,
 ) -> None:
-    models = tmp_path / "models"
-    models.mkdir()
-    (models / "smollm2.gguf").symlink_to(short_smollm2())
     system = "You answer in few words, and you never guess. " * 12
     keywords: dict[str, Any] = {"model": "smollm2", "system": system, "options": GREEDY}
-    with (
-        running_fleet(tmp_path, CONFIG, "a", "b", models_dir=models) as fleet,
-        Client(fleet.socket) as client,
-    ):
+    with Client(fleet.socket) as client:
         fleet.load("smollm2")
         with client.session(**keywords) as first:
             expected = first.chat(QUESTIONS[0])

@@ -16,15 +16,17 @@ from tests.echo import echo_model
 from tests.gateways.fleet.members import RunningFleet, running_fleet
 from tests.waiting import wait_until
 
-CONFIG = "[daemon]\nswap_grace_s = 60\n" + echo_model("live", slots=4, step_ms=2)
-NEW = echo_model("new", slots=4, step_ms=2, variant="new")
+CONFIG = "[daemon]\nswap_grace_s = 60\n" + echo_model("live", slots=4, step_ms=32)
+NEW = echo_model("new", slots=4, step_ms=32, variant="new")
 TIGHT = "[daemon]\nmemory_bytes = 100_000\nswap_grace_s = 60\n"
-TIGHT += echo_model("live", slots=4, step_ms=2, weight_bytes=60_000)
-TIGHT += echo_model("new", slots=4, step_ms=2, weight_bytes=50_000, variant="new")
+TIGHT += echo_model("live", slots=4, step_ms=32, weight_bytes=60_000)
+TIGHT += echo_model("new", slots=4, step_ms=32, weight_bytes=50_000, variant="new")
 BROKEN = '[models.new]\nfile = "no-such-file.gguf"\n'
 NODES = ("a", "b", "c")
 TALKS = 12
-STORY = "Once upon a time there was a king. "
+WATCH_S = 0.02
+"""Between two requests of the models: a node's swap takes several times as long."""
+STORY = "Once upon. "
 
 
 def nodes_of(models: list[Any], name: str = "live") -> dict[str, Any]:
@@ -40,9 +42,9 @@ async def swap_under_load(fleet: RunningFleet, mode: Mode) -> SwapResult:
 
     async def talk(client: AsyncClient, number: int) -> None:
         nonlocal turns
-        after = 0
-        while after < 2:
-            after += swapped.is_set()
+        is_last = False
+        while not is_last:
+            is_last = swapped.is_set()
             async with client.session("live", raw=True) as session:
                 for turn in range(2):
                     text = f"{number} {turn} {STORY}"
@@ -55,6 +57,7 @@ async def swap_under_load(fleet: RunningFleet, mode: Mode) -> SwapResult:
         while not swapped.is_set():
             nodes = nodes_of(list(await client.models()))
             states.append(tuple(nodes[name]["swapped_to"] == "new" for name in NODES))
+            await anyio.sleep(WATCH_S)
 
     async with AsyncClient(fleet.socket) as client, anyio.create_task_group() as group:
         for number in range(TALKS):
@@ -114,6 +117,7 @@ async def test_new_contexts_prefer_nodes_that_do_not_swap_now(tmp_path: Path) ->
                 await client.init_execution_context(graph)
             assert nodes_of(list(await client.models()))["a"]["swapped_to"] == ""
             assert {session["node"] for session in await client.sessions()} == {"b"}
+            group.cancel_scope.cancel()
 
 
 def test_a_swap_names_the_nodes_that_keep_the_old_model(tmp_path: Path) -> None:
