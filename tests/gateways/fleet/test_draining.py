@@ -21,7 +21,7 @@ TEXT = "a text that takes the slow model a second or two to echo"
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
-    """A fleet for all tests; each of them uses all nodes at its end, without sessions."""
+    """A fleet for all tests; after each of them, all nodes are used and no session is left."""
     with running_fleet(tmp_path_factory.mktemp("fleet"), CONFIG, "a", "b") as running:
         yield running
 
@@ -29,12 +29,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
 @pytest.fixture(autouse=True)
 def clean(fleet: RunningFleet) -> Iterator[None]:
     yield
-    with Client(fleet.socket) as client:
-        for node in fleet.daemons:
-            client.drain(node=node, undo=True)
-        for session in client.sessions(dormant=True):
-            if session["session_id"]:
-                client.delete_session(session_id=session["session_id"])
+    fleet.clear()
 
 
 def nodes_of(client: Client) -> dict[str, str]:

@@ -20,7 +20,7 @@ QUESTIONS = ("The capital of France is", "Two and two is", "The sky is", "Water 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
-    """A fleet for all tests; each of them uses all nodes at its end, without sessions."""
+    """A fleet for all tests; after each of them, all nodes are used and no session is left."""
     folder, models = tmp_path_factory.mktemp("fleet"), tmp_path_factory.mktemp("models")
     (models / "smollm2.gguf").symlink_to(short_smollm2())
     with running_fleet(folder, CONFIG, "a", "b", models_dir=models) as running:
@@ -30,11 +30,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
 @pytest.fixture(autouse=True)
 def clean(fleet: RunningFleet) -> Iterator[None]:
     yield
-    with Client(fleet.socket) as client:
-        for node in fleet.daemons:
-            client.drain(node=node, undo=True)
-        for session in client.sessions(dormant=True):
-            client.delete_session(session_id=session["session_id"])
+    fleet.clear()
 
 
 def test_two_nodes_answer_as_one_and_continue_their_sessions(fleet: RunningFleet) -> None:

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.process  # the trial of grammars
 
 STEPS_MAX = 12
 SHARE = 16 if FACTOR == 1 else 1
-"""After the first token of a walk, `allows` is called for one of so many tokens, and for all of
-which llama.cpp and our mask of tokens say otherwise."""
+"""After the first step of a walk, `allows` is called for every sixteenth token, and for each token
+on which llama.cpp and our mask differ."""
 FULL_STEPS = 1
 ALPHABET = "abcé\n"
 STEPS_OF_GENERATED = 12
