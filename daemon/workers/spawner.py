@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 import anyio
 
 from ...backends.errors import LoadFailed
+from ...wire.descriptors import read_with_descriptors
 
 QUIT_S = 5.0
 """The time after which a process that should exit is killed if it still runs."""
@@ -146,7 +147,7 @@ class Spawner:
     def _start_process(self, requests: socket.socket) -> subprocess.Popen[bytes] | OSError:
         descriptors: list[int] = []
         try:
-            _, descriptors, flags, _ = socket.recv_fds(requests, 1, _DESCRIPTORS_MAX)
+            _, descriptors, flags = read_with_descriptors(requests, 1, _DESCRIPTORS_MAX)
             if flags & socket.MSG_CTRUNC:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             stderr, *passed = descriptors

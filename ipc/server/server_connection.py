@@ -14,6 +14,7 @@ import anyio
 
 from ...backends.errors import Busy
 from ...scheduler.owner import Owner
+from ...wire.descriptors import read_with_descriptors
 from ...wire.frames import READ_BYTES, pack_frame
 from ...wire.reading import SocketReading
 from ..peer import Peer
@@ -32,7 +33,6 @@ whose handling occupies the loop for about 10 ms.
 """
 OUTBOX_PAUSE_BYTES = 1 << 20
 """Above this amount of data that a client has not read, the daemon stops reading from it."""
-_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
 
 
 class Pause(Enum):
@@ -245,7 +245,7 @@ class ServerConnection(OutboxListener):
         size = min(max(self._bytes_missing, REQUESTS_BYTES), READ_BYTES)
         try:
             # With room for all: the kernel would close the others here, which can block the loop.
-            data, descriptors, _, _ = socket.recv_fds(self._sock, size, SCM_MAX_FD, _CLOSE_ON_EXEC)
+            data, descriptors, _ = read_with_descriptors(self._sock, size, SCM_MAX_FD)
         except BlockingIOError:
             return None
         except OSError:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ...wire.descriptors import read_with_descriptors
 from ...wire.frames import ANY_LENGTH, READ_BYTES, FrameReader, pack_frame
 from .. import messages as m
 
@@ -86,7 +87,7 @@ class SocketLink:
     def _read(self, commands: list[m.Command]) -> bool:
         """Read once and add the complete *commands*; return whether there may be more."""
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._sock, READ_BYTES, _FDS_MAX)
+            data, descriptors, _ = read_with_descriptors(self._sock, READ_BYTES, _FDS_MAX)
         except BlockingIOError:
             return False
         except OSError as exc:

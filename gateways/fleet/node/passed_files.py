@@ -20,6 +20,7 @@ import anyio.abc
 from ....backends.errors import InvalidArgument
 from ....ipc.server.descriptors.blocking_thread import BlockingThread
 from ....ipc.server.listener import UnixListener
+from ....wire.descriptors import read_with_descriptors
 from ..link import HANDSHAKE_S_MAX, RECEIVED, REFUSED, TOKEN_BYTES
 
 FILES_MAX = 64
@@ -27,7 +28,6 @@ FILES_MAX = 64
 ACCEPT_RETRY_S = 0.1
 TAKE_S_MAX = 10.0
 """Time in which the request of a file has to follow."""
-_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
 
 
 class PassedFiles:
@@ -65,7 +65,7 @@ class PassedFiles:
         with sock, suppress(OSError), anyio.move_on_after(HANDSHAKE_S_MAX):
             sock.setblocking(False)
             await anyio.wait_readable(sock)
-            token, descriptors, _, _ = socket.recv_fds(sock, TOKEN_BYTES, 1, _CLOSE_ON_EXEC)
+            token, descriptors, _ = read_with_descriptors(sock, TOKEN_BYTES, 1)
             self._open.update(descriptors)
             is_file = len(token) == TOKEN_BYTES and len(descriptors) == 1
             if not is_file or token in self._files or len(self._open) > FILES_MAX:

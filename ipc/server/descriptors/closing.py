@@ -11,6 +11,7 @@ import socket
 import struct
 from contextlib import suppress
 
+from ....wire.descriptors import read_with_descriptors
 from ....wire.frames import READ_BYTES
 
 SCM_MAX_FD = 253
@@ -37,11 +38,12 @@ def close_unread_descriptors(sock: socket.socket) -> None:
 
     Those of one message are open at once: call it for users whose descriptors can be closed.
     """
-    flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
     data = b"unread"
     with suppress(OSError):  # nothing is left, or the client has reset the connection
         while data:
-            data, descriptors, _, _ = socket.recv_fds(sock, READ_BYTES, SCM_MAX_FD, flags)
+            data, descriptors, _ = read_with_descriptors(
+                sock, READ_BYTES, SCM_MAX_FD, socket.MSG_DONTWAIT
+            )
             for descriptor in descriptors:
                 with suppress(OSError):
                     close_descriptor(descriptor)

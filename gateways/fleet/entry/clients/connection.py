@@ -16,12 +16,12 @@ from .....ipc.server.descriptors.client_descriptors import UserDescriptors
 from .....ipc.server.descriptors.closing import SCM_MAX_FD
 from .....ipc.server.fairness.shares import SharedLimit
 from .....ipc.server.outbox import Outbox, OutboxListener
+from .....wire.descriptors import read_with_descriptors
 from .....wire.frames import FrameReader, pack_frame
 from .passed_descriptors import PassedDescriptors
 
 READ_BYTES = 1 << 13
 """Bytes of one read, between which other clients are served."""
-_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
 _OWN = object()
 """The pause while the client leaves too much unread."""
 UNREAD_PAUSE_BYTES = 1 << 20
@@ -173,7 +173,7 @@ class ClientConnection(OutboxListener):
         size = max(READ_BYTES, min(self._frames.missing, 1 << 16))
         try:
             # With room for all: the kernel would close the others here, which can block the loop.
-            data, descriptors, _, _ = socket.recv_fds(self._sock, size, SCM_MAX_FD, _CLOSE_ON_EXEC)
+            data, descriptors, _ = read_with_descriptors(self._sock, size, SCM_MAX_FD)
         except BlockingIOError:
             return None
         except OSError:
