@@ -119,11 +119,14 @@ class Server:
     ) -> None:
         """Accept connections until `stop_accepting`, and serve each until it ends."""
         listener.setblocking(False)
-        async with anyio.create_task_group() as group:
-            task_status.started()
-            await self._acceptor.accept_connections(
-                listener, lambda sock: group.start_soon(self._serve_one, sock)
-            )
+        try:
+            async with anyio.create_task_group() as group:
+                task_status.started()
+                await self._acceptor.accept_connections(
+                    listener, lambda sock: group.start_soon(self._serve_one, sock)
+                )
+        finally:
+            self.descriptors.end_lingering()
 
     def stop_accepting(self) -> None:
         """Leave new connections in the listening socket, for the next daemon to accept."""
@@ -177,7 +180,7 @@ class Server:
         return first
 
     def _send_goodbye(self, connection: ServerConnection, error: InferdError) -> None:
-        connection.send([Kind.GOODBYE, error.to_wire()])
+        connection.send_goodbye(error)
         self._admission.connection_refused(connection, error)
 
     async def _read(self, connection: ServerConnection, group: anyio.abc.TaskGroup) -> None:

@@ -12,11 +12,12 @@ from typing import Any, Protocol
 
 import anyio
 
-from ...backends.errors import Busy
+from ...backends.errors import Busy, InferdError
 from ...scheduler.owner import Owner
 from ...wire.descriptors import read_with_descriptors
 from ...wire.frames import READ_BYTES, pack_frame
 from ...wire.reading import SocketReading
+from ..messages import Kind
 from ..peer import Peer
 from .descriptors.client_descriptors import UserDescriptors
 from .descriptors.closing import SCM_MAX_FD
@@ -106,6 +107,8 @@ class ServerConnection(OutboxListener):
         """Bytes of the incomplete frame that have not arrived."""
         self._pauses: set[Pause] = set()
         """Why nothing is read now."""
+        self._has_goodbye = False
+        """Whether a goodbye was sent."""
         self.was_delayed = False
         """Whether reading has paused because its user's share of the loop's time was taken."""
         self._hangup: select.epoll | None = None
@@ -128,6 +131,11 @@ class ServerConnection(OutboxListener):
         self._outbox.add_frame(frame)
         if flush:
             self.flush()
+
+    def send_goodbye(self, error: InferdError) -> None:
+        """Send the last message: the reason why the connection ends."""
+        self.send([Kind.GOODBYE, error.to_wire()])
+        self._has_goodbye = True
 
     def flush(self) -> None:
         """Send as much as the socket accepts now, and the rest once it is writable."""
@@ -152,12 +160,16 @@ class ServerConnection(OutboxListener):
 
     def cut(self) -> None:
         """Stop writing and reading; the reader task then ends and cleans up."""
+        self._stop(socket.SHUT_RDWR)
+
+    def _stop(self, directions: int) -> None:
+        """Stop writing and reading, and shut down the socket in these *directions*."""
         if self._outbox.is_open:
             self._outbox.close()
             self.outbox_emptied()
             self.end()
             try:
-                self._sock.shutdown(socket.SHUT_RDWR)
+                self._sock.shutdown(directions)
             except OSError:
                 return  # the other end is already closed
 
@@ -277,7 +289,12 @@ class ServerConnection(OutboxListener):
         self.user.check_call()
 
     def close(self) -> None:
-        """Close the socket and the unclaimed descriptors, neither of them on the loop."""
-        self.cut()
+        """Close the socket and the unclaimed descriptors, neither of them on the loop. A client
+        that has a goodbye to read may write meanwhile; nothing reads that.
+        """
+        self._stop(socket.SHUT_WR if self._has_goodbye else socket.SHUT_RDWR)
         self.descriptors.close()
-        self.user.close_socket(self._sock)
+        if self._has_goodbye:
+            self.user.close_socket_later(self._sock)
+        else:
+            self.user.close_socket(self._sock)

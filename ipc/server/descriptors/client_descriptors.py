@@ -31,6 +31,11 @@ INTERRUPT_S, INTERRUPT_S_MIN = 0.01, 0.001
 can make sockets that linger for years: see `closing` for those that do not need an interrupt.
 """
 MANY_CLOSING = 16
+LINGER_S, LINGERING_MAX = 1.0, 64
+"""The time for which the sockets of ended connections stay open, and how many of all users at once.
+A client that writes meanwhile can still read why its connection has ended. Node.js, for example,
+closes a socket at the first write that fails, with all that is unread.
+"""
 USERS_WITH_THREADS = 256
 """Users with threads of their own; further users share two."""
 _SHARED = -1
@@ -115,6 +120,20 @@ class UserDescriptors:
         self._sockets.submit(partial(self._close_socket, sock), can_interrupt=True)
         self._everybody.interrupt_soon()
 
+    def close_socket_later(self, sock: socket.socket) -> None:
+        """Close a connection's socket after `LINGER_S`, or now if too many others wait for that."""
+        lingering = self._everybody.lingering
+        if len(lingering) >= LINGERING_MAX:
+            self.close_socket(sock)
+        else:
+            timer = asyncio.get_running_loop().call_later(LINGER_S, self.end_lingering, sock)
+            lingering[sock] = self, timer
+
+    def end_lingering(self, sock: socket.socket) -> None:
+        """Close the socket of a connection that has ended."""
+        del self._everybody.lingering[sock]
+        self.close_socket(sock)
+
     def interrupt_closes(self) -> bool:
         """Interrupt the closes under way; return whether there are any."""
         return self._operations.interrupt() | self._sockets.interrupt()
@@ -155,6 +174,8 @@ class ClientDescriptors:
 
     def __init__(self, user_max: int = 256, total_max: int = 1 << 20):
         self.user_max, self.total_max = user_max, total_max
+        self.lingering: dict[socket.socket, tuple[UserDescriptors, asyncio.TimerHandle]] = {}
+        """The sockets that are closed later, with the timers for that."""
         self._users: WeakValueDictionary[int, UserDescriptors] = WeakValueDictionary()
         self._interrupts = False
 
@@ -176,6 +197,12 @@ class ClientDescriptors:
     def sockets_closing(self) -> int:
         """The connections whose sockets are not closed yet."""
         return sum(user.sockets_closing for user in list(self._users.values()))
+
+    def end_lingering(self) -> None:
+        """Close now the sockets that would be closed later."""
+        for sock, (user, timer) in list(self.lingering.items()):
+            timer.cancel()
+            user.end_lingering(sock)
 
     def interrupt_soon(self) -> None:
         """Interrupt closes that take long, until all are done."""

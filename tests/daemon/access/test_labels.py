@@ -12,7 +12,7 @@ from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd as inferd_command
 from tests.daemon.other_users import ADA, BOB, as_user, client_of, daemon_for_all
 from tests.echo import echo_model
-from tests.raw import RawClient
+from tests.raw import Closed, RawClient
 
 CONFIG = "quantum-tokens = 16\nlabels-user-max = 4\n" + echo_model("slow", slots=1, step_ms=2)
 
@@ -104,6 +104,14 @@ def test_a_label_with_other_characters_is_refused(daemon: RunningDaemon, label: 
     assert refusal.data == {"label_characters_max": 64}
     with pytest.raises(InvalidArgument):
         inferd.Client(daemon.socket, label=label)
+
+
+def test_a_refused_client_may_write_before_it_reads_the_reason(daemon: RunningDaemon) -> None:
+    with labelled(daemon, "/") as client:
+        assert isinstance(client.goodbye(), InvalidArgument)
+        with pytest.raises(Closed):
+            client.read_message()
+        client.start_request("models")  # no BrokenPipeError
 
 
 def test_the_labels_of_a_user_are_bounded_and_free_again_with_their_connections() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
+import socket
 import threading
 from functools import partial
 
@@ -125,3 +127,36 @@ async def test_users_beyond_the_bound_share_their_threads() -> None:
     users = [everybody.of_user(uid) for uid in range(USERS_WITH_THREADS)]
     assert everybody.of_user(USERS_WITH_THREADS) is everybody.of_user(USERS_WITH_THREADS + 1)
     assert everybody.of_user(0) is users[0]
+
+
+async def closed_within(sock: socket.socket, seconds: float) -> bool:
+    """Return whether the other end of *sock* is closed within that time."""
+    poll = select.poll()
+    poll.register(sock, 0)  # a hang-up is reported in any case
+    return bool(await asyncio.to_thread(poll.poll, 1000 * seconds))
+
+
+async def test_few_sockets_linger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_descriptors, "LINGER_S", 60.0)
+    monkeypatch.setattr(client_descriptors, "LINGERING_MAX", 2)
+    everybody = ClientDescriptors()
+    pairs = [socket.socketpair() for _ in range(3)]
+    for uid, (_, theirs) in enumerate(pairs):
+        everybody.of_user(uid).close_socket_later(theirs)
+    assert await closed_within(pairs[2][0], 5)
+    assert not await closed_within(pairs[0][0], 0) and not await closed_within(pairs[1][0], 0)
+    everybody.end_lingering()
+    for ours, _ in pairs:
+        with ours:
+            assert await closed_within(ours, 5)
+
+
+async def test_lingering_sockets_are_closed_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_descriptors, "LINGER_S", 0.01)
+    everybody = ClientDescriptors()
+    ours, theirs = socket.socketpair()
+    everybody.of_user(0).close_socket_later(theirs)
+    assert list(everybody.lingering) == [theirs]
+    with ours:
+        assert await closed_within(ours, 5)
+    assert not everybody.lingering
