@@ -20,7 +20,9 @@ import psutil
 import structlog
 
 LOADING = -1
-"""The claim of a model that is being loaded: one core, after all models that compute."""
+"""The claim of a model that is being loaded, after all models that compute. It reads its file with
+one thread, but computes a token at the end.
+"""
 EXTERNAL_LOAD_INTERVAL_S = 0.25
 """The interval between samples of the external load while a model computes."""
 BUSY_AT = 0.5
@@ -63,8 +65,7 @@ def assign_threads(claims: Sequence[tuple[int, int]], cores: int) -> list[int]:
     threads = [1] * len(claims)
     rest = cores - len(claims)
     for index in sorted(range(len(claims)), key=lambda i: -claims[i][0]):
-        claim, threads_max = claims[index]
-        extra = max(0, min(rest, threads_max - 1)) if claim != LOADING else 0
+        extra = max(0, min(rest, claims[index][1] - 1))
         threads[index] += extra
         rest -= extra
     return threads
@@ -86,6 +87,8 @@ class Cores:
         self._machine = machine or os.cpu_count() or count
         self._workers = workers
         self._assigned: dict[CoreUser, int] = {}
+        self._begun: set[CoreUser] = set()
+        """The workers that have had work since their load."""
         self._busy = anyio.Event()
 
     @property
@@ -119,14 +122,17 @@ class Cores:
         """
         workers = list(self._workers())
         self._assigned = {w: n for w, n in self._assigned.items() if w in workers}
+        self._begun.intersection_update(workers)
         busy = [(w, c) for w in workers if (c := w.claim) is not None]
-        if any(claim != LOADING and worker not in self._assigned for worker, claim in busy):
+        begins = {worker for worker, claim in busy if claim != LOADING} - self._begun
+        if begins:
+            self._begun |= begins
             with suppress(OSError):  # the regular samples report it
                 self._sample_external_load(begins=True)
         threads = assign_threads([(c, w.threads_max) for w, c in busy], self.available)
-        for (worker, claim), number in zip(busy, threads, strict=True):
+        for (worker, _), number in zip(busy, threads, strict=True):
             self._busy.set()
-            if claim != LOADING and self._assigned.get(worker) != number:
+            if self._assigned.get(worker) != number:
                 self._assigned[worker] = number
                 worker.set_threads(number)
 

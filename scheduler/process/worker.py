@@ -89,7 +89,7 @@ def run_worker(link: SocketLink, record: int = -1) -> None:
         model = _load_model(link, commands, command)
         engine = None if model is None else _start_engine(link, model, command, record)
         if model is not None and engine is not None:
-            _run_engine(link, engine, list(commands.waiting))
+            _run_engine(link, engine, commands.for_engine())
             model.close()
         link.drain(1.0)
     except LinkClosed:
@@ -101,18 +101,37 @@ class _EarlyCommands:
 
     def __init__(self, link: SocketLink):
         self._link = link
-        self.waiting: deque[m.Command] = deque()
+        self._waiting: deque[m.Command] = deque()
+        self._threads: list[m.SetThreads] = []
+        """The last `SetThreads`, if one has arrived."""
 
     def next_command(self) -> m.Command:
-        """Wait for the next command and return it."""
-        while not self.waiting:
-            self.waiting.extend(self._link.receive_commands(None))
-        return self.waiting.popleft()
+        """Wait for the next command, except `SetThreads`, and return it."""
+        while not self._waiting:
+            self._receive(None)
+        return self._waiting.popleft()
 
     def has_quit(self) -> bool:
         """Return whether `Quit` has arrived."""
-        self.waiting.extend(self._link.receive_commands(0))
-        return any(isinstance(c, m.Quit) for c in self.waiting)
+        self._receive(0)
+        return any(isinstance(c, m.Quit) for c in self._waiting)
+
+    def apply_threads(self, model: Model) -> None:
+        """Let *model* use the threads that the daemon has assigned so far."""
+        self._receive(0)
+        for command in self._threads:
+            model.set_threads(command.threads)
+
+    def for_engine(self) -> list[m.Command]:
+        """Return the commands that nobody has taken."""
+        return [*self._threads, *self._waiting]
+
+    def _receive(self, wait_s: float | None) -> None:
+        for command in self._link.receive_commands(wait_s):
+            if isinstance(command, m.SetThreads):
+                self._threads = [command]
+            else:
+                self._waiting.append(command)
 
 
 def _load_model(link: SocketLink, commands: _EarlyCommands, command: m.LoadModel) -> Model | None:
@@ -131,6 +150,7 @@ def _load_model(link: SocketLink, commands: _EarlyCommands, command: m.LoadModel
         model = load_model(_agree_on_shape(link, commands, spec, command.known), progress)
         # The first token takes about 15 ms more. An echo model's `fail_at_step` counts all steps.
         if spec.backend != "echo" or command.settings.get("careful_s"):
+            commands.apply_threads(model)  # with too many, the token can take seconds
             compute_token(model)
     except InferdError as exc:
         link.send_reports([m.ModelNotLoaded(exc.to_wire())])

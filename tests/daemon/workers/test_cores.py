@@ -32,8 +32,9 @@ class Busy:
         ([(1, 8), (1, 8), (1, 8)], 8, [6, 1, 1]),
         ([(1, 8), (1, 8), (1, 8)], 2, [1, 1, 1]),
         ([(3, 2), (1, 8)], 8, [2, 6]),
-        ([(LOADING, 8)], 8, [1]),
+        ([(LOADING, 8)], 8, [8]),
         ([(LOADING, 8), (0, 8)], 8, [1, 7]),
+        ([(LOADING, 8), (0, 4)], 8, [4, 4]),
         ([], 8, []),
     ],
 )
@@ -68,14 +69,17 @@ def test_only_a_changed_number_of_threads_is_sent() -> None:
     assert two.thread_counts == [3]
 
 
-def test_a_loading_worker_gets_its_threads_when_it_has_work() -> None:
-    it = Busy(LOADING)
-    cores = Cores(4, lambda: [it], 4)
+def test_a_loading_worker_gets_the_cores_that_others_leave() -> None:
+    it, other = Busy(LOADING), Busy(1)
+    cores = Cores(4, lambda: [it, other], 4)
     cores.assign_cores()
-    assert it.thread_counts == []
+    assert (it.thread_counts, other.thread_counts) == ([1], [3])
+    other.claim = None
+    cores.assign_cores()
+    assert it.thread_counts == [1, 4]
     it.claim = 1
     cores.assign_cores()
-    assert it.thread_counts == [4]
+    assert it.thread_counts == [1, 4], "the engine has them from the load"
 
 
 # The load of other programs.
@@ -137,7 +141,7 @@ def test_the_first_step_after_a_load_leaves_busy_cores_free() -> None:
     it.claim = 1
     cores.assign_cores()
 
-    assert it.thread_counts == [2]
+    assert it.thread_counts == [4, 2]
 
 
 def test_cores_that_other_programs_keep_busy_are_not_assigned() -> None:

@@ -7,13 +7,14 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from inferd.backends import MemoryNeed, ModelSpec, Shape
+from inferd.backends import Chunk, MemoryNeed, ModelSpec, Shape
+from inferd.backends.echo.model import EchoModel
 from inferd.scheduler import messages as m
 from inferd.scheduler.process.build import EXIT_OTHER_BUILD, build_id
 from inferd.scheduler.process.link import SocketLink
@@ -93,6 +94,33 @@ def test_a_worker_that_tests_itself_computes_a_token_before_it_is_loaded(daemon:
     assert daemon.report() == m.Progress(1.0)
     failed = daemon.report()
     assert isinstance(failed, m.ModelNotLoaded) and "step 1 failed" in failed.error["message"]
+
+
+def test_the_token_of_a_load_is_computed_with_the_threads_assigned_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used: list[int] = []
+    step = EchoModel.step
+
+    def record_threads(model: EchoModel, chunks: Sequence[Chunk]) -> None:
+        used.append(model.threads)
+        step(model, chunks)
+
+    monkeypatch.setattr(EchoModel, "step", record_threads)
+    ours, theirs = socket.socketpair()
+    thread = threading.Thread(target=run_worker, args=(SocketLink(theirs),))
+    thread.start()
+    with ours, theirs:
+        daemon = Daemon(ours)
+        daemon.send(m.LoadModel(SPEC, {"careful_s": 1.0}), m.SetThreads(5))
+        assert isinstance(daemon.report(), m.MemoryEstimate)
+        daemon.send(m.SetThreads(3), m.Proceed())
+        while not isinstance(daemon.report(), m.Loaded):
+            assert not used
+        assert used == [3]
+        daemon.send(m.Quit())
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 def test_a_cancelled_load_ends_even_behind_other_commands(daemon: Daemon) -> None:
