@@ -67,8 +67,9 @@ _ESTIMATORS = {
 """By backend, imported at the first use: `echo` runs without llama.cpp."""
 
 
-def load_model(spec: ModelSpec, progress: LoadProgress) -> Model:
-    """Load the model that *spec* names, in the calling thread.
+def load_model(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False) -> Model:
+    """Load the model that *spec* names, in the calling thread. *renders*: texts will be rendered
+    soon, so that what this needs is started beside the load; else the first `render` starts it.
 
     :raises UnsupportedOperation: the backend is unknown, not installed, or cannot run this kind of
         model.
@@ -77,7 +78,7 @@ def load_model(spec: ModelSpec, progress: LoadProgress) -> Model:
     :raises OutOfMemory: the context does not fit in memory.
     :raises Cancelled: *progress* returned False.
     """
-    model: Model = _import_from(_LOADERS, spec)(spec, progress)
+    model: Model = _import_from(_LOADERS, spec)(spec, progress, renders=renders)
     return model
 
 

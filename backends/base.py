@@ -169,9 +169,6 @@ class Model(Protocol):
         :raises TooLarge: the rendering is past a limit on time, memory or output.
         """
 
-    def prepare_rendering(self) -> None:
-        """Start what the first `render` needs, so that it need not wait."""
-
     def compile_grammar(self, params: SamplingParams, owner: int) -> CompiledGrammar | None:
         """Return the grammar of *params* for one `sampler`, None if there is none.
 

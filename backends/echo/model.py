@@ -104,9 +104,6 @@ class EchoModel(EchoContext):
         """Return the last message's content, which the model echoes."""
         return str(messages[-1]["content"]) if messages else ""
 
-    def prepare_rendering(self) -> None:
-        """Do nothing: the echo model has no template."""
-
     def compile_grammar(self, params: SamplingParams, owner: int) -> CompiledGrammar | None:
         """Check the grammar of *params*, if any; return a mark that it was checked."""
         return self._grammars.check(params)
@@ -207,8 +204,10 @@ def next_token(tokens: Sequence[int]) -> int:
     return tokens[begin + answered] if begin + answered < end else EOG
 
 
-def load_echo(spec: ModelSpec, progress: LoadProgress) -> EchoModel:
-    """Load the echo model in `load_ms`; see `load_model`."""
+def load_echo(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False) -> EchoModel:
+    """Load the echo model in `load_ms`; see `load_model`. It has no template: *renders* changes
+    nothing.
+    """
     model = EchoModel(spec)
     load_s = model.options.load_ms / 1000
     parts = max(10, int(load_s / _LOAD_PART_S_MAX)) if load_s else 1

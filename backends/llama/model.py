@@ -78,11 +78,6 @@ class LlamaModel:
             )
         return self._template.render(messages, rendering)
 
-    def prepare_rendering(self) -> None:
-        """Start the process that renders the chat template, if the model has one."""
-        if self._template is not None:
-            self._template.start_process()
-
     def compile_grammar(self, params: SamplingParams, owner: int) -> GrammarState | None:
         """Return the compiled grammar of *params*, if any; see `Model.compile_grammar`."""
         return self._grammars.compile(params, owner) if params.has_grammar else None

@@ -147,7 +147,8 @@ def _load_model(link: SocketLink, commands: _EarlyCommands, command: m.LoadModel
         return not commands.has_quit()
 
     try:
-        model = load_model(_agree_on_shape(link, commands, spec, command.known), progress)
+        shaped = _agree_on_shape(link, commands, spec, command.known)
+        model = load_model(shaped, progress, renders=True)
         # The first token takes about 15 ms more. An echo model's `fail_at_step` counts all steps.
         if spec.backend != "echo" or command.settings.get("careful_s"):
             commands.apply_threads(model)  # with too many, the token can take seconds
@@ -171,7 +172,6 @@ def _start_engine(
     except InferdError as exc:
         link.send_reports([m.ModelNotLoaded(exc.to_wire())])
         return None
-    model.prepare_rendering()
     link.send_reports([m.Loaded(model.info, load_adapters(model, command.spec.adapters))])
     engine.reporter.configure_log(command.logging)
     return engine

@@ -14,12 +14,13 @@ from inferd.backends.errors import InvalidArgument, LoadFailed, Timeout, TooLarg
 from inferd.backends.llama.text import renderer as renderer_module
 from inferd.backends.llama.text.exchange import CPU_S_MAX
 from inferd.backends.llama.text.renderer import Renderer
-from inferd.backends.llama.text.template import ChatTemplate, configured_source
+from inferd.backends.llama.text.template import ChatTemplate, configured_renderer
 from inferd.backends.model_spec import ModelSpec
 from inferd.testing import RunningDaemon
 from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
 from tests.raw import RawClient
 from tests.tiny_gguf import write_tiny
+from tests.waiting import wait_until
 
 USER = [{"role": "user", "content": "Hi"}]
 LOOPS = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
@@ -64,7 +65,8 @@ def processes() -> Processes:
 
 @contextmanager
 def template(source: str) -> Iterator[ChatTemplate]:
-    with closing(ChatTemplate(source, bos="<s>", eos="</s>", strip_bos=True)) as chat_template:
+    renderer = Renderer(source)
+    with closing(ChatTemplate(renderer, bos="<s>", eos="</s>", strip_bos=True)) as chat_template:
         yield chat_template
 
 
@@ -103,7 +105,7 @@ def test_a_template_s_own_error_is_short_and_typed(source: str) -> None:
 @pytest.mark.process
 def test_a_bomb_in_the_configuration_fails_the_load() -> None:
     with pytest.raises(LoadFailed, match=f"more than {CPU_S_MAX} s of CPU time"):
-        configured_source(ModelSpec(name="t", chat_template=CONSTANT))
+        configured_renderer(ModelSpec(name="t", chat_template=CONSTANT))
 
 
 @pytest.mark.process
@@ -134,6 +136,22 @@ def test_a_process_that_somebody_killed_is_replaced(processes: Processes) -> Non
         [child] = processes()
         child.kill()
         assert plain.render(USER) == "Hi"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("killed", [False, True], ids=["lives", "killed"])
+def test_a_process_may_start_before_its_template_is_known(
+    processes: Processes, killed: bool
+) -> None:
+    with closing(Renderer()) as renderer:
+        renderer.start_process()
+        [child] = processes()
+        if killed:
+            child.kill()
+            wait_until(lambda: child.status() == psutil.STATUS_ZOMBIE)
+        renderer.set_source("{{ x }}")
+        assert renderer.render({"x": "a"}) == "a"
+        assert (processes() == [child]) is not killed
 
 
 @pytest.mark.process

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -26,7 +27,8 @@ from ..llama_log import LogRing, capture
 from ..lora import LlamaAdapters
 from ..model import LlamaModel
 from ..text.matching import MatchingVocab
-from ..text.template import CHATML_BEGIN, ChatTemplate, configured_source, fallback_source
+from ..text.renderer import Renderer
+from ..text.template import CHATML_BEGIN, ChatTemplate, configured_renderer, fallback_source
 from ..text.vocab import Vocab
 from .devices import layers_of
 from .gguf_check import GgufFile
@@ -60,16 +62,24 @@ _SAMPLING_KEYS: dict[int, str] = {
 """As `common_init_from_params` reads them (`common/common.cpp`): `general.sampling.*`."""
 
 
-def load_llama(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
+def load_llama(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False) -> LlamaModel:
     """Load a model and create its context; see `load_model`."""
     options = read_llama_options(spec)
-    configured = configured_source(spec)
     log = capture()
     log.clear()
     with ExitStack() as undo:
+        renderer = configured_renderer(spec)
+        undo.callback(renderer.close)
         matching = MatchingVocab()
         undo.callback(matching.close)
-        model, file = _load_model(spec, options, progress, log, matching)
+
+        def begin(path: str) -> None:
+            if renders:
+                renderer.start_process()
+            if path:
+                matching.begin(partial(open_vocab, path))
+
+        model, file = _load_model(spec, options, progress, log, begin)
         undo.callback(lib.llama_model_free, model)
         params = context_params(spec, options, model)
         pointer = open_context(spec, params, model, log)
@@ -89,7 +99,7 @@ def load_llama(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
             return LlamaEmbedder(pointer, model, embedding)
 
         generates = not isinstance(context, EncoderContext)
-        template, note = _template(model, vocab, configured, generates=generates)
+        template, note = _template(model, vocab, renderer, generates=generates)
         info = _model_info(
             spec, model, vocab, context, file, embedding, fingerprint, template, note
         )
@@ -104,15 +114,13 @@ def _load_model(
     options: EngineOptions,
     progress: LoadProgress,
     log: LogRing,
-    matching: MatchingVocab,
+    begin: Callable[[str], None],
 ) -> tuple[Any, GgufFile]:
     watch = _Progress(progress)
     params = lib.llama_model_default_params()
     params.progress_callback = watch.callback
     set_load_mode(options, params)
-    model, file = open_model(
-        spec, options, params, lambda path: matching.begin(partial(open_vocab, path))
-    )
+    model, file = open_model(spec, options, params, begin)
     if watch.error is not None:
         raise watch.error
     if watch.cancelled:
@@ -203,19 +211,23 @@ def _recommended_sampling(model: Any) -> dict[str, Any]:
 
 
 def _template(
-    model: Any, vocab: Vocab, configured: str | None, *, generates: bool
+    model: Any, vocab: Vocab, renderer: Renderer, *, generates: bool
 ) -> tuple[ChatTemplate | None, str]:
-    """Return the model's chat template, and a note if neither its file nor *configured* has one.
-    A model that *generates* no text needs none.
+    """Return the model's chat template, and a note if neither the *renderer* nor the model's file
+    has one. A model that *generates* no text needs none.
     """
-    own = lib.llama_model_chat_template(model, None)
-    source, note = configured or (own.decode("utf-8", "replace") if own else ""), ""
-    if not source and not generates:
-        return None, ""
-    if not source:
-        begin = vocab.tokenize(CHATML_BEGIN.encode(), special=True, bos=False)
-        source, note = fallback_source(chatml=len(begin) == 1)
-    return ChatTemplate(source, bos=vocab.bos, eos=vocab.eos, strip_bos=vocab.adds_bos), note
+    note = ""
+    if not renderer.source:
+        own = lib.llama_model_chat_template(model, None)
+        source = own.decode("utf-8", "replace") if own else ""
+        if not source and not generates:
+            renderer.close()
+            return None, ""
+        if not source:
+            begin = vocab.tokenize(CHATML_BEGIN.encode(), special=True, bos=False)
+            source, note = fallback_source(chatml=len(begin) == 1)
+        renderer.set_source(source)
+    return ChatTemplate(renderer, bos=vocab.bos, eos=vocab.eos, strip_bos=vocab.adds_bos), note
 
 
 def _description(model: Any) -> str:

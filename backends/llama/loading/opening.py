@@ -107,8 +107,8 @@ def open_model(
 ) -> tuple[Any, GgufFile]:
     """Check the file of *spec* and load it with llama.cpp's *params*; the caller frees the model.
 
-    *begin* is called with the file's path, if it has one, after the check and before the load. The
-    model is null if llama.cpp failed, or if the callback in *params* stopped it.
+    *begin* is called after the check and before the load, with the file's path, which is empty for
+    a descriptor. The model is null if llama.cpp failed, or if the callback in *params* stopped it.
 
     :raises LoadFailed: the file is missing, unreadable, damaged or of an unknown kind.
     :raises UnsupportedOperation: this kind of model cannot be run.
@@ -127,12 +127,13 @@ def open_model(
             params.use_extra_bufts = False  # weights stay as they are in the file, without AMX
         check_devices(spec, devices())
         place_layers(spec, params)
+        if spec.fd < 0:
+            read_parts(path, file)
+        if begin is not None:
+            begin("" if spec.fd >= 0 else path)
         if spec.fd >= 0:
             model = _load_descriptor(fd, name, file, params)
         else:
-            read_parts(path, file)
-            if begin is not None:
-                begin(path)
             model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if model:
         try:

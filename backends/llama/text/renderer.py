@@ -28,10 +28,15 @@ class TemplateRefusal(Exception):
 
 
 class Renderer:
-    """Renders the template *source*, one text at a time; only `close` may come in between."""
+    """Renders a template, one text at a time; only `close` may come in between.
 
-    def __init__(self, source: str):
-        self._source = source.encode()
+    The process starts in a tenth of a second or more, so it may be started before the template is
+    known: *source* is empty until then.
+    """
+
+    def __init__(self, source: str = ""):
+        self.source = source
+        """The template."""
         self._sandbox: SandboxProcess | None = None
         self._compiled = False
         """Whether the reply of the present process to the source was read."""
@@ -39,14 +44,27 @@ class Renderer:
         """The reason why the template does not compile; it holds for all later requests."""
 
     def start_process(self) -> None:
-        """Start the process now, so that the first request need not wait for it."""
-        with suppress(OSError):  # the first request tries again
-            self._sandbox = self._started()
+        """Start the process now, unless it runs, so that the first request need not wait for it."""
+        if self._sandbox is None:
+            with suppress(OSError):  # the first request tries again
+                self._sandbox = self._started()
+
+    def set_source(self, source: str) -> None:
+        """Set the template of a renderer that has none."""
+        self.source = source
+        if self._sandbox is not None:
+            with suppress(OSError):  # the first request finds the process ended, and tries again
+                self._sandbox.send(source.encode())
 
     def _started(self) -> SandboxProcess:
-        """Return a process that compiles the template as soon as it has started."""
+        """Return a process that compiles the template as soon as it has started and knows it."""
         sandbox, self._compiled = SandboxProcess("inferd.backends.llama.text.sandbox"), False
-        sandbox.send(self._source)
+        if self.source:
+            try:
+                sandbox.send(self.source.encode())
+            except OSError:
+                sandbox.end()
+                raise
         return sandbox
 
     def close(self) -> None:

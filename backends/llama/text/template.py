@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack
 
 from ...base import PLAIN_RENDERING, Message, Rendering
 from ...errors import InvalidArgument, LoadFailed, TooLarge
@@ -29,10 +29,10 @@ _ROLES = (
 class ChatTemplate:
     """The template of one model; it renders one text at a time."""
 
-    def __init__(self, source: str, *, bos: str, eos: str, strip_bos: bool):
-        self._renderer = Renderer(source)
-        self.uses_tools, self.tool_format = uses_tools(source), tool_format_of(source)
-        self.start_process, self.close = self._renderer.start_process, self._renderer.close
+    def __init__(self, renderer: Renderer, *, bos: str, eos: str, strip_bos: bool):
+        self._renderer, self.close = renderer, renderer.close
+        self.uses_tools = uses_tools(renderer.source)
+        self.tool_format = tool_format_of(renderer.source)
         self._names = {"bos_token": bos, "eos_token": eos}
         self._bos_stripped = bos if strip_bos else ""
 
@@ -67,23 +67,33 @@ def fallback_source(*, chatml: bool) -> tuple[str, str]:
     )
 
 
-def configured_source(spec: ModelSpec) -> str | None:
-    """Return the template that the configuration sets; None: the model file's own is used."""
+def configured_renderer(spec: ModelSpec) -> Renderer:
+    """Return the renderer of a model, which has compiled the template that the configuration sets,
+    if it sets one.
+
+    :raises LoadFailed: that template cannot be used.
+    """
     if spec.chat_template and spec.chat_template_file:
         raise _unusable("chat-template and chat-template-file are both set", "keep one of them")
     source, origin = spec.chat_template, "chat-template"
     if spec.chat_template_file:
         source, origin = _read(spec.chat_template_file), spec.chat_template_file
-    if not source:
-        return None
-    with closing(Renderer(source)) as renderer:
-        try:
-            renderer.compile()
-        except TemplateRefusal as exc:
-            raise _unusable(f"{origin}, {exc}", "correct it") from None
-        except TooLarge as exc:
-            raise _unusable(f"{origin}: {exc.message}", "correct it") from None
-    return source
+    with ExitStack() as undo:
+        renderer = Renderer(source)
+        undo.callback(renderer.close)
+        if source:
+            _compile(renderer, origin)
+        undo.pop_all()
+    return renderer
+
+
+def _compile(renderer: Renderer, origin: str) -> None:
+    try:
+        renderer.compile()
+    except TemplateRefusal as exc:
+        raise _unusable(f"{origin}, {exc}", "correct it") from None
+    except TooLarge as exc:
+        raise _unusable(f"{origin}: {exc.message}", "correct it") from None
 
 
 def _read(path: str) -> str:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
 from inferd.backends import ModelSpec, Rendering, load_model
-from inferd.backends.errors import InferdError, InvalidArgument, LoadFailed
-from inferd.backends.llama.text.template import SOURCE_BYTES_MAX, ChatTemplate, configured_source
+from inferd.backends.errors import Cancelled, InferdError, InvalidArgument, LoadFailed
+from inferd.backends.llama.text.renderer import Renderer
+from inferd.backends.llama.text.template import SOURCE_BYTES_MAX, ChatTemplate, configured_renderer
 from inferd.backends.params import read_options
 from inferd.backends.params.chat_options import (
     ARGUMENTS_BYTES_MAX,
@@ -44,7 +46,8 @@ TEMPLATE = (
 
 
 def render(messages: list[dict[str, Any]] = USER, **values: Any) -> str:
-    with closing(ChatTemplate(TEMPLATE, bos="<s>", eos="</s>", strip_bos=True)) as template:
+    renderer = Renderer(TEMPLATE)
+    with closing(ChatTemplate(renderer, bos="<s>", eos="</s>", strip_bos=True)) as template:
         return template.render(messages, Rendering(**values))
 
 
@@ -208,14 +211,14 @@ def test_an_invalid_template_file_fails_the_load(
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(LoadFailed) as caught:
-        configured_source(ModelSpec(name="t", chat_template_file=str(file)))
+        configured_renderer(ModelSpec(name="t", chat_template_file=str(file)))
     assert why in caught.value.message and str(file) in caught.value.message
     assert caught.value.hint
 
 
 def test_a_template_and_a_template_file_together_are_refused() -> None:
     with pytest.raises(LoadFailed, match="both"):
-        configured_source(ModelSpec(name="t", chat_template="x", chat_template_file="y"))
+        configured_renderer(ModelSpec(name="t", chat_template="x", chat_template_file="y"))
 
 
 @pytest.mark.process
@@ -223,3 +226,23 @@ def test_a_bad_template_fails_before_the_model_is_read(tmp_path: Path) -> None:
     spec = ModelSpec(name="t", path=str(tmp_path / "none.gguf"), chat_template="{% if %}")
     with pytest.raises(InferdError, match="chat template"):
         load_model(spec, lambda _: True)
+
+
+@pytest.mark.process
+def test_the_process_of_a_model_that_renders_starts_before_its_weights_are_read(
+    tmp_path: Path,
+) -> None:
+    spec = ModelSpec(name="t", path=str(write_tiny("llama", tmp_path)), slots=1, ctx_size=256)
+    others = psutil.Process().children()
+    started: list[psutil.Process] = []
+
+    def progress(_: float) -> bool:
+        started.extend(p for p in psutil.Process().children() if p not in others)
+        return not started
+
+    with pytest.raises(Cancelled):
+        load_model(spec, progress, renders=True)
+    assert len(started) == 1 and not started[0].is_running()
+    started.clear()
+    with closing(load_model(spec, progress)):
+        assert not started

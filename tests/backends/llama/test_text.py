@@ -16,6 +16,7 @@ from inferd.backends.errors import BackendError, InvalidArgument, TooLarge, Unsu
 from inferd.backends.llama.loading.loader import load_llama
 from inferd.backends.llama.model import LlamaModel
 from inferd.backends.llama.sampling.samplers import seed_of
+from inferd.backends.llama.text.renderer import Renderer
 from inferd.backends.llama.text.template import ChatTemplate
 from tests.backends.driving import GREEDY, SAMPLED, generate, prefill
 from tests.models import gemma3
@@ -184,7 +185,7 @@ def test_an_encoder_without_a_template_has_none(tmp_path: Path) -> None:
 
 
 def render(source: str, messages: list[dict[str, str]] = USER) -> str:
-    with closing(ChatTemplate(source, bos="<s>", eos="</s>", strip_bos=True)) as template:
+    with closing(ChatTemplate(Renderer(source), bos="<s>", eos="</s>", strip_bos=True)) as template:
         return template.render(messages)
 
 
@@ -202,7 +203,7 @@ GEMMA_IT = (
 @pytest.mark.process
 def test_the_bos_that_tokenizing_adds_is_not_written_twice() -> None:
     assert render(GEMMA_IT) == "<start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n"
-    with closing(ChatTemplate(GEMMA_IT, bos="<s>", eos="", strip_bos=False)) as template:
+    with closing(ChatTemplate(Renderer(GEMMA_IT), bos="<s>", eos="", strip_bos=False)) as template:
         assert template.render(USER).startswith("<s><start_of_turn>")
 
 
