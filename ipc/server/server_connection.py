@@ -7,6 +7,7 @@ import select
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum, auto
 from typing import Any, Protocol
 
@@ -160,18 +161,15 @@ class ServerConnection(OutboxListener):
 
     def cut(self) -> None:
         """Stop writing and reading; the reader task then ends and cleans up."""
-        self._stop(socket.SHUT_RDWR)
+        self._stop()
+        with suppress(OSError):  # the other end is already closed
+            self._sock.shutdown(socket.SHUT_RDWR)
 
-    def _stop(self, directions: int) -> None:
-        """Stop writing and reading, and shut down the socket in these *directions*."""
+    def _stop(self) -> None:
         if self._outbox.is_open:
             self._outbox.close()
             self.outbox_emptied()
             self.end()
-            try:
-                self._sock.shutdown(directions)
-            except OSError:
-                return  # the other end is already closed
 
     def end(self, error: Exception | None = None) -> None:
         """End the reader task, which sends *error* as a goodbye."""
@@ -289,12 +287,7 @@ class ServerConnection(OutboxListener):
         self.user.check_call()
 
     def close(self) -> None:
-        """Close the socket and the unclaimed descriptors, neither of them on the loop. A client
-        that has a goodbye to read may write meanwhile; nothing reads that.
-        """
-        self._stop(socket.SHUT_WR if self._has_goodbye else socket.SHUT_RDWR)
+        """Close the socket and the unclaimed descriptors, neither of them on the loop."""
+        self._stop()
         self.descriptors.close()
-        if self._has_goodbye:
-            self.user.close_socket_later(self._sock)
-        else:
-            self.user.close_socket(self._sock)
+        self.user.end_connection(self._sock, has_goodbye=self._has_goodbye)

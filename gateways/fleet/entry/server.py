@@ -122,6 +122,7 @@ class Entry:
                     await self._until_stopped(signals)
                     group.cancel_scope.cancel()
         finally:
+            self._descriptors.end_lingering()
             listener.close()
 
     async def _until_stopped(self, signals: AsyncIterator[signal.Signals]) -> None:

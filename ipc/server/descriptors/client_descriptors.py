@@ -113,26 +113,30 @@ class UserDescriptors:
             self._operations.submit(partial(self._close, descriptors), can_interrupt=True)
             self._everybody.interrupt_soon()
 
-    def close_socket(self, sock: socket.socket) -> None:
-        """Close a connection's socket."""
-        with self._lock:
-            self.sockets_closing += 1
-        self._sockets.submit(partial(self._close_socket, sock), can_interrupt=True)
-        self._everybody.interrupt_soon()
-
-    def close_socket_later(self, sock: socket.socket) -> None:
-        """Close a connection's socket after `LINGER_S`, or now if too many others wait for that."""
+    def end_connection(self, sock: socket.socket, *, has_goodbye: bool) -> None:
+        """Close the socket of a connection: after `LINGER_S` if the client *has_goodbye* to read,
+        unless too many others wait for that. Nothing reads what the client still writes.
+        """
+        directions = socket.SHUT_WR if has_goodbye else socket.SHUT_RDWR
+        with suppress(OSError):  # the client has closed it
+            sock.shutdown(directions)
         lingering = self._everybody.lingering
-        if len(lingering) >= LINGERING_MAX:
-            self.close_socket(sock)
-        else:
+        if has_goodbye and len(lingering) < LINGERING_MAX:
             timer = asyncio.get_running_loop().call_later(LINGER_S, self.end_lingering, sock)
             lingering[sock] = self, timer
+        else:
+            self._close_soon(sock)
 
     def end_lingering(self, sock: socket.socket) -> None:
         """Close the socket of a connection that has ended."""
         del self._everybody.lingering[sock]
-        self.close_socket(sock)
+        self._close_soon(sock)
+
+    def _close_soon(self, sock: socket.socket) -> None:
+        with self._lock:
+            self.sockets_closing += 1
+        self._sockets.submit(partial(self._close_socket, sock), can_interrupt=True)
+        self._everybody.interrupt_soon()
 
     def interrupt_closes(self) -> bool:
         """Interrupt the closes under way; return whether there are any."""

@@ -7,7 +7,6 @@ import select
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 from .....backends.errors import InferdError
 from .....ipc.messages import Kind
@@ -59,6 +58,8 @@ class ClientConnection(OutboxListener):
         self._input_ended = False
         self._handle_frame: Callable[[bytes], None] = lambda _: None
         self._frames = FrameReader(frame_bytes_max)
+        self._has_goodbye = False
+        """Whether a goodbye was sent."""
         self._hangup: select.epoll | None = None
         """Readable once the client has closed its socket; open once it has shut down sending."""
 
@@ -84,6 +85,7 @@ class ClientConnection(OutboxListener):
         """Send the reason for which the connection ends."""
         self.add_frame(pack_frame([int(Kind.GOODBYE), error.to_wire()]))
         self.flush()
+        self._has_goodbye = True
 
     def outbox_emptied(self) -> None:
         """Read again."""
@@ -186,6 +188,4 @@ class ClientConnection(OutboxListener):
         """Close the socket, and the descriptors that no request has taken."""
         self._outbox.close()
         self.descriptors.close()
-        with suppress(OSError):  # the client has closed it
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._user.close_socket(self._sock)
+        self._user.end_connection(self._sock, has_goodbye=self._has_goodbye)

@@ -142,7 +142,7 @@ async def test_few_sockets_linger(monkeypatch: pytest.MonkeyPatch) -> None:
     everybody = ClientDescriptors()
     pairs = [socket.socketpair() for _ in range(3)]
     for uid, (_, theirs) in enumerate(pairs):
-        everybody.of_user(uid).close_socket_later(theirs)
+        everybody.of_user(uid).end_connection(theirs, has_goodbye=True)
     assert await closed_within(pairs[2][0], 5)
     assert not await closed_within(pairs[0][0], 0) and not await closed_within(pairs[1][0], 0)
     everybody.end_lingering()
@@ -155,7 +155,7 @@ async def test_lingering_sockets_are_closed_later(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(client_descriptors, "LINGER_S", 0.01)
     everybody = ClientDescriptors()
     ours, theirs = socket.socketpair()
-    everybody.of_user(0).close_socket_later(theirs)
+    everybody.of_user(0).end_connection(theirs, has_goodbye=True)
     assert list(everybody.lingering) == [theirs]
     with ours:
         assert await closed_within(ours, 5)
