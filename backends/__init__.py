@@ -68,8 +68,8 @@ _ESTIMATORS = {
 
 
 def load_model(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False) -> Model:
-    """Load the model that *spec* names, in the calling thread. *renders*: texts will be rendered
-    soon, so that what this needs is started beside the load; else the first `render` starts it.
+    """Load the model that *spec* names, in the calling thread. With *renders*, a process that
+    rendering needs is started beside the load; without, the first `render` starts it.
 
     :raises UnsupportedOperation: the backend is unknown, not installed, or cannot run this kind of
         model.
