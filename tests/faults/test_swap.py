@@ -74,7 +74,7 @@ async def test_swaps_under_sixteen_streams_and_no_request_fails(other: str, mode
     async with running_daemon(SLOW) as daemon, AsyncClient(daemon.socket) as client:
         graph = await client.load_by_name("live")
         fingerprints = {graph.fingerprint}
-        swapped = anyio.Event()
+        swapped, ended = anyio.Event(), anyio.Semaphore(0)
 
         async def talk(number: int) -> None:
             nonlocal turns
@@ -86,6 +86,7 @@ async def test_swaps_under_sixteen_streams_and_no_request_fails(other: str, mode
                     assert output == text, session.metadata
                     seen.add(session.metadata["fingerprint"])
                     turns += 1
+                    ended.release()
                     if session.metadata["input_tokens"] > 400:
                         await client.reset(session.context)
             assert seen <= fingerprints
@@ -94,6 +95,7 @@ async def test_swaps_under_sixteen_streams_and_no_request_fails(other: str, mode
             for number in range(16):
                 group.start_soon(talk, number)
             for number in range(repetitions(3)):
+                await ended.acquire()  # a turn, so that others are under way
                 fingerprints.add(await swap(client, ("one", other)[number % 2], mode))
             swapped.set()
         assert len(fingerprints) == 3
