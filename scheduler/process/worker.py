@@ -123,7 +123,7 @@ class _EarlyCommands:
             model.set_threads(command.threads)
 
     def for_engine(self) -> list[m.Command]:
-        """Return the commands that nobody has taken."""
+        """Return the commands that remain for the engine, the number of threads first."""
         return [*self._threads, *self._waiting]
 
     def _receive(self, wait_s: float | None) -> None:
