@@ -9,8 +9,8 @@ import anyio
 
 
 class PulledPieces:
-    """The texts of a pulled turn that were not read yet, and the tokens requested of the engine.
-    Owned by the turn, on the daemon's event loop. *request_token* requests one more.
+    """The texts of a pulled turn that were not read yet, and the number of tokens requested from
+    the engine. Owned by the turn, on the daemon's event loop. *request_token* requests one more.
     """
 
     def __init__(self, requested: int, request_token: Callable[[], object]):
@@ -22,7 +22,7 @@ class PulledPieces:
 
     @property
     def requested(self) -> int:
-        """The number of tokens that were requested and have not come."""
+        """The number of tokens that were requested and have not arrived."""
         return max(0, self._requested)
 
     @property

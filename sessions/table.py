@@ -22,7 +22,7 @@ class SessionState(StrEnum):
     DONE = "done"
     FAILED = "failed"
     UNLOADED = "unloaded"
-    """Its graph was unloaded: its output can still be read."""
+    """Its graph was unloaded; its output can still be read."""
     DORMANT = "dormant"
     CLOSED = "closed"
 
@@ -52,7 +52,7 @@ class SessionCall(StrEnum):
 
 
 ACTIVE = frozenset((SessionState.WAITING, SessionState.RUNNING, SessionState.PARKED))
-"""A turn is under way: the session is not idle and refuses new input."""
+"""States in which a turn is under way: the session is not idle and refuses new input."""
 
 Outcome = SessionState | type[InferdError]
 

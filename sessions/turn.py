@@ -30,7 +30,7 @@ from .turns.sentence_comparison import Comparer, Comparisons, compare_nothing
 from .worker_client import ModelSource, TaskClient
 
 PROBABILITIES_MAX = 20_000
-"""Tokens with logprobs that a turn without a stream keeps."""
+"""Logprobs (sampled tokens and their top tokens) that a turn without a stream keeps."""
 LOGPROB_BYTES = 200
 
 TokensSink = Callable[[m.Tokens], None]
@@ -41,11 +41,11 @@ Event = Callable[[SessionCall], None]
 class Turn:
     """Collects the engine's reports on one task. Lives on the daemon's event loop.
 
-    `tokens` and `text` are the output sent to the reader. `stats` is set when it has finished,
-    `error` when it has failed. `shifts` are its context shifts (tokens kept, then dropped).
-    *on_call* moves the session's state, *on_tokens* forwards a stream, *on_position* changes of the
-    position in the queue before the first token. *comparer* compares sentences with the text of
-    `stop-similarity`.
+    `tokens` and `text` are the output sent to the reader. `stats` is set when the turn has
+    finished, `error` when it has failed. `shifts` are its context shifts (tokens kept, then
+    dropped). *on_call* moves the session's state, *on_tokens* forwards a stream. *on_position*
+    forwards changes of the position in the queue before the first token. *comparer* compares
+    sentences with the text of `stop-similarity`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Turn:
     ):
         self.spec = spec
         self.seed = spec.sampling.seed
-        """The seed at its beginning; `adjust` may change it."""
+        """The seed at the turn's beginning; `adjust` may change that of `spec`."""
         self.comparisons = Comparisons(comparer)
         self.tokens: list[int] = []
         self.shifts: list[tuple[int, int]] = []
@@ -88,7 +88,7 @@ class Turn:
         self._on_call, self._on_tokens, self._on_position = on_call, on_tokens, on_position
         self._position = -1
         self._shifted: list[int] | None = None
-        """Prompt and output after the first context shift."""
+        """Prompt and output without the dropped tokens, from the first context shift on."""
         self._credit = spec.credit
         self.queued_at = time.monotonic()
         """Monotonic seconds, as all times of a turn."""
@@ -100,7 +100,7 @@ class Turn:
         self._pulled = PulledPieces(1 if spec.pull else 0, self.request_token)
 
     def submit(self) -> None:
-        """Queue the task; of a resumed turn, at the end of the output that was taken over."""
+        """Queue the task. A resumed turn continues after the output that was taken over."""
         spec = self.continue_on(self.client) if self.resumed else self.spec
         assert spec is not None, "a turn that has not begun has not ended"
         self.client.submit(spec, self)
@@ -148,7 +148,7 @@ class Turn:
             self.client.send_command(m.Cancel(self.spec.id))
 
     def add_credit(self, events: int) -> None:
-        """Let the engine send *events* more."""
+        """Let the engine send *events* more reports of tokens."""
         if not self.ended.is_set():
             self._unread_at = None
             if self._credit >= 0:
@@ -270,7 +270,7 @@ class Turn:
 
     @property
     def adjusted(self) -> dict[str, str]:
-        """The parameters that were not kept, by name, with the reasons."""
+        """The parameters that could not be fully applied, by name, with the reasons."""
         paths = ", ".join(self.dropped)
         return self.comparisons.missed | (
             {"json-schema": f"no grammar keeps these constraints: {paths}"} if paths else {}
@@ -288,7 +288,7 @@ class Turn:
 
     @property
     def refused(self) -> bool:
-        """Whether it failed without a token, neither cancelled nor by its total timeout."""
+        """Whether it failed before its first token, except by cancellation or its total timeout."""
         error = self.error
         if error is None or self.first_token_at is not None or isinstance(error, Cancelled):
             return False
@@ -335,7 +335,7 @@ class TurnListener(Protocol):
     """A listener of the turns of all sessions, called on the daemon's event loop."""
 
     def turn_began(self, model: ModelSource, turn: Turn, *, chat: bool) -> None:
-        """Note that a turn begins, in the task of its call; *chat*: its history is a chat."""
+        """Note that a turn begins, in the task of its call; with *chat* its history is a chat."""
 
     def turn_ended(self, model: ModelSource, turn: Turn) -> None:
         """Note that a turn has ended."""

@@ -16,14 +16,14 @@ from .turns.sentence_comparison import Comparison, Similarity
 P = TypeVar("P")
 T = TypeVar("T")
 _RETRIES_MAX = 30
-"""Times that a query is repeated after its worker has died: the model's source delays the later
-ones, to one in 4 s.
+"""Times that a query is repeated after its worker has died. The model's source delays the later
+repetitions, to one in 4 s.
 """
 
 
 class ChatTokens(NamedTuple):
-    """The text of a chat with its tokens, or those that are *appended* to the history. *form* is
-    the form of the history's last answer that the text has.
+    """The text of a chat and its tokens; if *appended*, only those that extend the history. *form*
+    is the index of the form in which the text has the history's last answer.
     """
 
     text: str
@@ -48,7 +48,7 @@ class TaskReader(Protocol):
 
     def continue_on(self, client: TaskClient) -> TaskSpec | None:
         """Switch to the client of another worker, and return the task that continues there, with
-        its output so far. None: the task has ended.
+        its output so far. Return None if the task has ended.
         """
 
 
@@ -78,7 +78,8 @@ class TextClient(Protocol):
     async def tokenize(
         self, text: bytes, *, special: bool, bos: bool, turn: bool = False
     ) -> list[int]:
-        """Return the token ids of *text*; the next step waits a moment for the task of a *turn*."""
+        """Return the token ids of *text*; for a *turn*, the next step waits a moment for its task.
+        """
 
     async def detokenize(self, tokens: Sequence[int]) -> bytes:
         """Return the text of token ids."""
@@ -94,9 +95,9 @@ class TextClient(Protocol):
         answer_at: int = -1,
         forms: Sequence[dict[str, Any]] = (),
     ) -> ChatTokens:
-        """Return the rendered text, and its tokens or only those that extend the text *said*, which
-        ends with *answer*. The answer is the message number *answer_at*, of which there may be
-        other *forms*. The next step waits a moment for the task of a *turn*.
+        """Return the rendered text with its tokens, or only with those that extend the text *said*.
+        That text ends with *answer*, which is the message number *answer_at*. Other *forms* of this
+        message may be rendered instead. *turn* is as in `tokenize`.
         """
 
 
@@ -108,7 +109,7 @@ class WorkerClient(TaskClient, Protocol):
         """The model's adapters, by their names."""
 
     def texts_of(self, requester: Requester) -> TextClient:
-        """Return the client for texts of a user, in the order of *requester*'s class."""
+        """Return the client for a user's texts, which are queued by *requester*'s class."""
 
     async def count_cached_tokens(
         self, owner: Owner, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
@@ -127,27 +128,27 @@ class WorkerClient(TaskClient, Protocol):
     def save_session(
         self, owner: Owner, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> None:
-        """Have a session's KV state written to disk, without waiting for it."""
+        """Request that a session's KV state is written to disk; do not wait for it."""
 
     async def export_state(
         self, owner: Owner, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> str:
-        """Have the KV state of a dormant session on disk; return the name of its file, or an empty
-        text.
+        """Ensure that the KV state of a dormant session is on disk, if there is one; return the
+        name of its file, or else an empty text.
         """
 
     async def save_named_state(
         self, owner: Owner, name: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> int:
-        """Have the KV state of *tokens* on disk under the engine's *name* of a named state; return
-        how many of its tokens are.
+        """Ensure that the KV state of *tokens* is on disk under the engine's *name* of a named
+        state; return the number of its tokens there.
         """
 
     def prepare_named_state(
         self, owner: Owner, name: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> None:
-        """Have the KV state of a named state in memory and on disk, as far as it is in one of them,
-        without waiting for it.
+        """Request that the KV state of a named state is in memory and on disk, as far as it is in
+        one of them; do not wait for it.
         """
 
     def share_named_state(
@@ -158,8 +159,8 @@ class WorkerClient(TaskClient, Protocol):
         tokens: Sequence[int],
         for_user: int,
     ) -> None:
-        """Have the KV state of a named state in memory for another user, if it is in memory or on
-        disk, without waiting for it.
+        """Request that the KV state of a named state is in memory for another user, if it is in
+        memory or on disk; do not wait for it.
         """
 
 
@@ -183,7 +184,7 @@ class ModelSource(Protocol):
 
     @property
     def held(self) -> bool:
-        """Whether turns are held back, since another model is about to replace this one."""
+        """Whether turns are held back because another model is about to replace this one."""
 
     async def released(self) -> None:
         """Wait until turns are no longer held back."""
@@ -193,7 +194,7 @@ class ModelSource(Protocol):
         """The client of the model's worker, if the model is loaded."""
 
     def predecessor(self, vocabulary: str) -> Predecessor | None:
-        """Return the loaded model that had the name before a swap, by its vocabulary's hash."""
+        """Return the loaded model that had the name before a swap and has this vocabulary hash."""
 
     async def ready(self) -> WorkerClient:
         """Return the client of the model's worker; load the model if necessary.

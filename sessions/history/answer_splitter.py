@@ -15,7 +15,7 @@ _BYTES = "surrogateescape"
 
 class AnswerSplitter:
     """Splits one answer; the parts do not depend on how it is cut into pieces. Tool calls are found
-    first, as `ToolCallParser` leaves reasoning alone.
+    first, because `ToolCallParser` leaves reasoning alone.
     """
 
     def __init__(self, reasoning: ReasoningSplitter, parser: ToolCallParser | None = None):

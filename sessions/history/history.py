@@ -55,22 +55,22 @@ class Mark:
 
 
 class History:
-    """A value: `after` returns a new history, which is changed and then replaces the old one.
+    """Used as a value: `after` returns a copy, which is changed and then replaces the old one.
 
     Token ids stay as they are: generated tokens are never tokenized again. `_rendered` is the chat
-    template's text of the history, where ids and text agree. In a *loose* history they do not,
-    since a context shift or a rewind has removed ids. The next messages then add the difference
-    between the template's texts with and without them.
+    template's text of the history, if ids and text agree. In a *loose* history they do not, because
+    a context shift or a rewind has removed ids. The next messages then add the difference between
+    the template's texts with and without them.
     """
 
     def __init__(self, system: str | None = None) -> None:
         self.prompt: list[int] = []
         self.messages: list[dict[str, Any]] = []
         self.messages_bytes = 0
-        """Their memory; adding messages counts only these, as others may be many."""
+        """The memory of `messages`. Added messages alone are counted, because all may be many."""
         self.marks: list[Mark] = []
         self.shifted = False
-        """A context shift has dropped ids: no other session can share the KV state."""
+        """A context shift has dropped ids, so that no other session can share the KV state."""
         self.rendering = PLAIN_RENDERING
         """The template's last arguments other than the messages."""
         self.tool_use = NO_TOOLS
@@ -81,7 +81,7 @@ class History:
         self._rendered: str | None = None
         self._loose = False
         self._open = False
-        """No turn has computed the last input yet: more input belongs to the same turn."""
+        """No turn has computed the last input yet, so that more input belongs to the same turn."""
         if system:
             self._append_messages([{"role": "system", "content": system}])
 
@@ -187,7 +187,7 @@ class History:
         """Add messages by the model's template; after raw text, begin a new history. The answer may
         have tool calls as *tool_use* says.
 
-        Where the template's text begins with the present text, only the rest is tokenized.
+        If the template's text begins with the present text, only the rest is tokenized.
         """
         was_chat, messages = bool(self.messages), list(map(without_raw_answer, messages))
         previous, (before, answer) = await self._rendered_text(client), self._split_answer()
@@ -256,7 +256,9 @@ class History:
         self.shifted = False
 
     async def _rendered_text(self, client: TextClient) -> str:
-        """Return the template's text of the history; empty: all of it must be tokenized again."""
+        """Return the template's text of the history, or an empty text if all of the history must
+        be tokenized again.
+        """
         if not self._loose:
             return self._rendered or ""
         before, answer = self._split_answer()

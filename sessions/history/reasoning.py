@@ -15,7 +15,7 @@ from ..tool_calls.calls import ToolCallPart
 
 OPEN, CLOSE = b"<think>", b"</think>"
 SPACE_BYTES = 64
-"""White space that may stand before a block, and that is held back at most."""
+"""The most white space that may stand before a block; it is held back."""
 
 
 class AnswerParts(NamedTuple):
@@ -114,7 +114,7 @@ def resume_splitting(
     """
     text = _joined(sent, has, ReasoningSplitter(on=on, opened=opened)) if on else has.text
     splitter = ReasoningSplitter(on=on, opened=opened)
-    if splitter.split(text) != has:  # the reader has the bytes held back here: they are not a tag
+    if splitter.split(text) != has:  # the reader has bytes that are held back here: not a tag
         splitter.skip_held()
     return text, splitter
 

@@ -10,8 +10,9 @@ from .history import History
 
 
 class HistoryVocabulary:
-    """Owned by its session. `hash` and `fingerprint` are those of the last model that the session
-    used. `saved_text` is the history's text, saved when the model of its token ids was swapped.
+    """The vocabulary of a history's tokens. Owned by its session. `hash` and `fingerprint` are
+    those of the last model that the session used. `saved_text` is the history's text, saved when
+    the model of its token ids was swapped.
     """
 
     def __init__(self, fingerprint: str = "", vocab_hash: str = ""):
@@ -91,7 +92,7 @@ class HistoryVocabulary:
             if model.predecessor(self.hash) is predecessor:
                 raise
             text = None
-        # It may have been unloaded meanwhile: before that, the text was saved.
+        # The predecessor may have been unloaded meanwhile; the text was saved before that.
         return self.saved_text if text is None else text
 
     async def _detokenize(self, client: TextClient, prompt: list[int]) -> bytes | None:

@@ -9,9 +9,9 @@ from .history import History, packed_history
 
 
 class HistoryState:
-    """Owned by its session. `now` is the history up to the turn under way. If it ends with a
-    `resumable` turn, whose reader may not have all of it, that turn began on the history `before`.
-    A dormant session has all of it packed.
+    """The history of a session, which owns this. `now` is the history up to the turn under way. If
+    it ends with a `resumable` turn, whose reader may not have all of it, that turn began on the
+    history `before`. A dormant session has only the packed form.
     """
 
     def __init__(self, history: History | None = None) -> None:
@@ -61,7 +61,7 @@ class HistoryState:
         return total if self.resumable is None else total + self.resumable.kept_bytes
 
     def pack(self, turn: Turn | None, resumable: TurnPiece | None) -> None:
-        """Pack the history with *turn*, of which *resumable* is the whole output."""
+        """Pack the history with *turn*; *resumable* is its whole output, if it can be resumed."""
         if resumable is not None:
             self._packed = encode(self.now.entry(resumable))
         elif turn is None:

@@ -30,8 +30,8 @@ from ..worker_client import ModelSource
 class SessionSettings:
     """Settings that hold until a client changes them; a branch gets a copy.
 
-    *persist*: the history of a session with an id may be written to disk by `recording`, its KV
-    state by the worker.
+    With *persist*, the history of a session with an id may be written to disk by `recording`, and
+    its KV state by the worker.
     """
 
     parameters: Parameters
@@ -40,7 +40,7 @@ class SessionSettings:
     adapters: tuple[str, ...] = ()
     """The keys of the last turn's adapters, by which its KV state is found."""
     shared_kv: SharedKv | None = None
-    """The KV state of the named state of another user with which the session began."""
+    """The KV state of another user's named state, if the session began with that."""
     lora: dict[str, float] = field(default_factory=dict)
     """The scales of the last turn's adapters by their names, as users see them."""
     on_behalf_of: str = ""
@@ -90,7 +90,7 @@ class LastTurn:
     before: BeforeInput | None = None
     """The session before the turn's input, which is restored if the turn is refused."""
     overlong: Overlong | None = None
-    """Input that is not in the history, as no context of the model holds it."""
+    """Input that is not in the history, because no context of the model holds it."""
 
     @cached_property
     def options_bytes(self) -> int:
@@ -100,7 +100,9 @@ class LastTurn:
 
 @dataclass
 class Conversation:
-    """Copied as a whole; each part is a value or is replaced, except *history_state*."""
+    """The state, history and last turn of a session. `copy` copies each part, whose own parts are
+    values or are replaced, never changed.
+    """
 
     state: SessionState = SessionState.EMPTY
     history_state: HistoryState = field(default_factory=HistoryState)
@@ -183,7 +185,7 @@ def name_of_id(label: str, session_id: str) -> str:
 
 @dataclass(eq=False, repr=False)
 class SessionCore:
-    """Owned by the daemon's event loop."""
+    """A session without its methods for calls. Owned by the daemon's event loop."""
 
     handle: int
     owner: Owner
@@ -199,9 +201,9 @@ class SessionCore:
     """The ledger's ticket of the turn that is under way."""
     used_at: float = field(init=False, default=0.0)
     calls_under_way: int = field(init=False, default=0)
-    """Calls that use it, so that it is not idle."""
+    """The number of calls that use it now; meanwhile it is not idle."""
     rested_at: float | None = field(init=False, default=None)
-    """The time at which its last turn ended; None: not in this daemon."""
+    """The time at which its last turn ended; None if none has ended in this daemon."""
     turn_at: float = field(init=False, default=0.0)
     turns_begun: int = field(init=False, default=0)
 
@@ -214,7 +216,7 @@ class SessionCore:
 
     @property
     def requester(self) -> Requester:
-        """Its owner with its class, by which its texts are tokenized."""
+        """Its owner and class, which decide when its texts are tokenized."""
         return self.ledger.requester(self.owner, self.settings.priority)
 
     @property
@@ -229,7 +231,7 @@ class SessionCore:
 
     @property
     def in_use(self) -> bool:
-        """Whether a turn or a call is under way: it is not idle."""
+        """Whether a turn or a call is under way, so that it is not idle."""
         return self.active or self.calls_under_way > 0
 
     @property
@@ -246,14 +248,16 @@ class SessionCore:
 
     @property
     def branch_bytes(self) -> int:
-        """The memory that a branch would take: it cannot be restored before an input."""
+        """The memory that a branch would take. It lacks the state before the last input, which only
+        the session itself can restore.
+        """
         before = self.conversation.last.before
         return self.kept_bytes - (0 if before is None else before.kept_bytes)
 
     def check_growth(self, more: int) -> None:
         """Check that the session may keep *more* bytes.
 
-        :raises QuotaExceeded: its owner's bound is reached.
+        :raises QuotaExceeded: its owner's bound would be exceeded.
         """
         self.ledger.kept_bytes.check_growth(self.owner, more)
 
@@ -262,7 +266,7 @@ class SessionCore:
         self.ledger.kept_bytes.set_bytes(self, self.kept_bytes)
 
     def accept_input(self, history: History, unused: Mapping[str, str]) -> None:
-        """Accept a history with new input, for whose turn the parameters *unused* have no effect.
+        """Accept a history with new input; the parameters *unused* have no effect on its turn.
 
         :raises QuotaExceeded: its owner's sessions would become too large.
         """
@@ -271,8 +275,8 @@ class SessionCore:
         self.settings.parameters.unused = unused
 
     def accept_turn_input(self, history: History, unused: Mapping[str, str]) -> BeforeInput:
-        """Accept a history with the input of a turn; return the session before. It is restored if
-        the turn is refused.
+        """Accept a history with the input of a turn. Return the session before the input, which is
+        restored if the turn is refused.
         """
         before = self.before_input()
         self.accept_input(history, unused)
@@ -330,5 +334,5 @@ class SessionCore:
                 self.restore(before)
 
     async def wait_recorded(self) -> None:
-        """Wait until all answers are in the journal, or writing has failed (see the metadata)."""
+        """Wait until all changes are in the journal, or writing has failed (`durable` is false)."""
         await self.recording.wait_written()

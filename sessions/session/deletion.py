@@ -25,8 +25,8 @@ class SessionDeletion:
     """Sessions that are being deleted. Owned by the manager, on the daemon's event loop.
 
     *delete_files* deletes a session's KV files, by owner and `Session.name`; *delete_rows* its rows
-    in the journal, by owner and id. The id cannot be opened until the deletion has finished: a new
-    session with it would lose its states too.
+    in the journal, by owner and id. The id cannot be opened until the deletion has finished,
+    because a new session with it would lose its states too.
     """
 
     def __init__(self, delete_files: Delete = nothing, delete_rows: Delete = nothing) -> None:
@@ -44,7 +44,7 @@ class SessionDeletion:
 
     async def delete_now(self, session: Session) -> None:
         """Delete an ended session. If that fails or the caller is cancelled, the session stays
-        pending: the next `drain` tries once more.
+        pending, and the next `drain` tries once more.
 
         :raises BackendError: a row or a file cannot be deleted.
         """

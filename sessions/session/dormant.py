@@ -24,8 +24,8 @@ class DormantLimits:
 
 
 class DormantSessions:
-    """Owned by the manager; iteration starts with the longest dormant session. A user's dormant
-    sessions may have the bytes that *kept_bytes* leaves for them.
+    """All dormant sessions. Owned by the manager; iteration starts with the longest dormant one. A
+    user's dormant sessions may have the bytes that *kept_bytes* leaves for them.
 
     Open sessions that have yielded their place count in the bounds on bytes and numbers, too.
     """
@@ -37,7 +37,7 @@ class DormantSessions:
         self._by_id: OrderedDict[tuple[Owner, str], Session] = OrderedDict()
         """The dormant ones."""
         self._sizes: OrderedDict[Session, int] = OrderedDict()
-        """Bytes of dormant and yielded sessions; once active again, a session has another size."""
+        """Bytes of dormant and yielded sessions, as counted: one that is active again differs."""
 
     @property
     def bytes(self) -> int:
@@ -89,9 +89,10 @@ class DormantSessions:
         self._bytes.add(owner, -self._sizes.pop(session))
 
     def take_excess(self, now: float) -> Session | None:
-        """Remove and return a session, if a bound is exceeded: the longest dormant one of the user
-        who exceeds a bound or, if all users do together, of the user who has most; of that user's
-        labels it is the one that has most.
+        """Remove and return the session to delete, if there is one. It is the longest dormant one
+        of a user over their own bound or else, if all users together exceed a bound, of the user
+        who has most; of that user's labels, the one with most bytes loses it. If no bound is
+        exceeded, it is the longest dormant session of all, if that is too old.
         """
         user = self._user_in_excess()
         if user is not None:

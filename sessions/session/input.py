@@ -20,12 +20,14 @@ from .core import BeforeInput, Overlong, SessionCore
 from .model_link import ModelLink
 
 MESSAGES_BYTES_MAX = 8 << 20
-"""Memory of one history's messages: each turn sends all of them to the worker, for the template."""
+"""Bound on the memory of one history's messages, because each turn sends all of them to the worker,
+for the template.
+"""
 
 
 class SessionInput:
-    """Owned by its session. Input replaces the history or, with the parameter `append`, extends
-    it.
+    """The input of a session, which owns this. Input replaces the history or, with the parameter
+    `append`, extends it.
     """
 
     def __init__(self, core: SessionCore, link: ModelLink):
@@ -34,9 +36,9 @@ class SessionInput:
         """Held from the input of a turn until its start."""
 
     async def set_input(self, text: bytes) -> int:
-        """Make *text* the prompt, or append it to the history; return the number of its tokens, or
-        the least number of tokens that a text too long for any context can have. The next turn on
-        that is refused.
+        """Make *text* the prompt, or append it to the history; return the number of its tokens. For
+        a text too long for any context, return the least number that it can have; the next turn is
+        refused.
 
         :raises SessionBusy: a turn is under way.
         """
@@ -60,7 +62,7 @@ class SessionInput:
         return tokens
 
     async def add_text(self, text: bytes) -> BeforeInput:
-        """Append *text* to the history, for a turn; return the session before.
+        """Append *text* to the history, for a turn; return the session before the input.
 
         :raises SessionBusy: a turn is under way.
         :raises PromptTooLong: no context holds it.
@@ -99,7 +101,8 @@ class SessionInput:
         self, messages: Sequence[dict[str, Any]], options: Mapping[str, Any] = NO_OPTIONS
     ) -> BeforeInput:
         """Add chat messages to the history by the model's template, which gets the parameters of a
-        turn with *options*. After raw text, begin a new history. Return the session before.
+        turn with *options*. After raw text, begin a new history. Return the session before the
+        input.
         """
         parameters = self._core.settings.parameters
         rendering = parameters.rendering(options)
@@ -175,7 +178,7 @@ class SessionInput:
     async def for_turn(
         self, add_input: Callable[[], Awaitable[BeforeInput | None]]
     ) -> AsyncIterator[None]:
-        """Add the input of a turn, which is to start in the context. Another call's input waits:
+        """Add the input of a turn, which is to start in the context. Another call's input waits;
         otherwise this turn would answer it, and neither could be rolled back.
         """
         async with self._starting, self._rolled_back_if_refused(await add_input()):
@@ -184,8 +187,8 @@ class SessionInput:
     @contextlib.asynccontextmanager
     async def _rolled_back_if_refused(self, before: BeforeInput | None) -> AsyncIterator[None]:
         """Restore the session *before* an input if the context raises an error and no turn has
-        begun on it: a client that retries gives it again. If the engine refuses the turn later,
-        `SessionCore.restore_if_refused` does the same.
+        begun on the input, because a client that retries sends it again. If the engine refuses the
+        turn later, `SessionCore.restore_if_refused` does the same.
         """
         core = self._core
         try:

@@ -57,13 +57,13 @@ class SessionManager:
             delete_files, nothing if journal is None else journal.erase_session
         )
         self.expired = self.forked = 0
-        """Sessions that were idle for too long, and branches."""
+        """The numbers of sessions that were idle for too long, and of branches."""
         self.copies = StoredCopies(self.live, self.dormant, self.deletion, ledger, journal)
         self.moving = MovingSessions(
             self.live, self.dormant, self.deletion, self.copies, ledger, journal
         )
         self.copier_of: Callable[[object], SessionCopier | None] = lambda _: None
-        """Returns the copier of a connection whose client wants copies of its sessions."""
+        """Returns a connection's copier, if its client wants copies of its sessions."""
         self.places = PlaceQueue(self.live, self.dormant, ledger, self._wake)
         self._journal = journal
         self._new_handle = new_handle
@@ -87,7 +87,7 @@ class SessionManager:
         session begins with the history of its *origin*, if it has one, and is written to disk only
         with *persist*.
 
-        :raises Busy: the cap is reached.
+        :raises Busy: the bound of all sessions is reached.
         :raises QuotaExceeded: one of the user's own bounds is reached.
         :raises SessionBusy: the id is in use on another connection.
         :raises InvalidArgument: the session with this id has another model.
@@ -121,7 +121,8 @@ class SessionManager:
         if found is not None:
             return found, True
         async with self.places.waited_place(owner, wait):
-            found = self._find_live(connection, owner, session_id, model)  # by another call
+            # Another call may have opened it during the wait.
+            found = self._find_live(connection, owner, session_id, model)
             if found is not None:
                 return found, True
             return self._open(
@@ -142,7 +143,7 @@ class SessionManager:
         """Open a session or activate the dormant one, in a place that is reserved for it."""
         dormant = None if session_id is None else self.dormant.find_session(owner, session_id)
         if dormant is not None:
-            dormant.attach(self._new_handle(), model)  # it may be refused
+            dormant.attach(self._new_handle(), model)  # if refused, it stays dormant
             self.dormant.remove_session(dormant)
             self._publish(connection, dormant)
             return dormant, True
@@ -162,7 +163,9 @@ class SessionManager:
     ) -> Session | None:
         """Return the live session with an id, if there is one.
 
-        :raises SessionBusy: it is open on another connection, or is being deleted.
+        :raises SessionBusy: it is open on another connection or another daemon, or is being moved
+            or deleted.
+        :raises InvalidArgument: it has another model, or this cannot be an id.
         """
         if session_id is None:
             return None
@@ -182,7 +185,7 @@ class SessionManager:
         return None
 
     def _publish(self, connection: object, session: Session, *, changed: bool = False) -> None:
-        """Add an open session, whose history has *changed* with this call."""
+        """Add an open session; with *changed*, this call has changed its history."""
         self.live.add_session(connection, session)
         copier = self.copier_of(connection)
         if copier is not None:
@@ -190,13 +193,13 @@ class SessionManager:
         self._changed.set()
 
     def _open_recording(self, session: Session, *, found: bool = False) -> None:
-        """Have a session with an id stored, if it persists."""
+        """Begin the recording of a session with an id, if it persists."""
         if self._journal is not None and session.session_id and session.settings.persist:
             key = session.owner, session.session_id
             session.recording = self._journal.open_recording(session, key, found=found)
 
     async def stop_persisting(self, session: Session) -> None:
-        """Delete what is stored of a session, and store nothing from now on."""
+        """Delete the stored data of a session, and store nothing from now on."""
         session.settings.persist, session.recording = False, Recording()
         await self.deletion.delete_states(session)
 
@@ -226,7 +229,7 @@ class SessionManager:
         """Return *count* branches of a session's present state. An error leaves none.
 
         :raises SessionBusy: a turn is under way, or an id is in use.
-        :raises Busy: the cap is reached.
+        :raises Busy: the bound of all sessions is reached.
         """
         self._check_fork(session, count, session_ids)
         with self.places.taken_places(session.owner, count):
@@ -391,7 +394,7 @@ class SessionManager:
         self.moving.end_holds(connection)
 
     def _wake(self) -> None:
-        """Have `expire_idle` check again."""
+        """Make `expire_idle` check again."""
         self._changed.set()
 
     def detach_all(self) -> None:
@@ -421,7 +424,7 @@ class SessionManager:
         dormant_limits: DormantLimits,
         place_bounds: PlaceBounds,
     ) -> None:
-        """Change the limits; open sessions past a lower cap stay."""
+        """Change the limits; open sessions beyond a lowered bound stay."""
         self.places.bounds = place_bounds
         self.live.sessions_max, self.live.idle_timeout_s = sessions_max, idle_timeout_s
         self.dormant.limits = dormant_limits
@@ -442,7 +445,7 @@ class SessionManager:
                     self.expired += 1
                     self.detach_session(session, expired=True)
             self.places.grant_places()
-            # A session in use is idle now at the earliest: it expires after a whole timeout.
+            # A session in use becomes idle now at the earliest, and expires a whole timeout later.
             idle_since = [now if s.in_use else s.used_at for s in self.live]
             wait_s = min(idle_since) + timeout_s - now if idle_since else float("inf")
             wait_s = min(wait_s, self.dormant.expires_in_s(now), self.places.next_yield_in_s())

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class ModelLink:
-    """Owned by its session."""
+    """The access of a session to its model. Owned by its session."""
 
     def __init__(self, core: SessionCore):
         self._core = core
@@ -25,7 +25,7 @@ class ModelLink:
 
     @contextlib.asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """Lock the session, while turns of its model are not held back."""
+        """Wait until turns of the model are not held back, then lock the session."""
         while True:
             await self._core.model.released()
             async with self._lock:
@@ -43,8 +43,8 @@ class ModelLink:
         return await retry_query(lambda: self.client(new_history=new_history), query)
 
     async def client(self, *, new_history: bool = False) -> WorkerClient:
-        """Return the worker client. A history in the vocabulary of a model before a swap is
-        retokenized, unless a *new_history* follows.
+        """Return the worker client. A history whose tokens are of the model before a swap is
+        retokenized, unless the caller replaces it by a *new_history*.
         """
         core = self._core
         client = await core.model.ready()
@@ -64,10 +64,10 @@ class ModelLink:
         return client
 
     async def prepare_migration(self, *, also_text: bool) -> None:
-        """Wait until the call that uses the model before a swap has ended. With *also_text*, save
-        the text of a history in that model's vocabulary.
+        """Wait until a call that uses the model before a swap has ended. With *also_text*, save the
+        text of a history whose tokens are of that model.
 
-        :raises InferdError: no model can detokenize it.
+        :raises InferdError: that model cannot detokenize it.
         """
         async with self._lock:
             core = self._core

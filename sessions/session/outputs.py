@@ -26,7 +26,7 @@ PROBABILITIES = "completion_probabilities"
 
 
 class SessionOutputs:
-    """Owned by its session."""
+    """The outputs of a session's last turn. Owned by its session."""
 
     def __init__(self, core: SessionCore):
         self._core = core
@@ -75,8 +75,8 @@ class SessionOutputs:
         return AnswerSplitter(reasoning, history.new_parser(turn.seed))
 
     def resume_splitter(self, received: AnswerParts, raw: bytes) -> tuple[bytes, AnswerSplitter]:
-        """Return the resumable turn's text that its reader has, and the splitter of the rest. Of
-        an answer that may have tool calls, the reader has the *raw* text.
+        """Return the resumable turn's text that its reader has, and the splitter of the rest. If
+        the answer may have tool calls, *raw* is the text that the reader has.
 
         :raises InvalidArgument: the reader's parts differ.
         """

@@ -29,11 +29,11 @@ from .live import LiveSessions
 from .session import Session
 
 _WAIT_S_MIN = 0.001
-"""0 would be no limit."""
+"""A timeout of 0 would be no limit."""
 
 
 class PlaceWait(NamedTuple):
-    """The class of a request for a place, and its timeouts; 0: none."""
+    """The class of a request for a place, and its timeouts; 0 means no timeout."""
 
     priority: Priority = Priority.NORMAL
     queue_timeout_s: float = 0.0
@@ -56,7 +56,7 @@ class PlaceListener(Protocol):
 
 
 class _Waiting:
-    """A request, the session that it is to restore if there is one, and its outcome."""
+    """A request with its outcome, and the session whose place it is to restore, if any."""
 
     def __init__(self, request: PlaceRequest, session: Session | None):
         self.request, self.session = request, session
@@ -120,7 +120,7 @@ class PlaceQueue:
         self, owner: Owner, wait: PlaceWait, session: Session | None = None
     ) -> AsyncIterator[None]:
         """Wait until a place is reserved. The body adds its session without an await. With
-        *session*, the body also runs once that has its place again or has ended.
+        *session*, the wait also ends once that session has its place again or has ended.
 
         :raises Busy: too many requests wait.
         :raises Timeout: a timeout has passed.
@@ -149,8 +149,8 @@ class PlaceQueue:
         granted one after the other, and reserved until all are there or the queue timeout has
         passed.
 
-        :raises QuotaExceeded: the user may never have so many.
-        :raises Busy: there are not so many.
+        :raises QuotaExceeded: the user's own bound is lower than that.
+        :raises Busy: the bound of all sessions is lower than that.
         """
         limit = min(self._ledger.bounds.sessions_bound(owner.user).limit, self._live.sessions_max)
         if wanted >= limit:

@@ -41,12 +41,14 @@ class SessionOrigin(Protocol):
         """Return a copy of its history."""
 
     def shared_with(self, owner: Owner) -> SharedKv | None:
-        """Return its KV state for a session of another user; None: it is of the same user."""
+        """Return its KV state for a session of another user, or None for the same user."""
 
 
 @dataclass(eq=False, repr=False)
 class Session(SessionCore):
-    """Owned by the daemon's event loop. `input`, `runner`, `outputs` and `link` serve calls."""
+    """One conversation. `input`, `runner`, `outputs` and `link` serve its calls. Owned by the
+    daemon's event loop.
+    """
 
     def __post_init__(self) -> None:
         """Create the parts that serve the calls."""

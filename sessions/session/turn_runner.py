@@ -21,7 +21,7 @@ from .outputs import SessionOutputs
 
 
 class TurnRunner:
-    """Owned by its session, which has one turn at a time."""
+    """The turns of a session, one at a time. Owned by its session."""
 
     def __init__(self, core: SessionCore, link: ModelLink, outputs: SessionOutputs):
         self._core, self._link, self._outputs = core, link, outputs
@@ -79,8 +79,8 @@ class TurnRunner:
             return turn
 
     async def _write_beginning(self) -> None:
-        """Wait until a turn's beginning is in the journal, before the turn sends anything: after a
-        kill the turn could not be repeated without it.
+        """Wait until a turn's beginning is in the journal, before the turn sends anything. After a
+        kill, the turn could not be repeated without it.
         """
         try:
             await self._core.wait_recorded()
@@ -95,7 +95,7 @@ class TurnRunner:
         embeddings if the parameters request them.
         """
         core = self._core
-        step(core.state, SessionCall.COMPUTE)  # refuses a second turn, also of pull turns
+        step(core.state, SessionCall.COMPUTE)  # refuses a second turn, even for a pull turn
         client = await self._link.client()
         if embeds and core.settings.parameters.standing("embedding"):
             await client.reserve_embedding_memory()
@@ -145,7 +145,7 @@ class TurnRunner:
         core.count_kept_bytes()
         if conversation.history_state.resumable is not None:
             conversation.history_state.resumable = None
-            core.recording.history_changed()  # the history now includes the turn before
+            core.recording.history_changed()  # the history now includes the previous turn
         if resumes is not None:
             turn.take_over(resumes)
             ticket.resumed_tokens = len(turn.tokens)
@@ -245,8 +245,8 @@ class TurnRunner:
             turn.report(m.Failed(turn.spec.id, error.to_wire()))
 
     def resumable_piece(self) -> TurnPiece | None:
-        """Return the whole output of the last turn, with its end if it was not interrupted. None:
-        there is no turn that can be resumed, or the positions of its shifts are unknown.
+        """Return the whole output of the last turn, with its end if it was not interrupted. Return
+        None if there is no turn that can be resumed, or the positions of its shifts are unknown.
         """
         last, shifts = self._core.conversation.last, tuple(self._core.recording.shifts)
         turn, end = last.turn, last.end

@@ -23,8 +23,8 @@ STATE_BYTES = 4096
 
 class StateFacts(SessionFacts, frozen=True, kw_only=True):
     """The stored values of a named state besides its history. *defaults* are those that its session
-    was opened with, without its model's. *adapters* are the keys by which its
-    KV state is found; *created_at* is a date of the system's clock.
+    was opened with, without its model's. *adapters* are the keys by which its KV state is found;
+    *created_at* is a date of the system's clock.
     """
 
     adapters: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class StateFacts(SessionFacts, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, eq=False)
 class NamedState:
-    """A value. *packed* is a `HistoryEntry`."""
+    """One named state, a value. *packed* is its history, an encoded `HistoryEntry`."""
 
     owner: Owner
     name: str
@@ -43,8 +43,8 @@ class NamedState:
     @classmethod
     def of_session(cls, session: Session, name: str, created_at: float) -> NamedState:
         """Return the state of a session whose last turn, if any, has computed its prompt."""
-        # Sessions from the state compute their tokens anew where a context shift had dropped some:
-        # the KV states of shifted contexts serve one session only.
+        # Sessions from the state compute their tokens anew if a context shift had dropped some,
+        # because the KV states of shifted contexts serve one session only.
         entry = session.conversation.history_state.now.entry()
         values, origins = msgspec.structs.asdict(session.facts), session.settings.parameters.origins
         values["defaults"] = {k: v for k, v in values["defaults"].items() if k not in origins}
@@ -69,7 +69,7 @@ class NamedState:
         return self.new_history().prompt
 
     def shared_with(self, owner: Owner) -> SharedKv | None:
-        """Return its KV state for a session of another user; None: it is of the same user."""
+        """Return its KV state for a session of another user, or None for the same user."""
         if owner.user == self.owner.user:
             return None
         packed = decode_history(self.packed).tokens
@@ -90,8 +90,8 @@ class NamedState:
     def defaults_on(
         self, requested: Mapping[str, Any], origins: Mapping[str, str]
     ) -> dict[str, Any]:
-        """Return the defaults of a session on a graph with the options *requested*: the state's
-        come before those of the model, which have *origins*, and after the graph's own.
+        """Return the defaults of a session on a graph with the options *requested*. The state's
+        defaults replace the model's, which have *origins*; the graph's own replace both.
         """
         own = {name: value for name, value in requested.items() if name not in origins}
         return dict(requested) | self.facts.defaults | own

@@ -49,10 +49,10 @@ class StateLimits:
 
 
 class NamedStates:
-    """Owned by the daemon's event loop. Only its owner changes or deletes a state. It is in
+    """Owned by the daemon's event loop. Only its owner changes or deletes a state. A state is in
     *journal* before it is reported as saved. The session that computes a KV state to be saved is in
     *one_turn_sessions* meanwhile. *find_client* returns the worker of a loaded model by name and
-    user, and *delete_files* deletes KV files by owner and engine's name.
+    user, and *delete_files* deletes KV files by owner and the engine's name of the state.
     """
 
     def __init__(
@@ -121,8 +121,9 @@ class NamedStates:
         """Save the present state of *session*. Return it, and the number of its tokens whose KV
         state is on disk.
 
-        :raises InvalidArgument: the name is in use, or the history is empty.
-        :raises SessionBusy: the state is being saved or deleted already.
+        :raises InvalidArgument: the name is in use or cannot be one, or the history is empty.
+        :raises SessionBusy: the state is being saved or deleted already, or a turn is under way.
+        :raises PromptTooLong: no context holds the session's input.
         :raises QuotaExceeded: a bound is reached.
         :raises BackendError: it cannot be written.
         """
@@ -175,7 +176,7 @@ class NamedStates:
         self._kept_bytes.check_growth(owner, more)
 
     async def _write(self, state: NamedState, before: NamedState | None) -> None:
-        """Publish a state and write it; if that fails, restore the state *before*."""
+        """Publish a state and write it; if the write fails, restore the state *before*."""
         key = state.owner, state.name
         recording = self._publish(state)
         recording.history_changed()
@@ -209,7 +210,7 @@ class NamedStates:
         return state
 
     async def _save_kv(self, state: NamedState, snapshot: Session) -> int:
-        """Have the KV state of a state written to disk; return the number of its tokens there."""
+        """Write the KV state of a state to disk; return the number of its tokens there."""
         tokens, saved = state.tokens, 0
         with suppress(WorkerCrashed):  # the next session from the state computes it
             for attempt in range(_ATTEMPTS if tokens else 0):
@@ -226,8 +227,8 @@ class NamedStates:
     # Use and deletion.
 
     def prepare_kv(self, state: NamedState, user: int) -> None:
-        """Have the KV state of a state in memory, for a session of *user* from it that was just
-        opened.
+        """Request that the KV state of a state is in memory, for a session of *user* that was just
+        opened from it.
         """
         client, tokens = self._find_client(state.facts.model, user), state.tokens
         if client is None or not tokens:
@@ -266,10 +267,10 @@ class NamedStates:
 
     @contextmanager
     def _change(self, key: StateKey) -> Iterator[None]:
-        """Hold a name, so that no other call changes its state.
+        """Reserve a name, so that no other call changes its state.
 
-        :raises InvalidArgument: it is empty or too long.
-        :raises SessionBusy: another call changes it.
+        :raises InvalidArgument: the name is empty or too long.
+        :raises SessionBusy: another call changes the state.
         """
         check_id(key[1], "a state's name")
         if key in self._changing:
@@ -285,6 +286,8 @@ def _check_history(session: Session) -> None:
     """Check that a session is at rest and has a history.
 
     :raises SessionBusy: a turn is under way.
+    :raises PromptTooLong: no context holds its input.
+    :raises InvalidArgument: the history is empty.
     """
     step(session.state, SessionCall.FORK)
     conversation = session.conversation

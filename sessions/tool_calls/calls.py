@@ -24,7 +24,7 @@ _ALPHABET = ascii_letters + digits
 
 
 class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
-    """The form of the tool calls in the answers to a prompt, and their number."""
+    """The form of the tool calls in the answers to a prompt, and their greatest number."""
 
     form: ToolFormat = ToolFormat.NONE
     calls_max: int = ANSWER_CALLS_MAX
@@ -42,8 +42,9 @@ class ToolCall(NamedTuple):
 
 
 class ToolCallPart(msgspec.Struct, frozen=True):
-    """A part of the call number *index*: the first one has its id and name, each one the next part
-    of its arguments. *dropped*: it is not a call after all, and its source follows as text.
+    """A part of the call number *index*. The first part has the call's id and name, each part the
+    next piece of its arguments. If *dropped*, it is not a call after all: its source follows as
+    text.
     """
 
     index: int
@@ -81,8 +82,8 @@ def join_parts(parts: Iterable[ToolCallPart]) -> list[ToolCall]:
 
 
 def call_id(context: bytes, index: int) -> str:
-    """Return the id of the call number *index* in an answer to *context*: always the same one, as
-    the stream of a resumed turn has it again.
+    """Return the id of the call number *index* in an answer to *context*. It is always the same,
+    because the stream of a resumed turn has it again.
     """
     number = int.from_bytes(blake2b(context, digest_size=16, salt=b"%d" % index).digest())
     digits_of_id = []

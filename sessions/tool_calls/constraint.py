@@ -19,7 +19,7 @@ AUTO, NO_CALLS, REQUIRED = "auto", "none", "required"
 FUNCTIONARY_MARK = ">>>"
 _ANY_OBJECT = {"type": "object"}
 _JSON = {ToolFormat.JSON: "arguments", ToolFormat.LLAMA: "parameters"}
-"""The forms whose calls are JSON objects alone, and the key of the arguments."""
+"""The forms in which a call is only a JSON object, and its key for the arguments."""
 
 
 def constraint_of(
@@ -32,9 +32,9 @@ def constraint_of(
 ) -> dict[str, Any]:
     """Return the fields of `SamplingParams` that make an answer call *tools* in this *form*.
 
-    By *choice*, the answer may call any of them, and then only the arguments of functions with
-    `strict` follow their schemas; or it must call one, whose arguments follow its schema. The
-    prompt may have *opened* the first call by the mark before it.
+    If *choice* is `auto`, the answer may call any of them, and only the arguments of functions with
+    `strict` follow their schemas. Otherwise it must call one, which *choice* may name, and the
+    arguments follow its schema. The prompt may have *opened* the first call by the mark before it.
 
     :raises InvalidArgument: no grammar can be made of the tools.
     """
@@ -79,7 +79,7 @@ def _json_schema(calls: Mapping[str, Mapping[str, Any]], key: str) -> str:
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """Return *schema* with its references as they are where it is a part of another document."""
+    """Return *schema* with its references adapted to its *place* in another document."""
     if isinstance(schema, list):
         return [_moved(part, place) for part in schema]
     if not isinstance(schema, Mapping):

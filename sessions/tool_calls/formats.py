@@ -29,7 +29,7 @@ class AnswerReader:
         self._calls_max, self._opened = calls_max, opened
 
     def read(self, form: ToolFormat) -> Reading:
-        """Read an answer in this form; all text after its last call is text."""
+        """Read an answer in this form; all that follows its last allowed call is text."""
         yield from {
             ToolFormat.HERMES: self._hermes,
             ToolFormat.MISTRAL: self._mistral,
@@ -45,12 +45,12 @@ class AnswerReader:
         yield from self._source.text_until()
 
     def _mark(self, *marks: str) -> Generator[None, None, str]:
-        """Pass text up to the next mark, if there may be more calls."""
+        """Pass text up to the next mark and return it. If no more calls are allowed, pass all."""
         more = self._source.calls < self._calls_max
         return (yield from self._source.text_until(*(marks if more else ())))
 
     def _skip(self, text: str) -> Reading:
-        """Skip *text* behind a call, and white space before it, if it is there."""
+        """Skip *text* after a call, with white space before it, if it comes next."""
         yield from self._source.space()
         if (yield from self._source.starts_with(text)):
             self._source.forget_pending()
@@ -99,7 +99,7 @@ class AnswerReader:
         yield from reader.arguments()
 
     def _calls(self, separator: str, *, strict: bool = False) -> Reading:
-        """Read calls between which the *separator* stands."""
+        """Read calls that the *separator* separates."""
         while True:
             yield from self._reader.json_call(strict=strict)
             if self._source.calls >= self._calls_max:
@@ -193,7 +193,9 @@ def _property(schema: Mapping[str, Any], key: str) -> object:
 
 
 def _tag_value(text: str, schema: object) -> object:
-    """Return the value of a parameter's tag: JSON, except of a parameter that may be a text."""
+    """Return the value of a parameter's tag: its text, if the parameter may be a text or if this
+    is not JSON, otherwise the JSON value.
+    """
     text = text.removeprefix("\n").removesuffix("\n")
     if _may_be_text(schema):
         return text

@@ -21,14 +21,14 @@ __all__ = (
 )
 
 _RAW = "raw_answer"
-"""The key of an answer's whole text, beside its text and its calls. No template gets it."""
+"""The key of an answer's whole text, besides its text and its calls. No template gets it."""
 
 
 def new_parser(
     use: ToolUse, rendering: Rendering, rendered: str, context: Callable[[], bytes]
 ) -> ToolCallParser | None:
-    """Return the parser of an answer to the prompt *rendered*, or None if it has no calls. Their
-    ids depend on *context*.
+    """Return the parser of an answer to the prompt *rendered*, or None if it cannot have calls. The
+    ids of the calls depend on *context*.
     """
     if use.form is ToolFormat.NONE:
         return None
@@ -84,8 +84,9 @@ def without_raw_answer(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def answer_forms(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the forms of a message: of an answer with calls, the one with their arguments as
-    objects, which most templates expect, the one with JSON texts, and the text as it was generated.
+    """Return the forms of a message. An answer with calls has three: with their arguments as
+    objects, which most templates expect, with their arguments as JSON texts, and as the text that
+    was generated.
     """
     if _RAW not in message:
         return [message]

@@ -24,7 +24,7 @@ class ParsedText(NamedTuple):
 
 
 class ToolCallParser:
-    """Parses one answer as it arrives: results do not depend on how it is cut into pieces.
+    """Parses one answer as it arrives; results do not depend on how it is cut into pieces.
 
     Text that does not continue as a call stays text. In a block of reasoning at the beginning,
     which the prompt may have opened (*opens_reasoning*), nothing is a call.

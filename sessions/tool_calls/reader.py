@@ -49,7 +49,7 @@ class CallReader:
     def set_name(self, name: str, *, declared: bool = False) -> None:
         """Set the call's name; with *declared* it must be that of a known function.
 
-        :raises NotACall: it cannot be one.
+        :raises NotACall: this cannot be the name of a function.
         """
         known = name in self.functions
         if not known and (declared or not name or not NAME.fullmatch(name)):
@@ -94,8 +94,8 @@ class CallReader:
         self.finish()
 
     def json_call(self, *, strict: bool = False) -> Reading:
-        """Read a call that is one JSON object. A *strict* one has the arguments, no other key than
-        a call can have, and the name of a known function.
+        """Read a call that is one JSON object. A *strict* one must have arguments, the name of a
+        known function, and no key that calls do not have.
         """
         source, seen = self.source, set[str]()
         self.begin()
@@ -166,7 +166,7 @@ class CallReader:
             pass_on(source.take(1))
 
     def _value(self, pass_on: Callable[[str], None]) -> Reading:
-        """Read a JSON value, whose validity is checked at its end."""
+        """Read a JSON value by its brackets and strings alone; `finish` checks the arguments."""
         source, first = self.source, (yield from self.source.peek())
         if first == '"':
             yield from self._raw_string(pass_on)

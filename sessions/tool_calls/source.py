@@ -1,7 +1,7 @@
 """The text of an answer that arrives in pieces, and the text and calls that are read from it.
 
-Generators read it. They wait, by a yield, only where they cannot continue without the next piece;
-so the results at any place do not depend on how the text before it was cut into pieces.
+Generators read it. They wait, by a yield, only where they cannot continue without the next piece.
+So the results at any place do not depend on how the text before it was cut into pieces.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ class AnswerEnded(Exception):
 
 
 class AnswerSource:
-    """Owned by its parser. *buffer* from *at* on was not read yet.
+    """The text of one answer. Owned by its parser. *buffer* from *at* on was not read yet.
 
-    White space beside calls is not part of the text.
+    To *pass* text is to add it to the text of the answer. White space beside calls is not part of
+    that.
     """
 
     def __init__(self) -> None:
@@ -75,7 +76,7 @@ class AnswerSource:
     def text_until(self, *marks: str) -> Generator[None, None, str]:
         """Pass text up to the next of *marks*, which becomes pending; return the mark.
 
-        :raises AnswerEnded: there is none.
+        :raises AnswerEnded: the answer has ended without one.
         """
         pattern = re.compile("|".join(map(re.escape, marks)) or r"(?!)")
         while True:
@@ -101,7 +102,8 @@ class AnswerSource:
         return next((n for n in sizes if any(m.startswith(rest[-n:]) for m in marks)), 0)
 
     def _pass(self, text: str) -> None:
-        """Pass *text*, but hold back the white space at its end, and drop that after a call."""
+        """Pass *text*, but hold back the white space at its end, and drop white space after a call.
+        """
         if self._after_call:
             text = text.lstrip()
             self._after_call = not text
@@ -122,7 +124,7 @@ class AnswerSource:
         self.pass_space()
 
     def pass_pending(self) -> None:
-        """Pass the pending text: it is not a call."""
+        """Pass the pending text, because it is not a call."""
         if self._announced:
             self.parts.append(ToolCallPart(self.calls, dropped=True))
         pending = "".join(self._pending)
@@ -130,7 +132,7 @@ class AnswerSource:
         self._pass(pending)
 
     def forget_pending(self) -> None:
-        """Drop the pending text, which is a mark without a meaning for the reader."""
+        """Clear the pending text: it was passed, has become a call, or is skipped as a mark."""
         self._pending.clear()
         self._pending_size, self._announced = 0, False
 
@@ -158,7 +160,7 @@ class AnswerSource:
     def take(self, size: int) -> str:
         """Read the next *size* characters as a part of the pending call.
 
-        :raises NotACall: it is too long.
+        :raises NotACall: the call is too long.
         """
         taken = self.buffer[self.at : self.at + size]
         self.at += size
@@ -205,8 +207,8 @@ class AnswerSource:
     def run(
         self, pattern: re.Pattern[str], pass_on: Callable[[str], None] | None = None
     ) -> Generator[None, None, str]:
-        """Read and return the characters that *pattern* matches, which is a repeated class of
-        characters; *pass_on* gets them as they arrive.
+        """Read and return the characters that *pattern*, a repeated class of characters, matches;
+        *pass_on* gets them as they arrive.
 
         :raises AnswerEnded: the answer ends with them.
         """

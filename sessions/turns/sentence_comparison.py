@@ -23,7 +23,7 @@ class Comparison(NamedTuple):
 
 
 class Similarity(NamedTuple):
-    """The cosine of both embeddings; None: they were not compared, for the reason *why*."""
+    """The cosine of both embeddings, or None if they were not compared, for the reason *why*."""
 
     cosine: float | None
     why: str = ""

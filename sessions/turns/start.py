@@ -112,7 +112,8 @@ def resumed(
     before: Replay | None, call: TurnOptions, tokens: Sequence[int], text: bytes, vocab_size: int
 ) -> tuple[Replay, TurnOptions]:
     """Return the interrupted turn *before*, extended by the *tokens* and the *text* that its reader
-    has, and the options to continue with: its own, with its seed, where *call* leaves them open.
+    has, and the options to continue with: the turn's own, with its seed. *call* decides the
+    timeouts and the delivery, and may change the priority.
 
     :raises InvalidArgument: no turn was interrupted, or the reader's output differs.
     """
@@ -137,7 +138,7 @@ def chosen_keys(reports: Reports, lora: Sequence[Sequence[Any]] | None) -> tuple
     means the configured scales of the model's adapters.
 
     :raises InvalidArgument: the model has no such adapter.
-    :raises LoadFailed: it could not be loaded; or the error that it has otherwise.
+    :raises InferdError: an adapter is not loaded; this is its own error, mostly `LoadFailed`.
     """
     if lora is None:
         pairs = [(report, report.spec.scale) for report in reports.values()]

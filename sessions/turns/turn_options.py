@@ -65,10 +65,10 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Parameters:
-    """Owned by its session. `defaults` are its graph's, with their `origins`; `options` are the
-    session's. `ignored` and `not_applied` were requested and do not apply; `adjusted` says why a
-    value of the last turn differs from the requested one, and `out_of_range` why a value that was
-    set as JSON does. `seed` is that of the last turn.
+    """The parameters of a session, which owns them. `defaults` are its graph's, with their
+    `origins`; `options` are the session's. `ignored` and `not_applied` were requested and do not
+    apply. `adjusted` has the reasons why values of the last turn differ from those requested,
+    `out_of_range` those of values that were set as JSON. `seed` is that of the last turn.
     """
 
     def __init__(self, defaults: Mapping[str, Any], origins: Mapping[str, str] | None = None):
@@ -137,7 +137,7 @@ class Parameters:
         self.ignored = sorted({*self.ignored, *options.ignored})[:KEYS_MAX]
 
     def _smaller_context(self, size: int) -> dict[str, Any]:
-        """Return the option for a context of *size* tokens, at most its graph's; 0: its size."""
+        """Return the option for a context of *size* tokens, at most its graph's; 0 means that."""
         most = self.defaults.get("ctx-size", 0)
         self.not_applied.pop("ctx-size", None)
         if most and size > most:
@@ -169,7 +169,7 @@ class Parameters:
     def in_turn(self, name: str, options: Mapping[str, Any]) -> Any:
         """Return a parameter's value in a turn with *options*.
 
-        :raises InvalidArgument: one is unknown, or its value out of its range.
+        :raises InvalidArgument: an option is unknown, or its value out of its range.
         """
         return self._read_turn(options).get(name, self.standing(name))
 
@@ -181,7 +181,7 @@ class Parameters:
     def rendering(self, options: Mapping[str, Any]) -> Rendering:
         """Return the chat template's arguments for a turn with *options*.
 
-        :raises InvalidArgument: one is unknown, or its value out of its range.
+        :raises InvalidArgument: an option is unknown, or its value out of its range.
         """
         tools = self.in_turn("tools", options)
         return Rendering(tools=tools, arguments=self.in_turn("chat-template-kwargs", options))
@@ -239,7 +239,7 @@ class Parameters:
         values, adjusted = adjust_parameters(self.defaults | self.options | self._turn)
         given = {n for n, value in values.items() if value and value != BY_NAME[n].default}
         before = {n: why for n, why in self.out_of_range.items() if n not in self._turn}
-        given.add(CHAT_TEMPLATE)  # the note on it is of the input, whatever was requested
+        given.add(CHAT_TEMPLATE)  # the note on it comes from the input, whatever was requested
         unused = {n: why for n, why in self.unused.items() if n in given}
         return values, before | adjusted | unused
 
