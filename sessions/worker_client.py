@@ -78,8 +78,7 @@ class TextClient(Protocol):
     async def tokenize(
         self, text: bytes, *, special: bool, bos: bool, turn: bool = False
     ) -> list[int]:
-        """Return the token ids of *text*; for a *turn*, the next step waits a moment for its task.
-        """
+        """Return the token ids of *text*; with *turn* the next step waits a moment for its task."""
 
     async def detokenize(self, tokens: Sequence[int]) -> bytes:
         """Return the text of token ids."""

@@ -24,7 +24,7 @@ class Ticket:
     priority: Priority
     prompt_tokens: int
     n_predict: int = -1
-    """The bound of its output; −1: none."""
+    """The bound of its output; −1 means no bound."""
     output: Sized = ()
     """The turn's output so far; only its length is used."""
     state: SessionState = SessionState.WAITING
@@ -74,7 +74,7 @@ class AdmissionBounds:
     prompt_tokens_max: int = 1 << 20
     prompt_tokens_owner_max: int = 1 << 19
     sessions_owner_max: int = 0
-    """0: as many as all users together."""
+    """0 means as many as all users together."""
     session_bytes_owner_max: int = 128 << 20
     quota_of: Callable[[int], Quota] = lambda _: NO_QUOTA
 
@@ -93,7 +93,7 @@ class AdmissionBounds:
         return Bound("session-bytes-user-max", self.session_bytes_owner_max)
 
     def refusal(self, ticket: Ticket, waiting: WaitingCounts) -> Refusal | None:
-        """Return why a turn is refused while *waiting* turns wait; None: it is admitted."""
+        """Return why a turn is refused while *waiting* turns wait, or None if it is admitted."""
         user, tasks, prompts = ticket.owner.user, waiting.tasks, waiting.prompt_tokens
         quota, count = self.quota_of(user), tasks.of_user(user)
         if quota.tasks_waiting_max is not None and count >= quota.tasks_waiting_max:
@@ -109,7 +109,7 @@ class AdmissionBounds:
             if waits >= tasks_max:
                 why = f"{waits} tasks wait ({whose}); the limit is {tasks_max}"
                 return Refusal(f"tasks-{setting}", why)
-            # A prompt is admitted if no other waits: otherwise a long one would always be refused.
+            # A prompt is admitted if no other waits; otherwise a long one would always be refused.
             if waits and tokens + ticket.prompt_tokens > tokens_max:
                 why = (
                     f"{tokens} prompt tokens wait ({whose}), this prompt has"
@@ -119,7 +119,7 @@ class AdmissionBounds:
         return self._label_refusal(ticket, waiting) if ticket.owner.label else None
 
     def _label_refusal(self, ticket: Ticket, waiting: WaitingCounts) -> Refusal | None:
-        """Return why a turn would leave too little for other labels of its user."""
+        """Return why a turn would leave too little for other labels of its user, if it would."""
         owner, tasks, prompts = ticket.owner, waiting.tasks, waiting.prompt_tokens
         quota, prompt_tokens = self.quota_of(owner.user), ticket.prompt_tokens
         shares = [("tasks-waiting-user-max", tasks, 1, self.tasks_owner_max)]

@@ -26,11 +26,11 @@ from ..table import SessionState
 from .bounds import AdmissionBounds, Ticket, WaitingCounts
 
 _FORECASTS_MAX = 256
-"""Models whose forecast is kept; names of models from descriptors are never used again."""
+"""Models whose forecast is kept. Names of models from descriptors are never used again."""
 RATIOS = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)
-"""Upper bounds of the histogram of predicted by measured seconds."""
+"""Upper bounds of the histogram's buckets for predicted seconds divided by measured seconds."""
 OPEN_MAX = 32
-"""Refusals that are followed at a time; others are ignored."""
+"""Refusals whose forecasts are checked at a time; others are ignored."""
 SECONDS_MIN = 1e-3
 
 
@@ -50,7 +50,7 @@ class Forecast:
         self._computed.add_owner(owner, active)
 
     def remove_turn(self, ticket: Ticket) -> None:
-        """Count the tokens computed for an ended turn: none, if it has no output."""
+        """Count the tokens computed for an ended turn; without output, count none."""
         if ticket.output:
             computed = round(self._prompt_to_compute(ticket)) + len(ticket.output)
             self._computed.count_work(ticket.owner, computed)
@@ -78,7 +78,7 @@ class Forecast:
         return zip(estimator.starts(), queue, strict=True)
 
     def _queued(self, ticket: Ticket, now: float, slots: int) -> QueuedTask:
-        """Return a turn as the estimate of starts sees it; its user's share is in the order."""
+        """Return a turn for the estimate of starts; the turns' order includes the users' shares."""
         ageing, age = self._settings.ageing_tokens, self._age(ticket, now, slots)
         state_s = now - ticket.state_since
         waited_s = 0.0 if ticket.state is SessionState.RUNNING else state_s
@@ -104,8 +104,8 @@ class Forecast:
         return min(PRIORITY_MAX, ticket.priority + age // self._settings.ageing_tokens)
 
     def slot_order(self, tickets: Sequence[Ticket], now: float) -> list[Ticket]:
-        """Return the waiting turns in the engine's expected order: by their class with its age,
-        then by the tokens computed for their owner, then by arrival.
+        """Return the waiting turns in the engine's expected order: by their class, which rises with
+        their age, then by the tokens computed for their owner, then by arrival.
         """
         computed = self._computed.copy()
         waiting: dict[int, dict[Owner, deque[Ticket]]] = {}
@@ -126,8 +126,9 @@ class Forecast:
     ) -> Iterator[Ticket]:
         """Yield the turns of one priority, those of the owner with the fewest tokens first.
 
-        Each turn moves its user, and among the user's labels its own: one heap for the users and
-        one for each user's labels, so that many labels of a user take no longer than many users.
+        Each turn moves its user back, and its label among the user's labels. There is one heap for
+        the users and one for each user's labels, so that many labels of a user take no longer than
+        many users.
         """
         labels: dict[int, list[tuple[int, int, Owner]]] = {}
         for arrival, owner in enumerate(owners):
@@ -169,7 +170,7 @@ class Forecast:
         return round(self._prompt_to_compute(ticket) + output + rest_tokens)
 
     def _remaining_work(self, ticket: Ticket, now: float) -> RemainingWork:
-        """Return the rest of a turn's work; the progress of a prompt is estimated by its time."""
+        """Return the rest of a turn's work; the progress of a prompt is estimated from its time."""
         prompt, output = self._prompt_to_compute(ticket), len(ticket.output)
         if output:
             prompt = 0.0
@@ -209,8 +210,8 @@ class ModelForecasts:
         bounds: AdmissionBounds,
         now: float,
     ) -> float:
-        """Return the seconds until a refused turn would be admitted: waiting turns get slots, each
-        model's at its own pace, until no bound refuses it.
+        """Return the seconds until a refused turn would be admitted. Waiting turns get slots, each
+        model's at its own pace, until no bound refuses the turn.
         """
         waiting, admitted_in_s = deepcopy(waiting), 0.0
         for start_s, other in sorted(self._slot_times(tickets, now), key=lambda start: start[0]):
@@ -238,7 +239,7 @@ class ForecastAccuracy:
         """Turns, the times of their refusals, the predicted seconds."""
 
     def add_refusal(self, ticket: Ticket, at: float, predicted_s: float) -> None:
-        """Follow a refusal, unless `OPEN_MAX` are followed already."""
+        """Add a refusal whose forecast is to be checked, unless there are `OPEN_MAX` already."""
         if len(self._open) < OPEN_MAX:
             self._open.append((ticket, at, predicted_s))
 

@@ -43,7 +43,7 @@ class MemoryMeter:
 
     def __init__(self) -> None:
         self._counted: dict[int, tuple[Any, int]] = {}
-        """Values with their sizes, by their ids: they stay alive here."""
+        """Values with their sizes, by their ids. They stay alive here, so that ids stay theirs."""
 
     def count_bytes(self, *maps: Mapping[str, Any]) -> int:
         """Return the memory of *maps*. A value that occurs several times counts once."""
@@ -59,7 +59,7 @@ class MemoryMeter:
 
 
 class KeptBytesListener(Protocol):
-    """The owner of the dormant sessions, which are deleted where a user keeps too much."""
+    """The owner of the dormant sessions, which are deleted if a user keeps too much."""
 
     def kept_bytes_grew(self) -> None:
         """Note that a user's open sessions or graphs have become larger."""
@@ -94,7 +94,7 @@ class KeptBytes:
     def check_growth(self, owner: Owner, more: int) -> None:
         """Check that a user's open sessions and graphs may become larger by *more* bytes.
 
-        :raises QuotaExceeded: the bound would be exceeded; the data has it and the bytes.
+        :raises QuotaExceeded: the bound, or the label's part of it, would be exceeded.
         """
         bound, kept = self._bounds.session_bytes_bound(owner.user), self.open_bytes(owner.user)
         is_over = more > 0 and kept + more > bound.limit

@@ -1,6 +1,7 @@
 """The part of a user's bound that one label of the user may have.
 
-A label is fairness among a user's own programs: the user's bound holds for all of them together.
+Labels share a user's bound fairly among the user's own programs. The bound holds for all of them
+together.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ class OwnerCounts:
 
 
 def exceeds_share(counts: OwnerCounts, owner: Owner, more: int, limit: int) -> bool:
-    """Return whether a label would have more than is free of its user's *limit* (the dynamic
-    thresholds of Choudhury and Hahne, 1998): one label alone reaches half, and something is always
-    left for another. A program without a label may use the whole.
+    """Return whether a label with *more* would have more than now is free of its user's *limit*
+    (the dynamic thresholds of Choudhury and Hahne, 1998). So one label alone reaches half, and
+    something is always left for another. A program without a label may use the whole.
     """
     if not owner.label:
         return False

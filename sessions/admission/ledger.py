@@ -23,8 +23,9 @@ from .quotas import RULES, Spending, check_priority
 TURN_S_DEFAULT = 5.0
 RETRY_S_MIN = 0.1
 RETRY_MARGIN = 1.25
-"""A client that retries early is refused again; one that retries late loses little. A free slot is
-leased at the next step, which the estimate does not include.
+"""Factor on the estimated wait, because a client that retries early is refused again, and one that
+retries late loses little. A free slot is leased at the next step, which the estimate does not
+include.
 """
 
 
@@ -76,8 +77,8 @@ class Ledger:
 
         :raises PermissionDenied: its priority is above its user's highest one.
         :raises QuotaExceeded: its user's own bound is reached.
-        :raises Busy: with the queue's length, the turn's position on its model, and the time until
-            it would be admitted.
+        :raises Busy: another bound is reached. The data has the queue's length, the turn's position
+            on its model, and the time until it would be admitted.
         """
         ticket.state_since = self.seconds()
         check_priority(self.bounds.quota_of(ticket.owner.user), ticket.priority)
@@ -93,7 +94,7 @@ class Ledger:
         self.waiting.count_ticket(ticket, 1)
 
     def model_loaded(self, ticket: Ticket) -> None:
-        """Have the next turn of a ticket's owner and model replace it."""
+        """Let the next turn of the ticket's owner and model replace the ticket."""
         self._replaceable.append(ticket)
 
     def remove_load_wait(self, ticket: Ticket) -> None:
@@ -104,7 +105,7 @@ class Ledger:
             self.move_ticket(ticket, SessionState.READY)
 
     def admit_turn(self, ticket: Ticket) -> None:
-        """Count a waiting turn whose model is loaded. It replaces a ticket that waited for that.
+        """Count a waiting turn whose model is loaded; it replaces a ticket that waited for that.
 
         :raises InferdError: it is refused, as in `add_ticket`.
         """
@@ -119,7 +120,7 @@ class Ledger:
     def check_tokens(self, owner: Owner) -> None:
         """Check that a user has not used up their tokens a minute.
 
-        :raises QuotaExceeded: with the time until a token is available.
+        :raises QuotaExceeded: they have; the data has the time until a token is available.
         """
         quota = self.bounds.quota_of(owner.user)
         if quota.tokens_per_minute is not None:

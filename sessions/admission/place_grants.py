@@ -15,8 +15,8 @@ from .label_shares import OwnerCounts, exceeds_share
 
 S = TypeVar("S")
 OVER_SHARE = 10
-"""A user with more places than the one who waits yields them after this fraction of the idle time:
-calls every few seconds do not keep them.
+"""Divisor of the idle time for a user with more places than the one who waits. So calls every few
+seconds do not keep them.
 """
 IN_USE_S = 1.0
 """A session in use is checked again after this time at the earliest. The end of its call is
@@ -53,7 +53,7 @@ class Grant(NamedTuple, Generic[S]):
 @dataclass(frozen=True)
 class PlaceState(Generic[S]):
     """The places as of now. `held` has their numbers by owner, with those that were granted and not
-    taken yet; `limit_of` returns a user's own bound. `holders` are needed where none is free.
+    taken yet; `limit_of` returns a user's own bound. `holders` are needed if no place is free.
     """
 
     places_max: int
@@ -64,7 +64,8 @@ class PlaceState(Generic[S]):
 
     def candidates(self, owner: Owner, now: float) -> list[tuple[float, Holder[S]]]:
         """Return the sessions that may yield to *owner*, each with the time from which it may. At
-        their own bound only their own sessions may, at the share of a label only those of it.
+        the user's own bound only the user's sessions may yield, at a label's share only the
+        label's.
         """
         return [
             (self._yields_at(holder, owner, now), holder)
@@ -103,8 +104,8 @@ class PlaceState(Generic[S]):
         return has_own and not self._exceeds_share(owner) and self.held.total() < self.places_max
 
     def may_take_yielded(self, owner: Owner) -> bool:
-        """Return whether one session's place would do: not if a bound was lowered, and more have to
-        end.
+        """Return whether one yielded place is enough. It is not if a lowered bound requires more
+        sessions to end.
         """
         has_own = self.held.of_user(owner.user) <= self.limit_of(owner.user)
         return has_own and self.held.total() <= self.places_max

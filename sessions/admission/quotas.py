@@ -22,7 +22,7 @@ _OWNERS_MAX = 4096
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True):
-    """One user's bounds, None where there is none; *rule* is the access rule that sets them."""
+    """One user's bounds, None if there is none; *rule* is the access rule that sets them."""
 
     rule: str = ""
     connections_max: int | None = None
@@ -34,7 +34,7 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     priority_max: Priority = PRIORITY_MAX
 
     def bound(self, key: str) -> str:
-        """Return the setting's name of a bound."""
+        """Return the name of a bound's setting."""
         return f"{RULES}{self.rule}.{key}"
 
 
@@ -44,7 +44,7 @@ NO_QUOTA = Quota()
 def check_connections(quota: Quota, connections: int) -> None:
     """Check that a user with *connections* may open another one.
 
-    :raises QuotaExceeded: they may not.
+    :raises QuotaExceeded: the bound is reached.
     """
     if quota.connections_max is not None and connections >= quota.connections_max:
         raise QuotaExceeded(
@@ -62,7 +62,7 @@ def check_connections(quota: Quota, connections: int) -> None:
 def check_priority(quota: Quota, priority: Priority) -> None:
     """Check that a priority is not above a user's highest one.
 
-    :raises PermissionDenied: it is.
+    :raises PermissionDenied: it is above that.
     """
     if priority > quota.priority_max:
         highest = quota.priority_max.label
@@ -75,9 +75,9 @@ def check_priority(quota: Quota, priority: Priority) -> None:
 
 def check_descriptor_models(quota: Quota, count: int, limit: int) -> None:
     """Check that a user may load another model from a descriptor, besides *count* ones. *limit*
-    holds where the access rules set none.
+    holds if the access rules set none.
 
-    :raises QuotaExceeded: with the number of models and the bound.
+    :raises QuotaExceeded: the bound is reached.
     """
     bound = "descriptor-models-user-max"
     if quota.descriptor_models_max is not None:
@@ -100,7 +100,7 @@ class Spending:
 
     def __init__(self) -> None:
         self._deficits: OrderedDict[Owner, tuple[float, float, int]] = OrderedDict()
-        """Tokens, time of the last update, limit at that time; a user's without a label."""
+        """Tokens, time of the last update, limit at that time. A user's bucket has no label."""
 
     def __len__(self) -> int:
         return len(self._deficits)
@@ -108,7 +108,7 @@ class Spending:
     def check(self, owner: Owner, quota: Quota, under_way: OwnerCounts, now: float) -> None:
         """Check that an owner has a token left, besides the tokens of turns *under_way*.
 
-        :raises QuotaExceeded: with the time until a token is available.
+        :raises QuotaExceeded: it has none; the data has the time until a token is available.
         """
         limit = quota.tokens_per_minute
         if limit is None:
@@ -165,5 +165,5 @@ def _of_label(owner: Owner, tokens: float) -> str:
 
 
 def _next_millisecond(seconds: float) -> float:
-    """Return the next whole millisecond: a retry then is not too early."""
+    """Return the next whole millisecond, so that a retry then is not too early."""
     return (math.floor(seconds * 1000) + 1) / 1000

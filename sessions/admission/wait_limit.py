@@ -16,7 +16,7 @@ class WaitLimit(NamedTuple):
 
     @classmethod
     def of(cls, timeout_s: float, queue_timeout_s: float) -> WaitLimit:
-        """Return the limit by these timeouts; 0: none."""
+        """Return the limit by these timeouts; 0 means no timeout."""
         limits = (cls("total", timeout_s), cls("queue", queue_timeout_s))
         given = (limit for limit in limits if limit.seconds)
         return min(given, key=lambda limit: limit.seconds, default=cls("total", math.inf))

@@ -1,1 +1,1 @@
-"""Copies of sessions that are on other daemons, kept for the loss of these."""
+"""Copies of sessions that are on other daemons, kept in case these daemons are lost."""

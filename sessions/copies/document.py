@@ -23,7 +23,7 @@ class ReceivedChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_change(change: CopyChange) -> bytes:
-    """Return a change as a document: its size, in 4 bytes, and itself."""
+    """Return a change as a document after its size in 4 bytes."""
     body = encode(change)
     return len(body).to_bytes(PREFIX_BYTES, "little") + body
 

@@ -1,7 +1,8 @@
-"""Copies of sessions of other daemons, in the journal. They cannot be opened until they are kept.
+"""Copies of sessions of other daemons, in the journal. A copy cannot be opened until `end_copy`
+makes it an ordinary session.
 
-The caller writes the changes of a session in their order. A *stream* is the copier of one opening
-of the session, whose changes are numbered.
+The caller writes the changes of a session in their order. Each opening of the session sends its
+changes as one numbered *stream*.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ..worker_client import ModelSource
 from .document import ReceivedChange, decode_piece
 
 UNKNOWN = -1
-"""The number of a copy from the journal: it takes no further changes of its stream."""
+"""The number of a copy read from the journal: further changes of its stream are refused."""
 
 
 class CopiedSession:
@@ -64,7 +65,7 @@ class CopiedSession:
 
 
 class CopyRecording(Recording):
-    """The recording of a copy, whose changes have arrived as they are stored."""
+    """The recording of a copy, whose changes arrive in the form in which they are stored."""
 
     def __init__(self, copy: CopiedSession, journal: RecordingWriter, *, present: bool = False):
         super().__init__(copy, (copy.owner, copy.session_id), journal, present=present)
@@ -73,7 +74,7 @@ class CopyRecording(Recording):
         self._pieces_written = len(copy.pieces) if present else 0
 
     def note_received(self, change: ReceivedChange) -> None:
-        """Note a change that the copy has now: it is written soon."""
+        """Note a change that was applied to the copy; it is written soon."""
         self._whole |= change.past is not None
         self._has_new_facts |= change.facts is not None
         if change.begins_turn or change.past is not None:
@@ -81,7 +82,7 @@ class CopyRecording(Recording):
         self._note_change(urgent=True)
 
     def write_again(self) -> None:
-        """Have the whole copy written again, after a failed write."""
+        """Mark the whole copy to be written again, after a failed write."""
         self._whole, self._pieces_written = True, 0
 
     def take_changes(self, at: float) -> list[Change]:
@@ -118,7 +119,7 @@ class StoredCopies:
         self._live, self._dormant, self._deletion = live, dormant, deletion
         self._ledger, self._journal = ledger, journal
         self._copies: OrderedDict[SessionKey, CopiedSession] = OrderedDict()
-        """The one that was written least recently first."""
+        """In order of their last changes, the oldest first."""
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -133,7 +134,7 @@ class StoredCopies:
         return self._bytes
 
     def restore_copy(self, stored: StoredSession, model: ModelSource) -> None:
-        """Add a copy of the journal."""
+        """Add a copy from the journal."""
         assert self._journal is not None, "stored sessions come from a journal"
         key = stored.owner, stored.session_id
         copy = CopiedSession(key, stored.facts, model, stored.past)
@@ -151,7 +152,7 @@ class StoredCopies:
     def check_free(self, owner: Owner, session_id: str) -> None:
         """Check that an id is not that of a copy.
 
-        :raises SessionBusy: it is.
+        :raises SessionBusy: the id is that of a copy.
         """
         if (owner, session_id) in self._copies:
             raise SessionBusy(
@@ -170,11 +171,11 @@ class StoredCopies:
         change: ReceivedChange,
         model: ModelSource | None,
     ) -> None:
-        """Apply a change to a copy, in the journal before this returns. A whole session needs its
-        *model*.
+        """Apply a change to a copy; it is in the journal before this returns. A whole session needs
+        its *model*.
 
-        :raises NotFound: the change is not the next one of its stream: the whole session is needed.
-        :raises SessionBusy: the session itself is here.
+        :raises NotFound: this is not the next change of its stream; send the whole session.
+        :raises SessionBusy: the session itself is here, or the copy is becoming it.
         :raises Busy: there is no space for the copy.
         :raises BackendError: the journal cannot be written.
         """
@@ -240,7 +241,7 @@ class StoredCopies:
 
     @property
     def _limits(self) -> DormantLimits:
-        """The bounds of dormant sessions, which hold for the copies by themselves."""
+        """The bounds of dormant sessions, which hold for the copies separately."""
         return self._dormant.limits
 
     def _check_bounds(self, before: CopiedSession | None, size: int) -> None:
@@ -260,14 +261,15 @@ class StoredCopies:
     # The end of a copy.
 
     def find_stream(self, stream: str) -> CopiedSession | None:
-        """Return the copy whose last change is of a stream."""
+        """Return the copy whose last change came from a stream."""
         return next((c for c in self._copies.values() if c.transfer.id == stream), None)
 
     async def end_copy(self, copy: CopiedSession, outcome: str) -> None:
         """End a copy: `keep` makes it an ordinary dormant session, `drop` deletes it. The outcome
         is on disk before this returns.
 
-        :raises InvalidArgument: this is another outcome.
+        :raises InvalidArgument: *outcome* is neither of them.
+        :raises SessionBusy: another call makes the copy an ordinary session.
         :raises BackendError: the journal cannot be written.
         """
         if copy.is_promoted:

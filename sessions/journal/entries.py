@@ -1,7 +1,7 @@
 """Stored values of a session: its facts, its history, its last turn, its date.
 
-Each value is stored, even if it equals its default: a later change of a default changes no session
-that is stored already. Priorities are stored by name.
+Each value is stored, even if it equals its default, so that a later change of a default changes no
+session that is stored already. Priorities are stored by name.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class _WithPriority(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Transfer(msgspec.Struct, frozen=True):
-    """The move of a session between two daemons, by the caller's *id*, and the caller's name of the
-    other daemon. The session arrives here, or has departed; or this is a copy of it.
+    """The transfer of a session: *id* is the caller's id for it, *peer* the caller's name of the
+    other daemon. The session arrives here, unless it has *departed* or this is a *copy* of it.
     """
 
     id: str
@@ -46,8 +46,8 @@ class Transfer(msgspec.Struct, frozen=True):
 class SessionFacts(_WithPriority, frozen=True, kw_only=True):
     """Settings and counts of a session between its turns. *vocabulary* is the hash of its model's
     vocabulary; *tokens* is the length of its history, with the output of an interrupted turn.
-    *out_of_range* has the reasons of the *options* that are not what was requested. *on_behalf_of*
-    is the user's name, if a gateway opened the session.
+    *out_of_range* has the reasons why *options* differ from what was requested. *on_behalf_of* is
+    the user's name, if a gateway opened the session.
     """
 
     model: str
@@ -84,11 +84,11 @@ class TurnEnd(NamedTuple):
 
 
 class TurnPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn's output since the previous piece. The first piece has its *begin*, the last one its
-    *end*, a stop reason or the name of an error, with the *metadata* and the *error*.
+    """A turn's output since the previous piece. The first piece has the turn's *begin*. The last
+    one has its *end* (a stop reason or the name of an error), the *metadata* and the *error*.
 
-    *tokens*, *surprisals* and *metadata* are packed; *shifts* are (tokens of the turn before, kept,
-    dropped).
+    *tokens*, *surprisals* and *metadata* are packed; *shifts* are (the turn's tokens before the
+    shift, kept, dropped).
     """
 
     tokens: bytes = b""
@@ -103,7 +103,7 @@ class TurnPiece(msgspec.Struct, frozen=True, kw_only=True):
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A `History`. *tokens* are packed; *marks* are pairs of tokens and messages; *resumable* is
-    the output of the last turn on it, which its reader may not have.
+    the output of the last turn on it, which the reader may not have received.
     """
 
     tokens: bytes = b""
@@ -169,7 +169,7 @@ class Replay:
 
     @property
     def metadata(self) -> dict[str, Any] | None:
-        """The metadata of an ended turn; None: they were not stored."""
+        """The metadata of an ended turn, or None if they were not stored."""
         packed = self.whole.metadata
         return msgspec.msgpack.decode(packed, type=dict[str, Any]) if packed else None
 
@@ -230,8 +230,8 @@ class StoredSession:
 class CopyChange(msgspec.Struct, frozen=True, kw_only=True):
     """A change of a session for a copy of it, in the encoded forms of the journal.
 
-    With *past* the copy begins anew. A *piece* with the beginning of a turn replaces the pieces
-    before it.
+    With *past* the copy begins anew. A *piece* with the beginning of a turn replaces the previous
+    pieces.
     """
 
     facts: bytes | None = None
@@ -249,7 +249,7 @@ def _boot_s() -> float:
 
 
 class Dates:
-    """Seconds since 1970: the system clock at the start plus the time elapsed since. Setting the
+    """Seconds since 1970: the system clock at the start plus the time elapsed since. So setting the
     system clock makes no stored value older or younger.
     """
 
@@ -265,7 +265,7 @@ class Dates:
         return self._zero + self._ahead_s + self._elapsed()
 
     def not_before(self, at: float) -> None:
-        """Store no date before *at*: without a battery, a machine's clock starts in the past."""
+        """Store no date before *at*. Without a battery, a machine's clock starts in the past."""
         self._ahead_s += max(0.0, at - self.now())
 
     def age_s(self, at: float) -> float:

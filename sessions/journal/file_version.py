@@ -16,7 +16,7 @@ _HEADER = struct.Struct(">18xB41xi4xi28x")
 """The format's write version, `user_version` and `application_id` in the file's header
 (https://www.sqlite.org/fileformat2.html, section 1.3)."""
 _WRITE_VERSIONS = 1, 2
-"""SQLite only reads a file with another one."""
+"""SQLite reads a file with another one, but does not write to it."""
 
 
 class NewerJournal(Exception):
@@ -50,7 +50,7 @@ def check_header(path: Path) -> str:
 
 
 def check_version(path: Path, version: int, checksum: int) -> str:
-    """Check the version of a file's tables; 0 and 0: it has none yet.
+    """Check the version of a file's tables. Version and checksum are 0 if it has none yet.
 
     Return the defect of a damaged version, whose tables may be readable, or an empty text.
 

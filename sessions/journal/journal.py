@@ -39,9 +39,9 @@ _T = TypeVar("_T")
 class Journal:
     """Lives on the daemon's event loop; *file* is used by one thread at a time.
 
-    `run` writes all pending changes in one transaction. `cause` says why writing fails; None: it
-    works. `set_aside` is the path of an unreadable file, `set_aside_cause` its defect. *on_change*
-    is called when one of them changes.
+    `run` writes all pending changes in one transaction. `cause` says why writing fails, and is None
+    while it works. `set_aside` is the path of an unreadable file, `set_aside_cause` its defect.
+    *on_change* is called when one of them changes.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Journal:
     def open_recording(
         self, session: RecordedSession, key: SessionKey, *, found: bool = False
     ) -> Recording:
-        """Return the recording of a session; *found*: `open_file` returned it."""
+        """Return the recording of a session; with *found*, `open_file` returned it."""
         if self._refused:
             return Recording(durable=False)
         present = found and key in self._present
@@ -154,7 +154,7 @@ class Journal:
 
     @property
     def lag_s(self) -> float:
-        """Seconds since the oldest unwritten change was noted; 0: all is written."""
+        """Seconds since the oldest unwritten change was noted, or 0 if all is written."""
         since = self._writing_at or self._noted_at
         return 0.0 if since is None else time.monotonic() - since
 
@@ -275,7 +275,7 @@ class Journal:
             self._report_change()
 
     def _failed(self, recordings: Sequence[Recording], error: Exception) -> None:
-        """Note a failed write, and have its whole batch written again."""
+        """Note a failed write, and mark its whole batch to be written again."""
         if isinstance(error, sqlite3.Error) and damaged(error):
             recordings = list(self._recordings.values())
         for recording in recordings:

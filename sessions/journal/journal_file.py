@@ -1,6 +1,6 @@
 """The journal's SQLite file, which has the sessions with an id. `journal.py` schedules its writes.
 
-One thread at a time may use it. It has users' texts: only its owner may read it (0600), and
+One thread at a time may use it. It has users' texts, so only its owner may read it (0600), and
 deleted data is overwritten (`secure_delete`), in the write-ahead log too.
 
 Measured with 16 sessions: a commit of a piece of each takes 0.09 ms, of a past of 500 tokens each
@@ -80,7 +80,7 @@ class Erase(Change, frozen=True, kw_only=True):
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
     """The sessions read from the file, least recently written first. An unreadable file was set
-    aside as *set_aside*, for *cause*: *sessions* are then the readable ones, and the file is new.
+    aside as *set_aside*, for *cause*; *sessions* are then the readable ones, and the file is new.
     """
 
     sessions: list[StoredSession]
@@ -89,8 +89,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JournalFile:
-    """Sessions with *facts* in the file *path*. All methods block; all except `open` need an open
-    file.
+    """Sessions whose facts are of the type *facts*, in the file *path*. All methods block. `write`
+    needs an open file.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class JournalFile:
                 sessions.append(stored)  # noqa: PERF402  # those before the damage count
             [[verdict]] = self._db.execute("PRAGMA quick_check(1)")
         except sqlite3.Error as exc:
-            if damaged(exc) or _code(exc) == sqlite3.SQLITE_ERROR:  # no table where one belongs
+            if damaged(exc) or _code(exc) == sqlite3.SQLITE_ERROR:  # e.g. a table is missing
                 raise Unreadable(str(exc)) from exc
             raise
         if verdict != "ok" or defect:

@@ -36,13 +36,13 @@ class SessionCopier(Protocol):
     """The part of a connection that sends copies of its sessions to its client."""
 
     def note_changed(self, recording: Recording) -> None:
-        """Note that a session has changed: the change is sent before the next reply."""
+        """Note that a session has changed; the change is sent before the next reply."""
 
     def send_change(self, recording: Recording) -> None:
         """Send the change of a session now."""
 
     def note_erased(self, recording: Recording) -> None:
-        """Note that what was stored of a session is deleted."""
+        """Note that the stored data of a session is deleted."""
 
 
 class RecordedSession(Protocol):
@@ -61,7 +61,7 @@ class Recording:
     """The part of a session that the journal has, and its pending changes. Owned by the session.
 
     Without a *journal* nothing is written, and *durable* says why: None if that is intended, False
-    if the journal is refused. *present*: the file has the session's present state.
+    if the journal is refused. With *present*, the file has the session's present state.
     """
 
     def __init__(
@@ -82,22 +82,22 @@ class Recording:
         self._end: TurnEnd | None = None
         self._stored = _Progress(past=not present)
         self._copied: _Progress | None = None
-        """The part of which the connection's client has a copy, while it wants copies."""
+        """The part that was sent to the connection's client, while it wants copies."""
         self._copier: SessionCopier | None = None
 
     @property
     def durable(self) -> bool | None:
-        """Whether the session's answers are written; None: they are not meant to be."""
+        """Whether the session's answers are written; None if they are not meant to be."""
         return self._durable if self._journal is None else self._journal.cause is None
 
     def facts_changed(self) -> None:
-        """Note a change of settings: it is written before the answer."""
+        """Note a change of settings; it is written before the call's reply."""
         for progress in self._progresses():
             progress.facts = True
         self._note_change(urgent=True)
 
     def history_changed(self) -> None:
-        """Note a new history without a turn on it: it is written before the answer."""
+        """Note a new history without a turn on it; it is written before the call's reply."""
         self._turn = None
         for progress in self._progresses():
             progress.past = True
@@ -116,7 +116,7 @@ class Recording:
         end: TurnEnd | None = None,
     ) -> None:
         """Note a turn that begins on the present history, or continues after *shifts*, or has come
-        to its *end*. It is written with the next group.
+        to its *end*. It is written with the next group of changes.
         """
         if self._journal is not None:
             self._turn, self._begin, self._end = turn, begin, end
@@ -128,8 +128,8 @@ class Recording:
     def history_restored(
         self, turn: Turn | None, begin: TurnBegin, shifts: Sequence[Shift], end: TurnEnd | None
     ) -> None:
-        """Note that an earlier history was restored, with its last *turn*: both are written before
-        the answer.
+        """Note that an earlier history was restored, with its last *turn*; both are written before
+        the call's reply.
         """
         self.history_changed()
         if turn is not None and turn.generates:
@@ -162,7 +162,7 @@ class Recording:
         self.shifts += [(at, *shift) for shift in turn.shifts[len(self.shifts) :]]
 
     def turn_ended(self, end: TurnEnd | None) -> None:
-        """Note the end of the turn, None if it was interrupted: it is written before the answer."""
+        """Note the turn's *end*, or None if it was interrupted; it is written before the reply."""
         if self._turn is not None:
             self._end = end
             self._note_shifts(self._turn, len(self._turn.tokens))
@@ -176,8 +176,8 @@ class Recording:
     # Copies for the client of the session's connection.
 
     def begin_copies(self, copier: SessionCopier, *, changed: bool) -> None:
-        """Send changes to *copier* from now on; the first one has the whole session. If it has
-        *changed*, that is before the next reply.
+        """Send changes to *copier* from now on; the first one has the whole session. If the session
+        has *changed*, it is sent before the next reply.
         """
         if self._journal is not None:
             self._copier, self._copied = copier, _Progress(past=True)
@@ -189,7 +189,7 @@ class Recording:
         self._copier = self._copied = None
 
     def send_beginning(self) -> None:
-        """Send the beginning of a turn to the copier: the turn can be continued from the copy."""
+        """Send a turn's beginning to the copier, so that the copy can continue the turn."""
         if self._copier is not None:
             self._copier.send_change(self)
 
@@ -215,8 +215,8 @@ class Recording:
         return "" if self._session is None else self._session.facts.model
 
     def take_copy(self, *, whole: bool = False) -> CopyChange:
-        """Return the changes since the last one was taken, or the *whole* session; from now on the
-        copier has them.
+        """Return the changes since the last call, or the *whole* session; from now on they count as
+        sent to the copier.
         """
         progress = _Progress(past=True) if whole or self._copied is None else self._copied
         if self._copied is not None:
@@ -227,11 +227,11 @@ class Recording:
     # Called by the journal as it writes.
 
     def give_up(self) -> None:
-        """Store nothing more: the session has a value that cannot be stored."""
+        """Store nothing more: a value of it cannot be stored, or the journal is refused."""
         self._journal, self._durable = None, False
 
     def write_again(self) -> None:
-        """Have the whole session written again, after a failed write."""
+        """Mark the whole session to be written again, after a failed write."""
         self._stored = _Progress(past=True)
 
     def take_changes(self, at: float) -> list[Change]:
@@ -298,9 +298,10 @@ class _Written:
 
 @dataclass(slots=True)
 class _Progress:
-    """The part of a session that a reader of its changes has: the journal, or a copier.
+    """The progress of a reader of a session's changes: the journal, or a copier.
 
-    The reader lacks the *facts*, or with the *past* also the history.
+    With *facts* the reader lacks the present facts, with *past* these and the history. *written* is
+    the part of the turn that it has.
     """
 
     past: bool = False

@@ -23,17 +23,17 @@ class ExportedSession(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_session(cls, session: Session) -> ExportedSession:
-        """Return a dormant session."""
+        """Return the exported form of a dormant session."""
         return cls(facts=session.facts, past=session.packed, persist=session.settings.persist)
 
     def encode(self) -> bytes:
-        """Return the document: its size, in 4 bytes, and itself. The KV state follows it."""
+        """Return the document after its size in 4 bytes. The KV state follows it."""
         body = encode(self)
         return len(body).to_bytes(PREFIX_BYTES, "little") + body
 
     @classmethod
     def decode(cls, document: bytes) -> ExportedSession:
-        """Return a session from its exported form.
+        """Return the session of a document, which comes without its size.
 
         :raises InvalidArgument: it cannot be read.
         """

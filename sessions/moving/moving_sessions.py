@@ -1,8 +1,9 @@
-"""Sessions that move between daemons: held ones, arriving copies, and records of departed ones.
+"""Sessions that move between daemons: held ones, arriving ones, and records of departed ones.
 
-The caller moves a session by a *transfer*, an id of its own: it exports the session here, which
-holds it, imports it at the other daemon, where it arrives, and releases it here, which leaves a
-record. From then on the session is at the other daemon, and before it is here, whatever fails.
+The caller moves a session in three steps, under its own id for the *transfer*. The export holds the
+session here, the import lets it arrive at the other daemon, and the release replaces it here by a
+record. Until the release the session belongs to this daemon, and afterwards to the other one,
+whatever fails.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ HOLD_S_MAX = 60.0
 """Time without a call of its transfer after which a hold ends."""
 HOLDS_MAX = 64
 DEPARTED_MAX = 10_000
-"""Records of departed sessions: beyond that, no session is released."""
+"""Records of departed sessions; beyond that, no session is released."""
 _NO_HISTORY = encode(HistoryEntry())
 log = structlog.get_logger(logger_name="sessions")
 
@@ -103,7 +104,7 @@ class MovingSessions:
         return iter(list(self._departed.values()))
 
     def restore_session(self, stored: StoredSession, model: ModelSource) -> None:
-        """Add an arriving or departed session of the journal."""
+        """Add an arriving or departed session from the journal."""
         assert stored.facts.transfer is not None
         key = stored.owner, stored.session_id
         assert self._journal is not None, "stored sessions come from a journal"
@@ -117,7 +118,7 @@ class MovingSessions:
     def check_free(self, owner: Owner, session_id: str) -> None:
         """Check that a session may be opened: it neither moves nor is at another daemon.
 
-        :raises SessionBusy: it moves, or here is only a copy of it.
+        :raises SessionBusy: it moves or has departed, or only a copy of it is here.
         """
         self._copies.check_free(owner, session_id)
         key = owner, session_id
@@ -131,7 +132,7 @@ class MovingSessions:
     def hold_session(
         self, owner: Owner, session_id: str, transfer: Transfer, holder: object
     ) -> Hold:
-        """Hold a dormant session for its export. An earlier hold ends.
+        """Hold a dormant session for its export. An earlier hold of it ends.
 
         :raises NotFound: there is no such session.
         :raises SessionBusy: it is open, or is being released.
@@ -156,14 +157,14 @@ class MovingSessions:
 
     @staticmethod
     def add_kv(hold: Hold, path: Path, head: KvHead, offset: int) -> None:
-        """Have the KV state at *offset* of a file exported, too."""
+        """Include the KV state at *offset* of a file in the export."""
         exported = ExportedSession.of_session(hold.session)
         hold.document = msgspec.structs.replace(exported, kv=head).encode()
         hold.kv_file, hold.kv_offset, hold.kv_bytes = path, offset, head.size
 
     @staticmethod
     def remove_kv(hold: Hold) -> None:
-        """Have the KV state exported no more."""
+        """Exclude the KV state from the export."""
         hold.document = ExportedSession.of_session(hold.session).encode()
         hold.kv_file, hold.kv_bytes = None, 0
 
@@ -179,7 +180,7 @@ class MovingSessions:
         return hold
 
     def get_hold(self, transfer: str, holder: object) -> Hold:
-        """Return the hold of a transfer, as `find_hold`.
+        """Return the hold of a transfer, as `find_hold` does.
 
         :raises NotFound: there is none.
         """
@@ -209,6 +210,7 @@ class MovingSessions:
     async def _release(self, hold: Hold) -> None:
         """Replace a session by the record of its departure, on disk before this returns.
 
+        :raises Busy: there are too many records; the session stays.
         :raises BackendError: the journal cannot be written; the session stays.
         :raises NotFound: the session was deleted meanwhile.
         """
@@ -257,8 +259,8 @@ class MovingSessions:
     async def accept_session(
         self, stored: StoredSession, model: ModelSource, *, persist: bool
     ) -> None:
-        """Add a session that arrives, in the journal before this returns; what has arrived of it
-        before is replaced, and so is a copy.
+        """Add a session that arrives; it is in the journal before this returns. An earlier arrival
+        of the session, the record of its departure and a copy of it are replaced.
 
         :raises SessionBusy: the session is here already.
         :raises Busy: there is no space for a dormant session.
@@ -288,7 +290,10 @@ class MovingSessions:
             raise _not_written(self._journal)
 
     def _check_bounds(self, session: Session, key: SessionKey) -> None:
-        """Check that a session can become dormant here without the deletion of another one."""
+        """Check that a session can become dormant here without the deletion of another one.
+
+        :raises Busy: a bound would be exceeded.
+        """
         others = [other for k, other in self._arriving.items() if k != key]
         own = sum(s.kept_bytes for s in others if s.owner.user == session.owner.user)
         limits, size = self._dormant.limits, session.kept_bytes
@@ -317,11 +322,12 @@ class MovingSessions:
     # The end of a transfer.
 
     async def end_transfer(self, transfer: str, outcome: str, holder: object) -> None:
-        """End a transfer with an *outcome* that its state allows, on disk before this returns:
-        held: `keep` or `release`; arriving, or a copy: `keep` or `drop`; departed: `drop`.
+        """End a transfer with an *outcome*, which is on disk before this returns. A held session
+        allows `keep` or `release`, an arriving one or a copy `keep` or `drop`, a departed one only
+        `drop`.
 
         :raises NotFound: there is no such transfer.
-        :raises InvalidArgument: its state does not allow the outcome.
+        :raises InvalidArgument: the session does not allow the outcome.
         :raises BackendError: the journal cannot be written.
         """
         copy = self._copies.find_stream(transfer)
@@ -369,14 +375,16 @@ class MovingSessions:
             raise InvalidArgument(f"an arriving session cannot end with {outcome!r}")
 
     async def _erase(self, key: SessionKey) -> None:
-        """Forget a departed session."""
+        """Delete the record of a departed session."""
         del self._departed[key]
         if self._journal is not None:
-            with suppress(BackendError):  # it is tried again
+            with suppress(BackendError):  # the journal tries again
                 await self._journal.erase_session(*key)
 
     def forget_session(self, owner: Owner, session_id: str) -> bool:
-        """Forget what moves of a session that is deleted; return whether a copy has arrived."""
+        """Drop the arrival or the departure record of a session that is deleted; return whether it
+        was arriving.
+        """
         key = owner, session_id
         self._departed.pop(key, None)
         session = self._arriving.pop(key, None)

@@ -9,7 +9,7 @@ from ...scheduler.kv.file_format import StateWriter
 from .exported import PREFIX_BYTES
 
 UPLOADS_MAX = 8
-"""Uploads at once: beyond that, the one that was continued least recently is dropped."""
+"""Uploads at once; beyond that, the one that was continued least recently is dropped."""
 UPLOAD_BYTES_MAX = 32 << 20
 """Bytes of a session without its KV state."""
 
@@ -26,7 +26,7 @@ class Upload:
         self.is_accepted = False
         self.writer: StateWriter | None = None
         self.size = 0
-        """The bytes that are wanted, once the document is known."""
+        """The bytes of the whole upload, once the document is known."""
         self._data = bytearray()
 
     def add_part(self, data: bytes) -> None:
@@ -52,7 +52,7 @@ class Upload:
             self._data.clear()
 
     def discard(self) -> None:
-        """Delete what was written of a KV state."""
+        """Delete the written part of a KV state."""
         if self.writer is not None:
             self.writer.discard()
 

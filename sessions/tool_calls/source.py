@@ -102,8 +102,7 @@ class AnswerSource:
         return next((n for n in sizes if any(m.startswith(rest[-n:]) for m in marks)), 0)
 
     def _pass(self, text: str) -> None:
-        """Pass *text*, but hold back the white space at its end, and drop white space after a call.
-        """
+        """Pass *text*, but hold back white space at its end, and drop white space after a call."""
         if self._after_call:
             text = text.lstrip()
             self._after_call = not text
