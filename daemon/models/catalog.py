@@ -100,7 +100,7 @@ class ModelCatalog:
         return before.defaults != self.config.defaults or engine_settings(before) != settings
 
     def _files(self) -> dict[str, Path]:
-        """Return the models directory's files by name; the last known ones if it is unreadable."""
+        """Return the models directory's files by name, or the last known if it is unreadable."""
         try:
             self._last_files = models_in(self.config.models_dir)
         except OSError as exc:
@@ -144,7 +144,7 @@ class ModelCatalog:
         return None if model is None or model.uid not in (None, uid) else model
 
     def find_client(self, name: str, uid: int) -> ProcessClient | None:
-        """Return the client of a model's worker; None: the model is not loaded or unknown."""
+        """Return the client of a model's worker, or None if the model is not loaded or unknown."""
         try:
             worker = self.get(name, uid).loaded
         except ModelNotFound:
@@ -158,10 +158,10 @@ class ModelCatalog:
         return self._configured.get(model.name, model.configured)
 
     def swap_target(self, model: ManagedModel, to: str, uid: int) -> ModelConfig:
-        """Return the configuration that a swap of *model* loads: its own again if *to* is its name,
-        another model's, or that of a file in the models directory.
+        """Return the configuration that a swap of *model* loads. *to* names the model itself, for
+        its configuration without a swap, a file of the models directory, or another model.
 
-        :raises ModelNotFound: neither exists.
+        :raises ModelNotFound: *to* names neither a model nor a file.
         """
         if to == model.name:
             self.scan()
@@ -185,7 +185,7 @@ class ModelCatalog:
         return [m.worker for m in self._models.values() if m.worker is not None]
 
     def serves_others(self, owner: int) -> bool:
-        """Return whether a model computes for other users than *owner*."""
+        """Return whether any model computes for users other than *owner*."""
         return any(w.client.tasks.serves_others(owner) for w in self.all_workers())
 
     @property

@@ -51,7 +51,7 @@ def estimate_memory(
     model: ManagedModel, estimates: EstimateCache, facts: FileFacts | None
 ) -> dict[str, Any] | None:
     """Return the memory that the next load needs: as llama.cpp has estimated it for an earlier
-    load, or else as far as the file's *facts* tell. None: nothing is known.
+    load, or else by the file's *facts*, as far as they are known. Return None if nothing is known.
     """
     spec = spec_of(model, model.registry.config)
     signature = signature_of(files_in_use(model.config.file))
@@ -80,7 +80,7 @@ def need_bytes(
     model: ManagedModel, estimates: EstimateCache, facts: FileFacts | None
 ) -> int | None:
     """Return the memory of the host that the next load needs, with all slots and full contexts.
-    None: it is not known, or the model has a process.
+    Return None if it is not known, or if the model has a process.
     """
     if model.worker is not None:
         return None
@@ -100,7 +100,7 @@ def _memory(need: MemoryNeed) -> dict[str, Any]:
 
 
 def _expires_s(model: ManagedModel) -> float | None:
-    """Return the seconds until the model expires; None: it does not."""
+    """Return the seconds until the model expires, or None if it does not."""
     if model.worker is None or model.busy or model.keep_alive_s < 0:
         return None
     return max(0.0, model.keep_alive_s - model.idle_s)

@@ -53,7 +53,7 @@ class Lease:
         return await retry_query(self.ready, query)
 
     def predecessor(self, vocabulary: str) -> ManagedModel | None:
-        """Return the model that had the name before a swap, by its vocabulary hash."""
+        """Return the model that had the name before a swap and has this vocabulary hash."""
         return self.model.predecessors.get(vocabulary)
 
     def compare(self, comparison: Comparison, report: Callable[[Similarity], None]) -> None:

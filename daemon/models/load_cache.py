@@ -23,7 +23,7 @@ from ..residency.model_files import Signature, signature_of
 
 ESTIMATED_MODELS_MAX = 1000
 SHAPES_MAX = 64
-"""Estimates per model: each smaller shape halves something."""
+"""Estimates per model; each smaller shape halves the slots, the context or the batch."""
 FAILURES_MAX = 1000
 _PERMANENT = (LoadFailed, UnsupportedOperation, InvalidArgument)
 
@@ -31,7 +31,7 @@ _PERMANENT = (LoadFailed, UnsupportedOperation, InvalidArgument)
 class EstimateCache:
     """Memory estimates by spec, whatever the model's name.
 
-    Estimates that name devices are not stored: they depend on the devices' free memory.
+    Estimates that name devices are not stored, because they depend on the devices' free memory.
     """
 
     def __init__(self) -> None:

@@ -78,7 +78,7 @@ class ModelHost(Protocol):
 class ManagedModel:
     """A registry entry. Lives on the daemon's event loop, which owns its state.
 
-    The model has at most one worker: a request that arrives during an unload waits until the worker
+    The model has at most one worker; a request that arrives during an unload waits until the worker
     has exited. After a swap, the old model is one of the `predecessors` until its turns have ended.
     """
 
@@ -88,7 +88,7 @@ class ManagedModel:
         self.configured = config
         """The configuration before any swap."""
         self.swapped_to = ""
-        """The name or file to which a swap has changed the name; empty: it stands for itself."""
+        """The target of a swap, a model's name or file; empty for the name's own model."""
         self.leases: set[object] = set()
         self.worker: Worker | None = None
         self.error: InferdError | None = None
@@ -100,7 +100,7 @@ class ManagedModel:
         self.fitted: dict[str, int] = {}
         """Parameters below their defaults because memory is short."""
         self.requested: Mapping[str, Any] = {}
-        """Parameters that the client which had the model loaded has set."""
+        """Parameters set by the client whose call has caused the load."""
         self.used_at = registry.seconds()
         self.predecessors: dict[str, ManagedModel] = {}
         """Models that had the name before a swap and still have turns, by vocabulary hash."""
@@ -181,8 +181,8 @@ class ManagedModel:
                 self._progress_listeners.discard(on_progress)
 
     async def _start_worker(self) -> Worker:
-        """Return the worker. If there is none, start one once an unloading one has exited, and
-        later after deaths.
+        """Return the worker. If there is none, start one; before that, wait until an unloading
+        worker has exited, and for the delay after deaths.
 
         :raises WorkerCrashed: a swap has unloaded the model for good, or workers have died for too
             long.
@@ -245,7 +245,7 @@ class ManagedModel:
 
     @property
     def keep_alive_s(self) -> float:
-        """Seconds without use until the model is unloaded; negative: it stays until evicted."""
+        """Seconds without use until the model is unloaded; if negative, it stays until evicted."""
         if self.pinned:
             return -1.0
         if self.passed_file is not None:
@@ -266,7 +266,7 @@ class ManagedModel:
         return self.worker if self.state is ModelState.READY else None
 
     async def _reload(self) -> ProcessClient:
-        """Load the model for turns that lost their worker, with the highest of their priorities."""
+        """Load the model for turns that lost their worker, at their requests' highest priority."""
         admitted = (request.priority for request in self.residency.admitted)
         priority = max(admitted, default=Priority.NORMAL)
         request = ResidencyRequest(priority, self.registry.seconds())

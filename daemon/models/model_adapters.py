@@ -31,7 +31,7 @@ async def add_adapter(
     registry: Registry, model: ManagedModel, name: str, file: str, scale: float
 ) -> m.AdapterReport | None:
     """Add an adapter from a file of the models directory to a model. Return the worker's report, or
-    None while the model is not loaded: the next load checks the adapter then.
+    None if the model is not loaded; then the next load checks the adapter.
 
     :raises InvalidArgument: the name or the file is not valid.
     :raises LoadFailed: the file is not an adapter for this model; nothing has changed.
@@ -109,7 +109,8 @@ async def _load_adapter(budget: MemoryBudget, worker: Worker, spec: AdapterSpec)
     size = adapter_bytes(Path(spec.path))
     budget.reserve_more(worker, size)
     try:
-        with anyio.CancelScope(shield=True):  # else the worker may have it unlisted
+        # A cancelled wait would leave an adapter in the worker that `client.adapters` lacks.
+        with anyio.CancelScope(shield=True):
             report = await worker.client.add_adapter(spec)
     except InferdError:
         budget.reservations.add_bytes(worker, -size)

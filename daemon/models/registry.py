@@ -97,7 +97,7 @@ class Registry:
 
     def reconfigure(self, config: Config) -> list[str]:
         """Apply another configuration, and unload the changed models that are not in use. Return
-        the names of all changed models; the others keep the old one until their next load.
+        the names of all changed models; those in use keep the old one until their next load.
         """
         outdated = self.catalog.reconfigure(config)
         for model in outdated:
@@ -197,7 +197,8 @@ class Registry:
         fail_readers(model.recovery.release_tasks(), error)
         if model.worker is not None:
             client = model.worker.client
-            client.successor = partial(fail_readers, error=error)  # of turns that begin meanwhile
+            # This also fails turns that begin before the worker has exited.
+            client.successor = partial(fail_readers, error=error)
             fail_readers(client.withdraw_tasks(), error)
         await model.unload()
 

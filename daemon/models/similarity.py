@@ -85,7 +85,7 @@ class EmbeddingComparer:
     async def _compare(
         self, name: str, wait_s: float, comparison: Comparison, report: Report
     ) -> None:
-        clear_current_request()  # the task inherited that of the request that loaded the worker
+        clear_current_request()  # the task has inherited the request that loaded the worker
         found = Similarity(None, f"{name!r} did not answer within {wait_s:g} s")
         try:
             with anyio.move_on_after(wait_s):
@@ -158,7 +158,7 @@ def cosine_of(one: array[float], other: array[float]) -> float:
 
 
 def _pooling(model: ManagedModel) -> str:
-    """Return the configured pooling of a model, unless it makes several vectors of a text."""
+    """Return the configured pooling of a model, or an empty text if that makes several vectors."""
     pooling = model.options().get("pooling", "")
     return "" if pooling == "none" else str(pooling)
 
@@ -166,8 +166,8 @@ def _pooling(model: ManagedModel) -> str:
 def overridden_requests(
     requested: Mapping[str, Any], configured: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the parameters that only the configuration sets, if other values were requested, with
-    the values in force.
+    """Return the parameters that only the configuration may set and for which another value was
+    requested, with the values in force.
     """
     force = {
         name: configured.get(name, BY_NAME[name].default)

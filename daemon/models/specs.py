@@ -22,7 +22,7 @@ TEMPLATE = {"chat_template": "chat-template", "chat_template_file": "chat-templa
 
 
 def spec_of(model: ManagedModel, config: Config) -> ModelSpec:
-    """Return the spec to load: the configured values, then those that a client requested."""
+    """Return the spec to load: the configured values, or else those that a client requested."""
     options, requested = model.options(), model.requested
     ctx_size = max(options.get("ctx-size", 0), 0)
     if not ctx_size and requested.get("ctx-size", 0) > CTX_SIZE_DEFAULT:
@@ -105,7 +105,7 @@ def with_adapters(report: MemoryEstimate, spec: ModelSpec) -> MemoryEstimate:
 
 
 def adapter_bytes(file: Path) -> int:
-    """Return the memory that an adapter takes: its file's size, as its header is small."""
+    """Return the memory that an adapter takes: its file's size, because its header is small."""
     try:
         return os.stat(file).st_size
     except OSError:

@@ -80,11 +80,12 @@ class Swaps:
         force: bool = False,
     ) -> SwapResult:
         """Load *config* under the name of *model*; return once new turns begin on it. *to* is the
-        name or file that has *config*; empty: it is the model's own. The name's adapters stay,
-        except those whose names *config* has too. Turns of the old model end within `swap_grace_s`,
-        in mode *migrate* in the background. If memory does not hold both models, the old one is
-        drained whatever *mode* is. A swap waits until the previous one of the name has ended, that
-        is until its old model is unloaded.
+        name or file from which *config* was taken, or empty if it is the model's own. The name's
+        adapters stay, unless *config* has one of the same name.
+
+        Turns of the old model end within `swap_grace_s`; in mode *migrate*, this happens in the
+        background. If memory does not hold both models, the old one is drained whatever *mode* is.
+        A swap waits until the old model of the name's previous swap is unloaded.
 
         :raises Busy: too many swaps of this name wait.
         :raises LoadFailed: the new model cannot be loaded; nothing has changed.
@@ -104,7 +105,7 @@ class Swaps:
                 config = replace(config, adapters=model.config.adapters | config.adapters)
                 swapped = await self._swap_config(model, config, mode, to, force=force)
         finally:
-            if not model.predecessors:  # the end of a predecessor is the end of its swap
+            if not model.predecessors:  # otherwise `_retire_predecessor` releases it
                 model.swapping.release()
         self._note_ended(swapped.mode, time.monotonic() - began)
         return swapped
@@ -132,6 +133,7 @@ class Swaps:
         self, model: ManagedModel, config: ModelConfig, to: str, *, force: bool
     ) -> SwapResult:
         registry = self._registry
+        # It holds the new model until `exchange_models`, and the old one from then on.
         predecessor = registry.catalog.add_model(f"{model.name} (swap)", config, HIDDEN_UID)
         predecessor.pinned = predecessor.never_shrinks = True
         try:
@@ -247,7 +249,7 @@ class Swaps:
                         log.error("model.reload_failed", model=model.name, cause=error.message)
             raise
 
-    # Both.
+    # Both modes.
 
     def _check_sessions(
         self, model: ManagedModel, config: ModelConfig, new: ModelInfo, *, force: bool
@@ -279,8 +281,8 @@ class Swaps:
         return waiting if model.worker is None else waiting | model.worker.client.withdraw_tasks()
 
     async def _migrate_sessions(self, model: ManagedModel, *, also_text: bool) -> None:
-        """Wait for each session's own work, after which it does not use the old worker. With
-        *also_text*, migrate histories that exist only as tokens.
+        """Wait for each session's call under way, after which the session no longer uses the old
+        worker. With *also_text*, migrate histories that exist only as tokens.
         """
         done: set[Session] = set()
         while session := next(
@@ -329,7 +331,7 @@ class Swaps:
 
 
 async def _wait_for_turns(model: ManagedModel, tasks: WorkerTasks) -> None:
-    """Wait until *model* has no turns: in *tasks*, in a later worker, or waiting for one."""
+    """Wait until *model* has no turns in *tasks* or a later worker, and none waits for a worker."""
     while True:
         current = tasks if model.worker is None else model.worker.client.tasks
         recovering = len(model.recovery) > 0

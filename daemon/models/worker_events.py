@@ -78,7 +78,7 @@ class WorkerEvents(WorkerListener):
 
     def decide_known_load(self) -> None:
         """Decide on a load by a stored estimate, once the load has a place and before its process
-        runs, so that a caller precedes later ones.
+        runs, so that it reserves memory before later loads.
         """
         known, has_place = self.worker.known_estimates, self._launcher.load_queue.has_place
         if known and not self._is_known_load_decided and has_place(self.worker):
@@ -121,7 +121,7 @@ class WorkerEvents(WorkerListener):
             index.add_file(fingerprint, *msgspec.structs.astuple(report))
 
     def add_evidence(self, death: Death) -> Death:
-        """Add to *death* whether the kernel counted an OOM kill, and the model's files changed."""
+        """Add to *death* whether the kernel counted an OOM kill and whether the files changed."""
         return replace(
             death,
             was_oom_killed=death.code == -SIGKILL and self._launcher.oom_kills.claim_kill(),

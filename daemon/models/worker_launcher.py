@@ -34,7 +34,7 @@ class LoadListener:
         """Note that a load has begun or ended."""
 
     def load_ended(self, model: ManagedModel, seconds: float | None) -> None:
-        """Note that a load has ended after *seconds*, or has failed: None."""
+        """Note that a load has ended; *seconds* is its duration, or None if it has failed."""
 
     def worker_exited(self, model: ManagedModel, worker: Worker) -> None:
         """Note that a worker has exited."""
@@ -181,7 +181,7 @@ class WorkerLauncher:
             self._failures.forget_load(model.name)
             log.info("model.loaded", model=model.name, pid=worker.pid, seconds=took)
         else:
-            # Without a process the file is not to blame; no other load has a descriptor's name.
+            # Without a process the file is not to blame. A descriptor's name is not loaded again.
             if worker.pid and worker.spec.fd < 0:
                 self._failures.note_load(model.name, *conditions_of(model, worker.spec), error)
             log.error("model.failed", model=model.name, cause=error.message, seconds=took)

@@ -20,17 +20,17 @@ import psutil
 import structlog
 
 LOADING = -1
-"""The claim of a model that is being loaded, after all models that compute. It reads its file with
-one thread, but computes a token at the end.
+"""The claim of a model that is being loaded, which ranks after all models that compute. A load
+reads the file with one thread, but computes a token at the end.
 """
 EXTERNAL_LOAD_INTERVAL_S = 0.25
 """The interval between samples of the external load while a model computes."""
 BUSY_AT = 0.5
-"""The share of a core's time from which it counts as busy: a program beside two threads on two
-cores gets two thirds of one.
+"""The share of a core's time from which the core counts as busy. A program beside two threads on
+two cores gets two thirds of one.
 """
 FREE_AT = 0.3
-"""The share below which a core counts as free again: programs that read our answers use less."""
+"""The share below which a core counts as free again. Programs that read our answers use less."""
 SAMPLE_S_MIN, SAMPLE_S_MAX = 0.1, 5.0
 """A sample across less time is inaccurate, because the kernel counts in ticks of 10 ms; one across
 more time says little about the present load.
@@ -48,7 +48,7 @@ class CoreUser(Protocol):
 
     @property
     def claim(self) -> int | None:
-        """The highest priority class of its tasks, `LOADING`, or None: it is idle."""
+        """The highest priority class of its tasks, `LOADING`, or None if it is idle."""
 
     @property
     def threads_max(self) -> int:

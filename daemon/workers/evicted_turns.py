@@ -46,7 +46,7 @@ class EvictedTurns:
         self._fail(added, ReaderTimeout(f"the stream was not read for {self._timeout_s:g} s"))
 
     def fail_swapped(self, model: str) -> None:
-        """Fail all turns: the next worker of *model* may have a different vocabulary."""
+        """Fail all turns, because the next worker of *model* may have a different vocabulary."""
         error = Cancelled(
             f"the turn ended with its model: {model!r} was swapped",
             hint="send the next turn: the history is kept",
@@ -75,7 +75,7 @@ class EvictedTurns:
         """Drop a cancelled turn. Continue a turn whose client reads again or requests a token.
 
         Other commands are ignored: a continued turn starts with its current parameters and requests
-        a verdict again.
+        the pending comparison of a sentence again.
         """
         if isinstance(command, m.Cancel | m.Credit | m.PullToken):
             reader = self._readers.pop(command.task_id, None)

@@ -88,12 +88,13 @@ class HangDetector:
 async def stands_still(
     ended: anyio.Event, hang_s: float, signs: Callable[[], object | None]
 ) -> bool:
-    """Wait for *ended*; return whether before that *signs* stayed the same for *hang_s*. They are
-    None while no progress is expected.
+    """Wait for *ended*, or until *signs* have stayed the same for *hang_s*; return whether they
+    have. They are None while no progress is expected.
     """
     same = 0
     before: object | None = None
-    while same < CHECKS:  # checks, and no clock: the daemon may be frozen together with the worker
+    # Checks are counted, not time, because the daemon may be frozen together with the worker.
+    while same < CHECKS:
         with anyio.move_on_after(hang_s / CHECKS):
             await ended.wait()
             return False

@@ -165,7 +165,7 @@ class ProcessClient:
     async def export_state(
         self, owner: Owner, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> str:
-        """Have a dormant session's KV state on disk; return the name of its file."""
+        """Ensure that a dormant session's KV state is on disk; return its file's name, if any."""
         packed = m.pack_tokens(tokens)
         query = self.query(lambda i: m.ExportState(i, owner.user, session, adapters, packed))
         return str(await query)
@@ -173,7 +173,9 @@ class ProcessClient:
     async def save_named_state(
         self, owner: Owner, name: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> int:
-        """Have the KV state of a named state on disk, under the engine's *name*."""
+        """Ensure that the KV state of a named state is on disk, under the engine's *name*; return
+        the number of its tokens there.
+        """
         packed = m.pack_tokens(tokens)
         query = self.query(lambda i: m.SaveNamedState(i, owner.user, name, adapters, packed))
         return int(await query)
@@ -181,7 +183,7 @@ class ProcessClient:
     def prepare_named_state(
         self, owner: Owner, name: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> None:
-        """Have the KV state of a named state in memory and on disk soon, without waiting."""
+        """Request that a named state's KV state is in memory and on disk soon, without waiting."""
         packed = m.pack_tokens(tokens)
         self.send_command(m.SaveNamedState(_NO_QUERY, owner.user, name, adapters, packed))
 
@@ -193,7 +195,7 @@ class ProcessClient:
         tokens: Sequence[int],
         for_user: int,
     ) -> None:
-        """Have the KV state of a named state in memory for another user, without waiting."""
+        """Request that a named state's KV state is in memory for another user, without waiting."""
         self.send_command(m.ShareKv(owner.user, name, adapters, m.pack_tokens(tokens), for_user))
 
     async def reserve_embedding_memory(self) -> None:
@@ -233,7 +235,7 @@ class ProcessClient:
         self, command: Callable[[int], m.Command], text: object = b"", user: int = NO_USER
     ) -> Any:
         """Send the command that *command* returns for the query's id, and wait for its answer.
-        *text* is the part that a client of *user* supplied: it is quarantined if it crashes the
+        *text* is the part that a client of *user* supplied; it is quarantined if it crashes the
         process.
 
         :raises InferdError: the query was refused, or the process has exited.
@@ -268,7 +270,7 @@ class ProcessClient:
         self._listener.reports_handled()
 
     def _refusal(self, number: int, text: ClientText) -> InferdError | None:
-        """Return the error of the query that crashed the process; None for another query."""
+        """Return the error of the query that crashed the process, or None for another query."""
         death = self.death
         if (
             death is None
@@ -299,7 +301,7 @@ class ProcessTexts:
     async def tokenize(
         self, text: bytes, *, special: bool, bos: bool, turn: bool = False
     ) -> list[int]:
-        """Return the token ids of *text*; the next step waits briefly for the task of a *turn*."""
+        """Return the token ids of *text*; with *turn* the next step waits a moment for its task."""
         packed = await self._client.query(
             lambda i: m.Tokenize(i, text, special, bos, turn, self._requester),
             text,
@@ -326,7 +328,7 @@ class ProcessTexts:
         answer_at: int = -1,
         forms: Sequence[dict[str, Any]] = (),
     ) -> ChatTokens:
-        """Return the rendered text, and its tokens or only those that extend *said*."""
+        """Return the rendered text with its tokens; see `TextClient.chat_prompt`."""
         rendered, others = list(messages), list(forms)
         text, packed, appended, form = await self._client.query(
             lambda i: m.ChatPrompt(

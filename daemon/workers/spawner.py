@@ -1,4 +1,4 @@
-"""The thread that starts worker processes: it has none of the descriptors that clients pass.
+"""The thread that starts worker processes, without the descriptors that clients pass.
 
 A new process begins with a copy of its parent's descriptors, and closes all but its own. A client
 can pass a descriptor whose close never ends (a file of its own FUSE server), or takes as long as it
@@ -43,12 +43,13 @@ class SpawnedProcess:
     def __init__(self, process: subprocess.Popen[bytes]):
         self.pid = process.pid
         self._process = process
-        # Now: at the end there may be no free descriptor, and its tasks would wait for ever.
+        # Opened now: at the exit no descriptor may be free, and the tasks would wait for ever.
         self._pidfd = os.pidfd_open(process.pid)
 
     async def wait(self) -> int | None:
-        """Wait for the process to exit, and kill it after `QUIT_S`; return its exit code, or None
-        if it still exists after `KILLED_S`: a system call on a file that a client passed keeps it.
+        """Wait for the process to exit, and kill it after `QUIT_S`; return its exit code. Return
+        None if it still exists after `KILLED_S`, kept by a system call on a file that a client
+        passed.
         """
         for seconds in (QUIT_S, KILLED_S):
             with anyio.move_on_after(seconds):
@@ -92,8 +93,8 @@ class Spawner:
         descriptors: Sequence[int],
         stderr: int,
     ) -> SpawnedProcess:
-        """Start a process that has *descriptors* and *stderr*. *command* gets the numbers that the
-        descriptors have there.
+        """Start a process that has *descriptors* and *stderr*. *command* gets the descriptors'
+        numbers in the new process.
 
         :raises OSError: the process cannot be started.
         :raises LoadFailed: the thread has ended.
@@ -105,7 +106,8 @@ class Spawner:
                 with anyio.CancelScope(shield=True):  # the answer belongs to this request
                     await anyio.wait_readable(self._socket)
                 self._socket.recv(1)
-            # Not kept: the thread would free an error's frames, and sockets in them, by number.
+            # Not stored: the thread would free an error's frames, and close sockets in them by
+            # numbers that mean other files there.
             result, self._result = self._result, None
             if result is None:
                 raise LoadFailed(
@@ -125,9 +127,9 @@ class Spawner:
         """Start the requested processes until the process ends.
 
         The thread blocks all signals: Python's handler would write to the event loop's descriptor,
-        which this thread does not have. The garbage collector never runs here, as it could close
-        sockets of other threads by their numbers: nothing between two requests allocates an object
-        that would start it.
+        which this thread does not have. The garbage collector must never run here, because it could
+        close sockets of other threads by their numbers. It is disabled during a request, and
+        nothing between two requests allocates an object that would start it.
         """
         try:
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -170,7 +172,7 @@ class Spawner:
 
 def _leave_descriptors(kept: int) -> None:
     """Give this thread a table of descriptors of its own, with *kept* and the standard ones, if the
-    kernel can and may: it is Linux 5.9 or newer.
+    kernel supports that (Linux 5.9 or newer) and permits it.
     """
     arguments = ctypes.c_long(_CLOSE_RANGE), ctypes.c_uint(kept + 1), ctypes.c_uint(_LAST)
     if ctypes.CDLL(None).syscall(*arguments, ctypes.c_int(_UNSHARE)) == 0:
@@ -181,7 +183,7 @@ _spawner: Spawner | None = None
 
 
 def start_spawner() -> Spawner:
-    """Return the spawner; start it first, best before a client has passed a descriptor."""
+    """Return the spawner. The first call starts it, best before a client passes a descriptor."""
     global _spawner
     if _spawner is None:
         _spawner = Spawner()

@@ -92,7 +92,7 @@ class WorkerTasks:
 
     @property
     def priority_max(self) -> int | None:
-        """The highest priority class among the tasks; None: there are no tasks."""
+        """The highest priority class among the tasks, or None if there are no tasks."""
         return max((reader.spec.priority for reader in self._readers.values()), default=None)
 
     def serves_others(self, user: int) -> bool:

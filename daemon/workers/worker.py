@@ -136,7 +136,9 @@ class Worker:
 
     @property
     def overdue(self) -> bool:
-        """Whether the worker is hung and should have been replaced by now; see `watchdog`."""
+        """Whether the worker is hung and should have been replaced by now. `ServiceNotifier` then
+        withholds the watchdog.
+        """
         return self._hang_detector.overdue
 
     @property
@@ -177,15 +179,15 @@ class Worker:
         self.quit()
 
     async def end_still_load(self, *, waits: Callable[[], bool]) -> bool:
-        """Wait for the load's end. End a load without progress for `hang_s`, except while it
-        *waits*, and return whether that was done: its file does not answer, and perhaps the process
-        cannot be killed.
+        """Wait for the load's end. If it makes no progress for `hang_s`, except while it *waits*,
+        end it and return True. Then its file does not answer, and perhaps the process cannot be
+        killed.
         """
 
         def signs() -> object:
             if not self.pid or waits():
                 return None
-            # Idle threads wake at times: only the CPU time of a computation counts.
+            # Idle threads wake at times, so only the CPU time of a computation counts.
             computed = cpu_seconds(self.pid) // (BUSY_SHARE * self._hang_s)
             return self.progress, computed, usage_of(self.pid)
 

@@ -1,6 +1,6 @@
 """The log of one worker process: the events that it sends, and its standard error.
 
-Lines of the library under its backend begin with a priority (`<4>`). The other lines are the last
+Lines that its backend's library logs begin with a priority (`<4>`). The other lines are the last
 output of a dying process, such as a failed assertion in llama.cpp or a traceback.
 """
 
@@ -20,7 +20,7 @@ from ..logs.setup import logs
 
 PIPE_READ_BYTES = 1 << 16
 READS_AFTER_EXIT_MAX = 4
-"""Reads once the process has exited: a pipe holds one read."""
+"""Reads after the process has exited; one read empties a full pipe."""
 STDERR_LINE_BYTES_MAX = 1 << 16
 """A longer line is split."""
 EVENT_CHARACTERS_MAX = 2000
@@ -139,15 +139,15 @@ class WorkerLog(WorkerLines):
 
 
 def split_priority(line: str) -> tuple[str | None, str]:
-    """Return the level of a line's priority, None without one, and the rest of the line."""
+    """Return the level of a line's priority (None without one), and the rest of the line."""
     found = _PRIORITY.match(line)
     level = None if found is None else _LEVELS.get(int(found[1]))
     return (None, line) if found is None or level is None else (level, line[found.end() :])
 
 
 def _shortened(text: str) -> str:
-    """Return *text*, or its start and end if it is too long: a failed assertion is at the start, a
-    traceback's error at the end.
+    """Return *text*, or its start and end if it is too long, because a failed assertion is at the
+    start, and a traceback's error at the end.
     """
     if len(text) <= EVENT_CHARACTERS_MAX:
         return text

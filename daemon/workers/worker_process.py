@@ -16,7 +16,7 @@ from ...scheduler.process.build import build_id
 from .spawner import SpawnedProcess, start_spawner
 
 BUILD_ID = build_id()
-"""The build that this daemon runs: an upgrade may replace the files meanwhile."""
+"""The build that this daemon runs; an upgrade may replace the files meanwhile."""
 SPINS, SPIN_COUNT = "GOMP_SPINCOUNT", 10_000
 """libgomp's variable, and 0.2 ms of spinning. Threads that sleep at once wait for each other in the
 kernel, many times a step: a third of the speed.
@@ -43,7 +43,7 @@ def _command(descriptors: Sequence[int]) -> list[str]:
 
 
 def describe_exit(code: int | None) -> str:
-    """Return how a process exited, in words; *code* None: unknown."""
+    """Return how a process exited, in words; *code* is None if it is unknown."""
     if code is None:
         return "exit status unknown"
     if code < 0:
@@ -65,7 +65,7 @@ def other_build(model: str) -> LoadFailed:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time that a process has used; 0 if it has exited."""
+    """Return the CPU time that a process has used, or 0 if it has exited."""
     try:
         return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)
     except OSError:
@@ -73,7 +73,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def usage_of(pid: int) -> tuple[bytes, ...]:
-    """Return the files and the memory that a process has used: values to compare."""
+    """Return a process's counters of file access and memory, as values to compare."""
     used = []
     for name in ("io", "statm"):
         with suppress(OSError):  # it has exited, or hides them

@@ -137,7 +137,9 @@ class Parameters:
         self.ignored = sorted({*self.ignored, *options.ignored})[:KEYS_MAX]
 
     def _smaller_context(self, size: int) -> dict[str, Any]:
-        """Return the option for a context of *size* tokens, at most the graph's; 0: the graph's."""
+        """Return the option for a context of *size* tokens. If *size* is 0 or larger than the
+        graph's size, it is the graph's.
+        """
         most = self.defaults.get("ctx-size", 0)
         self.not_applied.pop("ctx-size", None)
         if most and size > most:

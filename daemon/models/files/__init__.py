@@ -1,1 +1,1 @@
-"""Facts about models' files, the index of KV files on disk, and settings that are kept."""
+"""Facts about models' files, the index of KV files on disk, and persisted settings."""

@@ -1,6 +1,7 @@
 """Facts about the models' files, from their headers, as `show` returns them.
 
-A thread reads the headers: a file server may not answer. A file is read again after a change.
+A thread reads the headers, because a file server may not answer. A file is read again after a
+change.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class FileFactsCache:
         raise LoadFailed(f"{files[0].name} cannot be read: {reason}")
 
     def known_facts(self, files: Sequence[Path]) -> FileFacts | None:
-        """Return the facts about the model in *files* as far as they were read, without a wait. If
-        no other file is being read, those of *files* are read meanwhile.
+        """Return the facts about the model in *files* if they were read already, without a wait.
+        Otherwise begin to read them, unless another file is being read.
         """
         key = tuple(files)
         if not key:

@@ -193,7 +193,7 @@ class KvIndex:
 
     def state_bytes(self) -> Counter[tuple[int, str]]:
         """Return the size of the files of each named state, in every fingerprint, by owner and
-        name: in one pass, as a list may have hundreds of states.
+        name. They are counted in one pass, because a list may have hundreds of states.
         """
         sizes: Counter[tuple[int, str]] = Counter()
         for entry in self._entries.values():
@@ -202,7 +202,7 @@ class KvIndex:
         return sizes
 
     def remove_unknown_states(self, known: Collection[tuple[int, str]]) -> None:
-        """Remove the files of named states other than the *known* ones, by owner and name: their
+        """Remove the files of named states other than the *known* ones, by owner and name. Such a
         state could not be deleted completely, or its journal was lost.
         """
         for place, entry in list(self._entries.items()):

@@ -1,7 +1,8 @@
 """Persisted run-time settings of models: swaps, pins, keep-alives.
 
 One small file in the state directory holds them. Each change writes a new file and renames it into
-place: a kill at any line leaves the old file or the new one. Lives on the daemon's event loop.
+place, so that a kill at any line leaves the old file or the new one. Lives on the daemon's event
+loop.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ log = structlog.get_logger()
 
 class SwappedName(msgspec.Struct, frozen=True):
     """The configurations of a swapped name: at the time of the swap, and in force since. *to* is
-    the name or file of the swap; empty: only adapters have changed.
+    the name or file of the swap, or empty if only adapters have changed.
     """
 
     configured: ModelConfig
@@ -80,8 +81,8 @@ class PersistedModels:
         return settings
 
     def swapped_names(self, folder: Path) -> dict[str, ModelConfig]:
-        """Return the configurations before the swap of models in *folder*: a swapped name stays
-        even if its file is removed.
+        """Return the configurations before the swap of models in *folder*, because a swapped name
+        stays even if its file is removed.
         """
         return {
             name: swap.configured

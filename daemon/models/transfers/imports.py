@@ -1,8 +1,8 @@
 """Files of models that arrive part by part, from another daemon.
 
-Until its checks, a file is ``NAME.gguf.import`` in the models directory, and `inferd pull` of the
-same name is locked out. One rename publishes the model. A file whose daemon was killed is removed
-at the next start.
+Until a file has passed its checks, it is ``NAME.gguf.import`` in the models directory, and `inferd
+pull` of the same name is locked out. One rename publishes the model. A file whose daemon was killed
+is removed at the next start.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ModelImport:
         self._part.open_file()
 
     def discard(self) -> None:
-        """Remove what was written, unless it was published."""
+        """Remove the written part of the file, unless the file was published."""
         if self._is_open:
             self._is_open = False  # the name may soon be another import's
             self._part.remove()
@@ -92,8 +92,8 @@ class ModelImports(OwnedTransfers[ModelImport]):
     async def add_part(
         self, found: ModelImport, transfer: str, offset: int, data: bytes, sha256: str
     ) -> bool:
-        """Write the next part of an import; return whether the model was published. An import that
-        fails ends.
+        """Write the next part of an import; return whether the model was published. If this fails,
+        the import is ended.
 
         :raises InvalidArgument: it is not the next part.
         :raises BackendError: the file cannot be written, or fails its checks.

@@ -19,7 +19,7 @@ T = TypeVar("T", bound=OwnedTransfer)
 
 
 class OwnedTransfers(Generic[T]):
-    """Owned by the daemon's event loop."""
+    """Transfers by their ids. Owned by the daemon's event loop."""
 
     def __init__(self) -> None:
         self._transfers: dict[str, T] = {}

@@ -16,7 +16,7 @@ FAULT_SIGNALS = (
     *(signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGSYS),
     signal.SIGTRAP,  # `__builtin_trap` on ARM
 )
-"""Signals that a process causes itself. SIGBUS is another one unless its file was truncated."""
+"""Signals that a process causes itself. SIGBUS is another, unless the model's file has changed."""
 
 
 class Cause(StrEnum):
@@ -54,13 +54,13 @@ class Verdict(StrEnum):
     REFUSE_INPUT = "refuse_input"
     """The text is to blame."""
     SHRINK_LATER = "shrink_later"
-    """No task is to blame. A second death shrinks the model, at a third the tasks lack memory."""
+    """No task is to blame. A second death shrinks the model; at a third the step's tasks fail."""
     SHRINK = "shrink"
     """No task is to blame, and the model is loaded in a smaller shape."""
     REFUSE_TASK_FOR_MEMORY = "refuse_task_for_memory"
     """The task or the text needs more memory than there is."""
     LOAD_ONCE_MORE = "load_once_more"
-    """The model is to blame at the second death during a load."""
+    """The load is repeated; the model is to blame at the second death during a load."""
     FAIL_LOAD = "fail_load"
     """The model is to blame."""
     FAIL_LOAD_FOR_MEMORY = "fail_load_for_memory"
@@ -96,7 +96,7 @@ class Death:
     loaded: bool = True
     """Whether its model was loaded."""
     code: int | None = None
-    """Its exit status, or minus the signal that killed it; None: unknown."""
+    """Its exit status, or minus the signal that killed it; None if it is unknown."""
     was_killed_as_hung: bool = False
     used_cpu: bool = False
     """Whether it used CPU time while it was silent. If not, it was stopped or waited for a file."""

@@ -45,7 +45,7 @@ class Quarantine:
         self._owners: OrderedDict[int, _Owner] = OrderedDict()
 
     def add_task(self, spec: TaskSpec, *, while_sampling: bool) -> None:
-        """Quarantine a task, and its grammar if it crashed the worker while it was sampled."""
+        """Quarantine a task, and its grammar if the worker crashed while sampling for the task."""
         grammar = _grammar(spec) if while_sampling else None
         self._add(spec.owner.user, *(_hash(it) for it in (_task(spec), grammar) if it))
 
@@ -54,13 +54,13 @@ class Quarantine:
         self._add(owner, _hash(text))
 
     def refusal_of_task(self, model: str, spec: TaskSpec) -> InferdError | None:
-        """Return the error of a task that may not run; None: it may."""
+        """Return the error of a task that may not run, or None if it may."""
         if spec.owner.user not in self._owners:  # nearly always
             return None
         return self._refusal(model, spec.owner.user, _task(spec), _grammar(spec))
 
     def refusal_of_text(self, model: str, owner: int, text: object) -> InferdError | None:
-        """Return the error of a text that may not be tokenized or rendered; None: it may."""
+        """Return the error of a text that may not be tokenized or rendered, or None if it may."""
         return self._refusal(model, owner, text)
 
     def _add(self, owner: int, *hashes: bytes) -> None:

@@ -1,8 +1,8 @@
 """Recovery of the tasks of a dead worker, which continue in a new worker.
 
 The evidence about the death (`deaths`) decides whether tasks are suspects. The new worker's engine
-computes suspects alone, one a step, until each has a token again. If a worker dies again in a step
-with the suspect alone, or while it samples for it, the task is refused and quarantined.
+computes suspects alone, one a step, until each has the tokens of its trial. If a worker dies again
+in a step with the suspect alone, or while it samples for it, the task is refused and quarantined.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Restarts:
 
 
 class Recovery:
-    """Recovery of one model's tasks. *ready* returns a worker's client, starting one if need be.
+    """Recovery of one model's tasks. *ready* returns a worker's client; it starts one if needed.
 
     Lives on the daemon's event loop.
     """

@@ -8,7 +8,7 @@ from ....scheduler import messages as m
 from ....sessions.worker_client import TaskClient, TaskReader
 
 TRIAL_GROWTH, TRIAL_TOKENS_MAX = 4, 256
-"""Each death makes the next trial longer: an input may crash the worker at times only."""
+"""Each trial is longer than the previous one, as an input may crash the worker only at times."""
 
 
 class Suspect:
@@ -27,7 +27,7 @@ class Suspect:
         return self.deaths > 0
 
     def note_death(self) -> None:
-        """Note another death; a new trial begins."""
+        """Note another death; a new trial begins, unless one is under way."""
         self.deaths += 1
         if self._left == 0:
             self._left = self.trial_tokens
@@ -46,7 +46,7 @@ class Suspect:
 
 
 class SuspectReader:
-    """A suspect's reader, which counts its tokens. *ended* is called with its number at its end."""
+    """A suspect's reader, which counts the task's tokens. *ended* gets the task's id at its end."""
 
     begun = True
 
