@@ -48,7 +48,7 @@ class PulledPieces:
         self._changed.set()
 
     async def next_piece(self) -> bytes | None:
-        """Return the next text; request its token if necessary. None: the turn has ended."""
+        """Return the next text, or None if the turn has ended; request its token if necessary."""
         while not self._unread:
             if self._ended:
                 return None

@@ -61,7 +61,7 @@ def _key(spec: ModelSpec) -> bytes:
 
 
 class FailedLoads:
-    """Failed loads by model name, kept for *retry_s* (0: none are kept)."""
+    """Failed loads by model name, kept for *retry_s*; with 0, none are kept."""
 
     def __init__(self, retry_s: float, seconds: Callable[[], float]):
         self._retry_s, self._seconds = retry_s, seconds

@@ -37,8 +37,8 @@ def memory_bytes(*values: Any) -> int:
 
 
 class MemoryMeter:
-    """Measures the same maps repeatedly. Each value is walked once, as it may be large, and its
-    size is cached by its id: values are replaced, never changed.
+    """Measures the same maps repeatedly. Each value is walked once, because it may be large. Its
+    size is cached by its id; values are replaced, never changed.
     """
 
     def __init__(self) -> None:

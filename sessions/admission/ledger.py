@@ -53,7 +53,7 @@ class Ledger:
         self._tickets: dict[Ticket, None] = {}
         """Turns under way, in order of arrival."""
         self._replaceable: list[Ticket] = []
-        """Tickets of load waits whose model is loaded now: a turn will replace each."""
+        """Tickets of load waits whose model is loaded now; a turn will replace each."""
         self._forecasts = ModelForecasts(settings)
         self._turn_s = RunningRatio(TURN_S_DEFAULT)
         self._ids = count(1)

@@ -94,8 +94,8 @@ class Spending:
     """Token buckets, one per user: a bucket holds the tokens of a minute and is refilled evenly.
     A label may use at most as much as is left in the bucket. Owned by the daemon's event loop.
 
-    The deficit of a bucket is stored. It may exceed the bucket's size, since a running turn is not
-    cut short. Owners without a deficit are not stored.
+    The deficit of a bucket is stored. It may exceed the bucket's size, because a running turn is
+    not cut short. Owners without a deficit are not stored.
     """
 
     def __init__(self) -> None:

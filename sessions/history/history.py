@@ -340,8 +340,8 @@ class History:
 
 def _recompute_cause(previous: str, text: str, *, was_chat: bool, other_arguments: bool) -> str:
     """Return why the template's *text* does not begin with the *previous* text, which is empty if
-    ids and text disagree. *was_chat*: the history was a chat; *other_arguments*: it was rendered
-    with other tools or arguments.
+    ids and text disagree. With *was_chat* the history was a chat, with *other_arguments* it was
+    rendered with other tools or arguments.
     """
     if not was_chat:
         return "a chat after raw text begins a new history"

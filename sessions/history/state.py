@@ -42,7 +42,7 @@ class HistoryState:
 
     @property
     def dormant_tokens(self) -> int | None:
-        """The length of a dormant history; None: the session is active."""
+        """The length of a dormant history, or None if the session is active."""
         return None if self._packed is None else self._tokens
 
     @property

@@ -244,7 +244,7 @@ decode_history = msgspec.msgpack.Decoder(HistoryEntry).decode
 
 
 def _boot_s() -> float:
-    """Return seconds since boot, suspended time included: no user can set this clock."""
+    """Return seconds since boot, suspended time included. No user can set this clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

@@ -263,7 +263,7 @@ class Recording:
         return facts, past, packed
 
     def _next_piece(self, done: _Written) -> TurnPiece | None:
-        """Return the turn's output since the last piece; None: there is none."""
+        """Return the turn's output since the last piece, or None if there is none."""
         turn, end = self._turn, self._end
         if turn is None or done.end:
             return None

@@ -81,7 +81,9 @@ class LastTurn:
     piece: bytes = b""
     """The text of the token that `compute_single` returned last."""
     end: TurnEnd | None = None
-    """The turn's end, kept if the session has an id; None: it has not ended, or was interrupted."""
+    """The turn's end, kept if the session has an id. It is None before the end, and for an
+    interrupted turn.
+    """
     reader_left: bool = False
     """The turn was cancelled because its reader has disconnected."""
     output_cleared: bool = False

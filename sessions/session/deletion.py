@@ -18,7 +18,7 @@ Delete = Callable[[Owner, str], Awaitable[None]]
 
 
 async def nothing(owner: Owner, name: str) -> None:
-    """Delete nothing: there is no journal, or there are no KV files."""
+    """Delete nothing, because there is no journal or there are no KV files."""
 
 
 class SessionDeletion:

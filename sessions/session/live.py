@@ -27,7 +27,7 @@ class LiveSessions:
         self._ledger = ledger
         self._sessions: dict[int, tuple[object, Session]] = {}
         self.places = OwnerCounts()
-        """Sessions with a place: they count in the bounds."""
+        """Sessions with a place, which count in the bounds."""
         self._yielded: set[Session] = set()
         self._expired: OrderedDict[int, tuple[object, str]] = OrderedDict()
         """The connections of expired handles, and a hint for their clients."""

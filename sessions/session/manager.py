@@ -368,8 +368,8 @@ class SessionManager:
             self._changed.set()
 
     def detach_session(self, session: Session, *, expired: bool = False) -> None:
-        """Make a session dormant, or end it if it cannot become active again: it has no id, or its
-        graph was unloaded.
+        """Make a session dormant, or end it if it cannot become active again because it has no id
+        or its graph was unloaded.
         """
         if session.can_be_dormant:
             session.recording.end_copies()  # output that was not read is not copied
