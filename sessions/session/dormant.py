@@ -37,7 +37,7 @@ class DormantSessions:
         self._by_id: OrderedDict[tuple[Owner, str], Session] = OrderedDict()
         """The dormant ones."""
         self._sizes: OrderedDict[Session, int] = OrderedDict()
-        """Bytes of dormant and yielded sessions, as counted; an active session may have others."""
+        """Bytes of dormant and yielded sessions when they were added; later the size may differ."""
 
     @property
     def bytes(self) -> int:
