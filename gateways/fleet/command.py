@@ -295,7 +295,7 @@ def copy(
 def check_ray() -> None:
     """Check that Ray is installed, without loading it.
 
-    :raises UnsupportedOperation: it is not.
+    :raises UnsupportedOperation: Ray is not installed.
     """
     with optional_import("nodes in a Ray cluster use ray", "fleet"):
         if find_spec("ray") is None:

@@ -2,7 +2,7 @@
 
 A data connection carries the frames of the protocol unchanged, in both directions. The content of a
 tensor in a descriptor is sent to the relay before its request, which the relay passes to the daemon
-with descriptors of memfds, made anew::
+with new descriptors, those of memfds::
 
     [100, data]     a part of a content
     [101]           the end of a content
@@ -24,7 +24,7 @@ import socket
 from enum import IntEnum
 
 REPORT_S = 0.2
-"""Interval of reports: the largest age of a load in routing, except on an overloaded daemon."""
+"""Interval of reports, and so the maximum age of a load in routing, if no daemon is overloaded."""
 PING_S = 2.0
 """Interval of pings: of the relay's on a report connection, and of the kernel's on all."""
 LOST_S = 6.0
@@ -46,7 +46,7 @@ class ReportKind(IntEnum):
 
 class ContentKind(IntEnum):
     """The first item of a frame on a data connection that the relay does not pass on. In msgpack
-    it is one byte, and no kind of the protocol.
+    it is one byte, which is not a message kind of the protocol.
     """
 
     PART = 100
@@ -62,13 +62,13 @@ RECEIVED, REFUSED = b"\1", b"\0"
 PART_BYTES = 1 << 18
 """Bytes of a part of a content."""
 CONTENTS_MAX = 16
-"""Contents of a request: descriptors that a daemon queues for one."""
+"""Maximum contents of a request: as many as the descriptors that a daemon queues for one."""
 CONTENTS_BYTES_MAX = 32 << 20
 """Bytes of the contents of a request together."""
 
 
 def set_options(sock: socket.socket) -> None:
-    """Send small frames at once, and have the kernel close the connection `LOST_S` after the other
+    """Send small frames at once, and make the kernel close the connection `LOST_S` after the other
     machine has vanished, whether or not data is under way.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

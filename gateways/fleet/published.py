@@ -80,8 +80,8 @@ _NEW = KnownNode(None, "")
 def merge_published(known: KnownNodes, found: PublishedNodes) -> KnownNodes:
     """Return the table after a report.
 
-    A node is removed when it is missing in the cluster that had it last. A head that was started
-    again does not know a node until the node has joined it, so that the node stays.
+    A node is removed when it is missing in the cluster that had it last. A node stays while a
+    restarted head does not know it, because the node has not joined that head yet.
     """
     missing_stay = {n: node for n, node in known.items() if _may_return(node, found.cluster)}
     return missing_stay | {
@@ -136,7 +136,7 @@ class PublishedFile:
             ) from None
 
     def write(self, known: KnownNodes) -> None:
-        """Write the table as a whole.
+        """Write the table atomically.
 
         :raises OSError: it cannot be written.
         """

@@ -29,8 +29,8 @@ class ReportingChild(Generic[T]):
     """The Python *module* as a child with one argument; each line of its output is a *report*. The
     child reads *request*, and has the variables *environment* beside those of this process.
 
-    A child is replaced when it has ended, or is silent: for *first_s_max* after its start, then for
-    *silent_s_max* after each report.
+    A child is replaced when it has ended, or has not reported within *first_s_max* after its start
+    or *silent_s_max* after a report.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class ReportingChild(Generic[T]):
     async def follow(
         self, accept: Callable[[T], Awaitable[bool]], fail: Callable[[str], object]
     ) -> None:
-        """Pass each report to *accept* until cancelled; replace the child if that returns false.
-        Pass the cause of a child's failure to *fail*.
+        """Pass each report to *accept* until cancelled; if *accept* returns false, replace the
+        child. Pass the cause of a child's failure to *fail*.
         """
         retry_s = RETRY_S_MIN
         while True:

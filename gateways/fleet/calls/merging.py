@@ -26,7 +26,7 @@ SUMMED = (
 )
 """Statistics of a fleet that are the sums of its nodes'."""
 OWN = (*SUMMED, "instance", "pid", "uptime_s")
-"""Statistics that the entry of each node under `nodes` has, too."""
+"""Statistics that are also reported per node, under `nodes`."""
 
 
 def merge_results(call: str, results: Results, map_context: ContextMap) -> Result:

@@ -1,7 +1,7 @@
 """The text with which the prompt of a request begins, as far as an entry can read it.
 
-It is compared with that of other requests only: it is not what the model gets, but begins alike if
-that does.
+It is only compared with the texts of other requests. It is not the model's input, but two of these
+texts begin alike if the inputs do.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_setup(call: str, params: Fields) -> bool:
 
 
 def setup_text(call: str, params: Fields) -> bytes:
-    """Return what such a call puts before the prompt: a system prompt, or tools."""
+    """Return the text that a setup call adds before the prompt: a system prompt, or tools."""
     try:
         if call == "reset":
             return text_in(params, "system").encode()

@@ -19,7 +19,7 @@ SESSION = "session"
 
 
 PULLED = "compute_single"
-"""A call for one token, of a turn that takes many of them."""
+"""A call for one token, of a turn that takes many such calls."""
 
 
 class Route(Enum):
@@ -121,7 +121,7 @@ ROUTES: Mapping[str, CallRoute] = {name: _route_of(name, call) for name, call in
 def route_of(call: str, params: Collection[str]) -> CallRoute | None:
     """Return the route of a call; None for one that the entry can send nowhere.
 
-    Handles in the results of an unknown call have the same names as in known ones.
+    Handles in the results of an unknown call are expected under the names of known ones.
     """
     known = ROUTES.get(call)
     if known is not None:

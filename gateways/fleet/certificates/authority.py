@@ -33,7 +33,7 @@ from .folder import (
 AUTHORITY_DAYS = 3650
 DAYS_MAX = 3650
 CLOCK_SKEW = timedelta(minutes=5)
-"""A new certificate is already valid on a machine whose clock is slow."""
+"""A new certificate is valid this much earlier, for machines whose clocks are slow."""
 Validity: TypeAlias = tuple[datetime, datetime]
 
 
@@ -107,7 +107,8 @@ class Authority:
         """Write a new key and certificate of *name*, valid for *days* from *since* or from now, and
         return their files. It is for the name of the node, or for *addresses*.
 
-        :raises InvalidArgument: the name or the number is not allowed, or they cannot be written.
+        :raises InvalidArgument: the name or the number of days is not allowed, or a file cannot be
+            written.
         """
         is_taken = name == AUTHORITY
         if role is not Role.RAY:

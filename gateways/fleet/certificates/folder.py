@@ -1,4 +1,4 @@
-"""The files of a fleet's certificates: their names, their modes, and writing them whole."""
+"""The files of a fleet's certificates: their names, their modes, and atomic writes."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def server_name(node: str) -> str:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file that only its owner may read, as a whole."""
+    """Write a file atomically; only its owner may read it."""
     _write_whole(path, data, 0o600)
 
 
 def write_public(path: Path, data: bytes) -> None:
-    """Write a file that all users may read, as a whole."""
+    """Write a file atomically; all users may read it."""
     _write_whole(path, data, 0o644)
 
 

@@ -1,6 +1,6 @@
 """TLS and token authentication of a Ray cluster: the files in `ray`, beside a fleet's certificates.
 
-They come from an authority of their own: a stolen certificate of Ray does not open a relay.
+They come from an authority of their own, so that a stolen certificate of Ray opens no relay.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def token_file(folder: Path) -> Path:
 
 
 class RayKeys:
-    """Makes the files, in the folder of the fleet's *certificates*."""
+    """Makes Ray's files, in `ray` in the folder of the fleet's *certificates*."""
 
     def __init__(self, certificates: Path):
         self.folder = ray_folder(certificates)
@@ -40,7 +40,7 @@ class RayKeys:
     def open_or_create(self) -> bool:
         """Read the authority, or make it and the token if there are none; return whether it is new.
 
-        :raises InvalidArgument: it cannot be read or written.
+        :raises InvalidArgument: the authority cannot be read or written.
         """
         is_new = self._authority.open_or_create()
         if not token_file(self.folder).exists():
@@ -51,7 +51,8 @@ class RayKeys:
         """Write a new key and certificate of the member *name*, whose *addresses* other members
         check, and return their files.
 
-        :raises InvalidArgument: the name or the number is not allowed, or they cannot be written.
+        :raises InvalidArgument: the name or the number of days is not allowed, or a file cannot be
+            written.
         """
         return self._authority.issue(name, Role.RAY, days, addresses=addresses)
 

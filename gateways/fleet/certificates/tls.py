@@ -46,7 +46,7 @@ def _load(
         check_files(files)
         context.load_verify_locations(authority)
         context.load_cert_chain(files.certificate, files.key)
-    except OSError as exc:  # ssl's errors are, too
+    except OSError as exc:  # as ssl's errors are
         missing = isinstance(exc, FileNotFoundError)
         cause = "a file is missing" if missing else exc.strerror or exc
         raise InvalidArgument(
@@ -93,7 +93,7 @@ def failure_reason(exc: OSError, node: str) -> str:
 
 
 def refusal_reason(folder: Path, name: str) -> str:
-    """Return why a node may have closed a connection without a word: with TLS 1.3 that is how it
+    """Return why a node may have closed a connection without a word. With TLS 1.3, this is how it
     refuses a certificate, after the entry's part of the handshake.
     """
     if days_left(folder, name) <= 0:

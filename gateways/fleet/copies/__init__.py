@@ -1,1 +1,1 @@
-"""Copies of sessions on second nodes, from which the sessions go on after the loss of their own."""
+"""Copies of sessions on second nodes, from which sessions continue when their own node is lost."""

@@ -17,8 +17,8 @@ def choose_follower(
 ) -> str | None:
     """Return the node for a copy of a session of *model* on *home*; None: no node can take it.
 
-    It has memory for the model, and the model if possible, and of several it has the fewest
-    *copies*.
+    Nodes with memory for the model are preferred, then those that have loaded it, then those with
+    the fewest *copies*.
     """
     candidates = [name for name in loads if may_follow(name, model, home, loads, excluded)]
     return min(candidates, key=lambda name: _rank(name, model, loads, copies), default=None)

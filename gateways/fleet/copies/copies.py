@@ -43,7 +43,7 @@ from .table import CopyPlace, CopyTable
 HOLD_S_MAX = 5.0
 """Time for which an answer waits for the copy of its change."""
 PENDING_BYTES_MAX = 256 << 20
-"""Bytes of changes on their way: beyond that, sessions go on without a copy."""
+"""Maximum bytes of changes on their way; beyond them, sessions go on without a copy."""
 CHECK_S = 60.0
 """Time between two searches for sessions without a copy."""
 REPAIRS_MAX = 4
@@ -183,7 +183,7 @@ class Copies:
     async def store(self, key: SessionKey, node: str, home: str, change: CopiedChange) -> None:
         """Store a change at a node.
 
-        :raises InferdError: it refuses the change, or is lost.
+        :raises InferdError: the node refuses the change, or is lost.
         """
         if len(change.data) <= w.PART_BYTES:
             await self._store_part(key, node, home, change, 0)
@@ -211,7 +211,7 @@ class Copies:
     async def read_whole(self, key: SessionKey, home: str) -> w.ReadCopyResult:
         """Read a whole session at its home.
 
-        :raises InferdError: that is not possible.
+        :raises InferdError: the home does not send it, or is lost.
         """
         params = w.ReadCopyParams(
             session_id=key.session_id, on_behalf_of=key.owner.user, label=key.owner.label
@@ -238,11 +238,11 @@ class Copies:
         await self._call(node, "end_transfer", params, w.Empty)
 
     def note_stored(self, key: SessionKey, changes: int) -> None:
-        """Note changes that the copy has."""
+        """Count *changes* that the copy has."""
         self.counters.stored += changes
 
     def note_missed(self, key: SessionKey, changes: int, cause: str) -> None:
-        """Note changes that no copy has."""
+        """Count *changes* that no copy has; print a *cause* at most once in `NOTE_S`."""
         self.counters.missed += changes
         now = time.monotonic()
         if now >= self._noted_at + NOTE_S:
@@ -252,10 +252,12 @@ class Copies:
     # Sessions whose node is lost.
 
     async def home_of(self, key: SessionKey, known: str | None = None) -> str | None:
-        """Return the node of a session that has continued from its copy, or that continues from it
-        now, as the node that it was on is lost. None: it is at *known*, or its node is not known.
+        """Return the node of a session that runs from its copy. If the session's own node is lost,
+        first make the copy the session. None: it runs from no copy.
 
-        :raises Busy: it will continue from its copy, but not yet.
+        *known* is the node that is remembered for the session.
+
+        :raises Busy: the session is moving, or cannot continue from its copy yet.
         """
         record = self.promotions.find(key)
         if record is not None and record.is_kept:
@@ -271,7 +273,7 @@ class Copies:
 
     async def _promote(self, key: SessionKey) -> str | None:
         copier = self._copiers.get(key)
-        if copier is not None:  # what the lost node has sent is still stored
+        if copier is not None:  # changes that the lost node has sent are still being stored
             await copier.idle.wait()
         place, record = self.table.find(key), self.promotions.find(key)
         if record is None:
@@ -293,13 +295,13 @@ class Copies:
         return record.follower
 
     def _check_loss(self, place: CopyPlace) -> None:
-        """Check that a node is lost for long enough, and that the copy has everything.
+        """Check that the home was lost long enough ago, and that the copy has all changes.
 
-        :raises Busy: that is not so.
+        :raises Busy: the home was lost too recently, or the copy lacks changes.
         """
         link = self._fleet.nodes.links.get(place.home)
         if link is None:
-            return  # it was removed from the fleet
+            return  # the node was removed from the fleet
         error = node_unreachable(place.home)
         if not place.is_current:
             raise error
@@ -323,7 +325,7 @@ class Copies:
             raise BackendError(f"the entry's state cannot be written: {exc}") from None
 
     async def _keep(self, record: Promotion) -> None:
-        """Make a copy the session, as its record says."""
+        """Turn the copy of *record* into the session."""
         key = record.key
         with anyio.CancelScope(shield=True):
             await self._end(record.follower, record.stream, "keep")
@@ -337,7 +339,7 @@ class Copies:
     # Nodes that are found, and copies that are missing.
 
     async def reconcile(self, listed: Listed) -> None:
-        """Learn which copies there are, and end promotions whose lost node is back."""
+        """Note which copies the nodes have, and end promotions whose lost node is back."""
         newest = newest_copies(listed_copies(listed))
         for key, copy in newest.items():
             if self.table.find(key) is None and not self.table.is_full:
@@ -361,7 +363,7 @@ class Copies:
         follower = listed.get(record.follower)
         if follower is not None and not record.is_kept:
             there = [s for s in follower["sessions"] if _is_of(record, s)]
-            if not there:  # the copy was lost before it was kept: the session is where it was
+            if not there:  # the copy was lost before it was kept, so the session is on its old node
                 await self._write(msgspec.structs.replace(record, has_ended=True))
                 return
             if there[0]["state"] == COPY:
@@ -380,9 +382,9 @@ class Copies:
         await self._write(msgspec.structs.replace(record, has_ended=True))
 
     async def _remove(self, node: str, session: Mapping[str, Any]) -> None:
-        """Remove a session from a node: it has continued on another one.
+        """Remove a session that has continued on another node.
 
-        :raises InferdError: it is open there, or the node was lost.
+        :raises InferdError: it is open on *node*, or the node was lost.
         """
         transfer = secrets.token_hex(16)
         params = w.ExportParams(
@@ -424,7 +426,7 @@ class Copies:
                     group.start_soon(self._copy_dormant, session.key, session.node, limiter)
 
     def _lost_copies(self, copies: list[ListedCopy], listed: Listed) -> list[SessionKey]:
-        """Return the sessions whose copies are not where they should be."""
+        """Return the sessions whose known copies are missing on their nodes."""
         present = {(copy.key, copy.place.follower) for copy in copies}
         return [
             key
@@ -433,11 +435,11 @@ class Copies:
         ]
 
     def _has_changed(self, key: SessionKey, before: Mapping[SessionKey, CopyPlace]) -> bool:
-        """Return whether a session was used since the nodes were asked."""
+        """Return whether a session was used since the nodes were queried."""
         return key in self._copiers or self.table.find(key) != before.get(key)
 
     def _is_usable(self, place: CopyPlace) -> bool:
-        """Return whether the node of a copy is there, and will stay."""
+        """Return whether the node of a copy may keep it, or was lost only recently."""
         link = self._fleet.nodes.links.get(place.follower)
         if link is not None and link.load is None:
             return time.monotonic() - link.lost_at < self._follower_after_s
@@ -446,7 +448,7 @@ class Copies:
     async def _copy_dormant(
         self, key: SessionKey, node: str, limiter: anyio.CapacityLimiter
     ) -> None:
-        """Copy a dormant session of *node*. It is not opened meanwhile."""
+        """Copy a dormant session of *node*. Requests that open it wait meanwhile."""
         async with limiter:
             moves = self._fleet.moves
             with suppress(Busy):
@@ -454,11 +456,11 @@ class Copies:
                 record = self.promotions.find(key)
                 if key in self._copiers or (record is not None and record.home == node):
                     return
-                with moves.moving(key), suppress(InferdError):  # it is tried again
+                with moves.moving(key), suppress(InferdError):  # the next repair tries again
                     try:
                         whole = await self.read_whole(key, node)
                     except NotFound:
-                        return  # it is of another user of the node, or was opened
+                        return  # the session is another user's of the node, or was opened
                     change = CopiedChange(
                         session_id=key.session_id,
                         stream=whole.stream,

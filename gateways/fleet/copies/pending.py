@@ -8,20 +8,20 @@ from ....ipc.messages import CopiedChange
 
 
 class PendingChange:
-    """A change until the copy has it, or the session goes on without."""
+    """A change until the copy has it, or the session goes on without a copy."""
 
     def __init__(self, change: CopiedChange, home: str, deadline: float):
         self.change, self.home, self.deadline = change, home, deadline
         self.is_done = self.is_missed = False
-        """Whether it is done, and whether that is without a copy."""
+        """Whether the change is done, and whether it ended without a copy."""
         self._listeners: list[Callable[[], object]] = []
 
     def call_when_done(self, listener: Callable[[], object]) -> None:
-        """Call a listener once it is done, which it is not yet."""
+        """Call *listener* when the change is done; it must not be done yet."""
         self._listeners.append(listener)
 
     def finish(self, *, is_missed: bool = False) -> None:
-        """Note that it is done, or that no copy has it."""
+        """Note that the change is done; with *is_missed*, no copy has it."""
         self.is_done, self.is_missed = True, is_missed
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
@@ -29,8 +29,8 @@ class PendingChange:
 
 
 def call_after(changes: Iterable[PendingChange], listener: Callable[[], object]) -> bool:
-    """Call a listener once all changes are done; return whether it has to wait. It is not called
-    if they are done already.
+    """Call *listener* once all changes are done, and return whether it has to wait. If all are done
+    already, it is not called.
     """
     waiting = {change for change in changes if not change.is_done}
     for change in tuple(waiting):

@@ -19,7 +19,7 @@ class ListedCopy(NamedTuple):
     key: SessionKey
     place: CopyPlace
     progress: tuple[int, int]
-    """The turns and tokens of the session in it."""
+    """The turns and tokens of the session in the copy."""
 
 
 class ListedSession(NamedTuple):
@@ -68,7 +68,7 @@ def listed_sessions(listed: Listed) -> list[ListedSession]:
 
 
 def newest_copies(copies: list[ListedCopy]) -> dict[SessionKey, ListedCopy]:
-    """Return of each session the copy with the most turns and tokens."""
+    """Return, for each session, the copy with the most turns and, of these, the most tokens."""
     newest: dict[SessionKey, ListedCopy] = {}
     for copy in copies:
         before = newest.get(copy.key)
@@ -84,8 +84,8 @@ def stale_copies(
     *,
     all_listed: bool,
 ) -> list[ListedCopy]:
-    """Return the copies to delete: others than the known one of their session, and those whose
-    session is on no node, once all nodes were asked.
+    """Return the copies to delete: those that are not the known copy of their session, and, if all
+    nodes were queried (*all_listed*), those whose session is on no node.
     """
     present = {session.key for session in sessions}
     stale = []
@@ -112,7 +112,7 @@ def missing_copies(
         place = place_of(session.key)
         is_copied = place is not None and place.home == session.node and is_usable(place)
         if session.is_dormant and place is not None and is_copied and place.is_current:
-            # Programs on the node itself may have used it, or the entry without copies.
+            # Programs on the node itself may have used it, or the entry while it made no copies.
             is_copied = turns.get((session.key, place.follower)) in (None, session.turns)
         else:
             is_copied = False

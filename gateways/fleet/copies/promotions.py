@@ -1,7 +1,7 @@
 """Records of copies that have become sessions, in a file of the entry's state directory.
 
-A record is on disk before the copy can be used. While it is there, the session is on the node of
-the copy, whatever the node that it was on has when it is back.
+A record is on disk before the copy can be used. While the record exists, the session is on the
+copy's node, whatever the session's old node has when it is back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ LINES_SPARE = 1000
 
 
 class Promotion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A line of the file. `has_ended`: the session is on `follower` alone."""
+    """A line of the file. With `has_ended` it removes the record, as one node alone has the session
+    again.
+    """
 
     user: str
     label: str
@@ -30,7 +32,7 @@ class Promotion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     follower: str
     stream: str
     is_kept: bool = False
-    """Whether the copy has become the session: before that, it may have been lost."""
+    """Whether the copy has become the session. Until then, the copy may have been lost."""
     has_ended: bool = False
 
     @property
@@ -53,7 +55,7 @@ class Promotions:
         return len(self._records)
 
     def open(self) -> None:
-        """Read the file. An incomplete last line is of a record that was not used.
+        """Read the file. An incomplete last line belongs to a record that was not used.
 
         :raises InvalidArgument: it cannot be read.
         """
@@ -83,10 +85,10 @@ class Promotions:
             self._records[record.key] = record
 
     def write(self, record: Promotion) -> None:
-        """Write a record, or its end; it is on disk before this returns.
+        """Write a record, or its end; the line is on disk before this returns.
 
         :raises Busy: there are too many records.
-        :raises OSError: it cannot be written; it is not noted.
+        :raises OSError: the line cannot be written, and does not count.
         """
         is_new = not record.has_ended and record.key not in self._records
         if is_new and len(self._records) >= RECORDS_MAX:

@@ -34,23 +34,23 @@ class CopyOwner(Protocol):
     async def store(self, key: SessionKey, node: str, home: str, change: CopiedChange) -> None:
         """Store a change at a node.
 
-        :raises InferdError: it refuses the change, or is lost.
+        :raises InferdError: the node refuses the change, or is lost.
         """
 
     async def read_whole(self, key: SessionKey, home: str) -> ReadCopyResult:
         """Read a whole session at its home.
 
-        :raises InferdError: that is not possible.
+        :raises InferdError: the home does not send it, or is lost.
         """
 
     def drop_soon(self, place: CopyPlace) -> None:
         """Delete a copy that is no longer needed, if its node can be reached."""
 
     def note_stored(self, key: SessionKey, changes: int) -> None:
-        """Note changes that the copy has."""
+        """Count *changes* that the copy has."""
 
     def note_missed(self, key: SessionKey, changes: int, cause: str) -> None:
-        """Note changes that no copy has."""
+        """Count *changes* that no copy has."""
 
     def copier_idle(self, key: SessionKey) -> None:
         """Note that all changes of a session are done."""
@@ -95,7 +95,7 @@ class SessionCopier:
             self._finish_stored(pending)
 
     def _finish_stored(self, pending: PendingChange) -> None:
-        """Finish a change, and those behind it that the copy has, too."""
+        """Finish a change, and those after it that the copy has, too."""
         place, done = self._owner.table.find(self._key), 0
         while self._queue and (self._queue[0] is pending or _has(place, self._queue[0])):
             self._queue.popleft().finish()
@@ -103,7 +103,7 @@ class SessionCopier:
         self._owner.note_stored(self._key, done)
 
     def _give_up(self, cause: str) -> None:
-        """Go on without a copy: the next change begins with the whole session."""
+        """Go on without a copy; the next change then sends the whole session."""
         table, place = self._owner.table, self._owner.table.find(self._key)
         if place is not None:
             table.put(self._key, replace(place, is_current=False))
@@ -152,7 +152,9 @@ class SessionCopier:
         counts: Counter[str],
         excluded: set[str],
     ) -> str | None:
-        """Return the node that has the copy, if it may keep it, or another one."""
+        """Return the node that has the copy, if it may keep it, or else another one. None: no node
+        can take the copy.
+        """
         loads = self._owner.loads()
         if place is not None and may_follow(place.follower, model, home, loads, excluded):
             return place.follower
@@ -163,7 +165,7 @@ class SessionCopier:
     async def _store_at(
         self, follower: str, pending: PendingChange, place: CopyPlace | None
     ) -> None:
-        """Store a change at a node, or the whole session if that is not the next one there."""
+        """Store a change at a node, or the whole session if the node lacks the change before it."""
         change, owner, home = pending.change, self._owner, pending.home
         is_next = (
             place is not None

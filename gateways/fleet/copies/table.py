@@ -23,7 +23,7 @@ class CopyPlace:
     number: int = 0
     model: str = ""
     is_current: bool = True
-    """Whether it has all that was acknowledged."""
+    """Whether the copy has all acknowledged changes."""
 
 
 class CopyTable:

@@ -28,7 +28,7 @@ MOVES_MAX = 8
 """Moves at once."""
 WAIT_S_MAX = 3600.0
 RETRY_S = 0.2
-"""Time after which a session is tried again whose turn is under way."""
+"""Time after which a session with a turn under way is tried again."""
 STAYING_MAX = 1000
 """Sessions that a reply lists."""
 _ACTIVE = ("waiting", "running", "parked")
@@ -156,11 +156,11 @@ async def move_open(
     target: str | None = None,
     copy_s_max: float = MOVE_S_MAX,
 ) -> None:
-    """Move the session of a suspended context, to the best node or to *target*. It is closed then,
-    unless its turn or the node's refusal prevents that.
+    """Close the session of a suspended context, and move it to the best node or to *target*. It
+    stays open if a turn is under way, or if its node refuses to close it.
 
     :raises SessionBusy: a turn of the session is under way.
-    :raises InferdError: the session stays where it is.
+    :raises InferdError: the session was not closed or not moved; see `Moves.move_session`.
     """
     node, handle = suspended.context.node, suspended.handle
     own, upstream = client.contexts.daemon_handle(handle), client.upstream(node)

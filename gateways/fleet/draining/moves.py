@@ -1,7 +1,7 @@
-"""Moves of sessions between nodes, and the end of those that a failure has interrupted.
+"""Moves of sessions between nodes, and the end of interrupted moves.
 
-A session is at the other node once the node that it leaves has the record of its transfer, and
-before that where it was. docs/protocol.md describes the calls.
+A session belongs to its old node until that node has recorded the departure, and to the new node
+from then on. docs/protocol.md describes the calls.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOVE_S_MAX = 120.0
 WAIT_S_MAX = 30.0
 """Time that a request waits for the move of its session."""
 FIRST_S_MAX = 10.0
-"""Time for interrupted moves at the start of an entry."""
+"""Time to end interrupted moves at the start of an entry."""
 ARRIVING, DEPARTED, COPY = "arriving", "departed", "copy"
 LISTED: Fields = {"all": raw_of(True), "dormant": raw_of(True)}
 Listed: TypeAlias = Mapping[str, dict[str, Any]]
@@ -37,7 +37,7 @@ Listed: TypeAlias = Mapping[str, dict[str, Any]]
 
 
 class NoClient:
-    """The client's side of the connections over which sessions move."""
+    """A `ClientSocket` for the entry's own calls, which have no client."""
 
     unsent_bytes = 0
 
@@ -55,7 +55,7 @@ class NoClient:
 
 
 class NodeRefused(Exception):
-    """The other node has refused a session."""
+    """The target node has refused a session."""
 
     def __init__(self, error: InferdError):
         super().__init__(error.message)
@@ -77,8 +77,8 @@ def _without_copies(result: dict[str, Any]) -> dict[str, Any]:
 
 
 class Moves:
-    """Lives on the entry's event loop. `run` ends interrupted moves when a node is found, after
-    *on_listed* was called with the sessions of all nodes.
+    """Lives on the entry's event loop. When a node is found, `run` calls *on_listed* with the
+    sessions of all reachable nodes, and then ends interrupted moves.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Moves:
         self._fleet, self._note, self._on_listed = fleet, note, on_listed
         self._under_way: dict[SessionKey, anyio.Event] = {}
         self._interrupted: set[SessionKey] = set()
-        """Sessions of which it is not known where they are, until `_resolve` has found out."""
+        """Sessions whose node is not known until `_resolve` has found it out."""
         self._wanted, self._resolved = anyio.Event(), anyio.Event()
         self._operator: FleetClient | None = None
         self.on_moved: Callable[[], object] = lambda: None
@@ -112,7 +112,7 @@ class Moves:
     async def wait_settled(self, key: SessionKey) -> None:
         """Wait until a session does not move.
 
-        :raises Busy: it still does.
+        :raises Busy: after `WAIT_S_MAX` it still moves, or its node is not known.
         """
         with anyio.move_on_after(WAIT_S_MAX):
             await self._resolved.wait()
@@ -126,7 +126,7 @@ class Moves:
         )
 
     def is_settled(self, key: SessionKey) -> bool:
-        """Return whether it is known where a session is, and it does not move."""
+        """Return whether the node of a session is known, and the session does not move."""
         is_known = self._resolved.is_set() and key not in self._interrupted
         return is_known and key not in self._under_way
 
@@ -136,7 +136,7 @@ class Moves:
 
     @contextmanager
     def moving(self, key: SessionKey) -> Iterator[None]:
-        """Have requests that open a session wait until the end of the block."""
+        """Make requests that open a session wait until the end of the block."""
         assert key not in self._under_way, "one move at a time"
         event = self._under_way[key] = anyio.Event()
         try:
@@ -148,7 +148,7 @@ class Moves:
     async def run(
         self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
     ) -> None:
-        """End interrupted moves until cancelled; started once that was tried."""
+        """End interrupted moves until cancelled; started after the first attempt."""
         hello = ClientHello(protocol=PROTOCOL_VERSION, software="inferd fleet")
         async with anyio.create_task_group() as group:
             self._operator = FleetClient(self._fleet, NoClient(), FleetUser("", ""), hello, group)
@@ -170,7 +170,7 @@ class Moves:
 
     @property
     def interrupted(self) -> int:
-        """The number of sessions of which it is not known where they are."""
+        """The number of sessions whose node is not known."""
         return len(self._interrupted)
 
     # One move.
@@ -185,7 +185,7 @@ class Moves:
         """Move a dormant session to *target*, or to the best node that takes it; return the node.
         If it is not copied within *copy_s_max*, it stays.
 
-        :raises InferdError: no node takes it; it stays where it is.
+        :raises InferdError: no node takes the session, which stays; or the move was interrupted.
         """
         counters = self._fleet.nodes.counters_of(source)
         try:
@@ -227,14 +227,14 @@ class Moves:
     ) -> None:
         """Move a session from one node to another.
 
-        :raises NodeRefused: the other one does not take it.
-        :raises InferdError: the first one does not give it, or one was lost.
+        :raises NodeRefused: *target* refuses it.
+        :raises InferdError: *source* does not export it, or a node was lost.
         """
         transfer, key = secrets.token_hex(16), key_of(session)
         try:
             with anyio.fail_after(copy_s_max):
                 await self._copy(source, target, transfer, session)
-        except BaseException:  # it is not released: a copy that has arrived is dropped
+        except BaseException:  # the session stays, and a copy that has arrived is dropped
             self._wanted.set()
             with anyio.CancelScope(shield=True), suppress(InferdError):
                 await self._end(source, transfer, "keep")
@@ -248,7 +248,7 @@ class Moves:
             self._wanted.set()
             raise
         self._interrupted.discard(key)
-        with suppress(InferdError):  # else it is dropped when a node is found
+        with suppress(InferdError):  # else `_resolve` drops it when a node is found
             await self._end(source, transfer, "drop")
 
     async def _copy(

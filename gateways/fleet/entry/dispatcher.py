@@ -84,7 +84,7 @@ class Dispatcher:
         self._client, self._connection = client, connection
         self._requests_max = requests_max
         self._waiting: deque[bytes] = deque()
-        """Frames that were read with one whose contents are being sent: no more is read then."""
+        """Frames that were read after one whose contents are being sent; no more is read then."""
         self._sends_contents = False
 
     def handle_frame(self, body: bytes) -> None:
@@ -139,7 +139,7 @@ class Dispatcher:
         except ProtocolError:
             raise
         except InferdError as exc:
-            if descriptors is None:  # those of the request are not known
+            if descriptors is None:  # it is not known which of them belong to the request
                 passed.close()
             self._client.fail(number, exc)
 
@@ -194,7 +194,7 @@ class Dispatcher:
             self._client.group.start_soon(self._run, TASKS[route], request, params)
 
     def _stop_entry(self, request: ClientRequest) -> None:
-        """Have the entry exit when its requests have ended. The nodes go on."""
+        """Make the entry exit when its requests have ended. The nodes keep running."""
         if self._client.owner.user:
             raise PermissionDenied(
                 "this user may not stop the fleet's entry",
@@ -253,7 +253,7 @@ class Dispatcher:
                 await move.run()
                 if request.scope.cancel_called:
                     raise Cancelled("the request was cancelled")
-                # There was no wait since the move: later requests on the context come after this.
+                # No `await` since the move, so that later requests on the context come after this.
                 self._forward_to_context(request, params)
                 if first.can_be_sent_again:
                     self._client.group.start_soon(self._send_again, first, params)

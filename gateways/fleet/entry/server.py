@@ -267,12 +267,12 @@ class Entry:
 
     @property
     def connections_max(self) -> int:
-        """The maximum of that number."""
+        """The maximum number of connections."""
         return self._config.settings.connections_max
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it accepts no new requests."""
+        """Whether the entry accepts no new requests."""
         return self.stopping.is_set()
 
     @property

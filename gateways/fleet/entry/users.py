@@ -30,7 +30,7 @@ def name_of(uid: int) -> str:
 
 
 def is_operator(uid: int, name: str, rules: UserRules) -> bool:
-    """Return whether a user manages the fleet: root, the entry's own user, and those named so."""
+    """Return whether a user manages the fleet: root, the entry's own user, or a named operator."""
     return uid in (0, os.getuid()) or name in rules.operators
 
 
@@ -59,8 +59,8 @@ def user_on_nodes(uid: int, name: str, on_behalf_of: str, rules: UserRules) -> s
 
 
 def _delegated_user(gateway: str, on_behalf_of: str, rules: UserRules) -> str:
-    """Return the user of a gateway. Own users of two gateways never are the same, and neither is a
-    user of this machine.
+    """Return the user for whom a gateway acts. A gateway's own user never has the name of another
+    gateway's own user, or of a user of this machine.
     """
     if on_behalf_of.startswith(OWN_USER):
         return f"{OWN_USER}{gateway}:{on_behalf_of.removeprefix(OWN_USER)}"

@@ -61,8 +61,8 @@ class FairShare:
                 await anyio.sleep(REPORT_S)
 
     async def _call_node(self, node: str) -> None:
-        """Exchange tokens with a node. Those of a call that fails are not sent again: they are the
-        tokens of one interval.
+        """Exchange tokens with a node. Those of a call that fails are not sent again, because they
+        are the tokens of one interval only.
         """
         try:
             upstream = self._entry.operator.upstream(node)

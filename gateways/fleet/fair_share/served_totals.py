@@ -9,7 +9,7 @@ from typing import TypeAlias
 from ....ipc.messages import SERVED_TOKENS_MAX
 
 KEYS_MAX = 4096
-"""Pairs of a model and a user that are remembered of a node: the latest."""
+"""Pairs of a model and a user that are remembered of a node: those reported last."""
 ByModel: TypeAlias = Mapping[str, Mapping[str, int]]
 """Tokens by model and user."""
 _Key: TypeAlias = tuple[str, str]
@@ -20,19 +20,20 @@ class _Node:
 
     def __init__(self) -> None:
         self.totals: dict[_Key, int] = {}
-        """Its last totals, the latest last."""
+        """Its last totals, the most recently reported last."""
         self.counted = Counter[_Key]()
-        """Tokens of it that were counted for the other nodes."""
+        """Tokens of this node that were counted for the other nodes."""
         self.sent: dict[_Key, int] = {}
-        """Tokens of the other nodes that it knows, or need not know."""
+        """Tokens of the other nodes that were sent to it, or preceded its first report of the user."""
 
 
 class ServedTotals:
     """Owned by the entry's event loop.
 
-    A total is what a node's daemon has computed since its start. The first one on a connection is
-    only a baseline, so that neither a new entry nor a node that is back counts old tokens. A node
-    gets the tokens of the other nodes alone, for the users that it has reported itself.
+    A total is what a node's worker has computed for a user since its start. The first total on a
+    connection is only a baseline, so that neither a new entry nor a returned node counts old
+    tokens. A node gets only the tokens of the other nodes, for the users that it has itself
+    reported.
     """
 
     def __init__(self) -> None:
@@ -56,7 +57,7 @@ class ServedTotals:
         self._forget_unknown()
 
     def note_totals(self, node: str, served: ByModel) -> None:
-        """Note totals of a node. One that is less than before began anew."""
+        """Note totals of a node. One below the previous total began again at zero."""
         it = self._nodes[node]
         for key, total in _flat(served).items():
             if key in it.totals:
@@ -83,7 +84,7 @@ class ServedTotals:
         return found
 
     def _forget_unknown(self) -> None:
-        """Forget the sums of which no node knows the user."""
+        """Drop the sums for pairs that no node has in its totals."""
         known = {key for node in self._nodes.values() for key in node.totals}
         self._all = Counter({key: n for key, n in self._all.items() if key in known})
 

@@ -50,8 +50,8 @@ class FleetFamilies(Collector):
         return self._families.values()
 
     def _add(self, node: str, family: Metric) -> None:
-        """Add a node's family. A node of another version may have it with another kind: the first
-        one remains.
+        """Add a node's family. If a node of another version has it with another kind, only the
+        samples of the first kind remain.
         """
         if family.name.startswith(PREFIX):
             return

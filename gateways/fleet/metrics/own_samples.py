@@ -24,7 +24,7 @@ class MovingSessions(Protocol):
 
     @property
     def interrupted(self) -> int:
-        """The number of sessions of which it is not known where they are."""
+        """The number of sessions whose node is not known."""
 
 
 class MeasuredEntry(Protocol):
@@ -54,11 +54,11 @@ class MeasuredEntry(Protocol):
 
     @property
     def connections_max(self) -> int:
-        """The maximum of that number."""
+        """The maximum number of connections."""
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it accepts no new requests."""
+        """Whether the entry accepts no new requests."""
 
     @property
     def ray_answers(self) -> bool | None:

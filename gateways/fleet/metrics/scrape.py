@@ -29,7 +29,7 @@ CHILD_S_MAX = 5.0
 REQUEST_S_MAX = 10.0
 """Time for one HTTP request: as long as Prometheus waits by default."""
 NODES_AT_ONCE = 64
-"""Nodes that are asked at a time."""
+"""Nodes that are queried at a time."""
 TEXTS_SIZE_MAX = 8 << 20
 """Characters of the nodes' texts together; texts that come after them are left out. On two
 cores the child joins this many in 2 s (measured).
@@ -38,7 +38,7 @@ _result = msgspec.msgpack.Decoder(MetricsResult)
 
 
 class _Scrape:
-    """One scrape, and all who wait for it."""
+    """One scrape, shared by all its callers."""
 
     def __init__(self) -> None:
         self.done = anyio.Event()

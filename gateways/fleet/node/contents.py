@@ -15,7 +15,7 @@ from ..link import CONTENTS_BYTES_MAX, CONTENTS_MAX, ContentKind
 from .passed_files import PassedFiles
 
 FRAME_GROWTH_BYTES = 1 << 10
-"""Bytes of a frame of the entry beside the request in it."""
+"""Bytes that a frame of the entry may have beside the request in it."""
 _HEADERS = range(0x91, 0x93)
 _KINDS = frozenset(ContentKind)
 _items = msgspec.msgpack.Decoder(list[int | bytes])

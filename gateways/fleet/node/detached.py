@@ -107,7 +107,7 @@ def launch(lock: str, log: str, command: Sequence[str]) -> int:
         os.close(writer)
         return 0 if os.read(reader, 1) == b"." else 1
     os.setsid()
-    # The lock ends with any descriptor of its file, so that the process keeps this one for life.
+    # Closing any descriptor of the file releases the lock, so the process keeps this one for life.
     held = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
     os.set_inheritable(held, True)
     try:

@@ -9,9 +9,9 @@ from ..routing.loads import CLASSES, NONE, TOKEN_S_DEFAULT, ByClass, ModelLoad, 
 from ..routing.waits import TURN_TOKENS
 
 ANSWER_TOKENS_MIN = 16
-"""Tokens that an answer is expected to have left, however long it is already."""
+"""Tokens that an answer is expected to have still to come, however long it is already."""
 LOAD_S_MIN, LOAD_BYTES_S = 1.0, 500e6
-"""Time of a load: a start of a worker, and reading the file."""
+"""Assumed for a load: the time to start a worker, and the bytes of the file read in a second."""
 PROMPT_STEP_TOKENS = 512
 """Tokens of a step of a long prompt."""
 LEARN = 0.2
@@ -109,8 +109,8 @@ def _model_load(
 
 
 def _load_s(model: Mapping[str, Any]) -> float:
-    """Return the time that a load takes: as the last one did, or as the file's size lets expect;
-    of a load under way the rest.
+    """Return the time of a load: that of the last load, or an estimate by the file's size; for a
+    load under way, the rest.
     """
     load_s: float = model.get("load_s") or LOAD_S_MIN + model["size_bytes"] / LOAD_BYTES_S
     return load_s * (1 - model["progress"]) if model["state"] == "loading" else load_s
@@ -124,7 +124,7 @@ class _Queue:
         self.running_tokens, self.waiting_tokens = [*NONE], [*NONE]
 
     def add_task(self, task: Mapping[str, Any]) -> None:
-        """Count a turn of `queue`."""
+        """Count a turn in the answer to `queue`."""
         at = CLASSES.index(task["effective_priority"] or task["priority"])
         if task["state"] == "running" and not task["position"]:
             turns, tokens = self.running, self.running_tokens

@@ -17,7 +17,7 @@ CALL_S_MAX = 5.0
 
 
 class LoadQuery:
-    """Queries a daemon again and again, and learns its engines' times for a token from that."""
+    """Queries a daemon repeatedly, and learns its engines' times for a token from that."""
 
     def __init__(self) -> None:
         self._times = TokenTimeLearner()
@@ -30,7 +30,7 @@ class LoadQuery:
         with anyio.move_on_after(CALL_S_MAX):
             tasks = await client.queue(all_users=True)
             stats = await client.stats()
-            # After `stats`: memory that a model has just left is not yet free in the report.
+            # After `stats`, so that memory which a model has just left is not yet free in the load.
             models: list[Any] = await client.models()
             now = time.monotonic()
             for name, counters in stats["models"].items():

@@ -1,4 +1,4 @@
-"""Files that an entry on this machine passes to the relay as descriptors, for a load by one.
+"""Files that an entry on this machine passes to the relay as descriptors, to load models from.
 
 The entry connects to a socket of the relay's own, passes the descriptor with a random token, and
 names the token on its data connection. The relay passes the descriptor to the daemon with the
@@ -24,10 +24,10 @@ from ....wire.descriptors import read_with_descriptors
 from ..link import HANDSHAKE_S_MAX, RECEIVED, REFUSED, TOKEN_BYTES
 
 FILES_MAX = 64
-"""Files of all entries that are passed and not closed."""
+"""Files of all entries that are passed and not yet closed."""
 ACCEPT_RETRY_S = 0.1
 TAKE_S_MAX = 10.0
-"""Time in which the request of a file has to follow."""
+"""Time in which the request for a passed file has to follow."""
 
 
 class PassedFiles:
@@ -83,9 +83,9 @@ class PassedFiles:
 
     def take_file(self, token: bytes) -> int:
         """Return the descriptor of a file that was passed with *token*; it belongs to the caller,
-        who closes it by `close_files`.
+        which closes it by `close_files`.
 
-        :raises InvalidArgument: there is none.
+        :raises InvalidArgument: there is no such file.
         """
         descriptor = self._files.pop(token, None)
         if descriptor is None:
@@ -101,5 +101,5 @@ class PassedFiles:
                 os.close(descriptor)
 
     def _close(self, descriptor: int) -> None:
-        self._open.discard(descriptor)  # first: the number may be another file's at once
+        self._open.discard(descriptor)  # first, as another file may get the number at once
         os.close(descriptor)

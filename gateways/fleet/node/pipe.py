@@ -66,13 +66,13 @@ class PipeEnd(asyncio.Protocol):
             self._on_lost()
 
     def end(self) -> None:
-        """Close this side: what the other one has sent before its end is still sent, if its reader
-        takes it now.
+        """Close this side. Data that the other side has sent before its end is still sent, if this
+        side's reader takes it now.
         """
         if self.transport is None:
             return
         if self.transport.get_write_buffer_size() > BUFFER_BYTES:
-            self.transport.abort()  # its reader has stopped reading: nobody waits for it
+            self.transport.abort()  # its reader has stopped reading, so nobody waits for the data
         else:
             self.transport.close()
 
@@ -132,7 +132,7 @@ class DaemonEnd(PipeEnd):
         return self._socket
 
     def _pass_descriptors(self, passage: Passage) -> int:
-        """Send the begin of data with its descriptors; return how many bytes were sent."""
+        """Send the beginning of the data with its descriptors; return how many bytes were sent."""
         try:
             return socket.send_fds(
                 self._own_socket, [passage.data[:BUFFER_BYTES]], passage.descriptors

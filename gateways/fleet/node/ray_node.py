@@ -35,14 +35,14 @@ RAY_ENVIRONMENT = {
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # no replica of this machine can move
 }
 OBJECT_STORE_BYTES = 80 << 20
-"""The least that Ray accepts: objects of the fleet do not pass through Ray."""
+"""The least that Ray accepts, because the fleet passes no objects through Ray."""
 RETRY_S_MAX = 10.0
 FIRST_S_MAX = 60.0
 """Time in which a child deploys the application, or fails to."""
 SILENT_S_MAX = 4 * CHECK_S
 """Time without a report after which a child is replaced."""
 JOIN_S_MAX = 30.0
-"""Time in which `ray start` makes this machine a member; past it, that is tried again."""
+"""Time in which `ray start` makes this machine a member; after that, joining is tried again."""
 LEAVE_S_MAX = 15.0
 """Time for `ray start` to end its processes."""
 
@@ -106,7 +106,7 @@ class RayNode:
             environment=environment,
         )
         self._raylet: anyio.abc.Process | None = None
-        """`ray start`, if this machine is a member of the cluster by this process."""
+        """`ray start`, if this process has made this machine a member of the cluster."""
         self._joined_at = 0.0
         self._is_running = False
         self._cause = ""
@@ -122,7 +122,7 @@ class RayNode:
                 await anext(signals)
                 group.cancel_scope.cancel()
         if self._raylet is not None:
-            # A replica outlives its member of the cluster for a moment: it starts nothing again.
+            # A replica outlives its member for a moment; without the plan, it restarts nothing.
             await anyio.to_thread.run_sync(withdraw_plan, self._folder)
             await self._leave()
             for member in reversed(members_of(self._plan, self._folder).values()):
@@ -142,7 +142,7 @@ class RayNode:
             self._note(f"joining the Ray cluster at {self._ray}")
             await self._join()
         elif time.monotonic() > self._joined_at + JOIN_S_MAX:
-            # Also where it runs: it is a member of a cluster whose head is lost.
+            # Even if `ray start` runs: it may be a member of a cluster whose head is lost.
             self._note_cause(report.error)
             await self._leave()
             await self._join()

@@ -58,7 +58,7 @@ class Relay:
         task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
         """Accept entries, and pass their frames to the daemon and its frames to them. An entry on
-        this machine passes files at the socket *descriptors*; empty: there is none.
+        this machine passes files at the socket *descriptors*, unless that is empty.
         """
         loop = asyncio.get_running_loop()
         async with anyio.create_task_group() as group:

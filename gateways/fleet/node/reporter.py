@@ -39,7 +39,7 @@ class Subscriber(asyncio.Protocol):
         self.end()
 
     def send(self, frame: bytes) -> None:
-        """Send a frame. An entry that reads nothing misses it: the next one replaces it."""
+        """Send a frame. An entry that reads nothing misses it; the next frame replaces it."""
         assert self._transport is not None
         if self._transport.get_write_buffer_size() < BUFFER_BYTES:
             self._transport.write(frame)

@@ -35,13 +35,13 @@ MANAGER_VARIABLES = frozenset(
         *("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"),
     )
 )
-"""Variables of a service manager, which concern the process that it has started alone."""
+"""Variables of a service manager, which concern only the process that the manager has started."""
 
 
 class NodePlan(msgspec.Struct, frozen=True):
     """The address of a node for entries, and its processes: their commands and their environment.
 
-    The environment is that of the node's command: Ray hides the GPUs from its workers.
+    The environment is that of the node's command, because Ray hides the GPUs from its workers.
     """
 
     address: str
@@ -77,7 +77,7 @@ def withdraw_plan(folder: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock between a supervisor that starts a process and the end of the plan."""
+    """Hold the lock that keeps a supervisor from starting a process while the plan is removed."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -89,7 +89,7 @@ def _locked(folder: Path) -> Iterator[None]:
 def read_plan(folder: Path) -> NodePlan:
     """Return the plan in a node's state directory.
 
-    :raises OSError: there is none.
+    :raises OSError: there is no plan.
     """
     return msgspec.json.decode((folder / PLAN_FILE).read_bytes(), type=NodePlan)
 

@@ -22,8 +22,8 @@ def connect(address: str) -> None:
     """Connect to the cluster at *address*, of which this machine is a member.
 
     :raises HeadNotReached: no head answers there.
-    :raises HeadRefuses: it refuses this program.
-    :raises Exception: as Ray raises it, where this machine is not a member.
+    :raises HeadRefuses: the head refuses this program.
+    :raises Exception: an error of Ray, such as that this machine is not a member.
     """
     check_head(address)
     ray.init(
@@ -40,19 +40,19 @@ async def replica_metadata(application: str) -> dict[str, Any]:
         handle = serve.get_deployment_handle(DEPLOYMENT, application)
         async with asyncio.timeout(CALL_S_MAX), handle.choose_replica() as selection:
             return dict(selection.replica_metadata)
-    except Exception:  # Ray has many, of which each means that the replica has ended
+    except Exception:  # Ray raises many, each of which means that the replica has ended
         return {}
 
 
 def own_output() -> BinaryIO:
-    """Return the standard output for reports alone: other output goes to the standard error."""
+    """Return the standard output for reports alone; send other output to the standard error."""
     own = os.dup(1)
     os.dup2(2, 1)
     return os.fdopen(own, "wb", buffering=0)
 
 
 def end_with_parent() -> None:
-    """End this process when the parent closes the standard input, which its end does."""
+    """Exit when the standard input is closed, by the parent or by the parent's exit."""
     threading.Thread(target=_wait_for_end, daemon=True).start()
 
 

@@ -30,7 +30,7 @@ from .replica import NodeReplica
 
 HEALTH_CHECK_S = 2.0
 END_S_MAX = 90.0
-"""Time for the end of a replica with its daemon, which ends its turns first."""
+"""Time in which a replica must stop; its daemon first finishes its turns."""
 
 
 def is_member(resource: str) -> bool:
@@ -61,8 +61,8 @@ def deploy(request: NodeRequest) -> None:
         health_check_period_s=HEALTH_CHECK_S,
         graceful_shutdown_timeout_s=END_S_MAX,
     )
-    # By default, each deployment is another version, and Serve would replace a replica that it has
-    # not found yet after a return of the head, with the daemon and the relay.
+    # By default, Serve gives each deployment a new version. After a restart of the head it would
+    # then replace a running replica, and with it the daemon and the relay.
     deployment = deployment.options(version=request.digest, _internal=True)
     bound = deployment.bind(request.folder, request.digest)
     serve.run(bound, name=name, route_prefix=None)
@@ -98,7 +98,7 @@ def remove(address: str, name: str, output: BinaryIO) -> None:
     if application not in serve.status().applications:
         write(output, NodeReport(error=f"the cluster does not have the node {name}"))
         return
-    # Without its machine, Ray waits 90 s for the end of a replica that it cannot start.
+    # Without the node's machine, Ray would wait 90 s for the end of a replica that cannot start.
     serve.delete(application, _blocking=is_member(node_resource(name)))
     write(output, NodeReport(running=False))
 

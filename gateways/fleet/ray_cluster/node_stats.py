@@ -19,8 +19,8 @@ STATS_S_MAX = 10.0
 
 
 class NodeStats:
-    """A base of deployments: each replica publishes *node*, its name, and the load of the daemon at
-    *socket*, whose user it is, or as whom it sees all turns.
+    """A base of deployments. Each replica publishes the name *node*, and the load of the daemon at
+    *socket*; it runs as the daemon's user, or as one who may see all turns.
     """
 
     def __init__(self, node: str, socket: str):
@@ -35,7 +35,7 @@ class NodeStats:
         """Publish the load, or that the daemon does not answer. Serve calls this once in each
         `request_routing_stats_period_s`.
         """
-        stats: dict[str, Any] = {AT: time.monotonic()}  # which goes on over starts of the replica
+        stats: dict[str, Any] = {AT: time.monotonic()}  # it goes on when the replica restarts
         try:
             with anyio.fail_after(STATS_S_MAX):
                 async with AsyncClient(self._stats_socket, software=SOFTWARE) as client:

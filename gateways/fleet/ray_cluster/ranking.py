@@ -1,8 +1,8 @@
 """The ranking of nodes for calls to replicas of Ray Serve, without Ray itself.
 
 Each replica runs beside the daemon of a node, and publishes its name and its load. `choose_node`
-decides, as for the entry; this module keeps what it needs: the loads, the calls that the last ones
-do not have yet, and the homes of sessions.
+decides, as for the entry. This module keeps what it needs: the loads, the calls that the last load
+reports do not have yet, and the homes of sessions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RANKS_MAX = 3
 LOST_S = 10.0
 """Time without a replica after which a node is forgotten, and its sessions get other homes."""
 REPORT_AGE_S_MAX = 0.4
-"""The greatest age of a report that has come through Ray."""
+"""Maximum age of a report that has come through Ray."""
 CALLS_MAX = 10_000
 
 
@@ -95,7 +95,7 @@ class _Assigned:
 
 
 class CallRouting:
-    """The state of one router. Owned by its event loop; *now* is that of a monotonic clock."""
+    """The state of one router. Owned by its event loop; *now* is the time of a monotonic clock."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, _Node] = {}
@@ -116,7 +116,7 @@ class CallRouting:
             raise InvalidArgument(
                 "the call names no model", hint="call handle.options(multiplexed_model_id=NAME)"
             )
-        self._drop(call.key, now)  # it is repeated, and counts once
+        self._drop(call.key, now)  # a call that Ray repeats counts once
         self._observe(candidates, now)
         request = RouteRequest(call.model, home=self._home_of(call))
         ranks = rank_nodes(request, self._fleet(now))
@@ -170,7 +170,7 @@ class CallRouting:
         self._calls[call.key] = _Assigned(call, node, name)
         self._by_request.setdefault(call.request, []).append(call.key)
         if len(self._calls) > CALLS_MAX:
-            # It was given up before a replica had it.
+            # The oldest call was given up before a replica had it.
             self._drop(next(iter(self._calls)), now)
         if call.session:
             self._homes.put((call.model, call.session), name)

@@ -1,4 +1,4 @@
-"""The reasons why the head of a Ray cluster refuses a program, by one call before Ray's own.
+"""The reasons why the head of a Ray cluster refuses a program, found before Ray connects.
 
 Ray itself retries for 20 to 80 s, and then names no reason.
 """
@@ -30,8 +30,8 @@ class HeadRefuses(Exception):
 
 
 def check_head(address: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Check that a head answers at *address*, and takes the certificate and token that Ray's
-    programs use with these variables.
+    """Check that a head answers at *address*, and accepts the certificate and token that Ray's
+    programs use with the variables *environment*.
 
     :raises HeadNotReached: nothing answers there.
     :raises HeadRefuses: it refuses them, or is not the head of this member's authority.
@@ -61,9 +61,9 @@ def own_address(head: str) -> str:
 
 
 def check_own_address(address: str, certificate: Path) -> None:
-    """Check that a member's certificate is for its address: others could not connect to it.
+    """Check that a member's certificate is for its address; otherwise other members cannot connect.
 
-    :raises HeadRefuses: it is not.
+    :raises HeadRefuses: the certificate is not for *address*.
     """
     extensions = read_certificate(certificate).extensions
     names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -76,7 +76,7 @@ def check_own_address(address: str, certificate: Path) -> None:
 
 
 def tls_failure(details: str, *, has_tls: bool) -> str:
-    """Return what the head does, by the details of gRPC's error; empty if TLS does not fail."""
+    """Return what the head does, by the details of gRPC's error; empty if TLS has not failed."""
     if "CERTIFICATE_VERIFY_FAILED" in details:
         return "has a certificate of another authority than this member's"
     if "WRONG_VERSION_NUMBER" in details:

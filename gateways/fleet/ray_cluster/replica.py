@@ -15,9 +15,9 @@ _log = logging.getLogger("ray.serve")
 class NodeReplica:
     """Supervises the node whose state directory is *folder*.
 
-    The kill of a replica, and the loss of Ray, leave daemon and relay; the deletion of the
-    application ends them. *version* is that of the plan at the deployment: Ray Serve replaces a
-    replica when it changes.
+    The daemon and the relay outlive the kill of a replica and the loss of Ray; the deletion of the
+    application ends them. *version* is that of the plan at the deployment, so that Ray Serve
+    replaces a replica when the plan changes.
     """
 
     def __init__(self, folder: str, version: str):
@@ -31,7 +31,7 @@ class NodeReplica:
         return self._metadata
 
     def check_health(self) -> None:
-        """Fail if the node is not supervised: Ray starts another replica."""
+        """Fail if the node is not supervised, so that Ray starts another replica."""
         if not self._supervisor.is_sound():
             raise RuntimeError("a thread of the supervisor has ended")
 

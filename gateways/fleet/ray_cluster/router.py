@@ -17,7 +17,7 @@ from .ranking import NODE, Call, CallRouting, Candidate
 FIRST_REPORT_S_MAX = 5.0
 """Time that a call waits for the first reports of new replicas."""
 PROBE_S = 2.0
-"""Time for the answer of a replica, for which a call waits rather than to go to another one."""
+"""Time that a call waits for a replica's answer before it goes to another."""
 
 
 class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray is not typed here
@@ -39,12 +39,12 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray is not typed here
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Return the replicas of the best nodes, one node a rank. An error ends the call: Ray would
-        repeat the choice for ever if it were raised here.
+        """Return the replicas of the best nodes, one rank for each node. An error ends the call; if
+        it were raised here, Ray would repeat the choice for ever.
         """
         if pending_request is None:
             return [candidate_replicas]
-        pending_request.routing_context.should_backoff = True  # Ray repeats without a pause, else
+        pending_request.routing_context.should_backoff = True  # else Ray repeats without a pause
         replicas: dict[str, list[RunningReplica]] = {}
         for replica in candidate_replicas:
             replicas.setdefault(node_of(replica), []).append(replica)
@@ -70,7 +70,7 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray is not typed here
             self._routing.note_routed(call, node_of(replica), time.monotonic())
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Count a call no longer."""
+        """Stop counting a call."""
         node = self._names.get(replica_id, "")
         self._routing.note_completed(internal_request_id, node, time.monotonic())
 
@@ -79,8 +79,8 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray is not typed here
         self._names = {replica.replica_id: node_of(replica) for replica in replicas}
         super().update_replicas(replicas)
 
-    # All calls that one request makes have its id, by which Ray finds the call for a chosen
-    # replica: it would give that to another of them, and leave this one waiting for ever.
+    # Ray finds the call for a chosen replica by the request's id, which all calls of one request
+    # have. It would give the replica to another of them, and leave this one waiting for ever.
 
     def _add_pending_request_to_indices(self, pending_request: PendingRequest) -> None:
         self._pending[id(pending_request.metadata)] = pending_request

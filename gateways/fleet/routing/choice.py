@@ -22,7 +22,7 @@ from .waits import (
 )
 
 RETRY_S = 1.0
-"""Time after which a request that no node can serve is to be repeated."""
+"""Time after which a request that no node can serve should be repeated."""
 MODELS_MAX = 100
 """Names of models in an error."""
 RETRY_HINT = "try again later: sessions with an id are there again once their node is back"

@@ -40,7 +40,7 @@ class ModelLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     load_s: float = LOAD_S_DEFAULT
     """Estimated time of its load."""
     need_bytes: int | None = None
-    """The host's memory that its load needs; None: unknown, or it has a process."""
+    """The host's memory that its load needs; None if unknown, or if it has a worker already."""
 
 
 class NodeLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

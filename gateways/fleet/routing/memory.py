@@ -18,7 +18,7 @@ def evicts_others(node: NodeLoad, load: ModelLoad) -> bool:
 
 
 def _missing_bytes(node: NodeLoad, load: ModelLoad) -> int:
-    """Return the bytes that a load needs beside the free ones; 0 or less: none."""
+    """Return the bytes that a load needs beyond the free ones; if it needs none, 0 or less."""
     if load.loaded or load.need_bytes is None or node.free_bytes is None:
         return 0
     return load.need_bytes - node.free_bytes

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 BLOCK_BYTES_MIN = 128
 BLOCK_SHARE = 16
-"""A block has at least this part of the text before it, so that a long prompt has few blocks."""
+"""Divisor: a block has at least 1/16 of the text before it, so that long prompts have few blocks."""
 PROMPT_BYTES_MAX = 1 << 20
-"""The part of a prompt that is compared."""
+"""Bytes of a prompt's beginning that are compared."""
 DIGEST_BYTES = 8
 BLOCKS_MAX = 100_000
 BLOCK_NODES_MAX = 16

@@ -23,7 +23,7 @@ def free_slots(load: ModelLoad, opened: ByClass) -> int:
 
 
 def must_begin_load(load: ModelLoad, opened: ByClass) -> bool:
-    """Return whether a turn would be the first that has the node load the model."""
+    """Return whether a turn would be the first that makes the node load the model."""
     return not (load.loaded or load.loading or sum(load.waiting) + sum(opened) > 0)
 
 
@@ -38,7 +38,7 @@ def starts_at_once(load: ModelLoad, opened: ByClass, priority: int) -> bool:
 
 
 def saved_s(load: ModelLoad, covered_bytes: int) -> float:
-    """Return the time that a turn saves where the beginning of its prompt need not be computed."""
+    """Return the time that a turn saves if *covered_bytes* of its prompt need not be computed."""
     token_s = load.token_s if load.prompt_token_s is None else load.prompt_token_s
     return covered_bytes / BYTES_OF_TOKEN * token_s
 

@@ -9,8 +9,9 @@ from .waits import must_begin_load
 
 
 def node_to_warm_up(model: str, chosen: str, fleet: FleetLoad) -> str | None:
-    """Return a node that is to load a model now, as most slots of the *chosen* one, the best for a
-    request, are taken: an idle node with free memory. None: none is, or one loads it already.
+    """Return an idle node with free memory that is to load a model now, because most slots of
+    *chosen*, the best node for a request, are taken. None: they are not, there is no such node, or
+    one is already loading the model.
     """
     if is_mostly_idle(chosen, model, fleet):
         return None

@@ -51,7 +51,7 @@ from .upstream import Upstream, lost_error
 
 _change = msgspec.msgpack.Decoder(CopiedChange)
 UNREAD_PAUSE_BYTES = 1 << 20
-"""Above this amount of data that a client has not read, its nodes are not read."""
+"""Bytes that a client has not read; above this, nothing is read from its nodes."""
 
 
 class ClientSocket(Protocol):
@@ -75,7 +75,9 @@ class ClientSocket(Protocol):
 
 
 def without_shutdown(error: InferdError) -> InferdError:
-    """Return the error of a node for a client, to which `ShuttingDown` means the whole fleet."""
+    """Convert a node's error for a client: `ShuttingDown` of one node becomes `Busy`, because to a
+    client it means the whole fleet.
+    """
     if isinstance(error, ShuttingDown):
         return Busy(error.message, data={"cause": "node", **error.data})
     return error
@@ -87,14 +89,14 @@ class SettledSessions(Protocol):
     async def wait_settled(self, key: SessionKey) -> None:
         """Wait until a session does not move.
 
-        :raises Busy: it still does.
+        :raises Busy: it still moves, or its node is not known.
         """
 
     def is_moving(self, key: SessionKey) -> bool:
         """Return whether a session moves."""
 
     def moving(self, key: SessionKey) -> AbstractContextManager[None]:
-        """Have requests that open a session wait until the end of the block."""
+        """Make requests that open a session wait until the end of the block."""
 
 
 class SessionCopies(Protocol):
@@ -114,9 +116,9 @@ class SessionCopies(Protocol):
         """Take a change of a session on the node *home*; None if there can be no copy."""
 
     async def home_of(self, key: SessionKey, known: str | None = None) -> str | None:
-        """Return the node of a session that continues from its copy.
+        """Return the node of a session that runs from its copy, now that its own node is lost.
 
-        :raises Busy: it will do so, but not yet.
+        :raises Busy: the session is moving, or cannot continue from its copy yet.
         """
 
 
@@ -126,7 +128,7 @@ class ReadMetrics(Protocol):
     async def text(self) -> bytes:
         """Return all metrics in Prometheus's text format.
 
-        :raises BackendError: they cannot be written.
+        :raises BackendError: the program that writes them has failed.
         """
 
 
@@ -159,9 +161,9 @@ class SharedState(Protocol):
     """Set once the entry accepts no new requests, and exits when those under way have ended."""
 
     swaps: NameLocks
-    """The locks of swaps by model: swaps of one name reach all nodes in the same order."""
+    """The locks of swaps by model, so that swaps of one name reach all nodes in the same order."""
     model_copies: NameLocks
-    """The locks of copies of models by node and model: a file is copied once."""
+    """The locks of copies of models by node and model, so that a file is copied once."""
     nodes: Nodes
     incarnations: Incarnations
     homes: NodeTable[SessionKey]
@@ -186,7 +188,7 @@ class ClientRequest:
         self.upstream: Upstream | None = None
         self.scope = anyio.CancelScope()
         self.turns: OwnTurns | None = None
-        """The node's turns, among which it counts."""
+        """The turns of its node, among which the request counts."""
         self.context: int | None = None
         """The client's handle of the context to whose node it was sent."""
         self.session_id = ""
@@ -196,7 +198,7 @@ class ClientRequest:
         self.on_result: Callable[[Fields], object] | None = None
         """Called with its result, whose handles are the client's."""
         self.has_tokens = False
-        """Whether the client has events with tokens."""
+        """Whether an event with tokens was passed to the client."""
         self.is_cancelled = False
         """Whether the client has cancelled it."""
         self.credit = 0
@@ -236,7 +238,7 @@ class FleetClient:
         """Contexts lost with connections, by node, until the loss of the node is reported."""
 
     def upstream(self, node: str) -> Upstream:
-        """Return the connection to *node*; a new one connects meanwhile.
+        """Return the connection to *node*; a new one connects in the background.
 
         :raises Busy: the node cannot be reached.
         :raises ConnectionLost: the client has left.
@@ -257,7 +259,9 @@ class FleetClient:
     def note_context(
         self, handle: int, context: OpenContext, opened_by: ClientRequest | None = None
     ) -> None:
-        """Note an open context, with the request that was counted for it."""
+        """Note an open context. If *opened_by* has opened it, the context counts as an expected
+        turn from now on, instead of that request.
+        """
         self.contexts.note_open(handle, context)
         self.fleet.nodes.counters_of(context.node).contexts_opened += 1
         turns = self.fleet.nodes.turns_of(context.node)
@@ -266,7 +270,7 @@ class FleetClient:
             turns.note_opened((self, handle), context.kind, time.monotonic())
 
     def suspend_context(self, handle: int, context: OpenContext) -> SuspendedContext:
-        """Have new requests on an open context wait, and return it.
+        """Suspend an open context, so that new requests on it wait, and return it.
 
         :raises SessionBusy: requests on it are under way, or it moves.
         :raises InvalidArgument: its graph was unloaded.
@@ -333,8 +337,8 @@ class FleetClient:
             self._send_credit(request, upstream, request.credit)
 
     def grant_credit(self, request: ClientRequest, credit: int) -> None:
-        """Pass a grant of credit on. One that comes before the first token holds on each node to
-        which the request is sent.
+        """Pass on a grant of credit. A grant before the first token holds on each node to which the
+        request is sent.
         """
         if not request.has_tokens:
             request.credit = min(request.credit + credit, CREDIT_MAX)
@@ -357,7 +361,7 @@ class FleetClient:
         request.upstream = request.turns = request.withdrawal = None
 
     def pass_held(self, request: ClientRequest) -> None:
-        """Pass what was held back of a request that was not withdrawn after all."""
+        """Pass on the messages held back for a request that was not withdrawn after all."""
         assert request.withdrawal is not None and request.upstream is not None
         held, request.withdrawal = request.withdrawal.held, None
         for message in held:
@@ -398,7 +402,7 @@ class FleetClient:
     ) -> None:
         self.requests.pop(request.number, None)
         if upstream.lost is not None and any(change.is_missed for change in changes):
-            # Neither the lost node nor a copy may ever show what this acknowledges.
+            # The acknowledged change may be on no copy, nor on the lost node when it returns.
             self.fail(request.number, lost_error(upstream.node, upstream.lost.message))
         elif message.kind == Kind.ERROR:
             error = error_from_wire(values_of(message.items[2]))
@@ -471,7 +475,7 @@ class FleetClient:
             self.read_upstreams(reading=False)
 
     def read_upstreams(self, *, reading: bool) -> None:
-        """Read from the nodes, or pause that."""
+        """Read from the nodes, or pause reading from them."""
         for upstream in self.upstreams.values():
             upstream.set_reading(reading)
 

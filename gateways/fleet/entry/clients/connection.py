@@ -20,17 +20,17 @@ from .....wire.frames import FrameReader, pack_frame
 from .passed_descriptors import PassedDescriptors
 
 READ_BYTES = 1 << 13
-"""Bytes of one read, between which other clients are served."""
+"""Bytes of one read; other clients are served between reads."""
 _OWN = object()
-"""The pause while the client leaves too much unread."""
+"""The reason to pause while the client leaves too much unread."""
 UNREAD_PAUSE_BYTES = 1 << 20
 
 
 class ClientConnection(OutboxListener):
     """A client's connection. Lives on the entry's event loop.
 
-    *handle_frame* gets the frames; it may raise the error with which the connection ends.
-    `descriptors` has those that the client has passed.
+    *handle_frame* of `receive` gets the frames; it may raise the error with which the connection
+    ends. `descriptors` has those that the client has passed.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ClientConnection(OutboxListener):
         self._has_goodbye = False
         """Whether a goodbye was sent."""
         self._hangup: select.epoll | None = None
-        """Readable once the client has closed its socket; open once it has shut down sending."""
+        """Opened when the client shuts down sending; readable once it has closed its socket."""
 
     @property
     def idle_since_s(self) -> float | None:
@@ -88,7 +88,7 @@ class ClientConnection(OutboxListener):
         self._has_goodbye = True
 
     def outbox_emptied(self) -> None:
-        """Read again."""
+        """Read from the client again, and call `on_emptied`."""
         self.resume(_OWN)
         self.on_emptied()
         self._end_if_answered()
@@ -174,7 +174,7 @@ class ClientConnection(OutboxListener):
         self._user.check_read()
         size = max(READ_BYTES, min(self._frames.missing, 1 << 16))
         try:
-            # With room for all: the kernel would close the others here, which can block the loop.
+            # Space for all: the kernel would close those that do not fit, which can block the loop.
             data, descriptors, _ = read_with_descriptors(self._sock, size, SCM_MAX_FD)
         except BlockingIOError:
             return None

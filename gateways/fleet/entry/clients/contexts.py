@@ -34,7 +34,7 @@ class NewContext:
 
     @property
     def is_too_large(self) -> bool:
-        """Whether it has too much to be repeated on another node."""
+        """Whether its calls are too many or too large to be repeated on another node."""
         return len(self.setup) > SETUP_CALLS_MAX or self._bytes > SETUP_BYTES_MAX
 
     def add_setup(self, call: str, params: Fields, head: bytes) -> bool:
@@ -65,7 +65,7 @@ class OpenContext(NamedTuple):
 
 class SuspendedContext:
     """A context that moves to another node. Requests on it wait until it is `settled`; if its
-    session is closed then, the next one opens it again.
+    session is closed then, the next request opens the session again.
     """
 
     def __init__(self, handle: int, context: OpenContext):
@@ -75,8 +75,8 @@ class SuspendedContext:
 
 
 class FleetGraph:
-    """A client's graph: the call that loads its model, and its handle on each node that has done
-    so for this client. The model of a descriptor is on one *node* only.
+    """A client's graph: the call that loads its model, and the graph's handle on each node that
+    has loaded the model for this client. The model of a descriptor is on one *node* only.
     """
 
     def __init__(self, call: str, params: Fields, model: str, node: str = ""):
@@ -94,28 +94,28 @@ class FleetGraph:
 
 
 class ClientContexts:
-    """Owned by the client's state. A context keeps its handle when it moves to another node, where
-    it has another one.
+    """Owned by the client's state. The client's handle of a context stays when the context moves;
+    its handle on the new node differs.
     """
 
     def __init__(self, nodes: Nodes, incarnations: Incarnations):
         self._nodes, self._incarnations = nodes, incarnations
         self._open: dict[int, OpenContext] = {}
         self._expired: OrderedDict[int, str] = OrderedDict()
-        """The nodes of contexts that were lost with them."""
+        """By the handle of a context that was lost with its node, the node."""
         self.suspended: dict[int, SuspendedContext] = {}
-        """Contexts that move, or whose sessions are closed by a move."""
+        """Contexts that move, or whose sessions were closed by a move."""
         self._moved: dict[int, int] = {}
-        """The handles on their nodes of contexts that have moved."""
+        """By the client's handle of a moved context, its new node's handle in the client's form."""
         self._aliases: dict[int, int] = {}
-        """The client's handles of these."""
+        """The reverse of `_moved`."""
 
     def note_open(self, handle: int, context: OpenContext) -> None:
         """Note an open context."""
         self._open[handle] = context
 
     def client_handle(self, upstream: Upstream, handle: int) -> int:
-        """Return the client's handle for one of a node."""
+        """Return the client's handle for the *handle* of a node."""
         number = self._incarnations.number_of(upstream.node, upstream.instance)
         found = client_handle(number, handle)
         return self._aliases.get(found, found)
@@ -128,7 +128,7 @@ class ClientContexts:
 
     @property
     def count_by_node(self) -> Counter[str]:
-        """The numbers of open contexts."""
+        """The numbers of open contexts by node."""
         return Counter(context.node for context in self._open.values())
 
     def find(self, params: Fields) -> OpenContext | None:
@@ -143,7 +143,7 @@ class ClientContexts:
         return None
 
     def note_used(self, params: Fields) -> None:
-        """Note a call on the context in *params* after which it is not a new one."""
+        """Note a call on the context in *params*, which is no longer a new one then."""
         handle = integer_in(params, "context")
         context = self._open.get(handle)
         if context is not None and context.new is not None:
@@ -204,7 +204,8 @@ class ClientContexts:
         return [context for handle in found if (context := self.drop(handle)) is not None]
 
     def incarnation_of(self, params: Fields) -> tuple[Incarnation, int]:
-        """Return the daemon of the context in *params*, and its handle there as a client's.
+        """Return the daemon that has the context in *params*, and the context's handle there in the
+        client's form.
 
         :raises InvalidArgument: there is no such context.
         :raises SessionExpired: its node was lost.
@@ -222,7 +223,7 @@ class ClientContexts:
         return found, handle
 
     def suspend(self, handle: int, context: OpenContext) -> SuspendedContext:
-        """Have new requests on an open context wait until it is resumed."""
+        """Make new requests on an open context wait until it is resumed."""
         suspended = self.suspended[handle] = SuspendedContext(handle, context)
         return suspended
 

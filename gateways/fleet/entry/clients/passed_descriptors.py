@@ -25,7 +25,7 @@ _DROP = pack_frame([ContentKind.DROP])
 class PassedDescriptors(UnclaimedDescriptors):
     """The descriptors of a connection that no request has taken. Lives on the entry's event loop.
 
-    *uid* is the client's user, and *limit* the bytes on their way of all users.
+    *uid* is the client's user, and *limit* bounds the bytes of all users on their way to nodes.
     """
 
     def __init__(self, user: UserDescriptors, uid: int, limit: SharedLimit):
@@ -41,7 +41,7 @@ class PassedDescriptors(UnclaimedDescriptors):
 
         :raises InvalidArgument: a descriptor is not a file, or cannot be read.
         :raises TooLarge: the contents exceed a limit.
-        :raises Busy: the contents of this user, or of all, that are on their way exceed one.
+        :raises Busy: the contents on their way, of this user or of all users, exceed a limit.
         :raises Timeout: a descriptor takes too long.
         """
         self._user.check_call()

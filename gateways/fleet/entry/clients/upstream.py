@@ -46,7 +46,7 @@ class UpstreamOwner(Protocol):
         """Note that messages were handled."""
 
     def pause_client(self, upstream: Upstream) -> None:
-        """Read nothing from the client: *upstream* has too much to send."""
+        """Read nothing from the client, because *upstream* has too much to send."""
 
     def resume_client(self, upstream: Upstream) -> None:
         """Read from the client again."""
@@ -68,7 +68,8 @@ def lost_error(node: str, cause: str) -> WorkerCrashed:
 
 
 class Upstream(asyncio.Protocol):
-    """The connection. Lives on the entry's event loop. Requests may be sent before it stands.
+    """The connection. Lives on the entry's event loop. Requests may be sent before it is
+    established.
 
     *prelude* are requests of the client that hold for each connection; they are answered before
     other requests are sent.
@@ -91,12 +92,12 @@ class Upstream(asyncio.Protocol):
         self._reader = FrameReader(REPLY_BYTES_MAX)
         self._handlers: dict[int, FrameHandler] = {}
         self._unsent: bytearray | None = bytearray()
-        """Frames of requests until the connection stands; None from then on."""
+        """Frames of requests until the connection is established; None from then on."""
         self._is_reading = True
         self.contents_lock = anyio.Lock()
-        """Held while contents of a request are sent, until the request is."""
+        """Held while the contents of a request, and then the request itself, are sent."""
         self._accepts = asyncio.Event()
-        """Set while the node takes what is sent; also once the connection has ended."""
+        """Set while the node takes further data; also once the connection has ended."""
 
     @property
     def has_requests(self) -> bool:
@@ -176,7 +177,7 @@ class Upstream(asyncio.Protocol):
         self.end(lost_error(self.node, str(exc) if exc else "the connection has ended"))
 
     def end(self, error: InferdError) -> None:
-        """Close the connection: requests under way fail with *error*, unless it has ended."""
+        """Close the connection, unless it has ended; requests under way fail with *error*."""
         if self.lost is not None:
             return
         self.lost, self._unsent = error, None
@@ -205,7 +206,7 @@ class Upstream(asyncio.Protocol):
         self.send_frame(frame)
 
     def send_frame(self, frame: bytes) -> None:
-        """Send a frame, once the connection stands."""
+        """Send a frame, once the connection is established."""
         if self._unsent is not None:
             self._unsent += frame
             if len(self._unsent) > BUFFER_BYTES:
@@ -241,7 +242,7 @@ class Upstream(asyncio.Protocol):
         self._owner.resume_client(self)
 
     def set_reading(self, reading: bool) -> None:
-        """Pause or resume reading: the client does not read."""
+        """Pause reading while the client does not read, or resume it."""
         if self._transport is None or reading == self._is_reading or self.lost is not None:
             return
         self._is_reading = reading

@@ -27,7 +27,7 @@ from ..config import EntryConfig
 
 CHILD_MODULE = "inferd.gateways.fleet.ray_cluster.watch"
 FIRST_S_MAX = 30.0
-"""Time for the first report of a child: Ray's start on a slow machine."""
+"""Time for the first report of a child, which includes Ray's start on a slow machine."""
 SILENT_S_MAX = 5 * POLL_S
 """Time without a report after which a child is replaced."""
 RETRY_S_MAX = 30.0
@@ -40,7 +40,7 @@ class NodesOwner(Protocol):
         """Take the nodes that Ray has now, beside those of the configuration."""
 
     async def wait_settled(self) -> None:
-        """Wait until every node was found or not."""
+        """Wait until the first attempt to reach every node has ended."""
 
 
 class Discovery:
@@ -71,7 +71,7 @@ class Discovery:
         self._file = PublishedFile(folder)
         self._known: KnownNodes = {}
         self._settled = anyio.Event()
-        """Set once Ray has answered or has failed to; at once where there is a last table."""
+        """Set once Ray has answered or has failed to; at once if there is a last table."""
         self._is_lost = False
         """Whether Ray does not answer."""
         self.answers = False

@@ -46,8 +46,9 @@ class NodeCounters:
 class NodeLink:
     """The state of a node. Lives on the entry's event loop; its task runs `run`.
 
-    *on_change* is called when the node is found, and when it is lost. `load` is None while it
-    cannot be reached, and `cause` is the reason. `address` is None until the node publishes one.
+    *on_change* is called when the node or a new start of its daemon is found, and when the node is
+    lost or the first attempt to reach it fails. `load` is None while it cannot be reached, and
+    `cause` is the reason. `address` is None until the node publishes one.
     """
 
     def __init__(

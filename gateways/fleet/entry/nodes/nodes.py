@@ -37,7 +37,7 @@ from .node_link import NodeCounters, NodeLink
 from .own_turns import OwnTurns, TurnKind
 
 OWN_REQUESTS = 16
-"""Requests of a node's connection that are the entry's own, beside the client's."""
+"""Requests on a connection to a node that are kept for the entry's own, beside the client's."""
 OWN_BYTES = 64
 """Bytes by which a request may grow in the entry: by a longer id, and longer handles."""
 CHECK_S, CHECKS_MAX = 0.1, 1000
@@ -49,8 +49,8 @@ class Nodes:
     """The nodes of the configuration, and those that are published. Owned by the entry's event
     loop.
 
-    *on_lost* is called with each node that can no longer be reached, and *on_found* with each that
-    can be.
+    *on_found* is called with each node that is found, and *on_lost* with each that is lost or could
+    not be reached at first.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Nodes:
     def publish(self, addresses: Mapping[str, NodeAddress | None]) -> None:
         """Take the published nodes beside those of the configuration, which keep their addresses.
 
-        A node that is missing in them stays as long as it can be reached.
+        A published node that is missing in *addresses* stays as long as it can be reached.
         """
         for node, address in addresses.items():
             if node in self._configured:
@@ -110,12 +110,12 @@ class Nodes:
                 await link.run()
 
     def turns_of(self, node: str) -> OwnTurns:
-        """Return the turns that are counted for a node; those of a removed one are not read."""
+        """Return the turns that are counted for a node; for a removed node, a placeholder."""
         link = self.links.get(node)
         return link.turns if link is not None else OwnTurns()
 
     def counters_of(self, node: str) -> NodeCounters:
-        """Return the counters of a node; those of a removed one are not read."""
+        """Return the counters of a node; for a removed node, a placeholder."""
         link = self.links.get(node)
         return link.counters if link is not None else NodeCounters()
 
@@ -125,7 +125,7 @@ class Nodes:
     async def run(
         self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
     ) -> None:
-        """Keep the links until cancelled; started once every node was found or not."""
+        """Keep the links until cancelled; started after the first attempt to reach every node."""
         async with anyio.create_task_group() as group:
             self._group = group
             for link in self.links.values():
@@ -135,7 +135,7 @@ class Nodes:
             await anyio.sleep_forever()  # links may be added
 
     async def wait_settled(self) -> None:
-        """Wait until every node was found or not."""
+        """Wait until the first attempt to reach every node has ended."""
         for link in tuple(self.links.values()):
             await link.settled.wait()
 
@@ -148,7 +148,7 @@ class Nodes:
         }
 
     def unreachable(self) -> list[str]:
-        """Return the names of the other nodes."""
+        """Return the names of the nodes that cannot be reached."""
         return [name for name, link in self.links.items() if link.load is None]
 
     def reachable(self) -> list[str]:
@@ -184,7 +184,9 @@ class Nodes:
         return names if all(name in self.drained for name in names) else []
 
     def choose(self, request: RouteRequest, key: Hashable | None = None) -> str:
-        """Return the node for a context, see `choose_node`; with a *key* count it there at once."""
+        """Return the node for a context, see `choose_node`. With a *key*, count the context there
+        at once.
+        """
         node = choose_node(request, self._fleet_load())
         if key is not None:
             kind = TurnKind(request.model, request.priority)
@@ -223,8 +225,8 @@ class Nodes:
         return starts_at_once(link.load.models[model], opened, priority)
 
     def some_start_at_once(self, model: str, priority: int) -> bool:
-        """Return whether a turn of a class gets a slot of some node at once, as it was at most
-        CHECK_S ago: many turns that wait ask this again and again.
+        """Return whether a turn of a class gets a slot of some node at once. The result is up to
+        `CHECK_S` old, because many waiting turns check this repeatedly.
         """
         now, key = time.monotonic(), (model, priority)
         checked_at, found = self._starts_at_once.get(key, (-CHECK_S, False))
@@ -237,7 +239,7 @@ class Nodes:
 
     @contextmanager
     def swapping(self, node: str, model: str) -> Iterator[None]:
-        """Have new contexts of a model prefer other nodes than *node*, in the `with` block."""
+        """Make new contexts of a model prefer other nodes than *node* in the `with` block."""
         link = self.links.get(node)
         swapped = Counter[str]() if link is None else link.swapped
         swapped[model] += 1
@@ -247,14 +249,14 @@ class Nodes:
             swapped[model] -= 1
 
     def model_name(self, text: str) -> str:
-        """Return the name of a model that a client names as it is, by its file, or for a guest."""
+        """Return a model's name from *text*: its name or file name, maybe after `preload:`."""
         name = text.removeprefix(PRELOAD_PREFIX)
         if not self.with_model(name) and name.endswith(FILE_SUFFIX):
             return name.removesuffix(FILE_SUFFIX)
         return name
 
     def hello(self, software: str, instance: int) -> ServerHello:
-        """Return the hello of the fleet: limits that hold on every node."""
+        """Return the hello of the fleet, whose limits hold on every node."""
         hellos = [link.hello for link in self.links.values() if link.hello is not None]
         known = [hello.limits for hello in hellos]
         first = hellos[0] if hellos else None

@@ -15,9 +15,7 @@ from ...routing.loads import ByClass, NodeLoad
 OPENED_S = 0.5
 """Time for which a new context counts as a turn that is about to begin."""
 AGE_S_MAX = 0.2
-"""The greatest age of a report's data when it arrives: the report may have or lack turns that began
-or ended later.
-"""
+"""Maximum age of a report's data on arrival: it is unknown whether later changes are in it."""
 
 
 class TurnKind(NamedTuple):
@@ -30,8 +28,8 @@ class TurnKind(NamedTuple):
 class OwnTurns:
     """Contexts that were opened lately, and turns under way. Owned by the entry's event loop.
 
-    Keys are the caller's: of a context, or of a request with a turn. *age_s_max* is the greatest
-    age of a report's data when it arrives.
+    Keys are the caller's: of a context, or of a request with a turn. *age_s_max* is the maximum
+    age of a report's data on arrival.
     """
 
     def __init__(self, age_s_max: float = AGE_S_MAX) -> None:
@@ -45,8 +43,8 @@ class OwnTurns:
         """The own turns that the last report has."""
 
     def note_opening(self, key: Hashable, kind: TurnKind) -> None:
-        """Note a context that the node is asked to open. It counts until it is dropped: the node
-        may load the model first, and reports no turn meanwhile.
+        """Note a context that the node is requested to open. It counts until `drop_opened`, because
+        the node may load the model first, and reports no turn meanwhile.
         """
         self._opening[key] = kind
 
@@ -55,7 +53,9 @@ class OwnTurns:
         self._opened[key] = now, kind
 
     def drop_opened(self, key: Hashable) -> None:
-        """Note that a context was not opened, is now, or that its turn begins."""
+        """Stop counting a context as an expected turn: it was refused, is open now, or its turn
+        begins.
+        """
         self._opening.pop(key, None)
         self._opened.pop(key, None)
 
@@ -75,8 +75,10 @@ class OwnTurns:
             self._ended.popleft()
 
     def note_report(self, load: NodeLoad | None, now: float) -> None:
-        """Note that a report has arrived. Turns that it may have or lack are taken as in it where
-        it has more turns than the others.
+        """Note that a report has arrived.
+
+        Turns that began or ended within *age_s_max* before that may or may not be in it. They count
+        as included while the report has more turns of their model than the certain ones.
         """
         sampled_after = now - self._age_s_max
         self._forget_ended(sampled_after)
@@ -87,13 +89,13 @@ class OwnTurns:
             for at, kind in self._running.values()
             if at > sampled_after and _take(surplus, kind.model)
         ]
-        # Later reports lack the others, too.
+        # The others are dropped, as later reports lack them, too.
         self._ended = deque(turn for turn in self._ended if _take(surplus, turn[1].model))
         self._reported = certain + Counter(begun) + Counter(kind for _, kind in self._ended)
 
     def since_report(self, now: float) -> dict[str, ByClass]:
-        """Return by model how many turns the node has more than its report says, by class; fewer
-        are negative.
+        """Return, by model and class, the number of turns that the node has beyond its report. It
+        is negative if the node has fewer.
         """
         for key, (opened, _) in tuple(self._opened.items()):
             if opened < now - OPENED_S:

@@ -24,7 +24,7 @@ LEASE_IDLE_S = 1.0
 
 
 _LOWEST = 0
-"""The class of a load as a turn that is about to begin: it delays no turn of a higher class."""
+"""The class in which a warm-up load counts as an expected turn: it delays no higher class."""
 
 
 class GraphHandle(msgspec.Struct):
@@ -94,19 +94,19 @@ async def _end_idle_lease(client: FleetClient, graph: FleetGraph, node: str) -> 
 
 
 def warm_up_another(client: FleetClient, graph: FleetGraph, node: str) -> None:
-    """Have another node load the model if most slots of *node* are taken, where a context was
-    opened: later contexts then find it there.
+    """Load the model on another node if most slots of *node*, where a context was opened, are
+    taken. Later contexts then find it loaded there.
     """
     target = client.fleet.nodes.to_warm_up(graph.model, node)
     if target is not None:
         turns, kind = client.fleet.nodes.turns_of(target), TurnKind(graph.model, _LOWEST)
-        turns.note_opening((client, graph), kind)  # the load has begun, for other clients, too
+        turns.note_opening((client, graph), kind)  # so that other clients begin no second load
         client.group.start_soon(_warm_up, client, graph, target)
 
 
 async def _warm_up(client: FleetClient, graph: FleetGraph, node: str) -> None:
     try:
-        with suppress(InferdError):  # the node's next report says so
+        with suppress(InferdError):  # the node's next report shows the failure
             upstream = client.upstream(node)
             raw = await upstream.call(graph.call, graph.params)
             handle = msgspec.msgpack.decode(raw, type=GraphHandle).graph

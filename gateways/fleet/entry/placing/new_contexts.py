@@ -1,4 +1,4 @@
-"""New contexts, which go where the beginning of their first prompt was computed already.
+"""Moves of new contexts to nodes that have computed the beginning of their first prompt.
 
 A context is opened before its prompt is known. When the first prompt comes and another node has
 computed more of its beginning, the context is opened there, under the client's handle.
@@ -27,11 +27,11 @@ from .opening import class_of, open_again
 log = logging.getLogger(__name__)
 
 GAIN_BYTES_MIN, SESSION_GAIN_BYTES_MIN = 512, 2048
-"""The least part of a prompt for which a context is opened on another node; a session with an id
-takes more calls.
+"""The least gain in computed bytes of the prompt for which a context is opened on another node. It
+is larger for a session with an id, whose move takes more calls.
 """
 OPEN_S_MAX = 2.0
-"""Time in which a node opens a context, or a session is copied to it; past it, these stay."""
+"""Maximum time to open a context, or to copy a session, on another node; after that it stays."""
 SENT_AGAIN = frozenset(("chat", "stream", "prompt_compute", "run_inference", "compute"))
 """The calls with a whole turn: one prompt, and one answer."""
 SENT_AGAIN_BYTES_MAX = 1 << 20
@@ -42,19 +42,21 @@ class _Opened(msgspec.Struct):
 
 
 class ContextElsewhere:
-    """A second context like a new one, on another node: it takes its place, or is closed."""
+    """A copy of a new context on another node; it replaces the original, or is closed."""
 
     def __init__(self, client: FleetClient, context: OpenContext, node: str, handle: int):
         self._client, self._context, self._node, self._handle = client, context, node, handle
 
     def close(self) -> None:
-        """Close it soon."""
+        """Close the copy in the background."""
         self._client.group.start_soon(_close, self._client, self._node, self._handle)
 
     def replace(self, handle: int) -> None:
-        """Have it take the place of the context with this handle of the client, which is closed.
+        """Replace the context with the client's *handle* by the copy, and close the original. If
+        that fails, the copy is closed.
 
-        :raises InferdError: the client has ended the context, or the entry's state fails.
+        :raises InferdError: the client has ended the context or its graph, or a node was lost.
+        :raises OSError: the entry's state cannot be written.
         """
         client, context = self._client, self._context
         try:
@@ -73,7 +75,7 @@ class ContextElsewhere:
 
 
 async def open_elsewhere(client: FleetClient, context: OpenContext, node: str) -> ContextElsewhere:
-    """Open a context like a new one, on another node.
+    """Open a copy of a new context on another node.
 
     :raises InferdError: the node cannot do that.
     :raises TimeoutError: it does not answer in time.
@@ -102,8 +104,8 @@ async def _close(client: FleetClient, node: str, context: int) -> None:
 
 
 class FirstPrompt:
-    """A request with the first prompt of a context. *covered_bytes* are the bytes of the prompt
-    that each node has computed.
+    """A request with the first prompt of a context. `covered_bytes` has, by node, the bytes of the
+    prompt's beginning that the node has computed.
     """
 
     def __init__(
@@ -118,7 +120,7 @@ class FirstPrompt:
         self.handle = integer_in(params, "context")
         self.covered_bytes = client.fleet.prompts.covered_bytes(blocks)
         self.priority = context.kind.priority
-        with suppress(InferdError):  # the node refuses a class that is none
+        with suppress(InferdError):  # the node refuses an invalid class
             self.priority = class_of(params) if is_given(params, "priority") else self.priority
         self.move: ContextMove | None = None
         """The move of the context before the prompt is sent."""
@@ -128,7 +130,7 @@ class FirstPrompt:
 
     @property
     def can_be_sent_again(self) -> bool:
-        """Whether the call has prompt and answer, and the context has no session id."""
+        """Whether the call is a whole turn, not too large, and the context has no session id."""
         return self._is_whole_turn and not self.context.session_id
 
     def note_node(self, node: str) -> None:
@@ -190,8 +192,8 @@ class ContextMove:
 def begin_request(
     client: FleetClient, request: ClientRequest, params: Fields
 ) -> FirstPrompt | None:
-    """Note a request on a context, and return the first prompt of a new one, if it has that. If
-    another node has computed more of it, the context is suspended for a move there.
+    """Note a request on a context. If it has the first prompt of a new context, return that prompt.
+    If another node has computed more of the prompt, suspend the context for a move there.
     """
     context = client.contexts.find(params)
     if context is None or context.new is None:
@@ -227,7 +229,7 @@ def _choose(client: FleetClient, first: FirstPrompt) -> str:
     needed = covered.get(node, 0) + gain_min
     if max(covered.values(), default=0) < needed:
         return node
-    nodes.turns_of(node).drop_opened((client, first.handle))  # it does not count itself
+    nodes.turns_of(node).drop_opened((client, first.handle))  # not to count against itself
     route = RouteRequest(model, first.priority, recent=node, covered_bytes=covered)
     try:
         target = nodes.choose(route)

@@ -45,14 +45,14 @@ from .leases import GraphHandle, leased, warm_up_another
 
 _NORMAL = CLASSES.index("normal")
 _LOAD_ELSEWHERE = (ModelNotFound, LoadFailed, OutOfMemory)
-"""Errors of a load on one node that another one may not have."""
+"""Errors of a load on one node that may not occur on another."""
 EMBED = "embed"
 GRAPHS_MAX = 1000
 """Graphs of one connection, as on a daemon."""
 
 
 def class_of(params: Fields) -> int:
-    """Return the priority class in params; the node refuses a name that is none."""
+    """Return the priority class in params, or `normal` for a name that the node will refuse."""
     name = text_in(params, "priority")
     return CLASSES.index(name) if name in CLASSES else _NORMAL
 
@@ -71,9 +71,9 @@ async def on_best_node(
     key: Hashable | None = None,
 ) -> Fields:
     """Return the result of *attempt* on the best node, or on the next one if that refuses it. With
-    a *key* it counts there as a turn that is about to begin.
+    a *key*, the attempt counts there as a turn that is about to begin.
 
-    :raises InferdError: all have refused it: the error that promises the earliest retry.
+    :raises InferdError: all nodes have refused it; the error is that with the earliest retry.
     """
     excluded: set[str] = set()
     refusals: list[InferdError] = []
@@ -213,7 +213,7 @@ async def open_context(client: FleetClient, request: ClientRequest, params: Fiel
 
     async def attempt(node: str) -> Fields:
         if session.session_id:
-            fleet.homes.put(session, node)  # before the first wait: a second opener follows
+            fleet.homes.put(session, node)  # before any `await`, so that a second opener follows
         try:
             async with leased(client, graph, node) as handle:
                 fields = with_handle(params, "graph", handle)

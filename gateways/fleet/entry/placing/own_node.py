@@ -34,7 +34,7 @@ async def load_passed(
     request: ClientRequest,
     params: Fields,
 ) -> Fields:
-    """Load a model from a claimed descriptor, which is closed then.
+    """Load a model from a claimed descriptor, and close the descriptor.
 
     :raises UnsupportedOperation: no node runs on the entry's machine.
     :raises InferdError: that node cannot load it.
@@ -49,7 +49,7 @@ async def load_passed(
         await pass_file(own.descriptors, token, descriptors[0])
         async with upstream.contents_lock:
             upstream.check_connected()
-        # No `await` until the request is sent: the content belongs to the next one that is.
+        # No `await` until the request is sent, as the content belongs to the next request sent.
         upstream.send_frame(pack_frame([ContentKind.PASSED, token]))
         upstream, raw = await exchange(client, request, own.name, params, has_contents=True)
         graph = FleetGraph(request.call, params, "", own.name)

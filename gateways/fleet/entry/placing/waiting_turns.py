@@ -40,9 +40,7 @@ class Withdrawal:
             self._ended.set()
 
     async def was_cancelled(self) -> bool:
-        """Wait for the answer, and return whether it says that the turn was cancelled by the
-        request of the entry.
-        """
+        """Wait for the answer, and return whether the entry's own request cancelled the turn."""
         await self._ended.wait()
         answer = self.held[-1]
         if answer.kind != Kind.ERROR:
@@ -68,8 +66,8 @@ class WaitingTurn:
         return under_way and request.upstream is not None and not request.has_tokens
 
     async def until_withdrawn(self) -> Fields | None:
-        """Withdraw the turn once it waits and another node is free: return the params with which it
-        is to be sent to the context there. None: it has begun or ended.
+        """Withdraw the turn once it waits and another node is free, and return the params for
+        sending it to the context there. None: the turn has begun or ended.
 
         :raises InferdError: it was withdrawn, but the context has ended meanwhile.
         """
@@ -81,7 +79,7 @@ class WaitingTurn:
             if target is None:
                 continue
             turns = self._nodes.turns_of(target)
-            turns.note_opening(self._request, self._context.kind)  # the slot is not free for others
+            turns.note_opening(self._request, self._context.kind)  # reserve the slot for this turn
             try:
                 return await self._move(target)
             finally:

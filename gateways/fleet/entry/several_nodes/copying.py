@@ -1,8 +1,8 @@
 """Copies of models' files from one node to another.
 
 The file passes through the entry part by part, and no part is read before the previous one was
-written. After each part, the copy pauses for as long as the event loop has computed meanwhile: at
-least half of its time is left to tokens.
+written. After each part, the copy pauses for as long as the event loop has computed meanwhile, so
+that at least half of the loop's time is left to tokens.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from ..clients.upstream import Upstream
 from .gathering import gather
 
 COPIES_MAX = 2
-"""Copies at a time: each has at most two parts in the entry's memory."""
+"""Copies at a time, each with at most two parts in the entry's memory."""
 PAUSE_S_MAX = 0.5
 END_S_MAX = 5.0
-"""Time in which a node ends a transfer that has failed; it ends with the connection, too."""
+"""Time for a node to end a failed transfer, which ends with the connection at the latest."""
 REPORTED_S_MAX = 2.0
-"""Time in which a report of the node has the copied model."""
+"""Time to wait for a report of the node that has the copied model."""
 
 
 async def copy_model(client: FleetClient, request: ClientRequest, params: Fields) -> dict[str, Any]:
@@ -46,7 +46,7 @@ async def copy_model(client: FleetClient, request: ClientRequest, params: Fields
     :raises NotFound: there is no such node.
     :raises ModelNotFound: no other node has the model.
     :raises InvalidArgument: the node has another file of this name.
-    :raises InferdError: a node has failed; the other one keeps nothing of the file.
+    :raises InferdError: a node has failed; the target node keeps nothing of the file.
     """
     p = msgspec.convert(
         {name: msgspec.msgpack.decode(raw) for name, raw in params.items()}, w.CopyModelParams

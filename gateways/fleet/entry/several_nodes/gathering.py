@@ -80,7 +80,7 @@ async def read_metrics(
     """Return the metrics of the entry and of all nodes that answer in time.
 
     :raises TooLarge: they exceed a reply.
-    :raises BackendError: they cannot be written.
+    :raises BackendError: the program that writes them has failed.
     """
     text = await client.fleet.metrics.text()
     if len(text) > TEXT_BYTES_MAX:
@@ -94,7 +94,7 @@ async def read_metrics(
 async def call_for_session(
     client: FleetClient, request: ClientRequest, params: Fields
 ) -> dict[str, Any]:
-    """Read or delete a session by its id: on each node, of which one has it.
+    """Read or delete a session by its id: call all reachable nodes, one of which has it.
 
     :raises Busy: no node has it, and it may be on one that cannot be reached.
     """
@@ -128,7 +128,7 @@ async def call_connected(
 
     A configuration also holds on nodes to which it is connected later.
 
-    :raises InferdError: a node has refused it.
+    :raises InferdError: all these nodes have refused it.
     """
     nodes = list(client.upstreams) or client.fleet.nodes.reachable()[:1]
     results, errors = await gather(client, request.call, params, nodes)

@@ -11,7 +11,7 @@ import anyio
 
 
 class NameLocks:
-    """Locks by name, of which *places* are held at a time. Owned by the entry's event loop."""
+    """Locks by name, at most *places* of them held at a time. Owned by the entry's event loop."""
 
     def __init__(self, places: float = math.inf) -> None:
         self._locks: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
