@@ -22,7 +22,7 @@ class NodeAddress(NamedTuple):
 def parse_node_address(text: str) -> NodeAddress:
     """Return the address that *text* names.
 
-    :raises InvalidArgument: it is not of the form HOST:PORT.
+    :raises InvalidArgument: *text* is not of the form HOST:PORT.
     """
     host, colon, port = text.rpartition(":")
     if colon and host and port.isascii() and port.isdigit() and int(port) < 1 << 16:
@@ -35,7 +35,7 @@ def parse_node_address(text: str) -> NodeAddress:
 def listen_at(address: NodeAddress) -> socket.socket:
     """Return a socket that listens at *address*.
 
-    :raises InvalidArgument: it cannot be used.
+    :raises InvalidArgument: the address cannot be used.
     """
     try:
         found = socket.getaddrinfo(

@@ -2,7 +2,7 @@
 
 A data connection carries the frames of the protocol unchanged, in both directions. The content of a
 tensor in a descriptor is sent to the relay before its request, which the relay passes to the daemon
-with new descriptors, those of memfds::
+with descriptors of new memfds::
 
     [100, data]     a part of a content
     [101]           the end of a content

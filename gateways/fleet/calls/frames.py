@@ -83,7 +83,7 @@ def open_message(body: bytes, *, check: bool = False) -> OpenFrame:
 def request_of(message: OpenFrame) -> tuple[str, Fields]:
     """Return the call of a request, and its params.
 
-    :raises InvalidArgument: they have other types.
+    :raises InvalidArgument: the call is not a text, or the params are not a map.
     """
     try:
         return _text.decode(message.items[2]), _fields.decode(message.items[3])

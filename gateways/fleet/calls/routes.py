@@ -48,7 +48,7 @@ class Route(Enum):
     ENTRY = auto()
     """The entry itself."""
     NONE = auto()
-    """None: the call is between daemons."""
+    """No node, because the call is between daemons."""
     CONNECTED = auto()
     """The nodes to which the client is connected, and later ones."""
 

@@ -46,7 +46,7 @@ def _load(
         check_files(files)
         context.load_verify_locations(authority)
         context.load_cert_chain(files.certificate, files.key)
-    except OSError as exc:  # as ssl's errors are
+    except OSError as exc:  # ssl's errors are OSErrors, too
         missing = isinstance(exc, FileNotFoundError)
         cause = "a file is missing" if missing else exc.strerror or exc
         raise InvalidArgument(

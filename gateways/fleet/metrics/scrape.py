@@ -130,7 +130,7 @@ class FleetMetrics:
 async def _joined(scraped: ScrapedTexts) -> bytes:
     """Return the text that the child writes.
 
-    :raises BackendError: it has failed.
+    :raises BackendError: the child has failed.
     """
     command = [sys.executable, "-P", "-m", CHILD_MODULE]
     message = msgspec.msgpack.encode(scraped)

@@ -62,7 +62,7 @@ def run_node(
 async def check_rights(path: str) -> None:
     """Check that the daemon, if it runs, lets this user report on it and act for others.
 
-    :raises PermissionDenied: it does not.
+    :raises PermissionDenied: the daemon does not let this user do that.
     """
     try:
         async with AsyncClient(path, software=SOFTWARE) as client:

@@ -62,7 +62,7 @@ def deploy(request: NodeRequest) -> None:
         graceful_shutdown_timeout_s=END_S_MAX,
     )
     # By default, Serve gives each deployment a new version. After a restart of the head it would
-    # then replace a running replica, and with it the daemon and the relay.
+    # replace a running replica that it has not found yet, and with it the daemon and the relay.
     deployment = deployment.options(version=request.digest, _internal=True)
     bound = deployment.bind(request.folder, request.digest)
     serve.run(bound, name=name, route_prefix=None)

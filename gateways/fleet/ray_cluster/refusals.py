@@ -1,4 +1,4 @@
-"""The reasons why the head of a Ray cluster refuses a program, found before Ray connects.
+"""The reasons why the head of a Ray cluster refuses a program, found by a call before Ray's own.
 
 Ray itself retries for 20 to 80 s, and then names no reason.
 """
@@ -34,7 +34,8 @@ def check_head(address: str, environment: Mapping[str, str] = os.environ) -> Non
     programs use with the variables *environment*.
 
     :raises HeadNotReached: nothing answers there.
-    :raises HeadRefuses: it refuses them, or is not the head of this member's authority.
+    :raises HeadRefuses: the head refuses them or has a certificate of another authority, or this
+        member's certificate is not for its address.
     """
     token = _token(environment)
     metadata = [("authorization", f"Bearer {token}")] if token else []

@@ -28,7 +28,7 @@ class ModelLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     failed: bool = False
     """Whether its last load failed."""
     slots: int = 0
-    """Its slots, or those that its load would give it; 0: unknown."""
+    """Its slots, or those that its load would give it; 0 if unknown."""
     running: ByClass = NONE
     waiting: ByClass = NONE
     running_tokens: ByClass = NONE
@@ -36,7 +36,7 @@ class ModelLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     token_s: float = TOKEN_S_DEFAULT
     """The engine's time for a token while it has work, as the node has learned it."""
     prompt_token_s: float | None = None
-    """The time of a token of a long prompt; None: no step was computed yet."""
+    """The time of a token of a long prompt; None until a step was computed."""
     load_s: float = LOAD_S_DEFAULT
     """Estimated time of its load."""
     need_bytes: int | None = None
@@ -53,7 +53,7 @@ class NodeLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sessions_max: int = 1
     """Contexts that have a place, and the most that may have one."""
     free_bytes: int | None = None
-    """The host's memory that a load may take now; None: unknown."""
+    """The host's memory that a load may take now; None if unknown."""
     evictable_bytes: int = 0
     """The memory of idle models, which may be unloaded for a load."""
     models: dict[str, ModelLoad] = {}

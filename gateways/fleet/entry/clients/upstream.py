@@ -254,7 +254,7 @@ class Upstream(asyncio.Protocol):
     async def call(self, call: str, params: Fields) -> msgspec.Raw:
         """Make a request of the entry's own and return its result; cancel it if this is cancelled.
 
-        :raises InferdError: it failed.
+        :raises InferdError: the request failed.
         """
         return await self._exchange(call, params, self.send_frame)
 
@@ -289,7 +289,7 @@ class Upstream(asyncio.Protocol):
 def result_of(message: OpenFrame) -> msgspec.Raw:
     """Return the result in a reply.
 
-    :raises InferdError: it is an error reply.
+    :raises InferdError: the message is an error reply.
     """
     if message.kind == Kind.ERROR:
         raise error_from_wire(values_of(message.items[2]))

@@ -15,7 +15,9 @@ from ...routing.loads import ByClass, NodeLoad
 OPENED_S = 0.5
 """Time for which a new context counts as a turn that is about to begin."""
 AGE_S_MAX = 0.2
-"""Maximum age of a report's data on arrival: it is unknown whether later changes are in it."""
+"""Maximum age of a report's data on arrival. It is unknown whether the report has the turns that
+began later, or lacks those that ended later.
+"""
 
 
 class TurnKind(NamedTuple):

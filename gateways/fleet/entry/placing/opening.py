@@ -116,7 +116,7 @@ async def exchange(
     """Send a request to *node* under the client's id, with the contents that were sent there; pass
     its events, and return its result.
 
-    :raises InferdError: it failed.
+    :raises InferdError: the request failed.
     """
     upstream = client.upstream(node)
     answer: asyncio.Future[OpenFrame] = asyncio.get_running_loop().create_future()
@@ -143,7 +143,7 @@ async def exchange(
 def check_graphs(client: FleetClient) -> None:
     """Check that a client may have another graph.
 
-    :raises InvalidArgument: it has too many.
+    :raises InvalidArgument: the client has the maximum already.
     """
     if len(client.graphs) >= GRAPHS_MAX:
         raise InvalidArgument(
