@@ -59,7 +59,7 @@ class OpenFrame(NamedTuple):
 
 
 def open_message(body: bytes, *, check: bool = False) -> OpenFrame:
-    """Return a message; with *check*, check that its shape is within the protocol's bounds.
+    """Return a message; with *check*, test first that its shape is within the protocol's bounds.
 
     :raises ProtocolError: it is not a message.
     :raises InferdError: it has too many values or levels.

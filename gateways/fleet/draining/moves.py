@@ -90,7 +90,7 @@ class Moves:
         self._fleet, self._note, self._on_listed = fleet, note, on_listed
         self._under_way: dict[SessionKey, anyio.Event] = {}
         self._interrupted: set[SessionKey] = set()
-        """Sessions whose node is not known until `_resolve` has found it out."""
+        """Sessions whose node is not known, until `_resolve` has found it out."""
         self._wanted, self._resolved = anyio.Event(), anyio.Event()
         self._operator: FleetClient | None = None
         self.on_moved: Callable[[], object] = lambda: None

@@ -24,7 +24,7 @@ class _Node:
         self.counted = Counter[_Key]()
         """Tokens of this node that were counted for the other nodes."""
         self.sent: dict[_Key, int] = {}
-        """Tokens of the other nodes that were sent to it, or preceded its first report of the user."""
+        """Tokens of the other nodes that were sent to it, or preceded its report of the user."""
 
 
 class ServedTotals:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 BLOCK_BYTES_MIN = 128
 BLOCK_SHARE = 16
-"""Divisor: a block has at least 1/16 of the text before it, so that long prompts have few blocks."""
+"""Divisor: a block has at least 1/16 of the text before it, so a long prompt has few blocks."""
 PROMPT_BYTES_MAX = 1 << 20
 """Bytes of a prompt's beginning that are compared."""
 DIGEST_BYTES = 8
