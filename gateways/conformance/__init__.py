@@ -1,5 +1,5 @@
 """A suite that checks an implementation of the protocol from the outside.
 
-It knows docs/protocol.md and its vectors only: except the command, nothing here imports another
-package of the project, so that a second implementation can be checked by the same rules.
+It is based only on docs/protocol.md and its vectors. Except the command, nothing here imports
+another package of the project, so that a second implementation can be checked by the same rules.
 """

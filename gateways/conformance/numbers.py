@@ -31,7 +31,7 @@ ERROR_NUMBERS = {
     "QuotaExceeded": 213,
     "Unknown": 299,
 }
-"""By its name, the number of an error."""
+"""The number of each error, by the error's name."""
 
 RETRY_LATER = ("Busy", "SessionBusy", "ShuttingDown", "QuotaExceeded")
 """Errors whose `data` has `retry_after_s`, or that may be retried after a second."""

@@ -17,7 +17,7 @@ HELLO, REQUEST, RESULT, ERROR, EVENT, CREDIT, GOODBYE = range(7)
 EVENTS_MAX = 100_000
 """Events that the suite keeps of one request."""
 BODY_BYTES_MAX = 64 << 20
-"""The suite reads no longer frame, whatever a server announces."""
+"""The largest body that the suite reads, whatever length a server announces."""
 
 Map = dict[str, Any]
 
@@ -51,7 +51,7 @@ def check(holds: object, broken: str) -> None:
 
 
 def check_error(error: Any) -> Map:
-    """Return a wire error with its defaults, after a check of its form and number."""
+    """Check the form and number of a wire error, and return it with its defaults."""
     check(isinstance(error, dict), f"an error is not a map: {error!r}")
     full = {"hint": "", "retryable": False, "data": {}} | error
     kinds = {"name": str, "number": int, "message": str, "hint": str, "retryable": bool}
@@ -95,7 +95,7 @@ class Connection:
             self.send([HELLO, {"protocol": [1, 0], "software": "conformance", **hello}])
 
     def _connect(self, path: str) -> None:
-        """Connect; while the queue of connections is full, again until the time is up."""
+        """Connect, with retries until `timeout_s` while the server's listen queue is full."""
         end = time.monotonic() + self.timeout_s
         self.socket.settimeout(self.timeout_s)
         while True:
@@ -111,7 +111,7 @@ class Connection:
         self.socket.close()
 
     def send_bytes(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Send bytes as they are. A server that has closed is noticed by the next read."""
+        """Send bytes as they are. If the server has closed the connection, the next read fails."""
         try:
             if fds:
                 sent = socket.send_fds(self.socket, [data], list(fds))
@@ -144,7 +144,7 @@ class Connection:
         return data
 
     def read_message(self) -> list[Any]:
-        """Return the next message from the server, after a check of its shape."""
+        """Read the next message from the server, check its shape, and return it."""
         (size,) = struct.unpack("<I", self._read_exactly(4))
         check(size <= BODY_BYTES_MAX, f"a frame of {size} bytes")
         try:
@@ -174,7 +174,7 @@ class Connection:
     def read_one(self) -> None:
         """Read one message, and add it to its request.
 
-        :raises Refused: it is a goodbye.
+        :raises Refused: the message is a goodbye.
         """
         kind, *rest = self.read_message()
         if kind == GOODBYE:
@@ -193,9 +193,9 @@ class Connection:
             request.reply = [kind, content]
 
     def wait(self, number: int) -> Map:
-        """Return the result of a request; the messages of others are kept.
+        """Return the result of a request; messages of other requests are kept.
 
-        :raises Refused: its reply is an error.
+        :raises Refused: the reply is an error.
         """
         request = self.requests[number]
         while request.reply is None:
@@ -216,16 +216,16 @@ class Connection:
     def call(self, call: str, fds: Sequence[int] = (), /, **params: Any) -> Map:
         """Send a request and return its result.
 
-        :raises Refused: its reply is an error.
+        :raises Refused: the reply is an error.
         """
         return self.wait(self.start(call, params, fds))
 
     def refusal(self, call: str, fds: Sequence[int] = (), /, **params: Any) -> Refused:
-        """Send a request and return the error that it is refused with."""
+        """Send a request and return the error in its reply."""
         return self.refused(self.start(call, params, fds))
 
     def refused(self, number: int) -> Refused:
-        """Return the error of a request."""
+        """Return the error in the reply to a request."""
         try:
             result = self.wait(number)
         except Refused as refused:
@@ -233,7 +233,7 @@ class Connection:
         raise Failure(f"the reply is {result!r:.200}, not an error")
 
     def goodbye(self) -> Refused:
-        """Return the error of the goodbye, after which the connection must be closed."""
+        """Return the error of the goodbye, and check that the server closes the connection."""
         try:
             while True:
                 self.read_one()

@@ -1,4 +1,4 @@
-"""The suite: cases by their names, the server that they run against, and their results."""
+"""The suite's cases by name, the server that they run against, and their results."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def case(section: str) -> Callable[[Check], Check]:
 def add_case(
     name: str, section: str, rule: str, function: Check, *, ends_server: bool = False
 ) -> None:
-    """Register a case under a name of its own; one that *ends_server* runs after all others."""
+    """Register a case under a unique name; one that *ends_server* runs after all others."""
     assert rule, name
     assert name not in {c.name for c in CASES}, name
     CASES.append(Case(name, section, rule, function, ends_server))
@@ -80,7 +80,7 @@ class Options:
 
 
 class Server:
-    """The server, as one case uses it: it remembers the connections, to close them afterwards."""
+    """The server as one case uses it; it keeps the case's connections, and closes them."""
 
     def __init__(self, options: Options, label: str):
         self.options = options
@@ -93,7 +93,7 @@ class Server:
         return self.options.model
 
     def connect(self, *, raw: bool = False, **hello: Any) -> Connection:
-        """Return a connection after both hellos; a *raw* one has sent and read none."""
+        """Return a connection after both hellos; on a *raw* one, neither was sent or read."""
         greeting = None if raw else {"label": self.label, **hello}
         connection = Connection(self.options.socket, self.options.timeout_s, greeting)
         self._open.append(connection)
@@ -128,7 +128,7 @@ class Server:
         return name
 
     def wait_until(self, holds: Callable[[], bool], broken: str) -> None:
-        """Poll until something *holds*, for as long as one wait may last."""
+        """Poll until *holds* returns true; fail with *broken* after the user's `timeout_s`."""
         end = time.monotonic() + self.options.timeout_s
         while not holds():
             check(time.monotonic() < end, broken)
@@ -137,7 +137,7 @@ class Server:
     def patience(self, seconds: float) -> float:
         """Return the longest wait for something that the server does after *seconds*.
 
-        :raises Skipped: the user of the suite does not wait so long.
+        :raises Skipped: *seconds* are longer than the user's `patience_s`.
         """
         if self.options.patience_s < seconds:
             raise Skipped(f"it takes {seconds:g} s; --patience is {self.options.patience_s:g} s")
@@ -184,8 +184,8 @@ def expect(refused: Refused, *names: str) -> Refused:
 
 
 def selected(patterns: Sequence[str], cases: Sequence[Case]) -> list[Case]:
-    """Return the cases whose names match one of the patterns, in the order in which they run;
-    without patterns all.
+    """Return the cases whose names match one of the patterns, or all cases without patterns, in
+    the order in which they run.
     """
     chosen = [
         c for c in cases if not patterns or any(fnmatch.fnmatchcase(c.name, p) for p in patterns)
@@ -218,7 +218,7 @@ def run_case(options: Options, subject: Case, label: str) -> Result:
     except (Failure, Refused) as exc:
         outcome, detail = "failed", str(exc)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as exc:
-        # A reply without a field, or with one of another type, in the middle of a case.
+        # The case used a field that the reply lacks, or that has another type.
         outcome, detail = "failed", f"unexpected reply: {type(exc).__name__}: {exc}"
     except OSError as exc:
         outcome, detail = "failed", f"cannot use the socket: {exc}"

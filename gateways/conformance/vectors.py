@@ -15,7 +15,7 @@ VECTORS: dict[str, Any] = msgspec.json.decode(
 
 
 def binary(value: Any) -> Any:
-    """Return a value of the vectors as it is sent: `{"$bin": HEX}` are bytes."""
+    """Return a value of the vectors as it is sent; `{"$bin": HEX}` stands for bytes."""
     if isinstance(value, dict):
         if set(value) == {"$bin"}:
             return bytes.fromhex(value["$bin"])

@@ -1,7 +1,7 @@
 """Guests of other runtimes: their graphs and contexts by handles, on contexts of the daemon.
 
-A `Guest` makes the calls of wasi-nn for one guest. It is asynchronous; `gateways/wasm` runs it in a
-thread that its calls block.
+A `Guest` makes the calls of wasi-nn for one guest. It is asynchronous, except in `gateways/wasm`,
+where its calls block the guest's thread.
 """
 
 from __future__ import annotations

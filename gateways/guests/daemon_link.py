@@ -1,4 +1,4 @@
-"""A guest's connection to the daemon: its deadline, and a new client after a restart."""
+"""A guest's connection to the daemon: new clients after a restart, and the guest's deadline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 CALL_S_MAX = 3600.0
-"""The longest time of a call of a guest without a deadline."""
+"""The longest time of a call, also for a guest without a deadline."""
 RECONNECT_S_MAX = 30.0
 """The time in which a daemon that restarts has to answer again."""
 _PAUSE_S = 0.05
@@ -29,10 +29,10 @@ def guest_timeout(seconds: float) -> Timeout:
 
 
 class DaemonLink:
-    """The client of one guest, which another one replaces when its connection was lost.
+    """The client of one guest; a new one replaces it when its connection was lost.
 
-    The `generation` counts the clients: each has handles of its own. `exclusive` orders the steps
-    that several calls may take at the same time: connecting, and opening graphs again.
+    `generation` counts the clients, because a handle is valid for one client only. `exclusive` is
+    held for steps that concurrent calls must not repeat: connecting, and opening graphs again.
     """
 
     exclusive: AbstractAsyncContextManager[object]
@@ -84,7 +84,10 @@ class DaemonLink:
                         await self._reconnect(until, exc)
 
     async def _reconnect(self, until: float, cause: InferdError) -> None:
-        """Wait until a daemon accepts a connection; one that shuts down still does."""
+        """Wait until a daemon accepts a connection; a daemon that shuts down still accepts it.
+
+        :raises InferdError: none did by the time *until*; the error is *cause*.
+        """
         while True:
             self.check_deadline()
             if time.monotonic() >= until:
@@ -101,7 +104,7 @@ class DaemonLink:
         await anyio.sleep(seconds)
 
     async def close(self) -> None:
-        """Close the client, unless it is the caller's."""
+        """Close the client, unless it is the one that the caller passed."""
         if self.client is not self._given:
             with suppress(InferdError):
                 await self.client.aclose()

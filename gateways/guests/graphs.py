@@ -11,13 +11,14 @@ if TYPE_CHECKING:
     from ...ipc.client import AsyncClient
 
 SETTINGS_MAX = 64
-"""Texts of parameters that a context keeps: the last ones that differ."""
+"""The number of parameter texts that a context keeps: the latest ones, without repeats."""
 
 
 @dataclass(eq=False)
 class GuestGraph:
     """A graph: the function that loads it, its parameters, and the daemon's handle, which is valid
-    in one `generation` of the connection. The same `key` loads the same graph.
+    in one `generation` of the link. `key` has the name and parameters by which it was loaded; it
+    is None for a graph loaded from bytes.
     """
 
     load: Callable[[AsyncClient, float], Awaitable[int]]
@@ -32,10 +33,11 @@ class GuestGraph:
 class GuestContext:
     """A context: its inputs, its output, and the daemon's handle, valid in one `generation`.
 
-    `has_inputs`: the daemon's context has the inputs.
-    `text` is the output of the last turn; None: only the daemon has it. `metadata` is that of a
-    turn that has ended, else None. `in_turn`: tokens of a turn are being streamed or pulled;
-    `prefix` is the part of its text from before the context was opened again.
+    `has_inputs`: whether the daemon's context has the inputs.
+    `text` is the output of the last turn, or None while only the daemon has it. `metadata` is the
+    metadata of a turn that has ended, else None.
+    `in_turn`: whether tokens of a turn are being streamed or pulled. `prefix` is the part of this
+    turn's text from before the context was opened again.
     """
 
     graph: GuestGraph

@@ -32,8 +32,8 @@ _PRELOAD = b"preload:"
 class Guest:
     """The graphs and contexts of one guest, by handles that count from 0 and are not used again.
 
-    A method raises the error that the guest gets as a number. Its calls may run side by side if
-    they are for different contexts. Without *write_text*, `stream-stdout` has no effect.
+    Each method raises the error whose number the guest gets. Calls for different contexts may run
+    side by side. Without *write_text*, `stream-stdout` has no effect.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Guest:
         self._graphs: dict[int, GuestGraph] = {}
         self._contexts: dict[int, GuestContext] = {}
         self._graphs_loaded = self._contexts_opened = 0
-        # A cancelled call's place stays counted: the daemon may have opened the object.
+        # A cancelled call's place stays counted, because the daemon may have opened the object.
         self._graph_places = self._context_places = 0
 
     # Graphs.
@@ -119,7 +119,9 @@ class Guest:
         graph.unloaded = True
 
     async def _detach(self, context: GuestContext) -> None:
-        """Read a context's output, and close it in the daemon, where it counts as a session."""
+        """Keep a context's output, and close the context in the daemon, where it counts as a
+        session.
+        """
         if context.text is None:
             context.text = await self.remote.read_output(context, 0)
         if context.metadata is None:
@@ -145,7 +147,7 @@ class Guest:
         return handle
 
     def _drop_detached_context(self) -> None:
-        """Drop the oldest context whose graph was unloaded: guests seldom close them."""
+        """Drop the oldest context whose graph was unloaded; guests seldom close such contexts."""
         detached = (h for h, context in self._contexts.items() if context.graph.unloaded)
         oldest = next(detached, None)
         if oldest is None:
@@ -162,7 +164,7 @@ class Guest:
         self._context_places -= 1
 
     async def set_input(self, handle: int, index: int, data: bytes) -> None:
-        """Set parameters at index 1; at any other set the prompt and end a turn under way."""
+        """Set parameters at index 1; at any other index, set the prompt and end a pulled turn."""
         context = self._live_context(handle)
         if index == METADATA_INDEX:
             await self.remote.set_input(context, METADATA_INDEX, data)
@@ -171,7 +173,7 @@ class Guest:
         await self._end_turn(context)
         try:
             await self.remote.set_input(context, 0, data)
-        except SessionBusy:  # a call that failed here can have begun a turn in the daemon
+        except SessionBusy:  # a call that failed here may have begun a turn in the daemon
             await self.remote.clear_output(context)
             await self.remote.set_input(context, 0, data)
         context.clear_output()
@@ -245,8 +247,8 @@ class Guest:
         return await self.get_output(handle, index) if index else self._context(handle).piece
 
     async def close(self) -> None:
-        """Close all contexts and graphs, and the client that has replaced the caller's. Models stay
-        loaded for their `keep-alive`.
+        """Close all contexts and graphs, and the client if it has replaced the caller's. Models
+        stay loaded for their `keep-alive`.
         """
         for context in self._contexts.values():
             await self.remote.close_context(context)

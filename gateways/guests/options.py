@@ -29,7 +29,7 @@ Allowed = Annotated[
 
 
 def models_of(preloads: list[str] | None, allowed: list[str] | None) -> dict[str, Preload]:
-    """Return the models that a guest may load by name; none means all of the daemon's."""
+    """Return the models that a guest may load by name; an empty dict means all of the daemon's."""
     return {name: Preload(name) for name in allowed or ()} | dict(
         map(parse_preload, preloads or ())
     )

@@ -23,7 +23,9 @@ _FORM = "NAME:GGML:AUTO:MODEL, where MODEL is a model of the daemon or the path 
 
 @dataclass(frozen=True)
 class Preload:
-    """A *model* of the daemon, or with *is_file* the path of a GGUF file, and where it runs."""
+    """A model and where it runs: `model` is its name in the daemon, or with `is_file` the path of
+    a GGUF file.
+    """
 
     model: str
     target: str = "auto"
@@ -34,7 +36,7 @@ class Preload:
 def parse_preload(text: str) -> tuple[str, Preload]:
     """Return the name and the model of *text*, in WasmEdge's form NAME:ENCODING:TARGET:PATH.
 
-    :raises InferdError: it does not have this form, or names another kind of model.
+    :raises InferdError: *text* does not have this form, or its encoding or target is not supported.
     """
     name, encoding, target, model = (*text.split(":", 3), "", "", "")[:4]
     if not (name and model):

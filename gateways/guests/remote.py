@@ -1,4 +1,4 @@
-"""The daemon's graphs and contexts of a guest, which are opened again when the daemon lost them."""
+"""A guest's graphs and contexts in the daemon, opened again when the daemon has lost them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Remote:
         self, context: GuestContext, action: Callable[[AsyncClient, int, float], Awaitable[R]]
     ) -> R:
         """Return the result of *action*, which gets a client, the context's handle and a timeout.
-        It is repeated when the daemon has lost the context.
+        *action* is repeated if the daemon has lost the context.
         """
 
         async def act(client: AsyncClient) -> R:
@@ -76,7 +76,7 @@ class Remote:
             context.generation = -1
 
     async def unload_graph(self, graph: GuestGraph, *, keep: bool = False) -> None:
-        """End a lease, if the daemon still has it."""
+        """End the lease on a graph's model, if the daemon still has it."""
         if graph.generation == self.link.generation:
             with suppress(*_LOST):
                 await self.link.client.unload(graph.handle, keep=keep, timeout=self.link.timeout_s)
@@ -92,11 +92,11 @@ class Remote:
         return graph.handle
 
     async def _context(self, client: AsyncClient, context: GuestContext) -> int:
-        """Return the daemon's handle of a context, and open it again after a restart.
+        """Return the daemon's handle of a context, which is opened first if the daemon lacks it.
 
         The text so far of an unfinished turn becomes part of the prompt. A context that has to wait
         for a place does so in the guest's priority class. If a call fails or is cancelled here, the
-        next one completes the opening.
+        next call completes the opening.
         """
         generation = self.link.generation
         if context.generation != generation:

@@ -1,8 +1,8 @@
 """Turns of a guest's contexts: computed as a whole, streamed to the guest's output, or pulled.
 
 Each function returns an action for `Remote.call`, which repeats it when the daemon was restarted.
-The action returns the error that is the end of the turn, if any. The output is read within it, so
-that it cannot get lost between the turn and the guest's `get_output`.
+The action returns the error that ended the turn, if any. It also reads the output, which otherwise
+could get lost between the turn and the guest's `get_output`.
 """
 
 from __future__ import annotations

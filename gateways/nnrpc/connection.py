@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class RpcConnection(Handler):
-    """The calls of one client, which grpclib runs as tasks until the client or they have ended.
+    """The calls of one client. grpclib runs each as a task, until it or the connection ends.
 
-    grpclib calls `close` when the client has closed its connection, or has sent something that is
-    not gRPC; it cancels the calls.
+    grpclib calls `close`, which cancels the calls, when the client has closed its connection or has
+    sent something that is not gRPC.
     """
 
     def __init__(self, guest: Guest, limits: Limits):
@@ -56,7 +56,7 @@ class RpcConnection(Handler):
                 self._close_if_stopped()
 
         super().accept(stream, headers, end_call)
-        # A call that is cancelled before its task has begun never releases its stream.
+        # A call that is cancelled before its task has begun does not release its stream itself.
         self._tasks[stream].add_done_callback(end_call)
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class RpcConnection(Handler):
 
     def end(self) -> None:
         """Close the connection now."""
-        processor = getattr(self.protocol, "processor", None)  # None: it was not connected yet
+        processor = getattr(self.protocol, "processor", None)  # None until it is connected
         if processor is not None and not self.closing:
             processor.close("The gateway ends the connection")
         self.closed.set()
@@ -123,6 +123,6 @@ class _Protocol(H2Protocol):
             super().data_received(data)
             if self._transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
                 self._transport.abort()
-        except Exception:  # of many kinds: h2 and grpclib do not expect every sequence of bytes
+        except Exception:  # of any kind, as h2 and grpclib do not expect every sequence of bytes
             log.debug("unreadable data", exc_info=True)
             self.processor.close("Unreadable data")

@@ -1,4 +1,4 @@
-"""The gateway's server: clients, each with a guest and a connection to the daemon of its own."""
+"""The gateway's server: clients, each with its own guest and its own connection to the daemon."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _PAUSE_S = 0.1
 class Server:
     """The clients of a listening socket.
 
-    A client's graphs and contexts belong to a connection to the daemon, which ends with the
-    client's: the daemon then frees them and cancels their turns. *connect* gets the client's
+    A client's graphs and contexts belong to a connection to the daemon, which ends when the client
+    disconnects; the daemon then frees them and cancels their turns. *connect* gets the client's
     process id.
     """
 
@@ -46,8 +46,8 @@ class Server:
         self._connections: set[RpcConnection] = set()
 
     async def run(self, on_ready: Callable[[], object], on_stop: Callable[[], object]) -> None:
-        """Serve clients until SIGTERM or SIGINT. Calls under way may end then, for `STOP_S_MAX` or
-        until a second signal.
+        """Serve clients until SIGTERM or SIGINT. Calls under way then have time to end: up to
+        `STOP_S_MAX`, or until a second signal.
         """
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with anyio.create_task_group() as clients:
@@ -64,7 +64,7 @@ class Server:
         while True:
             try:
                 sock, _ = await asyncio.get_running_loop().sock_accept(self._listener)
-            except OSError:  # too many open files, until a client ends
+            except OSError:  # too many open files; the end of a client frees some
                 await anyio.sleep(_PAUSE_S)
                 continue
             if len(self._connections) < self._limits.connections_max:

@@ -67,7 +67,7 @@ class RpcService:
         return pb.LoadByNameWithConfigResult(graph_handle=graph)
 
     async def _load(self, name: str, config: str = "") -> int:
-        async with self._loading:  # loads of the same name have the same graph
+        async with self._loading:  # so that concurrent loads of one name return one graph
             return await self._guest.load_by_name(name.encode(), config.encode())
 
     async def _init_execution_context(
@@ -104,9 +104,10 @@ class RpcService:
 
 
 def fitting(output: bytes, size_max: int) -> bytes:
-    """Return *output*, which has to fit into the guest's buffer. An old client sends 0 as its size.
+    """Return *output* if it fits into the guest's buffer of *size_max*, which is 0 from old
+    clients.
 
-    :raises TooLarge: it does not.
+    :raises TooLarge: the output does not fit.
     """
     size_max = size_max or OLD_OUTPUT_BYTES_MAX
     if len(output) > size_max:
@@ -136,7 +137,7 @@ async def _read_request(stream: Stream[Any, Any]) -> Any:
     try:
         request = await stream.recv_message()
     except NotImplementedError as exc:
-        raise GRPCError(Status.UNIMPLEMENTED, str(exc)) from None  # compression
+        raise GRPCError(Status.UNIMPLEMENTED, str(exc)) from None  # the message is compressed
     except (DecodeError, AssertionError) as exc:  # grpclib asserts that a message is complete
         raise InvalidArgument(f"the request cannot be read: {exc}") from None
     if request is None:
@@ -145,8 +146,8 @@ async def _read_request(stream: Stream[Any, Any]) -> Any:
 
 
 async def _send_error(stream: Stream[Any, Any], name: str, error: InferdError) -> None:
-    """Send an error as WasmEdge's own server does: its number is in the trailing metadata, and for
-    an output that does not fit its size, which WasmEdge does not read.
+    """Send an error as WasmEdge's own server does, with its number in the trailing metadata. If an
+    output does not fit, the metadata also has its size, which WasmEdge does not read.
     """
     metadata = {"errno": str(error.wasi_number)}
     if "needed" in error.data:

@@ -1,7 +1,7 @@
 """Calls that block the guest's thread, under the interface of coroutines.
 
 The calls of a guest are coroutines. Here their client is a blocking one, so that none of them ever
-suspends: `run` steps a coroutine once, and has its result without an event loop.
+suspends; `run` steps a coroutine once to get its result, without an event loop.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def run(call: Coroutine[Any, Any, R]) -> R:
 
 
 class BlockingLink(DaemonLink):
-    """The connection of a guest whose calls block its thread, which owns it."""
+    """The connection of a guest whose calls block its thread. Owned by that thread."""
 
     def __init__(self, client: Client, connect: Callable[[], Client], timeout_s: float | None):
         super().__init__(_as_async(client), lambda: _as_async(connect()), timeout_s)
@@ -45,7 +45,7 @@ _sleep = time.sleep  # no event loop waits for it
 
 
 def _as_async(client: Client) -> AsyncClient:
-    """Return the calls of *client* as coroutines that block and never suspend: those that it runs
-    itself. A token of a guest takes less time without its wrappers.
+    """Return the calls of *client* as the coroutines that it runs itself, which block and never
+    suspend. Without the client's wrappers, a guest's token takes less time.
     """
     return client._asynchronous

@@ -1,8 +1,8 @@
 """The component world `wasi:nn@0.2.0-rc-2024-10-28`, for components in wasmtime.
 
-A context's inputs have names: one named `metadata` with type U8 is JSON parameters, another one is
-the prompt, of which there can be one. The outputs
-are `output`, the text, and `metadata`. wasmtime converts lists of bytes slowly, one by one.
+A context's inputs have names. An input of type U8 with one of `PARAMETER_NAMES` has parameters as
+JSON; any other input is the prompt, of which there can be only one. The outputs are `output`, the
+text, and `metadata`. wasmtime converts lists of bytes slowly, byte by byte.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ PARAMETER_NAMES = ("metadata", "options", "config", "1")
 TENSOR, ERROR, GRAPH, CONTEXT = KINDS = ("tensor", "error", "graph", "graph-execution-context")
 _INTERFACES = {TENSOR: "tensor", ERROR: "errors", GRAPH: "graph", CONTEXT: "inference"}
 Held = tuple[Any, ...]
-"""A tensor's dimensions, type and bytes; an error's code and text; the handle of a graph; or those
-of a context's graph and the context.
+"""The content of a resource: a tensor's dimensions, type and bytes; an error's code and text; the
+handle of a graph; or the handles of a context's graph and of the context.
 """
 
 
@@ -46,9 +46,10 @@ def add_component_to_linker(
     timeout: float | None = None,
     on_error: ErrorSink | None = None,
 ) -> Guest:
-    """Define the interfaces of `wasi:nn` in a component's *linker*, for one guest; close the
-    returned object at its end: wasmtime does not drop the resources that a guest leaves. The
-    parameters are those of `add_to_linker`.
+    """Define the interfaces of `wasi:nn` in a component's *linker*, for one guest.
+
+    Close the returned object when the guest has ended, because wasmtime does not drop the resources
+    that a guest leaves. The parameters are those of `add_to_linker`.
     """
     from wasmtime.component import ResourceType
 
@@ -87,14 +88,15 @@ class ComponentHost:
         return {init: self._init, "load": self._load, "load-by-name": self._load_by_name}
 
     def entry(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function that wasmtime calls. Errors become results where there are some, else
-        the guest traps: wasmtime passes on only its own exceptions, and loses others.
+        """Return the function that wasmtime calls. It returns an error if the function's type has
+        an error case; otherwise the guest traps. wasmtime passes on only its own exceptions, and
+        loses others.
         """
         from wasmtime import WasmtimeError
         from wasmtime.component import Variant
 
         fails = name.startswith("load") or name.endswith(("context", ".compute"))
-        tagged = fails and not name.endswith(".compute")  # both cases are resources
+        tagged = fails and not name.endswith(".compute")  # as both cases are resources
 
         def call(store: Any, *values: Any) -> Any:
             self._guest.in_call = True
@@ -122,7 +124,7 @@ class ComponentHost:
 
     def drop_resource(self, kind: str) -> Callable[[Any, int], None]:
         """Return the function that wasmtime calls when the guest drops a resource. It closes a
-        context, and a graph to which no other resource refers.
+        context, and unloads a graph to which no other resource refers.
         """
         return lambda store, number: self._drop(kind, self._held[kind].pop(number, ()))
 
@@ -140,8 +142,8 @@ class ComponentHost:
                 self._on_error(f"[resource-drop]{kind}", exc)
 
     def _take(self, store: Any, value: Any) -> Any:
-        """Return *value* with the resources for their handles; those that the guest gives away are
-        removed.
+        """Return *value* with the resources in place of their handles; a resource that the guest
+        gives away is no longer held.
         """
         from wasmtime.component import ResourceAny
 
@@ -149,7 +151,7 @@ class ComponentHost:
             return type(value)([self._take(store, item) for item in value])
         if not isinstance(value, ResourceAny):
             return value
-        owned, handle = value.owned, value.to_host(store)  # which ends the borrow, too
+        owned, handle = value.owned, value.to_host(store)  # `to_host` also ends the borrow
         held = self._held[KINDS[handle.type]]
         return held.pop(handle.rep) if owned else held[handle.rep]
 

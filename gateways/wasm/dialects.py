@@ -31,7 +31,7 @@ _CODES = {
 def check_encoding(dialect: Dialect, number: int) -> None:
     """Check the number of a graph's encoding.
 
-    :raises InvalidEncoding: it is that of another kind of model than GGUF files.
+    :raises InvalidEncoding: the number does not stand for GGUF models.
     """
     if number not in _ENCODINGS[dialect]:
         numbers = " or ".join(map(str, sorted(_ENCODINGS[dialect])))

@@ -26,8 +26,8 @@ def _blocking(
 class Guest:
     """The graphs and contexts of one guest. Owned by the guest's thread.
 
-    A method raises the error that the guest gets as a number. `in_call`: whether a call is under
-    way. Only then may a signal's handler raise an exception.
+    Each method raises the error whose number the guest gets. `in_call`: whether a call is under
+    way; only then may a signal's handler raise an exception.
     """
 
     def __init__(self, calls: guests.Guest):
@@ -54,5 +54,5 @@ class Guest:
         self.calls.remote.link.check_deadline()
 
     def disconnect(self) -> None:
-        """Close the client that has replaced the caller's; the daemon frees all that it had."""
+        """Close the client if it has replaced the caller's; the daemon then frees its handles."""
         run(self.calls.remote.link.close())

@@ -41,7 +41,7 @@ class GuestMemory:
     def check_range(self, address: int, size: int) -> None:
         """Check that the guest's memory has *size* bytes at *address*.
 
-        :raises InvalidArgument: it ends before.
+        :raises InvalidArgument: the memory ends before that.
         """
         if address + size > self._size:
             raise InvalidArgument(
@@ -52,7 +52,7 @@ class GuestMemory:
     def read(self, address: int, size: int) -> bytes:
         """Return *size* bytes at *address*."""
         self.check_range(address, size)
-        # Not `string_at`: its size is a C int, and -1 would mean up to a zero byte.
+        # Not `string_at`, which takes the size as a C int: -1 would mean "up to a zero byte".
         return (ctypes.c_char * size).from_address(self._start + address).raw if size else b""
 
     def write(self, address: int, data: bytes) -> None:
@@ -66,7 +66,7 @@ class GuestMemory:
         self.write(address, struct.pack("<I", number))
 
     def read_tensor(self, address: int) -> bytes:
-        """Return the bytes of the tensor whose record is at *address*; only they count."""
+        """Return the bytes of the tensor whose record is at *address*; its type has no effect."""
         record = self.read(address, _TENSOR.size)
         dimensions, dimensions_len, _, data, size = _TENSOR.unpack(record)
         self.check_range(dimensions, 4 * dimensions_len)

@@ -1,7 +1,7 @@
 """The functions of the module `wasi_ephemeral_nn`, as guests import them.
 
-All parameters and results are i32; the result is the number of an error, 0 without one. Results go
-to pointers, which are checked before a call does anything.
+All parameters and results are i32. A function returns an error's number, or 0. Its other results
+are written to pointers, which are checked before a call does anything.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def add_to_linker(
     write_text: Callable[[bytes], object] | None = None,
     on_error: ErrorSink | None = None,
 ) -> Guest:
-    """Define wasi-nn's functions in *linker*, for one guest; close the returned object at its end.
+    """Define wasi-nn's functions in *linker* for one guest; close the returned object after it.
 
     *connect* returns a new client after a restart of the daemon; the default is a copy of *client*,
     with its label and the user on whose behalf it acts.
@@ -109,7 +109,7 @@ class HostFunctions:
         self._unchecked_output = unchecked_output
 
     def functions(self) -> dict[str, tuple[int, Callable[..., None]]]:
-        """Return the number of parameters and the function of each name."""
+        """Return, by name, each function and the number of its parameters."""
         guest = self._guest
         on_handles = (
             *(guest.compute, guest.compute_single, guest.fini_single),

@@ -29,14 +29,16 @@ if TYPE_CHECKING:
     from .guest import Guest
 
 TABLES_MAX, TABLE_ELEMENT_BYTES = 4, 16
-"""With a limit on its memory, a guest's tables have this much at most, besides."""
+"""A guest with limited memory has at most this many tables. At this size of an element, they take
+at most the same amount of memory again.
+"""
 
 
 @dataclass(frozen=True)
 class Program:
     """A guest's file, its arguments, environment and directories, and its limits.
 
-    A directory has its name for the guest, its path, and whether the guest may change it.
+    Each of `directories` is its name for the guest, its path, and whether the guest may change it.
     """
 
     path: Path
@@ -51,7 +53,7 @@ class Program:
 def check_guest(path: Path) -> None:
     """Check that the guest's file can be read.
 
-    :raises InvalidArgument: it cannot.
+    :raises InvalidArgument: the file cannot be read.
     """
     try:
         path.open("rb").close()
@@ -64,14 +66,14 @@ def check_guest(path: Path) -> None:
 def run_program(
     program: Program, add_functions: Callable[[Linker], Guest], give_up: Callable[[Ending], object]
 ) -> int:
-    """Run a guest and return its exit status. It must run in the main thread.
+    """Run a guest and return its exit status. Must be called in the main thread.
 
-    *add_functions* defines the functions of wasi-nn. *give_up* ends this process: the guest has to
-    end, but waits in a function of WASI.
+    *add_functions* defines the functions of wasi-nn. *give_up* ends this process; it is called if
+    the guest has to end, but waits in a function of WASI.
 
     :raises InvalidArgument: the file is not a WebAssembly program.
     :raises Timeout: the guest has reached its deadline.
-    :raises BackendError: it trapped.
+    :raises BackendError: the guest trapped.
     """
     engine = Engine(_engine_config(program))
     with Watchdog(program.timeout_s, engine.increment_epoch, give_up) as watchdog:
@@ -88,8 +90,8 @@ def run_program(
 
 
 def _error_of(exc: Trap | WasmtimeError) -> BackendError:
-    """Return the error for a guest that trapped. The last line of the message has the reason, the
-    others the guest's stack.
+    """Return the error for a guest that trapped. The last line of wasmtime's message has the
+    reason, the others have the guest's stack.
     """
     spent = isinstance(exc, Trap) and exc.trap_code is TrapCode.OUT_OF_FUEL
     hint = "raise --fuel" if spent else "the error is in the guest"

@@ -1,4 +1,4 @@
-"""The end of a guest from outside: its deadline, and Ctrl-C while it runs WebAssembly code."""
+"""The forced end of a guest: at its deadline, or by Ctrl-C while it runs WebAssembly code."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from typing import Literal, Self, TypeAlias
 
 Ending: TypeAlias = Literal["timeout", "interrupted"]
 GRACE_S = 0.25
-"""The time in which a guest has to end; longer waits are those of WASI, for input or a clock."""
+"""The time in which an interrupted guest has to end. One that takes longer waits in a function of
+WASI, for input or a clock.
+"""
 
 
 class Watchdog:
     """A thread that ends a guest at its deadline or at SIGINT, while its `with` block runs.
 
-    The main thread runs WebAssembly code, in which Python handles no signal. So the thread calls
-    *interrupt*, which makes this code trap, and *give_up* if that was not enough. `ending` is the
-    reason, or None. A signal raises KeyboardInterrupt only while `may_raise` returns true: it would
-    crash the process where wasmtime's callbacks do not expect it.
+    The main thread runs WebAssembly code, in which Python handles no signal. So this thread calls
+    *interrupt*, which makes that code trap, and *give_up* if the guest has not ended after
+    `GRACE_S`. `ending` is the reason, or None. A signal raises KeyboardInterrupt only while
+    `may_raise` returns true; elsewhere the exception would crash the process in callbacks of
+    wasmtime that do not expect it.
     """
 
     def __init__(
@@ -43,7 +46,7 @@ class Watchdog:
         self._written.setblocking(False)
         self._previous = signal.set_wakeup_fd(self._written.fileno(), warn_on_full_buffer=False)
         self._handler = signal.getsignal(signal.SIGINT)
-        if self._handler is signal.default_int_handler:  # else the process ignores Ctrl-C
+        if self._handler is signal.default_int_handler:  # any other means: Ctrl-C is ignored
             signal.signal(signal.SIGINT, self._handle_interrupt)
         self._thread.start()
         return self

@@ -1,4 +1,6 @@
-"""The cases, a module for each part of the protocol page. Their import registers them."""
+"""The cases, in one module for each part of the protocol page. Importing a module registers its
+cases.
+"""
 
 from . import (
     cancellation,

@@ -1,4 +1,4 @@
-"""Cases of errors: each is provoked once, and has its number and its data.
+"""Cases of errors: each error is provoked once, and its number and data are checked.
 
 Some errors need a server that fails on purpose. They are provoked with the models of the fixture
 (docs/protocol.md), and skipped on servers without them.
@@ -110,7 +110,8 @@ def _version_mismatch(server: Server) -> Refused:
 
 
 def _permission_denied(server: Server) -> Refused:
-    # A gateway's own user never has the right to manage; without *delegate* the goodbye says so.
+    # A gateway's own user never has the right to manage. Without the right *delegate*, the
+    # goodbye to its hello has the same error.
     return server.connect(on_behalf_of="@conformance").refusal("unload_model", name=server.model)
 
 
@@ -180,7 +181,7 @@ def _session_expired(server: Server) -> Refused:
         raise Skipped("the server does not say when a context expires")
     end = time.monotonic() + server.patience(seconds)
     while time.monotonic() < end:
-        time.sleep(min(1.0, seconds) * 1.2)  # a call of the context would count as its use
+        time.sleep(min(1.0, seconds) * 1.2)  # a call on the context would restart its idle time
         sessions = connection.call("sessions")["sessions"]
         if context not in {session["context"] for session in sessions}:
             break
@@ -235,13 +236,13 @@ PROVOKED: dict[str, Provoke] = {
     "Unknown": _never_sent,
     "ShuttingDown": _shutting_down,
 }
-"""By the error's name, the function that provokes it and returns it."""
+"""The function that provokes each error and returns it, by the error's name."""
 
 
 def _register(name: str, provoke: Provoke) -> None:
     def check_it(server: Server) -> None:
         refused = provoke(server)
-        # The quota of the user is the other form of a limit that is reached.
+        # The limit that is reached may be the user's quota instead.
         expect(refused, *(("Busy", "QuotaExceeded") if name == "Busy" else (name,)))
         check(refused.error["message"], "the error has no message")
         if name in RETRY_LATER:

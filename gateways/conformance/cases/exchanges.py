@@ -16,18 +16,18 @@ VARYING = {
     *("llama_commit", "fingerprint", "model", "message", "hint", "starts_in_s", "kv", "parks"),
     *("slots", "ctx_size"),
 }
-"""Keys whose values differ between servers or runs, beside those that the vectors name."""
+"""Keys whose values differ between servers or runs, besides those that an exchange names."""
 _SLOTS = 4
 """The slots of the echo model with which the vectors were recorded."""
 
 
 class Replay:
-    """One exchange: what the client says is sent, and each answer compared."""
+    """One exchange: the client's messages are sent, and each answer is compared."""
 
     def __init__(self, server: Server, connection: Connection, frames: list[Map]):
         self._server, self._connection, self._frames = server, connection, frames
         self._handles: dict[int, int] = {}
-        """The server's handles, by those of the vectors."""
+        """The server's handles, by the handles in the vectors."""
 
     def run(self) -> None:
         """Play the frames after both hellos."""
@@ -66,7 +66,7 @@ class Replay:
         return self._handles.get(value, value)
 
     def _next(self, expected: list[Any]) -> list[Any]:
-        """Return the next message, without positions in the queue after the first one."""
+        """Return the next message; skip positions in the queue unless one is *expected*."""
         while True:
             message = self._connection.read_message()
             is_position = message[0] == EVENT and "waiting" in message[2]

@@ -1,4 +1,4 @@
-"""Cases of handles: their numbers, whose they are, and how long they live."""
+"""Cases of handles: their numbers, their connections, and how long they live."""
 
 from __future__ import annotations
 

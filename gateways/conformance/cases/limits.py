@@ -10,7 +10,7 @@ from ..suite import Server, case, expect
 
 
 def refuse_beyond(connection: Connection, call: str, error: str, within: Map, beyond: Map) -> None:
-    """Check that a call is accepted with one set of params and refused with another."""
+    """Check that a call is accepted with the params *within*, and refused with *beyond*."""
     connection.call(call, **within)
     expect(connection.refusal(call, **beyond), error)
 

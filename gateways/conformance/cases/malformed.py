@@ -1,4 +1,4 @@
-"""Cases from the vectors: frames with mistakes, each with the outcome that it has."""
+"""Cases from the vectors: frames with mistakes, each with its expected outcome."""
 
 from __future__ import annotations
 

@@ -7,13 +7,13 @@ from ..suite import Server, case, expect, output, paused_stream
 
 
 def finish(connection: Connection, number: int) -> tuple[Request, Map]:
-    """Give a stream credit until its reply; return the request and the result."""
+    """Give a stream enough credit to end; return the request and its result."""
     connection.send([CREDIT, number, 1000])
     return connection.requests[number], connection.wait(number)
 
 
 def stream_whole(connection: Connection, context: int, text: str) -> tuple[Request, Map]:
-    """Stream a raw turn to its end."""
+    """Stream a raw turn to its end; return the request and its result."""
     params = {"context": context, "prompt": text, "raw": True, "credit": 1000}
     number = connection.start("stream", params)
     return connection.requests[number], connection.wait(number)
@@ -75,7 +75,7 @@ def a_stream_sends_no_more_events_than_its_credit(server: Server) -> None:
     """A stream begins with credit for `credit` events, and each event uses one."""
     with paused_stream(server, "abcdef", credit=2) as (connection, _, number):
         connection.wait_events(number, 2)
-        for _ in range(3):  # replies to later requests would come after an event without credit
+        for _ in range(3):  # an event without credit would arrive before these replies
             connection.call("queue")
         request = connection.requests[number]
         check(len(request.events) == 2, f"{len(request.events)} events for a credit of 2")

@@ -1,4 +1,4 @@
-"""Cases of tensors: types, shapes, numbers of them, and descriptors."""
+"""Cases of tensors: their types, shapes and numbers, and descriptors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_echo(outputs: list[Any], inputs: list[Any]) -> None:
 
 
 def _is_u8(kind: object) -> bool:
-    """Return whether a type is that of an omitted field."""
+    """Return whether a type is u8, the default of an omitted field."""
     return kind in ("u8", TENSOR_TYPES["u8"])
 
 
