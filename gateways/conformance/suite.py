@@ -137,7 +137,7 @@ class Server:
     def patience(self, seconds: float) -> float:
         """Return the longest wait for something that the server does after *seconds*.
 
-        :raises Skipped: *seconds* are longer than the user's `patience_s`.
+        :raises Skipped: *seconds* is more than the user's `patience_s`.
         """
         if self.options.patience_s < seconds:
             raise Skipped(f"it takes {seconds:g} s; --patience is {self.options.patience_s:g} s")

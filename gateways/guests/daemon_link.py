@@ -84,7 +84,7 @@ class DaemonLink:
                         await self._reconnect(until, exc)
 
     async def _reconnect(self, until: float, cause: InferdError) -> None:
-        """Wait until a daemon accepts a connection; a daemon that shuts down still accepts it.
+        """Wait until a daemon accepts a connection, as one that is shutting down still does.
 
         :raises InferdError: none did by the time *until*; the error is *cause*.
         """

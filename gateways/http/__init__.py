@@ -1,4 +1,4 @@
-"""The HTTP gateway: programs that speak the API of OpenAI, Anthropic or Ollama use the models.
+"""The HTTP gateway, by which programs with the API of OpenAI, Anthropic or Ollama use the models.
 
 `inferd gateway` serves it. Importing this package does not import starlette and uvicorn.
 

@@ -1,4 +1,4 @@
-"""The ASGI application: routes to the endpoints of all APIs, the checks before, errors after."""
+"""The ASGI application: routes to the endpoints of all APIs, checks of requests, and errors."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Gateway:
     def _choose(
         self, scope: Scope, found: Sequence[tuple[Api, Endpoint]]
     ) -> tuple[Api, Endpoint | None]:
-        """Return the endpoint of a request; one whose header the request has comes first."""
+        """Return the endpoint of a request; one that needs a header of the request comes first."""
         names = {name for name, _ in scope["headers"]}
         usable = [
             (api, endpoint)
@@ -189,7 +189,7 @@ class Gateway:
     def _check_source(self, exchange: Exchange) -> None:
         """Check the request's host and origin.
 
-        :raises HttpRefusal: it is not allowed.
+        :raises HttpRefusal: the host or the origin is not allowed.
         """
         host, origin = exchange.headers.get("host", ""), exchange.headers.get("origin")
         if not self._origins.allows_host(host):
@@ -230,7 +230,7 @@ class Gateway:
     def _identify(self, exchange: Exchange) -> Caller:
         """Return the caller by its key; without a file of keys everybody is the same caller.
 
-        :raises HttpRefusal: there is no such key.
+        :raises HttpRefusal: the request has no key, or an unknown one.
         """
         if self._keys is None:
             return LOCAL
@@ -247,7 +247,7 @@ class Gateway:
 
 
 def _methods_of(found: Sequence[tuple[Api, Endpoint]]) -> list[str]:
-    """Return the methods of endpoints; HEAD is GET, of which the server leaves the body out."""
+    """Return the methods of endpoints. HEAD is answered as GET; the server leaves the body out."""
     methods = {endpoint.method for _, endpoint in found}
     return sorted(methods | {"HEAD"} if "GET" in methods else methods)
 
@@ -263,10 +263,10 @@ def _no_endpoint(exchange: Exchange, methods: Sequence[str]) -> HttpRefusal:
 
 
 def _check_fetch(exchange: Exchange) -> None:
-    """Check a request without an origin, such as that of an image in a page of another site: it
-    changes nothing, but takes a place. Links to the gateway are allowed.
+    """Check a request without an origin, such as for an image in a page of another site. Such a
+    request changes nothing, but takes a place. Links to the gateway are allowed.
 
-    :raises HttpRefusal: a browser says that the request is one of another site's page.
+    :raises HttpRefusal: by its headers, the request was sent by a page of another site.
     """
     site = exchange.headers.get("sec-fetch-site", "none")
     if site not in ("none", "same-origin") and exchange.headers.get("sec-fetch-mode") != "navigate":

@@ -1,4 +1,4 @@
-"""A client's connection: uvicorn's with httptools, with bounds and errors of its own."""
+"""A client's connection: uvicorn's with httptools, with the gateway's bounds and errors."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Protocol(HttpToolsProtocol):
     __slots__ = ("_header_bytes", "_header_timer", "_refusal", "_watchers")
 
     def connection_made(self, transport: Any) -> None:
-        """Begin; the first request has to arrive in time."""
+        """Accept the connection; the first request's headers have to arrive in time."""
         super().connection_made(transport)
         self._header_timer: asyncio.TimerHandle | None = None
         self._refusal: HttpRefusal | None = None
-        """The cause why the parser ends, if it is one of this class."""
+        """The refusal by which this class has ended the parser, if it has."""
         self._watchers: list[Callable[[], None]] = []
         self._await_headers()
 
@@ -71,7 +71,7 @@ class Protocol(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str, *, hint: str) -> None:
         self._refusal = HttpRefusal(status, message, hint=hint)
-        raise self._refusal  # httptools makes it a parser's error
+        raise self._refusal  # httptools turns it into a parser's error
 
     def on_headers_complete(self) -> None:
         """Run the request."""
@@ -99,17 +99,17 @@ class Protocol(HttpToolsProtocol):
         self.transport.close()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Answer a request for another protocol as any other: there is nothing to warn of."""
+        """Do nothing, because a request for another protocol is answered like any other."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Notify the requests that watch the connection."""
         self._end_header_timer()
         super().connection_lost(exc)
         for on_lost in tuple(self._watchers):
             on_lost()
 
     def timeout_keep_alive_handler(self) -> None:
-        """End an unused connection; one whose client does not read is cut off."""
+        """Close an unused connection, or cut it off if the client has not read all data."""
         if self.transport.get_write_buffer_size():
             self._abort()
         else:
@@ -126,7 +126,7 @@ class _Link:
 
     @property
     def blocked(self) -> bool:
-        """Whether a write would wait, since the client does not read."""
+        """Whether a write would wait because the client does not read."""
         return bool(self._cycle.flow.write_paused)
 
     def abort(self) -> None:
@@ -135,7 +135,7 @@ class _Link:
 
     def write_now(self, data: bytes) -> bool:
         """Write a chunk without uvicorn's coroutine and messages, which take longer than the rest
-        of a token's way; return False where only uvicorn writes correctly.
+        of a token's way. Return whether it was written; if not, only uvicorn can write it.
         """
         cycle = self._cycle
         waits = cycle.flow.write_paused or cycle.disconnected or cycle.response_complete
@@ -145,21 +145,21 @@ class _Link:
         return True
 
     def watch(self, on_lost: Callable[[], None]) -> None:
-        """Call *on_lost* when the client disconnects. The connection is read for that."""
+        """Call *on_lost* when the client disconnects; to notice that, the connection is read."""
         self._watchers.append(on_lost)
         self._cycle.flow.resume_reading()
         if self._cycle.transport.is_closing():
             on_lost()
 
     def unwatch(self, on_lost: Callable[[], None]) -> None:
-        """Call *on_lost* no more."""
+        """Stop calling *on_lost*."""
         if on_lost in self._watchers:
             self._watchers.remove(on_lost)
 
 
 def _end_body_with_connection(cycle: Any) -> None:
-    """Have the end of the connection end a response's body: HTTP/1.0 has no chunks, which uvicorn
-    would send.
+    """Let the end of the connection mark the end of a response's body, because uvicorn would send
+    chunks, which HTTP/1.0 does not have.
     """
     send = cycle.send
     cycle.chunked_encoding = False

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 REQUESTS_PER_CONNECTION_MAX = 240
-"""Requests of one connection to the daemon, which allows 256: the rest is for cancelling."""
+"""Requests of one connection to the daemon, which allows 256; the others are for cancelling."""
 WAITING_PAUSE_S = 10.0
 """The pause between two comments while a turn waits and its place does not change."""
 PLACE_PAUSE_S = 0.5
-"""The least pause between two places in the queue, which change often beside many streams."""
+"""The least pause between two reports of a place in the queue, which changes often beside many
+streams.
+"""
 HEADER_BYTES_MAX = 64 << 10
 CLOSE_S_MAX = 5.0
 RESTART_S_MAX = 30.0
@@ -30,7 +32,7 @@ class Limits:
     """Connections to the daemon."""
     body_bytes_max: int = 8 << 20
     receive_s_max: float = 30.0
-    """The time in which a request arrives, and in which a client reads a part of its answer."""
+    """The time in which a request must arrive, and a client must read a part of its answer."""
     queue_s_max: float = 300.0
     """The time that a request waits for a session's place and for its turn."""
     turn_s_max: float = 600.0

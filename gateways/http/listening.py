@@ -1,4 +1,4 @@
-"""The gateway's listening socket: its address, and the refusal of open ones."""
+"""The gateway's listening socket, and the refusal of open addresses without keys."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from .callers.origins import is_loopback
 
 UNIX_MODE = 0o600
 UNREAD_BYTES_MAX = 256 << 10
-"""Of a response that the client does not read, in the kernel; beside it the server keeps 64 KiB."""
+"""The most that the kernel keeps of a response that the client does not read. The server keeps 64
+KiB more.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A path, or a host and a port; port 0 is any free one."""
+    """A path, or a host and a port; port 0 means any free port."""
 
     path: str = ""
     host: str = ""
@@ -33,7 +35,7 @@ class Address:
 def parse_address(text: str) -> Address:
     """Return the address that *text* names: HOST:PORT, or unix:PATH.
 
-    :raises InvalidArgument: it has another form.
+    :raises InvalidArgument: *text* has another form.
     """
     scheme, _, path = text.partition(":")
     if scheme == "unix" and path.removeprefix("//"):
@@ -47,9 +49,9 @@ def parse_address(text: str) -> Address:
 
 
 def check_address(address: Address, has_keys: bool) -> None:
-    """Check that an address beyond this machine is only opened with keys.
+    """Check that an address that other machines reach is opened only with keys.
 
-    :raises InvalidArgument: it has no keys.
+    :raises InvalidArgument: other machines reach it, and the gateway has no keys.
     """
     if not address.is_local and not has_keys:
         raise InvalidArgument(
@@ -62,7 +64,7 @@ def check_address(address: Address, has_keys: bool) -> None:
 def parse_mode(text: str) -> int:
     """Return the permission bits in octal *text*.
 
-    :raises InvalidArgument: it has another form.
+    :raises InvalidArgument: *text* has another form.
     """
     try:
         bits = int(text, 8)
@@ -76,7 +78,7 @@ def parse_mode(text: str) -> int:
 def check_tls(certificate: Path | None, key: Path | None) -> None:
     """Check the files for TLS, before anything listens.
 
-    :raises InvalidArgument: they cannot be used.
+    :raises InvalidArgument: the files cannot be used, or the key has no certificate.
     """
     problem = ""
     if certificate is None and key is not None:
@@ -84,7 +86,7 @@ def check_tls(certificate: Path | None, key: Path | None) -> None:
     elif certificate is not None:
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
-        except OSError as exc:  # ssl's errors are too
+        except OSError as exc:  # ssl's errors are OSErrors, too
             problem = f"{certificate} cannot be used for TLS: {exc.strerror or exc}"
     if problem:
         raise InvalidArgument(problem, hint="give a certificate and its key in PEM form")
@@ -124,7 +126,7 @@ def _bind(address: Address) -> socket.socket:
         sock = socket.socket(family, kind, protocol)
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # Connections inherit it. The kernel would keep up to 4 MB for each slow reader.
+            # Connections inherit it. By default the kernel keeps up to 4 MB for each slow reader.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD_BYTES_MAX)
             sock.bind(where)
             sock.listen(BACKLOG)

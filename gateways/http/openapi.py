@@ -31,8 +31,8 @@ def openapi_endpoint(apis: Sequence[Api]) -> Endpoint:
 
 
 def document(apis: Sequence[Api]) -> dict[str, Any]:
-    """Return the document. An endpoint that has the path of another one, and differs by a header,
-    is left out.
+    """Return the document. Of two endpoints with the same path and method, the one that requires a
+    header is left out.
     """
     paths: dict[str, dict[str, Any]] = {}
     for api in reversed(apis):
@@ -49,7 +49,7 @@ def document(apis: Sequence[Api]) -> dict[str, Any]:
 
 
 def _operation(api: Api, endpoint: Endpoint) -> dict[str, Any]:
-    """Return an operation. Its streams are described by their content type alone."""
+    """Return the operation of an endpoint. Its answers are not described further."""
     error = {"application/json": {"schema": {"$ref": f"{_COMPONENTS}{api.title}Error"}}}
     operation: dict[str, Any] = {
         "tags": [api.title],

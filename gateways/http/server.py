@@ -67,7 +67,7 @@ class _Server(uvicorn.Server):
         """Start listening."""
         await super().startup(sockets)
         if self.started:
-            # A collection then passes over the modules: 10 ms, in which all streams would pause.
+            # Later collections then skip the modules, which would pause all streams for 10 ms.
             gc.collect()
             gc.freeze()
             self._on_ready()

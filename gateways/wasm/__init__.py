@@ -1,8 +1,7 @@
 """WebAssembly guests: wasi-nn's functions for wasmtime, computed by the daemon.
 
-A program that runs guests itself offers them the functions by `add_to_linker`, and components by
-`add_component_to_linker`; `inferd wasm run` runs a guest. Programs import this package as
-`inferd.wasm`.
+`add_to_linker` offers them to guests that a program runs itself, and `add_component_to_linker` to
+components; `inferd wasm run` runs a guest. Programs import this package as `inferd.wasm`.
 Importing this package does not import wasmtime.
 """
 

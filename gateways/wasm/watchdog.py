@@ -46,7 +46,7 @@ class Watchdog:
         self._written.setblocking(False)
         self._previous = signal.set_wakeup_fd(self._written.fileno(), warn_on_full_buffer=False)
         self._handler = signal.getsignal(signal.SIGINT)
-        if self._handler is signal.default_int_handler:  # any other means: Ctrl-C is ignored
+        if self._handler is signal.default_int_handler:  # otherwise Ctrl-C is ignored already
             signal.signal(signal.SIGINT, self._handle_interrupt)
         self._thread.start()
         return self

@@ -9,7 +9,7 @@ from .models import answer_model, answer_models
 from .turns import answer_count_tokens, answer_messages
 
 _HEADER = "anthropic-version"
-"""Anthropic's clients send it; paths that OpenAI has too are answered by it."""
+"""Anthropic's clients send it. It decides between the two APIs on paths that OpenAI has, too."""
 
 
 class AnthropicApi:

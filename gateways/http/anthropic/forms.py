@@ -57,7 +57,7 @@ def _end(answer: Answer) -> dict[str, Any]:
 
 
 def _usage(answer: Answer) -> dict[str, int]:
-    """Return the usage; cached tokens are apart from the other ones of the prompt."""
+    """Return the usage; cached tokens do not count among the input tokens."""
     return {
         "input_tokens": answer.input_tokens - answer.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -71,7 +71,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def _input_of(call: ToolCall) -> Any:
-    """Return the arguments of a call; none, if the model wrote no JSON object."""
+    """Return the arguments of a call, or an empty dict if the model wrote no JSON object."""
     try:
         return msgspec.json.decode(call.arguments, type=dict[str, Any])
     except msgspec.DecodeError:
@@ -79,7 +79,7 @@ def _input_of(call: ToolCall) -> Any:
 
 
 class MessageStream:
-    """A message as events; a block of text, thinking or a call is open at a time."""
+    """A message as events; at most one block of text, thinking or a call is open at a time."""
 
     content_type = EVENT_STREAM
     shows_waiting = True
@@ -92,7 +92,7 @@ class MessageStream:
         self._blocks = 0
 
     def begin(self) -> bytes:
-        """Return the start of the message; its usage is known at its end."""
+        """Return the start of the message; its usage is known only at its end."""
         return _event("message_start", message=_message(self._model, [], _NO_USAGE))
 
     def waiting(self, place: QueueEvent | None) -> bytes:

@@ -33,9 +33,9 @@ def read_prompt(fields: PromptFields) -> list[dict[str, Any]]:
 def _read_message(
     place: str, message: dict[str, Any], names: dict[str, str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the messages of one of Anthropic's, whose results of tools are messages of their own.
+    """Yield the messages for one of Anthropic's; each tool result in it is a message of its own.
 
-    *names* has the names of the tools by the ids of their calls.
+    *names* has the names of the tools by the ids of their calls; calls in the message are added.
     """
     role, content = message.get("role"), message.get("content")
     if role not in _ROLES:
@@ -63,7 +63,7 @@ def _read_message(
 
 
 def _blocks(place: str, content: Any) -> Iterator[tuple[str, Block]]:
-    """Yield the places and the blocks of a content."""
+    """Yield each block of a content with its place."""
     if not isinstance(content, list):
         raise field_error(place, f"{place} is neither a text nor a list of blocks")
     for number, block in enumerate(content):
@@ -122,7 +122,7 @@ def _read_result(place: str, block: Block, names: dict[str, str]) -> dict[str, A
 def read_tools(tools: list[Tool]) -> list[dict[str, Any]]:
     """Return the tools for the daemon.
 
-    :raises UnsupportedOperation: one is a tool that Anthropic itself runs.
+    :raises UnsupportedOperation: a tool is one that Anthropic itself runs.
     """
     return [_read_tool(f"tools.{number}", tool) for number, tool in enumerate(tools)]
 

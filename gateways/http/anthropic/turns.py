@@ -67,8 +67,8 @@ async def answer_count_tokens(exchange: Exchange) -> None:
 def _options_of(fields: PromptFields) -> dict[str, Any]:
     """Return the parameters of a prompt: tools, template and schema.
 
-    :raises InvalidArgument: the choice of a tool names none.
-    :raises UnsupportedOperation: a tool is one of Anthropic's.
+    :raises InvalidArgument: the choice of a tool lacks the tool's name.
+    :raises UnsupportedOperation: a tool is one that Anthropic itself runs.
     """
     options: dict[str, Any] = {}
     if fields.tools:
@@ -83,7 +83,7 @@ def _options_of(fields: PromptFields) -> dict[str, Any]:
     if arguments:
         options["chat-template-kwargs"] = arguments
     if fields.output_config.format is not None:
-        # As a text: its levels do not count among those of the frame.
+        # Sent as text, so that its nesting does not count towards the frame's limit.
         schema = msgspec.json.encode(fields.output_config.format.schema_).decode()
         options["json-schema"] = schema
     return options

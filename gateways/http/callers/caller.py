@@ -12,7 +12,7 @@ PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 
 
 class DaemonUser(NamedTuple):
-    """The user and the label for whom the gateway connects; without a user it is its own."""
+    """The user and the label for whom the gateway connects; no user means the gateway's own."""
 
     on_behalf_of: str = ""
     label: str = ""
@@ -25,8 +25,9 @@ _GATEWAY = DaemonUser()
 class Caller:
     """The sender of a request.
 
-    *models* None means all of the daemon's. An *operator* may load, unload and swap models.
-    *requests_max* and *tokens_per_minute* 0 mean only the gateway's and the daemon's own bounds.
+    If *models* is None, it may use all of the daemon's. An *operator* may load, unload and swap
+    models. If *requests_max* or *tokens_per_minute* is 0, only the bounds of the gateway and of the
+    daemon apply.
     """
 
     name: str = ""
@@ -40,7 +41,7 @@ class Caller:
     def as_operator(self) -> Caller:
         """Return this caller as the gateway's own user, which may have the right to manage models.
 
-        :raises PermissionDenied: it is not an operator.
+        :raises PermissionDenied: the caller is not an operator.
         """
         if not self.operator:
             raise PermissionDenied(
@@ -55,9 +56,9 @@ class Caller:
         return self.models is None or model in self.models
 
     def check_model(self, model: str) -> None:
-        """Check that the caller may use a model; another one is unknown to it.
+        """Check that the caller may use a model; other models do not exist for it.
 
-        :raises ModelNotFound: it may not.
+        :raises ModelNotFound: the caller may not use the model.
         """
         if not self.may_use(model):
             raise ModelNotFound(
@@ -67,9 +68,9 @@ class Caller:
             )
 
     def check_priority(self, priority: Priority) -> None:
-        """Check a class.
+        """Check that the caller may use a priority class.
 
-        :raises PermissionDenied: it is higher than the caller's highest.
+        :raises PermissionDenied: the class is higher than the caller's highest.
         """
         if PRIORITIES.index(priority) > PRIORITIES.index(self.priority_max):
             raise PermissionDenied(

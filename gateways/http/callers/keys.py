@@ -1,4 +1,4 @@
-"""The file of keys: who may send requests, as which user, with which bounds.
+"""The file of keys: the callers that may send requests, with their users and bounds.
 
 The file has only the SHA-256 of each key. Keys are random and 256 bits long, so that no slower hash
 is needed.
@@ -55,7 +55,7 @@ class Keys:
     def reload(self) -> None:
         """Read the file again; the previous keys stay if that fails.
 
-        :raises InvalidArgument: it cannot be read, or has mistakes.
+        :raises InvalidArgument: the file cannot be read, or has mistakes.
         """
         self._callers = _read_file(self._path)
 
@@ -63,14 +63,14 @@ class Keys:
         """Return the caller with this key, or None."""
         if not 0 < len(key) <= KEY_CHARACTERS_MAX:
             return None
-        # A lookup by a hash that a caller cannot choose tells nothing of other hashes by its time.
+        # The time of the lookup reveals nothing, because a caller cannot choose the hash of a key.
         return self._callers.get(_hash(key))
 
 
 def new_key(name: str) -> tuple[str, str]:
     """Return a new key, and its entry for the file.
 
-    :raises InvalidArgument: the name cannot be that of a user.
+    :raises InvalidArgument: *name* is not allowed as the name of a user.
     """
     check_user_name(f"{OWN_USER}{name}")
     key = _PREFIX + secrets.token_urlsafe(32)

@@ -9,7 +9,7 @@ LOCAL_NAMES = frozenset({"localhost"})
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host's name or address is the machine itself."""
+    """Return whether a host's name or address stands for the machine itself."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -26,7 +26,7 @@ def host_of(header: str) -> str:
 class Origins:
     """The hosts by which the gateway may be called, and the origins whose pages may call it.
 
-    *any_host* is for gateways with keys: a page of another site has no key.
+    *any_host* is for gateways with keys, which a page of another site lacks, or on a Unix socket.
     """
 
     def __init__(self, hosts: Collection[str], origins: Collection[str], *, any_host: bool):

@@ -17,7 +17,7 @@ _MINUTE_S = 60.0
 
 
 class RequestKind(Enum):
-    """The bound in which a request counts."""
+    """The bound towards which a request counts."""
 
     COMPUTE = "requests-max"
     READ = "reads-max"
@@ -26,7 +26,7 @@ class RequestKind(Enum):
 
 @dataclass(slots=True)
 class _Bucket:
-    """The tokens that are left of a minute's, as of a time."""
+    """The tokens that a caller had left at the time `at`."""
 
     tokens: float
     at: float
@@ -36,7 +36,8 @@ class Quotas:
     """The use of the gateway by its callers. All methods are synchronous.
 
     A caller saves up the tokens of one minute at most. A caller with at least one token left may
-    send a request that computes; the tokens that it uses beyond the rest are deducted afterwards.
+    send a request that computes. The tokens of the request are deducted afterwards, even if that
+    leaves less than none.
     """
 
     def __init__(self, requests_max: int, streams_max: int = 0):
@@ -49,8 +50,8 @@ class Quotas:
     ) -> None:
         """Count a request, until `end_request`.
 
-        :raises Busy: the gateway has too many.
-        :raises QuotaExceeded: the caller has, or has used its tokens.
+        :raises Busy: the gateway has too many requests of this kind.
+        :raises QuotaExceeded: the caller has too many of them, or has used its tokens.
         """
         self._check_total(kind)
         most = _bound_of(caller, kind)
@@ -91,7 +92,7 @@ class Quotas:
                 )
 
     def end_request(self, caller: Caller, kind: RequestKind = RequestKind.COMPUTE) -> None:
-        """Count a request no longer."""
+        """Stop counting a request."""
         counts = self._counts[kind]
         counts[caller.name] -= 1
         if not counts[caller.name]:
@@ -111,7 +112,7 @@ class Quotas:
 
 
 def _bound_of(caller: Caller, kind: RequestKind) -> int:
-    """Return the most requests of a kind that a caller may have at once; 0: no bound of its own."""
+    """Return the most requests of a kind that a caller may have at once, or 0 without a bound."""
     if kind is RequestKind.COMPUTE:
         return caller.requests_max
     return STREAMS_MAX if kind is RequestKind.EVENTS else READS_MAX

@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from .statuses import HttpRefusal
 
 _BROWSERS = frozenset(("origin", "referer", "cookie", "sec-fetch-site", "sec-fetch-mode"))
-"""Headers by which the requests of browsers are known."""
+"""Headers by which requests of browsers are recognized."""
 
 
 def check_content(headers: Mapping[str, str]) -> None:
-    """Check that a browser declares a body as JSON: a page of another site cannot do so unasked.
+    """Check that a browser declares a body as JSON, which pages of other sites cannot do freely.
 
-    Other programs may leave the type out, as some clients of Ollama and `curl -d` do.
+    For that type, the browser first asks the gateway by an OPTIONS request. Other programs may
+    leave the type out, as some clients of Ollama and `curl -d` do.
 
-    :raises HttpRefusal: it does not, or the body is compressed.
+    :raises HttpRefusal: a browser declares another type, or the body is compressed.
     """
     encoding = headers.get("content-encoding", "identity").lower()
     if encoding != "identity":

@@ -23,7 +23,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 JSON = b"application/json"
 LINK = "inferd.link"
-"""The server's extension of a request's scope: the `ClientLink`."""
+"""The name of the extension of a request's scope that has its `ClientLink`."""
 
 
 class ClientLink(Protocol):
@@ -34,28 +34,29 @@ class ClientLink(Protocol):
 
     @property
     def blocked(self) -> bool:
-        """Whether a write would wait, since the client does not read."""
+        """Whether a write would wait because the client does not read."""
 
     def abort(self) -> None:
         """Cut the connection off."""
 
     def write_now(self, data: bytes) -> bool:
-        """Write a part of a body that has begun, unless that takes waiting; return whether it was
-        written.
+        """Write a part of a body that has begun, if that is possible without waiting. Return
+        whether it was written.
         """
 
     def watch(self, on_lost: Callable[[], None]) -> None:
         """Call *on_lost* when the client disconnects, until `unwatch`."""
 
     def unwatch(self, on_lost: Callable[[], None]) -> None:
-        """Call *on_lost* no more."""
+        """Stop calling *on_lost*."""
 
 
 class Exchange:
     """A request, and its response as it is written. Its task owns it.
 
     `body` is set before the endpoint runs. `blocked_since` is the time at which the present write
-    began, or 0: the gateway ends exchanges whose client reads nothing for too long.
+    began, or 0 without one; by it, the gateway ends exchanges whose client reads nothing for too
+    long.
     """
 
     caller: Caller = LOCAL
@@ -87,7 +88,7 @@ class Exchange:
         self.cors: list[tuple[bytes, bytes]] = []
         """Headers that let a page of an allowed origin read the response."""
         self.cancel_scope = anyio.CancelScope()
-        """The request's work, which ends when the client disconnects."""
+        """The scope of the request's work, which is cancelled when the client disconnects."""
         self._receive, self._send = receive, send
         self.link: ClientLink = scope["extensions"][LINK]
 
@@ -99,8 +100,8 @@ class Exchange:
     async def read_body(self) -> None:
         """Read the whole body.
 
-        :raises TooLarge: it is longer than allowed.
-        :raises HttpRefusal: it does not arrive in time, or the client disconnects.
+        :raises TooLarge: the body is longer than allowed.
+        :raises HttpRefusal: the body does not arrive in time, or the client disconnects.
         """
         length = self.headers.get("content-length", "0")
         self._check_size(int(length) if length.isdecimal() and len(length) < 20 else 0)
@@ -136,7 +137,7 @@ class Exchange:
             self.cancel_scope.cancel()
 
     def close(self) -> None:
-        """Watch the connection no more."""
+        """Stop watching the connection."""
         self.link.unwatch(self._end_work)
 
     async def start(

@@ -27,15 +27,17 @@ class StreamForm(Protocol):
 
     content_type: bytes
     shows_waiting: bool
-    """Whether the client of a turn that waits gets `waiting`; if not, the headers are held until
-    the first piece.
+    """Whether the client gets the bytes of `waiting` while its turn waits; if not, the headers are
+    held until the first piece.
     """
 
     def begin(self) -> bytes:
         """Return the first bytes of the body, sent before the first piece."""
 
     def waiting(self, place: QueueEvent | None) -> bytes:
-        """Return a place in the queue; None: it is not known, since the model is being loaded."""
+        """Return the form of a place in the queue; None means that it is not known, because the
+        model is being loaded.
+        """
 
     def piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> bytes:
         """Return the next piece of an answer."""
@@ -53,10 +55,10 @@ class StreamForm(Protocol):
 async def stream_turn(
     exchange: Exchange, request: TurnRequest | Sequence[TurnRequest], form: StreamForm
 ) -> None:
-    """Stream a turn as the response, or several at the same time: their answers are numbered one
-    after the other.
+    """Stream a turn as the response, or several turns at the same time. The answers of all turns
+    are numbered consecutively.
 
-    :raises InferdError: it failed before the response began.
+    :raises InferdError: a turn failed before the response began.
     """
     requests = [request] if isinstance(request, TurnRequest) else request
     writer = _StreamWriter(exchange, form)
@@ -73,7 +75,7 @@ async def _stream_all(
     exchange: Exchange, requests: Sequence[TurnRequest], writer: _StreamWriter
 ) -> None:
     first, *others = requests
-    if not others:  # as mostly; without a further task and group
+    if not others:  # the usual case, without a further task and group
         await _stream_one(exchange, first, _NumberedReader(writer, 0))
         return
     async with anyio.create_task_group() as group:
@@ -97,7 +99,7 @@ class _NumberedReader:
         self.writer, self._first = writer, first
 
     def note_place(self, place: QueueEvent) -> None:
-        """Note a place in the queue; that of the first turn is shown."""
+        """Note a place in the queue; only that of the first turn is shown."""
         if not self._first:
             self.writer.note_place(place)
 
@@ -106,7 +108,7 @@ class _NumberedReader:
         self.writer.add_piece(self._first + answer, piece, probabilities)
 
     def write_now(self) -> bool:
-        """Write the added pieces unless that takes waiting."""
+        """Write the added pieces if that needs no waiting; return whether they are written."""
         return self.writer.write_now()
 
     async def write_added(self) -> None:
@@ -136,7 +138,7 @@ class _StreamWriter:
         """The part of the body that is not written yet."""
         self._error: InferdError | None = None
         self._writing = 0
-        """Tasks that write now: they wait in their order while the client does not read."""
+        """The number of tasks that write now; they wait in order while the client does not read."""
 
     async def show_waiting(self) -> float:
         """Send the headers and the place in the queue; see `WaitingStream`."""
@@ -158,12 +160,14 @@ class _StreamWriter:
         self._added += self._form.piece(answer, piece, probabilities)
 
     def _begin(self) -> None:
-        """Begin the body, before the form makes anything else: it may number its events."""
+        """Begin the body, before the form returns anything else, because it may number its
+        events.
+        """
         if not self._begun:
             self._begun, self.waits, self._added = True, False, self._form.begin()
 
     def write_now(self) -> bool:
-        """Write the added pieces unless that takes waiting; return whether they are written."""
+        """Write the added pieces if that needs no waiting; return whether they are written."""
         if self._added and not self._writing and self._exchange.link.write_now(self._added):
             self._added = b""
         return not self._added
@@ -196,7 +200,7 @@ class _StreamWriter:
     async def finish(self) -> None:
         """Write the end of the stream.
 
-        :raises InferdError: it failed before the response began.
+        :raises InferdError: a turn failed before the response began.
         """
         error = self._error
         if error is None:

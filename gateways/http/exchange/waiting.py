@@ -1,5 +1,7 @@
-"""The streams that wait for their first piece. One task shows all of them: a task for each stream
-would take 4 kB of memory.
+"""The streams that wait for their first piece.
+
+One task sends their places to all clients, because a task for each stream would take 4 kB of
+memory.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ class WaitingStream(Protocol):
 
     async def show_waiting(self) -> float:
         """Show the client that its turn waits, unless the client does not read. Return the seconds
-        until the next call, 0 if the turn has begun.
+        until the next call, or 0 if the turn has begun.
         """
 
 
 class WaitingStreams:
-    """The streams that wait, by the time at which they are shown next. It belongs to the event
-    loop.
+    """The streams that wait, in the order of the times at which they are shown next. They belong to
+    the event loop.
     """
 
     def __init__(self) -> None:
@@ -33,7 +35,7 @@ class WaitingStreams:
         """Set when the first stream is due earlier than the task knows."""
 
     def add(self, stream: WaitingStream, seconds: float) -> None:
-        """Show *stream* after that time if it still waits then."""
+        """Show *stream* after *seconds* if it still waits then."""
         due = (time.monotonic() + seconds, next(self._numbers), stream)
         heapq.heappush(self._due, due)
         if self._due[0] is due:

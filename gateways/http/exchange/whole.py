@@ -14,7 +14,7 @@ from .exchange import Exchange
 async def collect_turns(exchange: Exchange, requests: Sequence[TurnRequest]) -> list[list[Answer]]:
     """Return the answers of turns that run at the same time.
 
-    :raises InferdError: the first one that fails ends the others.
+    :raises InferdError: a turn failed; the first failure ends the other turns.
     """
     found: list[list[Answer]] = [[] for _ in requests]
     errors: list[InferdError] = []

@@ -1,4 +1,4 @@
-"""The fields of requests: one table for each path says whether each is honoured."""
+"""The fields of requests, in one table for each path with the effect of each field."""
 
 from __future__ import annotations
 

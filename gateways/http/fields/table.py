@@ -30,9 +30,9 @@ class Use(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a request. With *option* its value is this parameter of docs/parameters.md.
+    """A field of a request. With *option*, its value sets this parameter of docs/parameters.md.
 
-    A refused field may have the values *permitted*, which ask for nothing.
+    A refused field may have one of the values *permitted*, which have no effect.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Field:
     option: str = ""
     permitted: tuple[Any, ...] = ()
     sets: str = ""
-    """The parameter that the API's own code makes of it: the daemon's errors name that."""
+    """The parameter that the API's own code makes of it, which the daemon's errors name."""
 
 
 def honoured(name: str, note: str = "", *, sets: str = "") -> Field:
@@ -68,9 +68,9 @@ class FieldTable(Generic[S]):
     """The fields of the requests of one path.
 
     With *parameters*, a field that is not in the table is passed on as a parameter of
-    docs/parameters.md, and the daemon refuses unknown ones by name. Without, it is refused here.
-    *kind* has the types of the honoured fields. The fields of a table for the *method* GET are
-    those of the query.
+    docs/parameters.md, and the daemon refuses unknown ones by name. Without *parameters*, such a
+    field is refused here. *kind* has the types of the honoured fields. The fields of a table for
+    the *method* GET are those of the query.
     """
 
     def __init__(
@@ -90,8 +90,9 @@ class FieldTable(Generic[S]):
     def read(self, body: bytes) -> tuple[S, dict[str, Any]]:
         """Return a request's own fields and its parameters. A null counts as absent.
 
-        :raises InvalidArgument: it is not a JSON object, or a field has another type or is unknown.
-        :raises UnsupportedOperation: it has a field that is refused.
+        :raises InvalidArgument: *body* is not a JSON object, or a field has another type or is
+            unknown.
+        :raises UnsupportedOperation: the request has a field that is refused.
         """
         own, options = self._split(_decode_object(body))
         return _convert(own, self.kind), options
@@ -129,7 +130,7 @@ class FieldTable(Generic[S]):
         return own, options
 
     def name_field(self, error: InferdError) -> InferdError:
-        """Return *error* with the name of the field that it is about in `data.param`, if known."""
+        """Return *error*, whose `data.param` then names the field that it is about, if known."""
         lines = error.data.get("errors") or [error.message]
         option = str(lines[0]).partition(":")[0].strip()
         unknown = re.match(r"unknown key '([^']*)'", str(lines[0]))

@@ -1,4 +1,4 @@
-"""The daemon's own paths: sessions, models, the queue, statistics, and events of them."""
+"""The daemon's own paths: sessions, models, the queue, statistics, and their events."""
 
 from __future__ import annotations
 

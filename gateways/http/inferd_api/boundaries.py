@@ -7,14 +7,14 @@ from ..fields.table import field_error
 
 
 def boundaries_of(history: HistoryResult) -> list[int]:
-    """Return the numbers of messages that a session can keep, all of them included."""
+    """Return the numbers of messages that a session can keep, including the number of all."""
     return sorted({*history.turns, len(history.messages)})
 
 
 def turns_after(history: HistoryResult, messages: int) -> int:
     """Return the number of turns to remove, so that a history keeps its first *messages*.
 
-    :raises InvalidArgument: that is not between two turns.
+    :raises InvalidArgument: the cut after *messages* is not between two turns.
     """
     if messages == len(history.messages):
         return 0

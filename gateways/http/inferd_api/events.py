@@ -51,7 +51,7 @@ async def answer_events(exchange: Exchange) -> None:
 def _kinds(include: str | None) -> frozenset[str]:
     """Return the kinds of events that a request names.
 
-    :raises InvalidArgument: there is no such kind.
+    :raises InvalidArgument: a kind does not exist.
     """
     if include is None:
         return frozenset(KINDS)
@@ -62,7 +62,7 @@ def _kinds(include: str | None) -> frozenset[str]:
 
 
 class _States:
-    """The states that one reader of events has, for the next events."""
+    """The states that one reader of events was sent; later ones are compared with them."""
 
     def __init__(
         self,

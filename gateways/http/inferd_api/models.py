@@ -17,7 +17,7 @@ from ..limits import CLOSE_S_MAX
 from .fields import LOAD, SWAP, UNLOAD
 
 _STATES = {"cold": "unloaded", "ready": "loaded"}
-"""The daemon's names of states that have another one here."""
+"""The daemon's names of states that have another name here, with this name."""
 
 
 async def answer_models(exchange: Exchange) -> None:
@@ -120,7 +120,7 @@ async def unload_model(exchange: Exchange) -> None:
 
 
 async def swap_model(exchange: Exchange) -> None:
-    """Replace a model by another, or end that."""
+    """Replace a model by another, or end the swap."""
     fields, _ = SWAP.read(exchange.body)
     operator = _operator(exchange.caller, fields.model)
     exchange.caller.check_model(fields.to)
@@ -132,8 +132,8 @@ async def swap_model(exchange: Exchange) -> None:
 def _operator(caller: Caller, model: str) -> Caller:
     """Return a caller as the gateway's own user, who may change models.
 
-    :raises PermissionDenied: it is not an operator.
-    :raises ModelNotFound: it may not use the model.
+    :raises PermissionDenied: the caller is not an operator.
+    :raises ModelNotFound: the caller may not use the model.
     """
     operator = caller.as_operator()
     caller.check_model(model)

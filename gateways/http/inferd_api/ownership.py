@@ -1,4 +1,4 @@
-"""The difference between a caller's own turns and sessions and others of its user."""
+"""The distinction between a caller's own turns and sessions, and others of the same user."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..callers.caller import Caller
 def is_own(caller: Caller, entry: dict[str, Any]) -> bool:
     """Return whether a turn or session that the daemon lists for the caller is the caller's own.
 
-    To a caller without a label, the daemon also lists those of all labels of its user, which are
-    other callers.
+    To a caller without a label, the daemon also lists those of all labels of its user, which belong
+    to other callers.
     """
     return bool(entry["label"] == caller.user.label)

@@ -15,7 +15,7 @@ _SHOWN = (
 
 
 async def answer_queue(exchange: Exchange) -> None:
-    """Answer with the turns of the caller's user in the daemon, model by model in their order."""
+    """Answer with the caller's own turns in the daemon, model by model in their order."""
     async with exchange.turns.pool.lease(exchange.caller) as client:
         tasks = await client.queue()
     await exchange.send_json(queue_of(exchange.caller, tasks))

@@ -1,4 +1,4 @@
-"""The caller and its rights, so that a program can hide the rest."""
+"""The caller and its rights, so that a program can hide all else from its user."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ async def _opened(exchange: Exchange, client: AsyncClient) -> AsyncIterator[Asyn
     async with client.session(
         entry["model"], session_id=session_id, queue_timeout=exchange.limits.queue_s_max
     ) as session:
-        if not session.attached:  # it was deleted meanwhile, and opening has made it
+        if not session.attached:  # it was deleted meanwhile, and opening has created a new one
             await session.delete()
             raise no_session(session_id)
         yield session
@@ -97,7 +97,7 @@ async def _opened(exchange: Exchange, client: AsyncClient) -> AsyncIterator[Asyn
 async def cancel_session(exchange: Exchange) -> None:
     """End the turn of a session, and answer once the session is free.
 
-    :raises SessionBusy: it is not free in time.
+    :raises SessionBusy: the session is not free in time.
     """
     CANCEL.read(exchange.body)
     session_id, caller = exchange.params["session"], exchange.caller

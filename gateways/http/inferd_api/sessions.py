@@ -154,7 +154,7 @@ async def find_session(client: AsyncClient, caller: Caller, session_id: str) -> 
 
 
 def no_session(session_id: str, param: str = "session_id") -> NotFound:
-    """Return the error for an id that the caller has not."""
+    """Return the error for an id with which the caller has no session."""
     return NotFound(
         f"there is no session {session_id[:128]!r}",
         hint="GET /v1/inferd/sessions lists the sessions",

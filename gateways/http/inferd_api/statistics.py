@@ -14,7 +14,7 @@ _COUNTERS = {
     "computed_tokens": "prompt",
     "cached_tokens": "cached",
 }
-"""The daemon's names of the counters."""
+"""The daemon's name of each counter."""
 _TURNS = ("running", "waiting", "parked")
 
 Engines = Mapping[str, Mapping[str, Any]]

@@ -18,7 +18,7 @@ from .fields import TurnFields
 
 _NS_PER_MS = 1_000_000
 TextForm = Callable[[str, str, Sequence[ToolCall]], dict[str, Any]]
-"""Returns the part of an object that has a text, a thinking and the calls."""
+"""A function of text, thinking and calls that returns the part of an object that has them."""
 
 
 def chat_form(text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Lines:
         return line
 
     def last(self, answer: Answer, calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
-        """Return the object that ends an answer, with all that was not sent of it."""
+        """Return the object that ends an answer, with all of it that was not sent yet."""
         end = self.part(answer.text, answer.reasoning, calls, answer.probabilities)
         length = answer.finish_reason is FinishReason.LENGTH
         end.update(
@@ -94,11 +94,11 @@ class LineStream:
         self._lines, self._calls = lines, WholeCalls()
 
     def begin(self) -> bytes:
-        """Return nothing: a stream begins with its first piece."""
+        """Return nothing, because a stream begins with its first piece."""
         return b""
 
     def waiting(self, place: QueueEvent | None) -> bytes:
-        """Return nothing: Ollama's clients know no places."""
+        """Return nothing, because Ollama's clients do not know places in a queue."""
         return b""
 
     def piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> bytes:
@@ -109,7 +109,7 @@ class LineStream:
         return _line(self._lines.part(str(piece), piece.reasoning, calls, probabilities))
 
     def end(self, answer: int, end: Answer) -> bytes:
-        """Return the last line, after one with the call whose end was awaited."""
+        """Return the last line, after a line with the last call if that was not sent yet."""
         calls = self._calls.finish()
         before = _line(self._lines.part("", "", calls, [])) if calls else b""
         return before + _line(self._lines.last(end))
@@ -119,7 +119,7 @@ class LineStream:
         return _line(error_body(error, status))
 
     def finish(self) -> bytes:
-        """Return nothing: the last line of the answer was the last."""
+        """Return nothing, because `end` has returned the last line."""
         return b""
 
 

@@ -21,7 +21,9 @@ _NEVER = timedelta(days=36_500)
 
 
 async def answer_running(exchange: Exchange) -> None:
-    """Answer as Ollama does at its root, by which programs find it. Browsers get another answer."""
+    """Answer as Ollama does at its root, by which programs recognize it. Browsers get another
+    answer.
+    """
     await exchange.send_whole(
         b"Ollama is running",
         content_type=b"text/plain; charset=utf-8",
@@ -96,7 +98,7 @@ def _short_number(count: int) -> str:
 
 
 def _names(info: ModelInfo) -> dict[str, Any]:
-    """Return the fields that name a model. Its digest stands for the name and the size alone:
+    """Return the fields that name a model. Its digest is only of the name and the size, because
     hashing the whole file would take too long.
     """
     name, size = info["name"], info.get("size_bytes", 0)
@@ -146,7 +148,7 @@ def _shown(info: ModelInfo) -> dict[str, Any]:
 
 
 def _capabilities(file: dict[str, Any], facts: dict[str, Any], template: str) -> list[str]:
-    """Return what a model can do, as far as its file tells; more is known once it is loaded."""
+    """Return the abilities of a model that its file shows; more are known once it is loaded."""
     found = ["completion"] if facts.get("generates", True) else []
     if file.get("supports_tools") or facts.get("tool_format", "none") != "none":
         found.append("tools")

@@ -74,7 +74,7 @@ def _turn_of(
     if fields.format == "json":
         options["json-schema"] = {"type": "object"}
     elif isinstance(fields.format, dict):
-        # As a text: its levels do not count among those of the frame.
+        # Sent as text, so that its nesting does not count towards the frame's limit.
         options["json-schema"] = msgspec.json.encode(close_schema(fields.format)).decode()
         options["schema-lenient"] = True
     if fields.think is not None:

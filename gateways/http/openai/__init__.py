@@ -1,4 +1,4 @@
-"""OpenAI's API: models and chat completions."""
+"""OpenAI's API: models, chats, completions, embeddings and responses."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def turn_of(chat: ChatRequest, options: dict[str, Any], caller: Caller) -> TurnR
     """Return the turn of a request.
 
     :raises InvalidArgument: the request contradicts itself.
-    :raises UnsupportedOperation: it has parts that are not text.
+    :raises UnsupportedOperation: the request has parts that are not text.
     """
     options = {**options, "reasoning-format": "deepseek"}
     tokens_max = chat.max_completion_tokens
@@ -100,10 +100,10 @@ def format_options(form: ResponseFormat) -> dict[str, Any]:
 
 
 def schema_options(schema: dict[str, Any], *, strict: bool) -> dict[str, Any]:
-    """Return the parameters of an answer's schema. One that is not *strict* is closed: an answer
-    has no properties that it does not list.
+    """Return the parameters of an answer's schema. A schema that is not *strict* is closed, so that
+    answers have only the properties that it lists.
     """
-    # As a text: its levels do not count among those of the frame.
+    # Sent as text, so that its nesting does not count towards the frame's limit.
     text = _encode(schema if strict else close_schema(schema)).decode()
     return {"json-schema": text, "schema-lenient": not strict}
 
@@ -116,7 +116,9 @@ def effort_arguments(effort: Effort | None) -> dict[str, Any]:
 
 
 def priority_of(priority: Priority | None, tier: ServiceTier, caller: Caller) -> Priority:
-    """Return a request's class. A tier is lowered to the caller's highest, a priority is not."""
+    """Return a request's priority class. A tier's class is lowered to the caller's highest; a
+    *priority* is not.
+    """
     if priority is not None:
         return priority
     wanted: Priority = "normal"
@@ -143,7 +145,7 @@ class Frame:
         }
 
     def whole(self, answers: list[Answer]) -> dict[str, Any]:
-        """Return the whole completion; an answer that failed has the error instead of a message."""
+        """Return the whole completion."""
         return {
             **self.common,
             "object": "chat.completion",
@@ -186,7 +188,7 @@ class ChatStream:
         self._head = b"data: " + _encode(fields)[:-1] + b',"choices":['
         usage = b',"usage":null' if frame.chat.stream_options.include_usage else b""
         self._tail = b"]" + usage + b"}\n\n"
-        # Most pieces are only text, and differ from each other in that alone.
+        # Most pieces have only text, and differ from each other in their text alone.
         self._text_heads = [
             self._head + b'{"index":%d,"delta":{"content":' % number
             for number in range(frame.chat.n)

@@ -13,9 +13,9 @@ from .chat_fields import ServiceTier, StreamOptions
 
 PROMPTS_MAX = 16
 ANSWERS_MAX = 64
-"""Answers of one request; each is a session while it runs, of which the daemon has 100."""
+"""Answers of one request. Each is a session while it runs, and the daemon has 100 sessions."""
 TOKENS_DEFAULT = 16
-"""OpenAI's default: programs rely on short completions."""
+"""OpenAI's default, because programs rely on short completions."""
 
 
 class CompletionRequest(Struct, kw_only=True):

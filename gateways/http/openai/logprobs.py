@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 LOGPROB_MIN = -9999.0
-"""JSON has no infinity: the logprob of a token that cannot occur."""
+"""The logprob of a token that cannot occur, because JSON has no infinity."""
 
 
 def chat_logprobs(probabilities: list[dict[str, Any]], top: int) -> dict[str, Any]:

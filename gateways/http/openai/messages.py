@@ -9,7 +9,7 @@ from ..fields.table import field_error
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 ROLES = {"developer": "system"}
-"""Roles that chat templates do not know, and those that they know instead."""
+"""Roles that chat templates do not know, with the roles that replace them."""
 
 
 def read_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

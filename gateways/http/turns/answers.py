@@ -30,7 +30,9 @@ def finish_reason_of(metadata: Metadata, tool_calls: bool) -> FinishReason:
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """An answer that has ended; `text` and the rest are empty for an answer that was streamed."""
+    """An answer that has ended. If it was streamed, `text`, `reasoning` and `tool_calls` are empty,
+    and `probabilities` has only those that were not streamed.
+    """
 
     metadata: Metadata
     finish_reason: FinishReason
@@ -66,10 +68,10 @@ class TurnReader(Protocol):
         """Add the next piece of an answer."""
 
     def write_now(self) -> bool:
-        """Write the added pieces unless that takes waiting; return whether they are written."""
+        """Write the added pieces if that needs no waiting; return whether they are written."""
 
     async def write_added(self) -> None:
-        """Write the added pieces. The turn continues only as it is read."""
+        """Write the added pieces. The turn continues only as fast as its text is read."""
 
     async def write_end(self, answer: int, end: Answer) -> None:
         """Write the end of an answer, which has an `error` if it failed."""

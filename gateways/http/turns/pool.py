@@ -1,7 +1,7 @@
 """Connections to the daemon, shared by requests.
 
-A connection carries the requests of one caller: its user and label are named when it is opened. It
-takes `REQUESTS_PER_CONNECTION_MAX` requests; the next request gets another connection.
+A connection carries the requests of one user and label, which are sent when it is opened. It takes
+`REQUESTS_PER_CONNECTION_MAX` requests; the next request gets another connection.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class ConnectionPool:
             pooled.requests -= requests
 
     def _take_places(self, user: DaemonUser, requests: int) -> tuple[_Pooled, AsyncClient | None]:
-        """Return a connection, and one to close. No await between the choice and its note."""
+        """Return a connection, and a client to close, if any. Nothing is awaited between the choice
+        of a connection and the count of its requests.
+        """
         if requests > REQUESTS_PER_CONNECTION_MAX:
             raise InvalidArgument(
                 f"{requests} answers; {REQUESTS_PER_CONNECTION_MAX} are allowed",
@@ -74,7 +76,7 @@ class ConnectionPool:
             pooled = _Pooled(user, self._connect(user))
             self._pooled.append(pooled)
         pooled.requests += requests
-        # The latest used one is last, so that the first idle one is the longest unused.
+        # The latest used one is last, so that the first idle one has been unused for longest.
         self._pooled.remove(pooled)
         self._pooled.append(pooled)
         return pooled, unused

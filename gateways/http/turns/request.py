@@ -1,4 +1,4 @@
-"""A turn as a caller has requested it, in the terms of no API."""
+"""A turn as a caller has requested it, independent of the API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class TurnRequest:
 
     *options* are parameters of docs/parameters.md. Without a *session_id* the turn has a session of
     its own, and the daemon reuses the KV state of an equal beginning. With one, *prompt* is added
-    to the session's history. With *branch_of* too, the session begins as a branch of that one.
+    to the session's history. With *branch_of* too, the session begins as a branch of the session
+    with that id.
     """
 
     model: str

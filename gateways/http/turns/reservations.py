@@ -16,7 +16,7 @@ class Reservation:
 
     def __init__(self) -> None:
         self.scope = anyio.CancelScope()
-        """The turn of the request, if it has one: cancelling it ends the turn."""
+        """The scope of the request's turn, if it has one; cancelling the scope ends the turn."""
         self.released = anyio.Event()
 
 
@@ -30,7 +30,7 @@ class SessionReservations:
     def reserve(self, caller: Caller, session_id: str) -> Iterator[Reservation]:
         """Reserve a session.
 
-        :raises SessionBusy: it has a request under way.
+        :raises SessionBusy: the session has a request under way.
         """
         reservation = Reservation()
         key = (*caller.user, session_id)
@@ -47,5 +47,5 @@ class SessionReservations:
             reservation.released.set()
 
     def find(self, caller: Caller, session_id: str) -> Reservation | None:
-        """Return the reservation of a session that has a request under way."""
+        """Return the reservation of a session, or None if it has no request under way."""
         return self._by_session.get((*caller.user, session_id))

@@ -38,12 +38,15 @@ class TurnRunner:
         self.reservations = SessionReservations()
         self.snapshots = Snapshots(pool)
         self.stopping = False
-        """The server accepts no more requests: streams without an end of their own end now."""
+        """Whether the server stops accepting requests; streams without an end of their own then
+        end.
+        """
 
     async def collect(self, caller: Caller, request: TurnRequest) -> list[Answer]:
-        """Return the whole answers; the first one that failed is raised if all of them did.
+        """Return the whole answers of a turn.
 
-        :raises InferdError: the turn was refused or failed.
+        :raises InferdError: the turn was refused or failed, or all of its answers failed; the error
+            is then that of the first answer.
         """
         deadline = time.monotonic() + self._limits.turn_s_max
         async with self._open(caller, request, requests=1) as session:
@@ -63,8 +66,8 @@ class TurnRunner:
     async def stream(self, caller: Caller, request: TurnRequest, reader: TurnReader) -> None:
         """Write the answers to *reader* as they arise.
 
-        :raises InferdError: the session could not be opened. A turn that fails later writes the end
-            of its answer, with the error.
+        :raises InferdError: the session could not be opened. If the turn fails later, the error is
+            written with the end of the answer.
         """
         deadline = time.monotonic() + self._limits.turn_s_max
         end_of_session: Answer | None = None
@@ -128,7 +131,7 @@ class TurnRunner:
         return answer
 
     def _charge(self, caller: Caller, answer: Answer, number: int) -> None:
-        """Deduct the tokens of an answer; those of the prompt count once, without cached ones."""
+        """Deduct the tokens of an answer; a prompt's tokens count once, without cached ones."""
         tokens = answer.output_tokens
         if not number:
             tokens += answer.input_tokens - answer.cached_tokens
@@ -139,7 +142,7 @@ class TurnRunner:
     ) -> Embeddings:
         """Return the embeddings of texts.
 
-        :raises InferdError: they were refused or failed.
+        :raises InferdError: the request was refused or failed.
         """
         caller.check_model(model)
         caller.check_priority(priority)
@@ -158,9 +161,9 @@ class TurnRunner:
     async def _open(
         self, caller: Caller, request: TurnRequest, requests: int
     ) -> AsyncIterator[AsyncSession]:
-        """Open the session of a request, on a connection of its own caller.
+        """Open the session of a request, on a connection for its caller.
 
-        :raises InferdError: it cannot be opened.
+        :raises InferdError: the session cannot be opened.
         """
         caller.check_model(request.model)
         caller.check_priority(request.priority)
@@ -194,9 +197,9 @@ class TurnRunner:
             yield session
 
     async def _branch(self, caller: Caller, request: TurnRequest) -> None:
-        """Make the request's session a branch of another one, which stays as it is.
+        """Create the request's session as a branch of another one, which stays as it is.
 
-        :raises InvalidArgument: there is no such session.
+        :raises InvalidArgument: the other session does not exist.
         """
         assert request.branch_of is not None and request.session_id is not None
         with self.reservations.reserve(caller, request.branch_of):
@@ -209,7 +212,7 @@ class TurnRunner:
                     queue_timeout=self._limits.queue_s_max,
                 ) as trunk,
             ):
-                if not trunk.attached:  # opening has made it
+                if not trunk.attached:  # it did not exist, and opening has created it
                     await trunk.delete()
                     raise InvalidArgument(
                         f"there is no response {request.branch_of!r}, or it was deleted",
@@ -229,7 +232,10 @@ class TurnRunner:
     def _turn_keywords(
         self, request: TurnRequest, deadline: float, number: int = 0
     ) -> dict[str, Any]:
-        """Return the keywords of a turn; each answer has another seed."""
+        """Return the keywords of a turn; each answer has its own seed.
+
+        :raises Timeout: the deadline has passed.
+        """
         options = request.options
         seed = options.get("seed")
         if number and isinstance(seed, int) and seed >= 0:

@@ -19,7 +19,9 @@ FETCH_S_MAX = 5.0
 
 
 class Snapshot(NamedTuple):
-    """The models, turns and statistics of a user at a time; *error* if the daemon is away."""
+    """The models, turns and statistics of a user at a time. If the daemon is away, *error* is set,
+    and the rest is that of the previous snapshot.
+    """
 
     number: int
     at_s: float
@@ -47,15 +49,15 @@ class Snapshots:
         self._locks.setdefault(user, anyio.Lock())
 
     def remove_reader(self, user: DaemonUser) -> None:
-        """Forget a reader, and with the last one the snapshot."""
+        """Remove a reader, and with the last one the user's snapshot."""
         self._readers[user] -= 1
         if not self._readers[user]:
             del self._readers[user], self._locks[user]
             self._latest.pop(user, None)
 
     async def snapshot(self, caller: Caller) -> Snapshot:
-        """Return the latest snapshot of a reader's user, or a new one if it is older than the
-        pause.
+        """Return the latest snapshot of a reader's user, or a new one if that is older than
+        `PAUSE_S`.
         """
         user = caller.user
         async with self._locks[user]:

@@ -8,10 +8,10 @@ from ....ipc.client import ToolCall, ToolCallPart
 
 
 class WholeCalls:
-    """Puts the parts of tool calls together.
+    """The tool calls of an answer, put together from their parts.
 
-    A part can say that its call is not one after all, which APIs cannot take back once it is sent.
-    A call is certain when the next one begins, or the answer ends.
+    A part can report that its call is not a tool call after all, and APIs cannot take back a call
+    that was sent. A call is certain when the next one begins, or the answer ends.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class WholeCalls:
         return certain
 
     def finish(self) -> list[ToolCall]:
-        """Return the call whose end was awaited, if any."""
+        """End the answer: return the last call, if it was not returned or dropped."""
         certain = [] if self._open is None else [self._open[1]]
         self._open = None
         self.calls += len(certain)

@@ -23,7 +23,7 @@ _HEADERS = [
 
 
 async def answer_root(exchange: Exchange) -> None:
-    """Answer browsers with the page, and programs as Ollama does, by which they find it."""
+    """Answer browsers with the page, and programs as Ollama does, by which they recognize it."""
     if "text/html" in exchange.headers.get("accept", ""):
         await _send(exchange, FILES[INDEX], [(b"vary", b"accept")])
     else:

@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/responses`: items in and out, and the response before as a session."""
+"""OpenAI's `/v1/responses`: input and output as items, and the previous response as a session."""
 
 from __future__ import annotations
 

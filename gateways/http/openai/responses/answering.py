@@ -55,7 +55,7 @@ async def _forget(exchange: Exchange, turn: TurnRequest) -> None:
 
 
 async def delete_response(exchange: Exchange) -> None:
-    """Delete a stored response; those that continue it stay."""
+    """Delete a stored response; responses that continue it stay."""
     response_id = exchange.params["response"]
     known = re.fullmatch(RESPONSE_ID, response_id) is not None
     if not known or not await exchange.turns.delete_session(exchange.caller, response_id):
@@ -64,10 +64,10 @@ async def delete_response(exchange: Exchange) -> None:
 
 
 def new_id(request: ResponseRequest) -> str:
-    """Return the id of a response. It has a hash of the instructions, so that a response that
-    continues it can be checked to have the same.
+    """Return the id of a new response. The id has a hash of the instructions, by which a response
+    that continues this one is checked to have the same instructions.
 
-    :raises InvalidArgument: the instructions are not those of the response before.
+    :raises InvalidArgument: the instructions are not those of the previous response.
     """
     previous = request.previous_response_id
     digest = hashlib.sha256((request.instructions or "").encode(errors="replace")).hexdigest()
@@ -90,7 +90,7 @@ def turn_of(
     """Return the turn of a request.
 
     :raises InvalidArgument: the request contradicts itself.
-    :raises UnsupportedOperation: it has parts, items or tools that are not supported.
+    :raises UnsupportedOperation: the request has parts, items or tools that are not supported.
     """
     options = {**options, "reasoning-format": "deepseek"}
     if request.max_output_tokens is not None:

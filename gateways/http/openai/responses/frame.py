@@ -62,7 +62,7 @@ class Frame:
         return {**fields, "usage": _usage(answer)}
 
     def failed(self, error: InferdError, status: int) -> dict[str, Any]:
-        """Return the response that failed."""
+        """Return the response with the error by which it failed."""
         body = error_body(error, status)["error"]
         shown = {"code": body["code"] or "server_error", "message": body["message"]}
         return {**self._fields, "status": "failed", "output": [], "error": shown, "usage": None}

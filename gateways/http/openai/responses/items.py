@@ -1,4 +1,4 @@
-"""The items of a request, as messages of a chat; functions in the form of a chat."""
+"""The items of a request as messages of a chat; functions in the form of chat completions."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _content(place: str, content: Any) -> Any:
 
 
 def _add_call(place: str, item: dict[str, Any], messages: list[dict[str, Any]]) -> None:
-    """Add a call to the message before it, if that is the assistant's."""
+    """Add a call to the previous message if that is the assistant's, else as a new message."""
     call = {
         "id": _text(place, item, "call_id"),
         "type": "function",
@@ -83,9 +83,9 @@ def _text(place: str, item: dict[str, Any], name: str) -> str:
 
 
 def read_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return functions in the form of a chat, those of namespaces too.
+    """Return functions in the form of chat completions, including those in namespaces.
 
-    A search of the web is left out: it is an offer, which the model then does not take.
+    A search of the web is left out, because a tool is only an offer, which a model need not take.
 
     :raises InvalidArgument: a namespace has another form.
     :raises UnsupportedOperation: a tool is not a function.
@@ -102,7 +102,7 @@ def read_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def namespaces_of(tools: list[dict[str, Any]]) -> dict[str, str]:
-    """Return the namespaces of functions by the functions' names, of tools that were read."""
+    """Return a map from function name to namespace; *tools* have passed `read_tools`."""
     spaces = [tool for tool in tools if tool.get("type") == NAMESPACE]
     return {each["name"]: str(tool.get("name", "")) for tool in spaces for each in tool["tools"]}
 
@@ -123,9 +123,9 @@ def _read_tool(place: str, tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_tool_choice(choice: str | dict[str, Any]) -> Any:
-    """Return a choice in the form of a chat.
+    """Return a choice in the form of chat completions.
 
-    :raises UnsupportedOperation: it is not a function.
+    :raises UnsupportedOperation: the choice is a tool, but not a function.
     """
     if isinstance(choice, str):
         return choice

@@ -138,7 +138,7 @@ class ResponseStream:
         return events + self._event(f"response.{response['status']}", response=response)
 
     def error(self, error: InferdError, status: int) -> bytes:
-        """Return the event of a failure."""
+        """Return the event of a failure, after `response.created` if no event was sent."""
         self.failed = True
         error = RESPONSES.name_field(error)
         if not self._sequence:
@@ -149,5 +149,5 @@ class ResponseStream:
         return begun + self._event("response.failed", response=self._frame.failed(error, status))
 
     def finish(self) -> bytes:
-        """Return nothing: the last event has been sent."""
+        """Return nothing, because `end` has returned the last event."""
         return b""
