@@ -66,7 +66,7 @@ class GuestMemory:
         self.write(address, struct.pack("<I", number))
 
     def read_tensor(self, address: int) -> bytes:
-        """Return the bytes of the tensor whose record is at *address*; nothing else has effect."""
+        """Return the data of the tensor recorded at *address*; type and shape have no effect."""
         record = self.read(address, _TENSOR.size)
         dimensions, dimensions_len, _, data, size = _TENSOR.unpack(record)
         self.check_range(dimensions, 4 * dimensions_len)
