@@ -48,7 +48,7 @@ _MODULES = (
     "adapter_keys", "base", "batch", "embedder", "errors", "memory.memory_need", "model_spec",
     "params",
 )  # fmt: skip
-"""Imported when one of their names is first used: the client needs the error tree alone."""
+"""Imported when one of their names is first used, because the client needs only the error tree."""
 
 
 def __getattr__(name: str) -> Any:
@@ -64,12 +64,12 @@ _ESTIMATORS = {
     "echo": "echo.memory_estimate:EchoMemoryEstimator",
     "llama": "llama.loading.memory_estimate:LlamaMemoryEstimator",
 }
-"""By backend, imported at the first use: `echo` runs without llama.cpp."""
+"""By backend, imported at the first use, because `echo` runs without llama.cpp."""
 
 
 def load_model(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False) -> Model:
-    """Load the model that *spec* names, in the calling thread. With *renders*, a process that
-    rendering needs is started beside the load; without, the first `render` starts it.
+    """Load the model that *spec* names, in the calling thread. With *renders*, the process that
+    rendering needs is started during the load; otherwise the first `render` starts it.
 
     :raises UnsupportedOperation: the backend is unknown, not installed, or cannot run this kind of
         model.

@@ -17,7 +17,7 @@ SCALE_MAX = 100.0
 class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
     """An adapter to load: its file, and the name by which requests choose it.
 
-    *scale* applies to requests that choose no adapters; 0: off.
+    *scale* applies to requests that choose no adapters; 0 turns the adapter off.
     """
 
     name: str

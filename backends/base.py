@@ -72,7 +72,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     unused: dict[str, str] = {}
     """Parameters that have no effect on its answers, with the reasons."""
     chat_notes: dict[str, str] = {}
-    """Notes on turns with messages, by parameter; `adjusted` has them."""
+    """Notes on turns with messages, by parameter; answers report them in `adjusted`."""
     kv_kind: KvKind = "plain"
     can_shift: bool = False
     """Whether `Model.shift` works."""
@@ -83,7 +83,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     generates: bool = True
     """False for an encoder, which only makes embeddings."""
     embedding: EmbedInfo | None = None
-    """The embeddings that the model makes; None: it makes none."""
+    """The embeddings that the model makes; None if it makes none."""
     echoes_tensors: bool = False
     """Whether it returns each tensor of `compute` under its name."""
 
@@ -122,8 +122,9 @@ class Sampler(Protocol):
     def take_forced(self) -> int | None:
         """Return the next token, and continue after it, if the grammar leaves no choice.
 
-        None: the token must be sampled. No random number is drawn. A turn with `n_probs`, or with a
-        sampler that learns from each token that it picks (mirostat, adaptive-p), samples all.
+        Return None if the token must be sampled. No random number is drawn. A turn with `n_probs`,
+        or with a sampler that learns from each token that it picks (mirostat, adaptive-p), samples
+        all its tokens.
 
         :raises TooLarge: the grammar has met a limit.
         """
@@ -147,9 +148,9 @@ class Model(Protocol):
         With *special*, names of special tokens in the text become these tokens. With *bos*, the
         tokens that the model expects at the start (and end) of a prompt are added.
 
-        Bytes that are not UTF-8 become a token each.
+        Each byte that is not UTF-8 becomes a token.
 
-        :raises InvalidArgument: *text* has such a byte for which the vocabulary has no token.
+        :raises InvalidArgument: the vocabulary has no token for a byte that is not UTF-8.
         """
 
     def piece(self, token: int) -> bytes:
@@ -170,13 +171,13 @@ class Model(Protocol):
         """
 
     def compile_grammar(self, params: SamplingParams, owner: int) -> CompiledGrammar | None:
-        """Return the grammar of *params* for one `sampler`, None if there is none.
+        """Return the grammar of *params* for one `sampler`; None if *params* have no grammar.
 
         It may be called in any thread, beside all other methods except `close`. Grammars are kept
         for the *owner*'s next turns.
 
         :raises InvalidArgument: the grammar or schema is invalid, or not supported.
-        :raises TooLarge: it is past a limit on its text, or on its compilation.
+        :raises TooLarge: the grammar is past a limit on its text, or on its compilation.
         :raises Timeout: the machine is too busy.
         """
 
@@ -228,7 +229,8 @@ class Model(Protocol):
     def trim(self, slot: int, keep: int) -> int:
         """Drop all but the first *keep* tokens of a slot.
 
-        Return how many tokens remain: *keep*, or 0 if the memory cannot keep part of its state.
+        Return how many tokens remain: *keep*, or the slot's length if that is less, or 0 if the
+        memory cannot keep a part of its state.
         """
 
     def length(self, slot: int) -> int:
@@ -237,13 +239,13 @@ class Model(Protocol):
     def trim_min(self, slot: int) -> int:
         """Return the least number of tokens, apart from zero, that `trim` can leave in a slot.
 
-        0 or 1 if any prefix can be kept; the slot's length if nothing can be removed.
+        It is 0 or 1 if any prefix can be kept, and the slot's length if nothing can be removed.
         """
 
     def shift(self, slot: int, keep: int, discard: int) -> None:
         """Drop *discard* tokens after the first *keep* and move the others down (approximate).
 
-        The slot's logits are lost. Decode into it before it is saved or swapped.
+        The slot's logits are lost. Decode into the slot before it is saved or swapped.
 
         :raises UnsupportedOperation: the memory cannot be shifted; see `ModelInfo.can_shift`.
         :raises BackendError: no tokens would be left to move, and nothing has changed; or cells
@@ -260,7 +262,7 @@ class Model(Protocol):
     def swap(self, a: int, b: int) -> None:
         """Exchange the contents of two slots, logits included.
 
-        :raises BackendError: one was shifted and not decoded into since; nothing has changed.
+        :raises BackendError: a slot was shifted and not decoded into since; nothing has changed.
         """
 
     def save(self, slot: int) -> bytes:
@@ -270,7 +272,7 @@ class Model(Protocol):
         """
 
     def restore(self, slot: int, state: bytes) -> bool:
-        """Load a saved state into a slot; False if it does not fit, the slot is then empty."""
+        """Load a saved state into a slot; return False, with the slot empty, if it does not fit."""
 
     def add_adapter(self, spec: AdapterSpec) -> AdapterInfo:
         """Load an adapter, unless it is loaded; it has no effect until `set_adapters` selects it.

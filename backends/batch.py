@@ -56,7 +56,10 @@ Move = tuple[int, int, int]
 
 
 def shift_moves(length: int, keep: int, discard: int) -> list[Move]:
-    """Return the moves of a `Model.shift` in a slot of *length* tokens; refuse to move none."""
+    """Return the moves of a `Model.shift` in a slot of *length* tokens.
+
+    :raises BackendError: *keep* or *discard* is out of range, or no tokens would be left to move.
+    """
     rest = length - keep - discard
     if keep < 0 or discard < 1 or rest < 1:
         raise BackendError(f"cannot shift by {discard} after {keep} of {length} tokens")

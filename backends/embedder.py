@@ -17,14 +17,14 @@ from .batch import Chunk, check_chunks
 from .errors import BackendError, UnsupportedOperation
 
 POOLINGS = ("none", "mean", "cls", "last", "rank")
-"""By llama.cpp's numbers: 0 … 4."""
+"""In the order of llama.cpp's numbers, 0 … 4."""
 EMBED_BATCH_TOKENS = 64
-"""Tokens of a step: llama.cpp computes logits for each of them, 1 MB per token on Gemma 3."""
+"""Tokens of a step. llama.cpp computes logits for each of them, 1 MB per token on Gemma 3."""
 EMBED_SLOTS = 16
 """Texts in parallel."""
 EMBEDDING_BYTES_MAX = 2 << 20
-"""The largest embedding of one text, as float32: 455 tokens of 1152 numbers without pooling. As
-JSON it fits a frame.
+"""Bytes of the largest embedding of one text, as float32: without pooling, 455 tokens of 1152
+numbers. As JSON it fits a frame.
 """
 NORMALIZE_MAX = 32
 _INT16_RANGE = 32760.0
@@ -33,7 +33,8 @@ _INT16_RANGE = 32760.0
 class EmbedSpec(msgspec.Struct, frozen=True):
     """Options of an embedding. *pooling* is one of `POOLINGS`, or empty for the model's own.
 
-    *normalize*: -1 none, 0 the largest number becomes 32760, 1 taxicab, 2 euclidean, p > 2 p-norm.
+    *normalize* is -1 for no norm, 0 to make the largest number 32760, 1 for the taxicab norm, 2 for
+    the euclidean one, and p > 2 for the p-norm.
     """
 
     pooling: str = ""
@@ -54,11 +55,14 @@ class EmbedInfo(msgspec.Struct, frozen=True, kw_only=True):
     pooling: str = "mean"
     """The pooling of requests that name none."""
     whole: bool = False
-    """A text must be in one step, because each token attends to all others."""
+    """Whether a text must be in one step, because each token attends to all others."""
 
 
 def check_pooling(info: EmbedInfo, pooling: str) -> str:
-    """Return *pooling*, or the model's own if that is empty; refuse what the model cannot do."""
+    """Return *pooling*, or the model's own if *pooling* is empty.
+
+    :raises UnsupportedOperation: the model cannot do this pooling.
+    """
     wanted = pooling or info.pooling
     if (wanted == "rank") != (info.pooling == "rank"):
         raise UnsupportedOperation(
@@ -139,13 +143,13 @@ def normalized(vector: Sequence[float], kind: int) -> array[float]:
         norm = largest / _INT16_RANGE
     elif kind == 2:
         norm = math.hypot(*vector)
-    else:  # divided by the largest first: powers of small numbers underflow
+    else:  # divided by the largest first, because powers of small numbers underflow
         norm = largest * math.fsum((abs(x) / largest) ** kind for x in vector) ** (1 / kind)
     return array("f", [x / norm for x in vector])
 
 
 class EmbeddingSlots:
-    """The slots of an `Embedder`: the lengths of their texts, and the pools of these."""
+    """The slots of an `Embedder`: the length and the pool of each slot's text."""
 
     def __init__(self, info: EmbedInfo, vocab_size: int):
         self.info = info

@@ -24,8 +24,8 @@ CACHE_TYPES: dict[str, tuple[int, int]] = {
     "q4_0": (32, 18),
     "iq4_nl": (32, 18),
 }
-"""By a type of KV states, the numbers of a block and the bytes of one: `kv_cache_types` in
-llama.cpp's common/arg.cpp, with the sizes of ggml-common.h.
+"""By type of KV states, how many numbers and how many bytes a block has. The types are those of
+`kv_cache_types` in llama.cpp's common/arg.cpp, the sizes those of ggml-common.h.
 """
 NUMA_STRATEGIES = ("off", "distribute", "isolate", "numactl")
 ROPE_SCALINGS = ("", "none", "linear", "yarn", "longrope")
@@ -42,7 +42,8 @@ class EngineOptions(
 ):
     """The keys of `ModelSpec.options` for llama.cpp, with its defaults.
 
-    Zero, the empty text and, for YaRN's numbers, -1 stand for the values of the model's file.
+    Zero, the empty text and, for YaRN's numbers, -1 stand for the values of the model's file. If
+    `threads_batch` is zero, steps with several tokens use as many threads as those with one.
     """
 
     flash_attn: Literal["auto", "on", "off"] = "auto"
@@ -98,8 +99,8 @@ def engine_options_of(options: Mapping[str, Any]) -> dict[str, Any]:
 def read_engine_options(values: Mapping[str, Any]) -> EngineOptions:
     """Return checked options.
 
-    :raises InvalidArgument: a value is of another type or unknown, or llama.cpp would refuse the
-        options together, or abort.
+    :raises InvalidArgument: an option is unknown or its value is wrong, or llama.cpp would refuse
+        this combination of options, or abort because of it.
     """
     try:
         options = msgspec.convert(dict(values), EngineOptions)
@@ -122,9 +123,9 @@ def is_quantized(cache_type: str) -> bool:
 def check_heads(options: EngineOptions, heads: Mapping[str, int]) -> None:
     """Check that the blocks of quantized KV states divide the sizes of a model's *heads*.
 
-    llama.cpp aborts without flash attention, and gives no reason with it.
+    Otherwise llama.cpp aborts without flash attention, and with it fails without a reason.
 
-    :raises InvalidArgument: they do not.
+    :raises InvalidArgument: a head's size is not a multiple of its block.
     """
     for part, cache_type in (("k", options.cache_type_k), ("v", options.cache_type_v)):
         size, block = heads.get(part, 0), CACHE_TYPES[cache_type][0]
@@ -137,7 +138,7 @@ def check_heads(options: EngineOptions, heads: Mapping[str, int]) -> None:
 
 
 def head_sizes(values: Mapping[str, object]) -> dict[str, int]:
-    """Return the sizes of a model's heads by `k` and `v`, as far as its file's *values* tell."""
+    """Return the sizes of a model's heads by `k` and `v`; 0 if its file's *values* lack a size."""
     architecture = values.get("general.architecture")
 
     def number(name: str) -> int:
@@ -191,8 +192,8 @@ def _read_override(text: str) -> Override:
 
 
 def cache_share(options: Mapping[str, Any]) -> float:
-    """Return the size of KV states with these parameters, as a share of their size in f16. In most
-    models keys and values are of one size.
+    """Return the size of KV states with these parameters, as a share of their size in f16. Keys and
+    values count equally, because in most models they have the same size.
     """
     return sum(_shares(options)) / 2
 

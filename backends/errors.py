@@ -36,7 +36,7 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
     """Its reader or an operator ended it."""
     TIMEOUT = "timeout"
-    """A time limit has passed that the client has set, or that depends on it."""
+    """A time limit has passed that the client set, or for which the client is the cause."""
     REFUSED = "refused"
     """It cannot be served as requested, or a bound of the daemon or the user is reached."""
     FAILED = "failed"
@@ -45,9 +45,9 @@ class Outcome(StrEnum):
 class InferdError(Exception):
     """An error: a `message` with the values, a `hint` on what to do, and `data` for programs.
 
-    A class's `name` is that of the class, unless it sets another. `retryable`: the same call may
-    succeed later; an error may differ in it from its class. Each class declares the *outcome* of
-    the calls and turns that end with it.
+    `name` is the class's own name, unless the class sets another. `retryable` means that the same
+    call may succeed later; a single error may differ in it from its class. Each class declares the
+    *outcome* of the calls and turns that end with its errors.
     """
 
     name: ClassVar[str] = "Unknown"
@@ -107,7 +107,7 @@ class InvalidArgument(InferdError, outcome=Outcome.REFUSED):
 
 
 class ProtocolError(InvalidArgument, outcome=Outcome.REFUSED):
-    """A frame that cannot be read: the connection that sent it is closed."""
+    """A frame that cannot be read; its connection is closed."""
 
     number = 209
     hint_default = "send a 4-byte little-endian length and one msgpack array; see docs/protocol.md"
@@ -142,7 +142,7 @@ class Busy(InferdError, outcome=Outcome.REFUSED):
 
 
 class SessionBusy(Busy, outcome=Outcome.REFUSED):
-    """The session has a turn under way: one turn at a time."""
+    """The session has a turn under way, and only one turn at a time is possible."""
 
     number = 202
     hint_default = "wait for the turn to end, or call cancel or fini_single first"
@@ -261,7 +261,7 @@ class Timeout(InferdError, outcome=Outcome.TIMEOUT):
 
     @property
     def outcome(self) -> Outcome:
-        """The outcome: a failure only if the machine was too slow."""
+        """The outcome, which is a failure only if the machine was too slow."""
         return Outcome.FAILED if self.data.get("timeout") == "template" else self.outcome_default
 
 
@@ -303,7 +303,7 @@ class ConnectionLost(InferdError, outcome=Outcome.FAILED):
 
 
 def not_utf8(byte: int, at: int) -> InvalidArgument:
-    """Return the error for a *byte* of a text that is not UTF-8, and has no token."""
+    """Return the error for the *byte* at *at* of a text, which is not UTF-8 and has no token."""
     return InvalidArgument(
         f"the text is not UTF-8: byte {byte:#04x} at {at}, for which the model has no token",
         hint="send text in UTF-8",

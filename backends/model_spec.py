@@ -29,11 +29,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     ctx_size: int = 0
     batch_size: int = 512
     n_gpu_layers: int = 0
-    """Layers on devices other than the CPU; -1: all, which the daemon reduces to as many as fit."""
+    """Layers on devices other than the CPU; -1 is all, which the daemon reduces to what fits."""
     main_gpu: int = -1
-    """The only device that holds them; -1: all devices share them."""
+    """The only device that holds these layers; with -1, all devices share them."""
     tensor_split: tuple[float, ...] = ()
-    """Each device's share of them; empty: by its free memory."""
+    """Each device's share of these layers; if empty, free memory decides."""
     threads: int = 0
     chat_template: str = ""
     """Replaces the model file's template."""

@@ -17,7 +17,9 @@ class ToolFormat(StrEnum):
     MISTRAL = "mistral"
     """`[TOOL_CALLS][{"name": …, "arguments": {…}}]`."""
     MISTRAL_ARGS = "mistral-args"
-    """`[TOOL_CALLS]name[ARGS]{…}`, of newer versions; answers in both forms are read as either."""
+    """`[TOOL_CALLS]name[ARGS]{…}`, of newer versions. With both Mistral formats, answers in either
+    form are read.
+    """
     LLAMA = "llama"
     """`{"name": …, "parameters": {…}}`, perhaps after `<|python_tag|>`: Llama 3."""
     FUNCTIONARY = "functionary"
@@ -27,8 +29,8 @@ class ToolFormat(StrEnum):
     `<parameter=…>` tags (Qwen3-Coder).
     """
     JSON = "json"
-    """The whole answer is `{"name": …, "arguments": {…}}`: of models without a form of their own,
-    where a call is required.
+    """The whole answer is `{"name": …, "arguments": {…}}`. This is used where a call is required of
+    a model without a form of its own.
     """
 
 
@@ -41,7 +43,7 @@ _MARKS = (
     ("<|start_header_id|>ipython", ToolFormat.LLAMA),
     ("<tool_call>", ToolFormat.HERMES),
 )
-"""In the order of the checks: templates with the later marks may have the earlier ones too."""
+"""In the order of the checks, because a template with an earlier mark may have later ones too."""
 _OTHER_MARKS = ("<arg_key>",)
 """Marks of forms that are not supported, in templates with `<tool_call>`."""
 

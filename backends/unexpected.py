@@ -1,4 +1,4 @@
-"""Exceptions that no code expects, as errors of the tree: with their place, and without texts."""
+"""Errors of the tree for unexpected exceptions, with the exception's place, without its message."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ __all__ = ("error_of", "failure_of", "place_of")
 
 
 def place_of(exc: BaseException) -> str:
-    """Return the type of *exc* and the place where it was raised; its message may quote a user."""
+    """Return the type of *exc* and the place where it was raised, without its message, which may
+    quote a user.
+    """
     frames = traceback.extract_tb(exc.__traceback__)
     if not frames:
         return type(exc).__name__
@@ -32,7 +34,7 @@ def error_of(exc: BaseException, work: str) -> InferdError:
 
 
 def failure_of(work: str, place: str) -> BackendError:
-    """Return the error for an exception at *place*, of `place_of`, that ended *work*."""
+    """Return the error for an exception that ended *work*; *place* is the result of `place_of`."""
     return BackendError(
         f"{work} failed: {place}",
         hint="this is a defect of inferd: please report it with this message",

@@ -15,7 +15,7 @@ from .options import EchoOptions
 
 @dataclass(slots=True)
 class EchoSlot:
-    """One sequence: its tokens; `first_cell` is the first one whose cell the window still holds."""
+    """One sequence. `first_cell` is the first of its tokens whose cell the window still holds."""
 
     tokens: list[int] = field(default_factory=list)
     first_cell: int = 0
@@ -83,7 +83,7 @@ class EchoContext:
         self.slots[slot].has_logits = True
 
     def trim(self, slot: int, keep: int) -> int:
-        """Drop all but the first *keep* tokens; all if the memory cannot keep part of them."""
+        """Drop all but the first *keep* tokens, or all if the memory cannot keep a part of them."""
         sequence = self.slots[slot]
         sequence.has_logits = False
         keep = min(keep, len(sequence.tokens))
@@ -129,7 +129,7 @@ class EchoContext:
         self.slots[a], self.slots[b] = self.slots[b], self.slots[a]
 
     def save(self, slot: int) -> bytes:
-        """Return the slot's tokens; *window* memory saves the cells in the next token's window."""
+        """Return the slot's state; *window* memory saves only cells in the next token's window."""
         self._check_saved(slot)
         sequence, first_cell = self.slots[slot], 0
         if self._options.memory == "window":
@@ -142,7 +142,7 @@ class EchoContext:
                 raise BackendError(f"slot {slot} was shifted and not decoded into since")
 
     def restore(self, slot: int, state: bytes) -> bool:
-        """Load saved tokens into a slot; False if *state* is damaged or does not fit."""
+        """Load a saved state into a slot; return False if *state* is damaged or does not fit."""
         self.trim(slot, 0)
         try:
             saved = msgspec.msgpack.decode(state, type=_State)

@@ -19,7 +19,7 @@ class CheckedGrammar(msgspec.Struct, frozen=True):
 
 
 class EchoGrammars:
-    """Checks the format of a turn's answer. The tokens that a grammar names may be any."""
+    """Checks the format of a turn's answer. A grammar may name any tokens."""
 
     def __init__(self) -> None:
         self._checker: GrammarChecker | None = None
@@ -28,7 +28,7 @@ class EchoGrammars:
         """Check *params*; see `Model.compile_grammar`."""
         if not params.has_grammar:
             return None
-        # Not before: llguidance and numpy would take half of the time of a worker's start.
+        # Imported late: otherwise llguidance and numpy take half of the time of a worker's start.
         from ..grammars.formats import NO_VOCABULARY, check_request
         from ..grammars.languages.gbnf import parse_gbnf
         from ..grammars.trial.checker import GrammarChecker

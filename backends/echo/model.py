@@ -158,7 +158,7 @@ class EchoModel(EchoContext):
         self.threads = threads
 
     def close(self) -> None:
-        """End the process that checks JSON schemas."""
+        """End the process that checks grammars."""
         self._grammars.close()
 
 
@@ -205,8 +205,8 @@ def next_token(tokens: Sequence[int]) -> int:
 
 
 def load_echo(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False) -> EchoModel:
-    """Load the echo model in `load_ms`; see `load_model`. It has no template: *renders* changes
-    nothing.
+    """Load the echo model in `load_ms`; see `load_model`. *renders* changes nothing, because the
+    model has no template.
     """
     model = EchoModel(spec)
     load_s = model.options.load_ms / 1000

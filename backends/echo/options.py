@@ -1,20 +1,20 @@
 """The echo model's options (its size, its kind of memory, its faults), and the faults.
 
-`step_ms` and `load_ms` slow the model down. A step takes `step_ms` for each length of its chunks,
-since llama.cpp, too, has a pass for each. Tokenizing takes `tokenize_ms` for each 1000 bytes.
-Sampling takes `sample_ms` of CPU time in slots with
-the text `slow_on` (empty: in all). Faults are `crash_at_step` (the process aborts), `fail_at_step`
-(the step fails) and `abort_on` (the process aborts in the step that decodes this
-text; or, as `abort_in` requests, when it samples by a grammar with this text, or tokenizes the
-text). `memory` sets the kind of memory, `window` its attention window in tokens, and `kv_cells`
-the cells that all slots share. The model claims to need `weight_bytes` of memory, `token_bytes`
-for each token of a slot's context, `layer_bytes` for each of `layers`, which run on devices with
-`device_bytes` free, and `embedding_bytes` once it makes embeddings; it allocates nothing. The
-characters of `surprising` have a surprisal of ten nats, all others zero. In a turn with a grammar
-the characters of `forced`, which adapters must not change, and the end are forced (empty: nothing).
-`variant` (a text) changes
-the model's fingerprint. `vocabulary` (a number) changes its vocabulary: token numbers of bytes are
-counted from there. `tool_format` is the form in which its answers have tool calls.
+- Time: `load_ms` is that of the load. A step takes `step_ms` for each length of its chunks, since
+  llama.cpp, too, has a pass for each. Tokenizing takes `tokenize_ms` for each 1000 bytes. Sampling
+  takes `sample_ms` of CPU time in slots with the text `slow_on`; if it is empty, in all.
+- Faults: the process aborts at step number `crash_at_step`, and step number `fail_at_step` fails.
+  The process also aborts in the step that decodes the text `abort_on`; or, as `abort_in` requests,
+  when it samples by a grammar with this text, or tokenizes the text.
+- Memory: `memory` sets its kind, `window` its attention window in tokens, and `kv_cells` the cells
+  that all slots share. The model claims to need `weight_bytes`, `token_bytes` for each token of a
+  slot's context, `layer_bytes` for each of `layers`, which run on devices with `device_bytes` free,
+  and `embedding_bytes` once it makes embeddings. It allocates nothing.
+- Tokens: the characters of `surprising` have a surprisal of ten nats, all others zero. In a turn
+  with a grammar, the end and the characters of `forced`, which adapters must not change, are
+  forced; without `forced`, nothing is.
+- Kind: `variant` (a text) changes the model's fingerprint. `vocabulary` (a number) changes its
+  vocabulary, in which it is the token of byte 0. `tool_format` is the form of its tool calls.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Bytes = Annotated[int, msgspec.Meta(ge=-1, le=10**15)]
 
 
 class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The keys of `ModelSpec.options`; -1 and the empty text are off."""
+    """The keys of `ModelSpec.options`; -1 and the empty text turn an option off."""
 
     step_ms: Milliseconds = 0.0
     load_ms: Milliseconds = 0.0
@@ -96,7 +96,7 @@ class EchoFaults:
             self.abort_on_text("step", self._vocabulary.text(tokens))
 
     def abort_on_text(self, place: str, text: bytes) -> None:
-        """Abort the process if *text* contains that of `abort_on`, which counts in this *place*."""
+        """Abort the process if *text* contains that of `abort_on`, and `abort_in` is *place*."""
         options = self._options
         if options.abort_on and options.abort_in == place and options.abort_on.encode() in text:
             os.abort()

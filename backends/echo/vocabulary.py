@@ -21,8 +21,8 @@ class EchoVocabulary:
         self._first = first
 
     def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
-        """Return the tokens of *text*, with marks around them if *bos* or *special*. Marks in a
-        *special* text that begins with one are read instead.
+        """Return the tokens of *text*, with marks around them if *bos* or *special*. If *special*
+        and the text begins with the mark of a prompt, the marks in it are read instead.
         """
         if special and text.startswith(_NAMES[PROMPT_BEGIN]):
             return [token for part in _MARK.split(text) for token in self._tokens_of(part)]

@@ -16,7 +16,9 @@ from . import MAGIC
 from .header import CutOffHeader, DamagedHeader, GgufHeader, TensorEntry, read_header
 
 READ_BYTES = (1 << 20, 1 << 24, 1 << 26)
-"""The bytes that are read of a file until its header is complete: vocabularies take up to 20 MB."""
+"""The bytes that are read of a file, more each time until its header is complete. Vocabularies take
+up to 20 MB.
+"""
 TEXT_CHARACTERS_MAX = 1 << 18
 """Longer texts are omitted; templates have up to 20 k characters."""
 NUMBER_MAX = (1 << 63) - 1
@@ -52,7 +54,7 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     supports_tools: bool
     """Whether the chat template uses tools."""
     kv_token_bytes_max: int | None
-    """The KV state of a token; less where layers attend to a window only."""
+    """Bytes of a token's KV state; it takes less where layers attend only to a window."""
 
 
 def uses_tools(template: str) -> bool:
@@ -61,10 +63,10 @@ def uses_tools(template: str) -> bool:
 
 
 def read_facts(files: Sequence[Path]) -> FileFacts:
-    """Return the facts about the model in *files*, several if it is split. Blocks.
+    """Return the facts about the model in *files*, which are several if it is split. Blocks.
 
     :raises OSError: a file cannot be read.
-    :raises DamagedHeader: a file is not a GGUF file.
+    :raises DamagedHeader: a file is not a GGUF file, or its header is damaged.
     """
     headers = [_header_of(file) for file in files]
     tensors = {name: tensor for header in headers for name, tensor in header.tensors.items()}

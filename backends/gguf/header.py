@@ -1,7 +1,7 @@
 """The header of a GGUF file: the metadata, and the list of tensors.
 
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Every count is bounded, so that garbage
-uses neither time nor memory.
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md specifies it. Every count is bounded, so
+that garbage uses neither time nor memory.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TensorEntry(NamedTuple):
 
 @dataclass
 class GgufHeader:
-    """A header, and where it ends: at `data_begin`."""
+    """A header, and where the tensors' data behind it begins (`data_begin`)."""
 
     values: dict[str, object] = field(default_factory=dict)
     """Numbers and texts, without lists."""
@@ -65,7 +65,7 @@ class GgufHeader:
 def read_header(data: mmap.mmap | bytes) -> GgufHeader:
     """Return the header at the beginning of *data*, which begins with `MAGIC`.
 
-    :raises CutOffHeader: *data* ends before the header.
+    :raises CutOffHeader: *data* ends before the header does.
     :raises DamagedHeader: this is not the header of a GGUF file.
     """
     return _Reader(data).read()

@@ -25,8 +25,8 @@ _KEY = tuple(name for name in GRAMMAR_FIELDS if name != "grammar_triggers")
 class GrammarCompiler:
     """Compiles grammars, and keeps those used last. Its methods may be called in any thread.
 
-    A grammar is kept for its owner alone: the time that a turn takes must not tell which grammars
-    others used.
+    A grammar is kept for its owner alone, because the time that a turn takes must not reveal which
+    grammars others used.
     """
 
     def __init__(self, vocabulary: VocabularyFacts, limits: LLParserLimits = MATCHING_LIMITS):
@@ -39,8 +39,8 @@ class GrammarCompiler:
     def compile(self, params: SamplingParams, owner: int) -> GrammarState:
         """Return the grammar of *params* at its beginning. The caller owns it.
 
-        :raises InvalidArgument: it is not a grammar, or not a schema that is supported.
-        :raises TooLarge: it is past a limit on its text, or on its compilation.
+        :raises InvalidArgument: *params* have no valid grammar, or a schema that is not supported.
+        :raises TooLarge: the grammar is past a limit on its text, or on its compilation.
         :raises Timeout: the machine is too busy.
         """
         key = (owner, *(getattr(params, name) for name in _KEY))
@@ -54,7 +54,7 @@ class GrammarCompiler:
         vocabulary = self._vocabulary
         checked = self._checker.check(check_request(params, vocabulary))
         matcher = Matcher.compile(vocabulary.tokenizer(), checked.grammar, self._limits)
-        if matcher.is_error():  # with another vocabulary it has compiled
+        if matcher.is_error():  # the trial compiled it with another vocabulary
             raise TooLarge(
                 f"the grammar cannot be compiled for this vocabulary ({matcher.get_error()})",
                 hint=SMALLER_HINT,

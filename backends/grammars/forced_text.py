@@ -1,8 +1,8 @@
-"""Estimates of the texts that a grammar forces, from above.
+"""Upper bounds of the texts that a grammar forces.
 
-llguidance finds all the text that is forced at some place in one call, in 40 ns a byte: a literal
-of 4 kB that is repeated 100 000 times takes 12 s, in which a worker computes nothing else. Grammars
-with such texts are matched without forcing.
+llguidance finds all the text that is forced at one place in one call, at 40 ns a byte. With a
+literal of 4 kB that is repeated 100 000 times this takes 12 s, in which a worker computes nothing
+else. Grammars with such texts are matched without forcing.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .json_schema.document import Schema, resolve
 __all__ = ("ForcedText", "forced_by_lark", "forced_by_schema", "together", "with_bounded_texts")
 
 FORCED_BYTES_MAX = 32 << 10
-"""Bytes that are forced together, in 20 ms if all of them are new."""
+"""Bytes that are forced together, which takes 20 ms if all of them are new."""
 LEXEME_BYTES_MAX = 64
-"""Bytes of a lexeme where rules contain themselves, which seldom forces anything: `step_max_items`
-bounds such texts, in 50 ms.
+"""Bytes of a lexeme where rules contain themselves. Such rules seldom force anything, and
+`step_max_items` bounds the text that they force, in 50 ms.
 """
 _DEPTH_MAX = 200
 """Rules or schemas within each other; deeper ones count as recursive."""
@@ -63,7 +63,7 @@ _SYMBOLS = ForcedText(8, 8)
 """The text of a value beside its names and constants: brackets and separators, or `null`."""
 _UNKNOWN = ForcedText(math.inf, math.inf)
 _OWN_TEXTS = frozenset(("$defs", "$ref", "const", "definitions", "pattern"))
-"""Keywords whose texts are others than `_SYMBOLS`, whatever their values are."""
+"""Keywords whose text is never `_SYMBOLS`, whatever their values are."""
 _CONTAINERS = (dict, list)
 _encode = msgspec.json.Encoder().encode
 
@@ -79,7 +79,7 @@ def together(parts: Iterable[ForcedText]) -> ForcedText:
 
 
 def _one_of(parts: Iterable[ForcedText]) -> ForcedText:
-    """Return the text of one of *parts*, whichever it is."""
+    """Return an upper bound of the text of one of *parts*, whichever it is."""
     total = longest = 0.0
     for part in parts:
         total, longest = max(total, part.total), max(longest, part.longest)
@@ -87,8 +87,8 @@ def _one_of(parts: Iterable[ForcedText]) -> ForcedText:
 
 
 def with_bounded_texts(grammar: str, forced: ForcedText) -> str:
-    """Return *grammar*, in llguidance's form, such that it forces nothing if *forced*, its texts,
-    could take too long.
+    """Return *grammar*, in llguidance's form; if finding *forced*, the text that it forces, could
+    take too long, let it force nothing.
     """
     if forced.bounded:
         return grammar
@@ -145,7 +145,7 @@ class _SchemaTexts:
         return found
 
     def _together(self, schema: Schema, depth: int) -> ForcedText:
-        """Return the texts of all keywords: `together`, without a call for each of them."""
+        """Return the text of all keywords, as `together` does, but without a call for each one."""
         total, longest = _SYMBOLS
         for keyword, value in schema.items():
             if keyword not in _OWN_TEXTS and not isinstance(value, _CONTAINERS):
@@ -185,7 +185,7 @@ class _SchemaTexts:
 
 
 def _value(value: Any) -> ForcedText:
-    """Return the text of a constant; each of its texts is a lexeme of its own."""
+    """Return the text of a constant; each text within it is a lexeme of its own."""
     if isinstance(value, dict):
         return together(_value(part) for item in value.items() for part in item)
     if isinstance(value, list):
@@ -209,7 +209,7 @@ def _values(values: Iterable[Any]) -> ForcedText:
 
 
 def forced_by_lark(lark: str, inner: Iterable[ForcedText]) -> ForcedText:
-    """Return the text that a Lark grammar forces; *inner* are those of its schemas."""
+    """Return the text that a Lark grammar forces; *inner* are the texts that its schemas force."""
     begins = [*_STATEMENT.finditer(lark)]
     rules: dict[str, str] = {}
     for found, after in zip_longest(begins, begins[1:]):
@@ -220,7 +220,7 @@ def forced_by_lark(lark: str, inner: Iterable[ForcedText]) -> ForcedText:
 
 
 class _LarkTexts:
-    """The texts that *rules* force, each of which may contain *schemas*."""
+    """The texts that *rules* force; each rule may contain the text of *schemas*."""
 
     def __init__(self, rules: dict[str, str], schemas: ForcedText):
         self._rules, self._schemas = rules, schemas

@@ -26,7 +26,7 @@ class VocabularyFacts:
     """The facts of a vocabulary that compilation needs; its functions may be called in any thread.
 
     `tokenizer` returns llguidance's form of the vocabulary, and `special` the ranges of its special
-    tokens; both may wait for them. `names_in` returns the tokens that a grammar names, and
+    tokens; both wait until these are known. `names_in` returns the tokens that a grammar names, and
     `special_in` the special tokens in a text in their order, with their names. `piece` returns the
     bytes of a token.
     """
@@ -59,8 +59,7 @@ NO_VOCABULARY = VocabularyFacts(
 def check_request(params: SamplingParams, vocabulary: VocabularyFacts) -> CheckRequest:
     """Return the request to compile the grammar of *params*.
 
-    :raises InvalidArgument: a trigger of a structural tag contains a special token, and text before
-        it.
+    :raises InvalidArgument: a trigger of a structural tag has text before a special token.
     """
     if params.json_schema:
         return CheckRequest(
@@ -123,7 +122,7 @@ def _tag_request(tag: StructuralTag, vocabulary: VocabularyFacts) -> TagRequest:
 
 
 def _mark(text: str, vocabulary: VocabularyFacts) -> Mark:
-    """Return *text* as texts and special tokens."""
+    """Return the parts of *text*: texts, and the numbers of special tokens."""
     parts: list[str | int] = []
     for name, token in vocabulary.special_in(text):
         before, _, text = text.partition(name)

@@ -18,7 +18,7 @@ a grammar that passes cannot overflow theirs, which would end the worker.
 RULES_MAX = 10_000
 """Rules and terminals of one Lark grammar."""
 LITERAL_BYTES_MAX = 16 << 10
-"""Bytes of one literal. Matching takes a state of the lexer for each of them."""
+"""Bytes of one literal. Matching takes a state of the lexer for each byte."""
 REGEX_BYTES_MAX = 8 << 10
 """Bytes of one regular expression."""
 SMALLER_HINT = "use fewer or smaller alternatives, patterns and repetitions"
@@ -35,13 +35,13 @@ MATCHING_LIMITS = LLParserLimits(
     precompute_large_lexemes=True,
     verbose_errors=False,  # the texts of users
 )
-"""llguidance's own limits. At their beginnings, the tests' 262 grammars and schemas need at most a
-fuel of 10 000 and then of 1000 for a step, 100 states of the lexer, a size of 10 000, 50 items in a
-row, and 20 000 items for a mask with Gemma's 262k tokens.
+"""llguidance's own limits. At their beginnings, the 262 grammars and schemas of the tests need at
+most an initial fuel of 10 000, then a fuel of 1000 for a step, 100 states of the lexer, a size of
+10 000, 50 items in a row, and 20 000 items for a mask with Gemma's 262k tokens.
 
-- The first fuel and the size are llguidance's defaults: `CPU_S_MAX` bounds a compilation anyway.
-- A state of the lexer takes 1 to 2 kB, so 50 000 (of 250 000 by default) take 100 MB at most.
-- The fuel of a step, by default 14 ms, was never used up by the expressions in `tests/attacks`.
+- The initial fuel and the size are llguidance's defaults: `CPU_S_MAX` bounds a compilation anyway.
+- A state of the lexer takes 1 to 2 kB, so 50 000 take 100 MB at most. The default is 250 000.
+- The fuel of a step, the default, lasts 14 ms. The expressions in `tests/attacks` never used it up.
 - The items in a row bound the alternatives in one place, and the depth of right recursion.
 - Ambiguous rules take 0.05 s for a mask of 40 000 items, and 0.6 s for 500 000 (SmolLM2, 49k
   tokens). A token that takes longer than a second ends its turn with `Timeout`.

@@ -1,7 +1,7 @@
 """llguidance's C interface (llguidance.h), which its Python extension exports, too.
 
-Its calls release the GIL. Python's `LLTokenizer` holds it while it is made, and all turns of a
-worker would wait meanwhile.
+The calls that can take long release the GIL. Python's `LLTokenizer` would hold it while it is made,
+and all turns of a worker would wait meanwhile.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _ERROR_BYTES = 300
 FORCED_MAX = 128
 """Forced tokens of one call; the next call returns those behind them."""
 _CHOPPED_MAX = 4
-"""Last tokens of a forced text that llguidance leaves out, as they could become others."""
+"""Last tokens of a forced text that llguidance leaves out, as later text could change them."""
 TOKENS_MIN = FORCED_MAX + 2 * _CHOPPED_MAX
-"""Tokens that a long text must have at least, of its beginning."""
+"""If only the first tokens of a long text are returned, they are at least so many."""
 _SLICES = (rb'[^"\\\x00-\x1F\x7F]{1,10}', rb'[^"\\\x00-\x1F\x7F]{1,30}')
-"""Texts of a JSON string, whose tokens llguidance allows at once where it may contain any of them:
-a mask takes 0.2 to 1 ms then, not 10 ms (measured with 262k tokens). Two more, of llguidance's
-defaults, save no time; they take 0.25 of 1.25 s, and 30 of 85 MB.
+"""Texts of a JSON string. Where the string may contain any of them, llguidance allows their tokens
+at once, so that a mask takes 0.2 to 1 ms, not 10 ms (measured with 262k tokens). The other two of
+llguidance's default slices save no time, and would take 0.25 of 1.25 s, and 30 of 85 MB.
 """
 
 _Tokenize = ctypes.CFUNCTYPE(
@@ -145,7 +145,7 @@ class MatchingTokenizer:
 
     *lengths* and *texts* are those of the tokens; a text after the byte 0xFF is a name, which no
     text contains. *ends* are the tokens that end an answer. *tokenize* returns the tokens of a
-    text in UTF-8, or `TOKENS_MIN` and more of its first ones; it is called where a grammar forces a
+    text in UTF-8, all or at least the first `TOKENS_MIN`. It is called where a grammar forces a
     text, in any thread, and must not raise.
     """
 
@@ -196,7 +196,7 @@ def _tokenize_with(tokenize: Callable[[bytes], Sequence[int]]) -> Callable[..., 
 class Matcher:
     """A grammar's state after some tokens; used by one thread at a time.
 
-    No method raises: after an error, `is_error` returns True and the other results are wrong.
+    No method raises an error. After one, `is_error` returns True and the other results are wrong.
     """
 
     def __init__(self, tokenizer: MatchingTokenizer, pointer: int):
@@ -241,19 +241,21 @@ class Matcher:
         return bool(_validate(self._pointer, ctypes.byref(self._one), 1) == 1)
 
     def consume_token(self, token: int) -> bool:
-        """Continue after *token*; return whether that succeeded. At the end it may be an end."""
+        """Continue after *token*; return whether that succeeded. Where nothing can follow, the
+        tokens in `ends` succeed too.
+        """
         if token in self._tokenizer.ends and self.is_stopped():
             return not self.is_error()
         return bool(_consume(self._pointer, token) == 0)
 
     def compute_bitmask(self) -> NDArray[np.uint8]:
-        """Return the tokens that may come next: the bits of the bytes, the lowest first."""
+        """Return a bit for each token, set if it may come next; the lowest bit of a byte first."""
         mask = np.zeros(-(-self._tokenizer.size // 32) * 4, dtype=np.uint8)
         _compute_mask(self._pointer, mask.ctypes.data, len(mask))
         return mask
 
     def compute_ff_tokens(self) -> list[int]:
-        """Return the next tokens, as far as the grammar forces them, at most `FORCED_MAX`."""
+        """Return the next tokens, as far as the grammar forces them; at most `FORCED_MAX`."""
         found = (ctypes.c_uint32 * FORCED_MAX)()
         count = _compute_forced(self._pointer, ctypes.addressof(found), FORCED_MAX)
         return found[: max(0, count)]

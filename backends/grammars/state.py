@@ -17,9 +17,9 @@ __all__ = ("GrammarState",)
 class GrammarState:
     """The tokens that may come next; used by one thread at a time.
 
-    llguidance never raises: after an error, such as a limit that was met, all answers of its
-    matcher are wrong. So each of them is checked. *dropped* has the paths of the constraints of its
-    schema that it does not keep.
+    llguidance never raises. After an error, such as a limit that was met, all results of its
+    matcher are wrong, so each call is followed by a check. *dropped* has the paths of those
+    constraints of the schema that the grammar does not keep.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class GrammarState:
     def allowed(self) -> NDArray[np.intp]:
         """Return tokens that may come next, ascending.
 
-        Where the grammar forces a text, these are the tokens that tokenizing it gives.
+        Where the grammar forces a text, these are the tokens of the tokenized text.
 
         :raises TooLarge: a limit of the grammar was met.
         """
@@ -66,8 +66,8 @@ class GrammarState:
     def forced(self) -> int | None:
         """The next token, if the grammar leaves no choice; None if the model chooses.
 
-        A forced text has the tokens that tokenizing it gives, except last ones that could become
-        others with the text behind them. Where nothing can follow, the first end token is forced.
+        A forced text is tokenized, without those last tokens that the text behind them could still
+        change. Where nothing can follow, the first end token is forced.
 
         :raises TooLarge: a limit of the grammar was met.
         """

@@ -17,7 +17,7 @@ class Vocabulary:
     """
 
     size: int
-    """0 without a vocabulary: grammars may name any token then."""
+    """0 without a vocabulary, in which case grammars may name any token."""
     ends: Collection[int]
     """The tokens that end a generation; no negated token stands for them."""
     names: Mapping[str, int]

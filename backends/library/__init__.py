@@ -1,1 +1,1 @@
-"""llama.cpp as it is installed: its version, the command that installs parts, its log."""
+"""The installed llama.cpp: its version, the command that installs parts of inferd, and its log."""

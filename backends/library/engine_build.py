@@ -6,4 +6,4 @@ LLAMA_COMMIT = "0c1e57098"
 """ggml-org/llama.cpp as vendored by llama-cpp-python 0.3.36; the library does not report it."""
 
 LLAMA_BUILD_NUMBER = 0
-"""0: unknown. It counts the commits of llama.cpp's repository; the source package has none."""
+"""The number of commits in llama.cpp's repository; 0 (unknown), as the source package has none."""

@@ -35,7 +35,7 @@ def _target(extra: str) -> str:
 
 
 def _origin() -> dict[str, Any]:
-    """Return the record of a direct installation (PEP 610); empty for one from an index."""
+    """Return the record of a direct installation (PEP 610); empty after one from an index."""
     import importlib.metadata  # 12 ms of each start, for commands that are seldom shown
 
     try:

@@ -13,10 +13,10 @@ LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 SYSLOG_PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3}
 """As in sd-daemon(3)."""
 LINES_MAX, WINDOW_S = 200, 10.0
-"""Lines in each window of this length; loading a model logs about 150."""
+"""The most lines in a window of so many seconds; loading a model logs about 150."""
 REPEAT_S = 60.0
-"""An emitted line is not repeated for this long: llama.cpp warns for each context of a model, and
-estimating, loading and embedding create one each."""
+"""An emitted line is not repeated for this long, because llama.cpp warns for each context of a
+model, and estimating, loading and embedding create one each."""
 REMEMBERED_MAX = 256
 
 
@@ -32,7 +32,7 @@ class LibraryLog:
         self._lines_left = self._dropped = 0
 
     def log_line(self, level: str, text: str) -> None:
-        """Emit a line, unless it is below the level, a recent repetition, or over the bound."""
+        """Emit a line, unless it is below `least`, a recent repetition, or over the bound."""
         if self.write_line is None or LEVELS[level] < self.least:
             return
         now = self._seconds()

@@ -11,10 +11,10 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 def return_large_blocks(size: int) -> None:
     """Have glibc return blocks of *size* bytes or more to the system as soon as they are freed.
 
-    By itself, it takes later blocks from its heap once a block of their size, up to 32 MiB, was
-    freed. There, small objects behind them keep the memory. 128 KiB is glibc's own threshold at the
-    start. Blocks that are allocated at each step should be smaller than *size*: a block from the
-    system costs 0.2 ms for each MiB.
+    By default, once a block of up to 32 MiB was freed, glibc takes later blocks of that size from
+    its heap. There, small objects behind a block keep its memory. glibc's own threshold at the
+    start is 128 KiB. Blocks that are allocated at each step should be smaller than *size*, because
+    a block from the system costs 0.2 ms for each MiB.
     """
     configure = getattr(ctypes.CDLL(None), "mallopt", None)
     if configure is not None:

@@ -61,7 +61,7 @@ class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
     embedding_devices: dict[str, int] = {}
     """The embedding context's bytes by the device's name."""
     options: int = 0
-    """The bytes that the engine's options add to `context` and `compute`; negative: they save."""
+    """The bytes that the engine's options add to `context` and `compute`; negative if they save."""
 
     @property
     def total(self) -> int:

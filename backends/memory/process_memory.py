@@ -8,7 +8,7 @@ from pathlib import Path
 
 def resident_bytes(pid: int | str = "self") -> int:
     """Return the memory that a process occupies now: its own, and pages of files such as mapped
-    weights (RSS; `Pss` would need a walk over all pages). 0 if it has exited.
+    weights (RSS; `Pss` would need a walk over all pages). It is 0 if the process has exited.
     """
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])

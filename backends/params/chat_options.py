@@ -1,4 +1,4 @@
-"""Reading of a chat template's values in addition to the messages: tools, and its own arguments."""
+"""Reading of the values that a chat template gets besides messages: tools and its own arguments."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ TOOLS_BYTES_MAX = 256 << 10
 ARGUMENTS_MAX = 64
 ARGUMENTS_BYTES_MAX = 64 << 10
 CONTAINERS_MAX = 8000
-"""Opening brackets of a value's JSON: counting its memory takes up to 3 us for each."""
+"""Opening brackets of a value's JSON. Counting the value's memory takes up to 3 us for each."""
 DEPTH_MAX = 56
-"""Levels that one value may nest. Replies have it at depth 4 (`parameters`) or 5 (`show`) of a
-frame, which may nest 64 deep.
+"""Levels that one value may nest. In replies the value is at depth 4 (`parameters`) or 5 (`show`)
+of a frame, which may nest 64 deep.
 """
 
 _ARGUMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -46,8 +46,8 @@ class _Tool(msgspec.Struct):
 
 
 def read_choice(parameter: Parameter, value: Any) -> str:
-    """Return one of the parameter's choices, or raise ValueError. True is `on`, or the first choice
-    after `off`; False is `off`.
+    """Return one of the parameter's choices, or raise ValueError. False stands for `off`, True for
+    `on`, or for the first choice after `off` if there is no `on`.
     """
     choices = {choice.replace("_", "-"): choice for choice in parameter.choices}
     if isinstance(value, bool) and "off" in choices:
@@ -73,7 +73,7 @@ def read_tools(_: Parameter, value: Any) -> list[dict[str, Any]]:
 
 
 def read_tool_choice(_: Parameter, value: Any) -> str | dict[str, Any]:
-    """Return whether and which tools are called: a name, or a map that names a function."""
+    """Return one of `TOOL_CHOICES`, or a map that names a function; or raise ValueError."""
     if isinstance(value, str) and value.lower() in TOOL_CHOICES:
         return value.lower()
     try:
@@ -85,7 +85,9 @@ def read_tool_choice(_: Parameter, value: Any) -> str | dict[str, Any]:
 
 
 def read_arguments(_: Parameter, value: Any) -> dict[str, Any]:
-    """Return a template's own arguments by name, given as a map or its JSON text."""
+    """Return a template's own arguments by name, given as a map or its JSON text, or raise
+    ValueError.
+    """
     arguments = read_json(value, ARGUMENTS_BYTES_MAX)
     if not isinstance(arguments, dict) or len(arguments) > ARGUMENTS_MAX:
         raise ValueError(f"{shorten(value)} is not a map of up to {ARGUMENTS_MAX} arguments")
@@ -106,7 +108,7 @@ def check_containers(text: bytes) -> None:
 def read_json(value: Any, bytes_max: int) -> Any:
     """Return *value* as plain JSON types; a text is decoded as JSON.
 
-    :raises ValueError: it is not JSON, or exceeds a bound.
+    :raises ValueError: *value* is not JSON, or exceeds a bound.
     """
     try:
         text = value.encode() if isinstance(value, str) else msgspec.json.encode(value)
@@ -118,7 +120,7 @@ def read_json(value: Any, bytes_max: int) -> Any:
         raise ValueError(f"{shorten(value)} is not JSON") from None
     try:
         msgspec.msgpack.encode(decoded)
-    except OverflowError:  # JSON has longer numbers than the messages in which it is sent on
+    except OverflowError:  # JSON allows for longer numbers than MessagePack, which sends the value
         raise ValueError(f"{shorten(value)} has a whole number of more than 64 bits") from None
     if nests_deeper(decoded, DEPTH_MAX):
         raise ValueError(f"it nests more than {DEPTH_MAX} deep")

@@ -26,8 +26,8 @@ def close_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return *schema* with `additionalProperties: false` in each object that lists its properties
     and has no keyword about others.
 
-    By JSON Schema, such an object may have any others, and models invent them until their tokens
-    are spent. llama-server closes these objects too.
+    By JSON Schema, such an object may have any other properties, and models invent them until
+    their tokens are spent. llama-server closes these objects too.
     """
     text = msgspec.json.encode(schema)
     if any(b'"%s":' % keyword.encode() in text for keyword in _COMBINING):

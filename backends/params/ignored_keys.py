@@ -1,8 +1,8 @@
 """Keys of other runtimes that have no effect here or are refused, with the reasons.
 
 They come from WasmEdge's metadata parser, llama-server's requests and apuslabs/wasi_nn_backend's
-configuration, deleted versions included. Answers report them as ignored; with `strict` they are
-refused with the reason.
+configuration, including its deleted versions. Answers report them as ignored; with `strict` they
+are refused with the reason.
 """
 
 from __future__ import annotations
@@ -91,4 +91,6 @@ def _by_key(reasons: dict[str, str]) -> dict[str, str]:
 IGNORED_KEYS = _by_key(_REASONS)
 """The reason by key, written with hyphens."""
 REFUSED_KEYS = _by_key(_REFUSALS)
-"""Keys whose answer would be a wrong one: the reason by key, written with hyphens."""
+"""Keys that are refused because an answer that ignores them would be wrong: the reason by key,
+written with hyphens.
+"""

@@ -10,14 +10,14 @@ from ..errors import TooLarge
 
 JSON_BYTES_MAX = 1 << 20
 JSON_ITEMS_MAX = 50_000
-"""Commas and opening brackets of a text, those in strings included: bounds its number of values."""
+"""Commas and opening brackets of a text, those in strings too; it bounds the number of values."""
 
 
 def decode_json(text: bytes | str, kind: Any = Any) -> Any:
     """Return the value of a JSON text as *kind*, a type.
 
     :raises TooLarge: the text has more bytes or values than the bounds.
-    :raises ValueError: it is not the JSON of such a value.
+    :raises ValueError: the text is not the JSON of such a value.
     """
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     _limit("bytes", len(data), JSON_BYTES_MAX)

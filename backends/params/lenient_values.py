@@ -12,9 +12,9 @@ from ..texts.shorten import plain_number, shorten
 from .parameter_table import Parameter
 
 UNTIL_FULL = "-2 means until the context is full: -1 is used, without ctx-shift"
-"""The reason of an `n-predict` of -2, with which the context is not shifted either."""
+"""The reason that is reported for an `n-predict` of -2, which also turns `ctx-shift` off."""
 REASONS_MAX = 4
-"""Numbers of one value that its reason names."""
+"""Changed numbers within one value that its reason names."""
 _SEEDS = 1 << 32
 _CACHE_TYPES: dict[int | str, str] = {
     **{0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1"},
@@ -28,7 +28,7 @@ _OTHER_NAMES: dict[str, dict[int | str, str]] = {
     "pooling": {-1: "", 0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"},
     "rope-scaling": {-1: "", 0: "none", 1: "linear", 2: "yarn", 3: "longrope"},
 }
-"""By a parameter that is a name, its values in WasmEdge and wasi_nn_backend: the numbers of
+"""By parameter whose values are names, the values in WasmEdge and wasi_nn_backend: the numbers of
 llama.cpp's enums (`ggml_type`, `ggml_numa_strategy`, `llama_pooling_type`,
 `llama_rope_scaling_type`), and other names.
 """
@@ -42,28 +42,28 @@ class Clamp:
         self._clamped = 0
 
     def __call__(self, item: str, number: float, low: float, high: float) -> float:
-        """Return the nearest number in the range of *item*, which *number* is not in."""
+        """Return the number nearest to *number* in the range of *item*, and note the change."""
         used = low if number < low else high
         bounds = f"{plain_number(low)} … {plain_number(high)}"
         self.note(f"{item}: {shorten(number)} is outside {bounds}: {plain_number(used)} is used")
         return used
 
     def note(self, reason: str) -> None:
-        """Report another change of the value."""
+        """Note another change of the value."""
         self._clamped += 1
         if len(self._reasons) < REASONS_MAX:
             self._reasons.append(reason)
 
     @property
     def reason(self) -> str:
-        """Why the value is not the one that was given; empty: it is."""
+        """The reason why the value differs from the given one; empty if it does not."""
         more = self._clamped - len(self._reasons)
         return "; ".join(self._reasons) + (f"; and {more} more" if more else "")
 
 
 def adjust_value(parameter: Parameter, value: Any) -> tuple[Any, str]:
-    """Return the value that is used for *value*, and the reason if it is another one. A value of
-    another type is returned as it is.
+    """Return the value to use for *value*, and the reason if they differ. A value of the wrong type
+    is returned as it is.
     """
     if isinstance(value, bool):
         return value, ""

@@ -15,7 +15,7 @@ from .other_spellings import read_token
 from .parameter_table import TENSOR_SPLIT_MAX
 
 BIASES_MAX = 2500
-"""Pairs of `logit-bias`: each takes 3 us until its turn is submitted."""
+"""Pairs of `logit-bias`. Each adds 3 us to the time until its turn is submitted."""
 BIAS_HIGH = 1e6
 SHARE_HIGH = 1e6
 LIST_CHARACTERS_MAX = 1000
@@ -33,7 +33,7 @@ def read_biases(value: Any, clamp: Clamp | None = None) -> list[list[Any]]:
 
 
 def _bias_key(key: Any) -> Any:
-    """Return a map's key, as a token's number if it has that form: JSON keys are always texts."""
+    """Return a map's key, as a number if it is one, because keys are always texts in JSON."""
     return int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() else key
 
 
@@ -126,7 +126,7 @@ def is_number(value: Any) -> bool:
 
 
 def check_distinct(kind: str, names: list[Any]) -> None:
-    """Raise ValueError if *names*, each of a *kind*, has one of them twice."""
+    """Raise ValueError if a name of the *kind* is in *names* twice."""
     repeated = next((n for i, n in enumerate(names) if n in names[:i]), None)
     if repeated is not None:
         raise ValueError(f"{kind} {shorten(repeated)} is there twice; name each once")

@@ -12,7 +12,7 @@ from typing import Any
 from ..texts.shorten import shorten
 
 TRIGGER_KINDS = ("token", "word", "pattern", "pattern-full")
-"""By llama-server's numbers (`common/common.h`)."""
+"""In the order of llama-server's numbers (`common/common.h`)."""
 CONDITIONS_MAX = 512
 _ANY_OBJECT = {"type": "object"}
 _GLOBAL_FLAGS = re.compile(r"\(\?[aiLmsux]+\)")
@@ -165,4 +165,6 @@ FORMS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "dynamic-timeout": _dynamic_timeout,
     "response-format": _response_format,
 }
-"""By the key's name, which has hyphens; the results are then read as parameters."""
+"""By a key's name with hyphens, the function that translates its value to those of parameters;
+these are then read.
+"""

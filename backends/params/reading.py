@@ -29,7 +29,7 @@ from .schema_texts import read_schema
 from .structural_tags import read_structural_tag
 
 KEY_CHARACTERS_MAX = 100
-"""A longer key is not a misspelling: messages shorten it and suggest no other."""
+"""A longer key is not taken for a misspelling; messages shorten it and suggest no other."""
 KEYS_MAX = 256
 """Keys of one object and its sections."""
 ERRORS_MAX = 16
@@ -65,17 +65,18 @@ _SAMPLER_SPELLINGS = {n.replace("-", ""): n for n in SAMPLERS} | {
     "typicalp": "typ-p",
     "nucleus": "top-p",
 }
-"""Names without hyphens."""
+"""By a sampler's spelling without hyphens, its name."""
 
 
 class Options(msgspec.Struct, kw_only=True):
-    """The values by parameter name that were read from a JSON object, the ignored keys, and by name
-    the reason why a value was adjusted.
-    """
+    """The parameters that were read from a JSON object."""
 
     values: dict[str, Any] = {}
+    """By parameter name."""
     ignored: list[str] = []
+    """The keys that have no effect, as they were given."""
     adjusted: dict[str, str] = {}
+    """By parameter name, the reason why the value was adjusted."""
 
     def level(self, *levels: Level) -> dict[str, Any]:
         """Return the values of the parameters of *levels*."""
@@ -91,7 +92,7 @@ def nearest(key: str, keys: Iterable[str]) -> str:
 
 
 def parse_json_options(text: bytes | str, *, strict: bool = False) -> Options:
-    """Read the JSON text of a wasi-nn call; empty text is an empty object. Unless it is strict,
+    """Read the JSON text of a wasi-nn call; an empty text is an empty object. Without *strict*,
     values out of their range are adjusted.
 
     :raises InvalidEncoding: *text* is not a JSON object.
@@ -110,15 +111,15 @@ def parse_json_options(text: bytes | str, *, strict: bool = False) -> Options:
 
 
 def read_options(raw: Mapping[str, Any], *, strict: bool = False, lenient: bool = False) -> Options:
-    """Read parameters from a decoded object; `ignored` lists unknown keys. If it is *lenient* and
-    not strict, values out of their range are `adjusted` as `adjust_value` says.
+    """Read parameters from a decoded object; `ignored` lists unknown keys. With *lenient* and
+    without *strict*, values out of their range are `adjusted` as by `adjust_value`.
 
     Of several spellings of one parameter the last one applies. The first `ERRORS_MAX` errors are
     reported together, each with key, value and range; one of them suggests the nearest known key.
 
     :raises InvalidArgument: a value is wrong, or, with *strict* (or ``"strict": true``), a key is
         unknown.
-    :raises UnsupportedOperation: an answer without the value of a key would be wrong.
+    :raises UnsupportedOperation: an answer that ignores one of the keys would be wrong.
     :raises TooLarge: there are more than `KEYS_MAX` keys.
     """
     options = Options()

@@ -14,11 +14,13 @@ from .parameter_table import BY_NAME, DRY_BREAKERS, FORMATS, PARAMETERS_HINT, SA
 from .stop_options import STOPPING_RULES, Adjustment, Rule, fields_of
 
 _BREAKERS_MAX, _BREAKER_CHARACTERS_MAX = 8, 40
-"""Creating a sampler with one takes 12 ms with 262k tokens (Gemma); the engine waits meanwhile."""
+"""Each breaker takes 12 ms in the creation of a sampler with 262k tokens (Gemma); the engine waits
+meanwhile.
+"""
 _GRAMMAR_NESTING_MAX = 100
-"""llama.cpp's parser recurses for each open bracket."""
+"""The parser of GBNF recurses for each open bracket."""
 _INFILL_TOP_K_MAX = 1000
-"""Infill compares every token with every other: with 49k of them a token takes minutes."""
+"""Infill compares every candidate with every other; with 49k of them a token takes minutes."""
 _NOT_A_BRACKET = re.compile(r"[^()]")
 """Brackets in quotes are counted too, which at worst refuses a grammar with very many."""
 FORMAT_FIELDS = tuple(name.replace("-", "_") for name in FORMATS)
@@ -26,11 +28,11 @@ FORMAT_FIELDS = tuple(name.replace("-", "_") for name in FORMATS)
 GRAMMAR_FIELDS = (*FORMAT_FIELDS, "grammar_triggers", "json_whitespace", "schema_lenient")
 """The fields of `SamplingParams` that determine the grammar of an answer."""
 Bias = tuple[int | str, float | bool]
-"""A token or a text, and a number to add to its logits; False: it is never sampled."""
+"""A token or a text, and a number to add to its logits; False if it must never be sampled."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """The sampling of a turn's tokens. `temp` 0 is greedy; `seed` is never -1 here."""
+    """The sampling of a turn's tokens. A `temp` of 0 is greedy; `seed` is never -1 here."""
 
     seed: int = 0
     samplers: tuple[str, ...] = SAMPLERS_DEFAULT
@@ -63,7 +65,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     grammar: str = ""
     grammar_triggers: tuple[tuple[str, str | int], ...] = ()
-    """Pairs of (kind, value) that start the grammar; empty: it applies from the beginning."""
+    """Pairs of (kind, value) that start the grammar; without any it applies from the beginning."""
     json_schema: str = ""
     json_whitespace: str = "spaced"
     schema_lenient: bool = False
@@ -96,7 +98,7 @@ def adjust_parameters(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[s
 
     The rules are llama-server's (`tools/server/server-task.cpp`, `common/sampling.cpp`).
 
-    :raises InvalidArgument: contradictions cannot be resolved; the error reports all of them.
+    :raises InvalidArgument: some contradictions cannot be resolved; the error reports all of these.
     """
     adjustment = Adjustment(values)
     for rule in _RULES:

@@ -1,4 +1,4 @@
-"""JSON schemas as parameters: their form and size; a worker checks their keywords."""
+"""Checks of the form and size of JSON schemas in parameters; a worker checks their keywords."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PATH_CHARACTERS_MAX = 300
 def read_schema(value: Any) -> str:
     """Return a schema, which may be its JSON text already, as JSON text.
 
-    :raises TooLarge: it has too many bytes or values.
-    :raises ValueError: it is not a schema.
+    :raises TooLarge: the schema has too many bytes or values.
+    :raises ValueError: *value* is not a schema, has too many brackets, or contains a NUL.
     """
     if isinstance(value, dict | bool):
         encoded = msgspec.json.encode(value)
@@ -63,7 +63,7 @@ def _check_size(schema: Any, size: int) -> None:
 
 
 def _longest_text(schema: Any) -> tuple[str, int]:
-    """Return the path of the longest text in *schema*, a value or a name, and its bytes."""
+    """Return the path of the longest text in *schema*, a value or a name, and its size in bytes."""
     waiting: list[tuple[tuple[Any, ...], Any]] = [((), schema)]
     longest: tuple[tuple[Any, ...], int] = (), 0
     while waiting:

@@ -24,12 +24,12 @@ TAGS_BYTES_MAX = 256 << 10
 """Bytes of all tags as JSON: as many as those of `tools`."""
 _SHAPE = '{"structures": [{"begin": "<f>", "schema": {…}, "end": "</f>"}], "triggers": ["<f"]}'
 _CONTENTS = {"json_schema": "json_schema", "regex": "pattern", "grammar": "grammar"}
-"""The fields of the contents of tags, by their types."""
+"""By the type of a tag's content, the field with the content."""
 
 
 class StructuralTag(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A constrained part: after *begin*, a value of *schema*, a text of *regex*, or one of the GBNF
-    *grammar*; then *end*. *trigger*, with which *begin* starts, starts the part.
+    """A constrained part of an answer: *begin*, a content that follows *schema*, *regex* or the
+    GBNF *grammar*, and *end*. *trigger*, the beginning of *begin*, starts the part.
     """
 
     begin: str
@@ -43,8 +43,8 @@ class StructuralTag(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class StructuralTags(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Free text in which each trigger starts one of its *tags*.
 
-    *at_least_one*: the answer begins with a tag. *stop_after_first*: it ends after one tag. The
-    text before the answer may have *opened* the first tag by the beginning of the triggers.
+    With *at_least_one* the answer begins with a tag; with *stop_after_first* it ends after one.
+    *opened* is the beginning of the triggers, if the text before the answer already ends with it.
     """
 
     tags: tuple[StructuralTag, ...]
@@ -83,7 +83,7 @@ class _Triggered(msgspec.Struct, forbid_unknown_fields=True):
 def structural_tag_text(tags: StructuralTags) -> str:
     """Return *tags* as the JSON text that `SamplingParams.structural_tag` holds.
 
-    :raises ValueError: no grammar could be made of them.
+    :raises ValueError: no grammar could be made of *tags*, or their JSON is too long.
     """
     _check_tags(tags)
     text = msgspec.json.encode(tags)
@@ -96,7 +96,7 @@ def read_structural_tag(value: Any) -> str:
     """Return structural tags, given as a map or its JSON text, as the text of `StructuralTags`.
     An empty text means no tags.
 
-    :raises ValueError: they have another form.
+    :raises ValueError: *value* has another form, or no grammar could be made of the tags.
     """
     if isinstance(value, str) and not value.strip():
         return ""

@@ -14,5 +14,5 @@ def send_frame(sock: socket.socket, body: bytes) -> None:
 
 
 def receive_frame(file: BinaryIO) -> bytes:
-    """Return the next frame's body: less or nothing if the other side has closed."""
+    """Return the next frame's body, which is cut off or empty if the other side has closed."""
     return file.read(int.from_bytes(file.read(_PREFIX_BYTES), "little"))

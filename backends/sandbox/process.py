@@ -1,4 +1,4 @@
-"""A sandbox as its worker sees it."""
+"""The worker's end of a sandbox: its process, the requests to it, and the reason of its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import suppress
 from .frames import receive_frame, send_frame
 
 WAIT_S_MAX = 10
-"""Time of one reply, on a busy machine or at low priority."""
+"""Maximum time of one reply, which a busy machine or a low priority may delay."""
 SLOW_NICE = 10
 
 
@@ -36,12 +36,12 @@ class SandboxEnded(Exception):
 
     @property
     def crashed(self) -> bool:
-        """Whether it ended itself: it found no memory, or its stack was full."""
+        """Whether it crashed, because it found no memory or its stack was full."""
         return self.status in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
 
 
 class SandboxProcess:
-    """A process of *module*, whose main function calls `serve_requests`."""
+    """A process that runs *module*, which calls `serve_requests` as a program."""
 
     def __init__(self, module: str):
         self._socket, theirs = socket.socketpair()
@@ -66,7 +66,7 @@ class SandboxProcess:
         return not poll.poll(1000 * seconds)
 
     def lower_priority(self) -> None:
-        """Compute only while little else does."""
+        """Let the process compute only while little else does."""
         with suppress(PermissionError):  # systemd's unit forbids it
             os.setpriority(os.PRIO_PROCESS, self._process.pid, SLOW_NICE)
 
@@ -74,7 +74,7 @@ class SandboxProcess:
         """Return the next reply.
 
         :raises SandboxEnded: the process has ended.
-        :raises TimeoutError: it takes longer than `WAIT_S_MAX`.
+        :raises TimeoutError: the reply takes longer than `WAIT_S_MAX`.
         """
         body = receive_frame(self._replies)
         if not body:
@@ -82,7 +82,7 @@ class SandboxProcess:
         return body
 
     def end(self) -> int:
-        """End the process; return its exit status, its own if it had ended."""
+        """End the process; return its exit status, which is its own if it had already ended."""
         self._process.kill()
         status = self._process.wait()  # a thread that still reads from it has then stopped
         self._replies.close()

@@ -15,7 +15,7 @@ def serve_requests(handle: Callable[[bytes], bytes], cpu_s_max: float, memory_by
     """Reply with *handle* to requests on standard input, a socket, until it is closed.
 
     The process may take *memory_bytes* besides its present memory. A request that takes more than
-    *cpu_s_max* of CPU time ends it.
+    *cpu_s_max* seconds of CPU time ends the process.
     """
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     _limit_memory(memory_bytes)

@@ -1,1 +1,1 @@
-"""Regular expressions on growing texts, bytes that are not UTF-8, short forms for messages."""
+"""Regular expressions on growing texts, bytes that are not UTF-8, short forms of values."""

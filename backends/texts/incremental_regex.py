@@ -5,11 +5,13 @@ the sets of states of R. Cox, "Regular Expression Matching Can Be Simple And Fas
 character is read once, in time bounded by the number of states. The engines on PyPI either cannot
 report what may still match (google-re2) or take exponential time (regex).
 
-The match that ends first counts; of several, the one that begins first. Constructs that depend on
-the text that follows (`$`, `\\b`, lookahead) or need memory (backreferences) are refused.
+The match that ends first counts; of several that end there, the one that begins first. Constructs
+that depend on the text that follows (`$`, `\\b`, lookahead) or need memory (backreferences) are
+refused.
 
-The parser and the compiler of the parts that consume a character are private modules of Python. A
-self-test at import runs each construct; if a result differs, every pattern is refused.
+The parser is a private module of Python, and so is the compiler, which is used for the parts that
+consume a character. A self-test at import runs each construct; if a result differs, every pattern
+is refused.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ from ..errors import InvalidArgument, UnsupportedOperation
 PATTERN_CHARACTERS_MAX = 500
 STATES_MAX = 1000
 STEPS_MAX = 3 * STATES_MAX
-"""Steps of the compiler: repeats of nothing make no states."""
+"""Steps of the compiler. They are bounded, too, because repeats of nothing create no states."""
 GROUPS_OPEN_MAX = 50
 WEIGHT_MAX = 1000
 """States that one character can take patterns through: 0.2 ms if all are active (measured)."""
 _PASSED_MAX = 1000
-"""Characters for which a pattern caches the tests that they pass."""
+"""Characters for which a pattern caches the tests that each one passes."""
 SELF_TEST: tuple[tuple[str, str, tuple[int, int] | None], ...] = (
     ("b(?:c|dd)e", "xbdde", (1, 5)),
     ("[^a-c\\d]x", "1xzx", (2, 4)),
@@ -81,8 +83,8 @@ class Pattern:
 
     States are numbered, and each test is one bit. A state consumes a character if the bit of the
     state's test (`test_of`) is among those of the tests that the character passes (`passed`).
-    `after` has, by state, the states that follow once it has consumed a newline, and once it has
-    consumed another character.
+    `after` has, by state, a pair: the states that follow a consumed newline, and those that follow
+    another character.
 
     :raises InvalidArgument: *text* is not a pattern, is too large, matches the empty text, or
         depends on text that follows.
@@ -100,15 +102,15 @@ class Pattern:
         self.passed = lru_cache(_PASSED_MAX)(self._tests_passed)
         self._edges: list[tuple[int, ...]] = []
         self._lines: dict[int, bool] = {}
-        """States that are passed only at the beginning of the text, or, if true, of any line."""
+        """Anchor states; true: passed at the beginning of each line, false: only of the text."""
         self.weight = 0
-        """States that one character takes it through if all are active."""
+        """States that one character takes the pattern through if all are active."""
         self.steps = 0
         """Steps of the compiler."""
         self._depth = 0
         first = self._sequence(*_parsed(text), _ACCEPT)
         self.begin = [self._closure(first, before) for before in (_BEGIN, _LINE, _INSIDE)]
-        """The states in which a match begins, by the text before it."""
+        """The states in which a match begins, indexed by the text before it (`_BEGIN`, …)."""
         if any(_ACCEPT in states for states in self.begin):
             raise _refused(text, "it matches the empty text, and so everywhere")
         self.after = [self._following(state) for state in range(len(self.test_of))]
@@ -130,7 +132,9 @@ class Pattern:
         return sum(bit for bit, test in self._tests.items() if test().fullmatch(character))
 
     def _closure(self, state: int, before: int) -> tuple[int, ...]:
-        """Return the consuming states, and the end, that are reached without a character."""
+        """Return the states that consume a character, and the end, as far as *state* leads to them
+        without a character.
+        """
         found, seen, todo = list[int](), set[int](), [state]
         while todo:
             state = todo.pop()
@@ -288,7 +292,7 @@ class RegexMatcher:
 
 
 def _self_test() -> str:
-    """Return the first difference between Python's parser and the expected one; empty: none."""
+    """Return the first difference between Python's parser and the expected one; empty if equal."""
     try:
         for text, sample, expected in SELF_TEST:
             found = RegexMatcher(Pattern(text)).match_text(sample, 0)

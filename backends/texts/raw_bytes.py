@@ -1,7 +1,8 @@
 """Bytes that are not UTF-8 within the text of messages, which chat templates get as text.
 
-Each byte is a mark, a private character. A valid character that looks like a mark is written as the
-marks of its own bytes. So `bytes_of` returns the bytes of which `mark_bytes` got the text.
+Each such byte is written as a mark, a private character. A valid character that looks like a mark
+is written as the marks of its own bytes. So `bytes_of` restores the bytes from which the text for
+`mark_bytes` was decoded.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def is_utf8(data: bytes) -> bool:
 
 
 def mark_bytes(text: str) -> tuple[str, int]:
-    """Return *text*, decoded with `surrogateescape`, with marks; and their number."""
+    """Return *text*, which was decoded with `surrogateescape`, with marks, and how many characters
+    were replaced by them.
+    """
     return _ESCAPES.subn(_marks_of, text)
 
 
@@ -43,6 +46,6 @@ def bytes_of(text: str) -> bytes:
 
 
 def offset_of(text: str, byte: int) -> int:
-    """Return the offset in `bytes_of(text)` of the first mark of *byte*; -1: it has none."""
+    """Return the offset in `bytes_of(text)` of the first mark of *byte*; -1 if it has none."""
     at = text.find(chr(_FIRST + byte))
     return len(bytes_of(text[:at])) if at >= 0 else -1

@@ -51,7 +51,7 @@ class Keyword(msgspec.Struct, frozen=True):
 def read_schema(text: str) -> Schema:
     """Return the document of *text*. The empty schema stands for any object, as in llama-server.
 
-    :raises InvalidArgument: it is not a schema, it is too deep, or no value fits it.
+    :raises InvalidArgument: *text* is not a schema, is too deep, or no value fits it.
     """
     try:
         document = msgspec.json.decode(text)
@@ -82,7 +82,7 @@ def schema_refusal(path: str, cause: str, hint: str = _HINT) -> InvalidArgument:
 
 
 def keywords_of(schema: object) -> list[Keyword]:
-    """Return the keywords of a schema, those of its subschemas before the keyword with them."""
+    """Return the keywords of a schema, those of subschemas before the keyword that has these."""
     found: list[Keyword] = []
     _add_keywords(schema, "#", found)
     return found
@@ -122,8 +122,8 @@ def schemas_of(document: object) -> list[Schema]:
 def copy_of(schema: Any, noted: Container[str], notes: list[tuple[Schema, Schema, str]]) -> Any:
     """Return a schema whose keywords can be changed, without its texts for readers.
 
-    A copied schema, the original and a keyword are added to *notes* for each of the *noted*
-    keywords, in the order of `keywords_of`.
+    For each of the *noted* keywords, the copied schema, the original and the keyword are added to
+    *notes*, in the order of `keywords_of`.
     """
     if not isinstance(schema, dict):
         return schema
@@ -145,7 +145,7 @@ def copy_of(schema: Any, noted: Container[str], notes: list[tuple[Schema, Schema
 
 
 def resolve(document: Schema, reference: object) -> Any:
-    """Return the schema to which a *reference* within *document* points; None if it is missing."""
+    """Return the schema that a *reference* within *document* points to; None if it is missing."""
     names = _names_in(reference)
     if names is None:
         return None
@@ -176,7 +176,7 @@ def _names_in(reference: object) -> list[str] | None:
 
 
 def _remove_unused_definitions(document: Schema) -> None:
-    """Remove definitions to which nothing refers, unless a reference may be to any of them."""
+    """Remove definitions to which nothing refers, unless some reference may be to any of them."""
     maps = {k: v for k in ("$defs", "definitions") if isinstance(v := document.get(k), dict)}
     if not maps:
         return

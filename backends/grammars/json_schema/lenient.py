@@ -24,8 +24,8 @@ def leave_out_constraints(document: Schema, compiles: Compiles) -> list[str]:
 
     A `oneOf` becomes `anyOf`.
 
-    :raises InvalidArgument: more would have to be removed than `DROPPED_MAX`, or than are found in
-        `SEARCH_S_MAX`; or no removal helps.
+    :raises InvalidArgument: more than `DROPPED_MAX` keywords would have to be removed, or more than
+        are found in `SEARCH_S_MAX`; or no removal helps.
     """
     dropped: list[str] = []
     moved: list[tuple[str, str]] = []

@@ -1,4 +1,5 @@
-"""The keyword because of which a schema is refused; llguidance's errors do not name it."""
+"""Search for the keyword because of which a schema is refused. llguidance's errors do not name it.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def refused_keyword(
     """Return the index of a keyword that is refused in *document*, which does not compile.
 
     Keywords are removed in order until the rest compiles: the last one removed is refused. A binary
-    search finds it, so that *compiles* is called a few times only. None: no removal helps.
+    search finds it, so that *compiles* is called only a few times. Return None if no removal helps.
     """
 
     def compiles_without(count: int) -> bool:
@@ -64,5 +65,5 @@ def refused_keyword(
 
 
 def _rank(keyword: Keyword) -> int:
-    """Return the order of removal: first what narrows values of one type."""
+    """Return the order of removal: keywords that narrow values of one type are removed first."""
     return _ORDER.get(keyword.keyword, 0)

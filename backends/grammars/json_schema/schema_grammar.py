@@ -1,6 +1,6 @@
 """Grammars of JSON schemas in llguidance's form.
 
-All that the grammar of a schema allows is valid for the schema. Where llguidance would allow more,
+Everything that the grammar of a schema allows fits the schema. Where llguidance would allow more,
 the schema is refused here.
 """
 
@@ -26,7 +26,7 @@ WHITESPACE_MAX = 64
 _WHITESPACE = rf"[\x20\x0A\x0D\x09]{{1,{WHITESPACE_MAX}}}"
 _CHECKED = frozenset(("minProperties", "oneOf", "pattern", "patternProperties"))
 _CLASSES = re.compile(r"\[(\^|[^\]]*-)[^\]]*\]")
-"""Classes of many characters in a pattern: they have others, too."""
+"""Classes of many characters in a pattern; they also have characters that answers have."""
 _UNWRITTEN = re.compile(
     r"[\x00-\x07\x0b\x0e-\x1f\x7f]|\\(x0[0-7bBeEfF]|x1|x7[fF]|u00(0[0-7bBeEfF]|1|7[fF])|c[A-Z]|0|v)"
 )
@@ -39,7 +39,7 @@ _LARGE_NUMBER = re.compile(rb"[0-9]{19}")
 
 def grammars_of_schema(document: Schema, whitespace: str = "spaced") -> Iterator[str]:
     """Yield llguidance's forms of a schema's grammar, which are not compiled yet: one with shared
-    parts, if there are any, and one without them, in case the first is refused.
+    parts, if there are any, and one without them for the case that the first is refused.
 
     *whitespace* is the value of `json-whitespace`.
 
@@ -57,7 +57,8 @@ def grammars_of_schema(document: Schema, whitespace: str = "spaced") -> Iterator
 
 
 def _grammar(document: Schema, whitespace: str) -> str:
-    """Return what `LLMatcher.grammar_from_json_schema` does, which takes several times as long."""
+    """Return the result of `LLMatcher.grammar_from_json_schema`, which takes several times as long.
+    """
     spaced = whitespace == "spaced"
     options: JsonCompileOptions = {
         "item_separator": ", " if spaced else ",",
@@ -66,7 +67,7 @@ def _grammar(document: Schema, whitespace: str) -> str:
         "whitespace_pattern": _WHITESPACE if whitespace == "any" else None,
         "coerce_one_of": False,
         "lenient": False,
-        # Each text has one form only: with \u a name could repeat another one in disguise.
+        # Each text has one form only. With \u, a name could repeat another one in disguise.
         "json_allowed_escapes": '"\\bfnrt',
         "json_allow_general_unicode_escapes": False,
     }

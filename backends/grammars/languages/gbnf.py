@@ -17,7 +17,7 @@ from ...texts.shorten import shorten
 __all__ = ("Chars", "Choice", "Item", "Name", "Repeat", "Rules", "Sequence", "Token", "parse_gbnf")
 
 BRACKETS_OPEN_MAX = 100
-"""Groups within each other; the parser recurses for each."""
+"""Groups within each other; the parser recurses for each one."""
 REPEAT_MAX = 1 << 20
 _CODE_POINT_MAX = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
@@ -158,7 +158,7 @@ class _Parser:
         items.append(Sequence(tuple(characters)))
 
     def char_class(self, items: list[Item]) -> None:
-        """Parse a class of characters; one without any is the empty text, as in llama.cpp."""
+        """Parse a class of characters; an empty class is the empty text, as in llama.cpp."""
         self.at += 1
         negated, ranges = self._takes("^"), []
         while not self._takes("]"):
@@ -203,7 +203,7 @@ class _Parser:
         items.append(choice)
 
     def repetition(self, items: list[Item]) -> None:
-        """Parse `*`, `+`, `?` or `{…}`, which repeats the item before."""
+        """Parse `*`, `+`, `?` or `{…}`, which repeats the previous item."""
         if not items:
             raise self._error("expecting preceding item to */+/?/{")
         sign = self.text[self.at]

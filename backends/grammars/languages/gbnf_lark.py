@@ -1,7 +1,7 @@
 """The translation of GBNF rules to Lark, as llguidance reads it.
 
-llguidance splits the text into lexemes, which are as long as possible: `"a" | "ab"` before `"bc"`
-would no longer match "abc". So every lexeme here is one character, and the language stays the same.
+llguidance splits the text into lexemes, which are as long as possible. So `"a" | "ab"` before
+`"bc"` would no longer match "abc". Every lexeme here is one character, which keeps the language.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Writer:
     names: Mapping[str, str]
     vocabulary: Vocabulary
     groups: dict[str, str] = field(default_factory=dict)
-    """The rules of groups: llguidance refuses Lark with many brackets within each other."""
+    """Groups as rules, because llguidance refuses Lark with many brackets within each other."""
 
     def choice(self, choice: Choice) -> str:
         """Return the alternatives of *choice*."""

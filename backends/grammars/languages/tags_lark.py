@@ -2,7 +2,7 @@
 
 Free text goes on until a trigger: a lexeme that ends at the trigger's first occurrence, or a
 special token. Only the parts with this trigger can follow. Other special tokens belong to free
-text. Marks are written one character a lexeme, so that one can be the beginning of another.
+text. Marks are written as lexemes of one character, so that one can be the beginning of another.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def _start_rules(request: CheckRequest, triggers: Sequence[Mark]) -> Iterator[st
 
 
 def _opened_rules(opened: str, parts: str, triggers: Sequence[Mark], others: str) -> Iterator[str]:
-    """Yield the rules of an answer that may begin with the rest of a trigger that *opened* begins:
-    the free text at its begin cannot start so.
+    """Yield the rules of an answer that may begin with the rest of a trigger, whose beginning is
+    *opened*. Free text at the beginning of the answer cannot start with such a rest.
     """
     rests = [str(mark).removeprefix(opened) for [mark] in triggers]
     yield f"FIRST: /(?s:.)*/ & ~/({'|'.join(map(_escaped, rests))})(?s:.)*/"
@@ -100,8 +100,8 @@ def _head_rule(number: int, trigger: Mark) -> str:
 
 
 def _regex_rule(name: str, tag: TagRequest) -> tuple[str, Mark]:
-    """Return the rule of a regular expression, and the end that remains after it: the expression
-    ends at the first text that ends it.
+    """Return the rule of a tag's regular expression, and what remains of the tag's end. If the end
+    begins with a text, the rule includes that text, at whose first occurrence it ends.
     """
     regex = regex_literal(tag.regex)
     if tag.end and isinstance(tag.end[0], str):
@@ -122,7 +122,7 @@ def _literal(text: str) -> str:
 
 
 def _ranges(request: CheckRequest) -> Iterable[str]:
-    """Yield the special tokens that free text may have: neither marks nor ends of answers."""
+    """Yield ranges of the special tokens that free text may have, without marks and end tokens."""
     marks = {m for tag in request.tags for m in (*tag.trigger, *tag.rest, *tag.end)}
     removed = sorted({*request.ends, *(mark for mark in marks if isinstance(mark, int))})
     for first, last in request.special:

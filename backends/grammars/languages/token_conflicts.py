@@ -1,8 +1,8 @@
-"""Tokens of GBNF grammars that stand beside their own texts.
+"""Tokens of GBNF grammars that stand where their own texts may stand, too.
 
-Where a token is allowed by its number, llguidance matches it by that alone: with ``"a" | <[97]>
-"x"`` it would forget that the token 97 is also the text "a". So such a token is written as its
-text, which allows the same texts, if also by other tokens; a negated one is refused.
+Where a token is allowed by its number, llguidance matches it by the number alone. With ``"a" |
+<[97]> "x"`` it would ignore that the token 97 is also the text "a". So such a token is written as
+its text. This allows the same texts, but also by other tokens. A negated token is refused.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ _Pair = tuple[int, int]
 
 
 def without_conflicts(rules: Rules, vocabulary: Vocabulary) -> Rules:
-    """Return *rules* with the texts of tokens that stand beside texts.
+    """Return *rules* with texts in place of the tokens that stand where a text may stand, too.
 
-    :raises InvalidArgument: a negated token stands beside texts or other tokens.
+    :raises InvalidArgument: a negated token, or one that is not text in UTF-8, stands where a text
+        or another token may stand, too.
     """
     while (found := _Graph(rules, vocabulary).conflict()) is not None:
         text = vocabulary.texts.get(_number(found, vocabulary)) if not found.negated else None
@@ -150,7 +151,7 @@ class _Graph:
         return self.reachable[node]
 
     def _search(self, root: int) -> Token | None:
-        """Go through all pairs of places where the same text can lead."""
+        """Return a token in conflict, from all pairs of nodes to which the same text can lead."""
         seen: set[_Pair] = set()
         begins = self._leaves_from(root)
         waiting = list(product(begins, begins))
@@ -180,7 +181,7 @@ class _Graph:
         return one == two
 
     def _overlap(self, one: Chars | Token, two: Chars | Token) -> bool:
-        """Return whether both, which differ, can mean a token, as far as its first character."""
+        """Return whether a token may match both, which differ, judged by its first character."""
         if isinstance(one, Chars) and isinstance(two, Chars):
             return _chars_overlap(one, two)
         if isinstance(one, Token) and isinstance(two, Token):
@@ -209,7 +210,7 @@ def _leaves(item: Item) -> Iterator[Item]:
 
 
 def _chars_overlap(one: Chars, two: Chars) -> bool:
-    """Return whether a character is in both; both negated, most characters are."""
+    """Return whether a character is in both; if both are negated, most characters are."""
     if one.negated and two.negated:
         return True
     if one.negated or two.negated:

@@ -1,7 +1,7 @@
 """Users' Lark grammars: checked, and rewritten for llguidance.
 
 The text is split into its symbols, and only known symbols are written again. So llguidance reads
-nothing that was not checked here, whatever its own reader takes for a comment or a string.
+nothing that was not checked here, whatever its own parser takes for a comment or a string.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def lark_refusal(cause: str, hint: str = FORMATS_HINT) -> InvalidArgument:
 
 
 def rewrite_lark(text: str, vocabulary: Vocabulary, checked_schema: Callable[[Any], Any]) -> str:
-    """Return the Lark grammar of *text* for llguidance, with the same numbers of lines.
+    """Return the Lark grammar of *text* for llguidance, with the same line numbers.
 
-    Special tokens are written by their numbers, and the names of tokens that are text as texts.
-    *checked_schema* returns the form for llguidance of a schema after `%json`.
+    Special tokens are written as numbers, and named tokens that are ordinary text as strings.
+    *checked_schema* returns llguidance's form of a schema after `%json`.
 
-    :raises InvalidArgument: it is not a grammar, or uses what is not supported.
-    :raises TooLarge: it is past a limit on its size.
+    :raises InvalidArgument: *text* is not a grammar, or uses something that is not supported.
+    :raises TooLarge: *text* is past a limit on its size.
     """
     return _Rewriter(text, vocabulary, checked_schema).rewrite()
 
@@ -76,7 +76,7 @@ class _Rewriter:
     written: list[str] = field(default_factory=list)
 
     def rewrite(self) -> str:
-        """Return the whole text."""
+        """Return the rewritten text."""
         rules = 0
         while self.at < len(self.text):
             found = _SYMBOL.match(self.text, self.at)
@@ -150,8 +150,8 @@ class _Rewriter:
         return json.dumps(symbol)
 
     def _token_numbers(self, symbol: str) -> str:
-        """Return tokens given by numbers. Those that are text are refused: llguidance would match
-        them by their numbers alone where their texts are allowed, too.
+        """Return tokens given by numbers. Those that are text are refused, because llguidance would
+        accept them only by number even where the same text is allowed.
         """
         if not re.fullmatch(r"<\[[0-9]{1,9}(-[0-9]{1,9})?(,[0-9]{1,9}(-[0-9]{1,9})?)*\]>", symbol):
             raise self._error(f"{shorten(symbol)}: give numbers and ranges, such as <[3,7-9]>")

@@ -60,11 +60,11 @@ _LIMIT = re.compile(r"too (big|large|many|complex)|max is|exceed|fuel|limits?\b"
 """Words of llguidance's messages about limits that were met."""
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|/.*/')
 _POSITION = re.compile(r"^at (\d+)\(\d+\): ")
-"""The line and column of a message; only the line is the user's."""
+"""The line and column of a message; only the line is that of the user's text."""
 
 
 class _Bytes:
-    """Stands in for a tokenizer: the compilation does not depend on the vocabulary's texts."""
+    """Stands in for a tokenizer, as the compilation does not depend on the vocabulary's texts."""
 
     bos_token_id = None
     special_token_ids = ()
@@ -159,8 +159,8 @@ def _content(request: CheckRequest, inner: list[ForcedText], tag: TagRequest) ->
 
 
 def _inner_schema(request: CheckRequest, schema: str, inner: list[ForcedText]) -> Any:
-    """Return llguidance's form of a schema within a grammar; it is compiled alone first. Its forced
-    text is added to *inner*.
+    """Return llguidance's form of a schema within a grammar, after compiling the schema alone. The
+    text that the schema forces is added to *inner*.
     """
     reply, _ = _compile_schema(msgspec.structs.replace(request, schema=schema))
     inner.append(forced_by_schema(read_schema(schema)))
@@ -260,8 +260,8 @@ def _too_deep() -> InvalidArgument:
 
 
 def _use_one_arena() -> None:
-    """Let all threads allocate from one arena: further ones would exceed the memory limit, and each
-    attempt takes time.
+    """Let all threads allocate from one arena, because further ones would exceed the memory limit,
+    and each attempt to create one takes time.
     """
     configure = getattr(ctypes.CDLL(None), "mallopt", None)
     if configure is not None:

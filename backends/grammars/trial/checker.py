@@ -1,4 +1,4 @@
-"""The trial of grammars in a process of its own, as its worker sees it.
+"""The worker's end of the trial of grammars, which runs in a process of its own.
 
 The process starts with the first grammar, in 0.15 s, and has 13 MB of its own. A trial and the
 compilation together take 3 ms, or 17 ms at the 99th percentile of the schemas in the tests.
@@ -29,16 +29,16 @@ _ATTEMPTS = 2
 
 
 class GrammarChecker:
-    """Tries one grammar at a time; its users see to that."""
+    """Tries one grammar at a time; callers must not call it concurrently."""
 
     def __init__(self) -> None:
         self._sandbox: SandboxProcess | None = None
 
     def check(self, request: CheckRequest) -> CheckReply:
-        """Return the form of a grammar for llguidance.
+        """Return a grammar in llguidance's form, after a trial.
 
-        :raises InvalidArgument: it is not a grammar, or not a schema that is supported.
-        :raises TooLarge: it is past a limit on its text, or on its compilation.
+        :raises InvalidArgument: the grammar is invalid, or a schema is not supported.
+        :raises TooLarge: the grammar is past a limit on its text, or on its compilation.
         :raises Timeout: the machine is too busy.
         :raises BackendError: no process can run.
         """
@@ -58,7 +58,7 @@ class GrammarChecker:
             sandbox.end()
 
     def _reply_to(self, request: bytes) -> CheckReply:
-        """Return the reply to *request*; if something else ended the process, retry once."""
+        """Return the reply to *request*; retry once if something else than it ended the process."""
         cause: Exception | None = None
         for _ in range(_ATTEMPTS):
             try:

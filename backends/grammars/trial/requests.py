@@ -27,9 +27,9 @@ class TagRequest(msgspec.Struct, omit_defaults=True):
 class CheckRequest(msgspec.Struct, omit_defaults=True):
     """A grammar to compile: *gbnf*, *lark*, *regex*, the JSON text of a *schema*, or *tags*.
 
-    *whitespace* is that of the answers to a schema (`json-whitespace`); *lenient*: without the
+    *whitespace* is that of the answers to a schema (`json-whitespace`); *lenient* leaves out the
     constraints that cannot be kept. *at_least_one*, *stop_after_first* and *opened* are those of
-    `StructuralTags`. The fields from *vocab_size* on describe the vocabulary: see `Vocabulary`.
+    `StructuralTags`. The fields from *vocab_size* on describe the vocabulary; see `Vocabulary`.
     """
 
     gbnf: str = ""
@@ -53,7 +53,7 @@ class CheckReply(msgspec.Struct, omit_defaults=True):
     """The *grammar* in llguidance's form and the memory that it takes, with the paths of the
     *dropped* constraints; or the *refusal*.
 
-    *failure*: the type and the place of an unexpected exception.
+    *failure* is the type and the place of an unexpected exception.
     """
 
     grammar: str = ""

@@ -15,7 +15,7 @@ _IN_PLACE = (
 )
 """Keywords with which the evaluated properties or items depend on other schemas."""
 _DEPENDENCIES_MAX = 4
-"""Dependencies that are rewritten: each one doubles the alternatives."""
+"""Dependencies that are rewritten; each one doubles the alternatives."""
 
 
 def _unique_items(place: Place) -> None:
@@ -42,7 +42,7 @@ def _contains_bound(keyword: str) -> Rule:
 
 
 def _dependencies(keyword: str) -> Rule:
-    """Return the rule for a map from properties to those that they need, or to schemas."""
+    """Return the rule for a map from properties to properties that they need, or to schemas."""
 
     def rewrite(place: Place) -> None:
         schema = place.schema
@@ -64,7 +64,9 @@ def _dependencies(keyword: str) -> Rule:
 
 
 def _need(value: object) -> Any:
-    """Return the schema of an object with a property on which others depend."""
+    """Return the schema that an object must fit if it has a property with *value* in that map; None
+    if *value* is invalid.
+    """
     if isinstance(value, list):
         return {"required": value}
     return value if isinstance(value, dict | bool) else None
@@ -78,7 +80,7 @@ def _met(need: Any, required: list[Any]) -> bool:
 
 
 def _property_names(place: Place) -> None:
-    """Forbid all properties but those of a list of names, or of a pattern."""
+    """Forbid all properties except those in a list of names, or those of a pattern."""
     schema, names = place.schema, place.schema["propertyNames"]
     if is_true(names) or names == {"type": "string"} or not allows_type(schema, "object"):
         del schema["propertyNames"]
@@ -102,7 +104,9 @@ def _property_names(place: Place) -> None:
 
 
 def _unevaluated(keyword: str, evaluating: str) -> Rule:
-    """Return the rule for what no other keyword evaluates: if none is in place, the additional."""
+    """Return the rule for *keyword*, which is for what no other keyword evaluates. If there are no
+    such other keywords, *evaluating* means the same and replaces it.
+    """
 
     def rewrite(place: Place) -> None:
         schema, original = place.schema, place.original

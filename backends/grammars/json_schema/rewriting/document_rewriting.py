@@ -49,7 +49,7 @@ def rewritten_schema(document: Schema) -> Schema:
 def unkept_keywords(document: Schema) -> list[Keyword]:
     """Return the keywords of *document* that no grammar keeps, and that others cannot express.
 
-    Those within another one of them are left out, except within a `oneOf`.
+    Keywords within another returned one are left out, unless that is a `oneOf`.
     """
     _, schemas = _rewrite(document)
     noted = (k for k in keywords_of(document) if k.keyword in _NOTED)

@@ -1,4 +1,4 @@
-"""Whether alternatives of `oneOf` exclude each other, as far as their keywords prove it."""
+"""Proofs, from their keywords, that the alternatives of a `oneOf` exclude each other."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class SchemaComparison:
 
     @cached_property
     def _resolves(self) -> bool:
-        """Whether all references start at the document: within a schema with an id of its own they
-        start there.
+        """Whether all references start at the document. Within a schema with an id of its own they
+        start at that schema.
         """
         _, *within = schemas_of(self._document)
         return not any("$id" in schema or "id" in schema for schema in within)
 
     def exclusions(self, schema: Schema) -> list[Schema] | None:
-        """Return a schema for each alternative of the `oneOf` of *schema*, so that no value fits
-        two alternatives if it fits the added schemas, too.
+        """Return a schema to add to each alternative of the `oneOf` of *schema*, so that no value
+        fits two of the alternatives with these additions.
 
-        They forbid properties that other alternatives require, where that parts them. None: no way
-        is known.
+        The added schemas forbid properties that other alternatives require, where this separates
+        them. Return None if no way is known.
         """
         alternatives = schema["oneOf"]
         if not isinstance(alternatives, list) or not alternatives:
@@ -61,8 +61,8 @@ class SchemaComparison:
         return added
 
     def _parting(self, schema: Schema, other: Schema) -> Schema | None:
-        """Return a schema such that no value that fits it and *schema* fits *other*; None: no way
-        is known.
+        """Return a schema such that no value that fits it and *schema* fits *other*; None if no
+        such schema is known.
         """
         own, theirs = list(self._parts(schema)), list(self._parts(other))
         shared = _types(own) & _types(theirs)
@@ -94,7 +94,7 @@ class SchemaComparison:
         )
 
     def _parts(self, schema: object, depth: int = _DEPTH_MAX) -> Iterator[Any]:
-        """Yield schemas each of which all values of *schema* fit, without references."""
+        """Yield schemas without references; each value of *schema* fits all of them."""
         self._left -= 1
         if schema is False:
             yield False
@@ -180,7 +180,7 @@ def _values(part: object) -> list[Any] | None:
 
 
 def _values_differ(a: list[Any], b: list[Any]) -> bool:
-    """Return whether no value that *a* names fits *b*, by the values and types of *b*."""
+    """Return whether no value that *a* names fits *b*, judged by the values and types of *b*."""
     named = next((found for part in a if (found := _values(part)) is not None), None)
     if named is None:
         return False
@@ -207,7 +207,9 @@ def _ranges_differ(a: list[Any], b: list[Any]) -> bool:
 
 
 def _range(parts: list[Any]) -> tuple[tuple[float, int], tuple[float, int]]:
-    """Return the bounds of a number, each with 1 or -1 if it excludes the bound itself."""
+    """Return the low and the high bound of a number. The second number of a bound is 0, or 1 or -1
+    if the bound itself is excluded.
+    """
     low, high = [(-math.inf, 0)], [(math.inf, 0)]
     for part in parts:
         low += [(value, 0) for value in _numbers(part, "minimum")]

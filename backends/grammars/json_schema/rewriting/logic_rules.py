@@ -27,8 +27,8 @@ def _one_of(place: Place) -> None:
 
 
 def _any_of(place: Place) -> None:
-    """Write `allOf` for a single alternative, and leave out one that `allOf` repeats: llguidance
-    computes the intersection of a schema with itself, which takes long for many values.
+    """Write `allOf` for a single alternative, unless `allOf` has the same reference already:
+    llguidance would intersect a schema with itself, which takes long for many values.
     """
     schema, alternatives, parts = place.schema, place.schema["anyOf"], place.schema.get("allOf", [])
     if isinstance(alternatives, list) and len(alternatives) == 1 and isinstance(parts, list):
@@ -38,12 +38,12 @@ def _any_of(place: Place) -> None:
 
 
 def _is_reference(schema: object) -> bool:
-    # Other schemas are not compared: 1 equals True here.
+    # Other schemas are not compared, because 1 equals True in Python.
     return isinstance(schema, dict) and list(schema) == ["$ref"]
 
 
 def _conditional(place: Place) -> None:
-    """Remove conditions without consequences, and apply those of a condition that is decided."""
+    """Remove conditions without consequences, and replace a decided one by its consequences."""
     schema = place.schema
     condition = schema.get("if")
     for branch, applies in (("then", True), ("else", False)):

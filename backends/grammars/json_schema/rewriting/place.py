@@ -12,9 +12,9 @@ __all__ = ("Place", "Rule", "add_schema", "allows_type", "is_true")
 
 
 class Place(NamedTuple):
-    """A *schema* to rewrite, as it was (*original*), and the comparison of the original schemas.
+    """A *schema* to rewrite, its *original* form, and the comparison of the original schemas.
 
-    Schemas within it were rewritten before: values that did not fit them may be missing there.
+    The schemas within it were rewritten before, and may allow fewer values than their originals.
     """
 
     schema: Schema

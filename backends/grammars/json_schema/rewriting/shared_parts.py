@@ -1,7 +1,7 @@
 """Equal parts of a document, as one definition.
 
-llguidance compiles each part of a document, and an object with alternatives once for each of them,
-with all that is within it. It compiles a definition once, however many references it has.
+llguidance compiles each part of a document, and an object with alternatives, with everything in it,
+once for each alternative. It compiles a definition once, however many references it has.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ("share_parts",)
 
 _NAME = "shared-part-"
 _REFERENCE = re.compile(r"#(/(\$defs|definitions|patternProperties|properties)/[^/]+)?")
-"""References that stay right, as they lead into no part that becomes a definition."""
+"""References that stay right, because they lead into no part that becomes a definition."""
 _BASES = frozenset(("$anchor", "$dynamicAnchor", "$dynamicRef", "$id", "$recursiveRef", "id"))
 """Keywords because of which references may start elsewhere."""
 _SHARED = frozenset(("additionalProperties", "anyOf", "items", "patternProperties", "properties"))
@@ -27,12 +27,12 @@ _SHARED = frozenset(("additionalProperties", "anyOf", "items", "patternPropertie
 
 
 def share_parts(document: Schema, schemas: Sequence[Schema]) -> bool:
-    """Write equal parts once, as definitions, and those that all alternatives of an object have.
-    Return whether *document* was changed; *schemas* are those within it, itself first, and each one
+    """Write parts that are equal, or that all alternatives of an object have, once as definitions.
+    Return whether *document* was changed. *schemas* are the document and those within it, each one
     behind those that contain it.
 
-    The language stays the same. llguidance refuses few of these documents that it accepts without
-    shared parts: with a property that may be missing and that nothing fits.
+    The language stays the same. llguidance refuses a few documents only if they have shared parts:
+    those with a property that may be missing and that no value fits.
     """
     definitions = document.get("$defs", {})
     if not isinstance(definitions, dict) or any(n.startswith(_NAME) for n in definitions):
