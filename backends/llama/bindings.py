@@ -1,7 +1,7 @@
 """The package `llama_cpp` without its high-level API, which nothing here uses.
 
-Its `__init__` imports jinja2, diskcache and multiprocessing for that API: 0.05 s of each start of a
-worker, and 5 MB of its memory.
+Its `__init__` imports jinja2, diskcache and multiprocessing for that API. This would take 0.05 s of
+each start of a worker, and 5 MB of its memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PACKAGE = "llama_cpp"
 
 class _Package(ModuleType):
     """The package before its `__init__` has run. The first use of a name that is not one of its
-    modules runs it: another program in this process may use the high-level API.
+    modules runs `__init__`, because other code in this process may use the high-level API.
     """
 
     def __getattr__(self, name: str) -> Any:

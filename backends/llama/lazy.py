@@ -22,7 +22,8 @@ class LazyGrammar:
     the trigger's own text as in llama-server; or, if the grammar cannot begin with that text, after
     the token that completed the trigger.
 
-    :raises InvalidArgument: a trigger is not in the vocabulary, or *answer* does not follow.
+    :raises InvalidArgument: a trigger is not in the vocabulary, or *answer* does not follow the
+        grammar after a trigger.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class LazyGrammar:
                 break
 
     def add_token(self, token: int) -> None:
-        """Start the grammar, if *token*, generated before the trigger, completes one."""
+        """Add a token generated before any trigger; start the grammar if it completes a trigger."""
         piece = self._vocab.piece(token)
         self._generated.append((token, self._size))
         self._size += len(piece)
@@ -64,7 +65,7 @@ class LazyGrammar:
             self._start(self._since(begin))
 
     def _since(self, begin: int) -> list[int]:
-        """Return tokens for the answer from the byte *begin* on; none if there are none."""
+        """Return tokens that spell the answer from the byte *begin* on; none if that fails."""
         whole = [token for token, at in self._generated if at >= begin]
         cut = [(token, at) for token, at in self._generated if at < begin]
         if not cut:
@@ -75,8 +76,8 @@ class LazyGrammar:
         return [*head, *whole] if head or not rest else []
 
     def _start(self, tokens: Sequence[int]) -> None:
-        """Start the grammar with the trigger's *tokens*; with their texts, as a grammar cannot
-        spell control tokens; or after them.
+        """Start the grammar with the trigger's *tokens*. If it cannot begin with them, start it
+        with their texts, because it cannot spell control tokens; or else after them.
         """
         for trigger in (tokens, self._as_text(tokens), ()):
             self.grammar = self._at_begin.copy()

@@ -20,8 +20,8 @@ LEVEL_DEBUG, LEVEL_INFO, LEVEL_WARNING, LEVEL_ERROR, LEVEL_CONTINUE = 1, 2, 3, 4
 _PASSED_ON = {LEVEL_INFO: "debug", LEVEL_WARNING: "warning", LEVEL_ERROR: "error"}
 """Loading a model logs 150 lines of information, so these are debug lines here."""
 _EXPECTED = "but [0] was specified"
-"""The end of a warning about every embedding context of a model whose file names a pooling: each
-token's vector is requested, because each request may have its own pooling.
+"""The end of a warning about every embedding context of a model whose file names a pooling. It is
+expected, because no pooling is requested of llama.cpp, so that each request may have its own.
 """
 
 

@@ -69,7 +69,7 @@ class LlamaAdapters:
         self._chosen = keys
 
     def apply(self) -> None:
-        """Set the adapters in the context, which then rebuilds its graphs, if they have changed."""
+        """If the selection has changed, set it in the context, which then rebuilds its graphs."""
         if self._chosen == self._applied:
             return
         pairs = [split_key(key) for key in self._chosen]

@@ -57,7 +57,7 @@ class LlamaModel:
         self._grammars = GrammarCompiler(matching.attach(vocab))
         self._candidates: Candidates | None = None
         self._logits: dict[int, int | NDArray[np.float32]] = {}
-        """By slot: their index in the last batch until the next step, or a copy."""
+        """By slot, the logits' index in the last batch, valid until the next step; or a copy."""
         self.tokenize = vocab.tokenize
         self.piece = vocab.piece
         self.is_control = vocab.is_control
@@ -186,7 +186,7 @@ class LlamaModel:
                 self._logits[slot] = logits
 
     def restore(self, slot: int, state: bytes) -> bool:
-        """Load a saved state into a slot; False if it does not fit, the slot is then empty."""
+        """Load a saved state into a slot; return False, with the slot empty, if it does not fit."""
         self._logits.pop(slot, None)
         return self._context.restore(slot, state)
 

@@ -41,7 +41,7 @@ class _Params(ctypes.Structure):
 def cpu_function(name: bytes, result: Any, *arguments: Any) -> Any:
     """Return a function of the CPU backend, which may have been loaded at run time.
 
-    Don't call this at import: the first call makes llama.cpp search for GPUs and log about it.
+    Don't call this at import, as the first call makes llama.cpp search for GPUs and log about it.
     """
     device = c_function("ggml_backend_dev_by_type", _pointer, ctypes.c_int)(_CPU)
     backend = c_function("ggml_backend_dev_backend_reg", _pointer, _pointer)(device)
@@ -61,15 +61,15 @@ class ComputeThreads:
     """The compute threads of one context, initially as many as the context was created with.
 
     Owned by the context's thread. When llama.cpp switches pools, it pauses the previous pool, which
-    must exist until a step has succeeded.
+    must exist until a step with the new pool has succeeded.
     """
 
     def __init__(self, context: Any):
         self._context = ctypes.cast(context, _pointer)
         self._single_max = int(lib.llama_n_threads(context))
         self._batch_max = int(lib.llama_n_threads_batch(context))
-        """The threads of steps with one token, and with several, that the context was created with:
-        the most that they use if these are two numbers.
+        """The numbers of threads that the context was created with, for steps of one token and of
+        several. If they differ, they are upper bounds.
         """
         self._count = max(self._single_max, self._batch_max)
         self._pools: list[tuple[int, int]] = []

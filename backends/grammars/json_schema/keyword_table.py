@@ -18,7 +18,7 @@ Treatment = Literal["kept", "narrowed", "refused"]
 
 
 class SchemaKeyword(msgspec.Struct, frozen=True, kw_only=True):
-    """A keyword with an *example*, a schema; answers that it allows, and answers that do not fit."""
+    """A keyword with an *example*, a schema; with answers that this allows, and that do not fit."""
 
     name: str
     treatment: Treatment

@@ -1,5 +1,4 @@
-"""Search for the keyword because of which a schema is refused. llguidance's errors do not name it.
-"""
+"""Search for the keyword that causes a schema's refusal; llguidance's errors do not name it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The KV state: one llama.cpp context with the contents of its slots.
 
-llama.cpp's results are verified: `seq_rm` returns true and leaves cells missing, so the actual
+llama.cpp's results are verified. `seq_rm` can return true although cells are missing, so the actual
 contents are queried after each change. Batches and numbers for which llama.cpp would abort the
 process are refused here.
 """
@@ -220,7 +220,7 @@ class LlamaContext:
         new positions with old keys and gives no error, but its logits are off by 0.7 to 1.7
         (measured on models with a noise of 1e-4). So such a slot is not saved until then. Other
         slots can be saved, and stay the same bit for bit. Clearing or restoring a slot ends the
-        wait, as empty cells are not rotated; trimming does not.
+        wait, as empty cells are not rotated; trimming it does not end the wait.
 
         :raises UnsupportedOperation: the memory cannot be shifted.
         :raises BackendError: *moves* are wrong, and nothing has changed; or cells are missing,
@@ -269,7 +269,7 @@ class LlamaContext:
         return state
 
     def restore(self, slot: int, state: bytes) -> bool:
-        """Load a saved state into a slot; False if it does not fit, the slot is then empty."""
+        """Load a saved state into a slot; return False, with the slot empty, if it does not fit."""
         self.clear(slot)
         if len(state) < _STATE.size:
             return False

@@ -1,10 +1,10 @@
 """The embedding context: a second context over the same weights, with slots of its own.
 
 With embeddings enabled in the first context, each step of a generation would take 4 times as long,
-and 1 GB more on Gemma 3. This context outputs every token of a step and pools them here, so that a
-text may arrive in chunks and each request may have its own pooling; llama.cpp does only `rank`. Its
-sequences share the cells of one text of full length (`kv_unified`): llama.cpp would otherwise split
-a batch whose chunks differ in length.
+and 1 GB more on Gemma 3. This context outputs a vector for every token of a step. They are pooled
+here, so that a text may arrive in chunks and each request may have its own pooling; llama.cpp does
+only `rank`. The sequences share the cells of one text of full length (`kv_unified`), because
+llama.cpp would otherwise split a batch whose chunks differ in length.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def open_embedding_context(
 
 
 def output_bytes(info: EmbedInfo, model: Any) -> int:
-    """Return the bytes of a step's outputs, logits of each token included.
+    """Return the bytes of a step's outputs, including the logits of each token.
 
     The context grows by them at its first step.
     """

@@ -33,13 +33,13 @@ _EXPONENTS: dict[int, tuple[np.dtype[Any], int]] = {
     lib.GGML_TYPE_F16: (np.dtype("<u2"), 0x7C00),
     _BF16: (np.dtype("<u2"), 0x7F80),
 }
-"""By type of matrix, its numbers as unsigned integers, and their exponent's bits: a NaN or infinity
-has them all set.
+"""By type of matrix, the type of its numbers as unsigned integers, and the bits of their exponents.
+A NaN or an infinity has all of these set.
 """
 
 
 def check_adapter(adapter: GgufFile, model: GgufFile, name: str) -> None:
-    """Check by the headers of both that an adapter fits the model.
+    """Check by the headers of both files that an adapter fits the model.
 
     :raises LoadFailed: the file is not an adapter, is damaged, or was made for another model.
     :raises UnsupportedOperation: this kind of adapter cannot be run.
@@ -131,7 +131,10 @@ def _fits(a: tuple[int, ...], b: tuple[int, ...], base: tuple[int, ...], target:
 
 
 def check_numbers(fd: int, adapter: GgufFile, name: str) -> None:
-    """Check that all values of an adapter are finite; results would otherwise become NaN."""
+    """Check that all values of an adapter are finite; otherwise results would become NaN.
+
+    :raises LoadFailed: a value is a NaN or an infinity.
+    """
     with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as data:
         for key, tensor in adapter.tensors.items():
             if tensor.kind not in _EXPONENTS:

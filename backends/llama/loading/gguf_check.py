@@ -91,8 +91,8 @@ def open_model_file(path: str) -> Iterator[int]:
 def read_gguf(fd: int, name: str) -> GgufFile:
     """Check the open file *fd* and read its header. The descriptor's position does not change.
 
-    :raises LoadFailed: it is not a regular file or not a GGUF file, or it is empty, of another
-        version, damaged or truncated.
+    :raises LoadFailed: *fd* is not a regular file or not a GGUF file, or the file is empty, of
+        another version, damaged or truncated.
     """
     try:
         status = os.fstat(fd)
@@ -175,7 +175,9 @@ def _check(data: mmap.mmap, name: str) -> GgufFile:
 
 
 def _content_hash(data: mmap.mmap) -> str:
-    """Hash the size, both ends and samples in between: all of a large file would take a minute."""
+    """Return a hash of the size, both ends and samples in between, because hashing all of a large
+    file would take a minute.
+    """
     size = len(data)
     digest = hashlib.sha256(struct.pack("<Q", size))
     digest.update(data[:SAMPLE_BYTES])

@@ -1,9 +1,9 @@
 """Estimation of a model's memory by a dry run of llama.cpp, which allocates nothing.
 
-The model is opened with `no_alloc` (and without mmap: llama.cpp aborts with both), then a context
-is created on it, and llama.cpp reports what it would have allocated. The vocabulary is really
-loaded, so the process's own size is measured. This adds 0.13 s to a first load of SmolLM2 135M
-(0.56 s without), and 0.5 s to one of Gemma 3 270M (0.83 s), whose vocabulary is read twice.
+The model is opened with `no_alloc`, and without mmap, because llama.cpp aborts with both. Then a
+context is created on it, and llama.cpp reports what it would have allocated. The vocabulary is
+really loaded, so the process's own size is measured. This adds 0.13 s to a first load of SmolLM2
+135M (0.56 s without), and 0.5 s to one of Gemma 3 270M (0.83 s), whose vocabulary is read twice.
 
 The estimate is that of a full context that computes a full batch. The buffers of a step become
 resident only as far as a context is filled.
@@ -42,14 +42,14 @@ from .work_buffer import work_bytes
 
 _MIB = 1 << 20
 _OUTPUT = re.compile(r"\w+: +\S+ +output buffer size = +([\d.]+) MiB")
-"""Logits are on the host, and missing from the breakdown."""
+"""The logged size of the buffer of logits, which is on the host and missing in the breakdown."""
 FIRST_STEP_BYTES = 3 << 20
 """Memory that a load and the first step use besides the model (measured by the process's growth):
 code of llama.cpp, llguidance and numpy, and the stacks and heaps of threads.
 """
 WORK_GAP_BYTES = 3 << 20
-"""Memory of former work buffers in the heap, which grow without flash attention: of those below
-`LARGE_BLOCK_BYTES` of the worker (measured).
+"""Memory that old work buffers leave in the heap without flash attention, because they grow then
+(measured). Only those below the worker's `LARGE_BLOCK_BYTES` leave any.
 """
 BYTES_PER_CELL = 96
 """Memory of a used cell's entries in a set and a map of `llama_kv_cells`: 48 each with glibc."""
@@ -88,7 +88,7 @@ class LlamaMemoryEstimator:
         return devices()
 
     def need(self, shape: Shape) -> MemoryNeed:
-        """Return the model's need in *shape*. Takes 5 ms, more if the device layers change."""
+        """Return the model's need in *shape*. Takes 5 ms, or more if `n_gpu_layers` changes."""
         spec = shape.apply_to(self._spec)
         if shape.n_gpu_layers != self._layers:
             self.close()

@@ -39,7 +39,7 @@ CTX_SIZE_STEP = 256
 UBATCH_SIZE_MAX = 512
 WEIGHTS_UBATCH_SIZE_MAX = 128
 """The same without flash attention on the CPU. The buffer of attention weights then takes a quarter
-of the memory, and stays in the caches: a long prompt takes 0.9 of the time.
+of the memory, and stays in the caches, so that a long prompt takes 0.9 of the time.
 """
 CTX_CELLS_MAX = (1 << 31) - 1
 _ALLOCATION = "alloc"
@@ -74,12 +74,12 @@ _ROPE_SCALING = {
 
 
 def name_of(spec: ModelSpec) -> str:
-    """Return the model's name in messages, its file's name if it has one."""
+    """Return the model's name in messages, which is its file's name if it has a file."""
     return os.path.basename(spec.path) or spec.name
 
 
 def read_llama_options(spec: ModelSpec) -> EngineOptions:
-    """Return the options of *spec*, after a check of these and of its shape."""
+    """Return the options of *spec*, after a check of the options and of the shape."""
     options = read_engine_options(spec.options)
     cells = _ctx_size(spec.ctx_size) * spec.slots
     if not 0 < spec.slots <= lib.llama_max_parallel_sequences() or cells > CTX_CELLS_MAX:
@@ -188,7 +188,7 @@ def load_failed(name: str, log: LogRing) -> LoadFailed | OutOfMemory:
 
 @contextmanager
 def c_file(fd: int, name: str) -> Iterator[Any]:
-    """Yield a ``FILE *`` at the beginning of *fd*: llama.cpp reads the file that was checked."""
+    """Yield a ``FILE *`` at the beginning of *fd*, with which llama.cpp reads the checked file."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fdopen.argtypes, libc.fdopen.restype = [ctypes.c_int, ctypes.c_char_p], ctypes.c_void_p
     libc.fclose.argtypes = [ctypes.c_void_p]
@@ -254,7 +254,7 @@ def set_load_mode(options: EngineOptions, params: Any) -> None:
 
 def _override_values(options: EngineOptions, params: Any) -> None:
     """Write the values that replace those of the file into llama.cpp's *params*, which keep them
-    alive. An entry without a key ends them.
+    alive. An entry without a key ends the list.
     """
     overrides = read_overrides(options.override_kv)
     if not overrides:
@@ -279,8 +279,8 @@ def _set_attention(spec: ModelSpec, options: EngineOptions, model: Any, params: 
     """Write the kind of attention into llama.cpp's *params*.
 
     On the CPU, `auto` turns flash attention off. In steps of up to 63 tokens of a sequence,
-    llama.cpp computes it there without tiles: SmolLM2 takes 2 to 5 times as long behind 2048
-    tokens. A long prompt takes 0.8 of the time with it.
+    llama.cpp computes it there without tiles, so that SmolLM2 takes 2 to 5 times as long behind
+    2048 tokens. With flash attention, a long prompt would take 0.8 of the time.
     """
     params.flash_attn_type = FLASH_ATTENTION[options.flash_attn]
     params.n_ubatch = min(spec.batch_size, UBATCH_SIZE_MAX)

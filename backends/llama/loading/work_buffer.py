@@ -1,9 +1,9 @@
 """The size of the CPU backend's work buffer, which llama.cpp's reports leave out.
 
-The CPU backend allocates it at a step, as large as the operation of the graph that needs most. With
-flash attention it takes a few MB. Without, all attention weights of a layer are converted to the
-type of the values for their product. This adds half of the memory that the weights themselves take,
-which are most of the compute buffers.
+The CPU backend allocates it at a step, with the size for the operation of the graph that needs the
+most. With flash attention it takes a few MB. Without it, all attention weights of a layer are
+converted to the type of the values, with which they are multiplied. This adds half of the memory
+that the weights themselves take, which are most of the compute buffers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _reserve = c_function(
 @cache
 def _plan_function() -> Any:
     """Return `ggml_graph_plan`. The backend's registry does not name it, so it is looked up in the
-    library that has one of the functions named.
+    library that has one of the named functions.
     """
     named = cpu_function(b"ggml_threadpool_new", _pointer, _pointer)
     found = _Symbol()
@@ -66,9 +66,9 @@ def _plan_function() -> Any:
 def work_bytes(context: Any) -> int:
     """Return the size of the work buffer for a full batch of *context* at its full depth.
 
-    The context must have no layers on devices: the compute buffers of its graph are allocated until
-    the context is freed, on the host without being touched. If they are larger than the machine's
-    memory, which no estimate lets pass, this returns 0.
+    The context must have no layers on devices, because the compute buffers of its graph are
+    allocated until the context is freed; on the host they are not touched. If they are larger than
+    the machine's memory, which no estimate lets pass, this returns 0.
     """
     slots = lib.llama_n_seq_max(context)
     tokens = min(lib.llama_n_ctx(context), lib.llama_n_ubatch(context))

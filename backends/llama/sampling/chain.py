@@ -64,7 +64,7 @@ class LlamaSampler:
         self._suppressed = self._biased[np.isneginf(self._biases)]
         top, window = input_bounds(self._setup)
         self._top = top if window + len(biases) <= CANDIDATES_MAX // 2 else 0
-        """The number of top tokens that the chain keeps at first; 0: all."""
+        """The number of top tokens that the chain keeps at first; 0 if it keeps all."""
         self._recent = deque(prompt[-window:] if window else (), maxlen=window)
         """Tokens whose logits the penalties may change."""
         self.grammar: GrammarState | None = None
@@ -78,7 +78,7 @@ class LlamaSampler:
         self.params = params
         self._jumps = params.jump_forward and not params.n_probs and not adapts(params)
         self.greedy = len(self._stages) == 1 and params.temp <= 0
-        """The highest logit after biases wins: no chain is needed."""
+        """Whether the highest logit after biases wins, so that no chain is needed."""
         self.probs: TokenProbs | None = None
         self._chain = self._build(biases)
 
@@ -94,14 +94,14 @@ class LlamaSampler:
 
     @property
     def needs_only_chain(self) -> bool:
-        """Whether the chain alone samples the token, and from all candidates."""
+        """Whether the chain samples the token alone, from all candidates."""
         return not (self._top or self.greedy or self.params.n_probs) and self.grammar is None
 
     def argmax_token(self, logits: Logits) -> int:
         """Return the token with the highest logit, the first of equals, like the greedy sampler.
 
-        Five times faster than a chain, which first makes a candidate of every token (measured:
-        75 → 14 µs with 49k tokens). Changes *logits*.
+        This is five times faster than a chain, which first makes a candidate of every token
+        (measured: 75 → 14 µs with 49k tokens). Changes *logits*.
         """
         self._check_open()
         if len(self._biased):
@@ -112,8 +112,8 @@ class LlamaSampler:
         """Return the token with the highest logit of those that *grammar* allows; None if there are
         none. Changes *logits*.
 
-        The top tokens are tried first: one of them takes 0.1 ms with 262k tokens, and a mask of all
-        tokens up to some ms.
+        The top tokens are tried first, because one of them takes 0.1 ms with 262k tokens, and a
+        mask of all tokens up to some ms.
         """
         token = self.argmax_token(logits)
         for _ in range(_TRIED_MAX):
@@ -168,7 +168,9 @@ class LlamaSampler:
         return self._chain
 
     def _renew(self, stages: Sequence[Stage], begin: int, index: int) -> None:
-        """Create the random samplers again; a chain can only be extended at its end."""
+        """Create the random samplers again, and add the stages behind them again, because a chain
+        can only be extended at its end.
+        """
         removed = [lib.llama_sampler_chain_remove(self._chain, begin) for _ in stages]
         for stage, sampler in zip(stages, removed, strict=True):
             if stage.random:
@@ -247,8 +249,8 @@ class Candidates:
     def _sample_by_grammar(
         self, sampler: LlamaSampler, grammar: GrammarState, logits: Logits, index: int
     ) -> int | None:
-        """Sample a token without the grammar, and from all that it allows only if it refuses that
-        token, as `common_sampler_sample` does (`common/sampling.cpp`).
+        """Sample a token without the grammar. Only if the grammar refuses it, sample from all
+        allowed tokens, as `common_sampler_sample` does (`common/sampling.cpp`).
         """
         if sampler.greedy:
             found = sampler.allowed_argmax(grammar, logits)

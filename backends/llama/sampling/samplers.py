@@ -20,7 +20,7 @@ _MIROSTAT_M = 100
 """Tokens from which mirostat 1 estimates: the number of its paper and of llama-server."""
 PROTOTYPES_MAX = 16
 _XTC = 0x787463
-"""Mixed into the seed, as xtc and the sampler that picks have different generators."""
+"""Mixed into the seed, so that xtc and the sampler that picks have different generators."""
 _PENALTIES = {"penalties": "last_n_penalty", "dry": "dry_penalty_last_n"}
 """Samplers that penalize earlier tokens, with the parameter for how far each one looks back."""
 _KEEP_TOP_TOKEN = ("top-k", "top-p", "min-p", "top-n-sigma", "temperature")
@@ -29,7 +29,7 @@ _KEEP_TOP_TOKEN = ("top-k", "top-p", "min-p", "top-n-sigma", "temperature")
 def seed_of(seed: int, index: int) -> int:
     """Return the 32-bit seed of the generator that samples token *index* of a turn.
 
-    splitmix64 (Steele, Lea, Flood 2014) over both numbers: unlike `hash`, it never changes.
+    It is splitmix64 (Steele, Lea, Flood 2014) of both numbers, which unlike `hash` never changes.
     """
     x = ((seed & 0xFFFFFFFF) << 32 | (index & 0xFFFFFFFF)) + 0x9E3779B97F4A7C15 & _MASK
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _MASK
@@ -96,13 +96,13 @@ def _acting(setup: Setup) -> list[str]:
     p = setup.params
     names = [n for n in p.samplers if n in _STAGES and _STAGES[n].acts(setup)]
     while p.temp <= 0 and names and names[-1] in _KEEP_TOP_TOKEN:
-        names.pop()  # before another sampler they count: they limit its candidates
+        names.pop()  # before another sampler they would count, as they limit its candidates
     return names
 
 
 def input_bounds(setup: Setup) -> tuple[int, int]:
-    """Return how many top tokens a chain keeps first, 0 for all, and the window of the penalties
-    before that, which change only the logits of tokens in it.
+    """Return how many top tokens a chain keeps first (0 if all), and the window of the penalties
+    before that. These change only the logits of tokens in the window.
     """
     p, window = setup.params, 0
     for name in _acting(setup):
@@ -205,7 +205,7 @@ _STAGES: dict[str, Stage] = {
     ),
     "infill": Stage(lambda s, _: lib.llama_sampler_init_infill(s.vocab.pointer)),
 }
-"""Without adaptive-p, which picks and so comes last wherever it is named."""
+"""By name; without adaptive-p, which picks the token and so comes last wherever it is named."""
 
 _GREEDY = _stage(lambda _: lib.llama_sampler_init_greedy())
 _DIST = Stage(lambda s, i: lib.llama_sampler_init_dist(seed_of(s.params.seed, i)), random=True)
@@ -219,7 +219,7 @@ _ADAPTIVE_P = _stage(
 
 
 def biases_of(vocab: Vocab, params: SamplingParams) -> dict[int, float]:
-    """Return by token the bias to add to its logit: −inf for suppressed tokens."""
+    """Return by token the bias to add to its logit, which is −inf for suppressed tokens."""
     biases: dict[int, float] = {}
     for token, bias in params.logit_bias:
         for number in _token_ids(vocab, token):

@@ -11,10 +11,10 @@ from ...errors import not_utf8
 
 _RAW = re.compile("([\udc80-\udcff]+)")
 _NAMES = (2, 6)
-"""Bytes of a byte token's name: of one character as in GPT-2's vocabulary, or of `<0xE9>`."""
+"""Sizes in bytes of a byte token's name: a character as in GPT-2's vocabulary, or `<0xE9>`."""
 _HIGH_BYTES = 128
 _BREAK = b"\n"
-"""A text that the tokens before it do not change."""
+"""Stands before a part, so that the vocabulary puts its space before this text, not the part."""
 
 Tokenize = Callable[[bytes], list[int]]
 
@@ -37,7 +37,7 @@ class ByteTokens:
         self._tokens: dict[int, int] | None = None
 
     def tokenize(self, text: bytes, tokenize: Tokenize) -> list[int]:
-        """Return the tokens of *text*, whose parts in UTF-8 *tokenize* makes into tokens.
+        """Return the tokens of *text*; *tokenize* returns those of its parts in UTF-8.
 
         :raises InvalidArgument: the vocabulary has no token for a byte.
         """
@@ -76,15 +76,15 @@ class ByteTokens:
 
 
 def _without_space(part: bytes, before: list[int], tokenize: Tokenize) -> list[int]:
-    """Return the tokens of a part after another one, without the space that the vocabulary puts
-    before a text; *before* are the tokens of `_BREAK`.
+    """Return the tokens of a later part, without the space that the vocabulary puts before a text;
+    *before* are the tokens of `_BREAK`.
     """
     tokens = tokenize(_BREAK + part)
     return tokens[len(before) :] if tokens[: len(before)] == before else tokenize(part)
 
 
 def _parts(text: bytes) -> list[bytes]:
-    """Return parts in UTF-8 at even positions, and the bytes between them."""
+    """Return parts in UTF-8 at even positions, and the bytes between them at odd ones."""
     parts = _RAW.split(text.decode("utf-8", "surrogateescape"))
     return [part.encode("utf-8", "surrogateescape") for part in parts]
 

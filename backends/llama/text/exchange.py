@@ -1,6 +1,6 @@
 """The exchange between a worker and the process that renders its chat template.
 
-Requests are the template's source, then the values of one rendering after another.
+The first request is the template's source. Each later one has the values of one rendering.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ CHARACTERS_MAX = 1 << 24
 MEMORY_BYTES_MAX = 256 << 20
 """Memory of the process besides the interpreter: its values, the output, and all in between."""
 CPU_S_MAX = 0.5
-"""CPU time of one rendering: that of 100 000 short messages."""
+"""CPU time of one rendering, which is that of 100 000 short messages."""
 
 
 class Limit(enum.StrEnum):

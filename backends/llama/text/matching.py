@@ -26,8 +26,9 @@ BYTES_PER_TOKEN = 360
 """Memory of llguidance's form and of what making it leaves behind (measured by the growth of the
 process, with 49k and 262k tokens)."""
 MATCHING_NICE = 5
-"""The niceness of the thread without the GIL: beside a busy thread on its core it gets a quarter.
-With 10, the form took 26 to 42 s beside seven busy threads on two cores; with 5, 6 to 9 s.
+"""The niceness of the thread while it runs without the GIL. Beside a busy thread on its core it
+gets a quarter of the time. Beside seven busy threads on two cores, making the form took 26 to 42 s
+with 10, and 6 to 9 s with 5.
 """
 _SPECIAL = 0xFF
 """Marks tokens that no text contains."""
@@ -38,8 +39,8 @@ _PAUSE_S = 20e-6
 _NAME = re.compile(r"<[^\[>][^>]*>")
 _NAMES_MAX = 1000
 _PART_BYTES = 512
-"""Bytes of a forced text that are tokenized at once. The time grows faster than the size with some
-vocabularies: 64 kB took 0.7 s with one of bytes.
+"""Bytes of a forced text that are tokenized at once. With some vocabularies the time grows faster
+than the size: with one of bytes, 64 kB took 0.7 s.
 """
 
 OpenVocab = Callable[[], AbstractContextManager[Vocab]]
@@ -48,15 +49,16 @@ OpenVocab = Callable[[], AbstractContextManager[Vocab]]
 class MatchingVocab:
     """Makes llguidance's form of a model's vocabulary in a thread, while llama.cpp reads the model.
 
-    The thread has a vocabulary of its own: llama.cpp returns a model's only once it has all of it.
+    The thread opens the vocabulary itself, because llama.cpp returns a model's vocabulary only once
+    it has read the whole model.
 
     Tokens are special or text, by their type in the model's file. Control tokens are special: no
     text contains them, so a grammar cannot spell them, only name them. All others are text, also
-    the user-defined ones in angle brackets: Gemma has 72 of them, such as `<table>` and `<h1>`. An
-    answer shows them, `.` and a JSON string match them, and llama.cpp's tokenizer makes one of
-    their text always. (`</s>`, one of the 72, is special: llama.cpp takes it for an end mark.) So
-    a vocabulary decides whether `<tool_call>` in a structural tag or a Lark grammar is matched as a
-    token or as text.
+    the user-defined ones in angle brackets. Gemma has 72 of them, such as `<table>` and `<h1>`. An
+    answer shows them, `.` and a JSON string match them, and llama.cpp's tokenizer always makes one
+    token of their text. (`</s>`, one of the 72, is special, as llama.cpp takes it for an end mark.)
+    So a vocabulary decides whether `<tool_call>` in a structural tag or a Lark grammar is matched
+    as a token or as text.
     """
 
     def __init__(self) -> None:
@@ -88,7 +90,7 @@ class MatchingVocab:
 
     def attach(self, vocab: Vocab) -> VocabularyFacts:
         """Return the facts that grammars are compiled with. *vocab* is the loaded model's; it must
-        outlive this object. The thread reads it if it has not begun.
+        outlive this object. If no thread was started, one is started now, which reads *vocab*.
         """
         self._vocab = vocab
         if self._thread is None:
@@ -106,7 +108,7 @@ class MatchingVocab:
     def wait(self) -> MatchingTokenizer:
         """Return llguidance's form; wait until it is complete.
 
-        :raises InferdError: it could not be made.
+        :raises InferdError: the form could not be made.
         """
         assert self._thread is not None
         self._thread.join()
@@ -121,7 +123,7 @@ class MatchingVocab:
         return self._special
 
     def _piece(self, token: int) -> bytes:
-        """Return the bytes of *token*. `Vocab.piece` belongs to the engine's thread."""
+        """Return the bytes of *token*, in any thread; `Vocab.piece` belongs to the engine's."""
         self.wait()
         assert self._pieces is not None and self._vocab is not None
         piece = self._pieces.join([token])
@@ -138,7 +140,7 @@ class MatchingVocab:
                 ends, texts = (len(lengths),), texts + name
                 lengths = np.append(lengths, np.uint32(len(name)))
             self._pieces = pieces = _Pieces(lengths, texts)
-            with suppress(OSError):  # not before: the thread held the GIL, which others wait for
+            with suppress(OSError):  # not before, when the thread held the GIL that others wait for
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), MATCHING_NICE)
             self._tokenizer = MatchingTokenizer(
                 lengths, texts, ends, lambda text: self._tokenize(text, pieces)
@@ -147,11 +149,12 @@ class MatchingVocab:
             self._error = exc
 
     def _tokenize(self, text: bytes, pieces: _Pieces) -> list[int]:
-        """Return the tokens of *text*, without what llama.cpp may add in front. If it changes the
-        text, they are those of its bytes, or none.
+        """Return the tokens of *text*, without what llama.cpp may add in front. If llama.cpp
+        changes the text, return one token for each byte, or none.
 
-        llguidance wants the tokens of all the text that a grammar forces for each mask, of 64 kB
-        for a constant. Only its beginning is tokenized, in parts, and not again for its rest.
+        For each mask, llguidance requests the tokens of all the text that a grammar forces, which
+        may be a constant of 64 kB. Only the beginning is tokenized, in parts. The tokens of a text
+        are used again for its rest.
         """
         if len(text) <= _PART_BYTES:
             return self._tokenize_part(text, pieces)
@@ -250,7 +253,7 @@ class _Pieces:
         return b"".join([texts[bounds[token] : bounds[token + 1]] for token in tokens])
 
     def tokens_from(self, tokens: list[int], begin: int) -> list[int]:
-        """Return those of *tokens* behind their first *begin* bytes; none if one is there."""
+        """Return those of *tokens* behind their first *begin* bytes; none if one extends across."""
         for index, token in enumerate(tokens):
             if begin <= 0:
                 return tokens[index:] if begin == 0 else []

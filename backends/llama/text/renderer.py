@@ -18,8 +18,8 @@ from ...sandbox.process import WAIT_S_MAX, SandboxEnded, SandboxProcess
 from .exchange import LIMITS, Limit, RenderReply
 
 SLOW_S = 0.05
-"""After this time, a rendering goes on at low priority. Its process is then replaced, as only root
-may raise a priority."""
+"""After this time, a rendering goes on at low priority. Its process is replaced afterwards, as only
+root may raise a priority."""
 _ATTEMPTS = 2
 
 
@@ -28,10 +28,10 @@ class TemplateRefusal(Exception):
 
 
 class Renderer:
-    """Renders a template, one text at a time; only `close` may come in between.
+    """Renders a template, one text at a time; only `close` may be called meanwhile.
 
     The process starts in a tenth of a second or more, so it may be started before the template is
-    known: *source* is empty until then.
+    known. *source* is empty until then.
     """
 
     def __init__(self, source: str = ""):
@@ -39,7 +39,7 @@ class Renderer:
         """The template."""
         self._sandbox: SandboxProcess | None = None
         self._compiled = False
-        """Whether the reply of the present process to the source was read."""
+        """Whether the present process's reply to the template's source was read."""
         self._defect: Exception | None = None
         """The reason why the template does not compile; it holds for all later requests."""
 
@@ -76,7 +76,7 @@ class Renderer:
     def compile(self) -> None:
         """Compile the template.
 
-        :raises TemplateRefusal: it cannot be compiled.
+        :raises TemplateRefusal: the template cannot be compiled.
         :raises InferdError: as `render` describes.
         """
         self._request(None)
@@ -84,7 +84,7 @@ class Renderer:
     def render(self, values: dict[str, Any]) -> str:
         """Return the text that the template makes of *values*.
 
-        :raises TemplateRefusal: it cannot be compiled, or refuses the values.
+        :raises TemplateRefusal: the template cannot be compiled, or refuses the values.
         :raises TooLarge: the text, the memory or the CPU time is past its limit.
         :raises Timeout: the machine is too busy.
         :raises BackendError: no process can run.

@@ -1,8 +1,8 @@
 """The program that renders one chat template: `python -m inferd.backends.llama.text.sandbox`.
 
 A template is Jinja code from the model's file. Its environment is that of transformers
-(`utils/chat_template_utils.py`), the target of templates. A single call of a filter can allocate
-gigabytes or compute for hours, so the kernel enforces the limits of `exchange.py`.
+(`utils/chat_template_utils.py`), for which templates are written. A single call of a filter can
+allocate gigabytes or compute for hours, so the kernel enforces the limits of `exchange.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _size(operator: str, left: Any, right: Any) -> float:
-    """Estimate the size of the result: bits of a number, items of a text or list."""
+    """Estimate the size of the result: scaled bits of a number, or items of a text or list."""
     if isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length()
         return (bits * right if operator == "**" else bits + right.bit_length()) * _BIT

@@ -56,8 +56,8 @@ class ChatTemplate:
 
 
 def fallback_source(*, chatml: bool) -> tuple[str, str]:
-    """Return the template of a model that has none, and a note on it. *chatml*: the model's
-    vocabulary has the token that begins messages in ChatML.
+    """Return the template for a model that has none, and a note on it. *chatml* means that the
+    model's vocabulary has the token that begins messages in ChatML.
     """
     if chatml:
         return _CHATML, "the model has no chat template: its messages are written in ChatML"
@@ -68,8 +68,7 @@ def fallback_source(*, chatml: bool) -> tuple[str, str]:
 
 
 def configured_renderer(spec: ModelSpec) -> Renderer:
-    """Return the renderer of a model, which has compiled the template that the configuration sets,
-    if it sets one.
+    """Return the renderer of a model. If the configuration sets a template, it is compiled already.
 
     :raises LoadFailed: that template cannot be used.
     """

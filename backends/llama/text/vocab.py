@@ -27,8 +27,8 @@ PART_TOKENS = 1024
 
 
 def raw_function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-    """Return a function of llama.cpp for many short calls: those of the bindings, which release the
-    GIL, take three times as long.
+    """Return a function of llama.cpp for many short calls. Calls through the bindings, which
+    release the GIL, take three times as long.
     """
     address = ctypes.cast(getattr(lib._lib, name), ctypes.c_void_p).value
     assert address is not None
@@ -81,7 +81,7 @@ class Vocab:
             raise TooLarge(f"a text of {len(text)} bytes", hint="shorten the text")
         if is_utf8(text):
             return self._tokenize(text, special=special, bos=bos)
-        # llama.cpp's BPE tokenizer reads these bytes as U+FFFD, others take valid ones with them.
+        # llama.cpp's BPE tokenizer reads these bytes as U+FFFD; others read valid bytes with them.
         around = self._tokenize(b"", special=special, bos=bos)
         tokens = self._byte_tokens.tokenize(
             text, lambda part: self._tokenize(part, special=special, bos=False)
@@ -108,7 +108,7 @@ class Vocab:
         return piece
 
     def _piece(self, token: int, size: int = PIECE_BYTES) -> bytes:
-        # A buffer of each call: the thread that reads the vocabulary for grammars calls it, too.
+        # Each call has its own buffer, because the thread of `MatchingVocab` calls this, too.
         buffer = ctypes.create_string_buffer(size)
         length = lib.llama_token_to_piece(self.pointer, token, buffer, size, 0, True)
         return self._piece(token, -length) if length < 0 else buffer.raw[:length]
@@ -128,7 +128,7 @@ class Vocab:
         return token
 
     def spelled(self, data: bytes) -> list[int]:
-        """Return tokens whose pieces make up *data*, any bytes; empty if there are none.
+        """Return tokens whose pieces make up *data*, which may be any bytes; none if that fails.
 
         They are the tokens of the text if tokenizing adds nothing to it, else one for each byte.
         """
@@ -153,7 +153,7 @@ class Vocab:
         return self._suppressed
 
     def eog(self) -> tuple[int, ...]:
-        """Return all tokens that end a generation, first the one that the model's file names.
+        """Return all tokens that end a generation, the one that the model's file names first.
 
         The first call checks every token.
         """
@@ -181,6 +181,6 @@ class Vocab:
         return np.concatenate(parts)
 
     def parts(self) -> Iterator[range]:
-        """Yield the tokens in parts: in a loop in C no other thread gets the GIL."""
+        """Yield the tokens in parts, because no other thread gets the GIL during a loop in C."""
         for begin in range(0, self.size, PART_TOKENS):
             yield range(begin, min(begin + PART_TOKENS, self.size))
