@@ -19,7 +19,7 @@ from .errors import BackendError, UnsupportedOperation
 POOLINGS = ("none", "mean", "cls", "last", "rank")
 """In the order of llama.cpp's numbers, 0 … 4."""
 EMBED_BATCH_TOKENS = 64
-"""Tokens of a step. llama.cpp computes logits for each of them, 1 MB per token on Gemma 3."""
+"""Tokens of a step; few, as llama.cpp computes logits for each of them, 1 MB each on Gemma 3."""
 EMBED_SLOTS = 16
 """Texts in parallel."""
 EMBEDDING_BYTES_MAX = 2 << 20

@@ -97,6 +97,7 @@ def parse_json_options(text: bytes | str, *, strict: bool = False) -> Options:
 
     :raises InvalidEncoding: *text* is not a JSON object.
     :raises InvalidArgument: a value is wrong, or, with *strict*, a key is unknown.
+    :raises UnsupportedOperation: an answer that ignores one of the keys would be wrong.
     :raises TooLarge: *text* is too long, or has too many values or keys.
     """
     if len(text) <= JSON_BYTES_MAX and not text.strip():

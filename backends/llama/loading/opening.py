@@ -111,6 +111,7 @@ def open_model(
     a descriptor. The model is null if llama.cpp failed, or if the callback in *params* stopped it.
 
     :raises LoadFailed: the file is missing, unreadable, damaged or of an unknown kind.
+    :raises InvalidArgument: *options* or *spec* do not fit the model or the devices.
     :raises UnsupportedOperation: this kind of model cannot be run.
     """
     name = name_of(spec)

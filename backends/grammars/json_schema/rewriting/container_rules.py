@@ -104,8 +104,8 @@ def _property_names(place: Place) -> None:
 
 
 def _unevaluated(keyword: str, evaluating: str) -> Rule:
-    """Return the rule for *keyword*, which is for what no other keyword evaluates. If there are no
-    such other keywords, *evaluating* means the same and replaces it.
+    """Return the rule for *keyword*, which applies to what no other keyword evaluates. If there is
+    no other such keyword, *evaluating* means the same and replaces it.
     """
 
     def rewrite(place: Place) -> None:
