@@ -96,7 +96,7 @@ def _acting(setup: Setup) -> list[str]:
     p = setup.params
     names = [n for n in p.samplers if n in _STAGES and _STAGES[n].acts(setup)]
     while p.temp <= 0 and names and names[-1] in _KEEP_TOP_TOKEN:
-        names.pop()  # before another sampler they would count, as they limit its candidates
+        names.pop()  # these matter only before another sampler, whose candidates they limit
     return names
 
 
