@@ -10,9 +10,9 @@ from .messages import ContextResult, GraphResult
 class Graph(int):
     """A graph's handle, with the model's properties.
 
-    `special_tokens` has the `id` and `text` of each, by name. `not_applied` has the values in force
-    where the configuration requested others. `ignored` lists the keys that the daemon does not
-    know, `adjusted` the values out of their range.
+    `special_tokens` has by name the `id` and `text` of each token. `not_applied` has the values in
+    force where the configuration requested others. `ignored` lists the keys that the daemon does
+    not know. `adjusted` has the values that were out of their range.
     """
 
     model: str
@@ -37,7 +37,9 @@ class Graph(int):
 
 
 class Context(int):
-    """An execution context's handle. `attached`: the session existed before, with its history."""
+    """An execution context's handle. `attached` is true if the session existed before, with its
+    history.
+    """
 
     attached: bool
 

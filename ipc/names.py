@@ -9,16 +9,16 @@ from ..backends.errors import InvalidArgument
 LABEL_CHARACTERS_MAX = 64
 NAME_CHARACTERS_MAX = 128
 OWN_USER = "@"
-"""Begins the name of a gateway's own user."""
+"""The first character of the name of a gateway's own user."""
 _LABEL = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:@+-]{{0,{LABEL_CHARACTERS_MAX - 1}}}")
-"""Without a slash, white space and control characters: labels are parts of names, in logs too."""
+"""No slash, white space or control character, because labels are parts of names, also in logs."""
 _NAME = re.compile(rf"(?!.{{{NAME_CHARACTERS_MAX + 1}}}){OWN_USER}?[A-Za-z0-9_][A-Za-z0-9._:@+$-]*")
 
 
 def check_label(label: str) -> None:
-    """Check a label; an empty one is none.
+    """Check a label; an empty one means none.
 
-    :raises InvalidArgument: it is too long, or has other characters.
+    :raises InvalidArgument: the label is too long, or has characters that are not allowed.
     """
     if label and not _LABEL.fullmatch(label):
         shown = label[:LABEL_CHARACTERS_MAX]
@@ -36,9 +36,9 @@ def is_user_name(name: str) -> bool:
 
 
 def check_user_name(name: str) -> None:
-    """Check the name of the user for whom a gateway acts; an empty one is none.
+    """Check the name of the user for whom a gateway acts; an empty one means none.
 
-    :raises InvalidArgument: it is too long, or has other characters.
+    :raises InvalidArgument: the name is too long, or has characters that are not allowed.
     """
     if name and not is_user_name(name):
         shown = name[:NAME_CHARACTERS_MAX]

@@ -14,8 +14,8 @@ def client_socket_path(
 ) -> Path:
     """Return the socket to which a client without a path connects.
 
-    It is `INFERD_SOCKET` if that is set, else the user's own under `XDG_RUNTIME_DIR`, except where
-    only the system's exists, else the system's.
+    It is `INFERD_SOCKET` if that is set, else the user's own socket under `XDG_RUNTIME_DIR`. It is
+    the system's socket if neither variable is set, or if only the system's socket exists.
     """
     environ = os.environ if environ is None else environ
     path = daemon_socket_path(environ, system)

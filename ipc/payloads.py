@@ -61,7 +61,7 @@ def _encoding_error(exc: Exception) -> InvalidArgument:
 def pack_message(message: Any) -> bytes:
     """Return *message* as a frame, with handles, replies and mappings as plain types.
 
-    :raises InvalidArgument: a value has no such form.
+    :raises InvalidArgument: a value cannot be encoded.
     """
     try:
         return pack_frame(message, _encoder)
@@ -70,7 +70,7 @@ def pack_message(message: Any) -> bytes:
 
 
 def json_text(config: Config | None) -> str:
-    """Return *config* as JSON text, None as an empty text."""
+    """Return *config* as JSON text; None becomes an empty text."""
     if config is None or isinstance(config, str):
         return config or ""
     if not isinstance(config, bytes):
@@ -120,7 +120,7 @@ def _write_memfd(data: bytes) -> int:
     try:
         with open(fd, "wb", closefd=False) as file:
             file.write(data)
-        # The daemon loads a model only from a descriptor whose file cannot change meanwhile.
+        # The daemon loads a model only from a descriptor whose file cannot change.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         os.close(fd)
@@ -158,7 +158,7 @@ class Payload:
     async def pack_tensor(self, value: TensorLike) -> Tensor:
         """Return *value* as a tensor for the frame, with its bytes or with the index of a memfd.
 
-        :raises TooLarge: it exceeds even the bound of a tensor in a memfd.
+        :raises TooLarge: the tensor exceeds even the bound of a tensor in a memfd.
         """
         tensor = as_tensor(value)
         size = len(tensor.data)

@@ -33,7 +33,7 @@ def peer_of(sock: socket.socket) -> Peer:
 
 
 def _groups(sock: socket.socket, uid: int, gid: int) -> list[int]:
-    """Return the process's groups, or its user's where they are too many or not reported."""
+    """Return the process's groups, or those of its user if they are too many or not reported."""
     try:
         data = sock.getsockopt(socket.SOL_SOCKET, _PEERGROUPS, _GROUPS_BYTES)
     except OSError:

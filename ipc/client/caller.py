@@ -91,7 +91,7 @@ class AsyncCaller:
 
     @property
     def connected(self) -> bool:
-        """Whether the connection stands; a client that is not open has none."""
+        """Whether the client has a connection that was not lost."""
         return self._driver.connection is not None and not self._driver.connection.lost
 
     @property
@@ -126,7 +126,7 @@ class AsyncCaller:
             warn(text, ResourceWarning, stacklevel=2, source=self)
 
     async def _live_connection(self, deadline: float) -> ConnectionCore:
-        """Return the connection, a new one if it was lost and the client reconnects.
+        """Return the connection; if it was lost and the client reconnects, return a new one.
 
         :raises ConnectionLost: no daemon answers.
         """
@@ -145,7 +145,7 @@ class AsyncCaller:
         raise AssertionError("the pauses do not end")
 
     def _seconds(self, timeout: float | None) -> float:
-        """Return *timeout*, or the client's where it is None."""
+        """Return *timeout*, or the client's timeout if it is None."""
         return self._timeout if timeout is None else timeout
 
     async def _call(

@@ -45,12 +45,12 @@ class AsyncClient(AsyncEmbedding):
     is the daemon's socket; the default is `INFERD_SOCKET`, else the user's own, else the
     system's. *timeout* is the default for each call. Calls refused with `Busy` or another retryable
     error are repeated up to *retries* times, after the time that the daemon returns, and never
-    after the first token. *resume_timeout* bounds how long sessions opened with `resume` try to
-    attach again, and how long a client with *reconnect* tries to connect again, which it does
-    with the first call after its connection was lost. Without *reconnect* the loss is final.
-    *label* names this program among those of its user: they share fairly, and each sees its own
-    sessions. A gateway with the right `delegate` acts *on_behalf_of* a user. Any number of tasks
-    may share a client.
+    after the first token. With *reconnect*, the first call after a loss of the connection connects
+    again; without it the loss is final. *resume_timeout* bounds how long this client tries to
+    connect again, and how long sessions opened with `resume` try to attach again. *label* names
+    this program among those of its user, which share fairly and see only their own sessions. A
+    gateway with the right `delegate` acts *on_behalf_of* a user. Any number of tasks may share a
+    client.
     """
 
     async def load_file(
@@ -96,15 +96,15 @@ class AsyncClient(AsyncEmbedding):
     ) -> AsyncSession:
         """Return a conversation with *model*, to use as a context manager.
 
-        *system* is its system prompt, *options* are parameters of its turns, *config* as in
-        `load_by_name_with_config`. If the *session_id* exists, the session continues its history,
-        and *system* applies from the next `reset`. A new session begins with the history of the
-        state *from_state*, which `save_state` has saved, or `OWNER/STATE` for one that an access
-        rule shares. Without *persist* nothing is written to disk.
+        *system* is its system prompt, *options* are parameters of its turns, and *config* is that
+        of `load_by_name_with_config`. If the *session_id* exists, the session continues its
+        history, and *system* applies from the next `reset`. With *from_state*, a new session begins
+        with the history of that state, which `save_state` has saved; `OWNER/STATE` names a state
+        that an access rule shares. Without *persist* nothing is written to disk.
         With *resume*, a session with an id attaches again after its connection was lost, even by
         a restart of the daemon, and its streams continue. *raw* turns the chat template off.
-        Where too many sessions are open, it waits in its *priority* for a place, for at most
-        *queue_timeout* seconds; without that it fails at once.
+        If too many sessions are open, this one waits for a place in the class *priority*, for at
+        most *queue_timeout* seconds; without *queue_timeout* it fails at once.
         """
         settings = ClientSessionSettings(
             model=model,
@@ -153,8 +153,8 @@ class AsyncClient(AsyncEmbedding):
     ) -> AsyncStream:
         """Resume the last turn of a context that was attached again, interrupted or ended.
 
-        *tokens*, *text* and *reasoning* are the part already read; the stream begins after them. Of
-        a turn with `tools`, *raw_text* replaces text and reasoning.
+        *tokens*, *text* and *reasoning* are the part already read; the stream begins after them.
+        For a turn with `tools`, *raw_text* replaces text and reasoning.
         """
         settings = self._turn_settings(keywords, on_queue)
         params = settings.resume_params(context, tokens, text, reasoning, raw_text)
@@ -171,7 +171,7 @@ class AsyncClient(AsyncEmbedding):
     ) -> Reply:
         """Compute one turn of a context and return its whole text; arguments as in `stream`.
 
-        For a model's name instead of *context*, the turn is one of a session of its own.
+        If *context* is a model's name, the turn gets a session of its own.
         """
         if isinstance(context, str):
             async with self.session(context) as session:

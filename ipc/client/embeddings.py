@@ -63,7 +63,8 @@ class AsyncEmbedding(AsyncOperations):
 
         *pooling* is none, mean, cls, last or rank; the default is the model's own, else mean.
         *normalize* is -1 for none, 0 to scale the largest number to 32760, 1 taxicab, 2 euclidean,
-        p for the p-norm. *config* and *on_progress* as in `session`; *timeout* is for all texts.
+        p for the p-norm. *config* and *on_progress* are as in `session`; *timeout* is for all
+        texts.
         """
         every = [texts] if isinstance(texts, str) else list(texts)
         if not every or not all(isinstance(text, str) for text in every):
@@ -111,7 +112,7 @@ class AsyncEmbedding(AsyncOperations):
 
 
 def _batches(texts: Iterable[str], texts_max: int) -> Iterator[list[str]]:
-    """Yield the texts in lists of at most *texts_max* that fit into a frame; a long one alone."""
+    """Yield the texts in lists of at most *texts_max* that fit into a frame; a long text alone."""
     batch: list[str] = []
     free = TEXTS_BYTES_MAX
     for text in texts:

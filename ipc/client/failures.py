@@ -25,7 +25,7 @@ def is_loss(error: InferdError) -> bool:
 
 
 def is_node_loss(error: InferdError) -> bool:
-    """Return whether *error* means that a node of a fleet was lost, while the connection stands."""
+    """Return whether *error* means that a fleet lost a node, while the connection was kept."""
     return bool(error.data.get("cause") == "node")
 
 
@@ -53,8 +53,8 @@ async def retrying(
 ) -> InFlight:
     """Return the request of the first *attempt* that is not refused, or of the last attempt.
 
-    While retries remain, it returns only after the request's first event or its end: after the
-    first token nothing is retried.
+    While retries remain, it returns only after the request's first event or its end, because
+    nothing is retried after the first token.
     """
     while True:
         request = await attempt()
@@ -75,7 +75,7 @@ async def retrying(
 
 
 def retry_pauses() -> Iterator[float]:
-    """Yield the pauses between attempts to connect again, without an end."""
+    """Yield endlessly the pauses between attempts to connect again."""
     pause_s = RETRY_PAUSE_S
     while True:
         yield pause_s * random.uniform(1.0, 1.25)  # many clients retry at the same time

@@ -33,8 +33,8 @@ class AsyncOperations(AsyncWasiCalls):
     async def park(self, context: int, *, timeout: float | None = None) -> bool:
         """Park a context's turn: waiting tasks get its slot, and it continues in the next free one.
 
-        Returns whether it parks. With the rights `see-all` and `manage` it may be a turn of another
-        user.
+        Return whether it will be parked. With the rights `see-all` and `manage` it may be a turn of
+        another user.
         """
         params = w.ContextParams(context=context)
         return (await self._call("park", params, w.ParkResult, timeout)).parked
@@ -58,9 +58,9 @@ class AsyncOperations(AsyncWasiCalls):
     ) -> w.ForkResult:
         """Make *n* branches of a context's present state, all or none of them.
 
-        *session_ids* are the branches' ids, if they are to have any. Where too many contexts are
-        open, the call waits for places in the class *priority*, by default the context's, for at
-        most *queue_timeout* seconds; without that it fails at once.
+        *session_ids* are the branches' ids, if they are to have any. If too many contexts are open,
+        the call waits for places in the class *priority*, by default the context's, for at most
+        *queue_timeout* seconds; without *queue_timeout* it fails at once.
         """
         params = w.ForkParams(
             context=context, n=n, session_ids=list(session_ids), priority=priority or ""
@@ -90,8 +90,8 @@ class AsyncOperations(AsyncWasiCalls):
     ) -> w.HistoryResult:
         """Return the messages of a session, with the answer so far, and its turns.
 
-        It is named by its context or, wherever it is open, by its id. `turns` has the number of
-        messages before each turn that `rewind` can remove.
+        The session is named by its context or, wherever it is open, by its id. `turns` has the
+        number of messages before each turn that `rewind` can remove.
         """
         params = w.HistoryParams(context=context, session_id=session_id)
         return await self._call("history", params, w.HistoryResult, timeout)
@@ -105,7 +105,7 @@ class AsyncOperations(AsyncWasiCalls):
     ) -> bool:
         """Delete a session and its stored data; return whether there was one.
 
-        It is named by its context or, wherever it is open, by its id.
+        The session is named by its context or, wherever it is open, by its id.
         """
         params = w.DeleteSessionParams(context=context, session_id=session_id)
         return (await self._call("delete_session", params, w.DeleteSessionResult, timeout)).deleted
@@ -115,7 +115,7 @@ class AsyncOperations(AsyncWasiCalls):
     ) -> w.SaveStateResult:
         """Save a context's present state as *name*, with which other contexts can begin.
 
-        It is kept until it is deleted, also over restarts. With *replace* the name may be in use.
+        The state is kept over restarts, until it is deleted. With *replace* the name may be in use.
         """
         params = w.SaveStateParams(context=context, name=name, replace=replace)
         return await self._call("save_state", params, w.SaveStateResult, timeout)
@@ -132,7 +132,7 @@ class AsyncOperations(AsyncWasiCalls):
     async def copy_model(
         self, name: str, to: str, *, sha256: str = "", timeout: float | None = None
     ) -> w.CopyModelResult:
-        """Copy a model's file to the node *to* of a fleet, from a node that has it (operators).
+        """Copy a model's file to the node *to* of a fleet, from a node that has it (for operators).
 
         The file must have the hash *sha256*, if that is given. Nothing is copied to a node that has
         the file.
@@ -165,7 +165,7 @@ class AsyncOperations(AsyncWasiCalls):
     ) -> w.ImportModelResult:
         """Write the next part of a file that `export_model` has returned (right `manage`).
 
-        With the last one, the file must have the hash *sha256*; then the model can be loaded.
+        With the last part, the file must have the hash *sha256*; then the model can be loaded.
         """
         params = w.ImportModelParams(
             name=name, transfer=transfer, data=data, size=size, offset=offset, sha256=sha256
@@ -173,7 +173,10 @@ class AsyncOperations(AsyncWasiCalls):
         return await self._call("import_model", params, w.ImportModelResult, timeout)
 
     async def end_model_transfer(self, transfer: str, *, timeout: float | None = None) -> None:
-        """End the export or import of a model's file; nothing stays of it (right `manage`)."""
+        """End the export or the incomplete import of a model's file (right `manage`).
+
+        The file of an incomplete import is removed.
+        """
         params = w.EndModelTransferParams(transfer=transfer)
         await self._call("end_model_transfer", params, w.Empty, timeout)
 
@@ -191,8 +194,9 @@ class AsyncOperations(AsyncWasiCalls):
         """Return the next part of a dormant session, to be imported at another daemon (right
         `manage`).
 
-        The part at 0 begins the *transfer*, an id of the caller's choice. Until it ends, the
-        session cannot be opened. *uid* is its user, *peer* the caller's name of the other daemon.
+        The part at 0 begins the *transfer*, an id of the caller's choice. Until the transfer ends,
+        the session cannot be opened. *uid* is the session's user, *peer* the caller's name for the
+        other daemon.
         """
         params = w.ExportParams(
             session_id=session_id, transfer=transfer, uid=uid, label=label, peer=peer, offset=offset
@@ -214,7 +218,7 @@ class AsyncOperations(AsyncWasiCalls):
     ) -> w.ImportResult:
         """Send the next part of a session that `export_session` has returned (right `manage`).
 
-        With the last one, the session arrives: `end_transfer` makes it usable.
+        With the last part the session has arrived; `end_transfer` then makes it usable.
         """
         params = w.ImportParams(
             session_id=session_id,
@@ -235,8 +239,10 @@ class AsyncOperations(AsyncWasiCalls):
         *,
         timeout: float | None = None,
     ) -> None:
-        """End a session's move at this daemon (right `manage`): the session stays here, has moved
-        away, or what there is of it is dropped.
+        """End a session's move at this daemon (right `manage`).
+
+        With the *outcome* `keep` the session stays here, and with `release` it leaves. With `drop`
+        its copy or record here is deleted.
         """
         params = w.EndTransferParams(transfer=transfer, outcome=outcome)
         await self._call("end_transfer", params, w.Empty, timeout)
@@ -293,8 +299,8 @@ class AsyncOperations(AsyncWasiCalls):
         *,
         timeout: float | None = None,
     ) -> dict[str, dict[str, int]]:
-        """Report tokens that other daemons have computed, by model and user, which count in the
-        users' fair shares here; return those computed here so far (right `delegate`).
+        """Report the tokens that other daemons have computed, by model and user; they count in the
+        users' fair shares here. Return the tokens computed here so far (right `delegate`).
         """
         models = {name: dict(users) for name, users in (elsewhere or {}).items()}
         params = w.ExchangeServedParams(elsewhere=models)
@@ -358,12 +364,12 @@ class AsyncOperations(AsyncWasiCalls):
     ) -> w.SwapResult:
         """Replace the model behind *name* by another (right `manage`).
 
-        *to* is a model's name or a file of the models directory; *name* itself ends a swap, and
-        loads its own file again. Sessions continue; running turns
-        end on the old model. With the mode `drain`, or where memory does not hold both, the old
-        model is unloaded before the new one is loaded. With *force* this is done even if the new
-        model only makes embeddings and sessions generate text, which then fail. The call
-        waits until the previous swap of the name has ended.
+        *to* is a model's name or a file of the models directory. If it is *name* itself, the swap
+        ends, and the model's own file is loaded again. Sessions continue; running turns end on the
+        old model. With the mode `drain`, or if memory does not hold both, the old model is unloaded
+        before the new one is loaded. With *force* the swap is made even if the new model only makes
+        embeddings; sessions that generate text then fail. The call waits until the previous swap of
+        the name has ended.
         """
         params = w.SwapParams(name=name, to=to, mode=mode, force=force)
         return await self._call("swap", params, w.SwapResult, timeout)
@@ -379,7 +385,7 @@ class AsyncOperations(AsyncWasiCalls):
     ) -> w.AddAdapterResult:
         """Add an adapter from a *file* in the models directory to a model (right `manage`).
 
-        Requests select it with the parameter `lora`; for all others it has the given *scale*.
+        Requests select adapters with the parameter `lora`; for all others it has this *scale*.
         """
         params = w.AddAdapterParams(name=name, adapter=adapter, file=file, scale=scale)
         return await self._call("add_adapter", params, w.AddAdapterResult, timeout)
@@ -401,8 +407,8 @@ class AsyncOperations(AsyncWasiCalls):
     ) -> list[dict[str, Any]]:
         """Return the user's sessions, with *dormant* also those that are not open.
 
-        With *all_users* an operator gets those of all users; with *session_id* only those with this
-        id are returned.
+        With *all_users* (right `see-all`) return those of all users; with *session_id* only those
+        with this id.
         """
         params = w.SessionsParams(dormant=dormant, all=all_users, session_id=session_id)
         return (await self._call("sessions", params, w.SessionsResult, timeout)).sessions
@@ -410,7 +416,7 @@ class AsyncOperations(AsyncWasiCalls):
     async def queue(
         self, *, all_users: bool = False, timeout: float | None = None
     ) -> list[dict[str, Any]]:
-        """Return the user's waiting and running tasks, with *all_users* (right `manage`) all."""
+        """Return the user's waiting and running tasks, with *all_users* (right `see-all`) all."""
         params = w.QueueParams(all=all_users)
         return (await self._call("queue", params, w.QueueResult, timeout)).tasks
 
@@ -468,7 +474,7 @@ class AsyncOperations(AsyncWasiCalls):
     ) -> Rendered:
         """Return the prompt that the model's chat template makes of *messages*.
 
-        *arguments* are the template's own, such as `enable_thinking`. Without
+        *arguments* are the template's own variables, such as `enable_thinking`. Without
         *add_generation_prompt* the prompt ends with the last message.
         """
         params = w.TemplateParams(
@@ -490,10 +496,11 @@ class AsyncOperations(AsyncWasiCalls):
         wait: float = 0.0,
         timeout: float | None = None,
     ) -> w.DrainResult:
-        """Make the daemon finish its turns and refuse new ones; with *stop* it then ends.
+        """Make the daemon finish its turns and refuse new ones; with *stop* it then exits.
 
-        In a fleet, with *node*: give the node no new contexts and move its sessions to other nodes,
-        waiting at most *wait* seconds for turns under way; with *undo* it is used again.
+        In a fleet, only *node* is drained: it gets no new contexts, and its sessions move to other
+        nodes, with a wait of at most *wait* seconds for turns under way. With *undo* the node is
+        used again.
         """
         params = w.DrainParams(stop=stop, node=node, undo=undo, wait_s=wait)
         return await self._call("drain", params, w.DrainResult, timeout)

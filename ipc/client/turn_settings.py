@@ -97,7 +97,7 @@ class TurnSettings:
     def resume_params(
         self, context: int, tokens: Sequence[int], text: str, reasoning: str, raw_text: str
     ) -> w.ResumeParams:
-        """Return the params of `resume` for the rest after the part of an answer."""
+        """Return the params of `resume` for the rest of an answer, after the given part."""
         return self.add_scheduling(
             w.ResumeParams(
                 context=context,
@@ -133,7 +133,7 @@ def read_settings(
 ) -> TurnSettings:
     """Return the settings of a call with *keywords*.
 
-    :raises TypeError: a call takes no keyword of that name.
+    :raises TypeError: *keywords* has a name that no call takes.
     """
     for name in keywords:
         if name not in TurnKeywords.__annotations__:

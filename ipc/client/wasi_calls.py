@@ -239,7 +239,7 @@ class AsyncWasiCalls(AsyncCaller):
     async def unload(self, graph: int, *, keep: bool = False, timeout: float | None = None) -> None:
         """End this lease on a model, and its contexts; their outputs can still be read.
 
-        With *keep* the model stays loaded as long as the daemon keeps an idle one.
+        With *keep* the model stays loaded for as long as the daemon keeps an idle model.
         """
         await self._call("unload", w.UnloadParams(graph=graph, keep=keep), w.Empty, timeout)
 
@@ -265,7 +265,7 @@ class AsyncWasiCalls(AsyncCaller):
         traceparent: str | None = None,
     ) -> str:
         """Compute the answer to a prompt that is used as it is, without the chat template. The
-        context's history keeps both.
+        context's history keeps prompt and answer.
         """
         params = w.PromptComputeParams(
             context=context,
@@ -278,7 +278,7 @@ class AsyncWasiCalls(AsyncCaller):
 
     async def init_backend(self, config: Config = "", *, timeout: float | None = None) -> list[str]:
         """Let full contexts of later graphs be shifted, as wasi_nn_backend does, unless *config*
-        turns it off. Return the ignored keys: those that only the operator sets.
+        turns that off. Return the ignored keys, which only the operator sets.
         """
         params = w.InitBackendParams(config=json_text(config))
         return (await self._call("init_backend", params, w.InitBackendResult, timeout)).ignored

@@ -18,7 +18,9 @@ ADDRESS_FORMS = "off, a port, HOST:PORT with an IP address, or an absolute path"
 
 
 class Address(msgspec.Struct, frozen=True):
-    """A *host* and a *port* (0: any free port), or the *path* of a Unix socket, or neither: off."""
+    """A *host* and a *port* (0 for any free port), or the *path* of a Unix socket. Without them the
+    metrics are off.
+    """
 
     host: str = ""
     port: int = 0

@@ -25,13 +25,13 @@ HEAD_BYTES_MAX = 8192
 REST_BYTES_MAX = 1 << 16
 """Bytes of an unexpected body that are read before the connection is closed."""
 REQUEST_TIMEOUT_S = 5.0
-"""By default; from the connection to the end of the response."""
+"""The default time from the connection to the end of the response."""
 LISTEN_RETRY_S = 2.0
 BACKLOG = 16
 METHODS = ("GET", "HEAD")
 END = b"\r\n\r\n"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Of the metrics."""
+"""The content type of the metrics."""
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
 
@@ -42,8 +42,8 @@ Paths: TypeAlias = Mapping[str, Callable[[], Awaitable[Response]]]
 
 
 class HttpListener:
-    """Serves *paths* at *address*. *report* gets the cause for which it cannot listen, None once it
-    can; *note_failure* gets the path and the exception of a response that is a bug.
+    """Serves *paths* at *address*. *report* gets the reason why it cannot listen, and None once it
+    can. *note_failure* gets the path and the exception of a response that failed through a bug.
     """
 
     def __init__(
@@ -140,8 +140,8 @@ class HttpListener:
 
 
 def _listening_socket(address: Address) -> socket.socket:
-    """Return a socket that listens at *address*. Only its owner may connect to a Unix
-    socket; it replaces one whose process has exited.
+    """Return a socket that listens at *address*. A Unix socket admits only its owner, and replaces
+    one whose process has exited.
 
     :raises OSError: the address cannot be bound.
     """
@@ -163,14 +163,14 @@ def _listening_socket(address: Address) -> socket.socket:
 
 
 def _is_stale(path: Path) -> bool:
-    """Return whether the Unix socket at *path* refuses connections: its process has exited."""
+    """Return whether the Unix socket at *path* refuses connections, as its process has exited."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         return probe.connect_ex(str(path)) == errno.ECONNREFUSED
 
 
 async def _read_head(stream: anyio.abc.SocketStream) -> bytes:
-    """Return a request up to its empty line; of a long or incomplete one, the part received."""
+    """Return a request up to its empty line, or the received part if it is too long or cut off."""
     head = b""
     while END not in head and len(head) <= HEAD_BYTES_MAX:
         try:
@@ -196,7 +196,7 @@ def _response_bytes(response: Response, *, body: bool = True) -> bytes:
 
 
 async def _read_rest(stream: anyio.abc.SocketStream) -> None:
-    """Read the rest of the request, within a bound: closing earlier would discard the answer."""
+    """Read the rest of the request, within a bound; closing earlier would discard the response."""
     received = 0
     with suppress(anyio.EndOfStream):
         while received < REST_BYTES_MAX:

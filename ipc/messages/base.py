@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 TENSOR_BYTES_MAX = 8 << 20
-"""Size of a prompt or tensor that is passed in a descriptor: 2 million tokens of a usual text."""
+"""Maximum size of a prompt or tensor in a descriptor: 2 million tokens of a usual text."""
 TENSOR_TYPES = {"fp16": 0, "fp32": 1, "fp64": 2, "u8": 3, "i32": 4, "i64": 5, "bf16": 6}
 """Tensor types; 0 to 5 are WasmEdge's numbers."""
 TRACEPARENT_CHARACTERS_MAX = 128

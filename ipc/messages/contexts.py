@@ -42,7 +42,7 @@ class SessionParams(Map):
 
 
 class ContextResult(Map):
-    """A context's handle. `attached`: the session existed before, with its history."""
+    """A context's handle. `attached` is true if the session existed before, with its history."""
 
     context: int
     attached: bool = False
@@ -55,7 +55,9 @@ class ContextParams(Map):
 
 
 class FinalizeParams(ContextParams):
-    """`finalize_execution_context`: delete it; with `keep`, one with an id becomes dormant."""
+    """`finalize_execution_context`: delete the context; with `keep`, a session with an id becomes
+    dormant instead.
+    """
 
     keep: bool = False
 
@@ -94,7 +96,9 @@ class ComputeSingleResult(Map):
 
 
 class GetOutputParams(ContextParams):
-    """`get_output` and `get_output_single`; `TooLarge` past `size_max` bytes (−1 for no bound)."""
+    """`get_output` and `get_output_single`. An output of more than `size_max` bytes is `TooLarge`
+    (−1 for no bound).
+    """
 
     index: int = 0
     size_max: int = -1

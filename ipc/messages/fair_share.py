@@ -21,8 +21,8 @@ class ExchangeServedParams(Map):
 
 
 class ExchangeServedResult(Map):
-    """The tokens that this daemon has computed so far, by model and user: those of users with tasks
-    or with tokens since the last call.
+    """The tokens that this daemon has computed so far, by model and user. Only users appear who
+    have tasks, or for whom tokens were computed since the last call.
     """
 
     served: dict[str, dict[str, Annotated[int, msgspec.Meta(ge=0)]]]

@@ -17,8 +17,8 @@ TARGETS = {"cpu": 0, "gpu": 1, "tpu": 2, "auto": 3, "npu": 4}
 
 
 class LoadParams(Map):
-    """`load`. `builders[0]` is a model's name, ``preload:NAME`` or the model's bytes, and empty if
-    `fd` is the index of a descriptor of the model's file. `builders[1]` may be parameters as JSON.
+    """`load`. `builders[0]` is a model's name or ``preload:NAME``. It is empty if `fd` is the index
+    of a descriptor of the model's file. `builders[1]` may be parameters as JSON.
     """
 
     builders: list[bytes] = []
@@ -76,7 +76,7 @@ class UnloadParams(GraphParams):
 
 
 class InitBackendParams(Map):
-    """`init_backend` with a configuration as JSON: its memory policy holds for later graphs; keys
+    """`init_backend` with a configuration as JSON. Its memory policy holds for later graphs; keys
     that only the operator sets are ignored.
     """
 

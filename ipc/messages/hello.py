@@ -57,7 +57,9 @@ class ClientHello(Map):
 
 
 class ServerHello(Map):
-    """The daemon's first frame. `instance` is its start count: the upper half of its handles."""
+    """The daemon's first frame. `instance` counts the daemon's starts; it is the upper half of its
+    handles.
+    """
 
     protocol: tuple[int, int]
     software: str

@@ -26,8 +26,8 @@ class ModelsResult(Map):
 
 
 class SwapParams(Map):
-    """`swap`: the model with the name or file `to` replaces the model behind `name`; with `force`
-    even if it generates no text and sessions of `name` do.
+    """`swap`: the model with the name or file `to` replaces the model behind `name`. With `force`
+    it does so even if it generates no text, but sessions of `name` do.
     """
 
     name: str
@@ -37,9 +37,10 @@ class SwapParams(Map):
 
 
 class SwapResult(Map):
-    """The models' fingerprints and the mode; the previous model's is empty if it was not loaded.
+    """The models' fingerprints and the mode. The previous model's fingerprint is empty if that
+    model was not loaded.
 
-    In a fleet, `nodes` have swapped, and the `unreachable` ones keep the old model.
+    In a fleet, the `nodes` have swapped, and the `unreachable` nodes keep the old model.
     """
 
     fingerprint: str

@@ -8,15 +8,15 @@ from .base import Map
 
 
 class QueueParams(Map):
-    """`queue`; with `all` an operator gets the tasks of all users."""
+    """`queue`; with `all` (right `see-all`) the result has the tasks of all users."""
 
     all: bool = False
 
 
 class SessionsParams(Map):
-    """`sessions`; `dormant` adds dormant sessions, `all` those of all users, for an operator.
+    """`sessions`; `dormant` adds dormant sessions, `all` (right `see-all`) those of all users.
 
-    With a `session_id`, only those with this id are listed.
+    With a `session_id`, only sessions with this id are listed.
     """
 
     dormant: bool = False
@@ -63,8 +63,8 @@ class LogLevelResult(Map):
 class DrainParams(Map):
     """`drain`: finish running turns and accept nothing new; with `stop` the daemon then exits.
 
-    In a fleet, with `node`: move its sessions to other nodes, waiting at most `wait_s` for turns;
-    with `undo` it is used again.
+    In a fleet, only a `node` is drained: its sessions move to other nodes, with a wait of at most
+    `wait_s` for its turns. With `undo` the node is used again.
     """
 
     stop: bool = False

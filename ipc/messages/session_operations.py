@@ -81,8 +81,8 @@ class HistoryParams(Map):
 
 
 class HistoryResult(Map):
-    """The chat's `messages` with the answer so far, the number of them before each of the `turns`
-    that can be rewound, and the `session` as `sessions` describes it.
+    """The chat's `messages` with the answer so far, and the `session` as `sessions` describes it.
+    `turns` has the number of messages before each turn that can be rewound.
     """
 
     messages: list[dict[str, Any]]

@@ -48,7 +48,7 @@ class StreamParams(StreamedParams):
     """`stream` and `chat`: one turn, with parameters in `options`.
 
     Without `prompt` and `messages` it computes the input of `set_input`. Otherwise these are added
-    to the history: by the chat template, or with `raw` unchanged.
+    to the history, through the chat template or, with `raw`, unchanged.
     """
 
     context: int
@@ -59,7 +59,7 @@ class StreamParams(StreamedParams):
 
 
 class ResumeParams(StreamedParams):
-    """`resume`: continue the last turn after the part that the client has of it."""
+    """`resume`: continue the last turn after the part of its answer that the client has."""
 
     context: int
     tokens: list[int] = []
@@ -71,8 +71,9 @@ class ResumeParams(StreamedParams):
 class QueueEvent(Map):
     """A turn's position in the queue, sent with `queue_events` before its first token.
 
-    Position 1 gets the next slot, `waiting` is the number of waiting turns, and the turn should get
-    a slot in `starts_in_s`, or None if that cannot be estimated. These events use no credit.
+    Position 1 gets the next slot. `waiting` is the number of waiting turns. `starts_in_s` is the
+    estimated time until the turn gets a slot, or None if that is unknown. These events use no
+    credit.
     """
 
     position: int
@@ -83,8 +84,8 @@ class QueueEvent(Map):
 class ToolCallPart(Map):
     """A part of the tool call number `index` of an answer.
 
-    The first part has the id and the name, and each one the next part of the arguments' JSON text.
-    A call that is `dropped` is not one after all: its source follows as text.
+    The first part has the id and the name; each part has the next piece of the arguments' JSON
+    text. If a call is `dropped`, the text was not a call after all, and follows as text.
     """
 
     index: int

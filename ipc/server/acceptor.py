@@ -16,11 +16,13 @@ ACCEPT_PAUSE_S = 0.1
 ACCEPTS_AT_ONCE = 16
 """Connections served before other events are handled."""
 ACCEPTING = -1
-"""The user to whom the loop time of accepting is charged: a new connection's is not known yet."""
+"""The user to whom the loop time of accepting is charged, because the user of a new connection is
+not known yet.
+"""
 ACCEPTING_PAUSE_S = 0.03
-"""Maximum time for which no connection is accepted because that share of the loop is used up."""
+"""Maximum time for which no connection is accepted because accepting has used up its share."""
 CLOSED_AT_ONCE = 16
-"""Connections that their clients have closed already, accepted for each one that is served."""
+"""Maximum number of connections, closed by their clients, accepted for each one that is served."""
 CLOSING_BACKLOG = 128
 """Closed connections that may still hold a descriptor each while more are accepted."""
 CLOSING_PAUSE_S = 0.01
@@ -86,8 +88,8 @@ class Acceptor:
 
 
 def accept_open(listener: socket.socket) -> socket.socket | None:
-    """Accept a connection; close those that their clients have closed already. A client that
-    connects and closes in a loop would otherwise fill the backlog faster than it is emptied.
+    """Accept a connection that is still open; close those that their clients have closed. A client
+    that connects and closes in a loop would otherwise fill the backlog faster than it is emptied.
     """
     for _ in range(CLOSED_AT_ONCE):
         sock, _ = listener.accept()

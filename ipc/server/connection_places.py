@@ -12,7 +12,7 @@ OPERATOR_PLACES = 8
 At most an eighth of the places, so that a small maximum still serves users.
 """
 PLACES_FACTOR = 7
-"""A user may have seven times as many connections as are free: seven eighths of all at most."""
+"""A user may have seven times as many connections as are free, so at most seven eighths of all."""
 RATIO_MIN = 2
 """A connection is closed in favour of a user with at most half as many connections. Otherwise two
 users could close each other's connections in turn.
@@ -61,7 +61,7 @@ class Places(Generic[H]):
     def take_place(self, newcomer: H) -> H | None:
         """Give a connection a place; return the connection to close for it, if there is one.
 
-        :raises Busy: all places are taken, and no connection may be closed for this one.
+        :raises Busy: the user may take no free place, and no connection may be closed for this one.
         """
         closed = None
         if not self._is_free_for(newcomer):

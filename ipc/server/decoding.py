@@ -56,8 +56,8 @@ def open_frame(frame: bytes) -> tuple[int, list[msgspec.Raw]]:
 
 
 def _without_params(frame: bytes) -> bytes:
-    """Return a request with the kind and id of *frame*, which nests deeper than msgspec reads:
-    `check_shape` refuses it, and the id serves to answer it.
+    """Return a request with only the kind and id of *frame*, which nests deeper than msgspec reads.
+    `check_shape` refuses the frame later; its id is needed for the answer.
     """
     begin = end = {0xDC: 3, 0xDD: 5}.get(frame[0], 1)  # bytes of the array's header
     for _ in range(2):
@@ -77,7 +77,7 @@ def read_hello(connection: ServerConnection, frame: bytes) -> ClientHello:
     """Read and return the client's hello.
 
     :raises VersionMismatch: the client speaks another major version.
-    :raises InvalidArgument: its label or user is not a name.
+    :raises InvalidArgument: its label or its user's name is not allowed.
     """
     kind, items = open_frame(frame)
     if kind != Kind.HELLO or len(items) < 2:
@@ -103,7 +103,7 @@ def decode_request(
 ) -> Request:
     """Return the request in *frame*, which has these *items*.
 
-    :raises InferdError: it cannot be served; a ProtocolError ends the connection.
+    :raises InferdError: the request cannot be served; a ProtocolError ends the connection.
     """
     check_shape(frame)
     try:
@@ -132,7 +132,7 @@ def _parts_with_descriptors(params: Any) -> list[Any]:
 def pack_reply(request: Request, result: Any) -> bytes:
     """Return the reply to a request as a frame.
 
-    :raises TooLarge: it is larger than a client accepts.
+    :raises TooLarge: the reply is larger than a client accepts.
     """
     frame = pack_frame([Kind.REPLY, request.number, result])
     if len(frame) - 4 > REPLY_BYTES_MAX:

@@ -10,7 +10,7 @@ from .fairness.shares import SharedLimit
 from .server_connection import Pause
 
 INCOMPLETE_BYTES_MAX = 64 << 20
-"""Bytes of all incomplete frames. A user has at most as many as are free: half of them."""
+"""Bytes of all incomplete frames. A user has at most as many as are free; alone, half of all."""
 FRAME_S_MAX = 30.0
 """Time for one frame to arrive. The largest takes milliseconds on this machine."""
 
@@ -23,7 +23,7 @@ class Sender(Protocol):
         """The user."""
 
     was_delayed: bool
-    """Whether the daemon has delayed reading, for another reason than these bounds."""
+    """Whether the daemon has delayed reading for a reason other than these bounds."""
 
     def pause_reading(self, reason: Pause) -> None:
         """Read nothing until reading is resumed for this *reason*."""
@@ -37,7 +37,7 @@ class Sender(Protocol):
 
 class ArrivalTimer:
     """Ends a connection with *error* if its data has not arrived after *seconds_max*. The time
-    begins again where the daemon has delayed reading.
+    begins again if the daemon has delayed reading.
     """
 
     def __init__(self, sender: Sender, seconds_max: float, error: ProtocolError):
@@ -56,15 +56,15 @@ class ArrivalTimer:
             self._sender.end(self._error)
 
     def cancel(self) -> None:
-        """Note that the data has arrived, or that the connection has ended."""
+        """Stop the timer, because the data has arrived or the connection has ended."""
         self._handle.cancel()
 
 
 class IncompleteFrames:
     """The incomplete frames, one per connection at most. Lives on the daemon's event loop.
 
-    A frame counts with its announced size from its first bytes on. A connection whose frame does
-    not fit waits, with what has arrived, until frames of its user, or of others, have ended.
+    A frame counts with its announced size from its first bytes on. If a frame does not fit, nothing
+    more is read from its connection until frames of its user, or of others, have ended.
     """
 
     def __init__(self, bytes_max: int = INCOMPLETE_BYTES_MAX, seconds_max: float = FRAME_S_MAX):
@@ -77,7 +77,7 @@ class IncompleteFrames:
         """Connections that are not read from, in the order in which they began to wait."""
 
     def begin_frame(self, sender: Sender, size: int) -> None:
-        """Count a frame of *size* bytes that has not arrived completely, unless it is counted."""
+        """Count a frame of *size* bytes that has not arrived completely, if it is not counted."""
         if self._sizes.get(sender) == size:
             return
         self.end_frame(sender)
@@ -100,7 +100,7 @@ class IncompleteFrames:
         self._timers[sender] = ArrivalTimer(sender, self._seconds_max, error)
 
     def end_frame(self, sender: Sender) -> None:
-        """Forget the frame of a connection: it is complete, or the connection has ended."""
+        """Forget a connection's frame, because it is complete or the connection has ended."""
         size = self._sizes.pop(sender, 0)
         if not size:
             return

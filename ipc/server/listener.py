@@ -12,16 +12,16 @@ from collections.abc import MutableMapping, Sequence
 from ...backends.errors import Busy, InvalidArgument
 
 BACKLOG = 4096
-"""Connections that wait to be accepted; further ones fail with EAGAIN. The usual upper limit of the
-kernel (net.core.somaxconn).
+"""Connections that wait to be accepted; further ones fail with EAGAIN. It is the usual upper limit
+of the kernel (net.core.somaxconn).
 """
 FD_FIRST = 3
 FD_NAMES = ("inferd", "inferd.socket")
 
 
 class InheritedListener:
-    """A listening socket that systemd opened and keeps: its path stays, and connections wait in it
-    while no daemon runs.
+    """A listening socket that systemd opened and keeps, so that its path stays, and connections
+    wait in it while no daemon runs.
     """
 
     inherited = True
@@ -64,7 +64,7 @@ def inherited_listener(environment: MutableMapping[str, str]) -> InheritedListen
 
 
 def _select_ours(numbers: Sequence[int], names: Sequence[str]) -> Sequence[int]:
-    """Return the descriptors named for inferd, or the only one whatever its name."""
+    """Return the descriptors named for inferd; a single descriptor may have any name."""
     if len(numbers) == 1:
         return numbers
     return [number for number, name in zip(numbers, names, strict=False) if name in FD_NAMES]
@@ -103,7 +103,7 @@ class UnixListener:
         self._lock_fd = -1
 
     def bind(self, backlog: int = BACKLOG) -> None:
-        """Bind and listen; replace a socket that refuses connections, as its daemon has exited.
+        """Bind and listen; replace a socket that refuses connections because its daemon has exited.
 
         :raises Busy: a daemon answers at the path.
         :raises InvalidArgument: the path cannot be used.
@@ -163,7 +163,10 @@ class UnixListener:
             ) from None
 
     def _lock(self) -> None:
-        """Lock the file beside the socket: of two daemons that start at once, one succeeds."""
+        """Lock the file beside the socket, so that of two daemons that start at once one succeeds.
+
+        :raises Busy: another process has the lock.
+        """
         self._lock_fd = os.open(self.path + ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -182,7 +185,10 @@ class UnixListener:
         )
 
     def _check_path(self) -> None:
-        """Refuse the path of another file, beside which no lock file shall be left."""
+        """Check that no other file has the path, before a lock file is made beside it.
+
+        :raises InvalidArgument: the path is that of a file which is not a socket.
+        """
         try:
             mode = os.lstat(self.path).st_mode
         except OSError:

@@ -10,22 +10,22 @@ from .fairness.shares import SharedLimit
 
 OUTBOX_BYTES_MAX = 64 << 20
 OUTBOXES_BYTES_MAX = 128 << 20
-"""Unread data of all connections. A user has at most as much as is free: half of it."""
+"""Unread data of all connections. A user has at most as much as is free; alone, half of all."""
 
 
 class OutboxListener(Protocol):
     """The connection of an outbox."""
 
     def outbox_emptied(self) -> None:
-        """Note that the socket has accepted everything."""
+        """Continue after the socket has accepted everything."""
 
     def cut(self) -> None:
         """Disconnect a client that leaves too much unread, or that is no longer there."""
 
 
 class Outbox:
-    """Unsent frames of one connection. Lives on the daemon's event loop. *shared* are the bytes
-    that all outboxes share.
+    """Unsent frames of one connection. Lives on the daemon's event loop. *shared* is the limit on
+    the bytes of all outboxes.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Outbox:
         self._sock, self._uid, self._shared, self._listener = sock, uid, shared, listener
         self._unsent = bytearray()
         self._counted = 0
-        """The bytes of it that are counted in the shared limit."""
+        """The unsent bytes that are counted in the shared limit."""
         self._writing = False
         self._loop = asyncio.get_running_loop()
 

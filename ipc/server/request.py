@@ -13,7 +13,7 @@ from ..messages import CREDIT_MAX, Kind
 from .server_connection import ServerConnection
 
 _EVENT = int(Kind.EVENT)
-"""A plain integer: msgspec's look-up of an enum's value takes a third of encoding an event."""
+"""A plain integer, as msgspec's look-up of an enum's value takes a third of encoding an event."""
 
 
 class Request:
@@ -38,11 +38,11 @@ class Request:
 
     @property
     def owner(self) -> Owner:
-        """The owner of what the call makes."""
+        """The owner of the objects that the call makes."""
         return self.connection.owner
 
     def grant_credit(self, events: int) -> None:
-        """Grant credit for at most `CREDIT_MAX` more events to the turn, or to the next one."""
+        """Grant the call's turn at most `CREDIT_MAX` more events; keep them until it begins."""
         events = max(0, min(events, CREDIT_MAX))
         if self._add_credit is None:
             self._early_credit = min(self._early_credit + events, CREDIT_MAX)

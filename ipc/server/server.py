@@ -1,7 +1,7 @@
 """The server of the protocol: serving connections, reading requests, running and answering them.
 
 A `Handler` runs the calls; this module knows nothing of sessions and models. Everything runs on
-one event loop. Its reader task owns a `ServerConnection`; any task on the loop may send over it.
+one event loop. A `ServerConnection` is owned by its reader task; any task may send over it.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class ConnectionAdmission(Protocol):
         """
 
     def connection_greeted(self, connection: ServerConnection, hello: ClientHello) -> None:
-        """Note the owner of a connection, by the client's hello.
+        """Record the owner of a connection, as the client's hello states.
 
         :raises InferdError: the error to send before the connection is closed.
         """
 
     async def connection_delegated(self, connection: ServerConnection, hello: ClientHello) -> None:
-        """Note the owner of a connection that acts on behalf of another user, as the hello states.
+        """Record the owner of a connection that acts on behalf of the user whom the hello names.
 
         :raises InferdError: the error to send before the connection is closed.
         """
@@ -215,7 +215,9 @@ class Server:
     def _note_owner(
         self, connection: ServerConnection, hello: ClientHello, group: anyio.abc.TaskGroup
     ) -> None:
-        """Note the owner of a connection. Finding another user may take long: calls wait for it."""
+        """Record the owner of a connection. Calls wait while another user is found, which may take
+        long.
+        """
         if hello.on_behalf_of:
             connection.identified = anyio.Event()
             group.start_soon(self._note_delegated_owner, connection, hello)
@@ -291,7 +293,7 @@ class Server:
         )
 
     def _run_at_once(self, request: Request) -> None:
-        """Answer a request without a task for it, which takes longer than most such calls."""
+        """Answer a request without a task, as making one takes longer than most such calls."""
         try:
             result = copy_context().run(self._handler.run_at_once, request)
             request.connection.send_frame(pack_reply(request, result))
@@ -325,7 +327,7 @@ class Server:
         return pack_reply(request, await self._handler.run_call(request))
 
     def _send_error(self, request: Request, exc: Exception) -> None:
-        """Answer a request with its error; any exception but an `InferdError` is a bug."""
+        """Answer a request with its error; any exception except an `InferdError` is a bug."""
         if not isinstance(exc, InferdError):
             self._handler.call_failed(request.call, exc)
             exc = BackendError(f"{request.call} failed inside the daemon: {exc!r}")
@@ -337,7 +339,7 @@ class Server:
 
 
 def _cancels_request(request: Request) -> bool:
-    """Return whether a request cancels an earlier one, which may still wait for its turn. One that
-    cancels a context's turn waits behind the request that starts it.
+    """Return whether a request cancels an earlier one, which may still wait to start. A request
+    that cancels a context's turn waits behind the request that starts that turn.
     """
     return isinstance(request.params, CancelParams) and request.params.request is not None

@@ -45,7 +45,7 @@ class Pause(Enum):
     FRAME = auto()
     """Its incomplete frame does not fit into the user's share."""
     LOOP_TIME = auto()
-    """Its user's share of the loop's time is taken."""
+    """Its user's share of the loop's time is used up."""
     END = auto()
     """The client sends no more."""
 
@@ -101,19 +101,19 @@ class ServerConnection(OutboxListener):
         self._loop_time = loop_time
         self._loop = asyncio.get_running_loop()
         self.active_at_s = time.monotonic()
-        """The time of the connection's begin, or of its last request's end."""
+        """The time of the connection's beginning, or of its last request's end."""
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._handle_data: Callable[[bytes], int] = lambda _: 0
         self._bytes_missing = 0
         """Bytes of the incomplete frame that have not arrived."""
         self._pauses: set[Pause] = set()
-        """Why nothing is read now."""
+        """The reasons why nothing is read now."""
         self._has_goodbye = False
         """Whether a goodbye was sent."""
         self.was_delayed = False
-        """Whether reading has paused because its user's share of the loop's time was taken."""
+        """Whether reading has paused because its user's share of the loop's time was used up."""
         self._hangup: select.epoll | None = None
-        """Readable once the client has closed its socket; open once it has shut down sending."""
+        """Made once the client has shut down sending; readable once it has closed its socket."""
 
     def __repr__(self) -> str:
         return f"<ServerConnection of uid {self.peer.uid} [{len(self.requests)} requests]>"
@@ -181,11 +181,11 @@ class ServerConnection(OutboxListener):
             self._ended.set_exception(error)
 
     async def receive(self, handle_data: Callable[[bytes], int]) -> None:
-        """Call *handle_data* with data as it arrives, until the connection ends. It returns how
-        many bytes of an incomplete frame are missing.
+        """Call *handle_data* with data as it arrives, until the connection ends. *handle_data*
+        returns the number of bytes that an incomplete frame lacks.
 
         Reading pauses while the client leaves too much unread, and while its user's share of the
-        loop's time is taken.
+        loop's time is used up.
 
         :raises ProtocolError: too many descriptors arrived; exceptions of *handle_data* are raised
             too.
@@ -228,8 +228,8 @@ class ServerConnection(OutboxListener):
         return bool(data)
 
     def _end_input(self) -> None:
-        """Read no more. The client may have closed the connection, or only its sending side: then
-        the connection ends once its requests are answered.
+        """Read no more. The client has closed the connection or only its sending side. In the
+        second case the connection ends once its requests are answered.
         """
         if not (self.requests or self._outbox.unsent_bytes):
             self.end()
@@ -244,17 +244,17 @@ class ServerConnection(OutboxListener):
             self.end()
 
     def request_ended(self, request: RequestInFlight) -> None:
-        """Note that a request was answered, or that its connection has ended."""
+        """Remove a request that was answered, or whose connection has ended."""
         self.requests.pop(request.number, None)
         self.active_at_s = time.monotonic()
         self._end_if_answered()
 
     def _read(self) -> bytes | None:
-        """Read once; return None if nothing has arrived, and no bytes at the end."""
+        """Read once; return None if nothing has arrived, and empty bytes at the end of the data."""
         self.user.check_read()
         size = min(max(self._bytes_missing, REQUESTS_BYTES), READ_BYTES)
         try:
-            # With room for all: the kernel would close the others here, which can block the loop.
+            # With space for all, as the kernel would close the rest here, which can block the loop.
             data, descriptors, _ = read_with_descriptors(self._sock, size, SCM_MAX_FD)
         except BlockingIOError:
             return None
@@ -267,8 +267,8 @@ class ServerConnection(OutboxListener):
     def check_capacity(self, request: RequestInFlight) -> None:
         """Check that the connection may have another request under way.
 
-        :raises Busy: it has too many, or the requests of the connection, of its user or of all
-            users have too many descriptors.
+        :raises Busy: too many requests are under way, or the requests of the connection, of its
+            user or of all users have too many descriptors.
         """
         if len(self.requests) >= self.requests_max:
             raise Busy(

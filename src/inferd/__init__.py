@@ -69,7 +69,7 @@ __all__ = (
     "__version__",
 )
 __version__ = "0.1.0"
-"""As in pyproject.toml: `importlib.metadata` would slow down each start."""
+"""The same as in pyproject.toml, because `importlib.metadata` would slow down each start."""
 
 if TYPE_CHECKING:
     from .backends.errors import (

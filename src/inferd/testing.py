@@ -31,7 +31,7 @@ STOP_S_MAX = 30.0
 
 
 class _ServiceManager:
-    """A service manager as systemd is: it receives the daemon's state until it is closed."""
+    """A service manager in place of systemd, which receives the daemon's state until `close`."""
 
     def __init__(self, path: Path):
         path.unlink(missing_ok=True)

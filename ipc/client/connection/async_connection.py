@@ -53,7 +53,7 @@ class _Waiter:
             woken.set()
 
     async def wait(self) -> None:
-        """Wait; raise what *ready* has raised."""
+        """Wait until the task is woken; raise the exception of *ready* if it raised one."""
         woken = self._woken
         await (woken if isinstance(woken, asyncio.Future) else woken.wait())
         if self._error is not None:
@@ -129,7 +129,7 @@ class AsyncConnection(ConnectionCore):
             _check_waiters(request)
 
     async def wait_lost(self, until: float) -> None:
-        """Wait until the connection was lost, or *until* then."""
+        """Wait until the connection was lost, or until the deadline *until*."""
         with anyio.move_on_after(until - time.monotonic()):
             await self.ended.wait()
 
@@ -155,7 +155,7 @@ class AsyncConnection(ConnectionCore):
             self.ended.set()
 
     def _read_some(self) -> bool:
-        """Read once and handle the messages; return whether the connection stands.
+        """Read once and handle the messages; return whether the connection was not lost.
 
         :raises BlockingIOError: nothing has arrived.
         """
@@ -222,7 +222,7 @@ def _check_waiters(request: InFlight) -> None:
 
 
 def _new_event() -> asyncio.Future[None] | anyio.Event:
-    """Return an event, on asyncio a future: an event takes a kilobyte."""
+    """Return an event, or on asyncio a future, because an event takes a kilobyte."""
     try:
         return asyncio.get_running_loop().create_future()
     except RuntimeError:

@@ -90,7 +90,7 @@ class AsyncDriver:
         return anyio.Lock()
 
     def shield(self) -> anyio.CancelScope:
-        """Return a block that is finished even if its task is cancelled meanwhile."""
+        """Return a context manager whose body finishes even if its task is cancelled in it."""
         return anyio.CancelScope(shield=True)
 
     async def run_in_thread(self, function: Callable[..., R], *args: Any) -> R:

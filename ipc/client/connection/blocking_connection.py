@@ -1,8 +1,8 @@
 """A connection to the daemon for threads that block, without an event loop or a thread of its own.
 
-Of the threads that wait, the first one (the leader) reads the socket and wakes those whose requests
-have changed (the followers). When it has its own answer, the next one leads. Nobody else reads: the
-leader's answer would not wake it.
+Of the threads that wait, the first one (the leader) reads the socket and wakes the others (the
+followers) whose requests have changed. When it has its own answer, the next one leads. No other
+thread reads, because if it read the leader's answer, the leader would not wake.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from .outbox import Outbox
 
 _CONNECT_PAUSE_S = 0.02
 _FOLLOWER_S_MAX = 1.0
-"""A follower checks after this time whether it leads: an interrupted leader may have woken none."""
+"""A follower checks after this time whether it now leads, as an interrupted leader may have woken
+no thread.
+"""
 _POLL_S_MAX = 86400.0
 
 
@@ -68,7 +70,7 @@ class BlockingConnection(ConnectionCore):
         super().__init__(path, Outbox(self._socket))
         self._lock = threading.RLock()
         self._waiters: list[_Waiter] = []
-        # One C call reads, numbers and stores the data: an interrupt cannot come between.
+        # One C call reads, numbers and stores the data, so that no interrupt can come between.
         self._reads = enumerate(map(self._socket.recv, repeat(READ_BYTES)))
         self._last_read: deque[tuple[int, bytes]] = deque(maxlen=1)
         self._unhandled = False
@@ -113,7 +115,7 @@ class BlockingConnection(ConnectionCore):
             return
         with self._lock:
             self.lose(closed_error(self.path))
-            with suppress(OSError):  # of a connection that has ended
+            with suppress(OSError):  # the connection has already ended
                 self._socket.shutdown(socket.SHUT_RDWR)  # wakes the leader
         for waiter in self._waiters[:]:
             waiter.wake()
@@ -126,7 +128,7 @@ class BlockingConnection(ConnectionCore):
 
     @property
     def lost(self) -> bool:
-        """Whether the connection was lost, also since the last call."""
+        """Whether the connection was lost, even if that happened since the last call."""
         if not self.forked and not self._lock_is_mine():
             self._read_arrived()
         return self._lost is not None
@@ -160,7 +162,7 @@ class BlockingConnection(ConnectionCore):
             self.time_out(request)
 
     async def wait_lost(self, until: float) -> None:
-        """Block until the connection was lost, or *until* then."""
+        """Block until the connection was lost, or until the deadline *until*."""
         self._check_usable()
         self._wait_until(lambda: self._lost is not None, until)
 
@@ -186,7 +188,7 @@ class BlockingConnection(ConnectionCore):
         return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # as `Condition` does
 
     def _wait_until(self, ready: Callable[[], bool], until: float) -> bool:
-        """Block until *ready* returns true or *until* then; return whether it does."""
+        """Block until *ready* returns true, or until *until*; return whether it is true."""
         waiter = _Waiter(ready)
         try:
             self._waiters.append(waiter)
@@ -215,7 +217,7 @@ class BlockingConnection(ConnectionCore):
             remaining_s = until - time.monotonic()
             leads = self._waiters[0] is waiter
             if remaining_s <= 0:
-                if leads:  # a slow reader's data may have been here in time
+                if leads:  # the data may have arrived in time, but is read late
                     self._read_all(waiter)
                 return waiter.ready()
             if leads:
@@ -294,7 +296,7 @@ class BlockingConnection(ConnectionCore):
         self._unhandled = False
 
     def run_soon(self, action: Callable[[], object]) -> None:
-        """Run *action* now, or after what this thread does to the connection at the moment."""
+        """Run *action* now, or after the change that this thread is making to the connection."""
         if self._lost is None and not self.forked:
             self._actions.append(action)
             if not self._lock_is_mine():
@@ -310,10 +312,10 @@ class BlockingConnection(ConnectionCore):
     def _notify(self, request: InFlight | None) -> None:
         """Do nothing: the leader checks after each read which threads to wake."""
 
-    # Changes that take no waiting.
+    # Changes without a wait.
 
     def grant_credit(self, request: InFlight, events: int) -> None:
-        """Allow the daemon *events* more events of *request*."""
+        """Allow the daemon to send *events* more events of *request*."""
         if not self.forked:
             with self._lock:
                 super().grant_credit(request, events)
@@ -325,7 +327,7 @@ class BlockingConnection(ConnectionCore):
                 super().post_request(call, params)
 
     def abandon_request(self, request: InFlight) -> None:
-        """Cancel *request* on the daemon; its events are dropped."""
+        """Cancel *request* in the daemon; its events are dropped."""
         if not self.forked:
             with self._lock:
                 super().abandon_request(request)

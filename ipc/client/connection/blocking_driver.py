@@ -82,7 +82,7 @@ class BlockingDriver:
         return BlockingLock()
 
     def shield(self) -> AbstractContextManager[Any]:
-        """Return a block; nothing cancels one that blocks."""
+        """Return a context manager without effect, as nothing cancels a call that blocks."""
         return nullcontext()
 
     async def run_in_thread(self, function: Callable[..., R], *args: Any) -> R:
@@ -95,7 +95,7 @@ class BlockingDriver:
 
 
 class BlockingLock:
-    """A lock between threads, in the form of one between tasks."""
+    """A lock between threads, with the interface of a lock between tasks."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

@@ -42,7 +42,7 @@ async def hold_connection(
 ) -> None:
     """Connect, run the connection's tasks until it is lost, and close it.
 
-    :raises ConnectionLost: no daemon answers there.
+    :raises ConnectionLost: no daemon answers at *path*.
     :raises PermissionDenied: this user may not use the socket.
     :raises VersionMismatch: the daemon speaks another major version.
     """

@@ -28,7 +28,7 @@ _CANCELS_MAX = 16
 _OUTBOX_BYTES_MAX = 16 << 20
 
 _forks = 0
-"""The forks between the program's start and this process; cheaper to compare than process ids."""
+"""The forks from the program's start to this process; cheaper to compare than process ids."""
 
 
 def _count_fork() -> None:
@@ -94,8 +94,8 @@ class ConnectionCore(ABC):
     async def wait_for(
         self, request: InFlight, ready: Callable[[], bool], until: float = math.inf
     ) -> None:
-        """Wait until *request* changed so that *ready* returns true, or until the deadline *until*
-        (monotonic).
+        """Wait until *request* has changed so that *ready* returns true, or until the deadline
+        *until* (monotonic).
 
         A request that is not done is timed out at its own deadline.
         """
@@ -106,14 +106,14 @@ class ConnectionCore(ABC):
 
     @abstractmethod
     def run_soon(self, action: Callable[[], object]) -> None:
-        """Run *action* soon, wherever the connection may be used.
+        """Run *action* soon, in a task or thread that may use the connection.
 
-        It serves `__del__`, which may run at any point, in any thread, and after a fork.
+        This is for `__del__`, which may run at any point, in any thread, and after a fork.
         """
 
     @abstractmethod
     def _notify(self, request: InFlight | None) -> None:
-        """Wake the tasks that wait for *request*; None: for the connection."""
+        """Wake the tasks that wait for *request*, or with None those waiting for the connection."""
 
     @property
     def forked(self) -> bool:
@@ -128,7 +128,7 @@ class ConnectionCore(ABC):
     def raise_if_lost(self) -> None:
         """Check that requests can be sent.
 
-        :raises ConnectionLost: the connection was lost, for good.
+        :raises ConnectionLost: the connection was lost, or another process opened it before a fork.
         """
         if self.forked:
             raise ConnectionLost(
@@ -195,7 +195,7 @@ class ConnectionCore(ABC):
         return Timeout(f"{request.call}: {len(self._in_flight)} earlier calls are in flight")
 
     def grant_credit(self, request: InFlight, events: int) -> None:
-        """Allow the daemon *events* more events of *request*."""
+        """Allow the daemon to send *events* more events of *request*."""
         if not request.done and self._lost is None and not self.forked:
             self._send((Kind.CREDIT, request.id, events))
 
@@ -205,7 +205,7 @@ class ConnectionCore(ABC):
             self.send_request(InFlight(call, math.inf), params)
 
     def abandon_request(self, request: InFlight) -> None:
-        """Cancel *request* on the daemon; its events are dropped."""
+        """Cancel *request* in the daemon; its events are dropped."""
         if request.answered or request.abandoned or not request.id or self.forked:
             return
         self._to_cancel.append(request)
@@ -228,7 +228,7 @@ class ConnectionCore(ABC):
         self._notify(request)
 
     def receive(self, number: int, data: bytes) -> None:
-        """Handle the data of read *number*, counted from 0; a second call changes nothing."""
+        """Handle the data of read *number*, counted from 0; the same read again changes nothing."""
         if number == self._received.reads:
             if data:
                 self._received = self._received.after_read(data)
@@ -252,7 +252,7 @@ class ConnectionCore(ABC):
             messages.popleft()
 
     def _handle_message(self, message: Message) -> None:
-        """Handle a message; a second call changes nothing."""
+        """Handle a message; the same message again changes nothing."""
         kind = message[0]
         if kind == _EVENT:
             request = self._in_flight.get(message[1])

@@ -1,7 +1,7 @@
-"""A driver connects a client to the daemon and waits for it: by tasks of a loop or by blocking.
+"""Drivers, which connect a client to the daemon and wait for it, in tasks of a loop or by blocking.
 
-The client's calls are written once, as coroutines that wait only by the driver's methods. The
-coroutines of a driver that blocks never suspend.
+The client's calls are written once, as coroutines that wait only by the driver's methods. With a
+driver that blocks they never suspend.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Driver(Protocol):
         """Return a lock."""
 
     def shield(self) -> AbstractContextManager[Any]:
-        """Return a block that is finished even if its caller is cancelled meanwhile."""
+        """Return a context manager whose body finishes even if the caller is cancelled in it."""
 
     async def run_in_thread(self, function: Callable[..., R], *args: Any) -> R:
         """Run a function that takes long."""

@@ -18,28 +18,28 @@ class RequestOwner(Protocol):
     """The connection over which a request was sent."""
 
     def grant_credit(self, request: InFlight, events: int) -> None:
-        """Allow the daemon *events* more events of *request*."""
+        """Allow the daemon to send *events* more events of *request*."""
 
     def abandon_request(self, request: InFlight) -> None:
-        """Cancel *request* on the daemon; its events are dropped."""
+        """Cancel *request* in the daemon; its events are dropped."""
 
     def run_soon(self, action: Callable[[], object]) -> None:
-        """Run *action* soon, wherever the connection may be used; `__del__` may call this."""
+        """Run *action* soon where the connection may be used; `__del__` may call this."""
 
     async def wait_for(
         self, request: InFlight, ready: Callable[[], bool], until: float = math.inf
     ) -> None:
-        """Wait until *request* changed so that *ready* returns true, or *until* then."""
+        """Wait until *request* has changed so that *ready* returns true, or until *until*."""
 
 
 class InFlight:
     """A request, its events and its result. Its connection writes them, its caller reads them.
 
-    `done`: the request has a result or an error for the caller. `answered`: the daemon has finished
-    it too, which for a request that was timed out or abandoned happens after `done`. `begun`: an
-    event has arrived, read or not. `lost`: the connection was lost before the answer. `metadata` is
-    that of a turn in the answer: in the result, or in the data of `Cancelled`. `waiters` belongs
-    to the connection.
+    `done` means that the request has a result or an error for the caller. `answered` means that the
+    daemon has finished it too; a request that was timed out or abandoned is done before. `begun`
+    means that an event has arrived, read or not. `lost` means that the connection was lost before
+    the answer. `metadata` is that of a turn, from the result or from the data of `Cancelled`.
+    `waiters` belongs to the connection.
     """
 
     __slots__ = (
@@ -66,7 +66,7 @@ class InFlight:
         return self.deadline - time.monotonic()
 
     def add_event(self, event: dict[str, Any]) -> None:
-        """Add an event that the connection received; the last event again changes nothing."""
+        """Add an event that the connection received; adding the last one again changes nothing."""
         if not self._events or self._events[-1] is not event:
             self._events.append(event)
         self.begun = True
@@ -92,7 +92,7 @@ class InFlight:
     def outcome(self) -> dict[str, Any]:
         """Return the result of a request that is done.
 
-        :raises InferdError: it failed; each caller gets a separate exception.
+        :raises InferdError: the request failed; each caller gets a separate exception.
         """
         if self.error is not None:
             raise error_from_wire(self.error.to_wire())

@@ -14,9 +14,9 @@ from .connecting import own_group
 class ConnectionOwner:
     """A task with the group in which a client's connections run, until `aclose`.
 
-    The task belongs to the event loop: any task may close the client, and a client that is
-    never closed ends with the loop. A task group of the caller's would have to be left in its own
-    task.
+    The task belongs to the event loop, so that any task may close the client, and a client that is
+    never closed ends with the loop. A task group of the caller could be closed only by the
+    caller's task.
     """
 
     group: anyio.abc.TaskGroup

@@ -27,7 +27,7 @@ class Received(NamedTuple):
     parts: tuple[bytes, ...] = ()
     """The incomplete frame."""
     missing: int = HEADER_BYTES
-    """The bytes that the incomplete frame needs at least."""
+    """The least number of bytes that the incomplete frame still needs."""
 
     def after_read(self, data: bytes) -> Received:
         """Return the value after another read, of *data*."""

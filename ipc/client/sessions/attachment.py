@@ -36,7 +36,7 @@ Handle = TypeVar("Handle", bound=int)
 class ClientSessionSettings:
     """Keywords that open a session; they are also its turns' defaults.
 
-    The session owns it; its calls change `system` and `priority`.
+    Owned by the session, whose calls change `system` and `priority`.
     """
 
     model: str
@@ -82,8 +82,8 @@ class Attachment:
     """A session's graph and context, both None while it is not open, and their `connection`.
 
     If the settings have `resume`, it attaches again by the session's id after its connection was
-    lost. If `has_history`, the daemon must still have the history then. Each *until* is a deadline
-    on the monotonic clock.
+    lost. If `has_history` is set, the daemon must then still have the history. Each *until* is a
+    deadline on the monotonic clock.
     """
 
     def __init__(self, client: AsyncOperations, settings: ClientSessionSettings):
@@ -241,8 +241,8 @@ class Attachment:
     async def _renew(
         self, lost: ConnectionCore, until: float, cause: InferdError | None = None
     ) -> None:
-        """Attach over a new connection after *lost* has ended; retry until the deadline. It has not
-        ended if the *cause* is the loss of a node.
+        """Attach over a new connection after *lost* has ended; retry until the deadline. If *cause*
+        is the loss of a node, *lost* does not end, and is used again.
 
         :raises InferdError: the error of the last attempt.
         """
@@ -277,7 +277,7 @@ class Attachment:
         await self._client._driver.reconnect()
         try:
             await self._open_context(until)
-        except ShuttingDown:  # the old daemon still answers; the next one listens once it exited
+        except ShuttingDown:  # the old daemon still answers; after its exit the next one listens
             if self.connection is not None:
                 await self.connection.wait_lost(until)
             raise
@@ -291,8 +291,8 @@ class Attachment:
         raise SessionExpired(f"the session {session_id!r} is no longer open")
 
     async def can_resume(self) -> bool:
-        """Return whether a session that was just attached can resume its last turn: it was
-        interrupted, or has ended and its end can be read again.
+        """Return whether a session that was just attached can resume its last turn, because the
+        turn was interrupted, or has ended and its end can be read again.
         """
         context = require_open(self.context)
         metadata = msgspec.json.decode(await self._client.get_output(context, 1))

@@ -181,7 +181,7 @@ class AsyncSession(SessionProperties):
         """Continue the turn that a restart of the daemon or a lost connection has interrupted.
 
         If the turn has ended since, the stream has the rest of its text and its metadata. *tokens*,
-        *text* and *reasoning* are the part already read; the stream begins after them. Of a turn
+        *text* and *reasoning* are the part already read; the stream begins after them. For a turn
         with `tools`, *raw_text* replaces text and reasoning.
         """
         timeout_s = self._client._seconds(None)
@@ -324,7 +324,7 @@ class AsyncSession(SessionProperties):
     ) -> w.SaveStateResult:
         """Save the present state as *name*, for `AsyncClient.session` with *from_state*.
 
-        It is kept until it is deleted, also over restarts. With *replace* the name may be in use.
+        The state is kept over restarts, until it is deleted. With *replace* the name may be in use.
         """
         await self._turns.end_previous()
         return await self._client.save_state(self.context, name, replace=replace, timeout=timeout)
@@ -347,5 +347,5 @@ class AsyncSession(SessionProperties):
         self._attachment.context = None
 
     async def cancel(self, *, timeout: float | None = None) -> bool:
-        """Cancel the turn under way, of any task; return whether there was one."""
+        """Cancel the turn under way, whichever task reads it; return whether there was one."""
         return await self._client.cancel(self.context, timeout=timeout)

@@ -40,9 +40,9 @@ def recovery_step(
 ) -> RecoveryStep:
     """Return how a turn continues of which *tokens_read* tokens were read.
 
-    *before* is the session's progress when the turn was requested (None if it was not), *after* the
-    present progress. *resumable*: the daemon has the rest of the session's last turn. *refused*:
-    the daemon answered that the turn had not begun.
+    *before* is the session's progress when the turn was requested (None if it was not requested),
+    *after* the present progress. *resumable* means that the daemon has the rest of the session's
+    last turn, and *refused* that it answered that the turn had not begun.
     """
     if before is None or (after == before and not tokens_read):
         return RecoveryStep.REPEAT
@@ -74,7 +74,7 @@ class TurnRequest:
             raise
 
     def _note_before(self, before: SessionProgress) -> None:
-        """Note the session's progress before the turn; a turn to resume has begun already."""
+        """Store the session's progress before the turn; a turn to resume has begun already."""
         begun = isinstance(self._params, w.ResumeParams)
         self._before = before._replace(turns=before.turns - begun)
 
@@ -111,7 +111,7 @@ class TurnRequest:
             if params is not None:
                 return await self._send(turn.deadline, params)
         except SessionExpired:
-            if is_node_loss(lost.error):  # that of the new context was lost, too
+            if is_node_loss(lost.error):  # the node of the new context was lost, too
                 return _failed_request(turn.deadline, lost.error)
             raise
         except InferdError as exc:

@@ -46,7 +46,7 @@ class TurnsUnderWay:
         self._metadata: Metadata = {}
         self._turns: list[tuple[InFlight, int]] = []
         self._lock = Lock()
-        """Threads may share a session; held while `_metadata` and `_turns` change."""
+        """Held while `_metadata` and `_turns` change, as threads may share a session."""
         self._pull: PulledTurn | None = None
 
     def add_request(self, request: InFlight) -> None:
@@ -54,7 +54,7 @@ class TurnsUnderWay:
         self.attachment.has_history = True
         turn = (request, self.client._driver.caller())
         with self._lock:
-            # More than one exist only until the daemon has refused the others with `SessionBusy`.
+            # There is more than one only until the daemon has refused the others (`SessionBusy`).
             self._metadata = self.metadata
             self._turns = [*self._unanswered(), turn]
 

@@ -61,8 +61,8 @@ class AsyncStream(TurnSoFar, AsyncIterator[str], AbstractAsyncContextManager["As
         """Pass the pieces to *take* as they arrive, until it returns False or the turn has ended.
         Return whether the turn goes on.
 
-        *take* reads all the pieces that it is given. The reader of the connection calls it, so that
-        no task has to wake for a piece. It must not wait; its exceptions are raised here.
+        The reader of the connection calls *take*, so that no task has to wake for a piece. *take*
+        reads all the pieces that it is given, and must not wait; its exceptions are raised here.
         """
         if self._ended:
             return False

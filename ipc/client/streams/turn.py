@@ -178,7 +178,7 @@ class StreamedTurn:
         """Cancel the turn and wait for the daemon's confirmation, so that the next can begin."""
         self.abandon()
         if self.request is not None:
-            # In a fork of the process that sent the request nothing can be awaited.
+            # A fork of the process that sent the request cannot wait for the answer.
             with self._driver.shield(), suppress(ConnectionLost):
                 await self.request.wait_answered(SETTLE_S_MAX)
 
@@ -190,7 +190,7 @@ class TurnSoFar:
 
     @property
     def metadata(self) -> Metadata:
-        """The metadata of the turn's end, also of a cancelled turn's; empty before."""
+        """The metadata of the turn's end, even if it was cancelled; empty before the end."""
         return {} if self._turn.request is None else self._turn.request.metadata
 
     @property

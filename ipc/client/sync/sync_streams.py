@@ -1,7 +1,7 @@
 """Streams and pulls of the synchronous client: iterators for any thread.
 
 A stream has no thread of its own: its pieces are read from the socket when a thread waits for this
-or another answer of the same client, and credit bounds how many can wait to be read.
+or another answer of the same client. Credit bounds the number of unread pieces.
 """
 
 from __future__ import annotations

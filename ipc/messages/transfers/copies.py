@@ -10,8 +10,8 @@ class CopiedChange(Map):
     """A change of a session with an id, sent to a client with `copies` in its hello, before the
     reply that acknowledges it.
 
-    The changes of a `stream` are numbered from 1; the first one has the `whole` session, and so
-    have others. `data` is for `store_copy`. Of a session that was deleted, or that has become too
+    The changes of a `stream` are numbered from 1. The first one has the `whole` session; later ones
+    may have it too. `data` is for `store_copy`. If the session was deleted, or the change is too
     large for a frame, only the reason is sent: `state` is `deleted` or `too-large`.
     """
 
@@ -33,7 +33,9 @@ class ReadCopyParams(Map):
 
 
 class ReadCopyResult(Map):
-    """The whole session as a change, see `CopiedChange`. The stream of an open session goes on."""
+    """The whole session as a change; see `CopiedChange`. An open session's stream continues after
+    it.
+    """
 
     stream: str
     number: int
@@ -42,8 +44,8 @@ class ReadCopyResult(Map):
 
 
 class StoreCopyParams(Map):
-    """`store_copy`: apply a change to the copy of a session that is on another daemon, `peer`. A
-    change of `size` bytes is sent in parts.
+    """`store_copy`: apply a change to the copy of a session that is on the daemon `peer`. `size` is
+    the length of the whole change, which may be sent in parts.
     """
 
     session_id: str

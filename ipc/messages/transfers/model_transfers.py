@@ -14,8 +14,8 @@ Sha256 = Annotated[str, msgspec.Meta(pattern="^([0-9a-fA-F]{64})?\\Z")]
 
 
 class ExportModelParams(Map):
-    """`export_model`: read the file of the model *name* from *offset* on; 0 begins the transfer,
-    whose id the caller chooses.
+    """`export_model`: read the file of the model *name* from *offset* on. Offset 0 begins the
+    transfer, whose id the caller chooses.
     """
 
     name: str
@@ -24,7 +24,7 @@ class ExportModelParams(Map):
 
 
 class ExportModelResult(Map):
-    """The next bytes of the file, of which there are `size`; with the last ones its `sha256`."""
+    """The next bytes of the file, whose length is `size`; the last part also has its `sha256`."""
 
     data: bytes
     size: int
@@ -32,8 +32,8 @@ class ExportModelResult(Map):
 
 
 class ImportModelParams(Map):
-    """`import_model`: write the next bytes of a file, of which there are `size`. With the last
-    ones, the file must have the hash `sha256`.
+    """`import_model`: write the next bytes of a file, whose length is `size`. The last part has the
+    hash `sha256` that the file must have.
     """
 
     name: str
@@ -45,13 +45,13 @@ class ImportModelParams(Map):
 
 
 class ImportModelResult(Map):
-    """Whether the file has arrived: the model can be loaded."""
+    """Whether the file has arrived, so that the model can be loaded."""
 
     arrived: bool = False
 
 
 class EndModelTransferParams(Map):
-    """`end_model_transfer`: read no more, or remove what was written."""
+    """`end_model_transfer`: end an export, or end an import and remove its incomplete file."""
 
     transfer: TransferId
 
@@ -65,7 +65,7 @@ class CopyModelParams(Map):
 
 
 class CopyModelResult(Map):
-    """The node `source` of the file; `up_to_date`: the node *to* had it already."""
+    """The node `source` that has the file. If `up_to_date`, the node *to* had it already."""
 
     source: str
     size_bytes: int

@@ -16,9 +16,9 @@ Offset = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class ExportParams(Map):
-    """`export_session`: read a dormant session from *offset* on; 0 begins the transfer, whose id
-    the caller chooses. `uid` is the session's user, by default the caller's; `peer` is the caller's
-    name of the other daemon.
+    """`export_session`: read a dormant session from *offset* on. Offset 0 begins the transfer,
+    whose id the caller chooses. `uid` is the session's user, by default the caller's; `peer` is the
+    caller's name for the other daemon.
     """
 
     session_id: str
@@ -30,8 +30,8 @@ class ExportParams(Map):
 
 
 class ExportResult(Map):
-    """The next bytes of the exported session, of which there are `size`; `on_behalf_of` names its
-    user for the import.
+    """The next bytes of the exported session, whose length is `size`. `on_behalf_of` names the
+    session's user for the import.
     """
 
     data: bytes
@@ -40,7 +40,7 @@ class ExportResult(Map):
 
 
 class ImportParams(Map):
-    """`import_session`: write the next bytes of an exported session, of which there are `size`."""
+    """`import_session`: write the next bytes of an exported session, whose length is `size`."""
 
     session_id: str
     transfer: TransferId
@@ -53,14 +53,16 @@ class ImportParams(Map):
 
 
 class ImportResult(Map):
-    """The bytes that are wanted in all; the session has arrived once they were written."""
+    """The number of bytes that the daemon takes in all. The session has arrived once they are
+    written.
+    """
 
     size: int
 
 
 class EndTransferParams(Map):
-    """`end_transfer` with an outcome: the session stays on this daemon (`keep`), leaves it
-    (`release`), or what there is of it is dropped (`drop`).
+    """`end_transfer` with an outcome: the session stays on this daemon (`keep`) or leaves it
+    (`release`), or its copy or record on this daemon is deleted (`drop`).
     """
 
     transfer: TransferId

@@ -1,1 +1,1 @@
-"""Descriptors that clients pass: received, counted by user, used and closed without a wait."""
+"""Descriptors that clients pass: received, counted by user, used and closed off the event loop."""

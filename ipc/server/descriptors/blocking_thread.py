@@ -46,8 +46,8 @@ class BlockingThread:
                 self._thread = None
 
     def interrupt(self) -> bool:
-        """Send a signal to the thread if it runs an operation that may be interrupted; return
-        whether it runs or has more.
+        """Send a signal to the thread if it runs an operation that may be interrupted. Return
+        whether it runs one, or has other operations to run.
 
         The signal ends the wait of a socket's last close, not that of an unanswered FUSE request.
         """

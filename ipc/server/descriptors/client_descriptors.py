@@ -1,9 +1,9 @@
 """Descriptors that clients pass: their numbers by user, and the threads that operate on them.
 
 An operation on such a descriptor takes as long as its sender wants: the last close of a TCP socket
-with SO_LINGER, or the read or close of a file whose FUSE server does not answer. None runs on the
-event loop. A user's operations run in a thread of that user. A second one closes the user's
-connections, as unread messages hold descriptors, too, which the kernel then closes.
+with SO_LINGER, or the read or close of a file whose FUSE server does not answer. So no operation
+runs on the event loop. A user's operations run in a thread of that user. A second thread closes the
+user's connections, as unread messages hold descriptors, too, which the kernel then closes.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from .closing import SCM_MAX_FD, close_descriptor, close_unread_descriptors
 OPERATION_S_MAX = 30.0
 """The time that a call waits for an operation on its descriptor."""
 INTERRUPT_S, INTERRUPT_S_MIN = 0.01, 0.001
-"""Interval at which closes are interrupted, with few and with many connections to close. A program
-can make sockets that linger for years: see `closing` for those that do not need an interrupt.
+"""Interval at which closes are interrupted, with few and with many connections to close, because a
+program can make sockets that linger for years. See `closing` for those that need no interrupt.
 """
 MANY_CLOSING = 16
 LINGER_S, LINGERING_MAX = 1.0, 64
 """The time for which the sockets of ended connections stay open, and how many of all users at once.
 A client that writes meanwhile can still read why its connection has ended. Node.js, for example,
-closes a socket at the first write that fails, with all that is unread.
+closes a socket at the first write that fails, and drops all unread data.
 """
 USERS_WITH_THREADS = 256
 """Users with threads of their own; further users share two."""
@@ -84,7 +84,7 @@ class UserDescriptors:
 
     def check_read(self) -> None:
         """Check that another message may be read. Calls that hold too many descriptors are refused
-        before; more remain only if they cannot be closed.
+        before; more stay open only if they cannot be closed.
 
         :raises Busy: too many of the user's descriptors are open.
         """
@@ -114,8 +114,9 @@ class UserDescriptors:
             self._everybody.interrupt_soon()
 
     def end_connection(self, sock: socket.socket, *, has_goodbye: bool) -> None:
-        """Close the socket of a connection: after `LINGER_S` if the client *has_goodbye* to read,
-        unless too many others wait for that. Nothing reads what the client still writes.
+        """Close the socket of a connection. If the client *has_goodbye* to read, close it after
+        `LINGER_S`, unless too many sockets wait for that. Data that the client still writes is
+        not read.
         """
         directions = socket.SHUT_WR if has_goodbye else socket.SHUT_RDWR
         with suppress(OSError):  # the client has closed it

@@ -45,7 +45,7 @@ class UnclaimedDescriptors:
         return [self._descriptors.popleft() for _ in range(count)]
 
     def close(self) -> None:
-        """Close them, not on the event loop."""
+        """Close the descriptors, off the event loop."""
         self._user.close(tuple(self._descriptors))
         self._descriptors.clear()
 
@@ -56,7 +56,7 @@ class UnclaimedDescriptors:
 def tensor_size(descriptor: int) -> int:
     """Return the size of the tensor in a descriptor.
 
-    :raises InvalidArgument: it is not a file, or cannot be read.
+    :raises InvalidArgument: the descriptor is not that of a file, or cannot be read.
     :raises TooLarge: the tensor exceeds the limit.
     """
     try:

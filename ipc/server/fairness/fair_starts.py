@@ -1,6 +1,6 @@
 """The order in which requests start: users in turn, a few requests in each loop iteration.
 
-Requests of a user whose share of the loop's time is taken wait.
+A user's requests wait while the user's share of the loop's time is used up.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .loop_time import CHECK_S, LoopTime
 
 STARTS_MAX = 4
 """Requests that start in one iteration of the loop. A cheap call takes 0.3 ms; a client may send
-256 of them at once, which others would wait for.
+256 of them at once, and others would wait for all of these.
 """
 
 
@@ -22,14 +22,14 @@ class FairStarts:
     def __init__(self, loop_time: LoopTime) -> None:
         self._loop_time = loop_time
         self._waiting: dict[int, deque[asyncio.Future[None]]] = {}
-        """By user; the first user is next."""
+        """The waiting requests by user; the first user is next."""
         self._started = 0
         """Requests that started in this iteration of the loop."""
         self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
 
     def try_start(self, uid: int) -> bool:
-        """Start a request of *uid* if that is possible without waiting; return whether it is."""
+        """Start a request of *uid* if it need not wait; return whether it may start."""
         self._schedule()
         if uid in self._waiting or self._started >= STARTS_MAX or self._loop_time.pause_s(uid):
             return False
@@ -37,8 +37,8 @@ class FairStarts:
         return True
 
     async def wait_start(self, uid: int, *, is_first: bool = False) -> None:
-        """Wait until a request of *uid* may start, mostly not at all. One that *is_first* precedes
-        the user's others.
+        """Wait until a request of *uid* may start; mostly it may at once. If it *is_first*, it
+        precedes the user's other waiting requests.
         """
         if self.try_start(uid):
             return
@@ -72,7 +72,7 @@ class FairStarts:
             self._check_pauses_later()
 
     def _check_pauses_later(self) -> None:
-        """Start requests of paused users at the end of a pause; pauses may end early, too."""
+        """Start paused users' requests at the end of a pause; check before, as it may end early."""
         if self._timer is not None:
             self._timer.cancel()
         pause_s = min(CHECK_S, *map(self._loop_time.pause_s, self._waiting))

@@ -17,25 +17,25 @@ T = TypeVar("T")
 LOOP_SHARE = 0.1
 """Part of a core that a user's requests may take."""
 READING_SHARE = 0.05
-"""The part of it that reading them may take. Reading waits for no other requests of its user, which
-a request that cancels them could not reach otherwise.
+"""The part of it that reading requests may take. Reading does not wait for other requests of its
+user, because otherwise a request that cancels them could not arrive.
 """
 BURST_S = 0.05
 """Time that may be taken at once by a user who took none before."""
 LONGEST_PAUSE_S = 2.0
 """A user waits no longer than this for time that was taken while no other user had requests."""
 CHECK_S = 0.05
-"""Time after which waiting requests look again: the requests of the others may have ended."""
+"""Time after which waiting requests check again whether other users' requests have ended."""
 REMEMBERED_USERS = 1000
 """Users whose time is remembered; with more of them, those who have repaid it are forgotten."""
 BEGIN_S, LONG_STEP_S = 0.005, 0.001
-"""A request's first milliseconds count, then only long steps: the others pass the output of a turn
-on, which must not delay other requests of the user.
+"""A request's first milliseconds count, then only its long steps. The short ones pass on the output
+of a turn, which must not delay other requests of the user.
 """
 
 
 class TimeShares:
-    """The part of the time that each user may take: *share* of it, *burst_s* of it at once."""
+    """The time that each user may take: *share* of all time, and up to *burst_s* at once."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class TimeShares:
         self._share, self._burst_s, self._longest_pause_s = share, burst_s, longest_pause_s
         self._clock = clock
         self._repaid_at_s: dict[int, float] = {}
-        """By user, when the time that was taken corresponds to the user's share."""
+        """By user, the moment at which the user's share will have covered the time taken."""
 
     def charge(self, uid: int, seconds: float) -> None:
         """Charge a user for time that was taken."""
@@ -99,7 +99,7 @@ class LoopTime:
 
     @coroutine
     def run_counted(self, uid: int, steps: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
-        """Await *steps*, and count the time that they take of *uid*."""
+        """Await *steps*, and charge *uid* for the time that they take."""
         resume, value, counted_s = steps.send, None, 0.0
         while True:
             begin_s = time.thread_time()
