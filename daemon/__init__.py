@@ -1,3 +1,3 @@
-"""Composition: configuration, models and their workers, dispatch, metrics, and the command line."""
+"""The daemon: configuration, models and their workers, dispatch, metrics, and the command line."""
 
 __all__ = ()

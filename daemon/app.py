@@ -42,7 +42,9 @@ from .workers.spawner import start_spawner
 
 log = structlog.get_logger()
 MMAP_BYTES = 128 << 10
-"""Unfinished frames of 1 MiB left up to 30 MB in the heap."""
+"""Freed blocks of this size or more return to the system. Without that, unfinished frames of 1 MiB
+left up to 30 MB in the heap.
+"""
 _HARD_STOP = 1
 Listener = UnixListener | InheritedListener
 
@@ -56,13 +58,13 @@ def serve(
 ) -> int:
     """Run a daemon until it is ordered to stop; return the process's exit status.
 
-    Free memory is read from *machine*, as often as *pace* says. *read* reads the configuration for
-    a reload. *report* gets readiness, or the error of the start.
+    Free memory is read from *machine*, at the intervals of *pace*. *read* returns the configuration
+    for a reload. *report* gets readiness, or the error that ended the start.
     """
     report = report or ReadinessReport()
     components, state = Components(), StateDirectory(config.state_dir)
     try:
-        # First: sockets are inherited by number, which another file may get later.
+        # This is first, because sockets are inherited by number, which another file may get later.
         given = inherited_listener(os.environ)
         logs.configure(config, partial(components.note, "log"))
         instance = state.open(given.path if given else str(config.socket), components)

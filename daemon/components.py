@@ -1,7 +1,7 @@
 """Optional components of the daemon: their health, the causes of failures, and remedies.
 
-A failure is reported in the log, in `stats`, by `inferd status` and to systemd; the daemon serves
-on.
+A failure is reported in the log, in `stats`, by `inferd status` and to systemd; the daemon
+continues to serve.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class ComponentListener(Protocol):
     """The receiver of changes of components."""
 
     def component_changed(self, name: str) -> None:
-        """Note that a component has failed, or works again."""
+        """Handle the failure of a component, or its recovery."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class Components:
         self._failures: dict[str, _Failure] = {}
 
     def note(self, name: str, cause: str | None, *, missing: str = "", remedy: str = "") -> None:
-        """Note why a component fails, or with None that it works. *missing* and *remedy* replace
-        the usual ones.
+        """Store the cause of a component's failure; None means that it works. *missing* and
+        *remedy* replace those in `COMPONENTS`.
         """
         before = self._failures.get(name)
         if cause is None:

@@ -10,15 +10,15 @@ from ..sessions import CopyChange, Recording, SessionCopier, encode_change
 from ..wire.frames import REPLY_BYTES_MAX
 
 CHANGE_BYTES_MAX = REPLY_BYTES_MAX - (1 << 10)
-"""Bytes of a change that fits into a frame to a client."""
+"""Maximum size of a change, so that it fits into a frame to a client."""
 NO_REQUEST = 0
-"""The request of a change that no reply acknowledges."""
+"""The request id of a change that no reply acknowledges."""
 _COPY = int(Kind.COPY)
 _NOTHING = CopyChange()
 
 
 class _Stream:
-    """The numbers of the changes of one open session."""
+    """The id of a stream of one open session's changes, and the number of the last change."""
 
     def __init__(self) -> None:
         self.id = secrets.token_hex(16)
@@ -93,7 +93,7 @@ class ConnectionCopies(SessionCopier):
         self._connection.send([_COPY, request, change], flush=False)
 
     def read_whole(self, recording: Recording) -> tuple[_Stream, bytes]:
-        """Return a whole open session as the next change of its stream, which is not sent."""
+        """Return an open session's stream, and the whole session as its next change, not sent."""
         self._changed.pop(recording, None)
         stream = self._streams.setdefault(recording, _Stream())
         stream.number += 1

@@ -98,7 +98,7 @@ class Daemon:
         self.instance = instance
         self.started = time.monotonic()
         self.draining_since: float | None = None
-        """The time at which it began to drain; None: it accepts requests."""
+        """The time at which it began to drain; None while it accepts requests."""
         self.socket_activated = False
         """Whether systemd owns the socket, and keeps it when this daemon has stopped."""
         self.stopping = anyio.Event()
@@ -218,7 +218,9 @@ class Daemon:
         )
 
     async def run_call(self, request: Request) -> Any:
-        """Run a call if its user may; events logged meanwhile have the request's id."""
+        """Run a call if its user has the right to it. Events logged meanwhile have the request's
+        id.
+        """
         if self.runs_at_once(request):
             return self.run_at_once(request)
         with self._recorded(request):
@@ -235,7 +237,7 @@ class Daemon:
 
     @contextmanager
     def _recorded(self, request: Request) -> Iterator[None]:
-        """Check the user's right to a call that runs meanwhile, and log its end."""
+        """Check the user's right to a call, which runs in the context, and log the call's end."""
         connection = request.connection.number
         number = f"{connection}.{request.number}"
         bind_contextvars(connection=connection, request=number)
@@ -314,9 +316,9 @@ class Daemon:
         return self.draining_since is not None
 
     def check_open(self) -> None:
-        """Refuse new work while the daemon drains.
+        """Check that the daemon accepts new work.
 
-        :raises ShuttingDown: it drains.
+        :raises ShuttingDown: the daemon drains.
         """
         if self.draining:
             raise ShuttingDown("the daemon is draining and accepts no new work")
@@ -348,11 +350,11 @@ class Daemon:
         )
 
     def journal_changed(self) -> None:
-        """Note the journal's state: working, failing, refused, or new after a damaged one."""
+        """Report the journal's state: working, failing, refused, or new after a damaged one."""
         self._note_journal("journal", self.journal, "sessions may be missing")
 
     def state_journal_changed(self) -> None:
-        """Note the state of the journal of named states."""
+        """Report the state of the journal of named states."""
         self._note_journal("states", self.state_journal, "named states may be missing")
 
     def _note_journal(self, component: str, journal: Journal, missing: str) -> None:
@@ -369,7 +371,7 @@ class Daemon:
             self.components.note(component, journal.cause)
 
     def dormant_lease(self, stored: StoredSession) -> ModelSource:
-        """Return the model of a stored session, for as long as that is dormant."""
+        """Return the model source of a stored session, for as long as the session is dormant."""
         name, user = stored.facts.model, stored.owner.user
         return DormantLease(name, partial(self.registry.catalog.find_client, name, user))
 

@@ -26,14 +26,16 @@ class Graph:
         """Whether the model was loaded for it, and calls may use it."""
         self.options = requested.values
         self.origins: dict[str, str] = {}
-        """The sources of options: the model file or the model's configuration, else the graph."""
+        """The sources of options by name: the model file, or the model's configuration. An option
+        without a source is the graph's own.
+        """
         self.not_applied: dict[str, Any] = {}
         self.ignored = requested.ignored
         self.adjusted = requested.adjusted
 
     @property
     def kept_bytes(self) -> int:
-        """The memory that it takes."""
+        """The memory that the graph's parameters take."""
         notes = self.not_applied, self.ignored, self.adjusted
         return memory_bytes(self.options, self.origins, *notes)
 
@@ -41,8 +43,8 @@ class Graph:
 class GraphTable:
     """The graphs by connection and handle. Owned by the daemon's event loop.
 
-    A graph counts before its model is loaded: else calls that load at the same time would exceed
-    the bounds together.
+    A graph counts before its model is loaded; otherwise calls that load at the same time could
+    exceed the bounds together.
     """
 
     def __init__(self, new_handle: Callable[[], int], kept_bytes: KeptBytes):
@@ -55,7 +57,7 @@ class GraphTable:
     def opening(
         self, connection: ServerConnection, lease: Lease, requested: Options
     ) -> Iterator[Graph]:
-        """Yield a new graph, which calls may use after this context; an error in it closes *lease*.
+        """Yield a new graph, which calls may use once the body ends; an error in it closes *lease*.
 
         :raises InvalidArgument: the connection has too many graphs.
         :raises QuotaExceeded: its user's sessions and graphs would become too large.
@@ -68,7 +70,7 @@ class GraphTable:
                     f"{GRAPHS_MAX} graphs are loaded on this connection", hint="unload some"
                 )
             self._kept_bytes.check_growth(connection.owner, graph.kept_bytes)
-            # No `await` up to here since the checks.
+            # There is no `await` between the checks and this line.
             graphs[graph.handle] = graph
             self._kept_bytes.add_holder(graph, connection.owner, graph.kept_bytes)
             yield graph

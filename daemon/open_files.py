@@ -12,7 +12,7 @@ DESCRIPTORS_MIN = 64
 
 
 def raise_open_files_limit() -> None:
-    """Raise this process's limit of open files as far as it may."""
+    """Raise this process's limit of open files as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = LIMIT_MAX if hard == resource.RLIM_INFINITY else min(hard, LIMIT_MAX)
     if soft != resource.RLIM_INFINITY and soft < limit:
@@ -22,7 +22,7 @@ def raise_open_files_limit() -> None:
 
 def descriptors_max(connections_max: int) -> int:
     """Return how many descriptors of clients the daemon may hold besides *connections_max*
-    connections and its own files. A connection whose client sends no more has two.
+    connections and its own files. A connection whose client sends no more has two descriptors.
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY:

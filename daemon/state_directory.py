@@ -18,14 +18,16 @@ _HOLDER_BYTES_MAX = 4096
 
 
 class _Holder(msgspec.Struct):
-    """The daemon that has the lock, in the lock file."""
+    """The content of the lock file: the daemon that has the lock."""
 
     pid: int
     socket: str
 
 
 class StateDirectory:
-    """Locked from `open` to `close`. The kernel frees the lock of a process that has exited."""
+    """The state directory, locked from `open` to `close`. The kernel frees the lock of a process
+    that has exited.
+    """
 
     def __init__(self, path: Path):
         self._path = path
@@ -35,7 +37,7 @@ class StateDirectory:
         """Lock the directory for the daemon at *socket*. Return the number of daemon starts on it,
         the upper half of the daemon's handles.
 
-        In an unusable directory, return the time, which does not repeat either.
+        If the directory is unusable, return the time, which does not repeat either.
 
         :raises Busy: another daemon has the directory.
         """
@@ -48,7 +50,7 @@ class StateDirectory:
             return int(time.time())
 
     def close(self) -> None:
-        """Free the lock. The file stays: to delete it would free another daemon's lock, too."""
+        """Free the lock. The file stays, as deleting it would free another daemon's lock, too."""
         fd, self._lock_fd = self._lock_fd, -1
         if fd >= 0:
             os.close(fd)

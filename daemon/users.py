@@ -1,7 +1,7 @@
 """The uids by which the kernel can distinguish a connection's user from all others.
 
 In a user namespace (a container, `PrivateUsers=`) all users without a mapping share one number, the
-overflow uid, 65534. With it, any user could resume any user's session.
+overflow uid, 65534. If it were accepted, any of them could resume any other's session.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Connections:
         return self.access.may_take_reserved_place(connection)
 
     def connection_greeted(self, connection: ServerConnection, hello: ClientHello) -> None:
-        """Note the label of a connection.
+        """Set the label of a connection.
 
         :raises QuotaExceeded: programs of its user have too many labels.
         """
@@ -68,9 +68,9 @@ class Connections:
         self._labels.add_connection(connection, self._labels_max)
 
     async def connection_delegated(self, connection: ServerConnection, hello: ClientHello) -> None:
-        """Have a connection act on behalf of another user, with a label of that user.
+        """Let a connection act on behalf of another user, with a label of that user.
 
-        :raises InferdError: it lacks the right, or the system does not know the user.
+        :raises InferdError: the connection lacks the right, or the system does not know the user.
         """
         user = await self.access.delegate(connection, hello.on_behalf_of)
         if not is_own_user(user):

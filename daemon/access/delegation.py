@@ -37,7 +37,7 @@ def is_own_user(number: int) -> bool:
 
 
 def find_user(name: str, gateway: int) -> NamedUser:
-    """Return the user that the *gateway*'s user names. It may wait for the system's database.
+    """Return the user that the *gateway*'s user calls *name*. The system's database may take long.
 
     :raises NotFound: the system does not know the user.
     """
@@ -80,13 +80,13 @@ async def identify_user(connection: ServerConnection, name: str, own: int) -> Na
 
 
 class OwnUserNames:
-    """Names of gateways' own users, for lists: the latest `NAMES_MAX`. Lives on the event loop."""
+    """The latest `NAMES_MAX` names of gateways' own users, for lists. Lives on the event loop."""
 
     def __init__(self) -> None:
         self._names: OrderedDict[int, str] = OrderedDict()
 
     def add_name(self, number: int, name: str) -> None:
-        """Note a name."""
+        """Store a name, unless it is not that of a gateway's own user."""
         if name and is_own_user(number):
             self._names[number] = name
             self._names.move_to_end(number)
@@ -94,25 +94,25 @@ class OwnUserNames:
                 self._names.popitem(last=False)
 
     def name_of(self, number: int) -> str:
-        """Return the name of a gateway's own user; empty for others, and if it is not known."""
+        """Return the name of a gateway's own user, or an empty text for any other number."""
         return self._names.get(number, "")
 
 
 class DelegatedUsers:
-    """The users on whose behalf gateways have connected: the latest `DELEGATED_MAX`. Lives on the
-    event loop.
+    """The latest `DELEGATED_MAX` users on whose behalf gateways have connected. Lives on the event
+    loop.
     """
 
     def __init__(self) -> None:
         self._users: OrderedDict[tuple[int, str], int] = OrderedDict()
 
     def add_user(self, gateway: int, name: str, number: int) -> None:
-        """Note a user by the name that the *gateway*'s user has given."""
+        """Store a user by the name that the *gateway*'s user has given."""
         self._users[gateway, name] = number
         self._users.move_to_end((gateway, name))
         if len(self._users) > DELEGATED_MAX:
             self._users.popitem(last=False)
 
     def numbers_by_name(self, gateway: int) -> dict[str, int]:
-        """Return the users of a *gateway*'s user."""
+        """Return the numbers, by name, of the users for whom a *gateway*'s user has connected."""
         return {name: number for (by, name), number in self._users.items() if by == gateway}

@@ -10,7 +10,7 @@ RETRY_S = 1.0
 
 
 class Labels:
-    """Lives on the daemon's event loop. A label is in use while a connection has it."""
+    """The labels that open connections have, by user. Lives on the daemon's event loop."""
 
     def __init__(self) -> None:
         self._users: dict[int, dict[str, set[ServerConnection]]] = {}

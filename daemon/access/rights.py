@@ -60,7 +60,7 @@ NEEDS: dict[str, Right | None] = {
     "drain": Right.DRAIN,
     "exchange_served": Right.DELEGATE,
 }
-"""The right that each call needs; `sessions` and `queue` need one for `all`."""
+"""The right that each call needs; with `all`, `sessions` and `queue` need `SEE_ALL`."""
 
 
 def right_for(call: str, params: Any) -> Right | None:
@@ -73,9 +73,9 @@ def right_for(call: str, params: Any) -> Right | None:
 class Access:
     """The rights of the connected users. Lives on the daemon's event loop.
 
-    The groups of a connection decide on its calls. A quota belongs to a user: the groups of the
-    user's latest connection decide on it, also after it was closed, as the user's dormant sessions
-    stay.
+    The groups of a connection decide on its calls. A quota belongs to a user. The groups of the
+    user's latest connection decide on it, even after that connection was closed, because the user's
+    dormant sessions stay.
     """
 
     def __init__(
@@ -113,15 +113,15 @@ class Access:
     def check_delegate(self, connection: ServerConnection) -> None:
         """Check that a connection may act on behalf of other users.
 
-        :raises PermissionDenied: it may not.
+        :raises PermissionDenied: the connection may not.
         """
         if Right.DELEGATE not in self.rights_of_connection(connection).allowed:
             raise _denied(connection, Right.DELEGATE, MEANINGS[Right.DELEGATE])
 
     async def delegate(self, connection: ServerConnection, name: str) -> int:
-        """Have a connection act on behalf of the user *name* from now on, whose number is returned.
+        """Let a connection act on behalf of the user *name* from now on; return the user's number.
 
-        :raises InferdError: it lacks the right, or the system does not know the user.
+        :raises InferdError: the connection lacks the right, or the system does not know the user.
         """
         self.check_delegate(connection)
         named = await identify_user(connection, name, self._own)
@@ -144,7 +144,7 @@ class Access:
     async def identify(self, connection: ServerConnection, name: str) -> int:
         """Return the number of the user *name* for a connection that may act on behalf of users.
 
-        :raises InferdError: it may not, or the system does not know the user.
+        :raises InferdError: the connection may not, or the system does not know the user.
         """
         self.check_delegate(connection)
         check_user_name(name)
@@ -196,7 +196,7 @@ class Access:
 
     def quota_of(self, uid: int) -> Quota:
         """Return the quota of a user. It bounds nothing while the groups that decide on it are not
-        known, so that no session is deleted by a rule for other users.
+        known, so that no session is deleted because of a rule that does not apply to this user.
         """
         connections = self._open.get(uid)
         if connections:
@@ -222,9 +222,9 @@ class Access:
             check_priority(rights.quota, priority)
 
     def may_control_turns_of(self, connection: ServerConnection, owner: Owner) -> bool:
-        """Return whether a connection may cancel or park the turns of *owner*: whether that is its
-        own label or user, or it has the rights `SEE_ALL` and `MANAGE`. Without `SEE_ALL` the
-        connection does not learn of these turns.
+        """Return whether a connection may cancel or park the turns of *owner*. It may if *owner* is
+        its own label or user, or if it has the rights `SEE_ALL` and `MANAGE`. Without `SEE_ALL` the
+        connection does not learn of other users' turns.
 
         :raises PermissionDenied: the user has `SEE_ALL` without `MANAGE`.
         """

@@ -58,7 +58,7 @@ def rights_of(rules: Sequence[Rule], uid: int, gids: Collection[int], own: int) 
 
 def delegated_rights(gateway: Rights, named: Rights) -> Rights:
     """Return the rights of a connection on behalf of a user: those that both have, so that neither
-    a gateway nor the user gains any, with the user's quota and the states shared with the user.
+    the gateway nor the user gains any. The quota and the shared states are those of the user.
     """
     highest = min(gateway.quota.priority_max, named.quota.priority_max)
     allowed = gateway.allowed & named.allowed - {Right.DELEGATE}

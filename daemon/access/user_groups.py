@@ -1,7 +1,7 @@
 """The groups of users without a connection, as the system's database has them.
 
-The database may be a server on the network that takes minutes. It is therefore read in a thread;
-until it answers, the earlier answer counts, if there is one.
+The database may be a server on the network that takes minutes. It is therefore read in a thread.
+Until it answers, the previous answer counts, if there is one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ USERS_MAX = 4096
 
 
 class UserGroups:
-    """Lives on the daemon's event loop; no method waits."""
+    """The groups of users by uid. Lives on the daemon's event loop; no method waits."""
 
     def __init__(self, read_groups: Callable[[int], Collection[int]] = groups_of_user):
         self._read_groups = read_groups
@@ -38,7 +38,7 @@ class UserGroups:
             self._outdated.discard(first)
 
     def groups_of(self, uid: int) -> Collection[int] | None:
-        """Return the groups of a user; None: the database has not answered yet."""
+        """Return the groups of a user, or None while the database has not answered."""
         while not self._results.empty():
             read, groups = self._results.get()
             self._reading.discard(read)

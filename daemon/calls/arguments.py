@@ -22,16 +22,16 @@ from ...sessions import TurnOptions
 TIMEOUT_S_MAX = 30 * 86_400.0
 TEXT_PART_BYTES = 8 << 10
 RAW_BYTES_MAX = 64 << 10
-"""Bytes of a message that are not UTF-8: replacing one takes 0.3 us."""
+"""Maximum number of bytes of a message that are not UTF-8; replacing one takes 0.3 us."""
 TIMEOUT_S_MIN = 0.001
-"""The least remaining timeout after a wait, as 0 means none."""
+"""The least remaining timeout after a wait, because 0 means no timeout."""
 
 
 def turn_options(params: Any, options: TurnOptions) -> TurnOptions:
-    """Return *options* with the priority and timeouts of a call's *params*; some have no
+    """Return *options* with the priority and timeouts of a call's *params*; some calls have no
     `queue_timeout_s`.
 
-    :raises InvalidArgument: one of them is not valid.
+    :raises InvalidArgument: the priority or a timeout is not valid.
     """
     return msgspec.structs.replace(
         options,
@@ -42,7 +42,7 @@ def turn_options(params: Any, options: TurnOptions) -> TurnOptions:
 
 
 def priority_of(name: str) -> Priority | None:
-    """Return the priority of a name; None for an empty one: the session's.
+    """Return the priority of a name, or None for an empty name, which means the session's.
 
     :raises InvalidArgument: there is no such priority.
     """
@@ -72,9 +72,9 @@ def number_of(value: int | str, names: dict[str, int], what: str) -> int:
 
 
 def seconds_of(value: float) -> float:
-    """Return a timeout; 0 is none.
+    """Return a timeout; 0 means none.
 
-    :raises InvalidArgument: it is negative, infinite or not a number.
+    :raises InvalidArgument: the value is negative, too large or not a number.
     """
     if not 0 <= value <= TIMEOUT_S_MAX:
         raise InvalidArgument(
@@ -84,16 +84,16 @@ def seconds_of(value: float) -> float:
 
 
 def tensor_type(tensor: Tensor) -> int:
-    """Return the number of a tensor's type. No number is refused: hosts have disagreed on U8 and
-    I32 (2 and 3, 3 and 4).
+    """Return the number of a tensor's type. No number is refused, because hosts have disagreed on
+    U8 and I32 (2 and 3, 3 and 4).
     """
     return number_of(tensor.type, TENSOR_TYPES, "tensor type")
 
 
 async def tensor_bytes(request: Request, tensor: Tensor) -> bytes:
-    """Return a tensor's bytes, from its descriptor if it has one; close the descriptor then.
+    """Return a tensor's bytes; if it has a descriptor, read them from it and close it.
 
-    :raises TooLarge: they exceed the limit.
+    :raises TooLarge: the bytes exceed the limit.
     """
     tensor_type(tensor)
     if tensor.fd < 0:
@@ -108,8 +108,8 @@ def _read_descriptor(fd: int) -> bytes:
 
 
 async def decode_text(data: bytes) -> str:
-    """Return *data* as text, in which a mark stands for each byte that is not UTF-8. It is decoded
-    in parts, so that it does not occupy the loop.
+    """Return *data* as text, in which a mark stands for each byte that is not UTF-8. The data is
+    decoded in parts, so that it does not occupy the loop.
 
     :raises TooLarge: more than `RAW_BYTES_MAX` bytes are not UTF-8.
     """
@@ -149,9 +149,10 @@ def metadata_text(value: str | bytes) -> bytes:
 
 
 def bounded(data: bytes, size_max: int) -> bytes:
-    """Return *data* if it fits a buffer of *size_max* bytes (negative: any).
+    """Return *data* if it fits a buffer of *size_max* bytes (any *data* fits if negative).
 
-    :raises TooLarge: with the size that is needed; the data can be read again.
+    :raises TooLarge: the data does not fit; the error has the size that is needed, and the data can
+        be read again.
     """
     if 0 <= size_max < len(data):
         raise TooLarge(

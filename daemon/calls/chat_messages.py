@@ -16,8 +16,8 @@ _CALL_SHAPE = '{"type": "function", "function": {"name": "â€¦", "arguments": {â€
 
 
 def checked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return chat messages that all have a role and a text as content: that of its text parts, or
-    an empty one if a message has only `tool_calls`.
+    """Return chat messages that all have a role and a text as content. Text parts are joined, and a
+    message that has only `tool_calls` gets an empty text.
 
     :raises InvalidArgument: a message has another shape, or there are none or too many.
     """
@@ -45,7 +45,7 @@ def _checked(number: int, message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _part_text(number: int, part: Any) -> str:
-    """Return the text of a part of a content; llama-server joins them by line breaks, too."""
+    """Return the text of a content's part; parts are joined by line breaks, as in llama-server."""
     fields = part if isinstance(part, dict) else {}
     if fields.get("type") != "text" or not isinstance(fields.get("text"), str):
         raise InvalidArgument(

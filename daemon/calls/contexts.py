@@ -37,8 +37,8 @@ from .turns import finish_turn, metadata_if_cancelled, turn_result
 async def _open_session(
     daemon: Daemon, request: Request, session_id: str | None = None, *, persist: bool = True
 ) -> tuple[Session, bool]:
-    """Return a session on a graph, and whether it existed already: the session with this id. A call
-    with a queue timeout waits for a place.
+    """Return a session on a graph, and whether it is an existing session with this id. A call with
+    a queue timeout waits for a place.
     """
     daemon.check_open()
     graph, p = daemon.graph(request), request.params
@@ -78,10 +78,10 @@ async def _open_session(
 def _find_origin(
     daemon: Daemon, request: Request, session_id: str | None
 ) -> tuple[NamedState | None, NotFound | None]:
-    """Return the state with which a new session begins, if the call names one. An existing session
-    needs none: return the error for the case that it is deleted meanwhile.
+    """Return the state with which a new session begins, if the call names one. If there is no such
+    state but the session exists, return the error to raise if the session is deleted meanwhile.
 
-    :raises NotFound: there is neither the state nor the session.
+    :raises NotFound: neither the state nor the session exists.
     """
     name = request.params.from_state
     if not name:
@@ -106,7 +106,7 @@ async def _wait_recorded(daemon: Daemon, session: Session) -> None:
 def _check_graph(daemon: Daemon, request: Request, session: Session, *, attached: bool) -> None:
     """Check that the graph was not unloaded while a call waited for the place of *session*.
 
-    :raises InvalidArgument: it was.
+    :raises InvalidArgument: the graph was unloaded; the session is closed or dormant again.
     """
     try:
         daemon.graph(request)

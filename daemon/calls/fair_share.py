@@ -22,7 +22,8 @@ async def exchange_served(daemon: Daemon, request: Request) -> w.ExchangeServedR
     """Count the tokens that other daemons have computed for users of the calling gateway, and
     return those computed here, without models whose workers do not answer within a second.
 
-    Nothing is stored for the connection: a caller that is gone leaves only tokens that fade.
+    Nothing is stored for the connection: a caller that disconnects leaves only tokens whose weight
+    fades.
     """
     p: w.ExchangeServedParams = request.params
     gateway = request.connection.peer.uid

@@ -81,7 +81,7 @@ def _describe_transfer(transfer: Transfer | None) -> dict[str, Any] | None:
 
 
 def _owner_fields(daemon: Daemon, owner: Owner) -> dict[str, Any]:
-    """Return the fields that say to whom a session belongs."""
+    """Return the fields that name the owner of a session."""
     user, label = owner
     return {
         "uid": user,
@@ -191,7 +191,7 @@ def _describe_turn(
 
 
 def _memory_for_loads(daemon: Daemon) -> dict[str, int]:
-    """Return the memory that loads may take; nothing if the system does not say."""
+    """Return the memory that loads may take, or no fields if the system does not report it."""
     budget = daemon.registry.budget
     try:
         free = budget.reservations.free_bytes()
@@ -251,7 +251,7 @@ async def _query_statistics(model: ManagedModel, workers: dict[str, Any]) -> Non
 
 
 async def metrics(daemon: Daemon, request: Request) -> w.MetricsResult:
-    """Return all metrics in Prometheus's text format, wherever else they are served."""
+    """Return all metrics in Prometheus's text format, even if they are served elsewhere too."""
     return w.MetricsResult(text=(await daemon.metrics_text()).decode())
 
 

@@ -13,7 +13,7 @@ from ...ipc.server.request import Request
 from .arguments import tensor_bytes, tensor_type
 
 CONFIGURATION_NAMES = ("1", "metadata", "options", "config")
-"""Names of inputs with parameters as JSON, which is of type u8; any other input is a prompt."""
+"""Names of the inputs of type u8 that are parameters as JSON; any other input is a prompt."""
 NamedTensor: TypeAlias = tuple[str, w.Tensor]
 
 
@@ -33,7 +33,7 @@ def is_configuration(name: str, tensor: w.Tensor) -> bool:
 def prompts_of(inputs: Sequence[NamedTensor], *, echoes: bool) -> list[w.Tensor]:
     """Return the prompts among *inputs*; only a model that *echoes* tensors has several.
 
-    :raises InvalidArgument: there are two for another model.
+    :raises InvalidArgument: there are several, and the model does not echo tensors.
     """
     prompts = [(name, tensor) for name, tensor in inputs if not is_configuration(name, tensor)]
     if len(prompts) > 1 and not echoes:
@@ -48,7 +48,7 @@ def prompts_of(inputs: Sequence[NamedTensor], *, echoes: bool) -> list[w.Tensor]
 
 
 def echoed_outputs(data: bytes, inputs: Sequence[NamedTensor]) -> list[NamedTensor]:
-    """Return *inputs* with the bytes of an echo of all prompts, one after another."""
+    """Return *inputs* with the bytes of *data*, which echoes all prompts one after another."""
     outputs, begin = [], 0
     for name, tensor in inputs:
         if is_configuration(name, tensor):

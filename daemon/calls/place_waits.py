@@ -1,4 +1,4 @@
-"""Calls on contexts, which are in use meanwhile and may have to wait for a place."""
+"""Calls on contexts: a context is in use during a call, which may have to wait for its place."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ WITHOUT_PLACE = {
     *("fini_single", "parameters", "history", "cancel", "park"),
     *("finalize_execution_context", "close_execution_context", "delete_session"),
 }
-"""Calls that read a context or end it: they need no place."""
+"""Calls that read a context or end it, and therefore need no place."""
 
 
 def with_place(name: str, call: Call) -> Call:
-    """Return *call* so that its context is not idle meanwhile. A context that has yielded its place
-    waits for one first.
+    """Return *call*, during which its context is not idle. If the context has yielded its place,
+    the call first waits for one.
     """
     if "context" not in CALLS[name].params.__struct_fields__ or name in WITHOUT_PLACE:
         return call

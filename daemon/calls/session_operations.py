@@ -62,7 +62,7 @@ async def park(daemon: Daemon, request: Request) -> w.ParkResult:
 
 def _controllable_session(daemon: Daemon, request: Request, handle: int) -> Session:
     """Return a session whose turns the caller may control: a session of the same user (for
-    `inferd cancel`, `park` and `top`), or with the rights `see-all` and `manage` of any user.
+    `inferd cancel`, `park` and `top`) or, with the rights `see-all` and `manage`, of any user.
     """
     for session in daemon.all_sessions():
         if session.handle == handle and daemon.connections.access.may_control_turns_of(

@@ -37,7 +37,7 @@ async def answers(daemon: Daemon, request: Request) -> w.AnswersResult:
             if p.n > 1:
                 branches = daemon.sessions.fork_session(request.connection, session, p.n - 1)
                 for branch in branches:
-                    branch.calls_under_way = 1  # none is idle before its turn starts
+                    branch.calls_under_way = 1  # so that none is idle before its turn starts
             results = _Answers(p, [session, *branches])
             await results.start_first()
         request.emit(w.AnswersEvent(contexts=[s.handle for s in results.sessions]))
@@ -56,7 +56,7 @@ def _check(p: w.AnswersParams, session: Session) -> None:
 
 
 class _Answers:
-    """The answers to one prompt, which all *sessions* have."""
+    """The answers to one prompt, which is the input of all *sessions*."""
 
     def __init__(self, p: w.AnswersParams, sessions: Sequence[Session]):
         self.sessions = sessions

@@ -14,7 +14,7 @@ from ..core import Daemon
 
 
 async def save_state(daemon: Daemon, request: Request) -> w.SaveStateResult:
-    """Save a context's present state under a name; its KV state is computed before."""
+    """Save a context's present state under a name, after its KV state was computed."""
     daemon.check_open()
     p: w.SaveStateParams = request.params
     state, stored = await daemon.states.save_state(
@@ -27,7 +27,7 @@ def find_state(daemon: Daemon, request: Request, name: str) -> NamedState:
     """Return a state with which the caller may begin a session: one of the caller's own, or one
     that an access rule shares.
 
-    :raises NotFound: there is none of this name.
+    :raises NotFound: the caller may begin with no state of this name.
     """
     states: dict[str, tuple[Owner, str]] = {}
     for shared in daemon.connections.access.shared_states(request.connection):
@@ -37,7 +37,7 @@ def find_state(daemon: Daemon, request: Request, name: str) -> NamedState:
 
 
 async def list_states(daemon: Daemon, request: Request) -> w.ListStatesResult:
-    """List the caller's named states, by their names, then those of others that are shared."""
+    """List the caller's named states, sorted by name, then the shared states of other users."""
     own = [state for state in daemon.states if request.owner.includes(state.owner)]
     own.sort(key=lambda state: (state.name, state.owner))
     sizes = daemon.registry.kv_index.state_bytes()

@@ -31,7 +31,7 @@ from .chat_messages import checked_messages
 TEXTS_AT_ONCE_MAX = 16
 """Concurrent turns of one `embed` call; its other texts do not count as waiting tasks."""
 ERRORS_OF_TEXTS = (InvalidArgument, PromptTooLong, TooLarge, WorkerCrashed)
-"""Errors whose `data.index` is that of the text."""
+"""Errors that get the index of their text as `data.index`."""
 RESULT_BYTES_MAX = 6 << 20
 """Bytes of all vectors of a result, which must fit a frame."""
 
@@ -78,7 +78,7 @@ def _requester(daemon: Daemon, request: Request) -> Requester:
 
 
 def _rendering(graph: Graph, p: w.TemplateParams) -> Rendering:
-    """Return the template's inputs: the call's, else the graph's."""
+    """Return the template's inputs: those of the call, or else those of the graph."""
     given = read_options({"tools": p.tools, "chat-template-kwargs": p.arguments}).values
     return Rendering(
         tools=given["tools"] or graph.options.get("tools", []),

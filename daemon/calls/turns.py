@@ -1,4 +1,4 @@
-"""Streamed turns, chats and resumed turns."""
+"""Calls that compute a turn: streamed turns, chats and resumed turns."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ async def _start_turn(
 
 
 async def resume(daemon: Daemon, request: Request) -> w.TurnResult:
-    """Resume an interrupted turn after the last token that its client has read, or send the rest
-    and the end of one that has ended.
+    """Resume an interrupted turn after the last token that its client has read. If the turn has
+    ended, send the rest of it and its end.
     """
     p: w.ResumeParams = request.params
     _check_credit(p.credit)
@@ -93,9 +93,9 @@ async def resume(daemon: Daemon, request: Request) -> w.TurnResult:
 
 
 async def finish_turn(request: Request, session: Session, turn: Turn) -> None:
-    """Wait for the end of a call's turn. The error of a cancelled turn gets its metadata.
+    """Wait for the end of a call's turn. The error of a cancelled turn gets the turn's metadata.
 
-    :raises InferdError: it failed.
+    :raises InferdError: the turn failed.
     """
     with metadata_if_cancelled(request, session, turn):
         await session.runner.finish_turn(turn)
@@ -136,7 +136,7 @@ def turn_result(session: Session, splitter: AnswerSplitter, text: bytes) -> w.Tu
 
 
 def tool_call_parts(parts: Iterable[ToolCallPart]) -> list[w.ToolCallPart]:
-    """Return parts of tool calls as messages have them."""
+    """Return parts of tool calls in the form of protocol messages."""
     return [
         msgspec.convert(part, w.ToolCallPart, from_attributes=True) for part in merge_parts(parts)
     ]
@@ -144,7 +144,7 @@ def tool_call_parts(parts: Iterable[ToolCallPart]) -> list[w.ToolCallPart]:
 
 class _TokensSender:
     """Sends a turn's tokens to its client, which already has *offset* of them. *splitter* is set
-    before the first ones come.
+    before the first report.
     """
 
     def __init__(
@@ -199,7 +199,9 @@ def _position_sender(daemon: Daemon, request: Request) -> PositionSink:
 async def add_input(
     daemon: Daemon, session: Session, p: w.StreamParams | w.AnswersParams
 ) -> BeforeInput | None:
-    """Add a call's prompt or messages to the history; return the session before, if it has any."""
+    """Add a call's prompt or messages to the history. Return the session before that, or None if
+    the call has neither.
+    """
     daemon.check_open()
     if p.messages is not None:
         return await session.input.add_messages(checked_messages(p.messages), p.options)

@@ -20,7 +20,7 @@ class OutboxListener(Protocol):
         """Continue after the socket has accepted everything."""
 
     def cut(self) -> None:
-        """Disconnect a client that leaves too much unread, or that is no longer there."""
+        """Disconnect a client that leaves too much unread, or has closed the connection."""
 
 
 class Outbox:

@@ -171,9 +171,9 @@ def _send_progress(request: Request, fraction: float) -> None:
 def _not_applied(
     requested: dict[str, Any], info: ModelInfo, fitted: dict[str, int], spec: ModelSpec
 ) -> dict[str, Any]:
-    """Return the model-level values in force where others were requested, or where memory did not
-    suffice for the defaults (*fitted*). A graph may have a smaller context than the worker; only
-    the operator sets the other values.
+    """Return the model-level values in force that differ from the requested ones, or that replace
+    defaults for which memory did not suffice (*fitted*). A graph may have a smaller context than
+    the worker; only the operator sets the other values.
     """
     in_force: dict[str, Any] = {
         "ctx-size": info.ctx_size,
@@ -216,8 +216,8 @@ async def unload(daemon: Daemon, request: Request) -> w.Empty:
 
 async def init_backend(daemon: Daemon, request: Request) -> w.InitBackendResult:
     """Set the defaults of the connection's later graphs as wasi_nn_backend does: full contexts are
-    shifted, unless its memory policy says otherwise. Return the ignored keys of the configuration;
-    only the operator sets the others.
+    shifted, unless the memory policy in the configuration says otherwise. Return the other keys of
+    the configuration; they are ignored, because only the operator sets them.
     """
     options = parse_json_options(metadata_text(request.params.config))
     policy = {k: v for k, v in options.values.items() if k in MEMORY_POLICY}

@@ -78,7 +78,10 @@ class _WaitingCall:
 def _gate_request(
     daemon: Daemon, request: Request
 ) -> tuple[ManagedModel, ResidencyRequest, Ticket | None] | None:
-    """Return a call's request to the gate; None: it needs none, as the call will fail by itself."""
+    """Return a call's model, its request to the gate, and its ticket if it counts as waiting.
+
+    Return None if the call needs no admission, because it will fail by itself.
+    """
     now, p = daemon.registry.seconds(), request.params
     if request.call in MODEL_QUERIES:
         gate_request = ResidencyRequest(Priority.NORMAL, now, user=request.owner.user)

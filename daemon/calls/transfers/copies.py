@@ -51,7 +51,7 @@ async def store_copy(daemon: Daemon, request: Request) -> w.Empty:
     if change.facts is not None:
         facts = msgspec.structs.replace(change.facts, on_behalf_of=p.on_behalf_of)
         change = msgspec.structs.replace(change, facts=facts)
-        daemon.registry.catalog.get(facts.model, owner.user)  # it is known here
+        daemon.registry.catalog.get(facts.model, owner.user)  # raises an error if it is unknown
         model = daemon.dormant_lease(StoredSession(owner, p.session_id, 0.0, facts, b""))
     else:
         model = None
@@ -60,9 +60,10 @@ async def store_copy(daemon: Daemon, request: Request) -> w.Empty:
 
 
 def _document(daemon: Daemon, p: w.StoreCopyParams) -> bytes | None:
-    """Return a change once all of its parts have arrived.
+    """Return a change once all of its parts have arrived, and None before.
 
-    :raises InvalidArgument: this is not the next part.
+    :raises InvalidArgument: this is not the next part, or the change has another size than
+        announced.
     """
     upload = daemon.copy_uploads.add_part(f"{p.stream}/{p.number}", p.offset, p.data)
     if upload.document is None:

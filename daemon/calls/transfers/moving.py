@@ -36,7 +36,7 @@ from ....sessions import (
 from ...core import Daemon
 
 KV_S_MAX = 10.0
-"""Time to have the KV state of an exported session on disk."""
+"""Maximum time for the KV state of an exported session to be written to disk."""
 log = structlog.get_logger()
 
 
@@ -61,7 +61,7 @@ async def export_session(daemon: Daemon, request: Request) -> w.ExportResult:
     except (OSError, KvDamaged) as exc:
         if p.offset > 0:
             raise BackendError(f"the session's KV state cannot be read: {exc}") from None
-        # Nobody knows of the KV state yet, which was deleted meanwhile.
+        # The KV state was deleted meanwhile. The caller does not know of it yet, so it is left out.
         log.info("session.exported_without_kv", session=hold.session.name, cause=str(exc))
         moving.remove_kv(hold)
         size, data = len(hold.document), await _read_part(hold, 0)
@@ -84,7 +84,7 @@ async def _read_part(hold: Hold, offset: int) -> bytes:
 
 
 async def _find_kv(daemon: Daemon, hold: Hold) -> None:
-    """Have the KV state of a held session exported, if it has one on disk or can have."""
+    """Add a held session's KV state to its export, if it is on disk or can be written there."""
     session, registry = hold.session, daemon.registry
     if not session.settings.persist:
         return
@@ -110,7 +110,7 @@ async def _find_kv(daemon: Daemon, hold: Hold) -> None:
 
 
 def _name_of_user(daemon: Daemon, request: Request, session: Session) -> str:
-    """Return the name by which the caller imports a session of its user; empty: its own.
+    """Return the name of a session's user for the import, or an empty text if it is the caller.
 
     :raises NotFound: the user's name is not known.
     """
@@ -156,7 +156,7 @@ async def _accept(daemon: Daemon, request: Request, upload: Upload) -> None:
     exported, user = ExportedSession.decode(upload.document), request.owner.user
     if p.on_behalf_of:
         user = await daemon.connections.access.identify(request.connection, p.on_behalf_of)
-    daemon.registry.catalog.get(exported.facts.model, user)  # it is known here
+    daemon.registry.catalog.get(exported.facts.model, user)  # raises an error if it is unknown
     facts = msgspec.structs.replace(
         exported.facts,
         on_behalf_of=p.on_behalf_of,
@@ -179,8 +179,8 @@ async def _accept(daemon: Daemon, request: Request, upload: Upload) -> None:
 
 
 async def _write_kv(daemon: Daemon, upload: Upload, writer: StateWriter) -> None:
-    """Write received bytes of a KV state; publish it once it is complete. Without a KV state, the
-    next turn computes its prompt.
+    """Write received bytes of a KV state; publish it once it is complete. If that fails, the
+    session arrives without a KV state, and its next turn computes the prompt.
     """
     data, upload.rest = upload.rest, b""
     try:

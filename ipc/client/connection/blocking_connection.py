@@ -169,7 +169,7 @@ class BlockingConnection(ConnectionCore):
     def _check_usable(self) -> None:
         """Check that this process and this thread may use the connection now.
 
-        :raises ConnectionLost: it was opened before a fork.
+        :raises ConnectionLost: the connection was opened before a fork.
         :raises InvalidArgument: a signal handler has interrupted a call of this thread.
         """
         if self.forked:

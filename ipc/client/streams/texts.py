@@ -138,7 +138,7 @@ def _answer_of(fields: dict[str, Any]) -> Answer:
 def tool_call_parts(fields: dict[str, Any]) -> list[ToolCallPart]:
     """Return the parts of tool calls in an event or a result.
 
-    :raises ProtocolError: they have another form.
+    :raises ProtocolError: the parts have another form.
     """
     parts = fields.get("tool_calls")
     return [as_event(part, ToolCallPart) for part in parts] if parts else []

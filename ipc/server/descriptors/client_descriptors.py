@@ -56,7 +56,7 @@ class UserDescriptors:
     async def run(self, operation: Callable[..., ResultT], *arguments: Any) -> ResultT:
         """Run an operation on a descriptor, and return its result.
 
-        :raises Timeout: it takes longer than `OPERATION_S_MAX`.
+        :raises Timeout: the operation takes longer than `OPERATION_S_MAX`.
         """
         future: Future[ResultT] = Future()
         self._operations.submit(partial(_fulfil, future, operation, arguments))

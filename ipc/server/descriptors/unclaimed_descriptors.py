@@ -25,7 +25,7 @@ class UnclaimedDescriptors:
     def add(self, descriptors: Sequence[int]) -> None:
         """Add descriptors that have arrived.
 
-        :raises ProtocolError: there are too many.
+        :raises ProtocolError: too many descriptors are unclaimed.
         """
         self._user.note_received(len(descriptors))
         self._descriptors.extend(descriptors)
@@ -33,9 +33,9 @@ class UnclaimedDescriptors:
             raise ProtocolError(f"more than {DESCRIPTORS_MAX} descriptors that no call claims")
 
     def claim(self, count: int) -> list[int]:
-        """Return the first *count* of them; the caller closes them.
+        """Return the first *count* descriptors; the caller closes them.
 
-        :raises InvalidArgument: there are fewer.
+        :raises InvalidArgument: fewer descriptors have arrived.
         """
         if len(self._descriptors) < count:
             raise InvalidArgument(
@@ -76,7 +76,7 @@ def tensor_size(descriptor: int) -> int:
 def read_tensor(descriptor: int, size: int, offset: int = 0) -> bytes:
     """Return up to *size* bytes of the tensor in a descriptor.
 
-    :raises InvalidArgument: it cannot be read.
+    :raises InvalidArgument: the descriptor cannot be read.
     """
     try:
         return os.pread(descriptor, size, offset)
