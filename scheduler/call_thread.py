@@ -27,7 +27,7 @@ class CallResult:
 
 
 class CallThread:
-    """Makes calls one after another, those of a lower rank first. *seconds* measures their time.
+    """Makes calls one after another, those of a lower rank first, and times them by *seconds*.
 
     Its methods belong to the owner's thread. The thread starts with the first call, or by
     `start`; its niceness is raised by *nice*.
@@ -40,7 +40,7 @@ class CallThread:
         self._numbers = itertools.count()
         self._results: queue.SimpleQueue[CallResult] = queue.SimpleQueue()
         self._event = -1
-        """Counts the results that were not returned."""
+        """A descriptor that counts the results that were not returned; -1 until it is needed."""
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     def queue_call(self, call: Callable[[], Any], rank: int = 0) -> None:

@@ -10,18 +10,18 @@ K = TypeVar("K", int, "Owner")
 
 
 class Owner(NamedTuple):
-    """A user (a uid) and the label of one of the user's programs, empty for none.
+    """A user (a uid) and the label of one of the user's programs, or an empty label.
 
-    A user shares KV states, compiled grammars, quarantine and quotas among their labels. Labels
-    divide only the user's part: first users share fairly, then the labels of one user.
+    All labels of a user share the user's KV states, compiled grammars, quarantine and quotas. They
+    divide only the user's part of the work: first users share fairly, then the labels of one user.
     """
 
     user: int
     label: str = ""
 
     def includes(self, other: Owner) -> bool:
-        """Return whether the sessions of *other* are this owner's: without a label, all of the
-        user's are.
+        """Return whether the sessions of *other* belong to this owner. An owner without a label has
+        all sessions of the user.
         """
         return self.user == other.user and self.label in ("", other.label)
 
@@ -30,15 +30,15 @@ class Owner(NamedTuple):
 
 
 class _Served(Generic[K]):
-    """Tokens computed for each key. One that returns is lifted to the least of the active ones:
-    idleness earns no credit (virtual token counter, Sheng et al., OSDI 2024).
+    """Tokens computed for each key. A key that returns is lifted to the least of the active ones,
+    because idleness earns no credit (virtual token counter, Sheng et al., OSDI 2024).
     """
 
     def __init__(self) -> None:
         self.amounts: Counter[K] = Counter()
 
     def add(self, key: K, rivals: set[K], last: set[K]) -> None:
-        """Register *key*, while its *rivals* have tasks; without any, the *last* ones count."""
+        """Register *key*, while its *rivals* have tasks. The *last* ones stand in for no rivals."""
         if key not in rivals:
             floor = min((self.amounts[k] for k in rivals or last), default=0)
             self.amounts[key] = max(self.amounts[key], floor)
@@ -54,9 +54,9 @@ def _only(amounts: Counter[K], keys: Container[K]) -> Counter[K]:
 
 
 class OwnerClock:
-    """Tokens computed for each user, and for each label of a user: the user with the fewest goes
+    """Tokens computed for each user, and for each label of a user. The user with the fewest goes
     first, and of one user the label with the fewest. So labels do not multiply a user's share. At
-    most `OWNERS_MAX` of each are remembered.
+    most `OWNERS_MAX` users and as many labels are remembered.
     """
 
     OWNERS_MAX = 4096
@@ -65,11 +65,11 @@ class OwnerClock:
         self._users = _Served[int]()
         self._owners = _Served[Owner]()
         self._last_users = set[int]()
-        """The user, or users of other nodes, for whom tokens were computed last."""
+        """The users for whom tokens were computed last, here or on other nodes."""
         self._computed = Counter[int]()
         """Tokens computed here for each user, which never decrease while a user is remembered."""
         self._computed_since = Counter[int]()
-        """Those since the last exchange."""
+        """Tokens computed here for each user since the last exchange."""
 
     def __len__(self) -> int:
         return max(len(self._users.amounts), len(self._owners.amounts))
@@ -89,7 +89,7 @@ class OwnerClock:
             self._computed_since = _only(self._computed_since, self._users.amounts)
 
     def count_work(self, owner: Owner, amount: int) -> None:
-        """Count *amount* computed for *owner*."""
+        """Count an *amount* of work that was done for *owner*."""
         self._users.amounts[owner.user] += amount
         self._owners.amounts[owner] += amount
         self._last_users = {owner.user}
@@ -102,11 +102,13 @@ class OwnerClock:
         """Count the tokens that other nodes of a fleet have computed for users since the last call,
         like those computed here, while *active* owners have work here.
 
-        Only recent time counts: the lead of a user over the least served active one fades while
-        *lead_max* tokens are computed, and such tokens raise none above *lead_max*. A user without
-        work here is lifted like one that returns; a user who never had a task here is ignored.
+        Only recent work counts: a user's lead over the least served active user fades while
+        *lead_max* tokens are computed, and tokens from *elsewhere* raise no lead above *lead_max*.
+        A user without work here is lifted like one that returns. A user who never had a task here
+        is ignored.
 
-        Return the tokens computed here so far for each user with work or with tokens since.
+        Return the tokens computed here so far, for each user with work or with tokens since the
+        last call.
         """
         users, amounts = {owner.user for owner in active}, self._users.amounts
         since, self._computed_since = self._computed_since, Counter()
@@ -122,11 +124,11 @@ class OwnerClock:
         return {user: self._computed[user] for user in users | since.keys()}
 
     def served(self, owner: Owner) -> tuple[int, int]:
-        """Return the amounts computed for a user and for the label: the least goes first."""
+        """Return the amounts computed for the user and the label of *owner*; least goes first."""
         return self._users.amounts[owner.user], self._owners.amounts[owner]
 
     def copy(self) -> OwnerClock:
-        """Return a clock that counts on from here by itself."""
+        """Return an independent clock that counts on from the present amounts."""
         copied = OwnerClock()
         copied._users.amounts = self._users.amounts.copy()
         copied._owners.amounts = self._owners.amounts.copy()

@@ -33,5 +33,5 @@ class Requester(NamedTuple):
 
 
 PRIORITIES = {priority.label: priority for priority in Priority}
-"""By name, the lowest first."""
+"""The classes by name, the lowest first."""
 PRIORITY_MAX = max(Priority)

@@ -12,21 +12,19 @@ class EngineSettings:
     ageing_tokens: int = 20_000
     quantum_tokens: int = 256
     passed_over_s: float = 30.0
-    """After this time in which higher classes kept it from computing, a task may get one of the
-    reserved quanta.
-    """
+    """A task that higher classes kept from computing for this time may get a reserved quantum."""
     reserved_share: int = 16
     """One quantum in this many is reserved for tasks of lower classes."""
     reader_lag_s: float = 0.2
     reader_timeout_s: float = 300.0
     pull_batch_wait_s: float = 0.005
     """A step waits this long for late pull readers. With 2 ms, 16 readers on two busy cores missed
-    a quarter of the steps (152 to 165 steps for 128 tokens); with 5 ms it is 131.
+    a quarter of the steps (152 to 165 steps for 128 tokens); with 5 ms there were 131 steps.
     """
     task_batch_wait_s: float = 0.005
     """A step waits this long for tasks whose prompts were just tokenized."""
     step_s_target: float = 0.15
-    """Duration of a step in which prompts are computed beside decoding tasks."""
+    """Target duration of a step in which prompts are computed beside decoding tasks."""
     step_s_max: float = 0.5
     """Longest step of prompts while no task decodes, or only tasks of lower classes. It bounds how
     long arrivals wait until they are noticed.
@@ -36,7 +34,7 @@ class EngineSettings:
     small enough for the streams would take longer in total.
     """
     prompt_tokens_min: int = 16
-    """Prompts advance by this many tokens a step, however long that takes."""
+    """Prompts advance by at least this many tokens a step, however long that takes."""
     shared_prefix_tokens_min: int = 64
     """A task does not wait for a shared prefix that is shorter."""
     checkpoint_tokens: int = 2048
@@ -45,10 +43,10 @@ class EngineSettings:
     """Maximum number of context shifts in one turn."""
     kv_ram_bytes: int = 2 << 30
     kv_shared: bool = False
-    """KV states serve every user."""
+    """Whether KV states serve every user."""
     fetch_timeout_s: float = 5.0
     """A task waits this long for its state from disk; then its tokens are computed again."""
     careful_s: float = 0.0
-    """After a fault of the previous worker, the next one computes a token by itself first, and for
-    this time it does not tokenize beside a step: another fault then has one possible cause.
+    """Set after a fault of the previous worker. The worker first computes a token by itself, and
+    does not tokenize beside a step for this time. So another fault has only one possible cause.
     """

@@ -15,7 +15,7 @@ from .output.text import TextAssembler
 from .priority import PRIORITY_MAX
 
 RESUMED_AHEAD = 1 << 48
-"""Subtracted from a resumed task's number, so that it precedes all that have not started."""
+"""Subtracted from a resumed task's queue number, so that it precedes all that have not started."""
 
 
 class TaskState(StrEnum):
@@ -30,14 +30,14 @@ class TaskState(StrEnum):
 class Task:
     """Owned by the engine. `tokens` are prompt and output; the first `computed` are in the KV.
 
-    These two determine the work: `tokens[computed:]` are to be decoded. Once all are, a token can
-    be sampled from the logits (`has_logits`).
+    These two determine the work: `tokens[computed:]` are to be decoded. Once all are decoded, a
+    token can be sampled from the logits (`has_logits`).
     """
 
     spec: TaskSpec
     arrival: int
     queue_number: int
-    """The order among equals: `arrival`, or renewed at the end of a quantum."""
+    """The order among equals: at first `arrival`, renewed when it is parked after a quantum."""
     arrived_at: float
     tokens: list[int]
     prompt_size: int
@@ -52,7 +52,7 @@ class Task:
     """The ending that its last token caused, while the sentence before it is compared."""
     scope: int = 0
     session: str = ""
-    """With `scope`, it bounds the tasks that its KV state may serve; see `Origin`."""
+    """`scope` and `session` bound the tasks that its KV state may serve; see `Origin`."""
     state: TaskState = TaskState.WAITING
     slot: int = -1
     computed: int = 0
@@ -60,46 +60,46 @@ class Task:
     forced: int = 0
     """Tokens of its answer that its grammar forced."""
     forced_behind: int = 0
-    """Tokens that its grammar forced behind the last sampled one: a chunk to compute."""
+    """Tokens that its grammar forced behind the last sampled one, to be computed as a chunk."""
     tokens_requested: int = 0
     """Tokens that a pull reader has requested and not received."""
     credit: int = -1
     sampler: Sampler | None = None
     preparing: bool = False
-    """It takes no slot yet: its sampler is made in the order of the requests for texts."""
+    """It takes no slot yet, as its sampler is still made, in the order of requests for texts."""
     grammars_queued: int = 0
-    """Its grammars that are being compiled, or wait for it."""
+    """Number of its grammars that are being compiled or wait to be."""
     sampling_s: float = 0.0
-    """CPU time in which its last token was sampled."""
+    """CPU time that sampling its last token took."""
     clock_waiting: int = 0
-    """The engine's token clock when this task last began to wait: it ages by the tokens since."""
+    """The engine's token clock when it last began to wait; it ages by the tokens since then."""
     age: int = 0
     """Tokens that the engine computed during earlier waits of this task."""
     computed_at: float = 0.0
-    """When a step last computed a token of it; before, when it arrived."""
+    """The last time at which a step computed a token of it; at first, its arrival."""
     passed_over_since: float = 0.0
-    """Since when it has computed only reserved quanta, if anything."""
+    """The time since which it has computed nothing outside of reserved quanta."""
     reserved_tokens: int = 0
-    """Tokens that are left of a quantum reserved for it: until then it precedes all others."""
+    """Tokens left of a quantum reserved for it; while there are any, it precedes all others."""
     boost: int = 0
     """The highest effective class of the tasks that wait for a prefix that it computes."""
     follows: bool = False
     """It takes no slot yet, because a running task computes their common prefix."""
     prefix_hash: int = 0
-    """A hash of the first tokens: tasks that share a prefix worth waiting for have equal ones."""
+    """A hash of the first tokens. It is equal for tasks that share a prefix worth waiting for."""
     checkpoints: set[int] = field(default_factory=set)
-    """Numbers of computed tokens at which the state is saved, because prompts diverge there."""
+    """Numbers of computed tokens at which the state is saved, for prompts that diverge there."""
     dropped: int = 0
     """Tokens that context shifts took out of `tokens`."""
     shifts: int = 0
     shifted: bool = False
     """The KV state is approximate, by a shift in this turn or an earlier one."""
     shift_pending: bool = False
-    """The slot was shifted and not decoded into since: it cannot be saved or moved now."""
+    """The slot was shifted and not decoded into since, so it cannot be saved or moved now."""
     preempted_by_kv_pressure: bool = False
-    """Parked because the KV cache was full: it resumes when another task has ended."""
+    """Parked because the KV cache was full; it resumes when another task has ended."""
     yields_until: int = 0
-    """Parked by hand: until the token clock reaches this, all other tasks precede it."""
+    """After it was parked by hand, all others precede it until the token clock reaches this."""
     trial_tokens: int = 0
     """Tokens that are still to be computed in steps without other tasks."""
     fetching: bool = False
@@ -125,8 +125,8 @@ class Task:
         cls, spec: TaskSpec, arrival: int, clock: int, now: float, *, shared: bool = False
     ) -> Task:
         """Return a waiting task that arrived at *now*, when the token clock was at *clock*. With
-        *shared* its KV state serves all users. A task resumed from another worker
-        keeps its age and progress, and precedes its equals that have not started.
+        *shared* its KV state serves all users. A task resumed from another worker keeps its age and
+        progress, and precedes its equals that have not started.
         """
         tokens = unpack_tokens(spec.tokens)
         scope, session = scoped(spec.owner.user, spec.session, shared=shared)
@@ -184,7 +184,7 @@ class Task:
 
     @property
     def prompt_and_answer(self) -> tuple[list[int], list[int]]:
-        """Tokens of prompt and answer; all count as prompt after a context shift."""
+        """Tokens of the prompt and of the answer. After a context shift all count as prompt."""
         size = len(self.tokens) if self.dropped else self.prompt_size
         return self.tokens[:size], self.tokens[size:]
 
@@ -195,7 +195,7 @@ class Task:
 
     @property
     def prefilling(self) -> bool:
-        """Whether more is to be decoded than the last token and those forced behind it."""
+        """Whether more is to be decoded than the last sampled token and those forced behind it."""
         unread = self.computed + self.dropped < self.prompt_size
         return unread or self.pending > 1 + self.forced_behind
 
@@ -206,7 +206,7 @@ class Task:
 
     @property
     def unread_since(self) -> float | None:
-        """The time since which it reports nothing: its reader is away or a sentence is compared."""
+        """The time since which its reader is away, or its sentence is being compared."""
         return self.comparing_since if self.reader_away_since is None else self.reader_away_since
 
     @property
@@ -227,8 +227,9 @@ class Task:
         return self.pending > 0 and may
 
     def count_tokens(self, count: int, now: float, excluded: int = 0) -> None:
-        """Note that the step that ended at *now* computed *count* tokens of it. A reserved quantum
-        is also charged a token for each task that the step's adapters *excluded*.
+        """Record that the step that ended at *now* computed *count* tokens of it. A reserved
+        quantum is also charged a token for each *excluded* task, which waited because the step's
+        adapters are not its own.
         """
         self.computed_at = now
         if self.reserved_tokens:
@@ -237,7 +238,9 @@ class Task:
             self.passed_over_since = now
 
     def note_reader(self, now: float, lag_s: float) -> None:
-        """Note that its reader takes tokens; the task was not passed over while it was away."""
+        """Record that its reader takes tokens. The time without the reader, if longer than *lag_s*,
+        does not count as passed over.
+        """
         if self.unread_since is not None and now >= self.unread_since + lag_s:
             self.passed_over_since, self.reserved_tokens = now, 0
         self.reader_away_since = None
@@ -251,7 +254,7 @@ class Task:
         return self.age + (0 if self.state is TaskState.RUNNING else clock - self.clock_waiting)
 
     def effective_class(self, clock: int, ageing_tokens: int) -> int:
-        """Return the class with the age: waiting tasks rise by one per *ageing_tokens*."""
+        """Return the class, raised by one for each *ageing_tokens* that the task has waited."""
         raised = self.spec.priority + self.age_at(clock) // ageing_tokens
         return max(self.boost, min(PRIORITY_MAX, raised))
 

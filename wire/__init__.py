@@ -1,1 +1,1 @@
-"""Frames, and the loop that reads a socket that carries them."""
+"""Frames, and the reading of sockets that carry them."""

@@ -49,7 +49,7 @@ def frame_size(data: bytes | bytearray, start: int, bytes_max: int) -> int:
 
 
 class FrameReader:
-    """Splits a byte stream into frames. Holds at most the bytes of one frame and one read."""
+    """Splits a byte stream into frames. It holds at most the bytes of one frame and one read."""
 
     def __init__(self, bytes_max: int = FRAME_BYTES_MAX):
         self._buffer = bytearray()
@@ -62,7 +62,7 @@ class FrameReader:
 
     @property
     def announced(self) -> int:
-        """Size of the incomplete frame, of its header until that is complete; 0 without one."""
+        """Size of the incomplete frame, or of its header until that is complete. 0 without one."""
         if len(self._buffer) < _LENGTH.size:
             return _LENGTH.size if self._buffer else 0
         return int(_LENGTH.unpack_from(self._buffer)[0]) + _LENGTH.size
@@ -73,7 +73,7 @@ class FrameReader:
         return max(0, self.announced - self.pending)
 
     def clear(self) -> None:
-        """Free the incomplete frame: a reader may live in a reference cycle until a collection."""
+        """Free the incomplete frame. A reference cycle may keep the reader until a collection."""
         self._buffer = bytearray()
 
     def read_frames(self, data: bytes) -> Iterator[bytes]:

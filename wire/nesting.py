@@ -1,7 +1,7 @@
 """Bounds on the shape of a frame, checked before anything decodes it.
 
-A decoded item costs about 50 ns in the decoder, and more in the code that reads it, so that a frame
-of few bytes could occupy the daemon's loop for long.
+A decoded item costs about 50 ns in the decoder, and more in the code that reads it. So without
+these bounds, a frame of few bytes could occupy the daemon's loop for long.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from ..backends.errors import InvalidArgument, TooLarge
 NESTING_MAX = 64
 """Levels of arrays and maps in a frame, in both directions."""
 ITEMS_MAX = 32_000
-"""Items of a frame. Long runs of numbers count as a quarter: they are quick to skip and decode."""
+"""Items of a frame. Numbers in long runs, which are quick to skip and decode, count as a quarter.
+"""
 _RUN = 256
 """Numbers that are skipped at once."""
 _RUN_ITEMS = _RUN // 4
@@ -25,7 +26,9 @@ _EXTENSION_SIZES = {0xD4: 3, 0xD5: 4, 0xD6: 6, 0xD7: 10, 0xD8: 18}
 _SIZED = {0xC4: (1, 0, 0), 0xC5: (2, 0, 0), 0xC6: (4, 0, 0), 0xC7: (1, 1, 0), 0xC8: (2, 1, 0),
           0xC9: (4, 1, 0), 0xD9: (1, 0, 0), 0xDA: (2, 0, 0), 0xDB: (4, 0, 0), 0xDC: (2, 0, 1),
           0xDD: (4, 0, 1), 0xDE: (2, 0, 2), 0xDF: (4, 0, 2)}  # fmt: skip
-"""By first byte: the size of the length, of an extension's type, and the items of one entry."""
+"""By first byte: the size of the length field, that of an extension's type, and the number of items
+in one entry.
+"""
 
 
 def scalar_size(byte: int) -> int:
@@ -57,7 +60,7 @@ def check_shape(frame: bytes) -> None:
     containers_max = len(frame) - len(frame.translate(None, _HEADERS))
     if containers_max <= NESTING_MAX and len(frame) <= ITEMS_MAX:
         return
-    unread: list[int] = []  # of the maps and arrays around the present one, the items to come
+    unread: list[int] = []  # the items to come in each map and array around the present one
     left, position, items, run_at, end, sizes = 1, 0, 0, 0, len(frame), _SIZES
     while position < end:
         items += 1

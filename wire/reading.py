@@ -1,5 +1,5 @@
-"""The reading of sockets on the event loop. Workers have none, and do not import it: asyncio would
-take a fifth of the time in which they start.
+"""The reading of sockets on the event loop. Workers have no loop and do not import this module,
+because importing asyncio would take a fifth of the time in which they start.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 
 class SocketReading:
-    """Calls *read_once* when *sock* may be readable, between `start` and `stop`; and again after
-    each call that returns True, which means that it has read something.
+    """Calls *read_once* when *sock* may be readable, between `start` and `stop`. If a call returns
+    True, which means that it has read something, another call follows.
 
-    That call is needed with uvloop. Its libuv reports an error of a socket once, and watches
-    the socket no more (`uv__poll_io`). The error is ECONNRESET if the other end was closed with
-    unread data, and it arrives together with the last data, which is read first.
+    That further call is needed with uvloop. Its libuv reports an error of a socket once, and then
+    no longer watches the socket (`uv__poll_io`). The error is ECONNRESET if the other end was
+    closed with unread data. It arrives together with the last data, which is read first.
 
     `anyio.wait_readable` would enter and leave the selector for every read. That is half the cost
     of an event: 95 against 47 us, with 16 connections and one event per 10 ms.
@@ -47,8 +47,8 @@ class SocketReading:
 
 
 async def read_until_end(sock: socket.socket, read_once: Callable[[], bool]) -> None:
-    """Call *read_once* whenever *sock* is readable, until it returns False; raise what it raises,
-    except `BlockingIOError`: nothing has arrived.
+    """Call *read_once* whenever *sock* is readable, until it returns False. Raise the exceptions
+    that it raises, except `BlockingIOError`, which means that nothing has arrived.
     """
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

@@ -20,9 +20,9 @@ def check_text(tokens: int, pooling: str, ctx_size: int, info: EmbedInfo | None)
     """Check that a text of *tokens* tokens can be embedded.
 
     :raises InvalidArgument: the text is empty.
-    :raises UnsupportedOperation: the model makes no embeddings, or not by this pooling.
+    :raises UnsupportedOperation: the model makes no embeddings, or none with this pooling.
     :raises PromptTooLong: the text is longer than the model's embedding context.
-    :raises TooLarge: without pooling, the vectors exceed the bound on an answer.
+    :raises TooLarge: there is no pooling, and the vectors exceed the bound on an answer.
     """
     if info is None:
         raise UnsupportedOperation("the model makes no embeddings", hint="use another model")
@@ -48,7 +48,7 @@ def check_text(tokens: int, pooling: str, ctx_size: int, info: EmbedInfo | None)
 
 
 class EmbeddingQueue:
-    """Owned by the engine. A text that is dropped for another is later computed from its start."""
+    """Owned by the engine. A text that loses its slot to another one starts again later."""
 
     def __init__(self, model: Model, settings: EngineSettings):
         self.waiting: list[Task] = []
@@ -101,8 +101,9 @@ class EmbeddingQueue:
     def plan_step(
         self, order: Order, decoding: Sequence[Task], generation: StepCost
     ) -> list[ScheduledTokens]:
-        """Return the tokens of the next step. Beside decoding tasks whose class is not lower, and
-        for texts of the lowest class, this step and the decoding one keep to `step_s_target`.
+        """Return the tokens of the next step. If tasks of the same or a higher class decode, or the
+        texts are of the lowest class, this step and the decoding one together keep to
+        `step_s_target`.
         """
         trial = next_trial(self.running, order, tried=False)
         running = self.running if trial is None else [trial]
@@ -117,7 +118,7 @@ class EmbeddingQueue:
     def compute_step(self, batch: Sequence[ScheduledTokens]) -> list[tuple[Task, m.Embedded]]:
         """Compute a step, and return the texts that it completes, with their vectors.
 
-        :raises InferdError: the step has no effect.
+        :raises InferdError: the model failed, and the step has no effect.
         """
         embedder = self._model.embedder()
         self._context_used = True

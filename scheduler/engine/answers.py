@@ -42,8 +42,8 @@ class Answers:
         self._counts = metrics.counts
 
     def sample_tokens(self, tasks: Iterable[Task]) -> None:
-        """Add a token to the answer of each task whose reader takes one, and those that a grammar
-        forces behind it; all of *tasks* have logits.
+        """Add a token to the answer of each task whose reader takes one, and the tokens that a
+        grammar forces behind it. All *tasks* have logits.
         """
         now = self._clock.now
         for task in tasks:
@@ -58,8 +58,9 @@ class Answers:
         self._recorder.record_activity(ActivityKind.OTHER)
 
     def add_forced_tokens(self, tasks: Iterable[Task]) -> None:
-        """Add the tokens that grammars force to the answers of *tasks*, none of which has logits:
-        before, their readers took no more. A task on trial computes each token before the next.
+        """Add the tokens that grammars force to the answers of *tasks*, none of which has logits.
+        Their readers did not take these tokens before. A task on trial gets none, because it
+        computes each token before the next.
         """
         for task in tasks:
             able = task.spec.sampling.has_grammar and task.spec.n_predict and not task.trial_tokens
@@ -68,8 +69,8 @@ class Answers:
         self._recorder.record_activity(ActivityKind.OTHER)
 
     def _extend_answer(self, task: Task) -> None:
-        """Add tokens to the answer of *task* until the model has to choose one without logits. A
-        stream gets them in one event; on demand, each is reported when it is requested.
+        """Add tokens to the answer of *task* until the next one is not forced and there are no
+        logits to sample it from. A stream gets them in one event; a pull reader requests each one.
         """
         self._recorder.record_activity(ActivityKind.SAMPLE, [task.spec.id])
         event: m.Tokens | None = None
@@ -96,12 +97,13 @@ class Answers:
     def _note_time(
         self, task: Task, added: AddedToken | None, started: float, started_cpu: float
     ) -> None:
-        """Bound the time in which a token was *added*, or in which it was found that none is
-        forced. Only sampled tokens show what is usual for the model.
+        """Charge slow sampling, and fail a task whose token took too long. The time is that in
+        which a token was *added*, or in which it was found that none is forced. Only sampled tokens
+        show what is usual for the model.
         """
         seconds, usual = self._clock.cpu() - started_cpu, added is not None and not added.forced
         slow_s = self.slow.note_token(task, seconds, usual=usual)
-        if slow_s:  # neighbours also wait while another process has the core
+        if slow_s:  # other tasks also wait while another process has the core
             self._charge_slow_token(task, max(slow_s, self._clock.read() - started))
         error = self.slow.timeout(seconds)
         if error is not None and self._tasks.find_task(task.spec.id) is task:
@@ -109,7 +111,7 @@ class Answers:
 
     def _charge_slow_token(self, task: Task, slow_s: float) -> None:
         """Charge a slow token to the owner, and to the quantum as the tokens that could have been
-        computed meanwhile: a slow task does not keep its slot for longer than others.
+        computed meanwhile, so that a slow task does not keep its slot for longer than others.
         """
         self.slow.charge_task(task, slow_s, self._clock.now, self._slots.tasks)
         token_s = self._cost.predict(StepLoad(1, 1, 0))
@@ -119,7 +121,7 @@ class Answers:
 
     def _next_token(self, task: Task) -> AddedToken | None:
         """Add a token that is forced, or else sampled from the logits, to the tokens of *task*.
-        Return None if it has neither, or has failed.
+        Return None if none is forced and there are no logits, or if the task has failed.
         """
         last = len(task.tokens) + 1 >= task.ctx_size and not self._may_shift(task)
         now = self._clock.now
@@ -142,8 +144,8 @@ class Answers:
     def _report_token(
         self, task: Task, added: AddedToken, event: m.Tokens | None
     ) -> m.Tokens | None:
-        """Report an *added* token, unless it only ends the turn; return the event that has it. That
-        is the stream's *event*, which is not sent before the iteration's other reports.
+        """Report an *added* token, unless it only ends the turn; return the event that has it. A
+        stream's further tokens go into *event*, which is sent later with the iteration's reports.
         """
         if added.text is None:
             return event
@@ -175,13 +177,13 @@ class Answers:
         elif ending is not None:
             self._tasks.finish_task(task, ending)
         elif task.state is TaskState.WAITING and len(task.tokens) >= task.ctx_size:
-            self.shift_context(task)  # the previous worker was about to
+            self.shift_context(task)  # which the previous worker was about to do
 
     def apply_comparison(self, task: Task, compared: m.SentenceCompared) -> None:
         """Continue or end a task whose last sentence was compared."""
         sentence = task.text.pending_sentence
         if task.comparing_since is None or sentence is None or sentence.end != compared.end:
-            return  # a repeated request gets two answers
+            return  # a repeated request for a comparison gets two answers
         ending, task.ending, task.comparing_since = task.ending, None, None
         if compared.detail:
             task.text.stop_at_sentence()
@@ -227,8 +229,8 @@ class Answers:
         self._recorder.record_activity(ActivityKind.OTHER)
 
     def adjust_task(self, task: Task, command: m.Adjust, grammar: CompiledGrammar | None) -> None:
-        """Apply new parameters from the next token on. A sampler that may be refused is made now:
-        once the task has a slot, a refusal would end the engine.
+        """Apply new parameters from the next token on. A sampler that may be refused is made now,
+        because once the task has a slot, a refusal would end the engine.
         """
         sampling = command.sampling
         changed = sampling != task.spec.sampling and task.spec.embed is None

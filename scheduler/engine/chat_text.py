@@ -17,8 +17,8 @@ Messages = list[dict[str, Any]]
 
 
 class ChatText(NamedTuple):
-    """The text of a chat, and the part of it that is *appended* to the history; None: the text does
-    not begin with the history. *form* is the form of the answer that was rendered.
+    """The text of a chat, and the part of it that is *appended* to the history, or None if the text
+    does not begin with the history. *form* is the number of the answer's form that was rendered.
     """
 
     text: str
@@ -28,7 +28,7 @@ class ChatText(NamedTuple):
 
 def appended_text(text: str, history: str, answer: str = "") -> str | None:
     """Return the part of *text* after *history*, which ends with *answer*; None if *text* does not
-    begin with it. White space around the answer may differ: templates trim it.
+    begin with the history. White space around the answer may differ, because templates trim it.
     """
     if not history:
         return None
@@ -42,11 +42,12 @@ def appended_text(text: str, history: str, answer: str = "") -> str | None:
 def render_chat(
     request: ChatPrompt, render: Callable[[Messages, Rendering], C]
 ) -> Generator[C, Any, ChatText]:
-    """Yield calls of *render*, whose results it gets; return the text.
+    """Yield calls of *render*, whose results are sent back; return the text.
 
-    Of the forms of an answer, the first one counts with which the text begins with the history, or
-    else the first one whose calls the template writes in another way: then the part after the
-    answer is appended. The last form, the answer's text, may break the order of roles later.
+    Of the forms of an answer, the first one is used with which the text begins with the history. If
+    only the last form is left, the first one is used whose calls the template writes in another
+    way than the answer; then the part after the answer is appended. The last form, the answer's
+    text, is avoided because it may break the order of roles later.
 
     :raises InvalidArgument: the template refuses all forms.
     """
@@ -74,7 +75,7 @@ def render_chat(
 
 
 def _forms(request: ChatPrompt) -> list[Messages]:
-    """Return the messages with each form of the answer; the last one is the answer as it is."""
+    """Return the messages with each form of the answer. The last form is the answer's text."""
     before, after = request.messages[: request.answer_at], request.messages[request.answer_at + 1 :]
     return [request.messages, *([*before, form, *after] for form in request.forms)]
 
@@ -82,8 +83,8 @@ def _forms(request: ChatPrompt) -> list[Messages]:
 def _after_calls(
     request: ChatPrompt, texts: Mapping[int, str], render: Callable[[Messages, Rendering], C]
 ) -> Generator[C, Any, ChatText | None]:
-    """Return the first of *texts* that has the calls of its form, with the part after the answer;
-    the end of the answer is that of its text as it is.
+    """Return the first of *texts* that has the calls of its form, with the part after the answer.
+    That part begins as it does in a rendering of the last form, the answer's text.
     """
     if not texts or not request.history:
         return None
@@ -116,7 +117,7 @@ def _after_answer(text: str, answer: str) -> str | None:
 
 
 def _shows(text: str, calls: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a template's *text* of an answer has its calls."""
+    """Return whether a template's *text* of an answer has the answer's *calls*."""
     for function in (call["function"] for call in calls):
         arguments = function["arguments"]
         if not isinstance(arguments, str):

@@ -134,7 +134,7 @@ class CommandHandler:
         self, task: Task, sampling: SamplingParams, make: Callable[[CompiledGrammar | None], None]
     ) -> None:
         """Queue the call of *make* with the compiled grammar of *sampling*, in the order of the
-        owner's texts. It is dropped if the task ends before.
+        owner's texts. The call is dropped if the task ends before.
         """
         requester = Requester(task.spec.owner, task.spec.priority)
         self.tokenizing.add_work(requester, self._sampler_parts(task, sampling, make))
@@ -143,12 +143,12 @@ class CommandHandler:
         self, task: Task, sampling: SamplingParams, make: Callable[[CompiledGrammar | None], None]
     ) -> Parts:
         grammar: CompiledGrammar | None = None
-        # Behind an earlier grammar of the task, so that the parameters change in their order.
+        # This waits for earlier grammars of the task, so that its parameters change in order.
         if sampling.has_grammar or task.grammars_queued:
             task.grammars_queued += 1
             try:
                 grammar = yield self.tokenizing.compilation(sampling, task.spec.owner.user)
-            except Exception as exc:  # of code that reads a user's grammar: only this turn ends
+            except Exception as exc:  # from code that reads a user's grammar: only this turn ends
                 self._fail_compilation(task, error_of(exc, "compiling the grammar"))
                 return None
             finally:
@@ -203,11 +203,12 @@ def _uses(keys: Iterable[str], adapter_id: str) -> bool:
 
 
 def check_task(task: Task, model: Model) -> None:
-    """Raise an error for a task that cannot be computed.
+    """Check that a task can be computed. A text to embed is checked by `check_text`, too.
 
-    :raises PromptTooLong: the prompt leaves no token of the context for an answer; or see
-        `check_text`.
-    :raises InvalidArgument: the prompt is empty, or it or a stop token is not in the vocabulary.
+    :raises UnsupportedOperation: the model does not generate text.
+    :raises PromptTooLong: the prompt leaves no token of the context for an answer.
+    :raises InvalidArgument: the prompt is empty, or one of its tokens or a stop token is not in the
+        vocabulary.
     """
     ctx_size, embed = task.ctx_size, task.spec.embed
     if embed is not None:

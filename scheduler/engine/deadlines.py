@@ -19,7 +19,7 @@ def deadlines(task: Task, settings: EngineSettings, *, others_wait: bool) -> Ite
 
 def expired_bound(task: Task, settings: EngineSettings, now: float) -> InferdError | Ending | None:
     """Return the error or the ending of a time bound that *task* has reached. The bounds on its own
-    time end it only once its last sentence was compared.
+    time end a task only after its last sentence was compared.
     """
     for moment, bound, text in _time_bounds(task, settings):
         if now >= moment:
@@ -33,7 +33,9 @@ def expired_bound(task: Task, settings: EngineSettings, now: float) -> InferdErr
 
 
 def _time_bounds(task: Task, settings: EngineSettings) -> Iterator[tuple[float, str, str]]:
-    """Yield when each time bound ends *task*, the bound, and its message or the ending's detail."""
+    """Yield the time bounds of *task*: the moment at which the bound ends the task, its name, and
+    the error's message or the ending's detail.
+    """
     spec, stopping, started = task.spec, task.spec.stopping, task.started_at
     if spec.total_timeout_s:
         text = f"the timeout of {spec.total_timeout_s:g} s has passed"
@@ -46,7 +48,7 @@ def _time_bounds(task: Task, settings: EngineSettings) -> Iterator[tuple[float, 
         yield task.unread_since + seconds, "reader", f"the stream was not read for {seconds:g} s"
     if task.conditions is None or started is None:
         return
-    # Bounds on its own time: since its first slot, parked or not.
+    # Bounds on its own time, which counts from its first slot, parked or not.
     if stopping.t_max_prompt_ms > 0 and task.prompt_done_at is None and not task.generated:
         moment = started + stopping.t_max_prompt_ms / 1000
         yield moment, "prompt", f"t-max-prompt-ms {stopping.t_max_prompt_ms}"

@@ -24,7 +24,7 @@ from .steps import Steps
 from .task_table import EngineClock, TaskTable
 
 IDLE_SAVE_S = 0.25
-"""Idle KV is saved after this time without a step or a command, so that no follow-up waits."""
+"""Idle KV is saved after this time without a step or a command, so that no follow-up turn waits."""
 
 
 class Engine:
@@ -53,7 +53,8 @@ class Engine:
         self.tokenizing = self._commands.tokenizing
         self.quit = False
         self._tasks_expected_at: float | None = None
-        """The time at which the first prompt since the last step was tokenized whose task follows.
+        """The time at which an iteration first expected the task of a tokenized prompt, since the
+        last step.
         """
 
     def begin_iteration(self, commands: Iterable[m.Command]) -> list[m.Report]:

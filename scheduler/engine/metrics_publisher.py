@@ -11,7 +11,7 @@ from .task_table import TaskTable
 
 
 class MetricsPublisher:
-    """Owned by the engine. The daemon reads `page` and `recorder`, in the memory behind the
+    """Owned by the engine. The daemon reads `page` and `recorder` in the shared memory behind the
     descriptor *record*.
     """
 
@@ -25,7 +25,9 @@ class MetricsPublisher:
         """The waiting tasks by reason, as the page has them."""
 
     def publish(self, *, at_once: bool = False) -> float | None:
-        """Write the metrics if due, or *at_once*; else return the seconds until then, if any."""
+        """Write the metrics if they are due, or *at_once*. Otherwise return the seconds until they
+        are due, or None if they have not changed.
+        """
         changes = self._kv.search.changes
         due_s = self.page.due_in(self._clock.now, changes)
         if due_s is None and self._count_waiting() != self._waiting:

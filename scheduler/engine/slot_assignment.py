@@ -25,8 +25,8 @@ class SlotAssignment:
         self._counts = metrics.counts
 
     def eligible_tasks(self) -> list[Task]:
-        """Return the tasks that may get a slot; those parked by hand only if the others
-        leave idle slots.
+        """Return the tasks that may get a slot. Those parked by hand are among them only if the
+        others leave idle slots.
         """
         able = self._ready_tasks()
         yielding = [t for t in able if t.yields(self._clock.tokens)]
@@ -42,7 +42,7 @@ class SlotAssignment:
         return [t for t in able if not t.yields(clock) and (t.has_work or t.wants_token)]
 
     def _ready_tasks(self) -> list[Task]:
-        """Return the queued tasks that wait neither for a file nor for KV space or a reader."""
+        """Return the queued tasks that wait for no file, sampler, KV space or reader."""
         full, settings, now = bool(self._slots.tasks), self._tasks.settings, self._clock.now
         return [
             t
@@ -78,7 +78,7 @@ class SlotAssignment:
         texts, clock, reserved = self._tasks.embeddings, self._clock, self._tasks.reserved
         if reserved.is_check_due(clock.tokens, clock.now):
             busy = [*(t for t in self._slots.tasks if t.has_work), *texts.running]
-            # A follower computes nothing: it would only raise its leader.
+            # A follower computes nothing; a quantum for it would only raise its leader.
             leading = [t for t in waiting if not t.follows and (t.has_work or t.wants_token)]
             able = [*leading, *busy, *texts.waiting]
             order = self._tasks.order()
@@ -133,7 +133,9 @@ class SlotAssignment:
         return True
 
     def yield_slot(self, task: Task) -> bool:
-        """Park a task by hand, or put it behind all waiting tasks; return False if none waits."""
+        """Park a running task by hand, or put a queued one behind all waiting tasks. Return False
+        if no other task waits for a slot, or the task could not be parked.
+        """
         pressing = [t for t in self._pressing(self._ready_tasks()) if t is not task]
         if task.slot < 0:
             yields = bool(pressing)
@@ -148,7 +150,7 @@ class SlotAssignment:
         the last task in the order of the queue. Refuse a task that is alone and does not fit.
         """
         self._counts["kv_full"] += 1
-        for part in batch:  # the backend reports no change; what the slot holds counts
+        for part in batch:  # the backend does not report how far it came; the slot shows it
             part.task.computed = self._model.trim(part.task.slot, part.task.computed)
         if self._kv.idle.save_and_clear_all():
             return

@@ -152,7 +152,7 @@ class Steps:
         self.answers.sample_tokens(with_logits)
 
     def _end_step(self, started: float) -> float:
-        """Return how long the step took that began at *started*."""
+        """Record the end of the step that began at *started*; return how long it took."""
         self._recorder.record_activity(ActivityKind.OTHER)
         self._metrics.steps += 1
         self._clock.now = self._clock.busy_at = self._clock.read()

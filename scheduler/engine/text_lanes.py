@@ -1,4 +1,4 @@
-"""Work on texts in threads: one lane for each thread, which gets it in a fair order."""
+"""Work on texts in threads. Each thread has a lane, from which it gets its work in a fair order."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..priority import Requester
 from ..recording.recorder import Recorder
 
 Parts = Generator["LaneCall | None", Any, object]
-"""The work on a request. It yields a call for a thread, whose result it gets, or None where other
-requests may precede the rest.
+"""The work on a request. It yields a call for a thread, whose result is sent back to it, or None
+where other requests may precede the rest.
 """
 
 
 @dataclass(slots=True)
 class LaneWork:
-    """The work on a *request*, or for a task: then without an answer."""
+    """The work on a *request*, or for a task, which gets no answer."""
 
     requester: Requester
     parts: Parts
@@ -32,7 +32,7 @@ class LaneWork:
 
 class Lane:
     """Work that waits for a thread, and the work that is in it. A *recorder* records when the
-    thread uses the model, as that may end the process.
+    thread uses the model, because this use may end the process.
     """
 
     def __init__(self, thread: CallThread, recorder: Recorder | None = None):
@@ -83,4 +83,5 @@ class LaneCall:
     function: Callable[[], Any]
     wait_s: float = 0.0
     charged_s_max: float = 0.0
-    """Time in the thread that counts in the owner's share of the engine's thread, if at all."""
+    """The most time in the lane's thread that counts in the owner's share of the engine's thread.
+    """

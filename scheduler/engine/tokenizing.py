@@ -27,31 +27,32 @@ from .text_lanes import Lane, LaneCall, LaneWork, Parts
 TOKENIZE_S = 0.02
 """Time for texts per step: 1 M characters take 0.3–0.6 s, which no stream should wait for."""
 LONG_BYTES = 16 << 10
-"""A longer text is tokenized in the thread. It stays whole, so that its tokens do not change."""
+"""A longer text is tokenized in a thread. It stays whole, so that its tokens do not change."""
 LONG_RAW_BYTES = 2 << 10
-"""As `LONG_BYTES`, for texts that are not UTF-8: each part between such bytes takes 10 us."""
+"""As `LONG_BYTES`, for texts that are not UTF-8, as each part between invalid bytes takes 10 us."""
 RENDER_S = 0.01
 """The engine waits this long for a rendering, and then goes on without it. Most take 0.1 ms."""
 RENDER_CHARGED_S = 0.5
-"""At most this time of a rendering for which the engine did not wait counts in its owner's share.
-It is the CPU time that a template may take; on a busy machine a rendering takes longer.
+"""Of a rendering for which the engine did not wait, at most this time counts in its owner's share.
+It is the CPU time that a template may take; on a busy machine the rendering takes longer.
 """
 COMPILE_S = 0.005
 """The engine waits this long for a grammar, and then goes on without it. Most take 3 ms."""
 PIECES = 4096
-"""Tokens that are detokenized at a time: 0.3 ms, or 4 ms for the first time."""
+"""Tokens that are detokenized at a time. This takes 0.3 ms, or 4 ms the first time."""
 TEXT_NICE = 10
-"""The niceness of the threads that tokenize and compile: beside a busy thread of llama.cpp on its
-core they get a tenth of it.
+"""The niceness of the threads that tokenize and compile. They get a tenth of a core that a thread
+of llama.cpp keeps busy.
 """
 
 
 class TokenizeQueue:
     """Answers requests for texts; owned by the engine. *busy_classes* returns the users whose
-    tasks compute, with their highest class. Time counts, and not CPU time: rendering waits for
-    another process. In the first *alone_s* seconds no text is tokenized in the thread.
+    tasks compute, with their highest class. Work is measured in time and not in CPU time, because
+    rendering waits for another process. In the first *alone_s* seconds no text is tokenized in a
+    thread.
 
-    `tasks_expected` counts the tokenized prompts whose tasks follow at once.
+    `tasks_expected` counts the tokenized prompts whose tasks will be submitted at once.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class TokenizeQueue:
         self._seconds, self._alone_until = seconds, seconds() + alone_s
         self._busy_classes = busy_classes
         self._busy: Mapping[int, int] = {}
-        """Its result at the last call."""
+        """The last result of *busy_classes*."""
         self.tasks_expected = 0
         self._short: TextOrder[LaneWork] = TextOrder()
         self._tokenizing = Lane(CallThread("tokenizing", time.thread_time, TEXT_NICE), recorder)
@@ -94,11 +95,11 @@ class TokenizeQueue:
         self._short.add_request(request.requester, work)
 
     def add_work(self, requester: Requester, parts: Parts) -> None:
-        """Queue work for a task; it handles its own errors."""
+        """Queue work for a task. The work handles its own errors."""
         self._short.add_request(requester, LaneWork(requester, parts))
 
     def compilation(self, sampling: SamplingParams, user: int) -> LaneCall:
-        """Return the call that compiles a grammar of *user* in the thread."""
+        """Return the call that compiles a grammar of *user* in the compiling thread."""
         return LaneCall(
             self.compiling, partial(self._model.compile_grammar, sampling, user), COMPILE_S
         )
@@ -139,7 +140,7 @@ class TokenizeQueue:
         self._charge(work.requester, seconds)
 
     def _charge(self, requester: Requester, seconds: float) -> None:
-        """Charge work to the share of its user, beside tasks of others."""
+        """Charge work to the share of its user, if tasks of other users compete with it."""
         if seconds and self._competes(requester):
             user, users = requester.owner.user, len(self._short.users)
             self._share.charge_user(user, seconds, self._clock.now, users)
@@ -228,7 +229,7 @@ def _is_long(text: bytes) -> bool:
 def _error_of(exc: InferdError | MemoryError) -> InferdError:
     if isinstance(exc, InferdError):
         return exc
-    return OutOfMemory(  # another time there may be enough
+    return OutOfMemory(  # at another time there may be enough memory
         "there is too little memory to tokenize the text",
         hint="unload models or end other programs and try again, or send less text",
     )

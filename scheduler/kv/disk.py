@@ -22,8 +22,8 @@ from .store import KvStore, SavedState, covered_tokens
 
 @dataclass(slots=True)
 class _Read:
-    """A file that is being read: the origins of the states in memory that it becomes, and the tasks
-    that wait for them. It is read *ahead* while no task has needed it.
+    """A file that is being read, with the origins of the states that it becomes in memory, and the
+    tasks that wait for them. *ahead* means that no task has needed it yet.
     """
 
     ahead: bool
@@ -77,7 +77,9 @@ class DiskTier:
     def find_file(
         self, origin: Origin, tokens: array[int], more_than: int
     ) -> tuple[KvFile | None, int]:
-        """Return the file that covers most of *tokens*, and how many; more than *more_than*."""
+        """Return the file that covers most of *tokens*, and how many it covers. Return None and 0
+        if none covers more than *more_than*.
+        """
         best, most = None, more_than
         for file, have in self._index.values():
             if not self._will_serve(file, origin):
@@ -87,8 +89,8 @@ class DiskTier:
         return best, most if best is not None else 0
 
     def prefetch_named_states(self, bytes_max: int) -> None:
-        """Read the files of named states into memory, the last used first, at most *bytes_max*: so
-        the first sessions from them do not wait for the disk.
+        """Read the files of named states into memory, the last used first, at most *bytes_max*, so
+        that the first sessions from them do not wait for the disk.
         """
         for file, _ in reversed(list(self._index.values())):
             origin = _origin(file.key)
@@ -214,7 +216,9 @@ class DiskTier:
     def _save_for(
         self, request: int, entry: SavedState, answer: int | str
     ) -> Iterator[m.CommandResult]:
-        """Write an entry; its *request* gets the *answer* once it is on disk, or 0 or empty."""
+        """Write an entry. Its *request* gets the *answer* once the entry is on disk, or the empty
+        answer of the same type if it cannot be written.
+        """
         name = _key(entry).name
         if not self.save_state(entry):
             yield m.CommandResult(request, type(answer)())

@@ -1,6 +1,7 @@
-"""The order in which KV states are evicted, in memory and on disk: GreedyDual-Size.
+"""The order in which KV states are evicted: GreedyDual-Size.
 
-Cao & Irani, "Cost-aware WWW proxy caching algorithms", USITS 1997.
+Cao & Irani, "Cost-aware WWW proxy caching algorithms", USITS 1997. `KvStore` uses it for the states
+in a worker's memory, the daemon for the files on disk.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ K = TypeVar("K", bound=Hashable)
 class EvictionOrder(Generic[K]):
     """The values of cached states, by their keys.
 
-    A state's value is the floor plus the seconds to compute it again per byte. The floor rises to
-    the value of each state that is evicted, so that unused states fall behind. Of equal values the
-    least recently used is the least. Each operation except `by_value` takes O(log n).
+    A state's value is the floor plus, per byte, the seconds to compute it again. The floor rises to
+    the value of each state that is evicted, so that unused states fall behind. Of states with equal
+    values the least recently used is evicted first. Each operation except `by_value` takes
+    O(log n).
     """
 
     def __init__(self) -> None:
@@ -26,7 +28,7 @@ class EvictionOrder(Generic[K]):
         self._ranks: dict[K, tuple[float, int]] = {}
         """The value of each state, and the clock at its last use."""
         self._keys: dict[int, K] = {}
-        """The keys by that clock."""
+        """The key of each state, by the clock at its last use."""
         self._heap: list[tuple[float, int]] = []
         """All ranks since the last cleanup; outdated ones are skipped. It holds no keys, which may
         be large."""

@@ -46,7 +46,7 @@ class KvDamaged(Exception):
 class KvKey(msgspec.Struct, frozen=True, array_like=True):
     """The owner of a state and its tokens, packed by `messages.pack_tokens`.
 
-    `session` is the one that wrote it; a `private` state serves only that session.
+    `session` wrote the state; a `private` state serves only that session.
     """
 
     owner: int
@@ -181,7 +181,7 @@ def _checksum(content: bytes) -> bytes:
 
 
 class KvHead(msgspec.Struct, frozen=True, array_like=True):
-    """A state without its owner and session, and without its bytes, of which there are *size*."""
+    """A description of a state, without its owner and session. The state has *size* bytes."""
 
     fingerprint: str
     tokens: bytes
@@ -216,8 +216,8 @@ def export_head(path: Path) -> tuple[KvHead, int]:
 def read_part(path: Path, offset: int, size: int) -> bytes:
     """Return bytes of a file.
 
-    :raises KvDamaged: it is not a file of this user.
-    :raises OSError: it cannot be read.
+    :raises KvDamaged: the path is not a regular file of this user.
+    :raises OSError: the file cannot be read.
     """
     with _open_file(path) as file:
         return os.pread(file.fileno(), size, offset)
@@ -264,7 +264,7 @@ class StateWriter:
     def finish(self) -> KvFile:
         """Publish the file, whose bytes have all arrived.
 
-        :raises KvDamaged: they are others than those of the head.
+        :raises KvDamaged: the bytes do not match the head.
         :raises OSError: the file cannot be written.
         """
         if (self._written, self._hash.digest()) != (self._head.size, self._head.checksum):

@@ -121,7 +121,8 @@ class KvFiles:
     def queue_delete(self, keys: Sequence[KvKey], request: int = 0) -> None:
         """Queue the deletion of the files of *keys*, after the writes that were queued before.
 
-        Never refused: there are no more files than were written. `pending` counts it until done.
+        It is never refused, because there are no more files than were written. `pending` counts the
+        deletion until it is done.
         """
         self._put(_WRITE_RANK, partial(self._delete, tuple(keys), request), 0)
 
@@ -131,7 +132,7 @@ class KvFiles:
         for call in () if self._closed else self._thread.results():
             if isinstance(call.outcome, Exception):
                 raise call.outcome
-            if call.outcome is not None:  # otherwise of `flush`
+            if call.outcome is not None:  # None is the outcome of a `flush`
                 result, size = call.outcome
                 self.pending -= 1
                 self._bytes -= size
@@ -169,7 +170,7 @@ class KvFiles:
     # The jobs.
 
     def _run_job(self, job: Callable[[], _Result], size: int) -> tuple[_Result, int]:
-        """Do *job*; return its result and the bytes that it held of the queue's bound."""
+        """Do *job*; return its result and the bytes that it took of `QUEUE_BYTES_MAX`."""
         return job(), size
 
     def _delete(self, keys: tuple[KvKey, ...], request: int) -> FilesDeleted:

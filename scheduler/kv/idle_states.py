@@ -1,4 +1,4 @@
-"""KV of idle slots, saved ahead or before another task overwrites it."""
+"""The KV of idle slots, which is saved ahead or before another task overwrites it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .slots import Slot, SlotTable
 from .store import KvStore
 
 SAVE_TOKENS_MIN = 16
-"""Fewer tokens are not saved: computing them again is one small step."""
+"""Fewer tokens are not saved, because computing them again is one small step."""
 AHEAD_BYTES_MAX = 64 << 20
-"""A larger state is not saved ahead: an arriving task would wait for it too long."""
+"""A larger state is not saved ahead, because an arriving task would wait for it too long."""
 
 
 class IdleStates:

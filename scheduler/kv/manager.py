@@ -21,8 +21,8 @@ from .store import KvStore, SavedState
 from .task_states import TaskStates
 
 PREFETCH_BYTES_MAX, PREFETCH_SHARE = QUEUE_BYTES_MAX // 2, 4
-"""Bounds on the named states that are read after a start: bytes, of which the queue holds more for
-tasks, and the part of the memory for states.
+"""Bounds on the named states that are read after a start: their bytes, half of the queue's bound so
+that it has space for reads of tasks, and the divisor of `kv_ram_bytes`.
 """
 CLOSE_S = 10.0
 """Bound on writing the KV states to disk when the engine exits."""
@@ -72,18 +72,19 @@ class KvManager:
     # Commands.
 
     def look_up(self, command: m.Lookup | m.PersistState) -> m.CommandResult:
-        """Return how many tokens of a history have states; `PersistState` writes them to disk."""
+        """Return how many tokens of a history a state covers. `PersistState` writes it to disk."""
         shared = self._settings.kv_shared
         scope, session = scoped(command.user, command.session, shared=shared)
         origin = Origin(scope, session, command.adapters, approximate=True)
         tokens = array("i", command.tokens)
-        tokens.append(-1)  # a lookup never reuses the last token; so a whole history can count
+        tokens.append(-1)  # the last token is never reused; with this one a whole history counts
         find = self._persist if isinstance(command, m.PersistState) else self._find_cached
         return m.CommandResult(command.id, find(origin, tokens))
 
     def export_state(self, command: m.ExportState) -> Iterator[m.CommandResult]:
-        """Have the state that covers most of a dormant session's history on disk. Yield the answer,
-        the name of its file, unless it has to be written: then `poll` yields it.
+        """Write the state that covers most of a dormant session's history, unless a file covers as
+        much. The answer is the name of the file. It is yielded here, or by `poll` if the file has
+        to be written first.
         """
         scope, session = scoped(command.user, command.session, shared=self._settings.kv_shared)
         origin = Origin(scope, session, command.adapters, approximate=True)
@@ -102,11 +103,11 @@ class KvManager:
             yield from self.disk.export_state(entry, command.id)
 
     def save_named_state(self, command: m.SaveNamedState) -> Iterator[m.CommandResult]:
-        """Have the state of a named prompt on disk under its own name, from which sessions start.
-        Yield the answer, unless it has to be written: then `poll` yields it.
+        """Write the state of a named prompt, from which sessions start, under the prompt's name,
+        unless it is on disk. Yield the answer here, or by `poll` if it has to be written first.
 
         If it is on disk only, it is read into memory. A state that covers more tokens is not
-        written in its place: those may belong to another session.
+        written in its place, because these may belong to another session.
         """
         scope, name = scoped(command.user, command.name, shared=self._settings.kv_shared)
         origin = Origin(scope, name, command.adapters, persist=True)
@@ -125,21 +126,21 @@ class KvManager:
             yield m.CommandResult(command.id, 0)
 
     def share_kv(self, command: m.ShareKv) -> None:
-        """Have the KV state of a shared named state in memory for another user."""
+        """Bring the KV state of a shared named state into memory for another user."""
         target = Origin(command.for_user, "", command.adapters)
         self._share(command.user, command.name, target, array("i", command.tokens))
 
     def share_with_task(self, task: Task) -> None:
-        """Have the KV state that another user shares with a new task in memory for it."""
+        """Bring the KV state that another user shares with a new task into memory for the task."""
         shared = task.spec.shared_kv
         if shared is not None and not task.spec.no_cache:
             target = Origin(task.spec.owner.user, "", task.spec.adapters)
             self._share(shared.user, shared.name, target, array("i", task.tokens[: shared.size]))
 
     def _share(self, user: int, name: str, target: Origin, tokens: array[int]) -> None:
-        """Copy a KV state of exactly *tokens* from a user's states to those of *target*, another
-        user: neither user's turns are found among the states of the other. A file is read for the
-        other user alone, so that its owner does not notice the use by a faster turn.
+        """Copy a KV state of exactly *tokens* from *user*'s states to those of *target*, another
+        user. So neither user's tasks start from turns of the other. A file is read for the other
+        user alone; otherwise a faster turn would show its owner that it was used.
         """
         scope, session = scoped(user, name, shared=self._settings.kv_shared)
         origin = Origin(scope, session, target.adapters, persist=True)
@@ -155,13 +156,13 @@ class KvManager:
             self.disk.prefetch_state(file, target)
 
     def _is_missing(self, origin: Origin, tokens: array[int]) -> bool:
-        """Return whether so much of *tokens* is not in memory that a file of it would be read."""
+        """Return whether so many of *tokens* are not in memory that a file is read for them."""
         cached = self.search.find_source(origin, array("i", [*tokens, -1])).keep
         return len(tokens) - cached >= self._settings.shared_prefix_tokens_min
 
     def _find_whole(self, origin: Origin, tokens: array[int]) -> SavedState | None:
-        """Return a state in memory of exactly *tokens*, or of all but the last one, which a turn
-        may have ended without computing.
+        """Return a state in memory of exactly *tokens*, or of all but the last one, which is not
+        computed if a turn ended with it.
         """
         for have in (tokens, tokens[:-1]):
             for slot in self.slots.idle:
@@ -243,8 +244,9 @@ class KvManager:
             self.fetches += task.fetching
 
     def _fetch_tokens_min(self, file: KvFile, origin: Origin) -> int:
-        """Return the number of tokens for which a file is read. A session's own state is short if
-        its history is; another session's may be long, of which the task uses only the beginning.
+        """Return the number of tokens for which reading *file* is worthwhile. A session's own file
+        is short if its history is short. Another session's may be long, though the task uses only
+        the beginning of it.
         """
         own = bool(origin.session) and file.key.session == origin.session
         return SAVE_TOKENS_MIN if own else self._settings.shared_prefix_tokens_min

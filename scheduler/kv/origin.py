@@ -32,8 +32,8 @@ def scoped(user: int, session: str, *, shared: bool) -> tuple[int, str]:
 class Origin:
     """The tasks that a KV state may serve.
 
-    *scope* is the user, or one number for all if states are shared. *session* computed it; an
-    *approximate* state (its context was shifted) serves only that session.
+    *scope* is the user, or `SCOPE_ALL` if states are shared. *session* computed the state. An
+    *approximate* state, whose context was shifted, serves only that session.
     """
 
     scope: int

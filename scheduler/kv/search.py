@@ -31,7 +31,7 @@ class KvSource:
 
     @property
     def tier(self) -> str:
-        """The tier of the state: in a slot, in memory, or, until now, on disk."""
+        """The tier of the state: a slot, memory, or the disk if it was read for this use."""
         if self.saved is None:
             return "slot"
         return "disk" if self.saved.fetched else "memory"
@@ -45,7 +45,9 @@ class StateSearch:
         self._kv_kind = model.info.kv_kind
 
     def find_source(self, origin: Origin, tokens: array[int]) -> KvSource:
-        """Return the source of most of *tokens*; among equals a slot, which need not be copied."""
+        """Return the source that covers most of *tokens*. Among equals it is an idle slot, which
+        need not be copied.
+        """
         best = KvSource()
         for slot in self._slots.idle:
             if slot.origin.serves(origin):

@@ -1,7 +1,7 @@
 """KV states in memory, outside the slots.
 
-An entry is a state with its tokens. It is found by these, its origin and its adapters. A task that
-starts from a state does not consume it.
+An entry is a state with its tokens. It is found by these and by its origin, which includes the
+adapters. A task that starts from a state does not consume it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class SavedState:
 def covered_tokens(
     have: array[int], tokens: array[int], kv_kind: KvKind, more_than: int = 0
 ) -> int:
-    """Return how many of *tokens* need not be computed, given a state of *have*; 0 if that is not
-    more than *more_than*.
+    """Return how many of *tokens* need not be computed, given a state of *have*. Return 0 if these
+    are not more than *more_than*.
 
     A task always decodes its last token, for the logits. Any prefix of a plain state can be used. A
     state of another kind cannot be cut at an earlier token, and serves only as a whole.
@@ -81,7 +81,9 @@ class KvStore:
     def find_state(
         self, origin: Origin, tokens: array[int], more_than: int = 0
     ) -> tuple[SavedState | None, int]:
-        """Return the entry that covers most of *tokens*, and how many; more than *more_than*."""
+        """Return the entry that covers most of *tokens*, and how many it covers. Return None and 0
+        if none covers more than *more_than*.
+        """
         best, most = None, more_than
         for entry in self._entries:
             if entry.origin.serves(origin):
@@ -111,8 +113,8 @@ class KvStore:
         *,
         pin: bool = False,
     ) -> SavedState | None:
-        """Add a state. Return None if it does not fit beside pinned ones; it is then in `evicted`,
-        unless *pin* is set.
+        """Add a state. Return None if it does not fit beside the pinned ones. Unless *pin* is set,
+        it is then in `evicted`.
 
         A plain state replaces the states of the same origin that cover only a prefix of its tokens,
         unless they are pinned or were used twice.
@@ -183,7 +185,7 @@ class KvStore:
         return len(self) < self.ENTRIES_MAX
 
     def evict_states(self, size: int = 0) -> None:
-        """Evict the least valuable until *size* bytes and one more entry fit."""
+        """Evict the least valuable unpinned entries until *size* bytes and one more entry fit."""
         if self._fits(size):
             return
         for entry in reversed(self.unpinned):

@@ -15,8 +15,8 @@ from .store import KvStore, SavedState
 
 
 class TaskStates:
-    """Moves states into and out of slots. It holds those of parked tasks, which are pinned
-    in *store*. Owned by the engine. For *recompute_s* see `IdleStates`.
+    """Moves states into and out of slots, and holds those of parked tasks, which are pinned in
+    *store*. Owned by the engine. For *recompute_s* see `IdleStates`.
     """
 
     def __init__(
@@ -93,19 +93,23 @@ class TaskStates:
         return saved.tokens if fits else array("i")
 
     def _copy_running(self, task: Task, target: Slot) -> array[int]:
-        """Copy a running task's state through the store: other tasks may use it too."""
+        """Copy a running task's state through the store, where other tasks may use it, too."""
         self._idle.vacate(target)
         tokens, state = self._save_running(task)
         return tokens if self._restore(target, state) else array("i")
 
     def _take_over(self, slot: Slot, keep: int) -> array[int]:
-        """Reuse idle KV. Save it first if the task drops a part of it, or cannot restore it."""
+        """Reuse idle KV. Save it first if the task drops a part of it, or if the model, once it has
+        extended the KV, cannot cut it back to this state.
+        """
         if len(slot.tokens) - keep >= SAVE_TOKENS_MIN or self._kv_kind != "plain":
             self._idle.save_slot(slot)
         return slot.tokens
 
     def _reuse(self, task: Task, target: Slot, have: array[int], keep: int) -> int:
-        """Move equal runs behind the common prefix down; return how many tokens *task* then has."""
+        """Move equal runs of *have*, behind the common prefix, to their places in *task*. Return
+        how many tokens the task then has.
+        """
         if self._kv_kind != "plain" or not self._model.info.can_shift:
             return 0
         runs = equal_runs(have, array("i", task.tokens), keep, task.spec.cache_reuse)
@@ -135,9 +139,8 @@ class TaskStates:
         return tokens, state
 
     def park_task(self, task: Task, *, force: bool = False) -> bool:
-        """Save the task's state and take its slot back; return False if memory cannot hold it.
-
-        With *force* the task then loses its state, which is computed again.
+        """Save the task's state and take its slot back. If memory cannot hold the state, return
+        False, or with *force* drop the state, which is then computed again.
         """
         if task.shift_pending and not force:
             return False

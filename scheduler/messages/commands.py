@@ -27,8 +27,8 @@ class Logging(msgspec.Struct, array_like=True, tag=True, frozen=True):
 class LoadModel(Message):
     """Load a model: the first command, sent once. Answered with `MemoryEstimate`; nothing is
     allocated before `Proceed`. A descriptor is sent beside the frame. *settings* are fields of
-    `EngineSettings`. KV states are written below *kv_dir* (empty: to memory only). *known* are
-    earlier estimates of the same file: these are not reported again.
+    `EngineSettings`. KV states are written below *kv_dir*, or to memory only if that is empty.
+    *known* are earlier estimates of the same file, which are not reported again.
     """
 
     spec: ModelSpec
@@ -59,13 +59,13 @@ class Cancel(TaskMessage):
 
 
 class Park(RequestMessage):
-    """Give a task's slot, or its place, to those that wait. Answered with whether it yields."""
+    """Give a task's slot, or its place, to those that wait. Answered with whether it did so."""
 
     task_id: int
 
 
 class Credit(TaskMessage):
-    """Allow a push task to send *events* more."""
+    """Allow a push task to send this many more *events*."""
 
     events: int
 
@@ -75,7 +75,9 @@ class PullToken(TaskMessage):
 
 
 class SentenceCompared(TaskMessage):
-    """The comparison of the sentence that ends before the byte *end*; a *detail* ends the task."""
+    """The result of comparing the sentence that ends before the byte *end*. With a *detail*, the
+    task ends.
+    """
 
     end: int
     detail: str = ""
@@ -91,7 +93,7 @@ class Adjust(TaskMessage):
 
 
 class Tokenize(RequestMessage):
-    """Tokenize a text. Answered with packed token ids. If it is for a *turn*, its task follows."""
+    """Tokenize a text. Answered with packed token ids. After one for a *turn*, `Submit` follows."""
 
     text: bytes
     special: bool
@@ -111,11 +113,12 @@ class ChatPrompt(RequestMessage):
     """Render and tokenize messages. Answered with `(text, tokens, appended, form)`.
 
     If the rendered text begins with *history* (the text so far, which ends with its last *answer*),
-    only the rest is tokenized and *appended* is true: the history's tokens stay as they are. White
-    space around the answer may differ: templates trim it. If it is for a *turn*, its task follows.
+    only the rest is tokenized and *appended* is true, so that the history's tokens stay as they
+    are. White space around the answer may differ, because templates trim it. After a request for a
+    *turn*, `Submit` follows.
 
     An answer with tool calls, the message number *answer_at*, has other *forms*, the last one of
-    which is its text; *form* is the number of the one that was rendered, 0 in `messages`.
+    which is its text. *form* is the number of the form that was rendered; 0 is that of `messages`.
     """
 
     messages: list[dict[str, Any]]
@@ -148,7 +151,7 @@ class _PrefixRequest(RequestMessage):
 
 
 class Lookup(_PrefixRequest):
-    """Answered with the number of tokens that need not be computed, as of now."""
+    """Return the number of tokens that need not be computed, as of now."""
 
 
 class PersistState(_PrefixRequest):
@@ -156,15 +159,15 @@ class PersistState(_PrefixRequest):
 
 
 class ExportState(_PrefixRequest):
-    """Have the tokens' state of a dormant session on disk. Answered, once it is written, with the
-    name of its file; empty: there is none.
+    """Write the tokens' state of a dormant session to disk, unless it is there. Answered, once it
+    is written, with the name of its file, or with an empty name if there is no state.
     """
 
 
 class SaveNamedState(RequestMessage):
-    """Have the KV state of packed *tokens* on disk under the engine's *name* of a named state; if
-    it is there already, have it in memory. Answered, once it is written, with the number of tokens
-    on disk.
+    """Write the KV state of packed *tokens* to disk, under the engine's *name* of a named state. If
+    it is there already, read it into memory. Answered, once it is written, with the number of
+    tokens on disk.
     """
 
     user: int
@@ -174,8 +177,8 @@ class SaveNamedState(RequestMessage):
 
 
 class ShareKv(Message):
-    """Have the KV state of packed *tokens*, which the named state *name* of a user has, in memory
-    for another user, *for_user*, if it is in memory or on disk. Not answered.
+    """Bring the KV state of packed *tokens*, which a user's named state *name* has, into memory for
+    another user, *for_user*, if it is in memory or on disk. Not answered.
     """
 
     user: int
@@ -212,12 +215,13 @@ class RemoveAdapter(RequestMessage):
 
 
 class Queue(RequestMessage):
-    """Answered with a list of `QueueEntry`, as builtins: running and waiting tasks, in order."""
+    """Return the running and waiting tasks in order: a list of `QueueEntry`, as builtins."""
 
 
 class ExchangeServed(RequestMessage):
-    """Count tokens that other nodes of a fleet have computed, by user. Answered with those computed
-    here since the load, for each user with tasks or with tokens since the last such command.
+    """Count tokens that other nodes of a fleet have computed, by user. Answered with the tokens
+    computed here since the load, for each user with tasks or with tokens since the last such
+    command.
     """
 
     elsewhere: dict[int, int]
@@ -238,7 +242,7 @@ class SetLowMemory(RequestMessage):
 
 
 class Stats(RequestMessage):
-    """Answered with a dict of counters."""
+    """Return a dict of counters."""
 
 
 class Quit(Message):

@@ -27,7 +27,7 @@ class TurnStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     shifts: int = 0
     """Context shifts in this turn."""
     shifted: bool = False
-    """The KV state was approximate, by a shift in this turn or an earlier one."""
+    """The KV state was approximate after a shift in this turn or an earlier one."""
     forced_tokens: int = 0
     """Output tokens that the grammar forced."""
 
@@ -83,7 +83,7 @@ class ModelNotLoaded(Message):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """A token with its text and logprob (`backends.TokenProbs`); a sampled one with top tokens."""
+    """A token with its text and logprob (`backends.TokenProbs`). A sampled token has top tokens."""
 
     token: int
     piece: bytes
@@ -93,7 +93,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 class Tokens(TaskMessage):
     """New tokens of a task, the text that they release (whole UTF-8 characters), and logprobs. The
-    last *forced* ones were not sampled.
+    last *forced* tokens were not sampled.
     """
 
     tokens: list[int]
@@ -114,7 +114,7 @@ class SentenceEnded(TaskMessage):
 
 
 class ConstraintsDropped(TaskMessage):
-    """The constraints of a task's JSON schema that its grammar does not keep, by their *paths*."""
+    """The *paths* of constraints in a task's JSON schema that its grammar does not enforce."""
 
     paths: list[str]
 
@@ -129,14 +129,14 @@ class LogEvent(Message):
 
 
 class StateChanged(TaskMessage):
-    """A task has changed its state: waiting, running, parked."""
+    """A task has changed its state to waiting, running or parked."""
 
     state: str
 
 
 class Position(TaskMessage):
-    """A task's place of *waiting* ones: 1 is the next to get a slot, in about *starts_in_s*, if
-    there is a bound.
+    """A task's place among the *waiting* tasks, of which 1 is the next to get a slot. It gets one
+    in about *starts_in_s* seconds, or None if that cannot be estimated.
     """
 
     position: int
@@ -145,7 +145,7 @@ class Position(TaskMessage):
 
 
 class Shifted(TaskMessage):
-    """A full context dropped *discard* tokens after the first *keep*: so must the history."""
+    """A full context dropped *discard* tokens after the first *keep*, and so must the history."""
 
     keep: int
     discard: int
@@ -162,14 +162,16 @@ class KvFileWritten(Message):
 
 
 class KvFileLost(Message):
-    """The KV file *name* no longer exists; or, with a *cause*, it could not be written."""
+    """The KV file *name* no longer exists or, if there is a *cause*, could not be written."""
 
     name: str
     cause: str = ""
 
 
 class Embedded(TaskMessage):
-    """A text's vectors, of *size* little-endian float32: one by *pooling*, or else one a token."""
+    """A text's vectors, each of *size* little-endian float32: one, or one a token without
+    *pooling*.
+    """
 
     size: int
     pooling: str
@@ -177,8 +179,8 @@ class Embedded(TaskMessage):
 
 
 class Finished(TaskMessage):
-    """A task has ended; *text* was withheld until now, *end* is the name of the token that ended
-    it (WasmEdge shows it at the end of the output).
+    """A task has ended. *text* was withheld until now. *end* is the name of the token that ended
+    the task; WasmEdge shows this name at the end of the output.
     """
 
     text: bytes

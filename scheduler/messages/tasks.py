@@ -17,16 +17,17 @@ class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of a turn in a worker that has exited, from which another worker continues.
 
     The answer has *output_tokens* so far; context shifts took *dropped* tokens out of the task's.
-    The reader has received *text_bytes* and waits for *tokens_requested* more (pull). Seconds count
-    from when the turn was queued; *started_s* and *first_token_s* may not have happened: None.
+    The reader has received *text_bytes* and, if it pulls, waits for *tokens_requested* more.
+    Seconds count from when the turn was queued. *started_s* and *first_token_s* are None if these
+    moments have not come.
     """
 
     output_tokens: int = 0
     text_bytes: int = 0
     answer: bytes = b""
-    """The answer's packed tokens, if a shift dropped some of the task's."""
+    """The answer's packed tokens, if a shift dropped some of the task's tokens."""
     surprisals: bytes = b""
-    """Their packed surprisals, if the turn needs them."""
+    """The packed surprisals of the answer's tokens, if the turn needs them."""
     tokens_requested: int = 0
     dropped: int = 0
     shifts: int = 0
@@ -37,8 +38,9 @@ class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharedKv(msgspec.Struct, frozen=True):
-    """The KV state of another user's named state, which an access rule shares: the first *size*
-    tokens of a prompt, whose *digest* it has. *name* is the engine's name of the state.
+    """The KV state of another user's named state, which an access rule shares. It is that of the
+    first *size* tokens of a prompt, if these have its *digest*. *name* is the engine's name of the
+    state.
     """
 
     user: int
@@ -52,8 +54,8 @@ class SharedKv(msgspec.Struct, frozen=True):
         return cls(user, name, count_tokens(packed), _digest(packed))
 
     def begins(self, packed: bytes) -> bool:
-        """Return whether packed tokens begin with those of the state. Others must not be looked up
-        in the KV states of its user: that would show what these contain.
+        """Return whether packed tokens begin with those of the state. Other tokens must not be
+        looked up among the KV states of its user, because that would show what these contain.
         """
         size = self.size * PACKED_TOKEN_BYTES
         return len(packed) >= size and _digest(packed[:size]) == self.digest
@@ -67,8 +69,9 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One turn to compute.
 
     `tokens` is the whole history, packed. `owner` is the unit of fairness, and its user scopes KV
-    reuse. A push task generates while it has `credit` (events its reader can take; -1: no limit); a
-    pull task generates one token per `PullToken`. `n_predict` -1 is the rest of the context.
+    reuse. A push task generates while it has `credit` (events that its reader can take; -1 means no
+    limit); a pull task generates one token per `PullToken`. An `n_predict` of -1 means the rest of
+    the context.
     """
 
     id: int
@@ -80,9 +83,9 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     credit: int = -1
     n_predict: int = -1
     ctx_size: int = 0
-    """A context smaller than the worker's; 0: the worker's."""
+    """A context smaller than the worker's; 0 stands for the worker's."""
     batch_size: int = 0
-    """The most prompt tokens that it computes in a step; 0: no bound of its own."""
+    """The most prompt tokens that it computes in a step; 0 sets no bound of its own."""
     stop: tuple[str, ...] = ()
     reverse_prompt: tuple[str, ...] = ()
     stopping: StoppingParams = StoppingParams()
@@ -90,15 +93,17 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     special: bool = False
     """Show special tokens' names in the text, as WasmEdge does."""
     shown_tokens: tuple[str, ...] = ()
-    """Names of special tokens that are shown in any case: marks of tool calls."""
+    """Names of special tokens that are shown in any case; these mark tool calls."""
     queue_timeout_s: float = 0.0
     total_timeout_s: float = 0.0
     session: str = ""
-    """The session's name, unique for its owner; finds and deletes states that serve only it."""
+    """The session's name, unique for its owner, by which states of this session are found and
+    deleted.
+    """
     persist: bool = False
     """Its KV state may be written to disk."""
     adapters: tuple[str, ...] = ()
-    """Sorted adapter keys; tasks with different ones share neither a batch nor KV state."""
+    """Sorted adapter keys. Tasks with different adapters share neither a batch nor KV state."""
     ctx_shift: bool = False
     n_keep: int = 0
     n_discard: int = 0
@@ -114,7 +119,8 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     resume_point: ResumePoint | None = None
     """The progress of a turn resumed from another worker."""
     trial_tokens: int = 0
-    """Its tokens up to this one are computed in steps of their own: a worker has died in its step.
+    """This many of its tokens are computed in steps of their own, as a worker has died in a step
+    with it.
     """
     request: str = ""
     """The log's name for the client's request."""

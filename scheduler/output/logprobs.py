@@ -11,7 +11,7 @@ from ..task import Task
 
 
 def token_logprobs(model: Model, task: Task) -> list[m.TokenLogprob]:
-    """Return the logprobs of the token that *task* has just sampled; mostly none."""
+    """Return the logprobs of the token that *task* has just sampled; none if it needs none."""
     probs = None if task.sampler is None else task.sampler.probs
     if probs is None or not task.spec.sampling.n_probs:
         return []
@@ -22,7 +22,7 @@ def token_logprobs(model: Model, task: Task) -> list[m.TokenLogprob]:
 def describe_logprobs(
     found: Iterable[m.TokenLogprob], *, after_sampling: bool
 ) -> list[dict[str, Any]]:
-    """Return them as `completion_probabilities` (`tools/server/server-task.cpp`)."""
+    """Return logprobs as `completion_probabilities` (`tools/server/server-task.cpp`)."""
     value, top = ("prob", "top_probs") if after_sampling else ("logprob", "top_logprobs")
 
     def describe(one: m.TokenLogprob) -> dict[str, Any]:

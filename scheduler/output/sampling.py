@@ -15,7 +15,7 @@ from .stopping.ending import CONTEXT_FULL, END_MARK, GRAMMAR, LENGTH, TIME, TOKE
 @dataclass(frozen=True, slots=True)
 class AddedToken:
     """A token of an answer, sampled or *forced* by the grammar. *text* is the text that it
-    releases; None if it only ends the turn. The *surprisal* is known if the turn needs it.
+    releases, or None if it only ends the turn. The *surprisal* is known if the turn needs it.
     """
 
     token: int
@@ -41,7 +41,7 @@ def sampler_for(
 def sample_token(model: Model, task: Task, now: float, *, last: bool) -> AddedToken:
     """Sample the next token of *task*, whose slot has logits, and add it to its tokens.
 
-    *last*: its context is full with this token.
+    *last* means that this token fills the context.
     """
     assert task.sampler is not None
     surprisal_of = model.surprisal(task.slot) if _needs_surprisal(task) else None
@@ -54,10 +54,10 @@ def sample_token(model: Model, task: Task, now: float, *, last: bool) -> AddedTo
 
 def take_forced(model: Model, task: Task, now: float, *, last: bool) -> AddedToken | None:
     """Add the next token of *task* to its tokens, if its grammar forces it. Logits are not needed,
-    and those that the slot has are out of date.
+    and those that the slot has are out of date afterwards.
 
-    A turn that needs the surprisal of its tokens has none forced. Nor has one that may shift its
-    context, as that happens only when a single token is left to compute.
+    No token is forced for a turn that needs the surprisal of its tokens, or that may shift its
+    context, because a shift happens only when a single token is left to compute.
     """
     if task.sampler is None or task.spec.ctx_shift or _needs_surprisal(task):
         return None
@@ -104,8 +104,8 @@ def _met_condition(
     surprisal: float | None,
     now: float,
 ) -> Ending | None:
-    """Return the ending by a condition that *token* meets, in the order of llama-server's checks
-    (`server-context.cpp`) as far as it has them.
+    """Return the ending by a condition that *token* meets. The order is that of llama-server's
+    checks (`server-context.cpp`), as far as llama-server has them.
     """
     since = task.first_token_at
     late = since is not None and 0 < conditions.line_ms < (now - since) * 1000
@@ -122,8 +122,8 @@ def _met_condition(
 def resume_text(model: Model, task: Task) -> Ending | None:
     """Restore the text of a turn resumed from another worker up to where its reader is.
 
-    Return an ending that it met and that was not reported. If its last sentence is still to be
-    compared, the ending counts only after that.
+    Return an ending that the turn met and that was not reported. If its last sentence is still to
+    be compared, the ending counts only after that.
     """
     before = task.spec.resume_point
     if before is None or not before.output_tokens:
@@ -131,7 +131,7 @@ def resume_text(model: Model, task: Task) -> Ending | None:
     answer = unpack_tokens(before.answer) if before.answer else task.tokens[-before.output_tokens :]
     text = b"".join(_piece(model, task, token) for token in answer)
     ending = task.text.resume(text, before.text_bytes).ending
-    if ending is None and task.conditions is not None:  # of the last tokens it may not be known
+    if ending is None and task.conditions is not None:  # the last surprisals may not be known
         known = unpack_floats(before.surprisals)[: len(answer)]
         for token, surprisal in zip_longest(answer, known):
             ending = task.conditions.check_token(token, surprisal)

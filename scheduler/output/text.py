@@ -28,7 +28,7 @@ def incomplete_utf8(data: bytes) -> int:
 
 
 class TextAssembler:
-    """Withholds undecided text: half a character, or the beginning of a possible stop.
+    """Withholds undecided text, which is a part of a character or the beginning of a possible stop.
 
     *stop* texts are cut from the output, *keep* texts (reverse prompts) stay in it. *conditions*
     are the other conditions on the text. With *sentences*, each sentence that has ended is in
@@ -58,7 +58,7 @@ class TextAssembler:
 
     @property
     def pending_sentence(self) -> Sentence | None:
-        """The sentence to be compared; text behind it is not checked before."""
+        """The sentence to be compared. Text behind it is checked only after that."""
         return None if self._sentences is None or self._stopped else self._sentences.pending
 
     def stop_at_sentence(self) -> None:
@@ -121,8 +121,8 @@ class TextAssembler:
     def _find(self, data: bytes) -> Stop | None:
         """Return the stop text in *data* that ends the output, if there is one.
 
-        Of several it is the one that is complete first, and of these the longest. So the result
-        does not depend on the split into tokens.
+        Of several it is the one that is complete first, and of those complete at the same byte the
+        longest. So the result does not depend on the split into tokens.
         """
         hits = [
             (at + len(stop), at, at + len(stop) if keep else at, name)

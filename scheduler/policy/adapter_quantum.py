@@ -1,6 +1,6 @@
 """The adapters of the next step, which all tokens of its batch share, and their quanta.
 
-Tasks with different adapters alternate. The functions are pure, as in `plan`.
+Tasks with different adapters alternate. The functions are pure, as in `batch_plan`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from ..task import Task
 from .order import Order
 
 ADAPTER_SETS_MAX = 256
-"""Adapter sets whose last quantum is remembered: as many as a model has slots at most."""
+"""Number of adapter sets whose last quantum is remembered: the most slots that a model has."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterQuantum:
-    """The present *adapters*, the *tokens* computed with them, and *previous* sets, latest last."""
+    """The present *adapters*, the *tokens* computed with them, and the *previous* adapter sets, the
+    latest last.
+    """
 
     adapters: tuple[str, ...] = ()
     tokens: int = 0
@@ -36,7 +38,7 @@ class AdapterQuantum:
         return AdapterQuantum(adapters, 0, previous[-ADAPTER_SETS_MAX:])
 
     def order_of(self, adapters: tuple[str, ...]) -> int:
-        """Return the sort key of adapters by their last quantum: -1 for none, the latest last."""
+        """Return the sort key of *adapters*: the latest quantum comes last, and -1 means none."""
         return self.previous.index(adapters) if adapters in self.previous else -1
 
 
@@ -45,9 +47,10 @@ def plan_adapters(
 ) -> tuple[str, ...]:
     """Return the adapters of the next step, from the *tasks* that have slots and work.
 
-    The next are those of the first task in the order of the queue; among equals those whose quantum
-    is longest ago, so that no task waits for more than one quantum of each other set. A higher
-    class takes over at once; an equal one at the end of the present quantum.
+    The next adapters are those of the first task in the order of the queue. Among tasks of equal
+    rank they are those whose last quantum is longest ago, so that no task waits for more than one
+    quantum of each other set. A task of a higher class takes over at once. One of the same class
+    takes over at the end of the present quantum, unless its owner was served more.
     """
     present = quantum.adapters
     first: dict[tuple[str, ...], Task] = {}

@@ -32,7 +32,9 @@ class ScheduledTokens(msgspec.Struct, frozen=True):
     count: int
 
     def chunk(self, *, generates: bool = True) -> Chunk:
-        """Return the chunk for the model, with logits where a task that *generates* needs them."""
+        """Return the chunk for the model. It has logits if the task *generates* and the chunk ends
+        with the last of its tokens.
+        """
         task, start = self.task, self.task.computed
         end = start + self.count
         logits = generates and end == len(task.tokens)
@@ -40,8 +42,8 @@ class ScheduledTokens(msgspec.Struct, frozen=True):
 
 
 def next_trial(tasks: Sequence[Task], order: Order, *, tried: bool) -> Task | None:
-    """Return the task on trial that the next step computes alone; None: it computes the others.
-    The two alternate: the last step *tried* one or did not.
+    """Return the task on trial that the next step computes alone, or None if the next step computes
+    the other tasks. Both kinds of steps alternate; *tried* means that the last one was a trial.
     """
     trials = [t for t in tasks if t.trial_tokens and t.has_work]
     if not trials or (tried and any(t.has_work and not t.trial_tokens for t in tasks)):
@@ -66,7 +68,7 @@ def plan_tokens(
     cost: StepCost,
     adapters: tuple[str, ...] = (),
 ) -> list[ScheduledTokens]:
-    """Return the next batch of the *running* tasks, in their order, that have these *adapters*.
+    """Return the next batch: tokens of the *running* tasks with *adapters*, in the tasks' order.
 
     Every decoding task gets one token, or a chunk of forced ones (`plan_forced`). Prompts share the
     rest of the step's time (`_step_s`), in the order of the queue. They get at least half as much
@@ -99,8 +101,8 @@ def plan_tokens(
 def _forced_s(
     decoding: Sequence[Task], prompts: Sequence[Task], order: Order, settings: EngineSettings
 ) -> float:
-    """Return the time for a step with chunks of forced tokens, before its prompts: streams stand
-    still for it as for a prompt's chunk.
+    """Return the time of a step in which its decoding tasks may compute chunks of forced tokens,
+    planned before its prompts. Other streams wait for these chunks as for a prompt's chunk.
     """
     if prompts:
         return settings.step_s_target / 2
@@ -125,8 +127,8 @@ def _step_s(
     - while tasks of a higher class decode: `step_s_target`;
     - while only tasks of lower classes decode, or none: `step_s_max`;
     - while tasks of their own class decode: `step_s_target`, or `step_s_max` for the prompts of one
-      burst. Those got their slots at most `step_s_max` after a stream's first token and take at
-      most `burst_s`; the stream waits for them.
+      burst. Such prompts got their slots at most `step_s_max` after the first stream's first token,
+      and take at most `burst_s` together. The streams wait for them.
 
     A reserved quantum does not change the class here.
     """

@@ -9,19 +9,19 @@ from typing import NamedTuple
 import msgspec
 
 DRIFT = 0.01
-"""Random walk of the coefficients in a step, as a share of each: it forgets old steps."""
+"""Random walk of each coefficient per step, as a share of it. So old steps are forgotten."""
 NOISE = 0.1
-"""Normal deviation of a step's time, as a share of it."""
+"""Standard deviation of a step's time, as a share of it."""
 DEVIATIONS_MAX = 3.0
-"""A larger deviation is clipped to this many: a single outlier is not a trend."""
+"""A larger error is clipped to this many deviations, because a single outlier is not a trend."""
 SECONDS_MIN = 1e-6
 """The least duration of a step, for machines with a coarse clock."""
 TREND_STEPS = 3
-"""This many outliers in a row are a trend: the machine has changed."""
+"""This many outliers in a row are a trend, caused by a change of the machine."""
 
 LOST_FACTOR = 100.0
-"""If such a trend is slower by this factor, the coefficients begin anew: their own size, which
-bounds their uncertainty, would let them grow too slowly.
+"""If such a trend is slower by this factor, the coefficients begin anew. Otherwise they would grow
+too slowly, because their own size bounds their uncertainty.
 """
 
 _Three = tuple[float, float, float]
@@ -31,9 +31,9 @@ _Six = tuple[float, float, float, float, float, float]
 class StepLoad(msgspec.Struct, frozen=True):
     """The work in a step.
 
-    *ubatches* counts the different lengths of chunks: the backend runs the model once for each, as
-    all sequences of its batches advance equally far. *depth* sums the positions of the tokens, that
-    is, how many earlier tokens each attends to. *wide* is the part of it in wide ubatches.
+    *ubatches* counts the different lengths of chunks. The backend runs the model once for each,
+    because all sequences of a ubatch advance equally far. *depth* sums the positions of the tokens,
+    that is, how many earlier tokens each attends to.
     """
 
     ubatches: int
@@ -108,8 +108,9 @@ class StepCost:
         return self.predict(StepLoad.of_chunks([(0, tokens)]))
 
     def use_threads(self, threads: int) -> None:
-        """Predict steps with this many *threads* from now on, by costs learned for them. New ones
-        are scaled up for fewer threads; more threads may not be faster.
+        """Predict steps with this many *threads* from now on, by the costs learned for this number.
+        If there are none, the present costs continue, scaled up for fewer threads. They are not
+        scaled down for more threads, which may not be faster.
         """
         before, self._threads = self._threads, threads
         if threads == before or not before or not self.known:
@@ -156,7 +157,7 @@ class LinearCost:
         return a * load.ubatches + b * load.tokens + c * load.depth
 
     def scaled(self, factor: float) -> LinearCost:
-        """Return a copy that is *factor* times as high."""
+        """Return a copy whose costs are *factor* times as high."""
         copy = LinearCost(*(factor * value for value in self._theta))
         aa, ab, ac, bb, bc, cc = (factor**2 * value for value in self._variance)
         copy._variance = (aa, ab, ac, bb, bc, cc)
@@ -195,8 +196,8 @@ class LinearCost:
         self._add(gain_a * share, gain_b * share, gain_c * share)
 
     def _add(self, more_a: float, more_b: float, more_c: float) -> None:
-        """Change the coefficients. One that would become negative becomes zero, and the others
-        change along with it by their covariance: they would have to make up for it.
+        """Add to the coefficients. One that would become negative becomes zero, and the others are
+        corrected by their covariance with it, as they were estimated beside its negative value.
         """
         aa, ab, ac, bb, bc, cc = self._variance
         a, b, c = self._theta
@@ -222,7 +223,7 @@ class LinearCost:
 
     def _drift(self) -> None:
         """Make each coefficient less certain, up to its own size. A row and its column shrink
-        alike, so that the matrix stays a covariance.
+        alike, so that the matrix stays a covariance matrix.
         """
         aa, ab, ac, bb, bc, cc = self._variance
         a, b, c = self._scales()

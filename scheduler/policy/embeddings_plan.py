@@ -1,6 +1,6 @@
 """The choice between steps of generation and of embeddings, and the order of texts.
 
-The functions are pure, as in `plan`.
+The functions are pure, as in `batch_plan`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from .step_budget import StepBudget
 def embeds_next(
     generating: Sequence[Task], embedding: Sequence[Task], order: Order, *, embedded: bool
 ) -> bool:
-    """Return whether the next step is one of embeddings; *embedded*: the last one was.
+    """Return whether the next step is one of embeddings; *embedded* means that the last one was.
 
-    The two alternate step by step, so that neither starves; decoding tasks get every other step,
-    whatever their class. Prompts alone wait for embeddings of a higher class, until they have aged.
+    The two alternate step by step, so that neither starves. Decoding tasks get every other step,
+    whatever their class. Embeddings wait for prompts of a higher class until they have aged. While
+    no task decodes, prompts wait for embeddings of a higher class in the same way.
     """
     if not embedding or not generating:
         return bool(embedding)
@@ -37,9 +38,9 @@ def embeds_next(
 def plan_texts(
     waiting: Sequence[Task], running: Sequence[Task], order: Order, info: EmbedInfo
 ) -> SlotPlan:
-    """Decide which texts get a slot: in the order of the queue, and none before a text that does
-    not fit. A text parks those of an effective class below its own class, the last of them first;
-    one with a reserved quantum parks any.
+    """Decide which texts get a slot, in the order of the queue. No text overtakes one that does not
+    fit. A text parks running ones whose effective class is below its own class, the last of them
+    first. A text with a reserved quantum parks any without one.
     """
     running = list(running)
     park: list[Task] = []
@@ -75,7 +76,7 @@ def plan_text_tokens(
     """Return the tokens of the next step of embeddings, in ascending slots.
 
     They fit into *seconds*, but are at least *tokens_min*. Texts come in the order of the queue. If
-    the model needs texts *whole*, the step has as many as fit.
+    the model needs texts *whole*, the step has as many texts as fit into its batch.
     """
     left = info.batch_tokens_max
     left = left if cost.known or info.whole else min(left, FIRST_STEP_TOKENS)

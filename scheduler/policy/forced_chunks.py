@@ -1,4 +1,7 @@
-"""The chunks of decoding tasks for which grammars have forced several tokens. Pure, as `plan`."""
+"""The chunks of decoding tasks for which grammars have forced several tokens.
+
+The functions are pure, as in `batch_plan`.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,14 @@ def plan_forced(
     """Return how many tokens of each *decoding* task the next step computes: one, or the size of
     the chunks, as long as the step keeps to *seconds* and to *tokens_max* tokens.
 
-    All chunks have one size, as different ones are computed one after the other (see `StepLoad`).
-    It is the size by which the step computes most tokens. The rest is left for the next steps.
+    All chunks have one size, because different sizes are computed one after the other (see
+    `StepLoad`). It is the size with which the step computes most tokens. The rest is left for the
+    next steps.
 
-    The chunks need a pass of their own, unless each task has one. A step without them costs a pass
-    for as many tokens as there are tasks; so they must add as many, or the tasks together would get
-    fewer tokens per second. (With 16 tasks and 262k tokens, a pass for 4 tokens made a step longer
-    by 25 of 64 ms.)
+    The chunks need a pass of their own, unless each task has one. A step without chunks is a pass
+    with one token for each task. So the chunks must add at least as many tokens, or the tasks
+    together would get fewer tokens per second. (With 16 tasks and a vocabulary of 262k tokens, a
+    pass for 4 tokens made a step longer by 25 of 64 ms.)
     """
     if all(task.pending == 1 for task in decoding):
         return [1] * len(decoding)
@@ -47,8 +51,8 @@ def _pending(task: Task) -> int:
 
 
 def _most_tokens(pending: Sequence[int]) -> tuple[int, int]:
-    """Return the size of the chunks that add most tokens to a step with one token of each task,
-    and their number.
+    """Return the size of the chunks with which a step computes most tokens, and their number. The
+    other tasks have one token each.
     """
     descending = sorted(pending, reverse=True)
     added = [(size - 1) * count for count, size in enumerate(descending, start=1)]

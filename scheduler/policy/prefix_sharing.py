@@ -11,7 +11,7 @@ from ..prefix import common_prefix
 from ..task import Task
 
 OTHERS_MAX = 256
-"""Tasks with which the prefix of one task is remembered: as many as a model has slots at most."""
+"""Number of tasks with which a task's common prefix is remembered: the most slots of a model."""
 
 
 def prefix_hash_of(task: Task, shared_prefix_tokens_min: int) -> int:
@@ -29,7 +29,7 @@ class Leaders:
         self._search, self._kv_kind = search, kv_kind
         self._shared_tokens_min = shared_prefix_tokens_min
         self._cached: dict[int, tuple[int, int]] = {}
-        """By task, `changes` of the search and the number of cached tokens as of then."""
+        """By task, `changes` of the search, and the number of cached tokens at that time."""
         self._shared: dict[int, dict[int, int]] = {}
         """By task, the length of its common prefix with each other task."""
 
@@ -38,8 +38,9 @@ class Leaders:
         state saved at the end of their common prefix.
 
         A task waits while the leader computes a prompt with a common prefix that is at least
-        `shared_prefix_tokens_min` longer than the cached one. Two tasks that share the steps would
-        not compute it faster, and the leader gets the class of the tasks that wait for it.
+        `shared_prefix_tokens_min` longer than the cached one. It loses no time by this: two tasks
+        that share the steps would not compute the prefix faster, and the leader gets the class of
+        the tasks that wait for it.
         """
         if not task.prefix_hash or task.computed or task.shifted:
             return None
@@ -53,7 +54,7 @@ class Leaders:
             return None
         gain = end - self._cached_tokens(task, best)
         if gain <= 0 or (gain < self._shared_tokens_min and not task.follows):
-            return None  # a task that already waits does so to the end
+            return None  # a task that already waits does so until the whole prefix is computed
         best.checkpoints.add(end)
         return best
 

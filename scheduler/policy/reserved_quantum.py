@@ -1,6 +1,6 @@
 """The quanta that are reserved for tasks of lower classes, so that no task waits for ever.
 
-Pure, as in `plan`: the tokens computed so far and the time are passed in.
+Pure, as in `batch_plan`: the tokens computed so far and the time are passed in.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ CHECK_S = 0.1
 
 class ReservedQuanta:
     """Gives one quantum in `reserved_share` to a task of a lower class that was passed over for
-    `passed_over_s`: users in turn, of one user the labels in turn, and of one label the task that
-    waits longest.
+    `passed_over_s`. Users alternate, and so do the labels of a user. Of one label, the task that
+    waits longest gets the quantum.
 
-    Age in tokens alone would take minutes on a slow machine. Owned by the engine.
+    Ageing by tokens alone would take minutes on a slow machine. Owned by the engine.
     """
 
     OWNERS_MAX = 4096
@@ -40,15 +40,15 @@ class ReservedQuanta:
         self._last_of_owner: dict[Owner, int] = {}
 
     def is_check_due(self, clock: int, now: float) -> bool:
-        """Return whether a quantum is due, and the last check was not just now."""
+        """Return whether a quantum is due, and the last check was `CHECK_S` ago or more."""
         return clock >= self.next_at and now >= self._next_check_at
 
     def give_quantum(
         self, able: Iterable[Task], busy: Iterable[Task], order: Order, clock: int, now: float
     ) -> None:
-        """Give the quantum that is due to one of the *able* tasks, which could compute but are
-        below the highest class of the *busy* ones. Call it if `is_check_due`. A text to embed gets
-        one for its whole size, because it would start again otherwise.
+        """Give the due quantum to one of the *able* tasks, which could compute, if its class is
+        below the highest of the *busy* tasks. Call this if `is_check_due`. A text to embed gets a
+        quantum of its whole size, because otherwise it would start again.
         """
         self._next_check_at = now + CHECK_S
         since, size = now - self._settings.passed_over_s, self._settings.quantum_tokens

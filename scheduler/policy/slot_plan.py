@@ -17,7 +17,9 @@ from .order import Order
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
-    """First park, then start. Each pair of *follow* is a task and the leader that it waits for."""
+    """The tasks to *park* first, and those to *start* then. Each pair of *follow* is a task and the
+    leader that it waits for.
+    """
 
     park: tuple[Task, ...] = ()
     start: tuple[Task, ...] = ()
@@ -32,13 +34,13 @@ def plan_slots(
     now: float,
     find_leader: Callable[[Task, Sequence[Task]], Task | None] = lambda task, running: None,
 ) -> SlotPlan:
-    """Decide which tasks are parked and which get a slot, the first in order first.
+    """Decide, in the order of the queue, which tasks are parked and which get a slot.
 
     A task preempts a running one at once if its own class is above the other's effective class, if
     it has a reserved quantum, or if the other was not read for `reader_lag_s`. Otherwise it
     preempts one whose quantum has ended, if its effective class is higher, or equal and its owner
-    was not served more. *find_leader* returns the running task that computes a prefix of a task,
-    which then takes no slot until the prefix is computed.
+    was not served more. *find_leader* returns the running task that computes a prefix of the given
+    task, which then takes no slot until the prefix is computed.
     """
     waiting = sorted((t for t in queue if t.has_work or t.wants_token), key=order.key)
     staying = [s.task for s in slots if s.task is not None]
@@ -59,7 +61,7 @@ def plan_slots(
             free -= 1
         else:
             victim = _victim(task, staying, order, settings, now)
-            if victim is None:  # of the tasks behind it, only a higher own class can preempt
+            if victim is None:  # of the tasks behind it, only one of a higher class can preempt
                 settled = [order.effective(t) for t in staying if not t.shift_pending]
                 floor = min(settled, default=PRIORITY_MAX)
                 continue
@@ -89,10 +91,10 @@ def _victim(
     ]
     last = max(done, key=order.key, default=None)
     if last is not None and last.spec.priority > order.effective(lowest):
-        return lowest  # the parked task would preempt it at once
+        return lowest  # otherwise `last`, once parked, would preempt it at once
     return last
 
 
 def reader_lags(task: Task, settings: EngineSettings, now: float) -> bool:
-    """Return whether the task was not read for so long that it gives way to any other."""
+    """Return whether *task* has reported nothing for so long that it gives way to any other."""
     return task.unread_since is not None and now >= task.unread_since + settings.reader_lag_s

@@ -1,7 +1,7 @@
 """The bounds on slow sampling: the steps that a slow task skips, and the time at which it ends.
 
-Pure: times are passed in. A task is slow if one of its tokens takes much longer to sample, by CPU
-time and including its text, than usual for the model: a large grammar or many stop texts cause it.
+Pure: times are passed in. A task is slow if sampling one of its tokens, with the work on its text,
+takes much more CPU time than is usual for the model. A large grammar or many stop texts cause this.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from .order import Order
 from .thread_share import ThreadShare
 
 SLOW_AT, SLOW_S = 3.0, 0.001
-"""A token is slow above this many times the prediction, and above this time. (With 262k tokens the
-default samplers take 1 ms, greedy sampling 0.3 ms.)
+"""A token is slow if it takes more than this many times the prediction, and more than this time.
+(With a vocabulary of 262k tokens the default samplers take 1 ms, greedy sampling 0.3 ms.)
 """
 FALL, RISE = 1 / 8, 1 / 1024
 """The prediction falls by this share of the distance to a faster token, and rises by this share of
@@ -34,8 +34,8 @@ class SlowSampling:
         self._share = ThreadShare()
 
     def note_token(self, task: Task, seconds: float, *, usual: bool = True) -> float:
-        """Note that sampling a token of *task* took *seconds* of CPU time; return by how many
-        seconds that was slow. A token that was forced is not *usual*: it takes less.
+        """Record that sampling a token of *task* took *seconds* of CPU time; return how many of
+        them exceed the limit for a slow token. A forced token is not *usual*: it takes less.
         """
         if not usual:
             task.sampling_s = max(task.sampling_s, seconds)
@@ -60,9 +60,9 @@ class SlowSampling:
         return task.sampling_s > self._usual_s
 
     def skipping(self, tasks: Collection[Task], order: Order, now: float) -> frozenset[Task]:
-        """Return those of *tasks*, which have work, that skip the next step: slow ones whose user
-        has used their share, beside tasks of the same class or a higher one. A grammar may be slow
-        at any token, also in the user's next turn.
+        """Return those of *tasks*, which all have work, that skip the next step. These are slow
+        tasks of users who have used their share, beside tasks of the same class or a higher one.
+        Tasks with a grammar count as slow: any token may be slow, also in the user's next turn.
         """
         late = [
             t
@@ -76,7 +76,7 @@ class SlowSampling:
         return frozenset(t for t in late if order.effective(t) <= highest)
 
     def timeout(self, seconds: float) -> Timeout | None:
-        """Return the error of a task for one token of which sampling took *seconds*, if any."""
+        """Return the error of a task if sampling one of its tokens took too many *seconds*."""
         limit_s = max(TIMEOUT_S, TIMEOUT_AT * self.predicted_s)
         if seconds <= limit_s:
             return None

@@ -1,4 +1,7 @@
-"""The time and the tokens of one step, and the prompts' chunks that fit into them."""
+"""The time and the tokens of one step, and the prompts' chunks that fit into them.
+
+`batch_plan` and `embeddings_plan` decide how long the step may take.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from ..task import Task
 from .cost import StepCost, StepLoad
 
 CHUNK_MIN = 8
-"""A smaller chunk is not scheduled unless it ends its prompt: its own cost is too high."""
+"""A smaller chunk is not scheduled unless it ends its prompt, because each chunk has a cost of its
+own.
+"""
 
 
 @dataclass
@@ -29,8 +34,8 @@ class StepBudget:
     def schedule_prompt(self, task: Task) -> int:
         """Add as many tokens of *task* as fit, at least the prompts' minimum; return their number.
 
-        Each chunk has a cost of its own. So the last tokens of a prompt are added to the previous
-        ones, and a prompt does not begin with a few.
+        Each chunk has a cost of its own. So a small rest of the prompt is added to the chunk before
+        it, and a prompt does not begin with a few tokens.
         """
         most = min(task.pending, task.tokens_to_checkpoint(), self.tokens_left)
         most = min(most, task.reserved_tokens or most, task.spec.batch_size or most)

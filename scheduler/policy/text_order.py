@@ -15,7 +15,7 @@ from ..priority import PRIORITY_MAX, Requester
 T = TypeVar("T")
 
 AGEING_S = 1.0
-"""A request rises by one class when this much work was done for others since it arrived."""
+"""A request rises by one class each time that this much work was done since it arrived."""
 
 
 class _WaitingText(NamedTuple, Generic[T]):
@@ -26,7 +26,7 @@ class _WaitingText(NamedTuple, Generic[T]):
 
 
 class TextOrder(Generic[T]):
-    """Requests in lines, one for each owner and class: there are few lines and many requests."""
+    """Requests in lines, one for each owner and class, so that lines are few."""
 
     def __init__(self) -> None:
         self._lines: dict[Requester, deque[_WaitingText[T]]] = {}
@@ -51,7 +51,7 @@ class TextOrder(Generic[T]):
         self._arrivals += 1
 
     def next_requester(self, may: Callable[[Requester], bool] = lambda _: True) -> Requester | None:
-        """Return the line whose first request is next, among those that *may* be answered."""
+        """Return the requester whose request is next, among those that *may* be answered."""
         return min(filter(may, self._lines), key=self._key, default=None)
 
     def _key(self, requester: Requester) -> tuple[int, int, int, int]:

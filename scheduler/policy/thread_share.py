@@ -1,17 +1,17 @@
 """The share of the engine's thread for one user's work outside of steps, while others' tasks run.
 
-Pure: the time is passed in. Both texts (`engine.tokenizing`) and slow sampling use it.
+Pure: the time is passed in. Work on texts (`engine.tokenizing`) and slow sampling each use one.
 """
 
 from __future__ import annotations
 
 SHARE = 0.1
-"""Neighbours keep 1 - SHARE of their pace, less what their own process and the daemon need of the
-cores for such work. A text of 16 kB takes 6 ms on a slow machine, so a user who only sends texts
-still gets 16 of them a second.
+"""Other users' tasks keep 1 - SHARE of their pace, less the CPU time that the sender's process and
+the daemon need for such work. A text of 16 kB takes 6 ms on a slow machine, so a user who only
+sends texts still gets 16 of them a second.
 """
 BURST_S = 0.02
-"""Seconds of work that are done at once; later work is spread. It is the time between two steps."""
+"""Seconds of work that may be done at once, between two steps; further work is spread."""
 
 
 class ThreadShare:

@@ -1,4 +1,4 @@
-"""Identity of the code that daemon and workers share, and with it of their messages.
+"""The identity of the code that daemon and workers share, and thus of their messages.
 
 Messages are arrays without field names, so only processes of one build understand each other. A
 worker starts from the files on disk, which an upgrade may have replaced since the daemon started.

@@ -35,7 +35,8 @@ class SocketLink:
         self.descriptors: list[int] = []
 
     def receive_commands(self, timeout_s: float | None) -> list[m.Command]:
-        """Return the commands that have arrived; wait up to *timeout_s* for some (None: no limit).
+        """Return the commands that have arrived; wait up to *timeout_s* for some, or without limit
+        if it is None.
 
         :raises LinkClosed: the other end is closed.
         """

@@ -46,9 +46,10 @@ from .link import LinkClosed, SocketLink
 
 OOM_SCORE_ADJ = 500
 LARGE_BLOCK_BYTES = 2 << 20
-"""More than the logits of a token. Without flash attention, llama.cpp allocates a larger work
-buffer whenever a context has grown by 256 tokens. The previous ones left 32 MB in the heap; now
-they leave 3 MB, of buffers below this size.
+"""Larger blocks are returned to the system when they are freed. This is more than the logits of a
+token. Without flash attention, llama.cpp allocates a larger work buffer whenever a context has
+grown by 256 tokens. The previous buffers left 32 MB in the heap; now those below this size leave
+3 MB.
 """
 PROGRESS_STEP = 0.01
 _PR_SET_PDEATHSIG = 1
@@ -62,7 +63,7 @@ def main() -> None:
     _bind_to_parent(parent)
     return_large_blocks(LARGE_BLOCK_BYTES)
     gc.freeze()  # the modules so far stay; no later collection walks their objects
-    gc.disable()  # until the engine runs: a tenth of the time of the backend's imports
+    gc.disable()  # until the engine runs; collections take a tenth of the backend's imports
     library_log.write_line = write_library_line
     run_worker(SocketLink(socket.socket(fileno=fd)), record)
 
@@ -74,7 +75,7 @@ def _bind_to_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the daemon died before prctl
         os._exit(1)
-    with contextlib.suppress(OSError):  # a sandbox may forbid it; the daemon's is lower
+    with contextlib.suppress(OSError):  # a sandbox may forbid it; the daemon's score is lower
         Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE_ADJ))
 
 
@@ -178,7 +179,7 @@ def _start_engine(
 
 
 def compute_token(model: Model) -> None:
-    """Compute one token, as a test of the model without a task; an encoder is not tested.
+    """Compute one token, to test the model without a task. An encoder is not tested.
 
     :raises InferdError: the model cannot compute it.
     """
@@ -189,7 +190,9 @@ def compute_token(model: Model) -> None:
 
 
 def load_adapters(model: Model, specs: Iterable[AdapterSpec]) -> list[m.AdapterReport]:
-    """Load the adapters of a loaded model. One that fails is reported; the model works without."""
+    """Load the adapters of a loaded model. If one fails, this is reported, and the model works
+    without it.
+    """
     reports = []
     for spec in specs:
         try:
@@ -204,7 +207,7 @@ def _agree_on_shape(
 ) -> ModelSpec:
     """Report the memory that the model needs in each shape that the daemon requests; return the
     spec with the shape to load. The file is read only for shapes that are not *known* from earlier
-    loads, the spec's own first.
+    loads. The first one known is the spec's own.
 
     :raises Cancelled: the daemon cancels the load.
     """
@@ -237,7 +240,7 @@ def _agree_on_shape(
 
 
 def _run_engine(link: SocketLink, engine: Engine, commands: list[m.Command]) -> None:
-    """Run the engine until `Quit`, *commands* first; wait only if there is nothing to compute."""
+    """Run the engine until `Quit`, from *commands* on; wait only if there is nothing to compute."""
     gc.collect()
     gc.freeze()  # otherwise collections between steps took up to 5 ms for the objects so far
     gc.enable()

@@ -33,7 +33,7 @@ class WaitReason(StrEnum):
 
     SLOT = "slot"
     PREFIX = "prefix"
-    """A running task computes a prefix that they share."""
+    """A running task computes a prefix that both share."""
     CELLS = "cells"
     """The KV cache was full."""
     DISK = "disk"
@@ -58,8 +58,8 @@ PAGE_COUNTERS = (
     *ENGINE_COUNTS,
     *("reused_slot", "reused_memory", "reused_disk", "restores", "fetches", "over_target"),
 )
-"""Values that only grow, in the order of the page. Other parts of the engine own the last ones:
-`MetricsPublisher` reads them when it publishes.
+"""Values that only grow, in the order of the page. Other parts of the engine own those behind
+`ENGINE_COUNTS`; `MetricsPublisher` reads these when it publishes.
 """
 PAGE_GAUGES = (
     *("kv_bytes", "kv_entries", "slot_tokens"),
@@ -69,7 +69,7 @@ PAGE_HISTOGRAMS = {f"{kind}_s": STEP_S for kind in StepKind} | {
     "tokens_per_step": POWERS_OF_TWO,
     "sequences_per_step": POWERS_OF_TWO,
 }
-"""Upper bounds of their buckets; one more bucket has the rest."""
+"""The upper bounds of each histogram's buckets. One more bucket counts larger values."""
 
 _CELLS = len(PAGE_COUNTERS) + sum(len(bounds) + 2 for bounds in PAGE_HISTOGRAMS.values())
 # Native and therefore aligned: one store writes a cell, so that no reader sees half of it.
@@ -94,15 +94,15 @@ class Histogram:
 
 
 class MetricsPage:
-    """The second page of a worker's record: its counters, histograms and gauges. The engine writes
-    it, the daemon reads it. Without a descriptor, as in tests, its memory is private.
+    """The second page of a worker's record, with its counters, histograms and gauges. The engine
+    writes it, the daemon reads it. Without a descriptor, as in tests, its memory is private.
     """
 
     def __init__(self, fd: int = -1, target_s: float = math.inf):
         self.target_s = target_s
         """The longest desired duration of a step with decoding tasks."""
         self.over_target = 0
-        """Steps with decoding tasks that took longer."""
+        """The number of steps with decoding tasks that took longer than `target_s`."""
         self._page = mmap.mmap(fd, RECORD_BYTES)
         self.due_at = -math.inf
         """The time at which a changed page is to be written again."""
@@ -120,7 +120,9 @@ class MetricsPage:
         self._sequences.observe(sequences)
 
     def due_in(self, now: float, changes: int) -> float | None:
-        """Return the seconds until a write is due; None without a step or *changes* since."""
+        """Return the seconds until a write is due, or None without a step or new *changes* since
+        the last one.
+        """
         if not self._changed and changes == self._changes:
             return None
         return self.due_at - now

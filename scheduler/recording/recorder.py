@@ -38,7 +38,8 @@ class ActivityKind(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Activity:
     """The activity that began at *at* (seconds of CLOCK_MONOTONIC, which all processes share).
-    *beside_text*: a thread tokenizes a text meanwhile, so that a crash has two possible causes.
+    *beside_text* means that a thread tokenizes a text meanwhile, so a crash has two possible
+    causes.
     """
 
     kind: ActivityKind
@@ -55,8 +56,8 @@ def create_record() -> int:
 
 
 class Recorder:
-    """The first page of a worker's record: its activity. The worker writes it (2 µs a step), the
-    daemon reads it. Without a descriptor its memory is private.
+    """The first page of a worker's record, with its activity. The worker writes it (2 µs a step),
+    the daemon reads it. Without a descriptor its memory is private.
     """
 
     def __init__(self, fd: int = -1):

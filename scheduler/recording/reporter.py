@@ -18,7 +18,7 @@ SILENT = 1 + max(LEVELS.values())
 TEXT_CHARACTERS_MAX = 10_000
 """Bound on a logged prompt or answer."""
 LINE_BYTES_MAX = 4096
-"""PIPE_BUF of Linux: shorter lines of several threads do not mix."""
+"""PIPE_BUF of Linux. Lines of several threads do not mix if they are no longer."""
 _STDERR = 2
 
 
@@ -71,8 +71,8 @@ class Reporter:
         return stats
 
     def report_failed(self, spec: m.TaskSpec, error: InferdError) -> None:
-        """Report that a task has failed. The log gets only the error's name, unless texts are
-        logged, as its message may quote one.
+        """Report that a task has failed. Unless texts are logged, the log gets only the error's
+        name, because the error's message may quote a text.
         """
         level = "debug" if isinstance(error, Cancelled) else "info"
         fields = {"task": spec.id, "request": spec.request, "error": error.name}
@@ -112,7 +112,7 @@ class Reporter:
         self._log("error", "backends", "step.failed", fields)
 
     def log_compilation_failed(self, task: Task, error: InferdError) -> None:
-        """Log a grammar that could not be compiled, other than because of the grammar."""
+        """Log that a grammar could not be compiled for a reason other than the grammar itself."""
         fields = {"task": task.spec.id, "request": task.spec.request}
         fields |= {"error": error.name, "cause": error.message}
         self._log("error", "backends", "grammar.failed", fields)
@@ -152,5 +152,5 @@ def set_library_level(logging: m.Logging) -> None:
 def write_library_line(level: str, text: str) -> None:
     """Write a line of the library to standard error, with its priority."""
     line = f"<{SYSLOG_PRIORITIES[level]}>{' '.join(text.splitlines())}".encode()
-    with contextlib.suppress(OSError):  # the daemon does not read now: no step waits for it
+    with contextlib.suppress(OSError):  # if the daemon does not read now, no step waits for it
         os.write(_STDERR, line[: LINE_BYTES_MAX - 1] + b"\n")

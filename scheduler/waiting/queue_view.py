@@ -14,8 +14,8 @@ from .wait_estimate import QueuedTask, RemainingWork, StartEstimator, TurnEstima
 
 
 class QueueView:
-    """The queue at one moment. *estimator* has learned from the turns that have ended;
-    *reserved_after* is as in `StartEstimator`.
+    """The queue at one moment. *estimator* has learned from the turns that have ended. For
+    *reserved_after* see `StartEstimator`.
     """
 
     def __init__(
@@ -35,8 +35,8 @@ class QueueView:
         self._reserved_after = reserved_after
 
     def _starts(self) -> list[float | None]:
-        """Return the seconds until each waiting task gets a slot; None without a bound: it was
-        parked by hand, or waits for its reader or for KV space.
+        """Return the seconds until each waiting task gets a slot. They are None for a task that was
+        parked by hand, or that waits for its reader or for KV space, because nothing bounds them.
         """
         bounded = [t for t in self._waiting if self._may_start(t)]
         estimator = StartEstimator(

@@ -15,7 +15,7 @@ from ..priority import Priority
 from ..settings import EngineSettings
 
 FORGET = 0.9
-"""Decay per turn: the last ten turns have about two thirds of the weight."""
+"""Decay per turn, with which the last ten turns have about two thirds of the weight."""
 TOKEN_S_MIN = 1e-9
 """Avoids division by zero when the clock has not advanced."""
 PROMPT_S, OUTPUT_S, OUTPUT_TOKENS = 0.003, 0.05, 128.0
@@ -24,8 +24,8 @@ PROMPT_S, OUTPUT_S, OUTPUT_TOKENS = 0.003, 0.05, 128.0
 
 @dataclass(frozen=True, slots=True)
 class RemainingWork:
-    """The rest of a task: prompt tokens to compute, output tokens to expect (`math.inf`: there is
-    no sign of its end), and the most output tokens that its limit allows.
+    """The rest of a task: prompt tokens to compute, output tokens to expect (`math.inf` if nothing
+    shows its end), and the most output tokens that its limit allows.
     """
 
     prompt_tokens: int
@@ -110,14 +110,14 @@ class StartEstimator:
         return [self._start_task(task) for task in self._waiting]
 
     def _start_task(self, task: QueuedTask) -> float:
-        """Give *task* the slot that it gets first; return when. It keeps the slot to its end, or to
-        the end of its quantum if another task waits.
+        """Give *task* the slot that it can have first; return the time. The task keeps the slot to
+        its end, or to the end of its quantum if another task waits.
         """
         slot = min(self._slots, key=lambda slot: self._free_at(slot, task))
         start = self._free_at(slot, task)
         reserved = self._reserved.get(id(task), math.inf)
         if reserved < start:
-            return reserved  # for one quantum, then the slot's task continues
+            return reserved  # it runs for one quantum, then the slot's task continues
         self._occupy_slot(slot, task, start, start)
         return start
 
@@ -150,8 +150,8 @@ class StartEstimator:
         return min(slot.end_s_max if rises > 0 else slot.end_s, at + lead_s)
 
     def _reserved_starts(self, reserved_after: int) -> dict[int, float]:
-        """Return when waiting tasks of lower classes get a reserved quantum, by their `id`. Their
-        users get quanta in rounds, by the tasks known here.
+        """Return when waiting tasks of lower classes get a reserved quantum, by their `id`. In each
+        round, each user with such tasks gets one quantum.
         """
         highest = max(slot.task.effective for slot in self._slots)
         lower = [t for t in self._waiting if t.effective < highest]
@@ -169,7 +169,9 @@ class StartEstimator:
 
 
 def _lead(one: tuple[int, int], other: tuple[int, int]) -> int:
-    """Return how many more tokens *one* was served: by user or, if users are equal, by label."""
+    """Return how many more tokens *one* was served than *other*: by user or, if the users are
+    equal, by label.
+    """
     return next((a - b for a, b in zip(one, other, strict=True) if a != b), 0)
 
 
@@ -207,7 +209,7 @@ class TurnEstimator:
 
     def remaining_work(self, prompt_tokens: int, done: int = 0, limit: int = -1) -> RemainingWork:
         """Return the rest of a task with *prompt_tokens* to compute and *done* output tokens, whose
-        output is bounded by *limit* (-1: unbounded).
+        output is bounded by *limit*, or unbounded if that is -1.
 
         If the answer is already longer than expected, or nothing was learned, its limit is assumed.
         """

@@ -1,8 +1,8 @@
 """Conditions that end a turn, other than end mark, stop texts and bounds (docs/stopping.md).
 
-They depend on the turn's tokens, except for `t-max-predict-ms`, whose time `TurnConditions.line_ms`
-holds and `scheduler.engine.deadlines` checks. A turn that continues in another worker replays its
-tokens.
+They depend on the turn's tokens alone, except for `t-max-predict-ms`, whose time
+`TurnConditions.line_ms` holds and `output.sampling` checks. A turn that continues in another worker
+replays its tokens.
 """
 
 from .ending import Ending, Stop, StopReason, cuts_text

@@ -16,7 +16,7 @@ class StopReason:
 
     name: str
     cuts_text: bool = False
-    """Text is cut off, but its tokens stay in the history."""
+    """Whether text is cut off. Its tokens stay in the history."""
 
     def __post_init__(self) -> None:
         assert self.name not in REASONS, f"the stop reason {self.name} is declared twice"
@@ -26,7 +26,7 @@ class StopReason:
 REASONS: dict[str, StopReason] = {}
 """All declared reasons, by name."""
 
-# Reasons without a condition class in this package, which is loaded as a whole.
+# Reasons without a condition class in this package. Importing the package declares all reasons.
 STOP_TEXT = StopReason("stop", cuts_text=True)
 END_MARK = StopReason("eos")
 TOKEN = StopReason("token")
@@ -48,7 +48,8 @@ class Ending(NamedTuple):
 class Stop(NamedTuple):
     """A condition that is met at the byte *met* of the answer, whose text then ends at byte *end*.
 
-    Stops sort by these: the first met counts, and among those the one that leaves least text.
+    Stops sort by these fields. The first met counts, and among those the one that leaves least
+    text.
     """
 
     met: int
@@ -62,7 +63,7 @@ class TextCondition(Protocol):
 
     @property
     def undecided(self) -> int | None:
-        """The byte from which text may be cut off later; None: no text will be."""
+        """The byte from which text may be cut off later, or None if no text will be."""
 
     def check_text(self, text: str, at: int) -> Stop | None:
         """Check the next *text*, whole characters that start at the byte *at*."""

@@ -10,7 +10,7 @@ from ....backends.texts.incremental_regex import byte_size
 from .ending import StopReason
 
 SENTENCE_CHARACTERS_MAX = 4096
-"""Only the first characters of a longer sentence count."""
+"""Of a longer sentence only this many characters count, the first ones."""
 _TERMINATORS = ".!?…"
 _WIDE_TERMINATORS = "。！？｡"
 _CLOSERS = "\"'”’»)]}」』）*_`"
@@ -20,7 +20,7 @@ class SentenceEnds:
     """A sentence ends at `.`, `!`, `?` or `…` behind a letter or digit, perhaps followed by closing
     quotes and brackets, and then white space; behind `。`, `！` and `？` at any other character.
     (These are the boundaries of Unicode's UAX #29, rules SB6 to SB11, as far as they need neither a
-    dictionary nor later text: so `e.g. ` has one.)
+    dictionary nor later text. So there is one after `e.g. `.)
     """
 
     def __init__(self) -> None:
@@ -49,8 +49,8 @@ class Sentence(NamedTuple):
 
 
 class Sentences:
-    """Passes an answer's text up to the end of a sentence. Later text waits until the sentence is
-    compared, however the tokens split it: it is not released, and no other condition checks it.
+    """Passes an answer's text up to the end of a sentence. However the tokens split it, later text
+    waits until the sentence is compared: it is not released, and no other condition checks it.
     """
 
     reason = StopReason("similarity", cuts_text=True)
@@ -89,7 +89,7 @@ class Sentences:
         return self._pass()
 
     def rest(self) -> bytes:
-        """Return the half character that the answer ends with."""
+        """Return the incomplete character that ends the answer, unless a sentence is pending."""
         if self.pending is not None:
             return b""
         rest, self._waiting = self._waiting, b""

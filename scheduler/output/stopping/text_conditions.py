@@ -50,7 +50,7 @@ class JsonCondition(CharacterCondition):
 
     def __init__(self) -> None:
         self._open: list[str] | None = []
-        """The expected closing brackets, the innermost last; None: the answer is not JSON."""
+        """The expected closing brackets, the innermost last, or None if the answer is not JSON."""
         self._started = self._quoted = self._escaped = False
 
     def add_character(self, character: str) -> bool:
@@ -104,8 +104,9 @@ class SentenceCondition(SentenceEnds, CharacterCondition):
 
 
 class IndentCondition(CharacterCondition):
-    """Each line except the first must begin with this many spaces and tabs, as in llama-server
-    (`server-context.cpp`); an empty line has none. The line is cut off from its text on.
+    """Each line except the first must begin with *n_indent* spaces and tabs, as in llama-server
+    (`server-context.cpp`); so an empty line ends the answer, too. A line with fewer is cut off
+    behind them.
     """
 
     reason = StopReason("indent", cuts_text=True)
@@ -114,7 +115,7 @@ class IndentCondition(CharacterCondition):
         self.detail = f"n-indent {n_indent}"
         self._n_indent = n_indent
         self._spaces: int | None = None
-        """Spaces of the present line so far; None: it has other characters, or is the first."""
+        """Spaces of the present line so far, or None if it has other characters or is the first."""
 
     def add_character(self, character: str) -> bool:
         """See `CharacterCondition.add_character`."""
@@ -128,8 +129,8 @@ class IndentCondition(CharacterCondition):
 
 
 class PatternCondition:
-    """A regular expression matches, and the match is cut off: of one that is longer than the
-    withheld text only the last part.
+    """A regular expression matches, and the match is cut off. Of a match that is longer than
+    `WITHHELD_BYTES_MAX`, only the last part is cut off.
     """
 
     reason = StopReason("pattern", cuts_text=True)

@@ -8,8 +8,8 @@ from collections import Counter, deque
 from .ending import StopReason
 
 GRAM = 4
-"""Tokens of an n-gram: rep-4 is the measure of Welleck et al., "Neural Text Generation with
-Unlikelihood Training" (2019).
+"""Tokens of an n-gram. With 4 it is the measure rep-4 of Welleck et al., "Neural Text Generation
+with Unlikelihood Training" (2019).
 """
 
 
@@ -47,9 +47,9 @@ class Repetition:
 
 
 class MeanSurprisal:
-    """The mean surprisal of the last tokens, in nats: −ln of the probability that the model gave
-    each; the logarithm of their perplexity. It counts once the window is full. A high mean shows
-    that the model has lost the thread.
+    """The mean surprisal of the last tokens, in nats. A token's surprisal is −ln of the probability
+    that the model gave it, so the mean is the logarithm of the perplexity. It counts once the
+    window is full. A high mean shows that the model has lost the thread.
     """
 
     reason = StopReason("surprisal")

@@ -16,7 +16,7 @@ _NOTHING = StoppingParams()
 
 
 class TextConditions:
-    """The conditions on a turn's text: the one that is met first, and the undecided text."""
+    """The conditions on a turn's text. Finds the one that is met first, and the undecided text."""
 
     def __init__(self, conditions: Sequence[TextCondition]):
         self.size = 0
@@ -54,7 +54,7 @@ class TurnConditions:
         self.tokens = frozenset(params.stop_tokens)
         self.grammar = params.stop_grammar
         self.line_ms = params.t_max_predict_ms
-        """Time after which the turn ends with a line; 0 or less: never."""
+        """Time after which the turn ends at the next line end, or never if it is 0 or less."""
         self.surprisal: MeanSurprisal | None = None
         if params.stop_surprisal:
             self.surprisal = MeanSurprisal(params.stop_surprisal, params.stop_surprisal_window)
