@@ -1,10 +1,11 @@
-"""A bare llama.cpp loop that runs a scenario's prompts: the limit of this machine.
+"""A bare llama.cpp loop that runs a scenario's prompts, which shows the limit of this machine.
 
-No queue, no process boundary, no text: tokenize, decode mixed batches, sample greedily. Split KV,
-logits ascending by sequence, as in inferd's engine. It is a process of its own, so that its memory
-and threads are freed when another side runs. `python -m bench.bare` reads JSON: [texts, tokens of
-each answer, slots, tokens of context a slot, whether a shared beginning is computed once]. It
-writes [requested_s, [arrival_s, …], tokens of the prompt, of these cached] for each text.
+It tokenizes, decodes mixed batches and samples greedily, without a queue, another process or text.
+As in inferd's engine, KV is split, and logits ascend by sequence. It is a process of its own, so
+that its memory and threads are freed when another side runs. `python -m bench.bare` reads JSON:
+[texts, tokens of each answer, slots, tokens of context a slot, whether a shared beginning is
+computed once]. It writes [requested_s, [arrival_s, …], tokens of the prompt, of these cached] for
+each text.
 """
 
 from __future__ import annotations

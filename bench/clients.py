@@ -59,8 +59,8 @@ async def connect(stack: AsyncExitStack, server: Server, count: int) -> list[Cli
 async def gather_all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Await all *calls* side by side; return their results in the same order.
 
-    This uses anyio's group: under Python 3.11 asyncio's leaves its task marked as cancelled when a
-    child fails, and the open clients around it then hide the error.
+    This uses anyio's task group. Under Python 3.11 asyncio's group leaves its task marked as
+    cancelled when a child fails, and the open clients around it then hide the error.
     """
     results: dict[int, T] = {}
 
@@ -176,7 +176,7 @@ class LlamaServerClient(HttpClient):
         body |= {"samplers": ["temperature"], "ignore_eos": True, "cache_prompt": self._cache}
         if request.schema is not None:
             body["json_schema"] = request.schema
-        # By default it takes the least recently used slots, which drift apart over time, and
+        # By default the server takes the least recently used slots, which drift apart over time.
         # llama.cpp splits a batch with gaps into several (4 streams: 105 to 122 tok/s, not 155).
         return body | {"id_slot": self._slot}
 

@@ -28,7 +28,7 @@ async def compare(
     works: Sequence[Work],
     print_run: Callable[[Run], None],
 ) -> list[Run]:
-    """Run all *works*; within each the sides alternate, and another side begins each time."""
+    """Run each of *works* on all sides, one after another; in each round another side begins."""
     runs: list[Run] = []
     names = list(sides)
     for work in works:

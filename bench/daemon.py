@@ -25,7 +25,7 @@ from .streams import Stream
 
 START_S_MAX = 30
 ECHO_BATCH_SIZE = 8192
-"""With the default of 512, a step would take the prompts of few of many streams."""
+"""With the default of 512, a step would hold the prompts of only a few of many streams."""
 
 
 def configuration(slots: int, ctx_size: int, settings: Mapping[str, Any] | None = None) -> str:
@@ -55,7 +55,9 @@ def echo_configuration(
 
 
 class StreamClient:
-    """A client that streams over its own connection; opening the session is timed, too."""
+    """A client that streams over its own connection. The first turn's time includes opening the
+    session.
+    """
 
     def __init__(self, client: AsyncClient, session_id: str | None = None, model: str = MODEL.stem):
         self.client = client
@@ -140,7 +142,9 @@ def stream_of(
 
 
 def options(n_predict: int, schema: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the options of a turn of the bench; a *schema*'s answer ends where it is complete."""
+    """Return the options of a turn of the bench. With a *schema* the answer ends where it is
+    complete, so the end of generation is not ignored.
+    """
     common = {"temp": 0, "n-predict": n_predict}
     return common | ({"ignore-eos": True} if schema is None else {"json-schema": schema})
 

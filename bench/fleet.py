@@ -39,7 +39,8 @@ step-ms = {STEP_MS}
 TURNS = 200
 STREAMS = 16
 LONG_TURNS = 12
-"""Turns of each stream on three nodes: many, as slots are idle while the last ones end."""
+"""Turns of each stream on three nodes. There are many, as slots are idle while the last ones end.
+"""
 TEXT = "a text of forty letters for the streams"
 
 

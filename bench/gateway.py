@@ -44,7 +44,7 @@ _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 
 
 async def _read_chunk(reader: asyncio.StreamReader) -> _Chunk:
-    """Return the next chunk of a response; comments have the place in the queue."""
+    """Return the next chunk of a response, and skip comments, which have the place in the queue."""
     while True:
         _, begin, text = (await reader.readuntil(b"\n\n")).partition(b"data: ")
         if begin:

@@ -50,7 +50,7 @@ class InTurn:
             yield llama
 
     def search(self, chain: int, vectors: list[list[float]]) -> str:
-        """Return the passage that is nearest to a question; the first search embeds them all."""
+        """Return the passage nearest to a question. The first search embeds all passages."""
         requested_s = time.perf_counter()
         mean = llama_cpp.LLAMA_POOLING_TYPE_MEAN
         with self._loaded("search", embedding=True, pooling_type=mean) as llama:

@@ -54,7 +54,7 @@ DEFINITIONS = (
 FLAGS = ["-t", str(THREADS), "-tb", str(THREADS), "--no-kv-unified"]
 FLAGS += ["--no-ui", "--no-slots", "--log-disable"]
 NO_CACHES = ("--cache-ram", "0", "--no-cache-prompt")
-"""For prompts that are all new, where its caches could only cost time."""
+"""Flags for prompts that are all new, where llama-server's caches could only cost time."""
 
 
 def binary() -> Path:

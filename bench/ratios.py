@@ -22,7 +22,7 @@ MARKS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200)
 
 @dataclass(frozen=True)
 class Comparison:
-    """A figure of a scenario; *more*: the larger value is better."""
+    """A figure of a scenario. *more* means that the larger value is better."""
 
     label: str
     scenario: str

@@ -36,8 +36,8 @@ def rss_mb(process: psutil.Process) -> float:
 class ExternalLoad:
     """The external CPU load: the CPU time that other processes take from its creation on.
 
-    The machine has two cores and both are busy: one external process stalls the barriers of
-    llama.cpp's threads and makes a run meaningless.
+    The machine has two cores, and a run keeps both busy. One external process stalls the barriers
+    of llama.cpp's threads and makes the run meaningless.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class ExternalLoad:
         return sum(machine) - idle, self._own()
 
     def _own(self) -> float:
-        own = os.times()  # of processes that have ended too
+        own = os.times()  # it includes child processes that have ended
         living = psutil.Process().children(recursive=True)
         return sum(own[:4]) + sum(sum(process.cpu_times()[:4]) for process in living)
 
@@ -63,7 +63,9 @@ class ExternalLoad:
 
 
 async def calm(cores_max: float) -> None:
-    """Wait a limited time until others keep at most *cores_max* busy; a run measures it again."""
+    """Wait for at most `CALM_WAIT_S_MAX` until other programs keep at most *cores_max* busy. Each
+    run measures the external load again.
+    """
     for _ in range(round(CALM_WAIT_S_MAX / CALM_SAMPLE_S)):
         load = ExternalLoad()
         await asyncio.sleep(CALM_SAMPLE_S)

@@ -31,7 +31,7 @@ class Result:
     facts: Mapping[str, str]
     runs: Sequence[Run]
     pictures: Mapping[str, Sequence[Stream]]
-    """By side."""
+    """The streams of one run by side."""
     notes: Sequence[str] = field(default=())
     """Paragraphs for the page, until the next full run."""
 
@@ -55,7 +55,9 @@ def since_begin(streams: Sequence[Stream]) -> list[Stream]:
 
 
 def pictured(scenario: Scenario, runs: Sequence[Run]) -> dict[str, list[Stream]]:
-    """Return the streams for the pictures, by side: of the run with the median first figure."""
+    """Return the streams for the pictures, by side. They are from the run with the median of the
+    first figure.
+    """
     figure = scenario.figures[0].name
     return {
         side: since_begin(typical(runs, (scenario.picture_case, side), figure).streams)

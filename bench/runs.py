@@ -16,9 +16,10 @@ Key = tuple[int, str]
 
 @dataclass(frozen=True)
 class Figure:
-    """One number of a run; its median over the rounds counts, or the largest if each must hold.
+    """One number of a run. Its median over the rounds counts, or its largest value if a bound must
+    hold in each round.
 
-    A "worst" figure is the worst within each run; over the rounds it has a median like the others.
+    A "worst" figure is the worst within a run; over the rounds it has a median like the others.
     """
 
     name: str
@@ -34,7 +35,7 @@ class Target:
     figure: str
     side: str
     other: str = ""
-    """The ratio is *side* / *other*."""
+    """The other side of a ratio, which is *side* / *other*."""
     least: float | None = None
     most: float | None = None
     case: int = 0

@@ -2,7 +2,7 @@
 
 It is a process of its own, so that its memory is new. `python -m bench.sampling_engine` reads JSON:
 [fields of `SamplingParams`, whether every token is a candidate, sequences, tokens of each]. It
-writes [requested_s, arrivals_s, sampling_s] for each sequence: *sampling_s* is the sampling time
+writes [requested_s, arrivals_s, sampling_s] for each sequence. *sampling_s* is its sampling time
 without that of its first token.
 """
 

@@ -61,7 +61,7 @@ STOCK: Schema = _object(
 """A list as programs extract it from texts: short names, and values of all kinds."""
 
 _COUNT = {"type": "integer", "minimum": 0, "maximum": 999}
-"""Small models would write zeros without end if the number had no limit."""
+"""A number with a limit, without which small models would write zeros without end."""
 
 FORMS: Schema = _object(
     {
@@ -79,12 +79,12 @@ FORMS: Schema = _object(
         )
     }
 )
-"""Long names with short values: a grammar forces most of the answer."""
+"""Long names with short values, so that a grammar forces most of the answer."""
 
 
 def different_schemas() -> list[Schema]:
-    """Return the schemas of schemastore.org that inferd supports, or the tests' ones if they were
-    not downloaded, in a random order that is always the same.
+    """Return the schemas of schemastore.org that inferd supports, or those of the tests if none
+    were downloaded, in a random order that is always the same.
     """
     files = sorted(STORE.glob("schemastore-*/*.json"))
     found = list(filter(_is_supported, map(_read, files))) if files else list(SCHEMAS.values())

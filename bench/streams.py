@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 CACHED_TOKENS_MAX = 6
-"""Cached tokens of a new prompt: its start mark and some digits of its serial may be known."""
+"""Most cached tokens of a new prompt, of which the start mark and a few digits may be known."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Stream:
         return self.first_s - self.requested_s
 
     def gaps(self) -> Iterator[tuple[float, float]]:
-        """Yield the times of each two successive pieces."""
+        """Yield the arrival times of each two successive pieces."""
         return zip(self.arrivals_s, self.arrivals_s[1:], strict=False)
 
     def as_dict(self) -> dict[str, Any]:
@@ -73,14 +73,14 @@ def from_dict(fields: dict[str, Any]) -> Stream:
 
 
 def check_complete(streams: Iterable[Stream]) -> None:
-    """Reject a run in which a turn ended early: its figures would not be comparable."""
+    """Reject a run in which a turn ended early, because its figures would not be comparable."""
     for stream in streams:
         what = stream.error or f"{stream.tokens} tokens, not {stream.tokens_requested}"
         assert not stream.lost, f"{stream.label or 'a stream'}: {what}"
 
 
 def check_cold(streams: Iterable[Stream]) -> None:
-    """Reject a run with a prompt in a cache: its figures would not be comparable."""
+    """Reject a run with a prompt in a cache, because its figures would not be comparable."""
     for stream in streams:
         cached = stream.cached_tokens
         assert cached <= CACHED_TOKENS_MAX, f"{cached} tokens of the prompt came from a cache"

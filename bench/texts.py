@@ -1,4 +1,4 @@
-"""The prompts of the bench, generated from a seed: the same for all sides of a round."""
+"""The prompts of the bench, generated from a seed and thus the same for all sides of a round."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ STOP_S_MAX = 15.0
 
 @contextmanager
 def running_gateway(socket: str, port: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run a gateway, and yield its process and address; at any free port if *port* is in use.
+    """Run a gateway at *port*, or any free port if that is in use; yield its process and address.
 
-    :raises SystemExit: it did not start.
+    :raises SystemExit: the gateway did not start.
     """
     for each in (port, 0):
         command = [sys.executable, "-m", "inferd", "gateway", "--socket", socket]
@@ -48,7 +48,7 @@ def running_gateway(socket: str, port: int) -> Iterator[tuple[subprocess.Popen[s
 
 
 def read_address(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Return a gateway's address, empty if it did not start, and what it printed before."""
+    """Return a gateway's address, empty if it did not start, and the lines it printed before."""
     assert process.stderr is not None
     printed = ""
     while line := process.stderr.readline():
@@ -60,7 +60,7 @@ def read_address(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 @contextmanager
 def errors_printed(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Print a gateway's errors meanwhile, and stop it at the end. A full pipe would block it."""
+    """Print a gateway's errors, because a full pipe would block it, and stop it at the end."""
 
     def print_lines() -> None:
         assert process.stderr is not None

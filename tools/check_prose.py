@@ -39,7 +39,7 @@ CHECKED = (
     "tests/tiny_gguf.py",
     *("tests/tiny_lora.py", "tests/typing_client.py"),
 )
-"""Files and folders whose text follows the rules; a package is added when it is finished."""
+"""Files and folders whose text follows the rules. A package is added when it is finished."""
 
 SKIPPED = (
     "tests/backends/llama/test_embedding_context.py",  # it quotes a novel
@@ -66,7 +66,7 @@ PHRASES = {
     r"\bheirs?\b": "write 'successor'",
     r"\bretell\w*\b": "write 'retokenize' or 'migrate'",
 }
-"""Pattern of one sentence, and what to write instead."""
+"""By pattern within one sentence, the advice on what to write instead."""
 
 RETIRED = re.compile(
     "turnstile|reckon(ed|ing|ings|s)?|thrifty?|heir|formers?|poison(ed)?|twins?|retell(ing)?"
@@ -166,7 +166,7 @@ def markdown_findings(path: str, source: str) -> Iterator[Finding]:
 
 
 def files_of(paths: tuple[str, ...]) -> Iterator[Path]:
-    """Yield the Python and Markdown files of *paths*, folders with all below them."""
+    """Yield the Python and Markdown files among *paths* and below its folders."""
     for name in paths:
         path = ROOT / name
         found = sorted(path.rglob("*")) if path.is_dir() else [path]

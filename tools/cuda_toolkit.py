@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 VERSION = (13, 0)
-"""The version from PyPI: the oldest of CUDA 13, which the most drivers support."""
+"""The version from PyPI. It is the oldest of CUDA 13, which the most drivers support."""
 
 PYPI = f"cuda-toolkit[{{}}]=={VERSION[0]}.{VERSION[1]}.*"
 COMPILER, LIBRARIES = PYPI.format("nvcc,nvvm,crt,cccl,cudart,cublas"), PYPI.format("cudart,cublas")
@@ -25,7 +25,7 @@ RPATH = "$ORIGIN/../../nvidia/cu13/lib"
 """The path from llama_cpp/lib to the libraries of `FROM_PYPI` in the same environment."""
 
 NO_GPU_ARCHITECTURES = "80-virtual"
-"""Architecture without a GPU at hand; the driver translates it for Ampere and newer GPUs."""
+"""Architecture for builds without a GPU. The driver translates it for Ampere and newer GPUs."""
 
 PROGRAM = "#include <cublas_v2.h>\nint main() { cublasHandle_t h; return cublasCreate(&h); }\n"
 
@@ -43,7 +43,7 @@ class Toolkit:
     """A CUDA toolkit and the driver that runs its engines."""
 
     nvcc: Path | None
-    """`None`: the toolkit comes from PyPI."""
+    """The compiler, or `None` if the toolkit comes from PyPI."""
     driver: Driver | None
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class Toolkit:
 
     @property
     def architectures(self) -> str:
-        """Return CMake's list of architectures; as in CMake, CUDAARCHS has precedence."""
+        """CMake's list of architectures. As in CMake, CUDAARCHS has precedence."""
         native = self.driver is not None and self.driver.gpus > 0
         return os.environ.get("CUDAARCHS") or ("native" if native else NO_GPU_ARCHITECTURES)
 
@@ -70,9 +70,10 @@ class Toolkit:
         return [*args, _rpath(str(libraries))] if libraries.is_dir() else args
 
     def _driver_args(self) -> list[str]:
-        """Whether llama.cpp uses virtual memory, which links the driver and needs one to load.
+        """Return the definition by which llama.cpp uses no virtual memory, if it cannot use any.
 
-        The toolkit from PyPI has no stub of the driver to link.
+        Virtual memory links the driver, and such an engine loads only where there is a driver. The
+        toolkit from PyPI has no stub of the driver to link.
         """
         return [] if self.driver and self.nvcc else ["-DGGML_CUDA_NO_VMM=on"]
 
@@ -108,7 +109,7 @@ def find() -> Toolkit:
 
 
 def builds(nvcc: Path) -> bool:
-    """Return whether *nvcc* exists and builds a program with cuBLAS; it takes seconds."""
+    """Return whether *nvcc* exists and builds a program with cuBLAS. The build takes seconds."""
     if not os.access(nvcc, os.X_OK):
         return False
     with tempfile.TemporaryDirectory() as scratch:

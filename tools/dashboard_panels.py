@@ -35,7 +35,7 @@ class Panel(NamedTuple):
     empty: str = "No data"
     """The text that replaces empty results."""
     top: float | None = None
-    """The end of the axis; None: automatic."""
+    """The end of the axis, or None if Grafana chooses it."""
     warns: float | None = None
     """Threshold from which a number is shown as a warning."""
     style: Mapping[str, Any] = LINES

@@ -95,7 +95,7 @@ def table(programs: list[Program]) -> Table:
 
 
 def watch(console: Console, programs: list[Program], running: list[Future[None]]) -> None:
-    """Show the programs until all are done: live on a terminal, otherwise a line per change."""
+    """Show the programs until all are done, live on a terminal or else with a line per change."""
     if console.is_terminal:
         with Live(table(programs), console=console, refresh_per_second=8) as live:
             while not all(r.done() for r in running):

@@ -1,4 +1,4 @@
-"""The browser for the tests of the gateway's web page: one in PATH, or else Debian's package.
+"""The browser for the tests of the gateway's web page, from PATH or else from Debian's package.
 
 Chromium needs many of the system's libraries, so it is installed, not only unpacked.
 """
@@ -45,7 +45,7 @@ def install() -> None:
 
 
 def main() -> None:
-    """Install a missing browser; print a failure, because tests that need it fail then."""
+    """Install a missing browser. Only print a failure, because tests that need it fail then."""
     if browser():
         return
     try:

@@ -52,7 +52,7 @@ def fetch() -> None:
 
 
 def main() -> None:
-    """Fetch missing tools; print a failure, because tests that need them fail then."""
+    """Fetch missing tools. Only print a failure, because tests that need them fail then."""
     if all(map(tool, TOOLS)):
         return
     try:

@@ -39,11 +39,11 @@ class Source:
     sha256: str
     read: Callable[[Path], Files]
     is_built: bool = True
-    """A wheel; otherwise its source distribution."""
+    """Whether the file is a wheel. Otherwise it is the source distribution."""
 
     @property
     def target(self) -> Path:
-        """The folder of the files; its name has the version, so that another one is downloaded."""
+        """The folder of the files. Its name has the version, so that a new one is downloaded."""
         return SCHEMAS_DIR / f"{self.package}-{self.version}"
 
 
@@ -70,7 +70,7 @@ def read_store(package: Path) -> Files:
 
 
 def _schema_in(pickled: bytes) -> bytes | None:
-    """Return the schema in a pickled response, which is not unpickled: that would run code."""
+    """Return the schema in a pickled response, without unpickling it, which would run code."""
     for _, value, _ in pickletools.genops(pickled):
         if isinstance(value, bytes):
             try:
@@ -125,7 +125,7 @@ def get(source: Source) -> None:
     """Download the files of *source* unless they exist.
 
     :raises subprocess.SubprocessError: the download fails or takes too long.
-    :raises ValueError: its SHA-256 is not the pinned one.
+    :raises ValueError: the SHA-256 of the package is not the pinned one.
     """
     if source.target.is_dir():
         return
@@ -144,7 +144,7 @@ def get(source: Source) -> None:
 
 
 def main() -> None:
-    """Download missing schemas; print a failure, because tests that need them fail then."""
+    """Download missing schemas. Only print a failure, because tests that need them fail then."""
     for source in (SUITE, STORE):
         try:
             get(source)

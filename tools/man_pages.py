@@ -174,7 +174,7 @@ def _paragraphs(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Return a paragraph; text in backquotes is bold."""
+    """Return a paragraph, in which text in backquotes is bold."""
     parts = _escaped(" ".join(text.split())).split("`")
     joined = "".join(f"\\fB{p}\\fR" if i % 2 else p for i, p in enumerate(parts))
     return joined if not joined.startswith(".") else f"\\&{joined}"

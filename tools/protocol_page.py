@@ -52,7 +52,7 @@ def tables(page: str) -> Iterator[Table]:
 
 
 def _cells(line: str) -> tuple[str, ...]:
-    """Return a row's cells; code in the cells before the last one loses its quotes."""
+    """Return a row's cells. Code in cells before the last one loses its backquotes."""
     *cells, last = (cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|")))
     return *(cell.strip("`") for cell in cells), last
 

@@ -1,4 +1,4 @@
-"""Measurement: how many JSON schemas that programs use become grammars, and in which time.
+"""A measurement of how many JSON schemas that programs use become grammars, and how fast.
 
 `python -m tools.schema_coverage` reads the schemas of `make schemas` and prints, with and without
 `schema-lenient`, the numbers of accepted schemas, the time of a trial, and the causes of refusals.

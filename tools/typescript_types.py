@@ -1,7 +1,8 @@
 """Generator of the TypeScript client's types, from the tables of docs/protocol.md and the schema of
 the parameters.
 
-A result's reader adds the fields that the daemon omits, and makes handles of numbers.
+The generated reader of a result adds the fields that the daemon omits, and makes handles of
+numbers.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ NAMED = {
     "models": {"array of map": "ModelInfo[]"}, "answers": {"array of map": "AnswerFields[]"},
     "priority": {"str": "Priority"}, "effective_priority": {"str": "Priority"},
 }  # fmt: skip
-"""Types of fields that are more exact than the page's column, by the field's name and that type."""
+"""More exact types than those in the page's column, by the field's name and the column's type."""
 SCALARS = {
     "int": "number", "float": "number", "bool": "boolean", "str": "string", "nil": "null",
     "bin": "Uint8Array", "map": "Fields",
@@ -64,7 +65,7 @@ class _Writer:
     def interface(
         self, name: str, fields: list[Field], *, given: bool = False, base: str = ""
     ) -> None:
-        """Write an interface; the optional fields of a *given* one may be omitted."""
+        """Write an interface. If it is *given* by clients, its optional fields may be omitted."""
         if name in self._interfaces:
             return
         self._interfaces.add(name)
@@ -98,7 +99,7 @@ def _comment(meaning: str, indent: str) -> list[str]:
 
 
 def type_of(field: Field, *, given: bool = False) -> str:
-    """Return a field's type in TypeScript; a *given* one is a client's."""
+    """Return a field's type in TypeScript. A *given* field is one that clients send."""
     if field.name in HANDLES and "int" in field.type:
         handles = field.type.replace("array of int", "int[]").replace("int", HANDLES[field.name])
         return handles.replace(" or nil", " | null")
@@ -122,7 +123,7 @@ def _default(field: Field) -> str:
 
 
 def _conversion(field: Field) -> str:
-    """Return the expression that converts a field of the daemon, or nothing."""
+    """Return the expression that converts a field of the daemon, or an empty text."""
     value, handle = f"fields.{field.name}", HANDLES.get(field.name)
     if handle and "int" in field.type:
         if field.type.startswith("array"):

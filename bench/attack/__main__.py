@@ -36,7 +36,9 @@ BEFORE_S = 1.5
 """Time from the attacker's start to the begin of the measurement."""
 ROUNDS = 3
 SLOTS, SLOT_TOKENS = 4, 2048
-"""Slots, or twice as many as the other program has streams: the victim never waits for one."""
+"""There are at least this many slots, and twice as many as the other program has streams. So the
+victim never waits for one.
+"""
 SETTINGS = {"socket-mode": "0666"}
 BUSY = """
 import sys, time
@@ -143,8 +145,8 @@ def median_of(measured: Sequence[VictimFigures]) -> VictimFigures:
 async def run(arguments: argparse.Namespace, console: Console) -> list[Measurement]:
     """Measure the chosen attacks, each in rounds that alternate with the ordinary program.
 
-    The attacker's own process takes CPU time from the model, which no daemon can prevent: so the
-    victim is also measured beside the ordinary program and a process that uses as much.
+    The attacker's own process takes CPU time from the model, which no daemon can prevent. So the
+    victim is also measured beside the ordinary program and a process that uses as much CPU time.
     """
     chosen = [ATTACKS[name] for name in arguments.attack if name != ALL]
     if ALL in arguments.attack:

@@ -25,7 +25,7 @@ class LingeringSockets:
         self._listener.close()  # resets the connections, which ends every wait
 
     def new_socket(self) -> socket.socket:
-        """Return a socket with unsent data. Pass it on before closing it: the last close waits."""
+        """Return a socket with unsent data. Pass it on before closing it; the last close waits."""
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         sock.connect(self._listener.getsockname())

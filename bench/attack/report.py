@@ -34,11 +34,11 @@ class Measurement:
     title: str
     streams: int
     ordinary: VictimFigures
-    """Beside an ordinary program."""
+    """The figures beside an ordinary program."""
     busy: VictimFigures
-    """Beside an ordinary program and a process that uses as much CPU time as the attacker's."""
+    """Those beside an ordinary program and a process with as much CPU time as the attacker's."""
     attacked: VictimFigures
-    """Beside the attack."""
+    """Those beside the attack."""
 
     def is_met(self, pace_least: float) -> bool:
         """Return whether the victim's figures under attack are in their bounds."""
@@ -71,7 +71,7 @@ def print_measurement(measured: Measurement, pace_least: float, console: Console
 
 
 def save(facts: Mapping[str, str], measurements: Sequence[Measurement]) -> None:
-    """Keep the measurements: those of other attacks stay; write the page's table."""
+    """Save the measurements beside those of other attacks, and write the page's table."""
     kept: dict[str, Any] = json.loads(RESULTS.read_text())["attacks"] if RESULTS.exists() else {}
     kept |= {m.name: asdict(m) for m in measurements}
     RESULTS.write_text(json.dumps({"facts": facts, "attacks": kept}, indent=1) + "\n")

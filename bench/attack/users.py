@@ -1,4 +1,4 @@
-"""Connections as other users: the daemon sees the effective user of the connecting process."""
+"""Connections as other users. The daemon sees the effective user of the connecting process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SECBIT_NO_SETUID_FIXUP = 1 << 2
 
 @contextmanager
 def connecting_as(uid: int) -> Iterator[None]:
-    """Connect as *uid* in the block; root's right to read files, such as Python's, stays."""
+    """Connect as *uid* in the block. Root's right to read files, such as Python's own, stays."""
     ctypes.CDLL(None).prctl(_PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP, 0, 0, 0)
     with as_user(uid):
         yield

@@ -32,7 +32,7 @@ class VictimFigures:
     daemon_mb: float = 0.0
     """The daemon's largest resident memory meanwhile, without its workers."""
     program_cores: float = 0.0
-    """Cores that the process of the other program used itself."""
+    """The average number of cores that the process of the other program used itself."""
 
 
 class Victim:

@@ -1,7 +1,7 @@
 """A bare llama.cpp context that computes the logits behind a difference, by batch shape.
 
-It applies llama.cpp's own samplers to the logits, so that the gap of two candidates is the one
-that decided which was sampled: after penalties, DRY and biases.
+It applies llama.cpp's own samplers to the logits. So the gap of two candidates is the one after
+penalties, DRY and biases, which decided which of them was sampled.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ __all__ = ("CHAIN", "SHAPES", "Bare", "sizes_of")
 CTX_SIZE = 1024
 CACHED_ANSWERS_MAX = 8
 SHAPES = ("steps", "whole", "ones", "all-but-1", "all-but-4", "halves")
-"""Ways to split prompt and answer into batches: *steps* is the prompt, then token by token;
-*all-but-N* splits the prompt N tokens before its end, as both sides do for some models.
+"""Ways to split prompt and answer into batches. *steps* is the prompt, then token by token.
+*all-but-N* splits the prompt N tokens before its end, as each side does for some models.
 """
 DRY_BREAKERS = ("\n", ":", '"', "*")
 
@@ -237,7 +237,7 @@ CHAIN: dict[str, Make] = {
     "top_p": lambda _, r: lib.llama_sampler_init_top_p(*_cut(r, "top_p", 0.95)),
     "min_p": lambda _, r: lib.llama_sampler_init_min_p(*_cut(r, "min_p", 0.05)),
 }
-"""llama-server's chain with its defaults and without random samplers: the temperature keeps only
+"""llama-server's chain with its defaults and without random samplers, as the temperature keeps only
 the most probable token.
 """
 

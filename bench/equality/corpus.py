@@ -120,6 +120,6 @@ def request_of(name: str) -> Mapping[str, Any]:
 
 
 def digest() -> str:
-    """Return a digest of all requests: answers to other requests are discarded."""
+    """Return a digest of all requests. Answers to requests with another digest are discarded."""
     requests = json.dumps([PROMPTS, BASE, SETS], sort_keys=True)
     return hashlib.sha256(requests.encode()).hexdigest()[:16]

@@ -24,8 +24,8 @@ NOISE_ANSWER = 8
 DIGITS = 5
 FORBIDDEN = 1e9
 INFERD_SHAPE, LLAMA_SERVER_SHAPE = "all-but-1", "all-but-4"
-"""Shapes in which inferd and llama-server compute the prompts of a model with a sliding window:
-each saves its state at that position.
+"""Shapes in which inferd and llama-server compute the prompts of a model with a sliding window.
+Each side saves its state at the position of the split.
 """
 
 
@@ -51,8 +51,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     llama_server: str
     gaps: dict[str, float]
     sampled: dict[str, str] = {}
-    """The token that the whole chain samples, by shape, if all shapes prefer the same candidate:
-    the candidates that a sampler removes may still depend on the shape.
+    """The token that the whole chain samples, by shape, if all shapes prefer the same candidate.
+    The candidates that a sampler removes may still depend on the shape.
     """
 
     @property
@@ -110,7 +110,7 @@ def measure_noise(bare: Bare, prompts: Sequence[str]) -> Noise:
 def evidence(
     bare: Bare, prompt: str, request: Mapping[str, Any], inferd: Answer, llama_server: Answer
 ) -> Evidence | None:
-    """Return the evidence for a difference; None if the tokens are the same."""
+    """Return the evidence for a difference, or None if the tokens are the same."""
     tokens = bare.tokenize(prompt)
     own, other = _without_end(bare, inferd), _without_end(bare, llama_server)
     at = first_difference(own, other)
@@ -135,7 +135,7 @@ def evidence(
 
 
 def _gap(a: float, b: float) -> float:
-    """Return the gap of two logits; if one was forbidden, it is large but finite."""
+    """Return the gap of two logits. It is large but finite if one token was forbidden."""
     gap = a - b
     return round(gap, DIGITS) if math.isfinite(gap) else math.copysign(FORBIDDEN, gap)
 

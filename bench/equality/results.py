@@ -25,7 +25,8 @@ STATE = ROOT / "bench" / "out" / "compare-answers.json"
 class Row(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The result of one prompt with one set: inferd's answer.
 
-    If llama-server's text or end differs, also its answer and the evidence for the difference.
+    If llama-server's text or end differs, the row also has its answer and the evidence for the
+    difference.
     """
 
     model: str
@@ -59,7 +60,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[Row]
 
     def unexplained(self) -> list[Row]:
-        """Return the differences that are not near ties: they are bugs."""
+        """Return the differences that are not near ties, and thus bugs."""
         return [row for row in self.rows if not row.same and not self.explained(row)]
 
     def explained(self, row: Row) -> bool:
@@ -86,8 +87,8 @@ class Answers(msgspec.Struct):
         return self.by_side.setdefault(side, {}).setdefault(model, {})
 
     def unexplained_rows(self, model: str) -> list[tuple[Row, Answer, Answer]]:
-        """Return the differences without evidence, sorted so that those at the same place are
-        neighbours.
+        """Return the differences without evidence, sorted by prompt and answer, so that those at
+        the same place are neighbours.
         """
         different = [it for it in rows_of(self, model) if not it[0].same]
         rows = [it for it in different if it[0].key not in self.evidence]

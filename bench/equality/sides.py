@@ -19,7 +19,8 @@ __all__ = ("SIDES", "Answer", "Side")
 
 CTX_SIZE = 512
 THREADS = 1
-"""Two threads would wait for each other if another program took a core; the answers are equal."""
+"""Two threads give the same answers, but would wait for each other if another program took a core.
+"""
 ANSWER_S_MAX = 120
 ENDS = {"eos": "eos", "limit": "length", "word": "stop"}
 

@@ -64,7 +64,7 @@ class Observed:
 def synthetic_trace(
     sessions: int, seconds: float, answer_tokens: int, seed: int = 1, new_tokens: int = 60
 ) -> list[Arrival]:
-    """Return the sessions of a trace whose arrivals take *seconds*: half of them in a burst."""
+    """Return the sessions of a trace whose arrivals take *seconds*. Half of them are in a burst."""
     rng = random.Random(seed)
     trace = []
     for number in range(sessions):
@@ -83,8 +83,9 @@ def synthetic_trace(
 
 @dataclass(frozen=True)
 class NodeCosts:
-    """The learned step costs of a node, and what it takes beside: the time between two steps, and
-    for each turn until it is queued and after its last step.
+    """The learned step costs of a node, and the times that it takes beside its steps. *between_s*
+    is the time between two steps; *request_s* is that of a turn until it is queued and after its
+    last step.
     """
 
     cost: StepCost
@@ -129,8 +130,8 @@ async def run_trace(
 
 def mean_cost(known: Sequence[CostCoefficients]) -> CostCoefficients:
     """Return the mean of costs that were learned at different times of a trace. An engine forgets
-    the steps before the last hundred, and other programs change the speed of the machine: the cost
-    at the end of a trace has given 18 and 29 % less time than the trace took.
+    the steps before the last hundred, and other programs change the speed of the machine. By the
+    cost learned at the end, two traces would have taken 18 and 29 % less time than they did.
     """
     return CostCoefficients(
         statistics.fmean(one.ubatch_s for one in known),
@@ -209,7 +210,9 @@ async def _run_session(
 
 
 def _text(turn: TurnPlan, rng: random.Random, *, echoes: bool) -> str:
-    """Return a text with about the turn's tokens; the echo model needs as many as it answers."""
+    """Return a text with about the turn's tokens. The echo model needs at least as many as its
+    answer has.
+    """
     if echoes:
         size = max(turn.new_tokens, turn.answer_tokens)
         return "".join(rng.choices("abcdefghijklmnopqrstuvwxyz ", k=size))
@@ -220,7 +223,7 @@ WORDS = tuple(sorted({word.strip(".,:").lower() for word in story(random.Random(
 
 
 def observed(records: Sequence[Sequence[Record]]) -> Observed:
-    """Return what the daemon did."""
+    """Return the totals and means of the daemon's *records*."""
     turns = [record for session in records for record in session]
     return Observed(
         total_s=max(t.ended_s for t in turns) - min(t.requested_s for t in turns),

@@ -1,9 +1,9 @@
 """The engine of one model on one node: slots, batches and steps, planned by the real functions.
 
-`plan_slots` and `plan_tokens` are called once for each change of the tasks that have slots: while
-they only decode, every step has a token of each, so that the plan stays the same until a turn
+`plan_slots` and `plan_tokens` are called once for each change of the tasks that have slots. While
+these tasks only decode, every step has a token of each. So the plan stays the same until a turn
 arrives, ends or may preempt another one. The steps of such a run are computed in closed form. The
-real engine plans each of them; `steps_max` = 1 does so here.
+real engine plans each step; `steps_max` = 1 does so here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .turns import SimulatedTask, Turn, task_of
 BATCH_SIZE = 512
 """The default of the setting `batch-size`."""
 QUEUED_STEPS_MAX = 64
-"""Steps until slots are planned again while turns wait."""
+"""The most steps until slots are planned again while turns wait."""
 
 
 class Run(NamedTuple):
@@ -97,7 +97,7 @@ class SimulatedEngine:
         return bool(self.running or self.queue)
 
     def effective_class(self, task: SimulatedTask) -> int:
-        """Return the class of a task with its age."""
+        """Return the class of a task, raised by its age."""
         return task.effective_class(self.tokens, self.settings.ageing_tokens)
 
     def add_turn(self, turn: Turn, now: float) -> None:

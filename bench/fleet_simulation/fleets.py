@@ -17,19 +17,21 @@ COSTS_FILE = ROOT / "bench" / "results" / "fleet-step-cost.json"
 """The step cost that a daemon has learned for SmolLM2-135M; `--calibrate` writes it."""
 GIB = 1 << 30
 ENOUGH, LITTLE = 9 * GIB, 6 * GIB
-"""Memory of a node for all models, which are loaded at the begin, or for two or three of four."""
+"""Memory of a node for all four models, which are then loaded at the begin, or for two or three."""
 KV_BYTES = 2 * GIB
 WARM_UP_S_MAX, WARM_UP_SHARE = 1200.0, 1 / 6
 """The time before a run that is not measured: a share of the run, within a bound."""
 SESSIONS_PER_S = 0.0032
 """New sessions of a node at the mean hour: about a thousand turns a day."""
 LOSSES_PER_DAY = 0.5
-"""Of each node."""
+"""Losses of each node."""
 PEAK_S = 13 * 3600.0
 
 
 class Size(NamedTuple):
-    """A model by its ratio to SmolLM2-135M in the time of a step and in the bytes of a token."""
+    """A model. *factor* is its ratio to SmolLM2-135M in the time of a step; a quarter of it is that
+    in the bytes of a token.
+    """
 
     name: str
     factor: float
@@ -42,7 +44,7 @@ SIZES: Sequence[Size] = (
     Size("code", 10, 2 * GIB),
     Size("small", 5, 1 * GIB),
 )
-"""By popularity."""
+"""The models, the most popular first."""
 SMOLLM2_TOKEN_BYTES = 23_040
 LOAD_BYTES_S, LOAD_S_MIN = 500e6, 1.0
 

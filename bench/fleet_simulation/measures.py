@@ -35,7 +35,7 @@ class Measures:
         self._turn_s = 0.0
 
     def note_busy(self, node: str, slots: int, now: float) -> None:
-        """Note that *slots* of a node are busy from now on."""
+        """Record that *slots* of a node are busy from now on."""
         since, before = self._since.get(node, (now, 0))
         if before == slots and node in self._since:
             return
@@ -54,14 +54,14 @@ class Measures:
             since = end
 
     def note_placed(self, turn: Turn, before: str) -> None:
-        """Note a turn that was sent to a node; *before* is the one of its session's last turn."""
+        """Record a turn that was sent to a node; *before* is that of its session's last turn."""
         if turn.arrived_at < self._begin_s:
             return
         self.sessions += not before
         self.moves += bool(before) and before != turn.node
 
     def note_ended(self, turn: Turn) -> None:
-        """Note a turn that has ended."""
+        """Record a turn that has ended."""
         if turn.arrived_at < self._begin_s:
             return
         self.turns += 1

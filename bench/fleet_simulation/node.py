@@ -26,7 +26,7 @@ RESIDENCY_S = 20.0
 """The default of `residency-s`: a busy model that others wait for admits turns for this time."""
 SESSIONS_MAX = 1000
 REPORTS_LEARNED = 10
-"""Of equal intervals, more do not change the learned time of a token."""
+"""More reports at equal intervals do not change the learned time of a token."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,14 @@ class Node:
         """Loads of models since the start."""
         self.loaded: dict[str, LoadedModel] = {}
         self._reported: dict[str, ModelLoad] = {}
-        """By model, its part of the last report; one whose turns have changed since has none."""
+        """By model, its part of the last report. Models whose turns have changed since have none."""
         self._waiting: dict[str, list[Turn]] = {}
         """By model, the turns that wait for a load."""
         self._prompt_times = {name: _prompt_token_s(kind) for name, kind in kinds.items()}
         self._times = TokenTimeLearner()
         self._observed: dict[str, tuple[float, int, bool]] = {}
-        """By model, its last report after a change: the time, the tokens, whether it had work."""
+        """By model, its last report after a change: the time, the tokens, and whether it had work.
+        """
 
     def preload(self) -> None:
         """Have all models in memory at the begin of the simulation."""
@@ -81,7 +82,7 @@ class Node:
 
     @property
     def due_at(self) -> float:
-        """When something is to happen next."""
+        """The time at which something is to happen next."""
         due = math.inf
         for model in self.loaded.values():
             if model.engine.due_at < due:
@@ -222,8 +223,8 @@ class Node:
                     self._admit(model, turn, now)
 
     def report(self, now: float) -> NodeLoad:
-        """Return the load as the node's relay reports it. The parts of models without a change
-        since the last report are those of that report.
+        """Return the load as the node's relay reports it. For models without a change since the
+        last report, it has the parts of that report.
         """
         evictable = used = 0
         for model in self.loaded.values():
@@ -287,7 +288,9 @@ class Node:
         return load
 
     def _learn_token_time(self, name: str, engine: SimulatedEngine, now: float) -> None:
-        """Learn from a run of steps as from the reports during it, of which the last ones count."""
+        """Learn from a run of steps what the reports during it would have taught; the last ones
+        count.
+        """
         since, before, worked = self._observed.get(name, (now, engine.tokens, False))
         tokens, works = engine.tokens - before, bool(engine.running)
         if not tokens and works == worked and name in self._observed:

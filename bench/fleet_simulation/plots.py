@@ -18,7 +18,7 @@ COLOURS = (
     ("#8250df", "#a371f7"),
     ("#cf222e", "#f85149"),
 )
-"""Of each policy, on a light page and on a dark one."""
+"""The colours of each policy, on a light page and on a dark one."""
 BAR, GROUP_GAP, HEAD = 13, 16, 34
 
 Run = Mapping[str, Any]

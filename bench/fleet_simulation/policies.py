@@ -36,28 +36,28 @@ class Policy(Protocol):
     """Has a node load a model before a turn needs it there; set by the simulation."""
 
     def choose(self, turn: Turn, now: float) -> str:
-        """Return the node of a turn, of those that can be reached."""
+        """Return the node of a turn, among those that can be reached."""
 
     def begin_turn(self, turn: Turn, now: float) -> None:
-        """Note that a turn was sent to its node."""
+        """Record that a turn was sent to its node."""
 
     def end_turn(self, turn: Turn, now: float) -> None:
-        """Note that a turn has ended or failed."""
+        """Record that a turn has ended or failed."""
 
     def note_report(self, node: str, load: NodeLoad, now: float) -> None:
-        """Note a node's report."""
+        """Record a node's report."""
 
     def note_lost(self, node: str) -> None:
-        """Note that a node can no longer be reached."""
+        """Record that a node can no longer be reached."""
 
     def note_found(self, node: str, load: NodeLoad) -> None:
-        """Note that a node can be reached again."""
+        """Record that a node can be reached again."""
 
 
 class InferdPolicy:
-    """The entry: sessions stay on their node, and `choose_node` places new ones by the reports and
-    the entry's own turns since then; and again with their first prompt, if another node has
-    computed much more of its beginning, as `new_contexts` does.
+    """The entry. Sessions stay on their node. `choose_node` places new ones by the nodes' reports
+    and by the entry's own turns since then. With the first prompt it places a session again if
+    another node has computed much more of its beginning, as `new_contexts` does.
 
     A session whose node is lost is opened again elsewhere, from a copy of its history.
     """
@@ -72,7 +72,7 @@ class InferdPolicy:
         self._prompts = PromptTable()
         self._turns = {node: OwnTurns() for node in loads}
         self._unsettled: dict[str, float] = {}
-        """The nodes with own turns that their last report lacks, with the time of the last one."""
+        """The nodes with own turns that their last report lacks, with the last such turn's time."""
 
     def choose(self, turn: Turn, now: float) -> str:
         session = turn.session
@@ -159,7 +159,8 @@ class _WithoutReports:
 
 class TwoChoices(_WithoutReports):
     """The power of two choices: of two random nodes the one with fewer turns under way, which the
-    balancer knows exactly. *sticky*: only for the first turn of a session, which then stays.
+    balancer knows exactly. If *sticky*, only a session's first turn is placed so, and the session
+    stays there.
     """
 
     def __init__(self, loads: Mapping[str, NodeLoad], *, sticky: bool):
@@ -223,8 +224,8 @@ def _hash(key: str) -> int:
 
 
 def _blocks_of(turn: Turn) -> list[Block]:
-    """Return the blocks of a session's first prompt, or of the next one where its node was lost:
-    texts that begin with the shared tokens of the user.
+    """Return the blocks of a session's first prompt, or of the next one if its node was lost. The
+    prompt begins with the shared tokens of the user.
     """
     session = turn.session
     shared = _text(f"user {session.user} ", session.shared_tokens)

@@ -21,7 +21,7 @@ from .turns import Session, Turn
 REPORT_S = 0.2
 """The interval of a node's reports."""
 SETTLED_S = 0.05
-"""Turns that began later before a report are not in it; see `own_turns`."""
+"""A report lacks turns that began less than this time before it; see `own_turns`."""
 REFRESH_S = 1.0
 """A node with turns that wait reports again after this time, if nothing has changed."""
 NOTICE_S = 6.0

@@ -14,7 +14,7 @@ class SessionStates:
     """The number of tokens in the state of each session, evicted by the scheduler's order.
 
     A turn uses the state of its own session, or the shared tokens at the beginning of another
-    session of its user. States that turns compute now count as well.
+    session of its user. States that turns are computing count as well.
     """
 
     def __init__(self, bytes_max: int, token_bytes: int, recompute_s: Callable[[int], float]):

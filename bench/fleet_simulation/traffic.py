@@ -20,7 +20,7 @@ HOURS = (
 """The rate of new sessions by hour of day; the mean is 1."""
 BURST_EVERY_S, BURST_S, BURST_FACTOR = 2400.0, 180.0, 2.0
 HOT_EVERY_S, HOT_SHARE = 4 * 3600.0, 0.35
-"""For this time one model has a share of the sessions beside its usual one."""
+"""For each such time, one model has this share of the sessions beside its usual one."""
 CLASS_SHARES = (0.2, 0.65, 0.1, 0.05)
 CONTEXT_TOKENS = 3600
 """A session ends before its history exceeds this."""
@@ -28,7 +28,7 @@ TURNS_PARETO, TURNS_MAX = 1.2, 60
 NEW_MEDIAN, ANSWER_MEDIAN, THINK_MEDIAN_S = 40, 160, 25.0
 NEW_MAX, ANSWER_MAX, THINK_S_MAX = 1000, 800, 1800.0
 SIGMA = 0.8
-"""Of the logarithms of lengths and times of thinking."""
+"""The deviation of the logarithms of lengths and times of thinking."""
 USERS_PER_NODE = 20
 
 
@@ -93,7 +93,7 @@ class Traffic:
         return Session(number, user, model, priority, shared, plans, history=shared)
 
     def _model(self, now: float, rng: random.Random) -> str:
-        """Return a model by its popularity: Zipf's, and more for one that changes."""
+        """Return a model by Zipf's law, or at `HOT_SHARE` the one that is popular at this time."""
         if rng.random() < HOT_SHARE:
             hot = int((self.begin_s + now) // HOT_EVERY_S)
             return self.models[(hot * 3 + 1) % len(self.models)]
@@ -101,7 +101,7 @@ class Traffic:
         return rng.choices(self.models, weights)[0]
 
     def losses(self, until_s: float) -> list[tuple[float, int]]:
-        """Return when which node is lost."""
+        """Return the losses: the time, and the number of the node."""
         rng = random.Random(f"{self.seed} losses")
         rate = self.nodes * self.losses_per_day / 86400
         found, now = [], rng.expovariate(rate) if rate else math.inf

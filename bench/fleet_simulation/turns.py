@@ -51,12 +51,14 @@ class Turn:
     number: int
     arrived_at: float
     attempts: int = 0
-    """The nodes to which it was sent: more than one if nodes were lost."""
+    """How often it was sent to a node, which is more than once if nodes were lost."""
     node: str = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     noticed_at: float = -1.0
-    """When the engine read it, after its step at the arrival: the daemon's `queue_ms` begins."""
+    """The time at which the engine read it, after the step during which it arrived. The daemon's
+    `queue_ms` begins there.
+    """
     started_at: float = -1.0
     ended_at: float = -1.0
 
@@ -68,7 +70,7 @@ class Turn:
 
 @dataclass(eq=False)
 class SimulatedTask(Task):
-    """A task whose tokens are only counted: the plans read no more of them than their number."""
+    """A task whose tokens are only counted, because the plans read only their number."""
 
     turn: Turn = field(kw_only=True)
     answer_tokens: int = 0

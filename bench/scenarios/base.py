@@ -25,7 +25,7 @@ LLAMA_SERVER = "llama-server"
 class Work:
     """The work of one run of a side.
 
-    *serial* is new each time and stands at the front of the prompts; the rest of the prompts is
+    *serial* is new for each run and stands at the front of the prompts. The rest of the prompts is
     the same for all sides of a round. So no server has any part of a prompt in a cache, even where
     sides share a daemon or a disturbed run is repeated.
     """
@@ -34,7 +34,7 @@ class Work:
     round: int
     serial: int
     small: bool = False
-    """Whether this is only a check that it works, or a warm-up."""
+    """Whether the run is only a warm-up, or a check that the side works."""
 
     @property
     def mark(self) -> str:

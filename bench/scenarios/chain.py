@@ -33,7 +33,7 @@ CHAINS = 3
 START_GAP_S = 2.0
 PASSAGES, WORDS, TOKENS = 4, 60, 12
 THREADS = 1
-"""On a machine with two cores: a run of two threads stalls whenever another program computes."""
+"""For a machine with two cores, where a run of two threads stalls if another program computes."""
 MEMORY_BYTES = 800_000_000
 """The models take 651 (search), 349 and 546 MB of it, with their slots and embeddings."""
 

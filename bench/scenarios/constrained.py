@@ -35,8 +35,8 @@ def scenario(
     share_min: float,
     cases: tuple[int, ...],
 ) -> Scenario:
-    """Return the scenario of these requests; in the *cases*, each a number of streams, those with
-    the schema get at least *share_min* of the tokens per second of free text.
+    """Return the scenario of these requests. Each of *cases* is a number of streams. The target is
+    that streams with the schema get at least *share_min* of the tokens per second of free text.
     """
     return Scenario(
         name=name,

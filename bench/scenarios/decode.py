@@ -27,7 +27,7 @@ PUSHED, PULLED, BARE = "inferd stream", "inferd pull", "bare"
 WAKING = Work(1, 0, 0, small=True)
 """Work that wakes a server before its idle CPU is measured."""
 IDLE_CPU_PERCENT_MAX = 0.5
-"""A side that uses more while it idles would disturb the others' runs."""
+"""A side that uses more while it is idle would disturb the runs of other sides."""
 
 
 def requests(work: Work) -> list[Request]:

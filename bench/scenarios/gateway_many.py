@@ -24,7 +24,7 @@ STEP_MS = 100
 TOKENS = 120
 STREAMS = len(MODELS) * SLOTS
 CONNECTIONS = 4
-"""Connections of the side without a gateway: one takes 256 requests, and a user has 256."""
+"""Connections of the side without a gateway. One takes 256 requests, and a user may have 256."""
 LATE_MS_MAX = 50
 KB_PER_STREAM_MAX = 30.0
 SAMPLE_S = 0.2
@@ -42,7 +42,7 @@ def requests(work: Work) -> list[Request]:
 
 
 async def send_all(clients: Sequence[Client], work: Work, process: psutil.Process) -> list[Stream]:
-    """Send all requests at once; each stream has its part of the memory that *process* takes."""
+    """Send all requests at once. Each stream gets its part of the memory that *process* takes."""
     await clients[0].send_request(Request("warm", 4))
     rest = process.memory_info().rss
     most = rest
@@ -62,7 +62,7 @@ async def send_all(clients: Sequence[Client], work: Work, process: psutil.Proces
 
 
 async def start_daemon(stack: AsyncExitStack) -> daemon.Inferd:
-    """Start a daemon, anew for each run: memory that a run has taken is used again by the next."""
+    """Start a daemon, a new one for each run, as a run would reuse memory of the previous one."""
     text = daemon.echo_configuration(MODELS, SLOTS, STEP_MS, BOUNDS)
     server = await stack.enter_async_context(daemon.running(text))
     for model in MODELS:

@@ -1,4 +1,4 @@
-"""Scenario of a long prompt beside streams: how long they pause, and how late its answer begins.
+"""Scenario of a long prompt beside streams: the streams' pauses, and the start of its answer.
 
 `step-ms-target` trades one for the other. The sides are llama-server, inferd with its defaults, and
 inferd with each of several settings.

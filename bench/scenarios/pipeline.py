@@ -27,10 +27,11 @@ MEMORY_BYTES = 500_000_000
 """One model with its slots takes 322 MB of it."""
 RESIDENCY_S = 5.0
 WAIT_S_MAX = 2 * (RESIDENCY_S + 4.0)
-"""A residency, a turn and a load for each of two other models; a turn and a load stay below 2 s."""
+"""A residency, a turn and a load for each of two other models. Turns and loads each take under 2 s.
+"""
 IN_ORDER = "inferd, in order of arrival"
 COUNTED_TWICE_MAX = 2
-"""Tokens of a history that each return computes again: the last one, and one at a boundary."""
+"""Tokens of a history that a return computes again: the last one, and one at a token boundary."""
 
 
 def label_of(pipeline: int, model: str) -> str:
@@ -76,7 +77,8 @@ def side_of(server: daemon.Inferd) -> Side:
 def loads(streams: Sequence[Stream]) -> int:
     """Return how often a model was loaded.
 
-    Memory holds one model, so each turn of another model than the previous turn's meant a load.
+    Memory holds one model. So each turn of another model than that of the previous turn meant a
+    load.
     """
     models = [model_of(stream) for stream in sorted(streams, key=lambda s: s.first_s)]
     return sum(one != other for one, other in zip(models, ["", *models], strict=False))

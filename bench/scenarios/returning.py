@@ -22,7 +22,7 @@ TOKENS = 64
 FRESH = "inferd, fresh state"
 
 Connect = Callable[[], AbstractAsyncContextManager[tuple[Client, bool]]]
-"""Starts a server, connects a program, and returns whether its session still has its history."""
+"""Starts a server and connects a program. True means that its session still has its history."""
 
 
 async def drive(first: Connect, again: Connect, work: Work) -> list[Stream]:

@@ -54,7 +54,7 @@ async def drive(side: str, work: Work) -> list[Stream]:
 def measure(streams: Sequence[Stream]) -> dict[str, float]:
     """Return the mean step, its sampling time, and the share.
 
-    The step of the first token is left out: it came with the prompts.
+    The step of the first token is left out, because it also computed the prompts.
     """
     s.check_complete(streams)
     steps = streams[0].tokens - 1

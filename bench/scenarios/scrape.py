@@ -45,7 +45,7 @@ async def stream_all(server: daemon.Inferd, work: Work) -> list[Stream]:
 
 
 async def stream_scraped(server: daemon.Inferd, work: Work) -> list[Stream]:
-    """Stream from all slots and scrape meanwhile; a scrape counts as a stream of one piece."""
+    """Stream from all slots and scrape meanwhile. A scrape is recorded as a stream of one piece."""
     running = asyncio.ensure_future(stream_all(server, work))
     scrapes: list[Stream] = []
     while not running.done():

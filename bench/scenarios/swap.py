@@ -40,7 +40,9 @@ OTHERS = {
     ONE: (SOURCES["smollm2"].file, SLOTS + 1),
     TWO: (SOURCES["gemma3"].file, SLOTS),
 }
-"""The model that each side swaps to: its file, and slots that make the same file another model."""
+"""The file and the slots of the model to which each side swaps. With other slots, the same file is
+another model.
+"""
 LOAD, SWAP = "load", "swap"
 
 
@@ -135,8 +137,8 @@ async def swap(client: AsyncClient, to: str) -> Stream:
 
 
 async def swap_under(programs: Programs, probe: StreamClient) -> None:
-    """Swap there and back while the programs talk, each time from one model alone to another; ask
-    the new one at once.
+    """Swap there and back while the programs talk. Each swap begins when one model alone answers,
+    and the new model gets a request at once.
     """
     await programs.wait_settled()
     for number in range(SWAPS):
@@ -200,8 +202,8 @@ class Swap:
         return gap_worst_s(turns, self.call.requested_s, self.until_s) / self.step_s(turns)
 
     def begins_s(self, turns: Sequence[Stream]) -> float:
-        """Return the time until the new model began to compute a turn, at the earliest at the end
-        of the swap.
+        """Return the time from the request for the swap until the new model began to compute a
+        turn. It is at least the duration of the swap.
         """
         new = [t for t in turns if t.label == self.after and t.first_s >= self.call.ended_s]
         begun_s = min(turn.requested_s + turn.waited_s for turn in new)

@@ -48,7 +48,7 @@ def check_text(tokens: int, pooling: str, ctx_size: int, info: EmbedInfo | None)
 
 
 class EmbeddingQueue:
-    """Owned by the engine. A text that loses its slot to another one starts again later."""
+    """Owned by the engine. A text that loses its slot to another text starts again later."""
 
     def __init__(self, model: Model, settings: EngineSettings):
         self.waiting: list[Task] = []

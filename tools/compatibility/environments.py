@@ -1,4 +1,4 @@
-"""Environments of the programs: each is installed from its registry, apart from the others."""
+"""Environments of the programs. Each is installed from its registry, apart from the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INSTALL_S_MAX = 600
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A package, and others beside it; a script of its name in `programs/` checks it."""
+    """A package with the packages *beside* it. A script of its name in `programs/` checks it."""
 
     package: str
     beside: tuple[str, ...] = ()

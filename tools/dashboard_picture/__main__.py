@@ -33,7 +33,7 @@ RECORD = PICTURE.with_suffix(".json")
 ANSWERS = ROOT / ".cache" / "dashboard-answers.json"
 SCRAPE_S = 2
 RATE_S = 4 * SCRAPE_S
-"""Grafana's value of $__rate_interval if the step is the scrape interval."""
+"""Grafana's value of $__rate_interval for a step that is as long as the scrape interval."""
 COLOURS = 128
 
 

@@ -41,7 +41,7 @@ DIES_AT_S = 150.0
 REFUSED_REST_S = 2.0
 IDLE_SESSIONS_EVERY_S = 40.0
 BROKEN = "broken"
-"""A model whose file is damaged: calls that request it fail."""
+"""A model whose file is damaged, so that calls that request it fail."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ GUESTS_CANNOT = "guests cannot set it"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The effect of *value*: it sets the parameters of `used`, here or by the operator alone, or
-    is ignored or refused. It is sent with `beside`, keys that it needs.
+    """The effect of *value*. It sets the parameters of `used`, or only the operator can set them,
+    or it is ignored or refused. It is sent with the keys of `beside`, which it needs.
     """
 
     value: Any
@@ -27,13 +27,17 @@ class Row:
 
 
 def sets(parameter: str, value: Any, deviation: str = NONE, **options: Any) -> Row:
-    """Return the row of a key that sets a parameter; *options* has another value as `read`."""
+    """Return the row of a key that sets a parameter. *options* may have `read`, the value that the
+    parameter gets if it is not *value*, and other fields of the row.
+    """
     used = {parameter: options.pop("read", value)}
     return Row(value=value, effect="sets", used=used, deviation=deviation, **options)
 
 
 def operator(parameter: str, value: Any, deviation: str = GUESTS_CANNOT, **options: Any) -> Row:
-    """Return the row of a key whose parameter the operator sets; otherwise as `sets`."""
+    """Return the row of a key whose parameter only the operator sets. The arguments are those of
+    `sets`.
+    """
     used = {parameter: options.pop("read", value)}
     return Row(value=value, effect="operator", used=used, deviation=deviation, **options)
 

@@ -67,7 +67,7 @@ _BACKEND = """
     queue_reject_threshold max_concurrent auto_cleanup_enabled
 """
 TOP, TURN = "top", "turn"
-"""The places of keys outside any object, and of those of `run_inference`."""
+"""The place of keys outside any object, and that of the keys of `run_inference`."""
 WASI_NN_BACKEND: dict[str, list[str]] = {
     place: _keys(keys)
     for place, keys in {
@@ -88,7 +88,7 @@ WASI_NN_BACKEND: dict[str, list[str]] = {
         TURN: f"{_TURN} max_tokens n_predict stop",
     }.items()
 }
-"""By the object that has them."""
+"""The keys by the object that has them."""
 _PREFIXES = {"sampling.dynatemp": "dynatemp-"}
 
 SYSTEMS = {
@@ -100,7 +100,7 @@ SYSTEMS = {
 
 
 def spelling_of(key: str, place: str = TOP) -> str:
-    """Return the name of the row for a *key*: with hyphens, and its object's prefix."""
+    """Return the name of the row for a *key*, which has hyphens and the prefix of its object."""
     return _PREFIXES.get(place, "") + key.replace("_", "-")
 
 

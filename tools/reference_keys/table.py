@@ -206,4 +206,4 @@ TOPICS: dict[str, dict[str, Row]] = {
     },
 }
 ROWS = {name: row for rows in TOPICS.values() for name, row in rows.items()}
-"""By the key, with hyphens."""
+"""The rows by key; the keys have hyphens."""

@@ -84,7 +84,7 @@ class Exchange:
         self._client([5, number, events])
 
     def reply(self, number: int, result: w.TurnResult, more: Sequence[str] = ()) -> None:
-        """Add the reply to a request with events; *more* lists its varying fields."""
+        """Add the reply to a request with events. *more* lists further fields of it that vary."""
         varies = [*more]
         varies += [f"/2/metadata/{key}" for key in result.metadata if key in STATS]
         self._daemon([2, number, result], varies)

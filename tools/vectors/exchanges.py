@@ -99,7 +99,7 @@ def single() -> dict[str, Any]:
 
 
 def named() -> dict[str, Any]:
-    """`compute` with named tensors: the echo model returns each under its name."""
+    """`compute` with named tensors, each of which the echo model returns under its name."""
     x = Exchange("compute with named tensors")
     _, context = x.open()
     inputs = [("metadata", tensor(b'{"seed":7,"n-predict":8}')), ("prompt", tensor(b"hey"))]

@@ -1,4 +1,4 @@
-"""The attacks by name; each module has those on one part of the daemon."""
+"""The attacks by name. Each module has the attacks on one part of the daemon."""
 
 from __future__ import annotations
 

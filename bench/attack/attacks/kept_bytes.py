@@ -9,7 +9,7 @@ from bench.attack.attack import Attack, Target
 from inferd import Client, InferdError
 
 LONG = "x" * 900_000
-"""Fits into a frame of 1 MiB, as does `TEXTS`."""
+"""A text that fits into a frame of 1 MiB, as `TEXTS` does."""
 TEXTS = [f"{number:0900}" for number in range(1000)]
 TURNS = 24
 

@@ -15,7 +15,7 @@ from inferd.wire.frames import REPLY_BYTES_MAX, FrameReader, pack_frame
 
 KEYS = 20_000
 NUMBERS = 200_000
-"""Fit into a frame of 1 MiB."""
+"""`KEYS` keys or `NUMBERS` numbers fit into a frame of 1 MiB."""
 CLIENTS = 4
 CALLS = 200
 Request = Callable[[], object]

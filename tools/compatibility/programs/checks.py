@@ -1,4 +1,4 @@
-"""The checks of one program: each prints a line of JSON with its output or its error."""
+"""The checks of one program. Each prints a line of JSON with its output or its error."""
 
 from __future__ import annotations
 
