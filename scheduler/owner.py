@@ -38,7 +38,7 @@ class _Served(Generic[K]):
         self.amounts: Counter[K] = Counter()
 
     def add(self, key: K, rivals: set[K], last: set[K]) -> None:
-        """Register *key*, while its *rivals* have tasks. The *last* ones stand in for no rivals."""
+        """Register *key*, while its *rivals* have tasks. If there are none, *last* count."""
         if key not in rivals:
             floor = min((self.amounts[k] for k in rivals or last), default=0)
             self.amounts[key] = max(self.amounts[key], floor)

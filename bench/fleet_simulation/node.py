@@ -66,7 +66,8 @@ class Node:
         """Loads of models since the start."""
         self.loaded: dict[str, LoadedModel] = {}
         self._reported: dict[str, ModelLoad] = {}
-        """By model, its part of the last report. Models whose turns have changed since have none."""
+        """By model, its part of the last report; models whose turns have changed since have none.
+        """
         self._waiting: dict[str, list[Turn]] = {}
         """By model, the turns that wait for a load."""
         self._prompt_times = {name: _prompt_token_s(kind) for name, kind in kinds.items()}

@@ -39,7 +39,7 @@ class FileWritten:
 
 @dataclass(frozen=True, slots=True)
 class FileFound:
-    """The daemon has written the file."""
+    """The daemon has written the file, and its key was read."""
 
     file: KvFile
 

@@ -82,9 +82,9 @@ class KvManager:
         return m.CommandResult(command.id, find(origin, tokens))
 
     def export_state(self, command: m.ExportState) -> Iterator[m.CommandResult]:
-        """Write the state that covers most of a dormant session's history, unless a file covers as
-        much. The answer is the name of the file. It is yielded here, or by `poll` if the file has
-        to be written first.
+        """Write the state that covers most of a dormant session's history, unless a file covers
+        more. The answer is the name of the file, or empty if there is none. It is yielded here, or
+        by `poll` if the file has to be written first.
         """
         scope, session = scoped(command.user, command.session, shared=self._settings.kv_shared)
         origin = Origin(scope, session, command.adapters, approximate=True)

@@ -31,7 +31,7 @@ class KvSource:
 
     @property
     def tier(self) -> str:
-        """The tier of the state: a slot, memory, or the disk if it was read for this use."""
+        """The tier of the state: a slot, memory, or the disk if it was not used since its read."""
         if self.saved is None:
             return "slot"
         return "disk" if self.saved.fetched else "memory"

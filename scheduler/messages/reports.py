@@ -135,8 +135,8 @@ class StateChanged(TaskMessage):
 
 
 class Position(TaskMessage):
-    """A task's place among the *waiting* tasks, of which 1 is the next to get a slot. It gets one
-    in about *starts_in_s* seconds, or None if that cannot be estimated.
+    """A task's place among the *waiting* tasks, of which 1 is the next to get a slot. *starts_in_s*
+    is about the time until then, or None if nothing bounds it.
     """
 
     position: int
@@ -169,8 +169,8 @@ class KvFileLost(Message):
 
 
 class Embedded(TaskMessage):
-    """A text's vectors, each of *size* little-endian float32: one, or one a token without
-    *pooling*.
+    """A text's vectors, each of *size* little-endian float32. There is one vector, or one a token
+    if *pooling* is `none`.
     """
 
     size: int

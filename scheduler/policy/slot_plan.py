@@ -61,7 +61,7 @@ def plan_slots(
             free -= 1
         else:
             victim = _victim(task, staying, order, settings, now)
-            if victim is None:  # of the tasks behind it, only one of a higher class can preempt
+            if victim is None:  # of those behind it, only one of a higher own class can preempt
                 settled = [order.effective(t) for t in staying if not t.shift_pending]
                 floor = min(settled, default=PRIORITY_MAX)
                 continue
