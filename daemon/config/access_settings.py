@@ -39,7 +39,7 @@ ID_MAX = (1 << 32) - 2
 """The last 32-bit number is not an id: to the kernel it means "leave unchanged"."""
 
 OWN_USERS_MIN = 1 << 32
-"""The first number of gateways' own users; the system's have 32 bits."""
+"""The first number of gateways' own users; the system's numbers have 32 bits."""
 _OWN_USERS = 1 << 62
 
 
@@ -106,7 +106,7 @@ def _uid_of(value: Any) -> int:
     try:
         return _id_of(value, "user", pwd.getpwnam, pwd.getpwall)
     except ValueError:
-        # Names of the system may contain an @, too: those of a directory with several domains.
+        # Names of the system may contain an @, too, as in a directory with several domains.
         gateway, at, name = value.partition(OWN_USER) if isinstance(value, str) else ("", "", "")
         if not at or not is_user_name(OWN_USER + name):
             raise
@@ -127,7 +127,7 @@ def gid_of(value: Any) -> int:
 def _id_of(
     value: Any, kind: str, entry: Callable[[str], Any], entries: Callable[[], list[Any]]
 ) -> int:
-    """Return an id; an entry begins with the name, the password and the id."""
+    """Return an id. The fields of an entry begin with the name, the password and the id."""
     if isinstance(value, int) and not isinstance(value, bool):
         if 0 <= value <= ID_MAX:
             return value

@@ -13,7 +13,7 @@ def check_confined(folder: Path, path: Path) -> None:
     """
     try:
         home, real = folder.resolve(), path.resolve()
-        loops = real.is_symlink()  # later versions of Python do not raise an error
+        loops = real.is_symlink()  # in later versions of Python, `resolve` raises no error for it
     except (OSError, RuntimeError) as exc:
         raise ValueError(f"{str(path)!r} cannot be resolved: {exc}") from None
     if loops:

@@ -58,7 +58,7 @@ class Mode(int):
 
 
 class GroupName(str):
-    """The name of a group; empty: the daemon's own group."""
+    """The name of a group; an empty one stands for the daemon's own group."""
 
 
 def _parse_mode(value: Any) -> Mode:

@@ -113,7 +113,7 @@ _ADAPTERS: Schema = {
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """One model: `options` holds checked values by parameter name, of every level."""
+    """One model. `options` holds the checked values of parameters of all levels, by their names."""
 
     file: Path | None = setting(None, "a GGUF file, beside this one or in models-dir", form=_FILE)
     backend: Literal["llama", "echo"] = setting("llama", "engine that runs the model")
@@ -220,8 +220,8 @@ def _find_file(file: Path, folders: Folders, errors: ErrorList) -> Path:
 def read_options_table(
     table: Mapping[str, Any], folders: Folders, errors: ErrorList, known: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Read parameters, by any of their spellings, also in the sections of nested JSON; *known* are
-    other keys to suggest. Keys of other runtimes without an effect may be in sections.
+    """Read parameters, by any of their spellings, also in the sections of nested JSON. *known* are
+    other keys to suggest. In sections, keys of other runtimes that have no effect are only noted.
     """
     values: dict[str, Any] = {}
     for key, spelling, value in flat_keys(table):

@@ -92,7 +92,8 @@ def _model(name: str, model: ModelConfig, sources: Sources) -> dict[str, Value]:
 def _rule(table: Mapping[str, Any], place: str) -> dict[str, Value]:
     """Return the keys of a rule as written, and the defaults of the others.
 
-    A rule that names users has no fixed defaults: root and the daemon's user have more rights.
+    A rule that names users has no fixed defaults, because root and the daemon's user have more
+    rights.
     """
     written = {hyphens(key): value for key, value in table.items()}
     defaults = (

@@ -60,8 +60,8 @@ class Sources(msgspec.Struct, frozen=True):
     file: Path | None
     document: dict[str, Any]
     origins: dict[str, str]
-    """Origins by name of field, or by `models.NAME.KEY` and `defaults.KEY` of a flag; a default has
-    no origin, a value of a table in the file neither.
+    """Origins by name of field, or by `models.NAME.KEY` and `defaults.KEY` of a flag. A default has
+    no origin, nor has a value that the file has in one of these tables.
     """
     notes: list[str]
     """Keys in the file that have no effect."""
@@ -79,9 +79,10 @@ def read_sources(
 ) -> Sources:
     """Read flags, environment and file.
 
-    *flags* holds settings by name, those of `--set` after `SET`, and the file as `config`; None
-    means that the flag was not given. Text is converted, so flags may be passed as the user typed
-    them. The flags `models.NAME.KEY` and `defaults.KEY` replace values of the file's tables.
+    *flags* holds settings by name, with the prefix `SET` if given by `--set`, and the file as
+    `config`; None means that the flag was not given. Text is converted, so flags may be passed as
+    the user typed them. The flags `models.NAME.KEY` and `defaults.KEY` replace values of the file's
+    tables.
 
     :raises ConfigError: a key is unknown or a value invalid; the error lists all of them.
     """
@@ -147,7 +148,7 @@ def _set_in_tables(
 
 
 def _remove_parameter(table: dict[str, Any], name: str, section: dict[str, Any]) -> None:
-    """Remove the keys of a *section* of *table* and of those in it that spell a parameter."""
+    """Remove the keys that spell a parameter from a *section* of *table* and all sections in it."""
     spelled = [(k, v) for k, s, v in flat_keys(table) if _parameter_name(s) == name]
     for key, value in list(section.items()):
         if any(key == k and value is v for k, v in spelled):

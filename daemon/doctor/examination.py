@@ -103,7 +103,7 @@ def examine(
 def _socket(named: Path | None, environ: Mapping[str, str]) -> Path:
     """Return the socket of the examined daemon: the *named* one, or the default of clients.
 
-    If no daemon has the default, it is the socket of the machine's service, if that is installed.
+    If the default does not exist, return the socket of the machine's service, if one is installed.
     """
     found = named or client_socket_path(environ)
     # Without permission to search the folder, `Path.exists` would raise.
@@ -154,7 +154,7 @@ def _probe_engine(models: folders.Models | None) -> engine_packages.EngineReport
 def check_all(facts: Facts) -> list[Finding]:
     """Return all findings, causes before their consequences.
 
-    Each check has a name and arguments; it is skipped if its first fact is missing.
+    Each check has a name and arguments; it is skipped if its first argument is None.
     """
     config, engine, loaded = facts.config, facts.engine, facts.stats.get("models", {})
     checks: tuple[tuple[str, Callable[..., Iterator[Finding]], tuple[Any, ...]], ...] = (
@@ -185,7 +185,9 @@ def check_all(facts: Facts) -> list[Finding]:
 
 
 def _run_check(name: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """Yield the findings of a check; a daemon of another version may send unknown data."""
+    """Yield the findings of a check, or a warning if it cannot read its data, which a daemon of
+    another version may have sent.
+    """
     try:
         for finding in check():
             yield msgspec.structs.replace(finding, check=name)

@@ -1,7 +1,7 @@
 """The report of `inferd doctor`: data for a bug report, without any text of users.
 
-This module and `report_log` list all that goes into it: no prompt, no answer, no session id. Of
-texts among the models' parameters it has only the length.
+This module and `report_log` list all that goes into it. It has no prompt, no answer and no session
+id, and of texts among the models' parameters only the length.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The log's last warnings and errors, for the report: the fields of its events.
+"""The log's last warnings and errors, with the fields of their events that the report may have.
 
-Only the fields listed here go into the report. The log always has ids of sessions, and with
+Only the fields listed here go into the report, because the log always has ids of sessions, and with
 `log-text` also prompts and answers.
 """
 
@@ -74,7 +74,9 @@ def read_log_end(stats: Mapping[str, Any], config: Config | None, units: Units |
 
 
 def last_events(place: str, lines: Iterable[bytes]) -> LogEnd:
-    """Return the events of *lines*, newest first, up to the bounds of the report."""
+    """Return the warnings and errors in *lines*, which begin with the newest, up to the bounds of
+    the report.
+    """
     found: list[str] = []
     size = other = 0
     for line in lines:
@@ -114,7 +116,7 @@ def _bounded(value: Any) -> Any:
 
 
 def _raised(traceback: str) -> Iterator[str]:
-    """Yield the frames and the type of an exception; its message may quote a text."""
+    """Yield the frames and the type of an exception; omit its message, which may quote a text."""
     for line in traceback.splitlines():
         found = _FRAME.fullmatch(line) or _RAISED.match(line)
         if found:
@@ -129,7 +131,7 @@ def _file_lines(path: Path) -> Iterator[bytes]:
         if not stat.S_ISREG(status.st_mode):
             raise ProbeFailed(f"{path} is not a file")
         begin = max(0, status.st_size - READ_BYTES_MAX)
-        file = FileIO(fd, closefd=False)  # a folder cannot be opened as a file
+        file = FileIO(fd, closefd=False)  # only after the check, since it refuses a folder
         yield from filter(None, lines_backwards(file, status.st_size, begin))
     finally:
         os.close(fd)

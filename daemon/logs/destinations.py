@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 _FILE_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
-"""O_NONBLOCK: a pipe without a reader is an error, not a wait."""
+"""With O_NONBLOCK, opening a pipe without a reader fails instead of waiting."""
 _FILE_MODE = 0o600
 _CLOSED = -1
 _STDERR_FLAGS = os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
@@ -31,8 +31,8 @@ class LogFile:
     """A file of at most *bytes_max* bytes, opened with its first line. *on_change* is called with
     the cause when `write_line` begins to fail, and with None when it works again.
 
-    With *rotates*, a full file is renamed to `previous_file`, which it replaces, and another one
-    begins.
+    With *rotates*, a full file is renamed to `previous_file`, where it replaces an older file, and
+    a new one begins.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class LogFile:
         return True
 
     def reopen(self) -> None:
-        """Close the file; the next line opens it again, since it was moved or will be."""
+        """Close the file, which was moved or will be; the next line opens its path again."""
         file, self._file = self._file, _CLOSED
         if file != _CLOSED:
             with contextlib.suppress(OSError):  # each write has reported its own failure
@@ -150,7 +150,7 @@ class StandardError:
         return partial(os.write, descriptor)
 
     def write(self, data: bytes) -> bool:
-        """Write *data*, or start to; return False if nothing of it was written."""
+        """Write *data*, of which a rest may follow later; return False if none was written."""
         try:
             if not self._drain():
                 return False

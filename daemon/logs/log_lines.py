@@ -1,4 +1,4 @@
-"""The place of the daemon's log, and its lines there: a file, or the systemd journal."""
+"""The place of the daemon's log, a file or the systemd journal, and the lines in it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LINE_BYTES_MAX = 1 << 20
 """Maximum length of a line; a longer one is not from the daemon."""
 POLL_S = 0.2
 BACKGROUND_LOG = "inferd.log"
-"""The file in the state directory, unless the configuration names one."""
+"""The log file in the state directory, used unless the configuration names one."""
 
 LineFilter = Callable[[bytes], bool]
 
@@ -115,7 +115,7 @@ def _open_if_present(path: Path) -> FileIO | None:
 def systemd_journal_lines(
     journal: SystemdJournal, count: int, level: str, *, follow: bool
 ) -> Iterator[bytes]:
-    """Yield the last lines in the journal.
+    """Yield the last *count* lines in the journal, and with *follow* each new one.
 
     :raises NotFound: journalctl is not installed, or it fails.
     """
@@ -166,8 +166,8 @@ def open_log(path: Path) -> FileIO:
 
 
 def lines_backwards(file: FileIO, end: int, begin: int = 0) -> Iterator[bytes]:
-    """Yield the lines of a file between two places, last line first, without a part of a line at
-    *begin*; read only the blocks that are needed.
+    """Yield the lines of a file from *begin* to *end*, last line first, except a line that *begin*
+    may cut. Read only the blocks that are needed.
     """
     rest = b""
     while end > begin:

@@ -43,7 +43,7 @@ class Logs:
 
     def __init__(self) -> None:
         self.texts = False
-        """Prompts and answers are logged, too."""
+        """Whether prompts and answers are logged, too."""
         self.to_systemd_journal = False
         """Whether standard error goes to systemd's journal."""
         self._note_file: Callable[[str | None], None] = lambda _: None
@@ -128,7 +128,7 @@ class Logs:
         return dict(self._levels)
 
     def is_logged(self, logger: str, level: str) -> bool:
-        """Return whether an event would be logged, for frequent events that usually are not."""
+        """Return whether an event would be logged; frequent ones, usually not logged, use it."""
         return LEVELS[level] >= self._thresholds[logger]
 
     def for_workers(self) -> m.Logging:
@@ -215,7 +215,7 @@ class LibraryHandler(logging.Handler):
 def _hand_over(
     _logger: object, _method: str, event: EventDict
 ) -> tuple[tuple[Any], dict[str, Any]]:
-    """Pass the event itself to the sink, with the fields that all events have first."""
+    """Pass the event to the sink as one dict that begins with the fields of all events."""
     head = {key: event.pop(key) for key in _FIRST_FIELDS if key in event}
     return ({**head, **event},), {}
 
@@ -244,7 +244,7 @@ def _bytes(line: Any) -> bytes:
 
 
 def is_systemd_journal(environ: Mapping[str, str], descriptor: int) -> bool:
-    """Return whether a descriptor goes to systemd's journal: systemd names its device and inode."""
+    """Return whether *descriptor* has the device and inode that systemd names for its journal."""
     try:
         status = os.fstat(descriptor)
     except OSError:
@@ -259,8 +259,9 @@ def _own_cgroup() -> str:
 
 
 def systemd_journal_of(cgroup: str) -> dict[str, Any]:
-    """Return the unit whose journal is written, by /proc/self/cgroup, and whether it is a user's
-    unit; the unit is None outside a service.
+    """Return the unit under which the journal keeps the log, and whether it is a user's unit.
+
+    *cgroup* is the text of /proc/self/cgroup. The unit is None outside a service.
     """
     for line in cgroup.splitlines():
         path = line.rpartition(":")[2]

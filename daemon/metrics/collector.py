@@ -48,7 +48,7 @@ async def sliced(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 async def metric_values(daemon: Daemon) -> dict[str, list[dict[str, Any]]]:
-    """Return our families except histograms, each as a list of its labels with `value`."""
+    """Return inferd's families except histograms, each as a list of its labels with `value`."""
     found: dict[str, list[dict[str, Any]]] = {}
     async for name, samples in sliced(families(daemon)):
         family = FAMILIES[name]
@@ -61,7 +61,7 @@ async def metric_values(daemon: Daemon) -> dict[str, list[dict[str, Any]]]:
 
 
 def families(daemon: Daemon) -> Read:
-    """Add up the engines' counters, and yield our families."""
+    """Add up the engines' counters, and yield inferd's families."""
     for model in daemon.registry.catalog.known():
         if model.worker is not None:
             daemon.counters.add_engine_counters(model, model.worker)

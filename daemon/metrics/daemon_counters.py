@@ -31,10 +31,10 @@ from ..workers.worker import Worker
 from .families import FAMILIES
 
 MODEL_LABELS_MAX = 256
-"""Model names that have their own label; all others share `OTHERS`."""
+"""The number of model names that have their own label; all others share `OTHERS`."""
 OTHERS = "others"
 PRIVATE = "descriptor"
-"""The label of all models that were loaded by descriptor: only their users see the names."""
+"""The label of all models that were loaded by descriptor, whose names only their users see."""
 SWAP_MARK = " (swap)"
 QUEUE_BOUNDS = (
     *("tasks-waiting-max", "tasks-waiting-user-max"),
@@ -42,8 +42,8 @@ QUEUE_BOUNDS = (
     *("sessions-waiting-max", "sessions-waiting-user-max"),
 )
 BOUNDS = {"sessions_max": "sessions-max", "connections_max": "connections-max"}
-"""The setting that refused a request, by a key of the `Busy` error's data. It is used if the data
-has no `bound`.
+"""The setting that caused a refusal, by the key in the data of `Busy` that implies it. Used only if
+the data has no `bound`.
 """
 REASONS = {ShuttingDown: "draining", QuotaExceeded: "quota", OutOfMemory: "memory"}
 REJECTION_REASONS = (*QUEUE_BOUNDS, *BOUNDS.values(), *REASONS.values(), "other")
@@ -80,7 +80,7 @@ def label_of(model: ManagedModel) -> str:
 
 
 def reason_of(error: InferdError) -> str | None:
-    """Return the bound that caused a refusal; None for other errors."""
+    """Return the reason of a refusal, one of `REJECTION_REASONS`; None for other errors."""
     for kind, reason in REASONS.items():
         if isinstance(error, kind):
             return reason
@@ -147,8 +147,8 @@ class DaemonCounters(LoadListener):
 
     @contextmanager
     def counted_request(self, model: ManagedModel | None) -> Iterator[None]:
-        """If the block raises before a turn has begun, count the request as an error of *model*.
-        None: the request is not for a turn.
+        """If the block raises before a turn has begun, count the request as an error of *model*,
+        which is None if the request is not for a turn.
         """
         request = _TurnRequest()
         token = _current_request.set(request)
@@ -162,7 +162,7 @@ class DaemonCounters(LoadListener):
             _current_request.reset(token)
 
     def turn_began(self, model: ModelSource, turn: Turn, *, chat: bool) -> None:
-        """Note that the current request has begun a turn, which is counted when it ends."""
+        """Record that the current request has begun a turn, which is counted when it ends."""
         request = _current_request.get()
         if request is not None:
             request.has_begun = True
@@ -226,7 +226,7 @@ class DaemonCounters(LoadListener):
         del self._seen[worker]
 
     def add_engine_counters(self, model: ManagedModel, worker: Worker) -> None:
-        """Add the growth of a worker's engine counters since the last call to its model's sums."""
+        """Add to the model's sums the growth of the worker's counters since the previous call."""
         name, now = self.name_of(model), worker.metrics_page.read_counters()
         before = self._seen.get(worker, (0.0,) * len(now))
         so_far: Sequence[float] = self.engines.get(name, (0.0,) * len(now))

@@ -1,6 +1,7 @@
 """The metrics in Prometheus's text format.
 
-It is imported by the first scrape: `prometheus_client` takes a tenth of the daemon's start.
+It is imported by the first scrape, because the import of `prometheus_client` would take a tenth of
+the daemon's start.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _Key = tuple[tuple[Labels, Hashable], ...]
 
 class Exposition:
     """Writes a daemon's families as text. A family whose samples are those of the last scrape
-    keeps its text: most of the time of a scrape is for writing numbers and labels.
+    keeps its text, because writing numbers and labels takes most of a scrape's time.
     """
 
     def __init__(self, daemon: Daemon):

@@ -16,14 +16,14 @@ TTFT_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
     *(30.0, 60.0, 120.0, 300.0),
 )
-"""gen_ai.server.time_to_first_token's, extended."""
+"""The buckets of OpenTelemetry's gen_ai.server.time_to_first_token, extended."""
 TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-"""gen_ai.server.time_per_output_token's."""
+"""The buckets of OpenTelemetry's gen_ai.server.time_per_output_token."""
 REQUEST_S = (
     *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
     *(163.84, 327.68, 655.36),
 )
-"""gen_ai.server.request.duration's, extended."""
+"""The buckets of OpenTelemetry's gen_ai.server.request.duration, extended."""
 LOAD_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 
 

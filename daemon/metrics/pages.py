@@ -28,7 +28,7 @@ class MetricsPages:
 
     def new_listener(self, note_listener: Callable[[str | None], object]) -> HttpListener:
         """Return the listener at the address in the configuration. *note_listener* gets the cause
-        for which it cannot listen, None once it can.
+        for which it cannot listen, and None once it can.
         """
         paths = {"/metrics": self._metrics, "/health": self._health}
         return HttpListener(self._daemon.config.metrics, paths, note_listener, _log_failure)
@@ -36,7 +36,7 @@ class MetricsPages:
     async def exposition(self) -> bytes:
         """Return the metrics in Prometheus's text format."""
         if self._exposition is None:
-            # In a thread: `prometheus_client` takes a tenth of the daemon's start.
+            # In a thread, because the import takes as long as a tenth of the daemon's start.
             module = await anyio.to_thread.run_sync(import_module, f"{__package__}.exposition")
             self._exposition = self._exposition or module.Exposition(self._daemon)
         return await self._exposition.scrape()

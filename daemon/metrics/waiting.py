@@ -29,7 +29,7 @@ WAIT_REASONS = (*(reason.value for reason in WaitReason), *(wait.value for wait 
 
 def reasons_in_engine(model: ManagedModel, count: int) -> Iterator[tuple[str, int]]:
     """Yield the reasons for which *count* turns of *model* wait, with their numbers. Turns that
-    began to wait since the engine last published its metrics wait for a slot.
+    began to wait since the engine last published its metrics count as waiting for a slot.
     """
     worker = model.loaded
     if worker is None:
@@ -39,8 +39,8 @@ def reasons_in_engine(model: ManagedModel, count: int) -> Iterator[tuple[str, in
 
 
 def split_by_reason(count: int, gauges: Mapping[str, float]) -> Iterator[tuple[str, int]]:
-    """Yield how many of *count* turns wait for each reason in an engine's *gauges*; the others wait
-    for a slot.
+    """Yield how many of *count* turns wait for each reason in an engine's *gauges*. The others
+    count as waiting for a slot.
     """
     for reason in WaitReason:
         if reason is not WaitReason.SLOT:
@@ -60,8 +60,8 @@ def model_wait(daemon: Daemon, model: ManagedModel) -> ModelWait:
 
 
 def finishing_turns(daemon: Daemon) -> Counter[ManagedModel]:
-    """Return the turns that end before their model or the daemon does: those of the old models of
-    swaps, or all while the daemon drains.
+    """Return by model the number of turns that end before it is unloaded or the daemon stops: those
+    of the old models of swaps, or all while the daemon drains.
     """
     found: Counter[ManagedModel] = Counter()
     for model in daemon.registry.catalog.known():

@@ -89,7 +89,7 @@ class Part:
         return self._digest.hexdigest()
 
     def open_file(self, *, keep: bool = False) -> None:
-        """Open the file, empty, or with *keep* as it is; its bytes are then read for the hash."""
+        """Open the file empty, or with *keep* as it is, after reading its bytes for the hash."""
         if keep:
             self.close()
             self._reset()
@@ -100,8 +100,8 @@ class Part:
             self._file = self.path.open("xb")
 
     def clone_file(self, source: Path) -> bool:
-        """Make the file share the blocks of *source* (a reflink) and read it; return whether the
-        file system can.
+        """Make the file share the blocks of *source* (a reflink) and read it; return False if the
+        file system cannot do that.
         """
         self.remove()
         self._file = self.path.open("x+b")

@@ -22,7 +22,7 @@ _SPLIT = re.compile(r"-\d{5}-of-\d{5}")
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A file on this machine, which is copied: a change of the one is none of the other."""
+    """A file on this machine. It is copied, so that a change of it does not change the model."""
 
     path: Path
 
@@ -40,10 +40,10 @@ class LocalFile:
         try:
             return hash_file(self.path)
         except OSError:
-            return ""  # `fetch` reports it
+            return ""  # `fetch` reports the error
 
     def fetch(self, part: Part) -> str:
-        """Copy the file, without its blocks where the file system can share them."""
+        """Copy the file, or share its blocks with the copy where the file system can."""
         try:
             path = self.path.resolve(strict=True)
         except (OSError, RuntimeError):

@@ -44,7 +44,7 @@ class Pulled(msgspec.Struct, frozen=True):
     size_bytes: int
     sha256: str
     up_to_date: bool = False
-    """Nothing was fetched: the model was there."""
+    """Whether nothing was fetched, because the model was there already."""
 
 
 def fetch(
@@ -102,7 +102,7 @@ def _fetch_locked(
 
 
 def publish_part(part: Part, target: Path, name: str) -> None:
-    """Rename a finished file, so that the model exists under its *name* after a power failure."""
+    """Rename a finished file, so that the model exists under *name* even after a power failure."""
     for note, text in part.notes.items():
         target.with_name(f"{name}.{note}").write_bytes(text)
     os.replace(part.path, target)
@@ -132,7 +132,10 @@ def files_of(name: str, models_dir: Path) -> list[Path]:
 
 
 def _existing(target: Path, name: str, sha256: str) -> Pulled:
-    """Return the model that is there, unless *sha256* is given and is not its own."""
+    """Return the existing model.
+
+    :raises InvalidArgument: *sha256* is given, and the model has another hash.
+    """
     found = hash_file(target)
     if sha256 and found != sha256.lower():
         raise InvalidArgument(

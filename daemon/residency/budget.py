@@ -37,11 +37,12 @@ log = structlog.get_logger()
 
 
 class MemoryBudget:
-    """Reserves memory for loads. *limit* bytes are for all models together; 0: the machine's.
+    """Reserves memory for loads. *limit* bytes are for all models together; with 0, the memory of
+    the machine is.
 
     A decision and the reservation that records it happen in one step of the event loop. An `await`
-    between them would give the same bytes to two loads: every method is synchronous, and a test
-    checks that.
+    between them would give the same bytes to two loads, so every method is synchronous, which a
+    test checks.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class MemoryBudget:
         need, free = self.reservations.of_worker(worker), self.reservations.free_bytes()
         extra = need.embedding if need is not None else 0
         if need is None or extra <= free:
-            # No `await` up to here since the free bytes were read: else two workers get them.
+            # No `await` up to here since the free bytes were read, or two workers could get them.
             self.reservations.add_embedding(worker)
             worker.client.embeds = True
             return []
@@ -91,7 +92,7 @@ class MemoryBudget:
         free = self.reservations.free_bytes()
         if size > free:
             raise growth_refusal(worker.spec.name, size, free)
-        # No `await` up to here since the free bytes were read: else two workers get them.
+        # No `await` up to here since the free bytes were read, or two workers could get them.
         self.reservations.add_bytes(worker, size)
 
     def note_exited(self, worker: Worker) -> None:
@@ -121,8 +122,9 @@ class MemoryBudget:
                 self._decide(load)
 
     def evict_idle(self) -> EvictionCandidate | None:
-        """Evict the first idle model in the order of eviction and return it; None: no model may be
-        evicted. Pinned models and models with tasks stay; a lease alone does not protect a model.
+        """Evict the first idle model in the order of eviction and return it, or None if no model
+        may be evicted. Pinned models and models with tasks stay; a lease alone does not protect a
+        model.
         """
         victims = choose_victims(self._idle_models(), 1)
         if not victims:
@@ -150,7 +152,7 @@ class MemoryBudget:
         victims = self._victims(load, now)
         fits = shortage is None and need <= obtainable
         if fits and need <= free and need <= obtainable - ahead:
-            # No `await` up to here since the free bytes were read: else two loads get them.
+            # No `await` up to here since the free bytes were read, or two loads could get them.
             if self._places.claim_place(load.worker):
                 self._grant(load)
             else:
@@ -179,8 +181,8 @@ class MemoryBudget:
         return find_device_shortage(load.report.need, load.report.devices, reserved)
 
     def _victims(self, load: PendingLoad, now: float) -> list[EvictionCandidate] | None:
-        """Return the models to evict for a load, for a device that lacks memory or for the host.
-        None: all models that may be evicted are not enough.
+        """Return the models to evict for a load, for a device that lacks memory or for the host;
+        None if all models that may be evicted are not enough.
         """
         shortage = self._shortage(load, now)
         if shortage is not None:
@@ -201,7 +203,7 @@ class MemoryBudget:
         return free + held + self._loading_bytes(load)
 
     def _loading_bytes(self, load: PendingLoad) -> int:
-        """Return the bytes of models that are being loaded; they may be evicted after they have
+        """Return the bytes of models that are being loaded, as these may be evicted after they have
         served a request.
         """
         if not load.model.residency.is_wanted:
@@ -222,7 +224,7 @@ class MemoryBudget:
         self, load: PendingLoad, now: float, device: str = ""
     ) -> list[EvictionCandidate]:
         """Return the models that may be evicted for a load, now or later, with their bytes of the
-        host or of *device*. For a load without requests (a swap's), only unused models are.
+        host or of *device*. A load without requests (of a swap) may evict only unused models.
         """
         wanted, request = load.model.residency.is_wanted, load.model.residency.first_request(now)
         found = []
@@ -235,8 +237,8 @@ class MemoryBudget:
         return found
 
     def _idle_models(self) -> list[EvictionCandidate]:
-        """Return the models that may be evicted at once and have no tasks. The model of a lease is
-        loaded again when it is needed.
+        """Return the models that may be evicted at once and have no tasks. A leased model may be
+        among them, as it is loaded again when it is needed.
         """
         now = self._seconds()
         return [
@@ -276,7 +278,7 @@ class MemoryBudget:
             error = device_refusal(name, shape, shortage)
         else:
             pinned = [
-                # The model of a descriptor belongs to its user: others must not see its name.
+                # A model loaded by descriptor belongs to its user; others must not see its name.
                 (m.name if m.uid is None else "a model loaded from another descriptor", held.total)
                 for m in self._models()
                 if m.pinned and (held := self.reservations.of_worker(m.worker)) is not None

@@ -23,9 +23,9 @@ class EvictionCandidate:
     """Seconds that a load takes."""
     idle_s: float
     is_engaged: bool = False
-    """`Residency.is_engaged`: it may be evicted once its requests have ended."""
+    """Whether `Residency.is_engaged`; if so, it may be evicted once its requests have ended."""
     just_used: bool = False
-    """Whether it was used less than `JUST_USED_S` ago: a load that evicts it waits for the rest."""
+    """Whether it was used less than `JUST_USED_S` ago; its eviction waits until that has passed."""
     loaded_at: float = 0.0
 
     @property
@@ -43,7 +43,7 @@ def choose_victims(
     candidates: Iterable[EvictionCandidate], missing: int
 ) -> list[EvictionCandidate] | None:
     """Return the models to evict so that *missing* bytes become free, in the order of eviction;
-    None: all together are not enough.
+    None if all together are not enough.
     """
     chosen: list[EvictionCandidate] = []
     for candidate in sorted(candidates, key=lambda c: c.order_key):

@@ -35,8 +35,8 @@ class DeviceShortage:
 def find_device_shortage(
     need: MemoryNeed, devices: Sequence[Device], reserved: Mapping[str, int]
 ) -> DeviceShortage | None:
-    """Return the device that lacks most; None: each has enough. *reserved* are the bytes by device
-    that loads under way have not allocated yet.
+    """Return the device that lacks most memory, or None if each has enough. *reserved* are the
+    bytes by device that loads under way have not allocated yet.
     """
     found = []
     for device in devices:
@@ -47,8 +47,8 @@ def find_device_shortage(
 
 
 def fewer_layers(shape: Shape, floor: Shape, shortage: DeviceShortage) -> Shape | None:
-    """Return the shape with fewer layers on devices, in proportion to *shortage*; None: *floor* is
-    reached.
+    """Return the shape with fewer layers on devices, in proportion to *shortage*, or None if
+    *floor* is reached.
     """
     if shape.n_gpu_layers <= floor.n_gpu_layers:
         return None
@@ -76,9 +76,9 @@ def device_refusal(name: str, shape: Shape, shortage: DeviceShortage) -> OutOfMe
 def smaller_shape(
     shape: Shape, floor: Shape, shortage: DeviceShortage | None = None
 ) -> Shape | None:
-    """Return the next smaller shape, not below *floor*; None: there is none. Slots shrink first
-    (other turns wait longer), then the context, then the batch. If a device has a *shortage*, only
-    its layers shrink.
+    """Return the next smaller shape that is not below *floor*, or None. First the slots become
+    fewer (so turns wait longer), then the context and then the batch smaller. If a device has a
+    *shortage*, only the layers on devices become fewer.
     """
     if shortage is not None:
         return fewer_layers(shape, floor, shortage)
@@ -99,8 +99,8 @@ def memory_refusal(
     pinned: Sequence[tuple[str, int]],
 ) -> OutOfMemory:
     """Return the error for a model that needs *need* in *shape*, the smallest that it may have.
-    *free* are the bytes that it would have if all models that may be evicted were; *pinned* are the
-    names and bytes of the pinned models.
+    *free* are the bytes that it would have after the eviction of all models that may be evicted;
+    *pinned* are the names and bytes of the pinned models.
     """
     advice = []
     if need.weights + need.process > free:
@@ -133,7 +133,7 @@ def with_sizes(
     error: InferdError, need: MemoryNeed, slots: int, ctx_size: int, free: int
 ) -> InferdError:
     """Return the *error* of a load that was admitted and has failed, with the memory that it
-    needs and the *free* bytes. A *ctx_size* of 0 is not known.
+    needs and the *free* bytes. A *ctx_size* of 0 means that it is unknown.
     """
     if not isinstance(error, LoadFailed | OutOfMemory) or "needed_bytes" in error.data:
         return error

@@ -125,7 +125,7 @@ class ResidencyGate(Generic[ModelT]):
                     await request.wait_woken()
 
     def note_worker_exited(self, model: ModelT) -> None:
-        """Wake the requests that wait for *model*, to load it: its worker has exited."""
+        """Wake the requests for *model*, whose worker has exited, so that they load it again."""
         for request in model.residency.waiting:
             request.wake()
         self.advance()
@@ -136,7 +136,7 @@ class ResidencyGate(Generic[ModelT]):
         blocked, to_evict = self._budget.next_request(now)
         for model in self._models():
             if model.residency.waiting and model.loaded is not None:
-                # No `await` from here to the retried loads: those evict only unused models.
+                # No `await` until the loads are retried: these evict models that are not in use.
                 other = blocked if model.name in to_evict else None
                 for request in model.residency.admit_waiting(other, now):
                     request.wake()
@@ -146,7 +146,7 @@ class ResidencyGate(Generic[ModelT]):
             self._start(self._keep_advancing)
 
     async def _keep_advancing(self) -> None:
-        """Advance while a load waits: no event reports absent readers or ended residencies."""
+        """Advance while a load waits, as no event reports absent readers or ended residencies."""
         try:
             while self._budget.loads.has_waiting:
                 await anyio.sleep(ADVANCE_S)

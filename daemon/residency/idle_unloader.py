@@ -15,7 +15,7 @@ class UnloadableModel(ResidentModel, Protocol):
 
     @property
     def keep_alive_s(self) -> float:
-        """Seconds without use until the model is unloaded; negative: it stays until evicted."""
+        """Seconds without use until the model is unloaded; if negative, it stays until evicted."""
 
 
 class IdleUnloader:
@@ -28,7 +28,7 @@ class IdleUnloader:
         self._changed = anyio.Event()
 
     def note_change(self) -> None:
-        """Note that a model's use or settings have changed."""
+        """Check again soon, because a model's use or settings have changed."""
         self._changed.set()
 
     async def run(self) -> None:

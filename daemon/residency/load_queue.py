@@ -19,9 +19,9 @@ from ...ipc.server.fairness.loop_time import TimeShares
 from ...scheduler import Priority
 
 LOADS_MAX = 3
-"""Loads with a place."""
+"""Maximum number of loads with a place."""
 LOADS_USER_MAX = 2
-"""Loads of one user with a place: one is left for another user, even if a file is read slowly."""
+"""The same for one user, so that one is left for another user even if files are read slowly."""
 LOAD_SHARE, LOAD_BURST_S, LOAD_PAUSE_S = 0.1, 2.0, 5.0
 """The part of the time that one user's loads take while models compute for others, the time that
 they may take at once, and the longest wait for the next load.
@@ -29,7 +29,7 @@ they may take at once, and the longest wait for the next load.
 
 
 class QueuedLoad(NamedTuple):
-    """A load that waits for a place; *owner* is the user who needs it, None: the daemon."""
+    """A load that waits for a place; *owner* is the user who needs it, or None for the daemon."""
 
     priority: Priority
     owner: int | None
@@ -43,8 +43,8 @@ def next_load(
     stuck: Iterable[int | None] = (),
 ) -> QueuedLoad | None:
     """Return the next load to get a place, or None. *loading* are the owners of the loads that have
-    one, *stuck* those of `LoadQueue.note_stuck`. *served* numbers the users' latest loads: within a
-    priority class, the user whose latest load began first is next.
+    one, *stuck* those of `LoadQueue.note_stuck`. *served* has the number of each user's latest
+    load: within a priority class, the user whose latest load began first is next.
     """
     places = list(loading)
     if len(places) >= LOADS_MAX:
@@ -59,7 +59,8 @@ def next_load(
 
 
 class LoadQueue:
-    """Lives on the daemon's event loop. A *key* stands for a load, such as its worker.
+    """Grants places to loads. A *key* stands for a load, such as its worker. Lives on the daemon's
+    event loop.
 
     *serves_others* returns whether models compute for other users than the given one.
     """
@@ -107,7 +108,7 @@ class LoadQueue:
             self._give_up_place(key)
 
     def claim_place(self, key: Hashable) -> bool:
-        """Return whether a load has a place. One that was suspended gets the next free one in the
+        """Queue a load again if it was suspended; return whether it now has a place, granted in the
         order of all loads.
         """
         load = self._suspended.pop(key, None)
@@ -123,14 +124,14 @@ class LoadQueue:
         return load is not None and self._pause_s(load.owner) > 0
 
     def end_wait(self, key: Hashable) -> None:
-        """End a load's wait for a place without a place."""
+        """End a load's wait for a place without granting it one."""
         _, granted = self._waiting.pop(key, (None, None))
         if granted is not None:
             granted.set()
 
     def note_stuck(self, key: Hashable) -> None:
-        """Give a load's place to another user: its process does not end. Its own user may have one
-        load less until `leave`, so that such processes do not pile up.
+        """Give the place of a load whose process does not end to another user. Its own user may
+        have one load less until `leave`, so that such processes do not pile up.
         """
         if key in self._loading:
             self._stuck[key] = self._loading[key][0].owner

@@ -27,7 +27,7 @@ kernel accepts only windows that are multiples of 2 s (Documentation/accounting/
 
 
 def cores_usable(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
-    """Return the number of cores that this process may use: its affinity or its cgroups' quota."""
+    """Return how many cores this process may use by its affinity and by its cgroups' quota."""
     quota = _tightest(_quota_in, cgroups, _own_cgroup(proc))
     affinity = len(os.sched_getaffinity(0))
     return max(1, round(affinity if quota is None else min(affinity, quota)))
@@ -89,7 +89,7 @@ class OomKills:
         self._claimed = self._count()
 
     def note_kills(self) -> None:
-        """Disregard the kills until now: they were other processes."""
+        """Disregard the kills until now, which were of other processes."""
         self._claimed = self._count()
 
     def claim_kill(self) -> bool:
@@ -168,7 +168,8 @@ class StallAlarm:
 def cgroup_free_bytes(cgroups: Path, path: str) -> int | None:
     """Return the free bytes within the limits of a cgroup and its ancestors; None: no limit is set.
 
-    The page cache counts as free, as in MemAvailable: the kernel drops it when memory is needed.
+    The page cache counts as free, as in MemAvailable, since the kernel drops it when memory is
+    needed.
     """
     free = _tightest(_free_in, cgroups, path)
     return None if free is None else int(free)
@@ -179,7 +180,7 @@ def _own_cgroup(proc: Path) -> str:
 
 
 def _tightest(read: Callable[[Path], float | None], cgroups: Path, path: str) -> float | None:
-    """Return the least value that *read* returns for a cgroup or an ancestor; None: it has none."""
+    """Return the least value that *read* returns for a cgroup and its ancestors, or None."""
     folder = cgroups / path.lstrip("/")
     folders = [f for f in (folder, *folder.parents) if f.is_relative_to(cgroups)]
     return min((value for f in folders if (value := read(f)) is not None), default=None)

@@ -18,7 +18,7 @@ Signature = tuple[tuple[int, ...], ...]
 
 def models_in(directory: Path) -> dict[str, Path]:
     """Return the models in *directory* by name, each with its (first) file; none if there is no
-    directory. A split model counts if any part exists: the load reports missing parts.
+    directory. A split model counts if any part exists; its load then reports missing parts.
 
     :raises OSError: the directory cannot be read.
     """
@@ -41,7 +41,7 @@ def name_of_file(file: str) -> str:
 
 
 def missing_files(models: Mapping[str, ModelConfig], others: Collection[str]) -> list[str]:
-    """Return a sentence for each model or adapter in the tables *models* without its file. The
+    """Return a sentence for each model or adapter in the tables *models* whose file is missing. The
     models directory has files for *others*.
     """
     files: dict[str, Path] = {}
@@ -84,7 +84,7 @@ def _status(file: Path) -> tuple[int, ...]:
 
 
 def identity_of(s: os.stat_result) -> tuple[int, ...]:
-    """Return a value that identifies an unchanged file, under each of its names. A new hard link or
-    a rename changes only the time of its status.
+    """Return a value that identifies an unchanged file under each of its names. A new hard link or
+    a rename changes only the time of its status (ctime), which is left out.
     """
     return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns

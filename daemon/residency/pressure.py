@@ -1,9 +1,9 @@
 """Memory pressure while models run: the memory to free, and its order.
 
-First the KV states in the workers' memory are dropped (written to disk if they may be). Then models
-are evicted one at a time, as `MemoryBudget.evict_idle` chooses them. `Pressure` decides from
-readings alone; `MemoryWatch` reads, acts and counts. It wakes on the kernel's stall alarms (PSI),
-and at intervals to read the free memory.
+First the KV states in the workers' memory are dropped, after a write to disk where that is
+allowed. Then models are evicted one at a time, as `MemoryBudget.evict_idle` chooses them.
+`Pressure` decides from readings alone; `MemoryWatch` reads, acts and counts. It wakes on the
+kernel's stall alarms (PSI), and at intervals to read the free memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STALLED_HIGH, STALLED_LOW = 0.1, 0.01
 `MemoryPressureThresholdSec=` (200 ms in 2 s).
 """
 FREE_SHARE_AMPLE = 0.2
-"""With this share of memory free, the machine's stalls come from another cgroup's limit: freeing
+"""With this share of memory free, the machine's stalls come from another cgroup's limit, so freeing
 memory here would not end them.
 """
 WORKER_ANSWER_S_MAX = 5.0
@@ -41,8 +41,8 @@ WORKER_ANSWER_S_MAX = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The memory at one time: bytes free beside the models (negative: part of the headroom is
-    used), and the seconds for which tasks have stalled so far; None: unknown.
+    """The memory at one time: the bytes free beside the models, negative if part of the headroom is
+    used, and the seconds for which tasks have stalled so far, None if unknown.
     """
 
     at: float
@@ -63,7 +63,7 @@ class Pace:
 
     poll_s_ample: float = 15.0
     """Between two readings without an alarm, while `FREE_SHARE_AMPLE` of the memory is free. Each
-    wakes an idle daemon.
+    reading wakes an idle daemon.
     """
     poll_s: float = 5.0
     """The same, while less is free."""
@@ -109,7 +109,7 @@ class Pressure:
         self._calm_since: float | None = None
 
     def decide(self, reading: Reading) -> MemoryAct:
-        """Return the act for *reading*; it counts as done."""
+        """Return the act for *reading*, which is assumed to be carried out."""
         stalled = self._stalled(reading)
         self._before = reading
         headroom = headroom_bytes(reading.total_bytes)
@@ -121,8 +121,8 @@ class Pressure:
         return MemoryAct.NONE
 
     def _stalled(self, reading: Reading) -> float:
-        """Return the share of time since the previous reading for which tasks stalled on memory, as
-        far as memory can be freed here.
+        """Return the share of time since the previous reading for which tasks stalled on memory,
+        only in this cgroup if memory is ample.
         """
         before = self._before
         if before is None or reading.at <= before.at:

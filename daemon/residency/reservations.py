@@ -28,7 +28,8 @@ class _Reservation:
 
 
 class Reservations:
-    """The reserved memory by worker. *limit* bytes are for all models together; 0: the machine's.
+    """The reserved memory by worker. *limit* bytes are for all models together; with 0, the memory
+    of the machine is.
 
     Owned by the daemon's event loop; no method waits.
     """
@@ -46,7 +47,7 @@ class Reservations:
         self._by_worker.pop(worker, None)
 
     def note_loaded(self, worker: Worker) -> None:
-        """Note that a worker has allocated its memory."""
+        """Record that a worker has allocated its memory."""
         reservation = self._by_worker.get(worker)
         if reservation is not None:
             reservation.not_yet_resident = self._bytes_not_yet_resident(worker, reservation)
@@ -107,8 +108,8 @@ class Reservations:
         return sum(bytes_on(self._by_worker[w].need, device) for w in self.unloading_workers())
 
     def loading_on_devices(self) -> Counter[str]:
-        """Return the bytes by device that loads under way have reserved. A device does not count
-        the memory of loaded workers as free.
+        """Return the bytes by device that loads under way have reserved. Those of loaded workers
+        are left out, since their devices no longer count them as free.
         """
         reserved: Counter[str] = Counter()
         for reservation in self._by_worker.values():
@@ -135,19 +136,19 @@ class PendingLoad:
         self.first_shape = report.shape
         self.floor = smallest_shape(model, report.shape)
         self.shrinks = model.shrinks
-        """The number of times that it is to shrink: the kernel killed workers in larger shapes."""
+        """How many times it is to shrink, because the kernel killed workers in larger shapes."""
         self.report = report
         """The last estimate, for the shape that is decided on."""
         self.is_waiting = False
         """Whether the load waits for other models' memory."""
         self.outdated = False
-        """Whether a worker has exited since the report: its devices may have more free memory."""
+        """Whether a worker has exited since the report, so that devices may have more memory."""
 
 
 class PendingLoads:
     """The undecided loads, in the order of their models' requests. Owned by the `MemoryBudget`.
 
-    *is_paused* returns whether a waiting load may not begin yet; it then delays no other.
+    *is_paused* returns whether a waiting load may not begin yet; such a load delays no other.
     """
 
     def __init__(self, is_paused: Callable[[Worker], bool] = lambda _: False) -> None:
@@ -176,7 +177,7 @@ class PendingLoads:
         return load is not None and load.is_waiting
 
     def mark_outdated(self) -> None:
-        """Note that a worker has exited: estimates on devices no longer hold."""
+        """Mark the estimates with devices as outdated, because a worker has exited."""
         for load in self._by_worker.values():
             load.outdated = bool(load.report.devices)
 
@@ -186,7 +187,7 @@ class PendingLoads:
         return any(load.is_waiting for load in self._by_worker.values())
 
     def in_order(self, now: float) -> list[PendingLoad]:
-        """Return the waiting loads that are not paused, first served first."""
+        """Return the waiting loads that are not paused, in the order in which they are served."""
         loads = self._by_worker.values()
         waiting = (load for load in loads if load.is_waiting and not self._is_paused(load.worker))
         return sorted(waiting, key=lambda load: load.model.residency.rank(now))

@@ -21,8 +21,8 @@ from ..workers.worker import Worker
 from .residency_request import ResidencyRequest
 
 JUST_USED_S = 0.2
-"""The time after a request in which its model is not evicted: the same program's next step often
-follows (`compute` after `set_input`).
+"""The time after a request's end in which its model is not evicted, because the same program's next
+step often follows (`compute` after `set_input`).
 """
 
 
@@ -37,7 +37,8 @@ class Rank(NamedTuple):
     """The number of waiting requests, negated."""
     no_program_continues: bool = True
     number: float = math.inf
-    """The number of the first request, or that of the latest one that continues a program, negated.
+    """The number of the first request, or, negated, that of the latest one that continues a
+    program.
     """
 
 
@@ -106,8 +107,8 @@ class Residency:
         )
 
     def queue_request(self, request: ResidencyRequest, residencies: Iterable[Residency]) -> None:
-        """Add a request that waits. *residencies* are all models': the request continues a program
-        if another model was in use just before.
+        """Add a request that waits. It continues a program if another model was in use just before;
+        *residencies* are those of all models.
         """
         others = (other for other in residencies if other is not self)
         request.continues_program = any(
@@ -121,7 +122,7 @@ class Residency:
         A request that precedes *blocked* is admitted. A later one is admitted if its class is not
         lower, a slot is free, and `closes_at` has not passed. So *blocked* is delayed by at most
         `residency_s` and the turns that have slots by then. The first request after a load is
-        always admitted, or models would be loaded and unloaded without serving a request.
+        always admitted; otherwise models could be loaded and unloaded without serving a request.
         """
         found = []
         for request in sorted(self.waiting, key=lambda r: r.order_key(now, self.residency_s)):
@@ -156,7 +157,7 @@ class Residency:
         return max(self.loaded_at, blocked.since) + self.residency_s
 
     def may_be_evicted(self, blocked: ResidencyRequest | None, now: float) -> bool:
-        """Return whether the model may be evicted for *blocked*; call `admit_waiting` before."""
+        """Return whether the model may be evicted for *blocked*; call `admit_waiting` first."""
         if self.is_engaged:
             return False
         if blocked is None:

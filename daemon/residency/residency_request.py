@@ -37,7 +37,7 @@ class ResidencyRequest:
 
     *is_absent* returns whether the model's output has no reader at present; such a request does not
     keep the model in memory. *user* is the client's. *subject*, such as a session, identifies
-    the request for `ResidencyGate.refuse_requests`; *is_turn*: it is for a turn of that session.
+    the request for `ResidencyGate.refuse_requests`. With *is_turn*, it is for a turn of a session.
     """
 
     def __init__(
@@ -59,7 +59,9 @@ class ResidencyRequest:
         self._limit = WaitLimit.of(timeout_s, queue_timeout_s)
         self.number = next(_numbers)
         self.continues_program = False
-        """It came within `JUST_USED_S` of another model's request: likely a program's next step."""
+        """Whether another model was used within `JUST_USED_S` before it, so that it is likely a
+        program's next step.
+        """
         self.has_waited = False
         self.admitted_at: float | None = None
         self._error: InferdError | None = None
@@ -67,7 +69,7 @@ class ResidencyRequest:
         self._woken: anyio.Event | None = None
 
     def effective_priority(self, now: float, residency_s: float) -> Priority:
-        """Return the priority class, raised with the wait."""
+        """Return the priority class, raised by the time of the wait."""
         rises = int(max(0.0, now - self.since) / max(residency_s, AGEING_S_MIN))
         return Priority(min(PRIORITY_MAX, self.priority + rises))
 

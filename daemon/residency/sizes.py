@@ -11,8 +11,8 @@ def headroom_bytes(total: int) -> int:
 
 
 def size_text(size: float) -> str:
-    """Return *size* bytes as text: three digits, from a GB on two decimals, so that the two numbers
-    of a refusal differ.
+    """Return *size* bytes as text with three digits, or from 1 GB on with two decimals, so that the
+    two numbers of a refusal differ.
     """
     value, units = max(0.0, float(size)), ["B", "kB", "MB", "GB", "TB"]
     while value >= 1000 and len(units) > 1:

@@ -1,9 +1,9 @@
 """A daemon in the background: its process, the wait until it is ready, and its end if it fails to
 start.
 
-The process has its own session and no terminal. Its log is the log file; its standard error goes
-to the same file, which gets the errors of a start and tracebacks. It reports to a pipe
-(`readiness.py`), whose end is also its own end.
+The process has its own session and no terminal. Its log is the log file, to which its standard
+error also goes, with the errors of a start and tracebacks. It reports to a pipe (`readiness.py`),
+which is closed when the process ends.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def serve_command(arguments: Sequence[str], config: Config) -> list[str]:
 
 @contextlib.contextmanager
 def lock_starts(folder: Path, deadline: float) -> Iterator[None]:
-    """Hold the lock of starts with the state directory *folder*: of several starts at once, one
-    starts a daemon, and the others find it.
+    """Hold the lock of starts with the state directory *folder*, so that of several starts at once
+    one starts a daemon, and the others find it.
 
     :raises PermissionDenied: the directory cannot be made or read.
     :raises Timeout: another start holds the lock until *deadline*.
@@ -95,7 +95,7 @@ def _lock_until(descriptor: int, deadline: float) -> bool:
 
 def start_in_background(arguments: Sequence[str], config: Config, deadline: float) -> int:
     """Start a daemon with *config*, which `serve` reads by these *arguments*, and wait until it is
-    ready; return its pid. If the wait ends in another way, the daemon ends, too.
+    ready; return its pid. If the wait ends in another way, the daemon is ended.
 
     :raises Timeout: it was not ready at *deadline*.
     :raises PermissionDenied: the log cannot be written.
@@ -121,7 +121,7 @@ def start_in_background(arguments: Sequence[str], config: Config, deadline: floa
         if READY not in report:
             raise _error_of_end(process, report, log, begin)
     except BaseException:  # also Ctrl-C
-        os.close(reader)  # a daemon that is ready now ends, too
+        os.close(reader)  # so that a daemon that becomes ready now ends, too
         _end(process)
         raise
     os.close(reader)
@@ -193,7 +193,7 @@ def _error_of_end(
 
 
 def _lines_since(log: Path, begin: int) -> list[str]:
-    """Return the last lines of the log, of those from *begin* on."""
+    """Return the last `LOG_LINES` lines of the log, but none before *begin*."""
     try:
         with open_log(log) as file:
             end = os.fstat(file.fileno()).st_size

@@ -5,8 +5,8 @@ Lives on the daemon's event loop. Without a manager nothing is sent and no timer
 The watchdog is fed while the event loop runs and no worker is overdue. The daemon itself replaces a
 hung worker (`worker-hang-timeout-s`, 120 s), which pauses only that worker's turns; a restart by
 the manager would interrupt the turns of all models. So the watchdog is withheld only where the
-replacement failed: the worker should have been killed and still has its work. A load without
-progress does not withhold it: its callers can cancel it, and all others are served.
+replacement failed, because the worker should have been killed and still has its work. A load
+without progress does not withhold it, since its callers can cancel it and all others are served.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def status_line(head: str, loading: Mapping[str, float]) -> str:
 
 
 def feed_interval_s(environ: Mapping[str, str], pid: int | None = None) -> float | None:
-    """Return the seconds between two feedings, half of the watchdog's (`sd_watchdog_enabled(3)`);
-    None without a watchdog, or for that of another process.
+    """Return the seconds between two feedings, half of the watchdog's interval
+    (`sd_watchdog_enabled(3)`); None without a watchdog, or for that of another process.
     """
     interval, owner = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
     if not interval.isdecimal() or not int(interval):
@@ -128,7 +128,7 @@ class ServiceNotifier:
 
     def component_changed(self, name: str) -> None:
         """Notify the manager that a component fails or works again."""
-        if name != "notify":  # else each failed notification would cause another
+        if name != "notify":  # otherwise each failed notification would cause another
             self.notify_soon()
 
     def notify_ready(self) -> None:
@@ -141,7 +141,7 @@ class ServiceNotifier:
 
     def notify_reloading(self) -> None:
         """Notify that a reload has begun; `notify_ready` ends it."""
-        # Without the time systemd waits for another notification until its own limit.
+        # Without the time, systemd would wait for another notification until its own limit.
         now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._notify({"RELOADING": "1", "MONOTONIC_USEC": str(now_us)})
 
@@ -185,7 +185,7 @@ class ServiceNotifier:
             self._failed = True
             return
         self._unsent, self._status = {}, status
-        if self._failed:  # the status named the failure
+        if self._failed:  # the status that was just sent still names the failure
             self._failed = False
             self.notify_soon()
         if "EXTEND_TIMEOUT_USEC" in message:
@@ -209,8 +209,8 @@ class ServiceNotifier:
         """Return the time to request now, for a start, a shutdown or a load.
 
         Requested time also postpones the watchdog. So while the daemon serves, it requests at most
-        the watchdog's own interval, and only when it feeds it: a daemon that hangs during a load is
-        detected as soon as any other.
+        the watchdog's own interval, and only when it feeds the watchdog. A daemon that hangs during
+        a load is thus detected as soon as any other.
         """
         if self._phase is Phase.SERVING and self._feed_s is not None:
             return 2 * self._feed_s if fed and self._loading() else 0.0
@@ -223,7 +223,7 @@ class ServiceNotifier:
         return now < self._until
 
     def _can_feed(self) -> bool:
-        """Return whether no worker is overdue; the event loop runs this, so it makes progress."""
+        """Return whether no worker is overdue. The event loop is not hung, since it runs this."""
         overdue = self._overdue()
         if overdue and overdue != self._withheld:
             log.error("watchdog.withheld", models=overdue)
@@ -231,7 +231,7 @@ class ServiceNotifier:
         return not overdue
 
     def _idle_s(self) -> float:
-        """Return the time until the next notification that no call announces."""
+        """Return the time until the next notification that is due without a call."""
         now = self._seconds()
         ends = [PROGRESS_INTERVAL_S] if self._needs_time(now) else []
         if self._failed:

@@ -1,8 +1,7 @@
 """The report of a starting daemon to its starter: readiness, or the error that ends it.
 
-The starter passes a descriptor by `--ready-fd`, usually the write end of a pipe, as s6 and
-dinit do.
-The daemon writes one newline when it is ready. If it ends before, it writes its error as JSON
+The starter passes a descriptor by `--ready-fd`, usually the write end of a pipe, as s6 and dinit
+do. The daemon writes one newline when it is ready. If it ends before, it writes its error as JSON
 without a newline, for `inferd start`; other starters only see the end of the pipe.
 """
 
@@ -32,7 +31,7 @@ class ReadinessReport:
         self._descriptor = descriptor
         if descriptor is not None:
             try:
-                os.set_inheritable(descriptor, False)  # its end must be the daemon's end
+                os.set_inheritable(descriptor, False)  # no child may keep the pipe open
             except OSError:
                 raise InvalidArgument(
                     f"--ready-fd {descriptor} is not an open descriptor",

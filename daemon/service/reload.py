@@ -1,6 +1,7 @@
 """Reload of the configuration (SIGHUP): changes that can be applied at once are applied.
 
-A file with an error changes nothing. `config.applies` returns when a setting's change takes effect.
+A file with an error changes nothing. `config.settings.applies` returns the time at which a change
+of a setting takes effect.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ OPERATIONS = {
     "run_inference": CHAT,
     "stream": CHAT,
 }
-"""The calls that start turns, with the operation that holds until a turn has started.
+"""The calls that start turns, with the operation that is assumed until a turn has started.
 `calls.models.residency_requests` names the calls that wait for their model; a test compares both.
 """
 
@@ -54,7 +54,7 @@ current_request: ContextVar[TracedRequest | None] = ContextVar("current_request"
 
 
 def note_model_request(model_request: ResidencyRequest) -> None:
-    """Note that the current request needs a model that may have to be loaded."""
+    """Record that the current request needs a model that may have to be loaded."""
     traced = current_request.get()
     if traced is not None:
         traced.model_request = model_request

@@ -106,7 +106,7 @@ class FileExporter(SpanExporter):
 
 
 class _ExportHealth(logging.Handler):
-    """Notes warnings of the SDK and its exporter, which go only to Python's log."""
+    """Reports warnings of the SDK and its exporter, which appear only in Python's log."""
 
     def __init__(self, where: str, note: Note):
         super().__init__(logging.WARNING)
@@ -114,23 +114,23 @@ class _ExportHealth(logging.Handler):
         self._cause = "the spans are not accepted"
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Note a warning at once: a failing export is retried for some seconds."""
+        """Report a warning at once, because a failing export is retried for some seconds."""
         self._cause = record.getMessage()
         self.note_failure()
 
     def note_failure(self, cause: str = "") -> None:
-        """Note that spans do not arrive, because of *cause* or the last warning."""
+        """Report that spans do not arrive, because of *cause* or the last warning."""
         self.note(f"{self._where}: {cause or self._cause}")
 
 
 class _NotingExporter(SpanExporter):
-    """An exporter that notes whether spans arrive."""
+    """An exporter that reports whether spans arrive."""
 
     def __init__(self, exporter: SpanExporter, health: _ExportHealth):
         self._exporter, self._health = exporter, health
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Export *spans*, and note the outcome."""
+        """Export *spans*, and report the outcome."""
         try:
             result = self._exporter.export(spans)
         except OSError as exc:

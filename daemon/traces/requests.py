@@ -61,7 +61,7 @@ class RequestTracer:
             self._export_if_ended(traced)
 
     def turn_began(self, model: ModelSource, turn: Turn, *, chat: bool) -> None:
-        """Note a turn, in the task of the request that started it."""
+        """Record a turn, in the task of the request that started it."""
         traced = current_request.get()
         if traced is None:
             return
@@ -72,7 +72,7 @@ class RequestTracer:
         self._by_turn[turn] = traced
 
     def turn_ended(self, _: ModelSource, turn: Turn) -> None:
-        """Note that a turn has ended."""
+        """Record that a turn has ended."""
         traced = self._by_turn.pop(turn, None)
         if traced is not None:
             traced.turns[turn] = _facts_of(turn, traced.facts.model)

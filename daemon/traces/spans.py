@@ -149,7 +149,7 @@ def _usage_attributes(request: RequestFacts) -> dict[str, Value]:
 
 
 def _merge_texts(turns: Sequence[TurnFacts]) -> TurnFacts:
-    """Return the texts of an embedding request as one turn: they are processed in parallel."""
+    """Return the texts of an embedding request as one turn, as they are processed in parallel."""
     started = [turn.started_at for turn in turns if turn.started_at is not None]
     return TurnFacts(
         queued_at=min(turn.queued_at for turn in turns),
@@ -160,7 +160,7 @@ def _merge_texts(turns: Sequence[TurnFacts]) -> TurnFacts:
 
 
 def _phases(turn: TurnFacts, attributes: Mapping[str, Any]) -> list[Span]:
-    """Return the consecutive spans of a turn; the last has its error."""
+    """Return the consecutive spans of a turn; the last one has the turn's error."""
     moments = {"queue": turn.queued_at, "prefill": turn.started_at, "decode": turn.first_token_at}
     began = [(name, at) for name, at in moments.items() if at is not None]
     ends = [at for _, at in began[1:]] + [turn.ended_at]

@@ -25,7 +25,7 @@ TARGET_FORMS = (
 
 
 class Target(msgspec.Struct, frozen=True):
-    """The *url* of a collector or the *path* of a file; without both, off."""
+    """The *url* of a collector or the *path* of a file; if both are empty, traces are off."""
 
     url: str = ""
     path: str = ""
@@ -69,7 +69,7 @@ def _collector(text: str) -> Target:
     try:
         parts = urlsplit(text)
         is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # of an invalid port or IPv6 address
+    except ValueError:  # the port or the IPv6 address is invalid
         is_address = False
     if not is_address:
         raise ValueError(f"{text!r} is not a collector's address: {TARGET_FORMS}")

@@ -50,8 +50,8 @@ def may(account: Account, status: os.stat_result, bits: int) -> bool:
 
 
 def find_denial(account: Account, path: Path, bits: int) -> str:
-    """Return the first place on the way to an existing *path*, or the path itself, that denies
-    *account* the access *bits*; an empty text if nothing does.
+    """Return the first folder on the way to an existing *path* that *account* may not search, or
+    *path* itself if it denies the access *bits*; an empty text if nothing is denied.
 
     :raises OSError: the caller may not examine a place.
     """

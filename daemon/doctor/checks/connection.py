@@ -39,7 +39,7 @@ class Connection(msgspec.Struct, frozen=True):
     error: str = ""
     """The name of the error of the connect, such as ECONNREFUSED."""
     joined: bool = False
-    """The caller has joined the socket's group, but after logging in."""
+    """Whether the caller has joined the socket's group, but only after logging in."""
     refusal: str = ""
     """The message of the error that the daemon returned; `hint` is its hint."""
     hint: str = ""

@@ -1,6 +1,6 @@
 """The separate process that loads the engine and reads model files.
 
-A library that was built for another CPU crashes the process that loads it.
+It is separate because a library that was built for another CPU crashes the process that loads it.
 
 `python -m inferd.daemon.doctor.checks.engine_child` reads a JSON list of paths from standard input.
 It writes JSON objects to standard output, one per line: first the engine's, then one per path.

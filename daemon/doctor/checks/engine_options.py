@@ -67,7 +67,7 @@ _EFFECTS = {
     "mlock": " ({size} are never swapped out)",
     "mmap": " ({size} are read at each load, and other programs cannot share them)",
 }
-"""By an option, its effect on memory."""
+"""The effect of an option on memory, by its name."""
 
 
 def _file_bytes(model: ModelConfig) -> int:

@@ -18,10 +18,10 @@ from ....backends.memory.memory_need import Device
 from ..finding import Finding, fail, ok, warn
 
 ENGINE_S_MAX = 20.0
-"""The driver of a GPU takes seconds to start."""
+"""Long, because the driver of a GPU takes seconds to start."""
 PACKAGE = "llama-cpp-python"
 CHILD = (sys.executable, "-P", "-m", "inferd.daemon.doctor.checks.engine_child")
-"""-P: root may run this in any user's folder, whose files must not be imported."""
+"""With -P, no file of the current folder is imported: root may run this in any user's folder."""
 SYSTEM_INFO_FLAGS = {
     "AVX": "avx",
     "AVX2": "avx2",
@@ -38,8 +38,8 @@ SYSTEM_INFO_FLAGS = {
     "MATMUL_INT8": "i8mm",
     "SVE": "sve",
 }
-"""Names of CPU features in llama.cpp's system info, and in /proc/cpuinfo. AMX is not compared: with
-GCC before 14 the build has to leave it out.
+"""Names of CPU features in llama.cpp's system info, and in /proc/cpuinfo. AMX is not compared,
+because with GCC before 14 the build has to leave it out.
 """
 _REQUIREMENT = re.compile(r"([\w.-]+)\s*(?:==\s*([\w.+!]+))?[^;]*;\s*extra\s*==\s*['\"]daemon['\"]")
 
@@ -78,7 +78,7 @@ class EngineReport(msgspec.Struct, frozen=True):
     gpu: bool = False
     """Whether it was built with GPU support."""
     broken_amx: bool = False
-    """Whether it was built with AMX by a compiler that breaks it; its AMX code is not used."""
+    """Whether it was built with AMX by a compiler that breaks it; then its AMX code is not used."""
     devices: list[Device] = []
     files: list[ModelFile] = []
 

@@ -35,7 +35,7 @@ class Machine(msgspec.Struct, frozen=True):
     """None if the kernel does not report it (PSI)."""
     files_max: int
     locked_max: int
-    """Bytes of memory that a process may lock; -1: unlimited."""
+    """Bytes of memory that a process may lock; -1 if there is no limit."""
     cores: int
     cores_usable: int
     load: float
@@ -78,9 +78,11 @@ def _stalled(proc: Path) -> float | None:
 
 
 def _limit(name: str, proc: Path, pid: int, *, soft: bool = False) -> int:
-    """Return a hard limit of the daemon, or of this process if that is unknown: the daemon raises
-    its limit of open files to it. -1: there is no limit; 0: it cannot be read. A *soft* limit is
-    the one in force.
+    """Return a limit of the daemon, or of this process if the daemon's is unknown; -1 if there is
+    no limit, 0 if none can be read.
+
+    It is the hard limit, since the daemon raises its limit of open files to that. With *soft*, it
+    is the limit in force.
     """
     for process in (str(pid), "self"):
         try:
