@@ -41,7 +41,7 @@ def session_of(
     **arguments: Any,
 ) -> Iterator[Session]:
     """Yield a session with *model*, after a progress bar for its load. Parameters of the model in
-    *options* are requested for the load; a line says which ones it does not apply.
+    *options* are requested for the load; a printed line names those that are not applied.
 
     *arguments* are those of `Client.session`.
     """
@@ -51,7 +51,7 @@ def session_of(
     with ExitStack() as stack:
         client = stack.enter_context(client_of(socket, retries=RETRIES, label=label))
         with fraction_bar(f"loading {model}", show=show_bar) as report:
-            # Strict: people read errors, and want their values or none.
+            # Strict, because users read errors, and want the values that they gave or none.
             given = {**config, "strict": True} if config else None
             session = client.session(model, config=given, on_progress=report, **arguments)
             stack.enter_context(session)

@@ -1,4 +1,4 @@
-"""Lazy imports: of the commands, by their names, and of optional dependencies."""
+"""Lazy imports of the commands, by their names, and of optional dependencies."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ COMMANDS = {
     "operations.config_commands": ("config",),
 }
 """Commands by module, in the order of the help; each is a function or group of its name. Modules of
-gateways are named only here: the daemon does not import them.
+gateways are named only here, because the daemon does not import them.
 """
 _MODULES = {name: module for module, names in COMMANDS.items() for name in names}
 

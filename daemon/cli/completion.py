@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CALL_TIMEOUT_S = 1.0
 _ONE_WORD = re.compile(r"[\w.,@%+/-]+")
-"""Names that a shell parses as one word: bash inserts completions without quotes."""
+"""Names that a shell parses as one word, because bash inserts completions without quotes."""
 Offers = list[tuple[str, str]]
 _LAST = "    return 0\n"
 _NO_SPACE = '    [[ ${#COMPREPLY[@]} -eq 1 && "${COMPREPLY[0]}" == *= ]] && compopt -o nospace\n'

@@ -1,7 +1,7 @@
 """A blocking client for commands that make one or two calls and print the replies.
 
-It needs no event loop: the import of the client library, with asyncio and anyio, takes 0.1 s of CPU
-time, more than such a command itself.
+It needs no event loop and avoids the client library, whose import, with asyncio and anyio, takes
+0.1 s of CPU time, more than such a command itself.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class OneShotClient:
                 with contextlib.suppress(BlockingIOError):
                     self._socket.connect(self._path)
                     break
-                time.sleep(CONNECT_PAUSE_S)  # the daemon's backlog is full; nothing reports its end
+                time.sleep(CONNECT_PAUSE_S)  # the daemon's backlog is full; no event reports space
         except TimeoutError:
             raise
         except OSError as exc:

@@ -109,8 +109,8 @@ SettingPairs = Annotated[
 
 
 def read_pairs(pairs: list[str] | None, flag: str = "--option") -> dict[str, Any]:
-    """Return KEY=VALUE pairs as a mapping; a value that is not valid JSON is a text. Values of a
-    repeated parameter that takes several are collected, of any other key the last one holds.
+    """Return KEY=VALUE pairs as a mapping; a value that is not valid JSON is a text. If a key is
+    repeated, the values of a parameter that takes several are collected; otherwise the last holds.
     """
     from ...backends.params import BY_SPELLING
 

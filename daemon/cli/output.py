@@ -22,8 +22,8 @@ _NOT_ON_TERMINALS = {c: None for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(
 
 
 def write(text: str, end: str = "\n") -> None:
-    """Write a message, a row or JSON to standard output, with control characters escaped: also to
-    a pipe, since its reader may be another program's terminal. Flush it.
+    """Write a message, a row or JSON to standard output and flush it. Control characters are
+    escaped, also in a pipe, since its reader may be another program's terminal.
     """
     write_unchanged(escape_controls(text) + end)
 
@@ -86,8 +86,8 @@ def _write_error(text: str) -> None:
 
 
 def _is_in_foreground() -> bool:
-    """Return whether the terminal is this process's: a shell's background job shares it with the
-    commands that its user runs meanwhile.
+    """Return whether this process has the terminal to itself. A shell's background job shares it
+    with the commands that its user runs meanwhile.
     """
     try:
         return os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp()

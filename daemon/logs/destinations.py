@@ -150,7 +150,7 @@ class StandardError:
         return partial(os.write, descriptor)
 
     def write(self, data: bytes) -> bool:
-        """Write *data*, of which a rest may follow later; return False if none was written."""
+        """Write *data*, its end perhaps before the next event; return False if none was written."""
         try:
             if not self._drain():
                 return False

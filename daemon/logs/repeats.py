@@ -25,8 +25,8 @@ class RepeatLimit:
         self._intervals: OrderedDict[int, _Interval] = OrderedDict()
 
     def count_event(self, uid: int, now_s: float) -> int | None:
-        """Count an event. Return how many of the user were omitted since the last logged one, or
-        None if this one must not be logged either.
+        """Count an event. Return how many events of the user were omitted since the last logged
+        one, or None if this one must be omitted, too.
         """
         interval = self._intervals.pop(uid, None) or _Interval(now_s)
         omitted = 0

@@ -128,7 +128,7 @@ class Logs:
         return dict(self._levels)
 
     def is_logged(self, logger: str, level: str) -> bool:
-        """Return whether an event would be logged; frequent ones, usually not logged, use it."""
+        """Return whether an event would be logged, to check before frequent events."""
         return LEVELS[level] >= self._thresholds[logger]
 
     def for_workers(self) -> m.Logging:

@@ -37,8 +37,8 @@ log = structlog.get_logger()
 
 
 class MemoryBudget:
-    """Reserves memory for loads. *limit* bytes are for all models together; with 0, the memory of
-    the machine is.
+    """Reserves memory for loads. All models together have *limit* bytes; 0 stands for the machine's
+    memory.
 
     A decision and the reservation that records it happen in one step of the event loop. An `await`
     between them would give the same bytes to two loads, so every method is synchronous, which a

@@ -136,7 +136,7 @@ class ResidencyGate(Generic[ModelT]):
         blocked, to_evict = self._budget.next_request(now)
         for model in self._models():
             if model.residency.waiting and model.loaded is not None:
-                # No `await` until the loads are retried: these evict models that are not in use.
+                # No `await` until the loads are retried, which may evict models not in use.
                 other = blocked if model.name in to_evict else None
                 for request in model.residency.admit_waiting(other, now):
                     request.wake()

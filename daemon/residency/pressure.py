@@ -109,7 +109,7 @@ class Pressure:
         self._calm_since: float | None = None
 
     def decide(self, reading: Reading) -> MemoryAct:
-        """Return the act for *reading*, which is assumed to be carried out."""
+        """Return the act for *reading*, which the caller must carry out."""
         stalled = self._stalled(reading)
         self._before = reading
         headroom = headroom_bytes(reading.total_bytes)

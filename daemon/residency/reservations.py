@@ -28,8 +28,8 @@ class _Reservation:
 
 
 class Reservations:
-    """The reserved memory by worker. *limit* bytes are for all models together; with 0, the memory
-    of the machine is.
+    """The reserved memory by worker. All models together have *limit* bytes; 0 stands for the
+    machine's memory.
 
     Owned by the daemon's event loop; no method waits.
     """
@@ -57,7 +57,7 @@ class Reservations:
         `note_loaded` once the worker has allocated or freed them.
         """
         reservation = self._by_worker.get(worker)
-        if reservation is not None:  # else it has exited
+        if reservation is not None:  # otherwise it has exited
             weights = max(0, reservation.need.weights + size)
             reservation.need = msgspec.structs.replace(reservation.need, weights=weights)
             reservation.not_yet_resident = None
@@ -72,7 +72,7 @@ class Reservations:
                 reservation.not_yet_resident += extra
 
     def of_worker(self, worker: Worker | None) -> MemoryNeed | None:
-        """Return the reservation of a worker; None: it has none."""
+        """Return the reservation of a worker, or None if it has none."""
         reservation = self._by_worker.get(worker) if worker is not None else None
         return reservation.need if reservation is not None else None
 
@@ -142,7 +142,7 @@ class PendingLoad:
         self.is_waiting = False
         """Whether the load waits for other models' memory."""
         self.outdated = False
-        """Whether a worker has exited since the report, so that devices may have more memory."""
+        """Whether a worker has exited since the report, so that devices may have more free."""
 
 
 class PendingLoads:

@@ -23,13 +23,13 @@ class WaitListener(Protocol):
     """The receiver of a waiting request's events."""
 
     def wait_begins(self) -> None:
-        """Note that the request has to wait.
+        """Record that the request has to wait.
 
         :raises InferdError: the request may not wait.
         """
 
     def wait_continues(self) -> None:
-        """Note that the request is still waiting."""
+        """Record that the request is still waiting."""
 
 
 class ResidencyRequest:

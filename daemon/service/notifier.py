@@ -5,7 +5,7 @@ Lives on the daemon's event loop. Without a manager nothing is sent and no timer
 The watchdog is fed while the event loop runs and no worker is overdue. The daemon itself replaces a
 hung worker (`worker-hang-timeout-s`, 120 s), which pauses only that worker's turns; a restart by
 the manager would interrupt the turns of all models. So the watchdog is withheld only where the
-replacement failed, because the worker should have been killed and still has its work. A load
+replacement failed, that is, while a worker that should have been killed still has its work. A load
 without progress does not withhold it, since its callers can cancel it and all others are served.
 """
 

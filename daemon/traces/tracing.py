@@ -36,7 +36,7 @@ class Traces:
         self._export: Export | None = None
 
     def open(self) -> None:
-        """Trace requests from now on, or note why that fails."""
+        """Trace requests from now on, or report why that fails."""
         target = self._daemon.config.traces
         if target.is_off:
             return

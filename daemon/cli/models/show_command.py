@@ -25,7 +25,7 @@ ECHO = "echo, which answers with its prompt"
 UNKNOWN_YET = "known after its first load"
 TEMPLATE_OPTIONS = ("chat-template", "chat-template-file")
 Entry = tuple[str, object]
-"""A name and its value; None: it is not shown."""
+"""A name and its value; an entry whose value is None is not shown."""
 Section = tuple[str, list[Entry]]
 
 
@@ -119,7 +119,9 @@ def _swap_text(found: Mapping[str, Any]) -> str | None:
 
 
 def _tools_text(found: Mapping[str, Any]) -> str | None:
-    """Return whether requests may have tools; a loaded model knows its configured template."""
+    """Return whether requests may have tools; None if unknown. A template that the settings name is
+    known only once the model is loaded.
+    """
     info, facts = found["info"], found.get("file_info")
     if info is not None:
         return "yes" if info["has_chat_template"] and "tools" not in info["unused"] else "no"

@@ -75,7 +75,7 @@ def columns_for(entries: Sequence[Mapping[str, Any]], columns: Columns) -> Colum
 
 
 def _position(task: dict[str, Any] | None) -> int | None:
-    """Return a task's position in the queue; None in a slot, or if its worker did not reply."""
+    """Return a task's position in the queue; None if it has a slot or its worker did not reply."""
     return (task and task["position"]) or None
 
 

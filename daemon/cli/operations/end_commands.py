@@ -143,8 +143,8 @@ def stop(
 def _process_of(path: Path, client: Client) -> Iterator[int | None]:
     """Yield a pidfd of the daemon's process, or None if it cannot be reached.
 
-    In a container the daemon's pid differs, and with socket activation the listener is systemd, so
-    the pid is used only if both agree.
+    The pid that the daemon reports is used only if it is that of the socket's listener. In a
+    container the daemon reports another pid, and with socket activation the listener is systemd.
     """
     pid, descriptor = client.stats()["pid"], None
     if pid == _listener_pid(path):

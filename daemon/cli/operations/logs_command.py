@@ -75,7 +75,7 @@ def _lines(
     *,
     follow: bool,
 ) -> Iterator[bytes]:
-    """Yield the lines of the daemon's log; if no daemon answers, those of the last one."""
+    """Yield the lines of the daemon's log; if none answers, those of the last daemon's log."""
     try:
         with client_of(socket) as client:
             stats = client.stats()
@@ -175,7 +175,7 @@ def log_level(
 
 
 def _read_levels(pairs: list[str], loggers: dict[str, str]) -> dict[str, str]:
-    """Return levels by logger; later pairs come before earlier ones."""
+    """Return levels by logger; later pairs override earlier ones."""
     levels: dict[str, str] = {}
     for pair in pairs:
         logger, equals, level = pair.rpartition("=")

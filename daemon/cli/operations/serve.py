@@ -78,12 +78,12 @@ def serve(
     }
     read = partial(load_config, flags | read_settings(settings))
     report = ReadinessReport(ready_fd)
-    gc.disable()  # a tenth of the imports' time
+    gc.disable()  # collections would take a tenth of the imports' time
     with report.errors_sent():
         configured = read()
         with optional_import("inferd serve needs the engine", "daemon"), _without_rich():
             from ...app import serve as run_daemon
-    gc.freeze()  # else the first collections would walk the 80 000 objects of the imports
+    gc.freeze()  # otherwise the first collections would walk the 80 000 objects of the imports
     gc.enable()
     raise typer.Exit(run_daemon(configured, read=read, report=report))
 

@@ -64,15 +64,15 @@ def _arguments(flags: Mapping[str, object]) -> Iterator[str]:
 
 
 def _find_shared(socket: Path) -> FoundDaemon | None:
-    """Return the daemon that clients of this user find by default, if it is not at *socket*: the
-    system's, where the user has none.
+    """Return the daemon that clients of this user find by default, if it is not at *socket*. It is
+    the system's daemon, where the user has none.
     """
     path = client_socket_path()
     if path == socket or socket != daemon_socket_path():
         return None
     try:
         return find_daemon(path)
-    except PermissionDenied:  # it serves others; the user wants a daemon
+    except PermissionDenied:  # it serves only others, and the user wants a daemon
         return None
 
 

@@ -20,7 +20,8 @@ def fit_columns(
     """Return the heads of the columns to show on *available* cells, with their widths, in the order
     of the panel. *columns* are the texts of each, by its head.
 
-    The most important columns come first. Only names are cut: half a number would be a wrong one.
+    The most important columns come first. Only names are cut, because half a number would be a
+    wrong one.
     """
     full = {head: max(map(cell_len, (head, *columns[head]))) for head in panel.heads}
     chosen: dict[str, int] = {}
@@ -38,6 +39,6 @@ def fit_columns(
 
 
 def _width_min(names: Sequence[str], full: int) -> int:
-    """Return the width to which a column of names may be cut; some are numbers of sessions."""
+    """Return the width to which a column of names may be cut; numbers of sessions stay whole."""
     numbers = [len(name) for name in names if name.isdigit()]
     return min(full, max(NAME_WIDTH_MIN, *numbers, 0))

@@ -1,6 +1,6 @@
 """The command: a screen on a terminal, otherwise one frame of plain tables.
 
-`view` is pure. `source` queries the daemon. `screen` needs textual; only this module imports it.
+`view` is pure. `source` queries the daemon. Only this module imports `screen`, which needs textual.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Table(DataTable[Text]):
         self.border_title = panel.title
         self._rows: list[Row] = []
         self._widths: dict[str, int] = {}
-        """The columns on the screen."""
+        """The columns on the screen, with their widths."""
 
     def on_mount(self) -> None:
         """Show the heads."""
@@ -144,7 +144,7 @@ class TextDialog(ModalScreen[str]):
 
 
 class Top(App[None]):
-    """The screen of the daemon at *path*; reconnects. Textual's event loop owns it."""
+    """The screen of the daemon at *path*. It reconnects by itself. Textual's event loop owns it."""
 
     TITLE = "inferd top"
     ENABLE_COMMAND_PALETTE = False
@@ -168,7 +168,7 @@ class Top(App[None]):
     ]
 
     def __init__(self, path: Path, interval_s: float, node: str | None = None, *, all_users: bool):
-        # With colors of its own, textual turns NO_COLOR into greys. The terminal's become none.
+        # With its own colors, textual turns NO_COLOR into greys; with the terminal's, into none.
         super().__init__(ansi_color=True if os.environ.get("NO_COLOR") else None)
         self.socket_path, self.interval_s, self.all_users = path, interval_s, all_users
         self._node = node

@@ -32,13 +32,13 @@ class Sample:
     tasks: list[JsonMap]
     sessions: list[JsonMap]
     node: str | None = None
-    """The node of a fleet that it is of; None: all of them, or a single machine."""
+    """The node of a fleet whose state it is; None for all nodes, or for a single machine."""
 
 
 @dataclass(frozen=True)
 class Rates:
     """Tokens per second: of prompts and answers by model, and of each task by its number. In a
-    fleet `@NODE` follows these.
+    fleet, `@NODE` follows the model or the number.
     """
 
     prompt: dict[str, float] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Row(NamedTuple):
     key: str
     cells: tuple[str, ...]
     node: str | None = None
-    """The node of a fleet; its models may have the same names."""
+    """The node of a fleet; models of several nodes may have the same name."""
 
     def is_of(self, other: Row) -> bool:
         """Return whether both are of the same model, task or session."""
