@@ -41,7 +41,7 @@ def _engine() -> dict[str, Any]:
 
 
 def _file(path: str) -> dict[str, Any]:
-    """Read the headers of a model, which give the length of its files."""
+    """Check the headers of a model's files, and with them that no file is truncated."""
     from ....backends.llama.loading.gguf_check import open_model_file, read_gguf, read_parts
 
     try:
