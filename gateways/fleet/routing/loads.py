@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
 import msgspec
 
+from ....ipc.priorities import Priority
+
 ByClass: TypeAlias = tuple[int, int, int, int]
-"""A number for each priority class, from `low` to `urgent`."""
+"""A number for each priority class, the lowest first. Messages between nodes have this form."""
 NONE: ByClass = (0, 0, 0, 0)
-CLASSES = ("low", "normal", "high", "urgent")
+CLASSES: tuple[Priority, ...] = get_args(Priority)
 LOAD_S_DEFAULT = 5.0
 """Time of a model's load, unless its size is known."""
 TOKEN_S_DEFAULT = 0.01

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 
 from ....ipc.priorities import Priority
-from ..fields import Field, FieldTable, honoured, ignored, parameter, refused
+from ..fields import PRIORITY_FIELD, Field, FieldTable, honoured, ignored, parameter, refused
 
 Name = Annotated[str, Meta(min_length=1)]
 Block = dict[str, Any]
@@ -100,7 +100,7 @@ MESSAGES = FieldTable(
         parameter("top_p", "top-p", "the default is the model's"),
         parameter("top_k", "top-k", "the default is the model's"),
         parameter("stop_sequences", "stop"),
-        honoured("priority", "extension: `low`, `normal`, `high` or `urgent`"),
+        PRIORITY_FIELD,
         honoured("session_id", "extension: the messages are added to this session's history"),
         honoured("service_tier", "both values mean the same here"),
         ignored("metadata", "the key names the user"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from .table import Field, FieldTable, Use, honoured, ignored, parameter, refused
+from .table import PRIORITY_FIELD, Field, FieldTable, Use, honoured, ignored, parameter, refused
 
-__all__ = ("Field", "FieldTable", "Use", "honoured", "ignored", "parameter", "refused")
+__all__ = (
+    *("PRIORITY_FIELD", "Field", "FieldTable", "Use"),
+    *("honoured", "ignored", "parameter", "refused"),
+)

@@ -64,6 +64,10 @@ def refused(name: str, note: str, *permitted: Any) -> Field:
     return Field(name, Use.REFUSED, note, permitted=permitted)
 
 
+PRIORITY_FIELD = honoured("priority", "extension: `low`, `normal`, `high` or `urgent`")
+"""The class of a request's turn, which is the same field on all paths that start turns."""
+
+
 class FieldTable(Generic[S]):
     """The fields of the requests of one path.
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from ....ipc.priorities import Priority
-from ..fields import Field, FieldTable, honoured, ignored, parameter, refused
+from ..fields import PRIORITY_FIELD, Field, FieldTable, honoured, ignored, parameter, refused
 
 TEXTS_MAX = 2048
 """Texts of one request for embeddings."""
@@ -88,7 +88,7 @@ _TURN: tuple[Field, ...] = (
     ),
     honoured("logprobs"),
     honoured("top_logprobs", "up to 20"),
-    honoured("priority", "extension: `low`, `normal`, `high` or `urgent`"),
+    PRIORITY_FIELD,
     honoured("session_id", "extension: the prompt is added to this session's history"),
 )
 CHAT = FieldTable(

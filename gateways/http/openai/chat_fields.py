@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ....ipc.priorities import Priority
-from ..fields import FieldTable, honoured, ignored, parameter, refused
+from ..fields import PRIORITY_FIELD, FieldTable, honoured, ignored, parameter, refused
 
 TOP_LOGPROBS_MAX = 20
 ServiceTier = Literal["auto", "default", "flex", "priority", "scale", "fast"]
@@ -96,7 +96,7 @@ CHAT = FieldTable(
             "extension: arguments of the chat template",
             sets="chat-template-kwargs",
         ),
-        honoured("priority", "extension: `low`, `normal`, `high` or `urgent`"),
+        PRIORITY_FIELD,
         honoured(
             "session_id",
             "extension: `messages` are added to this session's history, instead of being all of it",

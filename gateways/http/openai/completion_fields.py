@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ....ipc.priorities import Priority
-from ..fields import FieldTable, honoured, ignored, parameter, refused
+from ..fields import PRIORITY_FIELD, FieldTable, honoured, ignored, parameter, refused
 from .chat_fields import ServiceTier, StreamOptions
 
 PROMPTS_MAX = 16
@@ -53,7 +53,7 @@ COMPLETIONS = FieldTable(
         parameter("presence_penalty", "presence-penalty"),
         parameter("stop"),
         parameter("seed", note="0 to 4294967295"),
-        honoured("priority", "extension: `low`, `normal`, `high` or `urgent`"),
+        PRIORITY_FIELD,
         refused("suffix", "the models do not fill in text between two others"),
         refused("best_of", "use n, and choose", 1),
         ignored("user", "the key names the user"),

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from ....backends.errors import InferdError
 from ....ipc.priorities import Priority
 from ..exchange import Exchange
-from ..fields import FieldTable, honoured, ignored
+from ..fields import PRIORITY_FIELD, FieldTable, honoured, ignored
 from ..fields.table import field_error
 from .chat import priority_of
 
@@ -37,7 +37,7 @@ EMBEDDINGS = FieldTable(
         honoured("input", "a text, or up to 2048; not token ids"),
         honoured("encoding_format", "`float` or `base64`"),
         honoured("dimensions", "only the model's own number; another one is refused"),
-        honoured("priority", "extension: `low`, `normal`, `high` or `urgent`"),
+        PRIORITY_FIELD,
         ignored("user", "the key names the user"),
     ],
     kind=EmbeddingRequest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pwd
 import threading
 from itertools import chain, combinations
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
@@ -20,7 +20,6 @@ from inferd.daemon.access.rules import (
 )
 from inferd.daemon.access.user_groups import UserGroups
 from inferd.daemon.config.access_settings import Right, Rule, SharedState
-from inferd.ipc import priorities
 from inferd.ipc.messages import CALLS, QueueParams, SessionsParams
 from inferd.scheduler import PRIORITIES, Priority
 from inferd.sessions import Quota
@@ -253,7 +252,3 @@ def test_the_groups_of_few_users_are_remembered(monkeypatch: pytest.MonkeyPatch)
         access.add_connection(connection)
         access.remove_connection(connection)
     assert [access.quota_of(uid).sessions_max for uid in (ADA, BOB, BOB + 1)] == [3, None, 3]
-
-
-def test_the_classes_are_the_schedulers() -> None:
-    assert get_args(priorities.Priority) == tuple(p.label for p in sorted(Priority))

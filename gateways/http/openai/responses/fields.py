@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .....ipc.priorities import Priority
-from ...fields import FieldTable, honoured, ignored, parameter, refused
+from ...fields import PRIORITY_FIELD, FieldTable, honoured, ignored, parameter, refused
 from ..chat_fields import TOP_LOGPROBS_MAX, Effort, ServiceTier
 
 RESPONSE_ID = "^resp_[0-9a-f]{40}$"
@@ -93,7 +93,7 @@ RESPONSES = FieldTable(
         honoured("parallel_tool_calls"),
         honoured("metadata", "returned in the response"),
         honoured("service_tier", "as in a chat"),
-        honoured("priority", "extension: `low`, `normal`, `high` or `urgent`"),
+        PRIORITY_FIELD,
         parameter("temperature", note="the default is the model's"),
         parameter("top_p", note="the default is the model's"),
         refused("background", "requests run while the client is connected", False),
