@@ -69,7 +69,7 @@ class MessageFields(PromptFields, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1)]
     stream: bool = False
     service_tier: Literal["auto", "standard_only"] = "auto"
-    priority: Priority = "normal"
+    priority: Priority | None = None
     session_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
 
 

@@ -30,7 +30,7 @@ async def answer_messages(exchange: Exchange) -> None:
                 "n-predict": fields.max_tokens,
                 "reasoning-format": "deepseek",
             },
-            priority=fields.priority,
+            priority=exchange.caller.class_of(fields.priority),
             session_id=fields.session_id,
         )
         if fields.stream:

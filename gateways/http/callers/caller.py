@@ -67,6 +67,12 @@ class Caller:
                 data={"models": sorted(self.models or ())},
             )
 
+    def class_of(self, priority: Priority | None, default: Priority = "normal") -> Priority:
+        """Return the class of a request: its *priority*, or *default* lowered to the caller's
+        highest. `check_priority` refuses a *priority* that is too high.
+        """
+        return priority or min(default, self.priority_max, key=PRIORITIES.index)
+
     def check_priority(self, priority: Priority) -> None:
         """Check that the caller may use a priority class.
 
@@ -75,7 +81,7 @@ class Caller:
         if PRIORITIES.index(priority) > PRIORITIES.index(self.priority_max):
             raise PermissionDenied(
                 f"the priority {priority!r} is above {self.priority_max!r}, the highest one here",
-                hint="ask for a lower one; keys may have a higher one (docs/gateway.md)",
+                hint="request a lower one; keys may have a higher one (docs/gateway.md)",
                 data={"priority_max": self.priority_max, "param": "priority"},
             )
 

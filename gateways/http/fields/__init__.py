@@ -5,6 +5,12 @@ from __future__ import annotations
 from .table import PRIORITY_FIELD, Field, FieldTable, Use, honoured, ignored, parameter, refused
 
 __all__ = (
-    *("PRIORITY_FIELD", "Field", "FieldTable", "Use"),
-    *("honoured", "ignored", "parameter", "refused"),
+    "PRIORITY_FIELD",
+    "Field",
+    "FieldTable",
+    "Use",
+    "honoured",
+    "ignored",
+    "parameter",
+    "refused",
 )

@@ -26,7 +26,7 @@ class NewSession(Struct, kw_only=True):
     model: str
     id: SessionId | None = None
     system: str | None = None
-    priority: Priority = "normal"
+    priority: Priority | None = None
 
 
 class Fork(Struct, kw_only=True):

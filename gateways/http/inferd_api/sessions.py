@@ -53,7 +53,7 @@ async def create_session(exchange: Exchange) -> None:
     fields, options = CREATE.read(exchange.body)
     caller, session_id = exchange.caller, fields.id or new_id()
     caller.check_model(fields.model)
-    caller.check_priority(fields.priority)
+    caller.check_priority(caller.class_of(fields.priority))
     with exchange.turns.reservations.reserve(caller, session_id):
         async with exchange.turns.pool.lease(caller) as client:
             if await client.sessions(dormant=True, session_id=session_id):
@@ -80,7 +80,7 @@ async def _open_new(
         fields.model,
         session_id=session_id,
         system=fields.system,
-        priority=fields.priority,
+        priority=exchange.caller.class_of(fields.priority),
         queue_timeout=exchange.limits.queue_s_max,
         options=options or None,
     ) as session:

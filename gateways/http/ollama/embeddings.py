@@ -39,14 +39,9 @@ async def answer_embeddings(exchange: Exchange) -> None:
 async def _vectors(
     exchange: Exchange, table: FieldTable[Any], model: str, texts: list[str]
 ) -> Embeddings:
-    name = daemon_name(model)
-    exchange.caller.check_model(name)
+    caller = exchange.caller
     try:
-        async with exchange.turns.pool.lease(exchange.caller) as client:
-            limits = exchange.limits
-            return await client.embed(
-                name, texts, timeout=limits.turn_s_max, queue_timeout=limits.queue_s_max
-            )
+        return await exchange.turns.embed(caller, daemon_name(model), texts, caller.class_of(None))
     except InferdError as exc:
         raise table.name_field(exc) from None
 

@@ -28,7 +28,7 @@ class TurnFields(Struct, kw_only=True):
     keep_alive: KeepAlive | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] = 0
-    priority: Priority = "normal"
+    priority: Priority | None = None
     session_id: SessionId | None = None
 
 

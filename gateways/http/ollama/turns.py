@@ -8,6 +8,7 @@ import msgspec
 
 from ....backends.errors import InferdError
 from ....backends.params import close_schema
+from ..callers.caller import Caller
 from ..exchange import Exchange, stream_turn
 from ..fields import FieldTable
 from ..turns import TurnRequest
@@ -26,7 +27,7 @@ async def answer_chat(exchange: Exchange) -> None:
     if not chat.messages:
         await _load_or_unload(exchange, chat, lines)
         return
-    request = _turn_of(chat, options, read_messages(chat.messages))
+    request = _turn_of(exchange.caller, chat, options, read_messages(chat.messages))
     await _answer(exchange, CHAT, request, lines)
 
 
@@ -41,7 +42,7 @@ async def answer_generate(exchange: Exchange) -> None:
     if not generate.raw:
         system = [{"role": "system", "content": generate.system}] if generate.system else []
         prompt = [*system, {"role": "user", "content": generate.prompt}]
-    request = _turn_of(generate, options, prompt, raw=generate.raw)
+    request = _turn_of(exchange.caller, generate, options, prompt, raw=generate.raw)
     await _answer(exchange, GENERATE, request, lines)
 
 
@@ -59,7 +60,7 @@ async def _answer(
 
 
 def _turn_of(
-    fields: TurnFields, options: dict[str, Any], prompt: Any, *, raw: bool = False
+    caller: Caller, fields: TurnFields, options: dict[str, Any], prompt: Any, *, raw: bool = False
 ) -> TurnRequest:
     """Return the turn of a request.
 
@@ -85,7 +86,7 @@ def _turn_of(
         prompt=prompt,
         raw=raw,
         options=options,
-        priority=fields.priority,
+        priority=caller.class_of(fields.priority),
         session_id=fields.session_id,
     )
 

@@ -12,7 +12,7 @@ from ....backends.errors import InferdError
 from ....backends.params import close_schema
 from ....ipc.client import Piece, QueueEvent, ToolCall
 from ....ipc.priorities import Priority
-from ..callers.caller import PRIORITIES, Caller
+from ..callers.caller import Caller
 from ..exchange import Exchange, stream_turn
 from ..exchange.streaming import EVENT_STREAM
 from ..fields.table import field_error
@@ -119,12 +119,8 @@ def priority_of(priority: Priority | None, tier: ServiceTier, caller: Caller) ->
     """Return a request's priority class. A tier's class is lowered to the caller's highest; a
     *priority* is not.
     """
-    if priority is not None:
-        return priority
-    wanted: Priority = "normal"
-    if tier != "auto":
-        wanted = {"flex": "low", "priority": "high", "fast": "high"}.get(tier, "normal")  # type: ignore[assignment]
-    return min(wanted, caller.priority_max, key=PRIORITIES.index)
+    wanted: dict[ServiceTier, Priority] = {"flex": "low", "priority": "high", "fast": "high"}
+    return caller.class_of(priority, wanted.get(tier, "normal"))
 
 
 def tier_of(priority: Priority) -> str:

@@ -14,7 +14,6 @@ from ....ipc.priorities import Priority
 from ..exchange import Exchange
 from ..fields import PRIORITY_FIELD, FieldTable, honoured, ignored
 from ..fields.table import field_error
-from .chat import priority_of
 
 TEXTS_MAX = 2048
 """OpenAI's maximum."""
@@ -48,7 +47,7 @@ async def answer_embeddings(exchange: Exchange) -> None:
     """Answer with the embedding of each text."""
     request, _ = EMBEDDINGS.read(exchange.body)
     texts = [request.input] if isinstance(request.input, str) else request.input
-    priority = priority_of(request.priority, "auto", exchange.caller)
+    priority = exchange.caller.class_of(request.priority)
     try:
         found = await exchange.turns.embed(exchange.caller, request.model, texts, priority)
     except InferdError as exc:

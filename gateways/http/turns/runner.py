@@ -45,8 +45,7 @@ class TurnRunner:
     async def collect(self, caller: Caller, request: TurnRequest) -> list[Answer]:
         """Return the whole answers of a turn.
 
-        :raises InferdError: the turn was refused or failed, or all of its answers failed; the error
-            is then that of the first answer.
+        :raises InferdError: the turn was refused, or one of its answers failed.
         """
         deadline = time.monotonic() + self._limits.turn_s_max
         async with self._open(caller, request, requests=1) as session:
@@ -58,9 +57,9 @@ class TurnRunner:
         answers = [_whole_answer(reply) for reply in replies]
         for number, answer in enumerate(answers):
             self._charge(caller, answer, number)
-        errors = [answer.error for answer in answers if answer.error is not None]
-        if len(errors) == len(answers):
-            raise errors[0]
+        for answer in answers:
+            if answer.error is not None:
+                raise answer.error
         return answers
 
     async def stream(self, caller: Caller, request: TurnRequest, reader: TurnReader) -> None:

@@ -202,7 +202,7 @@ def test_a_unix_socket_is_served(daemon: RunningDaemon, tmp_path: Path) -> None:
 
 
 class WithKeys(RunningGateway):
-    """A gateway with the keys of ada, bob and eve."""
+    """A gateway with the keys of several users."""
 
     keys: dict[str, str]
     file: Path
@@ -217,11 +217,13 @@ def new_key(name: str) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def keyed(daemon: RunningDaemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WithKeys]:
-    entries = {name: new_key(name) for name in ("ada", "bob", "eve")}
+    entries = {name: new_key(name) for name in ("ada", "bob", "eve", "kim", "tom")}
     more = {
         "ada": 'priority-max = "high"\n',
         "bob": 'models = ["echo"]\nrequests-max = 1\n',
         "eve": 'user = ""\nlabel = "eve"\ntokens-per-minute = 10\n',
+        "kim": 'priority-max = "low"\n',
+        "tom": "tokens-per-minute = 10\n",
     }
     file = tmp_path_factory.mktemp("keys") / "keys.toml"
     file.write_text("\n".join(entry + more[name] for name, (_, entry) in entries.items()))
@@ -279,6 +281,33 @@ def test_a_key_has_its_highest_class(keyed: WithKeys) -> None:
         assert [done.service_tier for done in tiers] == ["priority", "default"]
 
 
+TALK = {"model": "echo", "messages": [{"role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"model": "echo", "prompt": "x"}),
+        ("/v1/chat/completions", TALK),
+        ("/v1/responses", {"model": "echo", "input": "x"}),
+        ("/v1/embeddings", {"model": "echo", "input": "x"}),
+        ("/v1/messages", {**TALK, "max_tokens": 9}),
+        ("/api/chat", {**TALK, "stream": False}),
+        ("/api/generate", {"model": "echo", "prompt": "x", "stream": False}),
+        ("/api/embed", {"model": "echo", "input": "x"}),
+        ("/v1/inferd/sessions", {"model": "echo"}),
+    ],
+)
+def test_a_request_without_a_class_has_at_most_that_of_its_key(
+    keyed: WithKeys, path: str, body: dict[str, Any]
+) -> None:
+    kim = JSON | {"Authorization": f"Bearer {keyed.keys['kim']}"}
+    assert ask(keyed, kim, path=path, body=json.dumps(body))[0] == 200
+    if path != "/api/embed":  # Ollama's API has no class there
+        normal = json.dumps({**body, "priority": "normal"})
+        assert ask(keyed, kim, path=path, body=normal)[0] == 403
+
+
 def test_a_key_has_its_models(keyed: WithKeys) -> None:
     with with_key(keyed, "bob") as bob:
         assert [model.id for model in bob.models.list()] == ["echo"]
@@ -299,6 +328,14 @@ def test_used_tokens_are_429(keyed: WithKeys) -> None:
                 eve.completions.create(model="echo", prompt="hello hello")
         assert int(caught.value.response.headers["retry-after"]) >= 1
         assert caught.value.code == "rate_limit_exceeded"
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/api/embed"])
+def test_texts_for_embeddings_use_tokens_too(keyed: WithKeys, path: str) -> None:
+    tom = JSON | {"Authorization": f"Bearer {keyed.keys['tom']}"}
+    body = json.dumps({"model": "echo", "input": "hello hello"})
+    found = [ask(keyed, tom, path=path, body=body)[0] for _ in range(3)]
+    assert found[-1] == 429 and set(found) <= {200, 429}
 
 
 def test_sighup_reads_the_keys_again(keyed: WithKeys) -> None:
