@@ -129,7 +129,7 @@ def check_distinct(kind: str, names: list[Any]) -> None:
     """Raise ValueError if a name of the *kind* is in *names* twice."""
     repeated = next((n for i, n in enumerate(names) if n in names[:i]), None)
     if repeated is not None:
-        raise ValueError(f"{kind} {shorten(repeated)} is there twice; name each once")
+        raise ValueError(f"{kind} {shorten(repeated)} is named twice; name each once")
 
 
 def check_list_text(value: Any) -> None:

@@ -50,7 +50,7 @@ class ModelCatalog:
     def check_open(self) -> None:
         """Raise `ShuttingDown` once all models are being unloaded."""
         if self.closing:
-            raise ShuttingDown("the daemon is shutting down: no model is loaded")
+            raise ShuttingDown("the daemon is shutting down and loads no more models")
 
     def scan(self) -> None:
         """Read the models from the configuration and the models directory again."""

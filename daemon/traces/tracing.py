@@ -53,7 +53,7 @@ class Traces:
             self._components.note("traces", f"{target}: {exc}")
             return
         RequestTracer(self._export_soon).attach(self._daemon)
-        log.info("traces.opened", where=str(target))
+        log.info("traces.opened", target=str(target))
 
     def _export_soon(self, request: RequestFacts, parent: str) -> None:
         """Export a request that has ended, after the current answer is sent."""

@@ -193,16 +193,10 @@ def selected(patterns: Sequence[str], cases: Sequence[Case]) -> list[Case]:
     return sorted(chosen, key=lambda c: c.ends_server)
 
 
-def run_cases(
-    options: Options, cases: Sequence[Case], report: Callable[[Result], None] = lambda _: None
-) -> list[Result]:
-    """Run the cases one after another and return their results; `report` gets each at once."""
+def run_cases(options: Options, cases: Sequence[Case]) -> list[Result]:
+    """Run the cases one after another and return their results."""
     label = f"conformance-{secrets.token_hex(6)}"
-    results = []
-    for selected_case in cases:
-        results.append(run_case(options, selected_case, label))
-        report(results[-1])
-    return results
+    return [run_case(options, case, label) for case in cases]
 
 
 def run_case(options: Options, subject: Case, label: str) -> Result:

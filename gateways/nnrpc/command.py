@@ -34,7 +34,7 @@ Listen = Annotated[
     ),
 ]
 SocketMode = Annotated[str, typer.Option(metavar="MODE", help="The socket's permission bits.")]
-ConnectionsMax = Annotated[int, typer.Option(metavar="N", min=1, help="Clients at most.")]
+ConnectionsMax = Annotated[int, typer.Option(metavar="N", min=1, help="The most clients.")]
 ContextsMax = Annotated[int, typer.Option(metavar="N", min=1, help="A client's contexts at most.")]
 LabelClients = Annotated[
     bool,

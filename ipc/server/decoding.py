@@ -139,7 +139,7 @@ def pack_reply(request: Request, result: Any) -> bytes:
         raise TooLarge(
             f"the reply to {request.call} has {len(frame) - 4} bytes; the limit is"
             f" {REPLY_BYTES_MAX}",
-            hint="ask for less: fewer answers, fewer probabilities (n-probs), or a stream",
+            hint="request less: fewer answers, fewer probabilities (n-probs), or a stream",
             data={"bytes": len(frame) - 4, "reply_bytes_max": REPLY_BYTES_MAX},
         )
     return frame

@@ -125,7 +125,7 @@ def _read_head(file: BinaryIO, path: Path) -> tuple[_FileHeader, KvFile]:
         raise KvDamaged(f"it has {actual} bytes and should have {whole}")
     key = header.key
     if path.parts[-3:] != (header.fingerprint, str(key.owner), key.name):
-        raise KvDamaged("it is another model's, another user's or another state")
+        raise KvDamaged("it belongs to another model, user or state")
     return header, KvFile(key, whole, header.seconds, path)
 
 

@@ -346,7 +346,7 @@ def _recompute_cause(previous: str, text: str, *, was_chat: bool, other_argument
     if not was_chat:
         return "a chat after raw text begins a new history"
     if not previous:
-        return "the last answer was cut at a stop text: its tokens say more than its text"
+        return "the last answer was cut at a stop text: its tokens contain more than its text"
     if other_arguments:
         return "tools or chat-template-kwargs differ from those of the previous turn"
     at = common_prefix(previous, text)

@@ -35,7 +35,7 @@ Comparer = Callable[[Comparison, Callable[[Similarity], None]], None]
 
 def compare_nothing(_: Comparison, report: Callable[[Similarity], None]) -> None:
     """Report that sentences are not compared."""
-    report(Similarity(None, "there is no comparison of sentences here"))
+    report(Similarity(None, "the comparison of sentences is not available"))
 
 
 class Comparisons:

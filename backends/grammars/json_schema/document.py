@@ -69,7 +69,7 @@ def read_schema(text: str) -> Schema:
         _remove_unused_definitions(document)
     except msgspec.DecodeError as exc:
         raise InvalidArgument(
-            f"json-schema: no valid JSON: {exc}", hint='send a schema, such as {"type": "object"}'
+            f"json-schema: not valid JSON: {exc}", hint='send a schema, such as {"type": "object"}'
         ) from None
     except RecursionError:
         raise schema_refusal("#", "it is too deep", "make it flatter") from None

@@ -111,7 +111,7 @@ class Renderer:
                 self.close()
                 cause = exc
         raise BackendError(
-            f"no process can render chat templates: {cause or 'it was killed'}",
+            f"no process can render chat templates: {cause}",
             hint="try again later; if inferd was upgraded meanwhile, restart the daemon",
         )
 

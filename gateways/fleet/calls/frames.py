@@ -15,17 +15,16 @@ import msgspec
 from ....backends.errors import InvalidArgument, ProtocolError
 from ....ipc.messages import Kind
 from ....wire.frames import pack_frame
-from ....wire.nesting import check_shape
 from .routes import SESSION
 
-ITEMS_MAX = 16
+MESSAGE_ITEMS_MAX = 16
 """Items of a message's array, as in the daemon."""
 Fields: TypeAlias = dict[str, msgspec.Raw]
 HandleMap: TypeAlias = Callable[[int], int]
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _LENGTH = struct.Struct("<I")
-_items = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_length=ITEMS_MAX)])
+_items = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MESSAGE_ITEMS_MAX)])
 _fields = msgspec.msgpack.Decoder(Fields)
 _integer = msgspec.msgpack.Decoder(int)
 _integers = msgspec.msgpack.Decoder(list[int])
@@ -58,15 +57,12 @@ class OpenFrame(NamedTuple):
             raise ProtocolError(f"a grant of credit cannot be read: {exc}") from None
 
 
-def open_message(body: bytes, *, check: bool = False) -> OpenFrame:
-    """Return a message; with *check*, test first that its shape is within the protocol's bounds.
+def open_message(body: bytes) -> OpenFrame:
+    """Return a message.
 
     :raises ProtocolError: it is not a message.
-    :raises InferdError: it has too many values or levels.
     """
     try:
-        if check:
-            check_shape(body)
         items = _items.decode(body)
         message = OpenFrame(_integer.decode(items[0]), items, body)
         if message.kind not in (Kind.HELLO, Kind.GOODBYE):

@@ -237,7 +237,7 @@ class Copies:
         params = w.EndTransferParams(transfer=stream, outcome=outcome)
         await self._call(node, "end_transfer", params, w.Empty)
 
-    def note_stored(self, key: SessionKey, changes: int) -> None:
+    def note_stored(self, changes: int) -> None:
         """Count *changes* that the copy has."""
         self.counters.stored += changes
 

@@ -6,6 +6,7 @@ copy's node, whatever the session's old node has when it is back.
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import msgspec
 from ....backends.errors import Busy, InvalidArgument
 from ..certificates.folder import write_private
 from ..entry.placing.homes import FleetUser, SessionKey
+
+log = logging.getLogger(__name__)
 
 RECORDS_MAX = 100_000
 LINES_SPARE = 1000
@@ -112,7 +115,10 @@ class Promotions:
         self._note(record)
         self._lines += 1
         if self._lines > 2 * len(self._records) + LINES_SPARE:
-            self._write_anew()
+            try:
+                self._write_anew()
+            except OSError as exc:  # the record is on disk; the next one tries this again
+                log.warning("%s stays long: %s", self._file, exc)
 
     def _write_anew(self) -> None:
         lines = [msgspec.json.encode(record) + b"\n" for record in self._records.values()]

@@ -46,7 +46,7 @@ class CopyOwner(Protocol):
     def drop_soon(self, place: CopyPlace) -> None:
         """Delete a copy that is no longer needed, if its node can be reached."""
 
-    def note_stored(self, key: SessionKey, changes: int) -> None:
+    def note_stored(self, changes: int) -> None:
         """Count *changes* that the copy has."""
 
     def note_missed(self, key: SessionKey, changes: int, cause: str) -> None:
@@ -78,7 +78,7 @@ class SessionCopier:
                 await self._store_first()
         finally:
             for pending in self._queue:  # the entry ends
-                pending.finish()
+                pending.finish(is_missed=True)
             self._owner.copier_idle(self._key)
             self.idle.set()
 
@@ -100,7 +100,7 @@ class SessionCopier:
         while self._queue and (self._queue[0] is pending or _has(place, self._queue[0])):
             self._queue.popleft().finish()
             done += 1
-        self._owner.note_stored(self._key, done)
+        self._owner.note_stored(done)
 
     def _give_up(self, cause: str) -> None:
         """Go on without a copy; the next change then sends the whole session."""

@@ -121,7 +121,7 @@ class Moves:
             if key not in self._interrupted:
                 return
         raise Busy(
-            f"session {key.session_id!r} is being moved to another node",
+            f"session {key.session_id!r} is being moved, or its node is not known yet",
             data={"cause": "node", "retry_after_s": RETRY_S},
         )
 

@@ -86,4 +86,4 @@ class FairShare:
         upstream = self._upstreams.get(node)
         if upstream is not None and upstream.lost is None and node not in self._failing:
             self._failing.add(node)
-            self._note(f"node {node} shares fairly by itself alone: {cause}")
+            self._note(f"node {node} does not count the tokens of other nodes: {cause}")

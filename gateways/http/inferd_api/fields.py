@@ -84,7 +84,7 @@ LIST = FieldTable(
     _SESSIONS,
     [
         honoured("limit", f"1 to {SESSIONS_MAX}, the default is 100"),
-        honoured("after", "the id of the last session of the list before"),
+        honoured("after", "the id of the last session on the previous page"),
     ],
     kind=ListQuery,
     method="GET",

@@ -37,11 +37,6 @@ class ConnectionPool:
         self._connect, self._connections_max = connect, connections_max
         self._pooled: list[_Pooled] = []
 
-    @property
-    def connections(self) -> int:
-        """The number of connections."""
-        return len(self._pooled)
-
     @asynccontextmanager
     async def lease(self, caller: Caller, requests: int = 1) -> AsyncIterator[AsyncClient]:
         """Yield a client with places for that many *requests*.

@@ -27,4 +27,3 @@ class TurnRequest:
     priority: Priority = "normal"
     session_id: str | None = None
     branch_of: str | None = None
-    traceparent: str | None = None

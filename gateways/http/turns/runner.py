@@ -251,7 +251,6 @@ class TurnRunner:
             "priority": request.priority,
             "queue_timeout": min(self._limits.queue_s_max, remaining_s),
             "timeout": remaining_s,
-            "traceparent": request.traceparent,
         }
 
 

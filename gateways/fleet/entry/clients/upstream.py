@@ -36,7 +36,6 @@ from ..nodes.node_link import NodeLink
 FrameHandler: TypeAlias = Callable[[OpenFrame], None]
 OWN_NUMBERS = range(1 << 62, (1 << 63) - 1)
 """Ids of the entry's own requests, each chosen at random. Ids of clients count up."""
-UNSENT_BYTES_MAX = 64 << 20
 
 
 class UpstreamOwner(Protocol):
@@ -98,11 +97,6 @@ class Upstream(asyncio.Protocol):
         """Held while the contents of a request, and then the request itself, are sent."""
         self._accepts = asyncio.Event()
         """Set while the node takes further data; also once the connection has ended."""
-
-    @property
-    def has_requests(self) -> bool:
-        """Whether requests are under way."""
-        return bool(self._handlers)
 
     async def connect(self, context: Any) -> None:
         """Connect, greet, and send the requests so far."""

@@ -12,7 +12,7 @@ import time
 import anyio
 import msgspec
 
-from .....backends.errors import Cancelled, InferdError, error_from_wire
+from .....backends.errors import BackendError, Cancelled, InferdError, error_from_wire
 from .....ipc.messages import Kind
 from ...calls.frames import Fields, OpenFrame, is_given, raw_of, values_of
 from ...link import REPORT_S
@@ -124,7 +124,7 @@ class WaitingTurn:
         try:
             elsewhere.replace(self._first.handle)
         except OSError as exc:
-            raise Cancelled(f"the entry's state cannot be written: {exc}") from None
+            raise BackendError(f"the entry's state cannot be written: {exc}") from None
         self._first.note_node(target)
         return self._params_with_time_left()
 

@@ -128,12 +128,13 @@ async def call_connected(
 
     A configuration also holds on nodes to which it is connected later.
 
-    :raises InferdError: all these nodes have refused it.
+    :raises InferdError: a node has refused it, or all were lost.
     """
     nodes = list(client.upstreams) or client.fleet.nodes.reachable()[:1]
     results, errors = await gather(client, request.call, params, nodes)
-    if not results:
-        raise _first(errors)
+    refusals = {node: exc for node, exc in errors.items() if not _is_loss(exc)}
+    if refusals or not results:
+        raise _first(refusals or errors)
     if request.call == "deinit_backend":
         client.prelude.clear()
         client.drop_all()
