@@ -34,12 +34,12 @@ COMPONENTS = {
         "let the daemon's user write to state-dir, or name another directory",
     ),
     "journal": Component(
-        "sessions with an id are not written down",
+        "sessions with an id are not stored on disk",
         "free space on the disk of state-dir, or let the daemon's user write there; pending data"
         " is then written",
     ),
     "states": Component(
-        "named states are not written down",
+        "named states are not stored on disk",
         "free space on the disk of state-dir, or let the daemon's user write there",
     ),
     "kv-store": Component(

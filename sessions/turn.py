@@ -264,7 +264,7 @@ class Turn:
         numbers = len(self.tokens) + len(self._shifted or ()) + len(self.surprisals)
         vectors = b"" if self.embedding is None else self.embedding.vectors
         texts = len(self.spec.tokens) + len(self.text) + len(self.tail) + len(vectors)
-        logprobs = LOGPROB_BYTES * min(self._logprobs_count, PROBABILITIES_MAX)
+        logprobs = LOGPROB_BYTES * min(self._logprobs_count, self.probabilities_max)
         pieces = self._pulled.kept_bytes + sum(map(len, self.dropped))
         return TOKEN_BYTES * numbers + texts + pieces + logprobs
 

@@ -62,7 +62,7 @@ def device_refusal(name: str, shape: Shape, shortage: DeviceShortage) -> OutOfMe
     return OutOfMemory(
         f"{name!r} needs {size_text(shortage.need)} of {shortage.device.name}'s memory with"
         f" {shape.n_gpu_layers} layers on devices, and {size_text(shortage.free)} are free",
-        hint="set n-gpu-layers to -1, so that the layers that fit run on the device, the others on the CPU",
+        hint="set n-gpu-layers to -1, so that the layers that fit run there, the others on the CPU",
         data={
             "device": shortage.device.name,
             "needed_bytes": shortage.need,

@@ -19,7 +19,7 @@ BUILD_ID = build_id()
 """The build that this daemon runs; an upgrade may replace the files meanwhile."""
 SPINS, SPIN_COUNT = "GOMP_SPINCOUNT", 10_000
 """libgomp's variable, and 0.2 ms of spinning. Threads that sleep at once wait for each other in the
-kernel, many times a step: a third of the speed.
+kernel, many times a step.
 """
 ONE_BLAS_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 """numpy's OpenBLAS, which nothing uses, starts a thread for each further core when it is imported.

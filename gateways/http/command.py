@@ -60,12 +60,18 @@ TurnTimeout = Annotated[
 ReceiveTimeout = Annotated[
     float,
     typer.Option(
-        metavar="S", min=0.001, help="Seconds in which a request must arrive, and in which a client must read a part of an answer."
+        metavar="S",
+        min=0.001,
+        help="Seconds in which a request must arrive, or a part of an answer be read.",
     ),
 ]
 HoldHeaders = Annotated[
     float,
-    typer.Option(metavar="S", min=0, help="Seconds for which the head of a stream's answer is held back, so that an early error has its own status."),
+    typer.Option(
+        metavar="S",
+        min=0,
+        help="Seconds for which a stream's status waits, so that an early error has its own.",
+    ),
 ]
 
 

@@ -196,7 +196,7 @@ class StoredCopies:
         self._apply(copy, msgspec.structs.replace(stream, copy=True), number, change)
         await copy.recording.wait_written()
         if not copy.recording.durable:
-            raise _not_written(self._journal)
+            raise self._journal.write_error()
 
     def _begin_copy(
         self,
@@ -209,7 +209,7 @@ class StoredCopies:
         assert change.past is not None
         assert change.facts is not None
         if self._journal is None or self._journal.is_refused:
-            raise _not_written(self._journal)
+            raise self._journal.write_error()
         _, live = self._live.find_id(*key)
         if live or self._dormant.find_session(*key) or self._deletion.under_way(*key):
             raise SessionBusy(f"the session {key[1]!r} itself is here")
@@ -253,7 +253,7 @@ class StoredCopies:
         ):
             if wanted > limit:
                 raise Busy(
-                    f"with this copy there would be {wanted}; the limit is {limit}",
+                    f"{bound} is {limit}; with this copy, {wanted} would be needed",
                     hint="raise the limit, or add a node",
                     data={"bound": bound},
                 )
@@ -295,7 +295,7 @@ class StoredCopies:
             self._journal.withdraw(session.recording)
             copy.is_promoted = False
             self._add_recording(copy)
-            raise _not_written(self._journal)
+            raise self._journal.write_error()
         if self._remove(key) is copy:  # else it was deleted meanwhile
             session.used_at = self._ledger.seconds()
             self._dormant.add_session(session)
@@ -338,11 +338,3 @@ class StoredCopies:
         while self.expires_in_s(now) <= 0:
             with suppress(BackendError):  # the journal tries again
                 await self.drop_copy(next(iter(self._copies.values())))
-
-
-def _not_written(journal: Journal | None) -> BackendError:
-    cause = None if journal is None else journal.cause
-    return BackendError(
-        f"the journal cannot be written: {cause or 'it is closed'}",
-        hint="free space on the disk of state-dir, or let the daemon's user write there",
-    )

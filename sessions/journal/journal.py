@@ -160,6 +160,13 @@ class Journal:
 
     # Changes of recordings.
 
+    def write_error(self) -> BackendError:
+        """Return the error for a change that could not be written."""
+        return BackendError(
+            f"the journal cannot be written: {self.cause or 'it is closed'}",
+            hint="free space on the disk of state-dir, or let the daemon's user write there",
+        )
+
     def note_change(self, recording: Recording, tokens: int = 0, *, urgent: bool = False) -> None:
         """Note a change of a session; *tokens* of a turn are new."""
         if self._recordings.get(recording.key) is not recording:

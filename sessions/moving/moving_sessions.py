@@ -122,9 +122,13 @@ class MovingSessions:
         """
         self._copies.check_free(owner, session_id)
         key = owner, session_id
-        if self._hold_of(key) or key in self._arriving or key in self._departed:
+        if key in self._departed:
             raise SessionBusy(
-                f"session {session_id!r} is being moved to another daemon", hint="try again soon"
+                f"session {session_id!r} has moved to another daemon", hint="open it there"
+            )
+        if self._hold_of(key) or key in self._arriving:
+            raise SessionBusy(
+                f"session {session_id!r} is being moved between daemons", hint="try again soon"
             )
 
     # Export.
@@ -149,7 +153,11 @@ class MovingSessions:
         if before is not None and before.releasing:
             raise SessionBusy(f"session {session_id!r} is being moved", hint="try again soon")
         if before is None and len(self._holds) >= HOLDS_MAX:
-            raise Busy(f"{HOLDS_MAX} sessions are being exported", data={"holds_max": HOLDS_MAX})
+            raise Busy(
+                f"{HOLDS_MAX} sessions are being exported, which is the limit",
+                hint="try again when an export has ended",
+                data={"holds_max": HOLDS_MAX},
+            )
         document = ExportedSession.of_session(session).encode()
         hold = Hold(session, transfer, holder, document, self._ledger.seconds())
         self._holds[key] = hold
@@ -216,7 +224,11 @@ class MovingSessions:
         """
         session, key = hold.session, (hold.session.owner, hold.session.session_id or "")
         if len(self._departed) >= DEPARTED_MAX:
-            raise Busy(f"there are {DEPARTED_MAX} records of departed sessions")
+            raise Busy(
+                f"there are {DEPARTED_MAX} records of departed sessions, which is the limit",
+                hint="end their transfers with `drop`, once the sessions have arrived",
+                data={"departed_max": DEPARTED_MAX},
+            )
         hold.releasing = True
         try:
             transfer = msgspec.structs.replace(hold.transfer, departed=True)
@@ -252,7 +264,7 @@ class MovingSessions:
         self._journal.withdraw(recording)
         session.recording = self._journal.open_recording(session, key)
         session.recording.history_changed()
-        raise _not_written(self._journal)
+        raise self._journal.write_error()
 
     # Import.
 
@@ -287,7 +299,7 @@ class MovingSessions:
         if not session.recording.durable:
             self._journal.withdraw(session.recording)
             self._arriving.pop(key, None)
-            raise _not_written(self._journal)
+            raise self._journal.write_error()
 
     def _check_bounds(self, session: Session, key: SessionKey) -> None:
         """Check that a session can become dormant here without the deletion of another one.
@@ -314,7 +326,7 @@ class MovingSessions:
         ):
             if wanted > limit:
                 raise Busy(
-                    f"with this session there would be {wanted}; the limit is {limit}",
+                    f"{bound} is {limit}; with this session, {wanted} would be needed",
                     hint="raise the limit, or delete sessions that are no longer needed",
                     data={"bound": bound},
                 )
@@ -367,7 +379,7 @@ class MovingSessions:
             await session.wait_recorded()
             if self._journal is not None and session.recording.durable is False:
                 session.transfer = transfer
-                raise _not_written(self._journal)
+                raise self._journal.write_error()
             if self._arriving.pop(key, None) is session:  # else it was deleted meanwhile
                 session.used_at = self._ledger.seconds()
                 self._dormant.add_session(session)
@@ -391,10 +403,3 @@ class MovingSessions:
         if session is not None:
             session.end(SessionCall.CLOSE, "the session was deleted")
         return session is not None
-
-
-def _not_written(journal: Journal) -> BackendError:
-    return BackendError(
-        f"the journal cannot be written: {journal.cause or 'it is closed'}",
-        hint="free space on the disk of state-dir, or let the daemon's user write there",
-    )

@@ -189,7 +189,7 @@ class PlaceQueue:
             if count > limit:  # it counts itself
                 self._live.refused += 1
                 raise Busy(
-                    f"{limit} requests wait for the place of a session already",
+                    f"{limit} requests already wait for a session's place",
                     hint="close sessions that are done, and try again later",
                     data={
                         "bound": bound,

@@ -168,7 +168,7 @@ class NamedStates:
         ):
             if count > limit:
                 raise QuotaExceeded(
-                    f"with this state there would be {count}; the limit is {limit}",
+                    f"{bound} is {limit}; with this state, {count} would be needed",
                     hint="delete states that are no longer needed: `inferd states` lists yours",
                     data={"bound": bound},
                     retryable=False,

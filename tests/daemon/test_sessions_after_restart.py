@@ -391,7 +391,7 @@ def test_a_journal_of_a_newer_version_is_left_alone_and_reported() -> None:
             state = client.call("stats")["stats"]["journal"]
             assert state["state"] == "refused"
             assert "newer version of inferd" in state["cause"]
-            assert "are not written down: " in inferd("status", socket=daemon.socket).stdout
+            assert "are not stored on disk: " in inferd("status", socket=daemon.socket).stdout
         daemon.stop()
         assert journal(daemon).read_bytes() == before
         assert "journal.refused" in daemon.log

@@ -106,7 +106,8 @@ class ModelExports(OwnedTransfers[ModelExport]):
             raise InvalidArgument("a transfer with this id is under way")
         if len(self._transfers) >= EXPORTS_MAX:
             raise Busy(
-                f"{EXPORTS_MAX} models are exported",
+                f"{EXPORTS_MAX} models are being exported, which is the limit",
+                hint="try again when an export has ended",
                 data={"exports_max": EXPORTS_MAX, "retry_after_s": 5.0},
             )
         found = self._transfers[transfer] = ModelExport(file, owner)

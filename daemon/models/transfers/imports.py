@@ -130,6 +130,7 @@ class ModelImports(OwnedTransfers[ModelImport]):
         if name in names or len(names) >= IMPORTS_MAX:
             raise Busy(
                 f"models are being imported: {', '.join(names)}",
+                hint="try again when an import has ended",
                 data={"imports_max": IMPORTS_MAX, "retry_after_s": 5.0},
             )
         found = self._transfers[transfer] = ModelImport(name, models_dir, size, owner)

@@ -171,7 +171,7 @@ def a_copy_becomes_the_session(server: Server) -> None:
         result = connection.call(WITH_ID, **params)
         check(result.get("attached") is True, "the session is not there")
         left = connection.call("rewind", context=result["context"], turns=1)
-        check(left.get("turns", 0) == 0, "the turns of the history are others")
+        check(left.get("turns", 0) == 0, "the history has other turns")
 
 
 @case("Copies of sessions")
@@ -226,4 +226,4 @@ def an_exported_session_is_imported_again(server: Server) -> None:
         result = connection.call(WITH_ID, **params)
         check(result.get("attached") is True, "the session is not there")
         left = connection.call("rewind", context=result["context"], turns=1)
-        check(left.get("turns", 0) == 0, "the turns of the history are others")
+        check(left.get("turns", 0) == 0, "the history has other turns")

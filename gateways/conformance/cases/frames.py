@@ -143,7 +143,7 @@ def a_client_that_stops_sending_gets_its_replies(server: Server) -> None:
     connection, context = server.connected()
     number = connection.start("chat", {"context": context, "prompt": "abc"})
     connection.socket.shutdown(socket.SHUT_WR)
-    check(connection.wait(number)["text"] == b"abc", "the answer is another one")
+    check(connection.wait(number)["text"] == b"abc", "the answer differs")
     connection.expect_end()
 
 

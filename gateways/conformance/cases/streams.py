@@ -179,5 +179,5 @@ def a_chat_has_no_events(server: Server) -> None:
     """`chat` has no events but those of the queue; `credit` has no effect."""
     connection, context = server.connected()
     number = connection.start("chat", {"context": context, "prompt": "hello", "credit": 1})
-    check(connection.wait(number)["text"] == b"hello", "the answer is another one")
+    check(connection.wait(number)["text"] == b"hello", "the answer differs")
     check(not connection.requests[number].events, "a chat has events")

@@ -169,7 +169,7 @@ def a_tensor_may_be_in_a_descriptor(server: Server) -> None:
             tensor = {"fd": value}
             connection.call("set_input", [fd], context=context, index=0, tensor=tensor)
         connection.call("compute", context=context)
-        check(output(connection, context) == b"from a file", "the bytes are others")
+        check(output(connection, context) == b"from a file", "the bytes differ")
 
 
 @case("Descriptors")

@@ -218,7 +218,7 @@ def embeddings_are_vectors_of_float32(server: Server) -> None:
     check(len(vectors) == 3, f"{len(vectors)} vectors for 3 texts")
     for vector in vectors:
         check(len(vector) == 4 * result["size"], f"a vector has {len(vector)} bytes")
-    check(vectors[0] == vectors[2] != vectors[1], "the vectors are not of their texts")
+    check(vectors[0] == vectors[2] != vectors[1], "the vectors do not match their texts")
     norm = sum(x * x for x in struct.unpack(f"<{result['size']}f", vectors[0]))
     check(abs(norm - 1) < 1e-3, f"the vector's length is {norm**0.5:.4f}, not 1")
     check(len(result.get("tokens", [])) == 3, f"tokens is {result.get('tokens')!r}")

@@ -24,7 +24,8 @@ HandleMap: TypeAlias = Callable[[int], int]
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _LENGTH = struct.Struct("<I")
-_items = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MESSAGE_ITEMS_MAX)])
+_Items = Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MESSAGE_ITEMS_MAX)]
+_items = msgspec.msgpack.Decoder(_Items)
 _fields = msgspec.msgpack.Decoder(Fields)
 _integer = msgspec.msgpack.Decoder(int)
 _integers = msgspec.msgpack.Decoder(list[int])

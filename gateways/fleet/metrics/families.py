@@ -39,7 +39,7 @@ _ALL = (
     ),
     counter("contexts_lost", "Open contexts that were lost with their node.", NODE),
     counter("sessions_moved", "Sessions that have moved to another node, by the node left.", NODE),
-    counter("session_move_failures", "Moves of sessions to other nodes that failed, by the node that has the session.", NODE),
+    counter("session_move_failures", "Moves of sessions that failed, by the node left.", NODE),
     gauge("sessions_moving", "Sessions that are moving now."),
     gauge(
         "sessions_interrupted",

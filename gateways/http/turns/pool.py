@@ -59,7 +59,7 @@ class ConnectionPool:
         if requests > REQUESTS_PER_CONNECTION_MAX:
             raise InvalidArgument(
                 f"{requests} answers; {REQUESTS_PER_CONNECTION_MAX} are allowed",
-                hint="ask for less",
+                hint="request fewer answers",
             )
         unused = None
         for pooled in self._pooled:

@@ -188,5 +188,5 @@ def test_a_node_that_refuses_to_exchange_tokens_is_named(fleet: RunningFleet) ->
         config.write_text(before + rule)
         os.kill(daemon.pid, signal.SIGHUP)
         if rule:
-            line = fleet.until_noted("node c shares fairly by itself alone")
+            line = fleet.until_noted("node c does not count the tokens of other nodes")
             assert "may not act on behalf of other users" in line
