@@ -18,7 +18,7 @@ from ...backends.errors import BackendError, Busy, InvalidArgument, NotFound, Se
 from ...scheduler.owner import Owner
 from ..admission.ledger import Ledger
 from ..journal.entries import SessionFacts, StoredSession, Transfer, encode
-from ..journal.journal import Journal
+from ..journal.journal import Journal, write_error
 from ..journal.journal_file import Change, SaveFacts, SavePast, SavePiece
 from ..journal.recording import Recording, RecordingWriter, SessionKey
 from ..session.deletion import SessionDeletion
@@ -196,7 +196,7 @@ class StoredCopies:
         self._apply(copy, msgspec.structs.replace(stream, copy=True), number, change)
         await copy.recording.wait_written()
         if not copy.recording.durable:
-            raise self._journal.write_error()
+            raise write_error(self._journal)
 
     def _begin_copy(
         self,
@@ -209,7 +209,7 @@ class StoredCopies:
         assert change.past is not None
         assert change.facts is not None
         if self._journal is None or self._journal.is_refused:
-            raise self._journal.write_error()
+            raise write_error(self._journal)
         _, live = self._live.find_id(*key)
         if live or self._dormant.find_session(*key) or self._deletion.under_way(*key):
             raise SessionBusy(f"the session {key[1]!r} itself is here")
@@ -295,7 +295,7 @@ class StoredCopies:
             self._journal.withdraw(session.recording)
             copy.is_promoted = False
             self._add_recording(copy)
-            raise self._journal.write_error()
+            raise write_error(self._journal)
         if self._remove(key) is copy:  # else it was deleted meanwhile
             session.used_at = self._ledger.seconds()
             self._dormant.add_session(session)

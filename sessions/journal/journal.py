@@ -160,13 +160,6 @@ class Journal:
 
     # Changes of recordings.
 
-    def write_error(self) -> BackendError:
-        """Return the error for a change that could not be written."""
-        return BackendError(
-            f"the journal cannot be written: {self.cause or 'it is closed'}",
-            hint="free space on the disk of state-dir, or let the daemon's user write there",
-        )
-
     def note_change(self, recording: Recording, tokens: int = 0, *, urgent: bool = False) -> None:
         """Note a change of a session; *tokens* of a turn are new."""
         if self._recordings.get(recording.key) is not recording:
@@ -314,3 +307,12 @@ class Journal:
             if damaged(exc):
                 self._file.close()  # the next write opens it, which sets it aside
             raise
+
+
+def write_error(journal: Journal | None) -> BackendError:
+    """Return the error for a change that could not be written, or if there is no journal."""
+    cause = None if journal is None else journal.cause
+    return BackendError(
+        f"the journal cannot be written: {cause or 'it is closed'}",
+        hint="free space on the disk of state-dir, or let the daemon's user write there",
+    )

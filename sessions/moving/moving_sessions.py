@@ -29,7 +29,7 @@ from ..journal.entries import (
     Transfer,
     encode,
 )
-from ..journal.journal import Journal
+from ..journal.journal import Journal, write_error
 from ..journal.recording import SessionKey
 from ..session.deletion import SessionDeletion
 from ..session.dormant import DormantSessions
@@ -264,7 +264,7 @@ class MovingSessions:
         self._journal.withdraw(recording)
         session.recording = self._journal.open_recording(session, key)
         session.recording.history_changed()
-        raise self._journal.write_error()
+        raise write_error(self._journal)
 
     # Import.
 
@@ -299,7 +299,7 @@ class MovingSessions:
         if not session.recording.durable:
             self._journal.withdraw(session.recording)
             self._arriving.pop(key, None)
-            raise self._journal.write_error()
+            raise write_error(self._journal)
 
     def _check_bounds(self, session: Session, key: SessionKey) -> None:
         """Check that a session can become dormant here without the deletion of another one.
@@ -379,7 +379,7 @@ class MovingSessions:
             await session.wait_recorded()
             if self._journal is not None and session.recording.durable is False:
                 session.transfer = transfer
-                raise self._journal.write_error()
+                raise write_error(self._journal)
             if self._arriving.pop(key, None) is session:  # else it was deleted meanwhile
                 session.used_at = self._ledger.seconds()
                 self._dormant.add_session(session)

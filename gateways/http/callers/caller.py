@@ -71,7 +71,9 @@ class Caller:
         """Return the class of a request: its *priority*, or *default* lowered to the caller's
         highest. `check_priority` refuses a *priority* that is too high.
         """
-        return priority or min(default, self.priority_max, key=PRIORITIES.index)
+        if priority is not None:
+            return priority
+        return min(default, self.priority_max, key=PRIORITIES.index)
 
     def check_priority(self, priority: Priority) -> None:
         """Check that the caller may use a priority class.

@@ -1101,7 +1101,7 @@ export interface ImportSessionParams {
 }
 
 export interface ImportSessionResult {
-  /** the size that is wanted: the session has arrived once so many bytes were written */
+  /** the number of bytes after which the session has arrived */
   size: number;
 }
 
@@ -1126,7 +1126,7 @@ export interface ReadCopyParams {
 }
 
 export interface ReadCopyResult {
-  /** the stream; that of an open session, whose changes are sent, goes on after this */
+  /** the stream; if the session is open and its changes are sent, they continue this stream */
   stream: string;
   /** the number of this change in it */
   number: number;
@@ -1387,7 +1387,7 @@ export interface ShowParams {
 export interface SessionsParams {
   /** include dormant sessions: after the others, the longest dormant first */
   dormant?: boolean | undefined;
-  /** the sessions of all users: requires the right to see all, else `PermissionDenied` */
+  /** the sessions of all users: requires the right *see-all*, else `PermissionDenied` */
   all?: boolean | undefined;
   /** only the sessions with this id */
   session_id?: string | null | undefined;
@@ -1403,7 +1403,7 @@ export function readSessionsResult(fields: Fields): SessionsResult {
 }
 
 export interface QueueParams {
-  /** the turns of all users: requires the right to see all, else `PermissionDenied` */
+  /** the turns of all users: requires the right *see-all*, else `PermissionDenied` */
   all?: boolean | undefined;
 }
 
