@@ -6,7 +6,7 @@ import secrets
 
 from ..ipc.messages import CopiedChange, Kind
 from ..ipc.server.server_connection import ServerConnection
-from ..sessions import CopyChange, Recording, SessionCopier, encode_change
+from ..sessions import ChangeSender, CopyChange, Recording, encode_change
 from ..wire.frames import REPLY_BYTES_MAX
 
 CHANGE_BYTES_MAX = REPLY_BYTES_MAX - (1 << 10)
@@ -25,7 +25,7 @@ class _Stream:
         self.number = 0
 
 
-class ConnectionCopies(SessionCopier):
+class ConnectionCopies(ChangeSender):
     """Sends the changes of a connection's sessions. Lives on the daemon's event loop."""
 
     def __init__(self, connection: ServerConnection):

@@ -305,7 +305,7 @@ class Daemon:
         """Return the session that a call names."""
         return self.sessions.live.get_session(request.connection, request.params.context)
 
-    def use_logging(self) -> None:
+    def apply_log_levels(self) -> None:
         """Apply the log levels in force to the workers."""
         for worker in self.registry.catalog.ready_workers():
             worker.update_logging()

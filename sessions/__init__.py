@@ -13,7 +13,7 @@ from .copies.document import decode_change, encode_change
 from .copies.stored_copies import CopiedSession
 from .journal.entries import CopyChange, StoredSession, Transfer
 from .journal.journal import Journal
-from .journal.recording import Recording, SessionCopier
+from .journal.recording import ChangeSender, Recording
 from .moving.exported import ExportedSession
 from .moving.moving_sessions import DepartedSession, Hold
 from .moving.uploads import Upload, Uploads
@@ -51,7 +51,7 @@ __all__ = (
     "Quota",
     "Recording",
     "Session",
-    "SessionCopier",
+    "ChangeSender",
     "SessionManager",
     "SessionSettings",
     "StoredSession",

@@ -263,7 +263,7 @@ async def log_level(daemon: Daemon, request: Request) -> w.LogLevelResult:
         raise InvalidArgument(f"log levels: {exc}", hint="such as scheduler=debug") from None
     if levels:
         logs.set_levels(levels)
-        daemon.use_logging()
+        daemon.apply_log_levels()
         log.info("log.levels", levels=logs.levels)
     return w.LogLevelResult(levels=logs.levels)
 

@@ -123,7 +123,7 @@ async def _make_branches(daemon: Daemon, request: Request) -> list[Session]:
         quota = daemon.ledger.bounds.quota_of(session.owner.user)
         priority = min(session.settings.priority, quota.priority_max)
     wait = PlaceWait(priority, queue_timeout_s)
-    return await daemon.sessions.fork_session_in_turn(*branching, wait=wait)
+    return await daemon.sessions.fork_session_in_queue(*branching, wait=wait)
 
 
 async def rewind(daemon: Daemon, request: Request) -> w.RewindResult:

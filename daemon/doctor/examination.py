@@ -49,7 +49,7 @@ class Facts:
     settings: configuration.Settings | None = None
     models: folders.Models | None = None
     state: folders.State | None = None
-    connection: connection.Connection | None = None
+    connection: connection.ConnectionFacts | None = None
     machine: machine_limits.Machine | None = None
 
     @property

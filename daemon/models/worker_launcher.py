@@ -162,7 +162,7 @@ class WorkerLauncher:
             self.load_queue.leave(worker)
 
     async def _note_loaded(self, model: ManagedModel, worker: Worker, started: float) -> None:
-        if await worker.end_still_load(waits=lambda: self.budget.loads.is_waiting(worker)):
+        if await worker.end_stalled_load(waits=lambda: self.budget.loads.is_waiting(worker)):
             self.load_queue.note_stuck(worker)
         else:
             self.load_queue.leave(worker)

@@ -103,5 +103,5 @@ def _apply(daemon: Daemon, config: Config) -> list[str]:
     """Apply *config*; return the models that keep the old configuration until their next load."""
     daemon.apply_config(config)
     logs.apply_config(config)
-    daemon.use_logging()
+    daemon.apply_log_levels()
     return daemon.registry.reconfigure(config)

@@ -178,7 +178,7 @@ class Worker:
         self.loaded.set()
         self.quit()
 
-    async def end_still_load(self, *, waits: Callable[[], bool]) -> bool:
+    async def end_stalled_load(self, *, waits: Callable[[], bool]) -> bool:
         """Wait for the load's end. If it makes no progress for `hang_s`, except while it *waits*,
         end it and return True. Then its file does not answer, and perhaps the process cannot be
         killed.

@@ -49,7 +49,7 @@ def conformance(
     It exits with 1 if a case failed.
     """
     from .cases import __all__ as _registered
-    from .suite import CASES, Options, run_cases, selected
+    from .suite import CASES, SuiteOptions, run_cases, selected
 
     assert _registered
     chosen = selected(cases or (), CASES)
@@ -57,7 +57,7 @@ def conformance(
         raise InvalidArgument("no case has such a name", hint="inferd conformance --json lists all")
     path = str(socket_of(socket))
     _check_reachable(path)
-    options = Options(path, model, timeout, patience, drain)
+    options = SuiteOptions(path, model, timeout, patience, drain)
     results = run_cases(options, chosen)
     counts = {
         outcome: sum(r.outcome == outcome for r in results)

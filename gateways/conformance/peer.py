@@ -34,7 +34,7 @@ class Closed(Failure):
     """The server closed the connection."""
 
 
-class Refused(Exception):
+class ErrorReceived(Exception):
     """An error reply or a goodbye, whose form was checked."""
 
     def __init__(self, error: Map):
@@ -64,7 +64,7 @@ def check_error(error: Any) -> Map:
 
 
 @dataclass(slots=True)
-class Request:
+class SentRequest:
     """A request under way: its events so far and, once it has arrived, its reply."""
 
     events: list[Map] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Connection:
     def __init__(self, path: str, timeout_s: float, hello: Map | None):
         self.timeout_s = timeout_s
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.requests: dict[int, Request] = {}
+        self.requests: dict[int, SentRequest] = {}
         self.server_hello: Map = {}
         self._number = 0
         self._buffer = bytearray()
@@ -158,7 +158,7 @@ class Connection:
         """Return the server's hello, which is its first frame."""
         message = self.read_message()
         if message[0] == GOODBYE:
-            raise Refused(check_error(message[1]))
+            raise ErrorReceived(check_error(message[1]))
         check(message[0] == HELLO and len(message) > 1, f"the first frame is {message!r}")
         check(isinstance(message[1], dict), f"the hello is {message[1]!r}")
         self.server_hello = message[1]
@@ -167,18 +167,18 @@ class Connection:
     def start(self, call: str, params: Map | None = None, fds: Sequence[int] = ()) -> int:
         """Send a request and return its id."""
         self._number += 1
-        self.requests[self._number] = Request()
+        self.requests[self._number] = SentRequest()
         self.send([REQUEST, self._number, call, params or {}], fds)
         return self._number
 
     def read_one(self) -> None:
         """Read one message, and add it to its request.
 
-        :raises Refused: the message is a goodbye.
+        :raises ErrorReceived: the message is a goodbye.
         """
         kind, *rest = self.read_message()
         if kind == GOODBYE:
-            raise Refused(check_error(rest[0] if rest else None))
+            raise ErrorReceived(check_error(rest[0] if rest else None))
         check(kind in (RESULT, ERROR, EVENT) and len(rest) >= 2, f"a message {[kind, *rest]!r}")
         number, content = rest[:2]
         request = self.requests.get(number)
@@ -195,14 +195,14 @@ class Connection:
     def wait(self, number: int) -> Map:
         """Return the result of a request; messages of other requests are kept.
 
-        :raises Refused: the reply is an error.
+        :raises ErrorReceived: the reply is an error.
         """
         request = self.requests[number]
         while request.reply is None:
             self.read_one()
         kind, content = request.reply
         if kind == ERROR:
-            raise Refused(check_error(content))
+            raise ErrorReceived(check_error(content))
         return dict(content)
 
     def wait_events(self, number: int, events: int) -> list[Map]:
@@ -216,28 +216,28 @@ class Connection:
     def call(self, call: str, fds: Sequence[int] = (), /, **params: Any) -> Map:
         """Send a request and return its result.
 
-        :raises Refused: the reply is an error.
+        :raises ErrorReceived: the reply is an error.
         """
         return self.wait(self.start(call, params, fds))
 
-    def refusal(self, call: str, fds: Sequence[int] = (), /, **params: Any) -> Refused:
+    def refusal(self, call: str, fds: Sequence[int] = (), /, **params: Any) -> ErrorReceived:
         """Send a request and return the error in its reply."""
         return self.refused(self.start(call, params, fds))
 
-    def refused(self, number: int) -> Refused:
+    def refused(self, number: int) -> ErrorReceived:
         """Return the error in the reply to a request."""
         try:
             result = self.wait(number)
-        except Refused as refused:
+        except ErrorReceived as refused:
             return refused
         raise Failure(f"the reply is {result!r:.200}, not an error")
 
-    def goodbye(self) -> Refused:
+    def goodbye(self) -> ErrorReceived:
         """Return the error of the goodbye, and check that the server closes the connection."""
         try:
             while True:
                 self.read_one()
-        except Refused as refused:
+        except ErrorReceived as refused:
             self.expect_end()
             return refused
         except Closed:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from .peer import Connection, Failure, Map, Refused, Skipped, check
+from .peer import Connection, ErrorReceived, Failure, Map, Skipped, check
 
 Check = Callable[["Server"], None]
 
@@ -66,7 +66,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SuiteOptions:
     """Choices of the user of the suite."""
 
     socket: str
@@ -82,7 +82,7 @@ class Options:
 class Server:
     """The server as one case uses it; it keeps the case's connections, and closes them."""
 
-    def __init__(self, options: Options, label: str):
+    def __init__(self, options: SuiteOptions, label: str):
         self.options = options
         self.label = label
         self._open: list[Connection] = []
@@ -177,7 +177,7 @@ def metadata(connection: Connection, context: int) -> Map:
     return dict(msgspec.json.decode(output(connection, context, index=1)))
 
 
-def expect(refused: Refused, *names: str) -> Refused:
+def expect(refused: ErrorReceived, *names: str) -> ErrorReceived:
     """Check that an error has one of these names."""
     check(refused.name in names, f"the error is {refused}, not {' or '.join(names)}")
     return refused
@@ -193,13 +193,13 @@ def selected(patterns: Sequence[str], cases: Sequence[Case]) -> list[Case]:
     return sorted(chosen, key=lambda c: c.ends_server)
 
 
-def run_cases(options: Options, cases: Sequence[Case]) -> list[Result]:
+def run_cases(options: SuiteOptions, cases: Sequence[Case]) -> list[Result]:
     """Run the cases one after another and return their results."""
     label = f"conformance-{secrets.token_hex(6)}"
     return [run_case(options, case, label) for case in cases]
 
 
-def run_case(options: Options, subject: Case, label: str) -> Result:
+def run_case(options: SuiteOptions, subject: Case, label: str) -> Result:
     """Run one case."""
     server = Server(options, label)
     begin = time.monotonic()
@@ -209,7 +209,7 @@ def run_case(options: Options, subject: Case, label: str) -> Result:
         subject.check(server)
     except Skipped as exc:
         outcome, detail = "skipped", str(exc)
-    except (Failure, Refused) as exc:
+    except (Failure, ErrorReceived) as exc:
         outcome, detail = "failed", str(exc)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as exc:
         # The case used a field that the reply lacks, or that has another type.

@@ -32,7 +32,7 @@ class RecordingWriter(Protocol):
         """Wait until a session's changes are written, or writing them has failed."""
 
 
-class SessionCopier(Protocol):
+class ChangeSender(Protocol):
     """The part of a connection that sends copies of its sessions to its client."""
 
     def note_changed(self, recording: Recording) -> None:
@@ -83,7 +83,7 @@ class Recording:
         self._stored = _Progress(past=not present)
         self._copied: _Progress | None = None
         """The part that was sent to the connection's client, while it wants copies."""
-        self._copier: SessionCopier | None = None
+        self._copier: ChangeSender | None = None
 
     @property
     def durable(self) -> bool | None:
@@ -175,7 +175,7 @@ class Recording:
 
     # Copies for the client of the session's connection.
 
-    def begin_copies(self, copier: SessionCopier, *, changed: bool) -> None:
+    def begin_copies(self, copier: ChangeSender, *, changed: bool) -> None:
         """Send changes to *copier* from now on; the first one has the whole session. If the session
         has *changed*, it is sent before the next reply.
         """

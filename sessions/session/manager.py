@@ -14,7 +14,7 @@ from ..admission.ledger import Ledger
 from ..copies.stored_copies import StoredCopies
 from ..journal.entries import StoredSession
 from ..journal.journal import Journal
-from ..journal.recording import Recording, SessionCopier
+from ..journal.recording import ChangeSender, Recording
 from ..moving.moving_sessions import MovingSessions
 from ..table import SessionCall, step
 from ..turns.turn_options import Parameters
@@ -62,7 +62,7 @@ class SessionManager:
         self.moving = MovingSessions(
             self.live, self.dormant, self.deletion, self.copies, ledger, journal
         )
-        self.copier_of: Callable[[object], SessionCopier | None] = lambda _: None
+        self.copier_of: Callable[[object], ChangeSender | None] = lambda _: None
         """Returns a connection's copier, if its client wants copies of its sessions."""
         self.places = PlaceQueue(self.live, self.dormant, ledger, self._wake)
         self._journal = journal
@@ -235,7 +235,7 @@ class SessionManager:
         with self.places.taken_places(session.owner, count):
             return self._branch(connection, session, count, session_ids)
 
-    async def fork_session_in_turn(
+    async def fork_session_in_queue(
         self,
         connection: object,
         session: Session,

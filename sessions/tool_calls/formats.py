@@ -53,7 +53,7 @@ class AnswerReader:
         """Skip *text* after a call, with white space before it, if it comes next."""
         yield from self._source.space()
         if (yield from self._source.starts_with(text)):
-            self._source.forget_pending()
+            self._source.clear_pending()
         else:
             self._source.pass_pending()
 
@@ -143,7 +143,7 @@ class AnswerReader:
                 name = yield from source.run(NAME)
                 yield from source.expect("\n")
                 if name == "all":
-                    source.forget_pending()
+                    source.clear_pending()
                     source.pass_space()
                 else:
                     reader.set_name(name, declared=True)

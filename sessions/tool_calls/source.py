@@ -127,10 +127,10 @@ class AnswerSource:
         if self._announced:
             self.parts.append(ToolCallPart(self.calls, dropped=True))
         pending = "".join(self._pending)
-        self.forget_pending()
+        self.clear_pending()
         self._pass(pending)
 
-    def forget_pending(self) -> None:
+    def clear_pending(self) -> None:
         """Clear the pending text: it was passed, has become a call, or is skipped as a mark."""
         self._pending.clear()
         self._pending_size, self._announced = 0, False
@@ -153,7 +153,7 @@ class AnswerSource:
     def end_call(self) -> None:
         """Note that the pending call is complete."""
         self.calls += 1
-        self.forget_pending()
+        self.clear_pending()
         self._space, self._after_call = "", True
 
     def take(self, size: int) -> str:

@@ -50,14 +50,15 @@ def turn_options(
 def _schema_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            text = file.read(SCHEMA_BYTES_MAX + 1).decode()
+            text = file.read(SCHEMA_BYTES_MAX + 1)
     except OSError as exc:
         raise typer.BadParameter(f"--json-schema {path}: {exc.strerror}") from None
-    except UnicodeDecodeError:
-        raise typer.BadParameter(f"--json-schema {path}: it is not UTF-8") from None
     if len(text) > SCHEMA_BYTES_MAX:
         raise typer.BadParameter(f"--json-schema {path}: more than {SCHEMA_BYTES_MAX} bytes")
-    return text
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        raise typer.BadParameter(f"--json-schema {path}: it is not UTF-8") from None
 
 
 def print_answer(

@@ -27,7 +27,7 @@ PAUSE_S = 0.05
 SOFTWARE = f"inferd/{__version__}"
 
 
-class Connection(msgspec.Struct, frozen=True):
+class ConnectionFacts(msgspec.Struct, frozen=True):
     """The result of an attempt to connect and to call `stats`."""
 
     socket: str
@@ -48,13 +48,13 @@ class Connection(msgspec.Struct, frozen=True):
     stats: dict[str, Any] = {}
 
 
-def probe_daemon(path: Path) -> Connection:
+def probe_daemon(path: Path) -> ConnectionFacts:
     """Connect to the daemon and call `stats`."""
     try:
         status = path.stat()
     except FileNotFoundError:
-        return Connection(str(path))
-    found = Connection(
+        return ConnectionFacts(str(path))
+    found = ConnectionFacts(
         str(path),
         exists=True,
         is_socket=stat.S_ISSOCK(status.st_mode),
@@ -105,7 +105,7 @@ def _connect(path: Path) -> str:
         time.sleep(PAUSE_S)  # the backlog is full; no event reports space
 
 
-def _call_stats(found: Connection) -> Connection:
+def _call_stats(found: ConnectionFacts) -> ConnectionFacts:
     from ....ipc.client import Client
 
     client = Client(
@@ -121,7 +121,7 @@ def _call_stats(found: Connection) -> Connection:
     )
 
 
-def check_socket(connection: Connection) -> Iterator[Finding]:
+def check_socket(connection: ConnectionFacts) -> Iterator[Finding]:
     """Check the socket and the caller's access to it."""
     where, mode = connection.socket, f"{connection.owner}:{connection.group} {connection.mode:o}"
     if not connection.exists:
@@ -155,7 +155,7 @@ def check_socket(connection: Connection) -> Iterator[Finding]:
         yield ok(f"{where} ({mode}) is open to you")
 
 
-def _access_remedy(connection: Connection) -> str:
+def _access_remedy(connection: ConnectionFacts) -> str:
     if connection.joined:
         return f"log in again: you are in the group {connection.group} from the next login on"
     if connection.mode & stat.S_IWGRP and connection.group != "root":
@@ -165,7 +165,7 @@ def _access_remedy(connection: Connection) -> str:
     return "only its owner may connect: start your own with `inferd start`"
 
 
-def check_daemon(connection: Connection) -> Iterator[Finding]:
+def check_daemon(connection: ConnectionFacts) -> Iterator[Finding]:
     """Check the version and the state that a running daemon reports."""
     if connection.refusal:
         yield fail(connection.refusal, connection.hint)

@@ -63,7 +63,7 @@ def a_request_that_has_ended_cannot_be_cancelled(server: Server) -> None:
 
 
 @case("Cancellation")
-def a_foreign_context_cannot_be_cancelled(server: Server) -> None:
+def an_unknown_context_cannot_be_cancelled(server: Server) -> None:
     """An unknown context is InvalidArgument, as is a call without a target or with two."""
     connection, context = server.connected()
     targets: list[Map] = [{"context": 1}, {}, {"context": context, "request": 1}]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..peer import CREDIT, REQUEST, Request, check
+from ..peer import CREDIT, REQUEST, SentRequest, check
 from ..suite import Server, case, expect, metadata, output, set_input
 
 
@@ -28,7 +28,7 @@ def unknown_fields_of_every_call_are_ignored(server: Server) -> None:
 def unknown_items_of_a_message_are_ignored(server: Server) -> None:
     """Each side ignores further items of a message."""
     connection = server.connect()
-    connection.requests[1] = Request()
+    connection.requests[1] = SentRequest()
     connection.send([REQUEST, 1, "queue", {}, "more", 5, [None]])
     connection.wait(1)
     connection.send([CREDIT, 1, 1, "more"])

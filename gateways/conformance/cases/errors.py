@@ -11,23 +11,23 @@ import time
 from collections.abc import Callable
 
 from ..numbers import ENCODINGS_REFUSED, ERROR_NUMBERS, RETRY_LATER
-from ..peer import Refused, Skipped, check
+from ..peer import ErrorReceived, Skipped, check
 from ..suite import Server, add_case, expect, paused_stream, set_input
 
-Provoke = Callable[[Server], Refused]
+Provoke = Callable[[Server], ErrorReceived]
 
 
-def _invalid_argument(server: Server) -> Refused:
+def _invalid_argument(server: Server) -> ErrorReceived:
     return server.connect().refusal("compute", context=0)
 
 
-def _protocol_error(server: Server) -> Refused:
+def _protocol_error(server: Server) -> ErrorReceived:
     connection = server.connect()
     connection.send(5)
     return connection.goodbye()
 
 
-def _invalid_encoding(server: Server) -> Refused:
+def _invalid_encoding(server: Server) -> ErrorReceived:
     connection, context = server.connected()
     for name, number in ENCODINGS_REFUSED.items():
         for encoding in (name, number):
@@ -38,7 +38,7 @@ def _invalid_encoding(server: Server) -> Refused:
     return connection.refusal("set_input", **params)
 
 
-def _unsupported_operation(server: Server) -> Refused:
+def _unsupported_operation(server: Server) -> ErrorReceived:
     connection = server.connect()
     for target in ("tpu", 2, "npu", 4):
         params = {"builders": [server.model.encode()], "target": target}
@@ -46,26 +46,26 @@ def _unsupported_operation(server: Server) -> Refused:
     return connection.refusal("compute_everything")
 
 
-def _too_large(server: Server) -> Refused:
+def _too_large(server: Server) -> ErrorReceived:
     connection, context = server.connected()
     set_input(connection, context, b"abc")
     connection.call("compute", context=context)
     return connection.refusal("get_output", context=context, size_max=1)
 
 
-def _not_found(server: Server) -> Refused:
+def _not_found(server: Server) -> ErrorReceived:
     connection, context = server.connected()
     return connection.refusal("get_output", context=context, index=5)
 
 
-def _end_of_sequence(server: Server) -> Refused:
+def _end_of_sequence(server: Server) -> ErrorReceived:
     connection, context = server.connected()
     set_input(connection, context, b"a")
     connection.call("compute_single", context=context)
     return connection.refusal("compute_single", context=context)
 
 
-def _context_full(server: Server) -> Refused:
+def _context_full(server: Server) -> ErrorReceived:
     connection, context = server.connected('{"ctx-size": 64}')
     set_input(connection, context, b"x" * 48)
     refused = connection.refusal("compute", context=context)
@@ -73,7 +73,7 @@ def _context_full(server: Server) -> Refused:
     return refused
 
 
-def _prompt_too_long(server: Server) -> Refused:
+def _prompt_too_long(server: Server) -> ErrorReceived:
     connection, context = server.connected('{"ctx-size": 64}')
     set_input(connection, context, b"x" * 100)
     refused = connection.refusal("compute", context=context)
@@ -82,50 +82,50 @@ def _prompt_too_long(server: Server) -> Refused:
     return refused
 
 
-def _model_not_found(server: Server) -> Refused:
+def _model_not_found(server: Server) -> ErrorReceived:
     refused = server.connect().refusal("load_by_name", name="no-such-model")
     listed = refused.data.get("models", [])
     check(server.model in listed, f"data does not list {server.model!r}: {refused.data!r:.200}")
     return refused
 
 
-def _timeout(server: Server) -> Refused:
+def _timeout(server: Server) -> ErrorReceived:
     with paused_stream(server, timeout_s=0.2) as (connection, _, number):
         return connection.refused(number)
 
 
-def _cancelled(server: Server) -> Refused:
+def _cancelled(server: Server) -> ErrorReceived:
     with paused_stream(server) as (connection, _, number):
         connection.call("cancel", request=number)
         return connection.refused(number)
 
 
-def _session_busy(server: Server) -> Refused:
+def _session_busy(server: Server) -> ErrorReceived:
     with paused_stream(server) as (connection, context, _):
         return connection.refusal("compute", context=context)
 
 
-def _version_mismatch(server: Server) -> Refused:
+def _version_mismatch(server: Server) -> ErrorReceived:
     return server.connect(protocol=[99, 0]).goodbye()
 
 
-def _permission_denied(server: Server) -> Refused:
+def _permission_denied(server: Server) -> ErrorReceived:
     # A gateway's own user never has the right to manage. Without the right *delegate*, the
     # goodbye to its hello has the same error.
     return server.connect(on_behalf_of="@conformance").refusal("unload_model", name=server.model)
 
 
-def _quota_exceeded(server: Server) -> Refused:
+def _quota_exceeded(server: Server) -> ErrorReceived:
     connections = [server.connect(label=f"{server.label}-{i}") for i in range(64)]
     for connection in connections:
         try:
             connection.call("queue")
-        except Refused as refused:
+        except ErrorReceived as refused:
             return refused
     return server.connect(label=f"{server.label}-last").goodbye()
 
 
-def _busy(server: Server) -> Refused:
+def _busy(server: Server) -> ErrorReceived:
     connection = server.connect(label="")
     graph = server.graph(connection)
     most = connection.server_hello["limits"]["sessions_max"]
@@ -134,12 +134,12 @@ def _busy(server: Server) -> Refused:
     for _ in range(most):
         try:
             connection.call("init_execution_context", graph=graph)
-        except Refused as refused:
+        except ErrorReceived as refused:
             return refused
     return connection.refusal("init_execution_context", graph=graph)
 
 
-def _load_failed(server: Server) -> Refused:
+def _load_failed(server: Server) -> ErrorReceived:
     connection = server.connect()
     with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
         file.write(b"not a model" * 100)
@@ -148,7 +148,7 @@ def _load_failed(server: Server) -> Refused:
             return connection.refusal("load", [readable.fileno()], fd=0)
 
 
-def _missing_memory(server: Server) -> Refused:
+def _missing_memory(server: Server) -> ErrorReceived:
     name = server.fixture("echo-too-big")
     refused = server.connect().refusal("load_by_name", name=name)
     for key in ("needed_bytes", "free_bytes"):
@@ -156,25 +156,25 @@ def _missing_memory(server: Server) -> Refused:
     return refused
 
 
-def _kv_full(server: Server) -> Refused:
+def _kv_full(server: Server) -> ErrorReceived:
     connection, context = server.connected(model=server.fixture("echo-kv-full"))
     set_input(connection, context, b"x" * 32)
     return connection.refusal("compute", context=context)
 
 
-def _runtime_error(server: Server) -> Refused:
+def _runtime_error(server: Server) -> ErrorReceived:
     connection, context = server.connected(model=server.fixture("echo-failing"))
     set_input(connection, context, b"abc")
     return connection.refusal("compute", context=context)
 
 
-def _worker_crashed(server: Server) -> Refused:
+def _worker_crashed(server: Server) -> ErrorReceived:
     connection, context = server.connected(model=server.fixture("echo-crashing"))
     set_input(connection, context, b"please crash")
     return connection.refusal("compute", context=context)
 
 
-def _session_expired(server: Server) -> Refused:
+def _session_expired(server: Server) -> ErrorReceived:
     connection, context = server.connected()
     seconds = connection.server_hello["limits"].get("idle_timeout_ms", 0) / 1000
     if not seconds:
@@ -188,13 +188,13 @@ def _session_expired(server: Server) -> Refused:
     return connection.refusal("get_output", context=context)
 
 
-def _reader_timeout(server: Server) -> Refused:
+def _reader_timeout(server: Server) -> ErrorReceived:
     with paused_stream(server) as (connection, _, number):
         connection.timeout_s = server.patience(300)
         return connection.refused(number)
 
 
-def _shutting_down(server: Server) -> Refused:
+def _shutting_down(server: Server) -> ErrorReceived:
     if not server.options.drain:
         raise Skipped("it drains the server: --drain allows that")
     connection = server.connect()
@@ -203,7 +203,7 @@ def _shutting_down(server: Server) -> Refused:
     return connection.refusal("init_execution_context", graph=graph)
 
 
-def _never_sent(server: Server) -> Refused:
+def _never_sent(server: Server) -> ErrorReceived:
     raise Skipped("it is never sent")
 
 

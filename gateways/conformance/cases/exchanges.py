@@ -21,7 +21,7 @@ _SLOTS = 4
 """The slots of the echo model with which the vectors were recorded."""
 
 
-class Replay:
+class ExchangeReplay:
     """One exchange: the client's messages are sent, and each answer is compared."""
 
     def __init__(self, server: Server, connection: Connection, frames: list[Map]):
@@ -108,7 +108,7 @@ def replay(exchange: Map, server: Server) -> None:
     connection.close()
     connection = server.connect()
     try:
-        Replay(server, connection, exchange["frames"]).run()
+        ExchangeReplay(server, connection, exchange["frames"]).run()
     finally:
         connection.close()
         cleaner = server.connect()

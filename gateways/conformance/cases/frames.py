@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 
-from ..peer import REQUEST, Connection, Request, check, frame
+from ..peer import REQUEST, Connection, SentRequest, check, frame
 from ..suite import Server, case, expect, paused_stream
 
 
@@ -16,7 +16,7 @@ def _request_of(size: int, number: int) -> bytes:
 
 
 def _expect_reply(connection: Connection, number: int) -> None:
-    connection.requests[number] = Request()
+    connection.requests[number] = SentRequest()
     connection.wait(number)
 
 
@@ -36,7 +36,7 @@ def frames_may_arrive_together(server: Server) -> None:
     connection = server.connect()
     numbers = range(1, 33)
     for number in numbers:
-        connection.requests[number] = Request()
+        connection.requests[number] = SentRequest()
     connection.send_bytes(b"".join(frame([REQUEST, n, "queue", {}]) for n in numbers))
     for number in numbers:
         connection.wait(number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..numbers import LIMITS
-from ..peer import REQUEST, Connection, Map, Request, check
+from ..peer import REQUEST, Connection, Map, SentRequest, check
 from ..suite import Server, case, expect
 
 
@@ -29,7 +29,7 @@ def items_of_a_message(server: Server) -> None:
     """A message has at most `MESSAGE_ITEMS_MAX` items; more get a goodbye with ProtocolError."""
     connection = server.connect()
     most = LIMITS["MESSAGE_ITEMS_MAX"]
-    connection.requests[1] = Request()
+    connection.requests[1] = SentRequest()
     connection.send([REQUEST, 1, "queue", {}, *[None] * (most - 4)])
     connection.wait(1)
     connection.send([REQUEST, 2, "queue", {}, *[None] * (most - 3)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ..peer import HELLO, Failure, Request, check
+from ..peer import HELLO, Failure, SentRequest, check
 from ..suite import Server, add_case, expect
 from ..vectors import VECTORS, binary
 
@@ -19,7 +19,7 @@ def check_vector(vector: dict[str, Any], server: Server) -> None:
     connection.read_hello()
     if vector["hello"]:
         connection.send([HELLO, {"protocol": [1, 0]}])
-    connection.requests[REQUEST_ID] = Request()
+    connection.requests[REQUEST_ID] = SentRequest()
     for hex_frame in vector["frames"]:
         connection.send_bytes(bytes.fromhex(hex_frame))
     match vector["outcome"]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from ..peer import CREDIT, Connection, Map, Request, check
+from ..peer import CREDIT, Connection, Map, SentRequest, check
 from ..suite import Server, case, expect, output, paused_stream
 
 
-def finish(connection: Connection, number: int) -> tuple[Request, Map]:
+def finish(connection: Connection, number: int) -> tuple[SentRequest, Map]:
     """Give a stream enough credit to end; return the request and its result."""
     connection.send([CREDIT, number, 1000])
     return connection.requests[number], connection.wait(number)
 
 
-def stream_whole(connection: Connection, context: int, text: str) -> tuple[Request, Map]:
+def stream_whole(connection: Connection, context: int, text: str) -> tuple[SentRequest, Map]:
     """Stream a raw turn to its end; return the request and its result."""
     params = {"context": context, "prompt": text, "raw": True, "credit": 1000}
     number = connection.start("stream", params)

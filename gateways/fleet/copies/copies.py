@@ -20,7 +20,7 @@ from ....ipc import messages as w
 from ....ipc.messages import PROTOCOL_VERSION, ClientHello, CopiedChange
 from ..calls.frames import raw_of
 from ..draining.moves import COPY, LISTED, Listed, NoClient
-from ..entry.clients.client import FleetClient, SharedState
+from ..entry.clients.client import EntryState, FleetClient
 from ..entry.placing.homes import FleetUser, SessionKey
 from ..entry.several_nodes.gathering import gather
 from ..routing.choice import node_unreachable
@@ -72,7 +72,7 @@ class Copies:
 
     def __init__(
         self,
-        fleet: SharedState,
+        fleet: EntryState,
         mode: CopyMode,
         follower_after_s: float,
         folder: Path,

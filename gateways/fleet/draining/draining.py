@@ -19,7 +19,7 @@ from ....backends.errors import (
 )
 from ....ipc import messages as w
 from ..calls.frames import Fields, raw_of, values_of
-from ..entry.clients.client import FleetClient, SharedState
+from ..entry.clients.client import EntryState, FleetClient
 from ..entry.clients.contexts import OpenContext, SuspendedContext
 from ..entry.placing.opening import reopen_context
 from .moves import ARRIVING, COPY, DEPARTED, MOVE_S_MAX, Moves, key_of
@@ -34,7 +34,7 @@ STAYING_MAX = 1000
 _ACTIVE = ("waiting", "running", "parked")
 
 
-class DrainingEntry(SharedState, Protocol):
+class DrainingEntry(EntryState, Protocol):
     """The part of the entry that a drain uses."""
 
     @property

@@ -18,7 +18,7 @@ from ....backends.errors import BackendError, Busy, InferdError
 from ....ipc import messages as w
 from ....ipc.messages import PROTOCOL_VERSION, ClientHello
 from ..calls.frames import Fields, raw_of, values_of
-from ..entry.clients.client import FleetClient, SharedState
+from ..entry.clients.client import EntryState, FleetClient
 from ..entry.placing.homes import FleetUser, SessionKey
 from ..entry.several_nodes.gathering import gather
 from ..routing.choice import RETRY_S, RouteRequest
@@ -83,7 +83,7 @@ class Moves:
 
     def __init__(
         self,
-        fleet: SharedState,
+        fleet: EntryState,
         note: Callable[[str], object],
         on_listed: Callable[[Listed], Awaitable[object]] = _ignore_listed,
     ):

@@ -309,8 +309,9 @@ class Entry:
         self.copies.note_lost()
         self.prompts.forget_node(link.name)
         sessions = self.homes.count_on(link.name)
+        place = "" if link.address is None else f" at {link.address}"
         self._note(
-            f"node {link.name} is lost at {link.address}: {link.cause}; {contexts} open"
+            f"node {link.name}{place} cannot be reached: {link.cause}; {contexts} open"
             f" contexts were lost, and {sessions} sessions with an id wait for it"
         )
 

@@ -15,7 +15,7 @@ from .families import NODE_STATES
 from .scraped import Samples
 
 
-class MovingSessions(Protocol):
+class MoveCounts(Protocol):
     """The moves of sessions between nodes."""
 
     @property
@@ -41,7 +41,7 @@ class MeasuredEntry(Protocol):
         """The client that acts on the nodes as the relay's user."""
 
     @property
-    def moves(self) -> MovingSessions:
+    def moves(self) -> MoveCounts:
         """The moves of sessions between nodes."""
 
     @property

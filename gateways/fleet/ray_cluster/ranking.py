@@ -41,7 +41,7 @@ class Candidate(NamedTuple):
     stats: Mapping[str, Any]
 
 
-class Call(NamedTuple):
+class RayCall(NamedTuple):
     """A call to route: a key of its own, the request that makes it (which may make several calls),
     its model, and its session, if it has one.
     """
@@ -88,7 +88,7 @@ class _Node:
 
 @dataclass
 class _Assigned:
-    call: Call
+    call: RayCall
     node: _Node
     name: str
     """The node's name."""
@@ -105,7 +105,7 @@ class CallRouting:
         self._by_request: dict[str, list[int]] = {}
         """The keys of the calls that each request makes."""
 
-    def rank(self, call: Call, candidates: Iterable[Candidate], now: float) -> list[str]:
+    def rank(self, call: RayCall, candidates: Iterable[Candidate], now: float) -> list[str]:
         """Return the nodes for a call, the best one first, and count it there.
 
         :raises InvalidArgument: the call names no model.
@@ -123,7 +123,7 @@ class CallRouting:
         self._assign(call, ranks[0], now).turns.note_opened(call.key, _kind_of(call), now)
         return ranks
 
-    def note_routed(self, call: Call, name: str, now: float) -> None:
+    def note_routed(self, call: RayCall, name: str, now: float) -> None:
         """Note that the replica of a node has accepted a call, unless it has ended already."""
         if name in self._nodes and call.key in self._calls:
             self._drop(call.key, now)
@@ -161,11 +161,11 @@ class CallRouting:
         }
         return FleetLoad(loads, [name for name in self._nodes if name not in loads], opened)
 
-    def _home_of(self, call: Call) -> str | None:
+    def _home_of(self, call: RayCall) -> str | None:
         home = self._homes.find((call.model, call.session)) if call.session else None
         return home if home in self._nodes else None
 
-    def _assign(self, call: Call, name: str, now: float) -> _Node:
+    def _assign(self, call: RayCall, name: str, now: float) -> _Node:
         node = self._nodes[name]
         self._calls[call.key] = _Assigned(call, node, name)
         self._by_request.setdefault(call.request, []).append(call.key)
@@ -188,5 +188,5 @@ class CallRouting:
             del self._by_request[found.call.request]
 
 
-def _kind_of(call: Call) -> TurnKind:
+def _kind_of(call: RayCall) -> TurnKind:
     return TurnKind(call.model, RouteRequest(call.model).priority)

@@ -12,7 +12,7 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from ....backends.errors import Busy, InferdError
-from .ranking import NODE, Call, CallRouting, Candidate
+from .ranking import NODE, CallRouting, Candidate, RayCall
 
 FIRST_REPORT_S_MAX = 5.0
 """Time that a call waits for the first reports of new replicas."""
@@ -95,10 +95,10 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray is not typed here
         return None if found is None or found.future.done() else found
 
 
-def call_of(pending_request: PendingRequest) -> Call:
+def call_of(pending_request: PendingRequest) -> RayCall:
     """Return what routing needs to know of a call."""
     metadata = pending_request.metadata
-    return Call(
+    return RayCall(
         id(pending_request),
         metadata.internal_request_id,
         metadata.multiplexed_model_id,

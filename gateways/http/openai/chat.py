@@ -31,7 +31,7 @@ async def answer_chat(exchange: Exchange) -> None:
     """Answer a chat completion, whole or streamed."""
     chat, options = CHAT.read(exchange.body)
     request = turn_of(chat, options, exchange.caller)
-    frame = Frame(chat, request)
+    frame = ChatFrame(chat, request)
     try:
         if chat.stream:
             await stream_turn(exchange, request, ChatStream(frame))
@@ -128,7 +128,7 @@ def tier_of(priority: Priority) -> str:
     return {"low": "flex", "normal": "default"}.get(priority, "priority")
 
 
-class Frame:
+class ChatFrame:
     """The parts that all objects of one completion share."""
 
     def __init__(self, chat: ChatRequest, request: TurnRequest):
@@ -178,7 +178,7 @@ class ChatStream:
     content_type = EVENT_STREAM
     shows_waiting = True
 
-    def __init__(self, frame: Frame):
+    def __init__(self, frame: ChatFrame):
         self._chat = frame.chat
         fields = {**frame.common, "object": "chat.completion.chunk"}
         self._head = b"data: " + _encode(fields)[:-1] + b',"choices":['

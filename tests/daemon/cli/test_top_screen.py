@@ -23,9 +23,9 @@ from inferd.daemon.cli.monitoring.top.view import (
     MODELS,
     SESSIONS,
     TASKS,
-    Frame,
     Panel,
     Sample,
+    TopFrame,
     frame_of,
 )
 from inferd.testing import RunningDaemon, running_daemon
@@ -293,7 +293,7 @@ async def test_it_follows_the_terminal_s_size() -> None:
         assert "m8" in shown(app) and "RAM KV" in shown(app)
 
 
-def narrow_frame() -> Frame:
+def narrow_frame() -> TopFrame:
     """Return a frame with long names and long numbers."""
     long = "gemma-3-270m-instruct-of-somebody"
     tasks = [

@@ -379,7 +379,7 @@ WRONG_SERVERS: tuple[tuple[Fault, str], ...] = (
     (
         ErrorsBecomeResults(),
         """
-        cancellation.a_foreign_context_cannot_be_cancelled
+        cancellation.an_unknown_context_cannot_be_cancelled
         compatibility.an_unknown_call_is_refused compatibility.parameters_for_images_are_refused
         compatibility.unknown_parameters_are_refused_if_the_json_is_strict
         contexts.a_copy_becomes_the_session contexts.an_imported_file_needs_its_hash

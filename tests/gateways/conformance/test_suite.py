@@ -11,7 +11,7 @@ import pytest
 
 from inferd.gateways.conformance import cases
 from inferd.gateways.conformance.numbers import ERROR_NUMBERS, LIMITS
-from inferd.gateways.conformance.suite import CASES, Options, run_cases, selected
+from inferd.gateways.conformance.suite import CASES, SuiteOptions, run_cases, selected
 from inferd.gateways.conformance.vectors import VECTORS
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd
@@ -68,7 +68,7 @@ def daemon() -> Iterator[RunningDaemon]:
 def test_the_daemon_passes_every_case_also_behind_a_proxy(daemon: RunningDaemon) -> None:
     assert cases.__all__
     with WrongServer(daemon.socket, Fault()) as proxy:
-        results = run_cases(Options(proxy.path), selected((), CASES))
+        results = run_cases(SuiteOptions(proxy.path), selected((), CASES))
     assert {r.name: r.detail for r in results if r.outcome == "failed"} == {}
     skipped = {r.name for r in results if r.outcome == "skipped"}
     assert skipped == SKIPPED | {"errors.ShuttingDown"}
@@ -82,7 +82,7 @@ def test_a_case_fails_on_a_server_that_breaks_its_rule(
 ) -> None:
     chosen = selected(patterns.split(), CASES)
     with WrongServer(daemon.socket, fault) as wrong:
-        results = run_cases(Options(wrong.path, timeout_s=0.4), chosen)
+        results = run_cases(SuiteOptions(wrong.path, timeout_s=0.4), chosen)
     passed = {r.name for r in results if r.outcome == "passed"}
     assert passed == set()
 

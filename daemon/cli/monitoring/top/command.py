@@ -21,7 +21,7 @@ from ...options import AllUsers, JsonOutput, SocketPath
 from ...output import table, write, write_json
 
 if TYPE_CHECKING:
-    from .view import Frame
+    from .view import TopFrame
 
 
 INTERVAL_HELP = "The time between two updates."
@@ -75,7 +75,7 @@ def _write_once(
 
     from .source import first_frame
 
-    frame: Frame = anyio.run(partial(first_frame, path, interval, node, all_users=all_users))
+    frame: TopFrame = anyio.run(partial(first_frame, path, interval, node, all_users=all_users))
     if as_json:
         write_json(frame.document())
         return

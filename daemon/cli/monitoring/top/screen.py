@@ -24,7 +24,7 @@ from ....printable import escape_controls
 from ...options import EXIT_INTERRUPTED
 from .columns import fit_columns
 from .source import client_for, take_sample
-from .view import MODELS, SESSIONS, TASKS, Frame, Panel, Row, Sample, frame_of
+from .view import MODELS, SESSIONS, TASKS, Panel, Row, Sample, TopFrame, frame_of
 
 UNLOAD_S_MAX = 60.0
 SCROLL_KEYS = {"up": -1, "down": 1, "pageup": -8, "pagedown": 8}
@@ -174,7 +174,7 @@ class Top(App[None]):
         self._node = node
         self.daemon_client: AsyncClient | None = None
         """The connected client; None while there is no daemon."""
-        self.frame: Frame | None = None
+        self.frame: TopFrame | None = None
         self._header, self._line = Static(id="header"), Static(id="line")
         self._tables = {panel.title: Table(panel) for panel in (MODELS, TASKS, SESSIONS)}
         self._sample_now = anyio.Event()
@@ -228,7 +228,7 @@ class Top(App[None]):
             self.show_message(f"{exc.message}; showing only yours", error=True)
             return await take_sample(client, self._node, all_users=False)
 
-    def show_frame(self, frame: Frame) -> None:
+    def show_frame(self, frame: TopFrame) -> None:
         """Show a frame."""
         self.frame = frame
         self._show_header(frame)
@@ -243,7 +243,7 @@ class Top(App[None]):
         if self.frame is not None:
             self._show_header(self.frame)
 
-    def _show_header(self, frame: Frame) -> None:
+    def _show_header(self, frame: TopFrame) -> None:
         header = frame.header if self.size.width >= HEADER_WIDTH_MIN else frame.short_header
         self._header.update(Text(escape_controls("\n".join(header))))
 

@@ -10,7 +10,7 @@ import anyio
 from .....ipc.client import AsyncClient
 from ...client import SOFTWARE
 from ...nodes import on_nodes, stats_on
-from .view import Frame, Sample, frame_of
+from .view import Sample, TopFrame, frame_of
 
 CALL_S_MAX = 10.0
 """Timeout of a call; the daemon itself waits up to one second for a worker."""
@@ -39,7 +39,9 @@ async def take_sample(client: AsyncClient, node: str | None, *, all_users: bool)
     )
 
 
-async def first_frame(path: Path, interval_s: float, node: str | None, *, all_users: bool) -> Frame:
+async def first_frame(
+    path: Path, interval_s: float, node: str | None, *, all_users: bool
+) -> TopFrame:
     """Return one frame with the rates over *interval_s*.
 
     :raises NotFound: the fleet does not have the node.

@@ -152,7 +152,7 @@ SESSIONS = Panel(
 
 
 @dataclass(frozen=True)
-class Frame:
+class TopFrame:
     """The content of the screen at one time."""
 
     header: tuple[str, ...]
@@ -180,12 +180,12 @@ class Frame:
         return sample | {"rates": asdict(self.rates)}
 
 
-def frame_of(before: Sample | None, now: Sample) -> Frame:
+def frame_of(before: Sample | None, now: Sample) -> TopFrame:
     """Return the frame of the sample *now*, with the rates since *before*."""
     rates = Rates.between(before, now)
     sums = MetricSums(now.stats)
     loaded_first = sorted(now.models, key=lambda m: (m["state"] in ("cold", "failed"), m["name"]))
-    return Frame(
+    return TopFrame(
         header=_header(now, sums, rates),
         short_header=_short_header(now, rates),
         models=[_model_row(model, sums, rates) for model in loaded_first],

@@ -132,7 +132,7 @@ class ReadMetrics(Protocol):
         """
 
 
-class SharedState(Protocol):
+class EntryState(Protocol):
     """The state that the clients of an entry share."""
 
     @property
@@ -214,7 +214,7 @@ class FleetClient:
 
     def __init__(
         self,
-        fleet: SharedState,
+        fleet: EntryState,
         socket: ClientSocket,
         owner: FleetUser,
         hello: ClientHello,

@@ -15,7 +15,7 @@ from ...fields.table import field_error
 from ...turns import TurnRequest
 from ..chat import effort_arguments, priority_of, schema_options
 from .fields import LOGPROBS, RESPONSE_ID, RESPONSES, ResponseRequest, TextFormat
-from .frame import Frame
+from .frame import ResponseFrame
 from .items import read_input, read_tool_choice, read_tools
 from .stream import ResponseStream
 
@@ -29,7 +29,7 @@ async def answer_response(exchange: Exchange) -> None:
     try:
         response_id = new_id(request)
         turn = turn_of(request, options, exchange.caller, response_id)
-        frame = Frame(request, response_id, turn)
+        frame = ResponseFrame(request, response_id, turn)
         try:
             if request.stream:
                 form = ResponseStream(frame)

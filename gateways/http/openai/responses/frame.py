@@ -18,7 +18,7 @@ from .fields import LOGPROBS, ResponseRequest
 from .items import namespaces_of
 
 
-class Frame:
+class ResponseFrame:
     """The parts of a response that do not depend on its answer."""
 
     def __init__(self, request: ResponseRequest, response_id: str, turn: TurnRequest):

@@ -12,7 +12,7 @@ from ...exchange.streaming import EVENT_STREAM
 from ...turns import Answer, WholeCalls
 from ..chat import waiting_comment
 from .fields import RESPONSES
-from .frame import Frame, message_item, new_item_id, reasoning_item, text_part
+from .frame import ResponseFrame, message_item, new_item_id, reasoning_item, text_part
 
 
 class ResponseStream:
@@ -21,7 +21,7 @@ class ResponseStream:
     content_type = EVENT_STREAM
     shows_waiting = True
 
-    def __init__(self, frame: Frame):
+    def __init__(self, frame: ResponseFrame):
         self._frame = frame
         self._sequence = 0
         self._output: list[dict[str, Any]] = []
