@@ -1,8 +1,8 @@
 """The parameters of clients and configurations: their table, reading them, adjusting them."""
 
 from .closed_schemas import close_schema
-from .ignored_keys import IGNORED_KEYS, REFUSED_KEYS
-from .other_spellings import FORMS
+from .other_runtimes.ignored_keys import IGNORED_KEYS, REFUSED_KEYS
+from .other_runtimes.spellings import FORMS
 from .parameter_table import (
     BY_NAME,
     BY_SPELLING,

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..adapter_keys import ADAPTERS_MAX, SCALE_MAX, is_scale
 from ..texts.shorten import plain_number, shorten
-from .lenient_values import Clamp
-from .other_spellings import read_token
+from .other_runtimes.lenient_values import Clamp
+from .other_runtimes.spellings import read_token
 from .parameter_table import TENSOR_SPLIT_MAX
 
 BIASES_MAX = 2500

@@ -11,11 +11,11 @@ import msgspec
 from ..errors import InvalidArgument, InvalidEncoding, TooLarge, UnsupportedOperation
 from ..texts.shorten import plain_number, shorten
 from .chat_options import read_arguments, read_choice, read_tool_choice, read_tools
-from .ignored_keys import IGNORED_KEYS, REFUSED_KEYS
 from .json_texts import JSON_BYTES_MAX, decode_json
-from .lenient_values import UNTIL_FULL, Clamp, adjust_value
 from .numbers_of_items import check_distinct, check_list_text, read_biases, read_scales, read_shares
-from .other_spellings import FORMS, read_token, read_triggers
+from .other_runtimes.ignored_keys import IGNORED_KEYS, REFUSED_KEYS
+from .other_runtimes.lenient_values import UNTIL_FULL, Clamp, adjust_value
+from .other_runtimes.spellings import FORMS, read_token, read_triggers
 from .parameter_table import (
     BY_NAME,
     BY_SPELLING,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..texts.shorten import plain_number, shorten
-from .parameter_table import Parameter
+from ...texts.shorten import plain_number, shorten
+from ..parameter_table import Parameter
 
 UNTIL_FULL = "-2 means until the context is full: -1 is used, without ctx-shift"
 """The reason that is reported for an `n-predict` of -2, which also turns `ctx-shift` off."""

@@ -13,7 +13,7 @@ _REASONS: dict[str, str] = {
         idle-timeout-ms auto-cleanup auto-cleanup-enabled""",
     "the settings `tasks-waiting-max` and `tasks-waiting-user-max` decide this": """
         queue-size queue-warning-threshold queue-reject-threshold auto-queue-cleanup""",
-    "a request has its own timeouts, and the settings none": "default-task-timeout-ms",
+    "each request sets its own timeouts; no setting does": "default-task-timeout-ms",
     "priorities and fair shares are always on; access rules set a `priority-max`": """
         priority-scheduling-enabled fair-scheduling-enabled""",
     "the parameter `slots` of the model's configuration decides this": """

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..texts.shorten import shorten
+from ...texts.shorten import shorten
 
 TRIGGER_KINDS = ("token", "word", "pattern", "pattern-full")
 """In the order of llama-server's numbers (`common/common.h`)."""

@@ -1,0 +1,1 @@
+"""Parameters as other runtimes write them: spellings, keys without effect, lenient values."""
