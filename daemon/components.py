@@ -64,7 +64,7 @@ COMPONENTS = {
         "let the daemon read /proc/meminfo and its cgroup's files; restart it if they are readable",
     ),
     "cores": Component(
-        "there are as many threads as cores, even when other programs are busy",
+        "models use as many threads as there are cores, even when other programs need cores",
         "let the daemon read /proc/stat, and restart it",
     ),
     "notify": Component(

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidArgument
+from .adjustment import Adjustment, Rule, fields_of
 from .parameter_table import BY_NAME, DRY_BREAKERS, FORMATS, PARAMETERS_HINT, SAMPLERS_DEFAULT
-from .stop_options import STOPPING_RULES, Adjustment, Rule, fields_of
+from .stop_options import STOPPING_RULES
 
 _BREAKERS_MAX, _BREAKER_CHARACTERS_MAX = 8, 40
 """Each breaker takes 12 ms in the creation of a sampler with 262k tokens (Gemma); the engine waits
@@ -113,7 +114,9 @@ def _limit_mirostat_chain(a: Adjustment) -> None:
     if not a.value_of("mirostat"):
         return
     if "samplers" in a.values:
-        a.reasons["samplers"] = "mirostat samples: the chain is only the temperature"
+        a.reasons["samplers"] = (
+            "mirostat replaces the samplers; only the temperature applies before it"
+        )
     a.values["samplers"] = ["temperature"]
 
 

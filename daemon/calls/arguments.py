@@ -78,7 +78,8 @@ def seconds_of(value: float) -> float:
     """
     if not 0 <= value <= TIMEOUT_S_MAX:
         raise InvalidArgument(
-            f"a timeout of {value} s", hint=f"use 0 (none) to {TIMEOUT_S_MAX:.0f} seconds"
+            f"the timeout {value} s is out of range",
+            hint=f"use 0 (none) to {TIMEOUT_S_MAX:.0f} seconds",
         )
     return value
 

@@ -121,7 +121,9 @@ def metadata_if_cancelled(
 
 def _check_credit(credit: int) -> None:
     if not 1 <= credit <= w.CREDIT_MAX:
-        raise InvalidArgument(f"a credit of {credit}; the range is 1 … {w.CREDIT_MAX} events")
+        raise InvalidArgument(
+            f"the credit {credit} is out of range", hint=f"use 1 to {w.CREDIT_MAX} events"
+        )
 
 
 def turn_result(session: Session, splitter: AnswerSplitter, text: bytes) -> w.TurnResult:

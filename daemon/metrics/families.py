@@ -115,7 +115,9 @@ _TOKENS = (
         (*MODEL, "tier"),
     ),
     gauge(
-        "kv_bytes_max", "Limits of that size: per model in `memory`, in total on `disk`.", ("tier",)
+        "kv_bytes_max",
+        "Limits of the KV states' size: per model in `memory`, in total on `disk`.",
+        ("tier",),
     ),
     gauge("kv_disk_files", "Number of KV files."),
 )
@@ -183,7 +185,10 @@ _DAEMON = (
         ("version", "llama_build", "llama_commit"),
     ),
     gauge("draining", "1 while the daemon accepts no new requests."),
-    gauge("draining_seconds", "Time since it accepts no new requests; 0 before."),
+    gauge(
+        "draining_seconds",
+        "Time since the daemon stopped accepting requests; 0 while it accepts them.",
+    ),
     gauge("component_up", "1 if an optional component works, 0 if it fails.", ("component",)),
     gauge("connections", "Open connections."),
     gauge("connections_delegated", "Open connections that act on behalf of another user."),

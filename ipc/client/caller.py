@@ -52,9 +52,9 @@ class AsyncCaller:
         seconds = (timeout, connect_timeout, resume_timeout)
         if not all(s > 0 for s in seconds) or retries < 0:
             raise InvalidArgument(
-                f"timeout {timeout:g}, connect_timeout {connect_timeout:g}, resume_timeout"
+                "timeouts must be above 0 s, and retries at least 0; given were timeout"
+                f" {timeout:g}, connect_timeout {connect_timeout:g}, resume_timeout"
                 f" {resume_timeout:g}, retries {retries}",
-                hint="timeouts are above 0 s, retries 0 or more",
             )
         self._resume_timeout, self._retries = resume_timeout, retries
         self.path = Path(path) if path is not None else client_socket_path()

@@ -104,8 +104,8 @@ class Places(Generic[H]):
     def _full(self, newcomer: H) -> Busy:
         own = self._shares.held_by(newcomer.uid)
         return Busy(
-            f"user {newcomer.uid} has {own} connections, and too few of {self.connections_max} are"
-            " free for another one",
+            f"user {newcomer.uid} has {own} connections, and none of the {self.connections_max}"
+            " places is free for another one of this user",
             hint="share connections, or close those that are not needed; the operator can raise"
             " connections-max",
             data=self._data(own),

@@ -248,7 +248,7 @@ class Server:
         elif kind == Kind.REQUEST and len(items) >= 4:
             self._start_request(connection, frame, items, group)
         else:
-            raise ProtocolError(f"a frame of kind {kind} with {len(items)} items")
+            raise ProtocolError(f"unexpected frame: kind {kind} with {len(items)} items")
 
     def _start_request(
         self,

@@ -188,7 +188,7 @@ class CommandHandler:
         if users and not force:
             raise Busy(
                 f"{len(users)} turns use the adapter",
-                hint="wait until they are done, or give force: then they fail",
+                hint="wait until they are done, or pass `force`, with which they fail",
                 data={"tasks": len(users), "retry_after_s": ADAPTER_RETRY_S},
             )
         for task in users:

@@ -202,4 +202,4 @@ class KvFiles:
 def _cause(exc: BaseException) -> str:
     if isinstance(exc, OSError):
         return exc.strerror or str(exc)
-    return "memory is short" if isinstance(exc, MemoryError) else str(exc)
+    return "there is too little memory" if isinstance(exc, MemoryError) else str(exc)

@@ -552,7 +552,7 @@ def test_the_rest_and_the_end_of_a_turn_that_has_ended_are_read_again(ending: st
 def test_an_invalid_credit_is_refused() -> None:
     with running_daemon(ECHO) as daemon, attached(daemon) as (client, opened):
         for credit in (0, 1025):
-            with pytest.raises(InvalidArgument, match="a credit of"):
+            with pytest.raises(InvalidArgument, match="the credit"):
                 client.call("resume", context=opened["context"], credit=credit)
 
 

@@ -83,9 +83,16 @@ def read_llama_options(spec: ModelSpec) -> EngineOptions:
     options = read_engine_options(spec.options)
     cells = _ctx_size(spec.ctx_size) * spec.slots
     if not 0 < spec.slots <= lib.llama_max_parallel_sequences() or cells > CTX_CELLS_MAX:
-        raise InvalidArgument(f"{spec.slots} slots with a ctx-size of {spec.ctx_size} each")
+        raise InvalidArgument(
+            f"{spec.slots} slots with a ctx-size of {spec.ctx_size} each are out of range",
+            hint=f"use at most {lib.llama_max_parallel_sequences()} slots and"
+            f" {CTX_CELLS_MAX} tokens in all",
+        )
     if spec.ctx_size < 0 or not 0 < spec.batch_size <= CTX_CELLS_MAX:
-        raise InvalidArgument(f"ctx-size {spec.ctx_size}, batch-size {spec.batch_size}")
+        raise InvalidArgument(
+            f"ctx-size {spec.ctx_size} or batch-size {spec.batch_size} is out of range",
+            hint=f"ctx-size is 0 or more, batch-size 1 to {CTX_CELLS_MAX}",
+        )
     return options
 
 

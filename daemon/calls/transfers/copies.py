@@ -68,7 +68,7 @@ def _document(daemon: Daemon, p: w.StoreCopyParams) -> bytes | None:
     upload = daemon.copy_uploads.add_part(f"{p.stream}/{p.number}", p.offset, p.data)
     if upload.document is None:
         if upload.received >= p.size:
-            raise InvalidArgument("the change of a session has another size")
+            raise InvalidArgument(f"the parts have {upload.received} bytes, but `size` is {p.size}")
         return None
     daemon.copy_uploads.remove(f"{p.stream}/{p.number}")
     return upload.document

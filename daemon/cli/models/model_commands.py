@@ -22,7 +22,7 @@ To = Annotated[
     typer.Option(
         "--to",
         metavar="MODEL",
-        help="Another model, a file in the models directory, or NAME itself, as --undo.",
+        help="Another model, a file in the models directory, or NAME itself (the same as --undo).",
         autocompletion=completion.models,
     ),
 ]

@@ -179,7 +179,7 @@ def sessions(
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """List your sessions, open and dormant ones: those of one label, or of all."""
+    """List your sessions, open and dormant; with --label, only those of that label."""
     with OneShotClient(socket, label=label) as client:
         check_node(client, node)
         found = on_nodes(client.sessions(dormant=True, all_users=all_users), node)
@@ -193,7 +193,7 @@ def queue(
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """List running and waiting tasks, in the order of the queue: those of one label, or of all."""
+    """List running and waiting tasks in the order of the queue; with --label, only those of it."""
     with OneShotClient(socket, label=label) as client:
         check_node(client, node)
         found = on_nodes(client.queue(all_users=all_users), node)

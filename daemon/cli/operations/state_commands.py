@@ -35,8 +35,8 @@ def list_states(
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """List the named states with which you can begin sessions: yours, of one label or of all, and
-    those that access rules share with you.
+    """List the named states with which you can begin sessions: yours (with --label, only those of
+    that label), and those that access rules share with you.
     """
     if ctx.invoked_subcommand is not None:
         return

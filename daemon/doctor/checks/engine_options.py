@@ -41,8 +41,8 @@ def _check_model(
     size, limit = _file_bytes(model), -1 if machine is None else machine.locked_max
     if options.get("mlock") and 0 <= limit < size:
         yield warn(
-            f"{name}: mlock is to lock {size_text(size)}, but a process may lock"
-            f" {size_text(limit)}: the rest can be swapped out",
+            f"{name}: mlock needs to lock {size_text(size)}, but a process may lock only"
+            f" {size_text(limit)}, so the rest can be swapped out",
             "raise the limit (`ulimit -l`, LimitMEMLOCK=infinity in the unit), or leave mlock out",
         )
     else:

@@ -155,7 +155,7 @@ def check_cores(machine: Machine, config: Config | None) -> Iterator[Finding]:
             "lower `cores`, or leave it out",
         )
     else:
-        yield ok(f"{configured} of the machine's {machine.cores}; load {machine.load:.1f}")
+        yield ok(f"{configured} of the machine's {machine.cores} cores; load {machine.load:.1f}")
 
 
 def check_users(machine: Machine) -> Iterator[Finding]:
