@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from inferd import __version__
+from inferd.backends.params.schema_texts import SCHEMA_BYTES_MAX
 from inferd.ipc.client import Client
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import document, inferd, inferd_process, on_terminal, terminal_of
@@ -79,6 +80,14 @@ def test_run_reads_a_json_schema_from_a_file(socket: str, tmp_path: Path) -> Non
         file.unlink() if content is None else file.write_text(content)
         result = inferd("run", "echo", "x", "--json-schema", str(file), socket=socket)
         assert result.exit_code == status and "schema" in result.stderr
+
+
+def test_run_measures_a_schema_in_bytes(socket: str, tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    for begin in ("", "x"):  # a character of three bytes ends at the bound, or lies across it
+        file.write_text(begin + (SCHEMA_BYTES_MAX // 3 + 1) * "€")
+        result = inferd("run", "echo", "x", "--json-schema", str(file), socket=socket)
+        assert result.exit_code == 2 and f"{SCHEMA_BYTES_MAX} bytes" in result.stderr
 
 
 def test_run_collects_repeated_options(socket: str) -> None:
