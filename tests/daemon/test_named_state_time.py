@@ -10,11 +10,11 @@ import pytest
 
 from inferd import Client
 from inferd.testing import running_daemon
-from tests.models import ONE_THREAD, fast_smollm2
+from tests.models import fast_smollm2
 
 pytestmark = [pytest.mark.model, pytest.mark.alone]
 TEXT = "The quick brown fox jumps over the lazy dog and then goes home to sleep. " * 125
-CONFIG = f"""{ONE_THREAD}
+CONFIG = f"""[defaults]
 ctx-size = 4096
 slots = 2
 [models.smollm2]

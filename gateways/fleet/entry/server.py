@@ -309,9 +309,10 @@ class Entry:
         self.copies.note_lost()
         self.prompts.forget_node(link.name)
         sessions = self.homes.count_on(link.name)
+        state = "is lost" if link.counters.losses else "cannot be reached yet"
         place = "" if link.address is None else f" at {link.address}"
         self._note(
-            f"node {link.name}{place} cannot be reached: {link.cause}; {contexts} open"
+            f"node {link.name} {state}{place}: {link.cause}; {contexts} open"
             f" contexts were lost, and {sessions} sessions with an id wait for it"
         )
 

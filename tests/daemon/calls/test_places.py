@@ -162,7 +162,7 @@ def test_a_user_cannot_fill_the_queue_and_another_with_fewer_places_goes_first(
     with crowd(daemon) as (holder, contexts), Guest(daemon) as guest:
         for _ in range(WAITING_USER_MAX):
             guest.request_context()
-        with pytest.raises(Busy, match=f"{WAITING_USER_MAX} requests wait") as caught:
+        with pytest.raises(Busy, match=f"{WAITING_USER_MAX} requests already wait") as caught:
             guest.open(queue_timeout_s=30.0)
         assert caught.value.data["bound"] == "sessions-waiting-user-max"
         assert caught.value.retry_after_s > 0 and caught.value.hint

@@ -216,7 +216,7 @@ def test_a_session_goes_on_without_a_copy_that_no_node_takes(tmp_path: Path) -> 
             if session_id == "first":
                 continue
             line = fleet.until_noted("goes on without a copy")
-            assert "'second'" in line and "the limit is 1" in line
+            assert "'second'" in line and "dormant-sessions-max is 1" in line
 
 
 @contextmanager
