@@ -18,7 +18,7 @@ import pytest
 from inferd import Client
 from inferd.backends.errors import InvalidArgument
 from inferd.backends.library.installation import install_command
-from inferd.daemon.doctor.checks.connection import CONNECTION_S_MAX, Connection
+from inferd.daemon.doctor.checks.connection import CONNECTION_S_MAX, ConnectionFacts
 from inferd.daemon.doctor.checks.units import Units
 from inferd.daemon.doctor.examination import Facts, _socket, check_all
 from inferd.daemon.doctor.report import write_new
@@ -231,7 +231,7 @@ def test_a_runtime_folder_of_another_user_is_not_an_error(tmp_path: Path) -> Non
 
 
 def test_unknown_data_of_another_version_does_not_end_the_examination() -> None:
-    reach = Connection(
+    reach = ConnectionFacts(
         NOWHERE, exists=True, is_socket=True, software="x", stats={"components": [{"a": 1}]}
     )
     findings = check_all(Facts(connection=reach))

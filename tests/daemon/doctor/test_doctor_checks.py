@@ -57,7 +57,7 @@ MACHINE = machine.Machine(
     load=0.5,
     has_distinct_users=True,
 )
-REACH = reach.Connection(
+REACH = reach.ConnectionFacts(
     "/run/inferd/inferd.sock",
     exists=True,
     is_socket=True,

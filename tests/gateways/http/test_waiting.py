@@ -84,12 +84,14 @@ def test_a_turn_that_waits_sends_its_place_as_comments(
 
 
 def test_a_failed_answer_of_several_fails_the_request(http: RunningGateway, client: Client) -> None:
-    short = {"prompt": "x" * 40, "max_tokens": 40}
     with (
         openai.OpenAI(base_url=f"{http.url}/v1", api_key="none", max_retries=0) as api,
         ThreadPoolExecutor(1) as threads,
     ):
-        whole = threads.submit(api.completions.create, model="slow", n=2, **short)
+        short = "x" * 40
+        whole = threads.submit(
+            lambda: api.completions.create(model="slow", prompt=short, max_tokens=40, n=2)
+        )
         wait_until(lambda: len(running(client)) == 2)
         assert client.cancel(running(client)[1]["context"])
         with pytest.raises(openai.InternalServerError) as caught:

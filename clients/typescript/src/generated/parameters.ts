@@ -101,9 +101,9 @@ export interface ModelParameters {
   "timeout-base-ms"?: number | undefined;
   /** additional milliseconds for each token of prompt and answer (default: 0.0) */
   "timeout-token-ms"?: number | undefined;
-  /** upper limit in milliseconds of that sum; -1: no limit (default: -1) */
+  /** upper limit in milliseconds of `timeout-base-ms` plus the time of all tokens; -1: no limit (default: -1) */
   "timeout-max-ms"?: number | undefined;
-  /** true: the grammar starts at a trigger; false, if given: it needs none (default: false) */
+  /** true: the grammar starts at a trigger; false: the grammar applies from the beginning, even with triggers (default: false) */
   "grammar-lazy"?: boolean | undefined;
   /** triggers that start a lazy grammar: texts, or pairs of `token`, `word`, `pattern` or `pattern-full` and a value (default: []) */
   "grammar-triggers"?: string | unknown[] | object | undefined;
