@@ -88,7 +88,7 @@ def check_models(models: Models) -> Iterator[Finding]:
         yield warn(f"no model in {models.folder}", "`inferd pull smollm2` gets a small one")
     elif models.files:
         size = size_text(sum(models.sizes.values()))
-        yield ok(f"{len(models.files)} models, {size}, in {models.folder}")
+        yield ok(f"{len(models.files)} found, {size}, in {models.folder}")
 
 
 def check_files(files: Sequence[ModelFile]) -> Iterator[Finding]:

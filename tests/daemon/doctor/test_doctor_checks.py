@@ -322,7 +322,7 @@ def test_missing_and_unreadable_models_are_findings(tmp_path: Path) -> None:
     write_tiny("llama", folder)
     seen = places.inspect_models(config(models_dir=folder), own_account())
     assert seen.smallest == ("tiny-llama", (folder / "tiny-llama.gguf").stat().st_size)
-    assert only(places.check_models(seen)).found.startswith("1 of ")
+    assert only(places.check_models(seen)).found.startswith("1 found, ")
     closed = msgspec.structs.replace(seen, account=ADA, unreadable={"/m/x.gguf": "/m/x.gguf"})
     assert "ada may not read /m/x.gguf" in only(places.check_models(closed)).found
     shut = msgspec.structs.replace(seen, files={}, denied_at="/var/lib/inferd")
