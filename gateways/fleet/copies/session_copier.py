@@ -11,10 +11,11 @@ from typing import Protocol
 import anyio
 
 from ....backends.errors import BackendError, InferdError, NotFound
-from ....ipc.messages import CopiedChange, ReadCopyResult
+from ....ipc.messages import CopiedChange
 from ..entry.placing.homes import SessionKey
 from ..routing.loads import NodeLoad
 from .choice import choose_follower, may_follow
+from .node_calls import NodeCalls
 from .pending import PendingChange
 from .table import CopyPlace, CopyTable
 
@@ -30,18 +31,6 @@ class CopyOwner(Protocol):
 
     def loads(self) -> Mapping[str, NodeLoad]:
         """Return the loads of the nodes that can be reached."""
-
-    async def store(self, key: SessionKey, node: str, home: str, change: CopiedChange) -> None:
-        """Store a change at a node.
-
-        :raises InferdError: the node refuses the change, or is lost.
-        """
-
-    async def read_whole(self, key: SessionKey, home: str) -> ReadCopyResult:
-        """Read a whole session at its home.
-
-        :raises InferdError: the home does not send it, or is lost.
-        """
 
     def drop_soon(self, place: CopyPlace) -> None:
         """Delete a copy that is no longer needed, if its node can be reached."""
@@ -61,8 +50,8 @@ class SessionCopier:
     lives as long as changes are under way.
     """
 
-    def __init__(self, key: SessionKey, owner: CopyOwner):
-        self._key, self._owner = key, owner
+    def __init__(self, key: SessionKey, owner: CopyOwner, calls: NodeCalls):
+        self._key, self._owner, self._calls = key, owner, calls
         self._queue: deque[PendingChange] = deque()
         self.idle = anyio.Event()
         """Set once all changes are done."""
@@ -176,10 +165,10 @@ class SessionCopier:
         try:
             if not (change.whole or is_next):
                 raise NotFound("the node lacks changes before this one")
-            await owner.store(self._key, follower, home, change)
+            await self._calls.store(self._key, follower, home, change)
         except NotFound:
             change = await self._read_whole(home)
-            await owner.store(self._key, follower, home, change)
+            await self._calls.store(self._key, follower, home, change)
         model = change.model or (place.model if place is not None else "")
         owner.table.put(self._key, CopyPlace(home, follower, change.stream, change.number, model))
         if place is not None and place.follower != follower:
@@ -187,17 +176,9 @@ class SessionCopier:
 
     async def _read_whole(self, home: str) -> CopiedChange:
         try:
-            whole = await self._owner.read_whole(self._key, home)
+            return await self._calls.read_whole(self._key, home)
         except InferdError as exc:
             raise _HomeFailed(exc) from None
-        return CopiedChange(
-            session_id=self._key.session_id,
-            stream=whole.stream,
-            number=whole.number,
-            data=whole.data,
-            whole=True,
-            model=whole.model,
-        )
 
 
 class _HomeFailed(Exception):

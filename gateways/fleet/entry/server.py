@@ -98,7 +98,7 @@ class Entry:
         """
         self.incarnations.open()
         self.nodes.drained.open()
-        self.copies.promotions.open()
+        self.copies.continued.promotions.open()
         if self._discovery is not None:
             self._discovery.open()
         listener = UnixListener(str(self._config.socket), self._config.socket_mode, gateway=True)
