@@ -11,16 +11,13 @@ from collections.abc import Sequence
 import msgspec
 
 from ...backends import Chunk
-from ..priority import Priority
 from ..settings import EngineSettings
 from ..task import Task
-from .cost import StepCost, StepLoad
+from .cost import StepCost
 from .forced_chunks import plan_forced
 from .order import Order
-from .step_budget import StepBudget
+from .step_budget import StepBudget, forced_tokens_s, prompts_step_s
 
-LOW_STEP = 2 / 3
-"""Share of `step_s_target` for a step in which prompts of the lowest class are computed."""
 FIRST_STEP_TOKENS = 32
 """Prompt tokens of the very first step, before the machine's speed is known."""
 
@@ -71,16 +68,16 @@ def plan_tokens(
     """Return the next batch: tokens of the *running* tasks with *adapters*, in the tasks' order.
 
     Every decoding task gets one token, or a chunk of forced ones (`plan_forced`). Prompts share the
-    rest of the step's time (`_step_s`), in the order of the queue. They get at least half as much
-    time as the decoding tokens take, even if the step then exceeds its target. Prompts of a lower
-    class wait for those of a higher one.
+    rest of the step's time (`prompts_step_s`), in the order of the queue. They get at least half as
+    much time as the decoding tokens take, even if the step then exceeds its target. Prompts of a
+    lower class wait for those of a higher one.
     """
     tasks = [t for t in running if t.has_work and t.spec.adapters == adapters]
     prompts = [t for t in tasks if t.prefilling]
     decoding = [t for t in tasks if not t.prefilling]
     most = batch_size if cost.known else min(batch_size, len(decoding) + FIRST_STEP_TOKENS)
     most_forced = most - settings.prompt_tokens_min if prompts else most
-    seconds = _forced_s(decoding, prompts, order, settings)
+    seconds = forced_tokens_s(decoding, prompts, order, settings)
     planned = plan_forced(decoding, cost, seconds, max(most_forced, len(decoding)))
     if not prompts:
         return [ScheduledTokens(t, n) for t, n in zip(decoding, planned, strict=True)]
@@ -91,58 +88,8 @@ def plan_tokens(
     first = order.effective(prompts[0])
     prompts = [t for t in prompts if order.effective(t) == first]
     own = max(map(order.effective_unreserved, prompts))
-    step.seconds = _step_s(own, decoding, prompts, order, settings, cost)
+    step.seconds = prompts_step_s(own, decoding, prompts, order, settings, cost)
     step.seconds = max(step.seconds, 1.5 * step.predicted_s())
     for task in prompts:
         counts[id(task)] = step.schedule_prompt(task)
     return [ScheduledTokens(t, counts[id(t)]) for t in tasks if counts.get(id(t))]
-
-
-def _forced_s(
-    decoding: Sequence[Task], prompts: Sequence[Task], order: Order, settings: EngineSettings
-) -> float:
-    """Return the time of a step in which its decoding tasks may compute chunks of forced tokens,
-    planned before its prompts. Other streams wait for these chunks as for a prompt's chunk.
-    """
-    if prompts:
-        return settings.step_s_target / 2
-    if len(decoding) > 1:
-        return settings.step_s_target
-    low = any(order.effective(t) == Priority.LOW for t in decoding)
-    return LOW_STEP * settings.step_s_target if low else settings.step_s_max
-
-
-def _step_s(
-    effective: int,
-    decoding: Sequence[Task],
-    prompts: Sequence[Task],
-    order: Order,
-    settings: EngineSettings,
-    cost: StepCost,
-) -> float:
-    """Return the time for a step in which *prompts* of one class are computed:
-
-    - of the lowest class: `LOW_STEP` of `step_s_target`. Any arrival precedes them, but must wait
-      for the step under way;
-    - while tasks of a higher class decode: `step_s_target`;
-    - while only tasks of lower classes decode, or none: `step_s_max`;
-    - while tasks of their own class decode: `step_s_target`, or `step_s_max` for the prompts of one
-      burst. Such prompts got their slots at most `step_s_max` after the first stream's first token,
-      and take at most `burst_s` together. The streams wait for them.
-
-    A reserved quantum does not change the class here.
-    """
-    highest = max(map(order.effective_unreserved, decoding), default=-1)
-    if effective == Priority.LOW:
-        return LOW_STEP * settings.step_s_target
-    if highest > effective:
-        return settings.step_s_target
-    if highest < effective:
-        return settings.step_s_max
-    equals = [t for t in decoding if order.effective_unreserved(t) == effective]
-    streaming_since = min(t.first_logits_at or 0.0 for t in equals)
-    left = StepLoad.of_chunks([(t.computed, t.pending) for t in prompts])
-    late = streaming_since + settings.step_s_max < max(t.slot_since for t in prompts)
-    if late or cost.predict(left) > settings.burst_s:
-        return settings.step_s_target
-    return max(settings.step_s_target, settings.step_s_max)

@@ -1,16 +1,23 @@
 """The time and the tokens of one step, and the prompts' chunks that fit into them.
 
-`batch_plan` and `embeddings_plan` decide how long the step may take.
+`batch_plan` decides which prompts share the step, and `embeddings_plan` the time of a step with
+texts.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..priority import Priority
+from ..settings import EngineSettings
 from ..task import Task
 from .cost import StepCost, StepLoad
+from .order import Order
 
+LOW_STEP = 2 / 3
+"""Share of `step_s_target` for a step in which prompts of the lowest class are computed."""
 CHUNK_MIN = 8
 """A smaller chunk is not scheduled unless it ends its prompt, because each chunk has a cost of its
 own.
@@ -57,3 +64,53 @@ class StepBudget:
             return self.cost.predict(StepLoad.of_chunks([*self.chunks, (position, count)]))
 
         return bisect_right(range(1, most + 1), self.seconds, key=seconds)
+
+
+def forced_tokens_s(
+    decoding: Sequence[Task], prompts: Sequence[Task], order: Order, settings: EngineSettings
+) -> float:
+    """Return the time of a step in which its decoding tasks may compute chunks of forced tokens,
+    planned before its prompts. Other streams wait for these chunks as for a prompt's chunk.
+    """
+    if prompts:
+        return settings.step_s_target / 2
+    if len(decoding) > 1:
+        return settings.step_s_target
+    low = any(order.effective(t) == Priority.LOW for t in decoding)
+    return LOW_STEP * settings.step_s_target if low else settings.step_s_max
+
+
+def prompts_step_s(
+    effective: int,
+    decoding: Sequence[Task],
+    prompts: Sequence[Task],
+    order: Order,
+    settings: EngineSettings,
+    cost: StepCost,
+) -> float:
+    """Return the time for a step in which *prompts* of one class are computed:
+
+    - of the lowest class: `LOW_STEP` of `step_s_target`. Any arrival precedes them, but must wait
+      for the step under way;
+    - while tasks of a higher class decode: `step_s_target`;
+    - while only tasks of lower classes decode, or none: `step_s_max`;
+    - while tasks of their own class decode: `step_s_target`, or `step_s_max` for the prompts of one
+      burst. Such prompts got their slots at most `step_s_max` after the first stream's first token,
+      and take at most `burst_s` together. The streams wait for them.
+
+    A reserved quantum does not change the class here.
+    """
+    highest = max(map(order.effective_unreserved, decoding), default=-1)
+    if effective == Priority.LOW:
+        return LOW_STEP * settings.step_s_target
+    if highest > effective:
+        return settings.step_s_target
+    if highest < effective:
+        return settings.step_s_max
+    equals = [t for t in decoding if order.effective_unreserved(t) == effective]
+    streaming_since = min(t.first_logits_at or 0.0 for t in equals)
+    left = StepLoad.of_chunks([(t.computed, t.pending) for t in prompts])
+    late = streaming_since + settings.step_s_max < max(t.slot_since for t in prompts)
+    if late or cost.predict(left) > settings.burst_s:
+        return settings.step_s_target
+    return max(settings.step_s_target, settings.step_s_max)
