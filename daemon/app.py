@@ -36,7 +36,7 @@ from .residency.pressure import Pace
 from .service.notifier import ServiceNotifier
 from .service.readiness import ReadinessReport
 from .service.reload import ConfigReloader
-from .state_directory import StateDirectory
+from .state_lock import StateDirectory
 from .traces.tracing import Traces
 from .workers.spawner import start_spawner
 

@@ -1,6 +1,7 @@
 """The priority classes, by number and by name.
 
-Numbers are compared and sent to the workers; programs, users and files use the names.
+Numbers are compared and sent to the workers; programs, users and files use the names. Clients have
+the names in `ipc.priorities`, and tests/ipc/test_priorities.py lists all further copies.
 """
 
 from __future__ import annotations

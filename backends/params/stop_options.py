@@ -1,4 +1,7 @@
-"""Parameters of stop conditions, apart from the end mark, stop texts and bounds on length."""
+"""Parameters of stop conditions, apart from the end mark, stop texts and bounds on length.
+
+The triggers of lazy grammars are checked here, too, because they are patterns like stop patterns.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 Names are vLLM's, prefixed with `inferd_`, where vLLM has the same metric. Buckets are those of
 OpenTelemetry, extended for machines without a GPU. No label holds a user, a session or a client.
+`collector` gives the families their values.
 """
 
 from __future__ import annotations

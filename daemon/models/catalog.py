@@ -15,7 +15,7 @@ from ..config.settings import Config
 from ..residency.model_files import missing_files, models_in, name_of_file
 from ..workers.process_client import ProcessClient
 from ..workers.worker import Worker
-from .files.persisted import SETTINGS_FILE, PersistedModels
+from .files.persisted_settings import SETTINGS_FILE, PersistedModels
 from .model import ManagedModel, ModelState
 from .specs import engine_settings
 

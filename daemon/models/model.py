@@ -23,7 +23,7 @@ from ..workers.evicted_turns import EvictedTurns
 from ..workers.failures.recovery import Recovery
 from ..workers.process_client import ProcessClient
 from ..workers.worker import Worker
-from .files.persisted import PersistedSettings, SwappedName
+from .files.persisted_settings import PersistedSettings, SwappedName
 
 SLOTS_DEFAULT = 4
 SentenceComparer = Callable[["ManagedModel", Comparison, Callable[[Similarity], None]], None]

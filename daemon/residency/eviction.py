@@ -1,7 +1,8 @@
 """The order in which models are evicted, and the choice of those to evict. Pure functions.
 
-Models that are not engaged come first, by load time divided by idle time, the least first; their
-sizes do not count. Engaged models follow, the longest loaded first.
+Models that are not engaged (see `residency`) come first, by load time divided by idle time, the
+least first. Engaged models follow, the longest loaded first. Sizes do not count in this order, in
+which models are chosen until they free enough memory.
 """
 
 from __future__ import annotations

@@ -94,9 +94,9 @@ def prompts_step_s(
       for the step under way;
     - while tasks of a higher class decode: `step_s_target`;
     - while only tasks of lower classes decode, or none: `step_s_max`;
-    - while tasks of their own class decode: `step_s_target`, or `step_s_max` for the prompts of one
-      burst. Such prompts got their slots at most `step_s_max` after the first stream's first token,
-      and take at most `burst_s` together. The streams wait for them.
+    - while tasks of their own class decode: `step_s_target`, or `step_s_max` for a burst, for which
+      the streams wait. Prompts are a burst if they take at most `burst_s` together, and got their
+      slots soon after the oldest stream's first token, within `step_s_max`.
 
     A reserved quantum does not change the class here.
     """

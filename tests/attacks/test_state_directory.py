@@ -11,7 +11,7 @@ import pytest
 from inferd import Client
 from inferd.backends.errors import Busy
 from inferd.daemon.components import Components
-from inferd.daemon.state_directory import LOCK_FILE, STARTS_FILE, StateDirectory
+from inferd.daemon.state_lock import LOCK_FILE, STARTS_FILE, StateDirectory
 from inferd.testing import RunningDaemon, running_daemon
 
 ECHO = "[models.echo]\nbackend = 'echo'\n"

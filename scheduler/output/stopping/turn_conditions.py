@@ -1,4 +1,7 @@
-"""All conditions of one turn."""
+"""All stop conditions of one turn, made from its `StoppingParams`.
+
+`backends.params` declares the parameters and checks them; `ending` has the reasons.
+"""
 
 from __future__ import annotations
 

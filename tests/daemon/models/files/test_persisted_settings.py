@@ -14,7 +14,7 @@ from inferd import Client, ModelInfo
 from inferd.backends.errors import Busy, LoadFailed
 from inferd.daemon.config.model_settings import ModelConfig
 from inferd.daemon.config.sources import load_config
-from inferd.daemon.models.files.persisted import (
+from inferd.daemon.models.files.persisted_settings import (
     PERSISTED_NAMES_MAX,
     SETTINGS_FILE,
     SETTINGS_VERSION,
