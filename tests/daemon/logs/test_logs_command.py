@@ -157,8 +157,11 @@ def test_the_log_of_a_daemon_that_has_exited_is_shown(monkeypatch: pytest.Monkey
         )
 
 
-def test_without_a_daemon_and_a_file_the_command_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_daemon_and_a_file_the_command_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("INFERD_CONFIG", os.devnull)
+    monkeypatch.setenv("INFERD_STATE_DIR", str(tmp_path))
     result = inferd("logs")
     assert result.exit_code == 3 and "no daemon answers" in result.stderr
 
