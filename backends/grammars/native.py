@@ -26,7 +26,7 @@ FORCED_MAX = 128
 _CHOPPED_MAX = 4
 """Last tokens of a forced text that llguidance leaves out, as later text could change them."""
 TOKENS_MIN = FORCED_MAX + 2 * _CHOPPED_MAX
-"""If only the first tokens of a long text are returned, they are at least so many."""
+"""If only the first tokens of a long text are returned, there are at least this many."""
 _SLICES = (rb'[^"\\\x00-\x1F\x7F]{1,10}', rb'[^"\\\x00-\x1F\x7F]{1,30}')
 """Texts of a JSON string. Where the string may contain any of them, llguidance allows their tokens
 at once, so that a mask takes 0.2 to 1 ms, not 10 ms (measured with 262k tokens). The other two of

@@ -13,7 +13,7 @@ LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 SYSLOG_PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3}
 """As in sd-daemon(3)."""
 LINES_MAX, WINDOW_S = 200, 10.0
-"""The most lines in a window of so many seconds; loading a model logs about 150."""
+"""The most lines in a window, and its seconds; loading a model logs about 150 lines."""
 REPEAT_S = 60.0
 """An emitted line is not repeated for this long, because llama.cpp warns for each context of a
 model, and estimating, loading and embedding create one each."""

@@ -142,8 +142,8 @@ class ComponentHost:
                 self._on_error(f"[resource-drop]{kind}", exc)
 
     def _take(self, store: Any, value: Any) -> Any:
-        """Return *value* with the resources in place of their handles; a resource that the guest
-        gives away is no longer held.
+        """Return *value* with the resources in place of their handles; one that the guest
+        gives away is removed from those that it holds.
         """
         from wasmtime.component import ResourceAny
 

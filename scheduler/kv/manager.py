@@ -156,7 +156,7 @@ class KvManager:
             self.disk.prefetch_state(file, target)
 
     def _is_missing(self, origin: Origin, tokens: array[int]) -> bool:
-        """Return whether so many of *tokens* are not in memory that a file is read for them."""
+        """Return whether reading a file is worthwhile for those *tokens* that are not in memory."""
         cached = self.search.find_source(origin, array("i", [*tokens, -1])).keep
         return len(tokens) - cached >= self._settings.shared_prefix_tokens_min
 

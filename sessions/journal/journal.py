@@ -310,7 +310,7 @@ class Journal:
 
 
 def write_error(journal: Journal | None) -> BackendError:
-    """Return the error for a change that could not be written, or if there is no journal."""
+    """Return the error for a change that could not be written; *journal* is None if it is off."""
     cause = None if journal is None else journal.cause
     return BackendError(
         f"the journal cannot be written: {cause or 'it is closed'}",

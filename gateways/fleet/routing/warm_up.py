@@ -10,8 +10,8 @@ from .waits import must_begin_load
 
 def node_to_warm_up(model: str, chosen: str, fleet: FleetLoad) -> str | None:
     """Return an idle node with free memory that is to load a model now, because most slots of
-    *chosen*, the best node for a request, are taken. None: they are not, there is no such node, or
-    one is already loading the model.
+    *chosen*, the best node for a request, are taken. Return None if most of them are free, if
+    there is no such node, or if one is already loading the model.
     """
     if is_mostly_idle(chosen, model, fleet):
         return None

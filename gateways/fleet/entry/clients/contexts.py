@@ -143,7 +143,7 @@ class ClientContexts:
         return None
 
     def note_used(self, params: Fields) -> None:
-        """Note a call on the context in *params*, which is no longer a new one then."""
+        """Note a call on the context in *params*, which then no longer counts as new."""
         handle = integer_in(params, "context")
         context = self._open.get(handle)
         if context is not None and context.new is not None:
