@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from inferd.backends.errors import Busy, InvalidArgument
+from inferd.gateways.fleet.copies import promotions
 from inferd.gateways.fleet.copies import promotions as promotions_module
 from inferd.gateways.fleet.copies.choice import choose_follower
 from inferd.gateways.fleet.copies.planning import (
@@ -167,6 +168,27 @@ def test_records_are_there_after_a_restart_until_they_have_ended(tmp_path: Path)
     again = opened(tmp_path / "state")
     assert again.all() == [record("kept", is_kept=True)]
     assert again.find(KEY) is None
+
+
+def test_a_record_counts_if_the_file_cannot_be_made_shorter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, data: bytes) -> None:
+        raise OSError("no space is left")
+
+    records = opened(tmp_path)
+    records.write(record("kept"))
+    size = (tmp_path / "promotions.jsonl").stat().st_size
+    monkeypatch.setattr(promotions, "write_private", refuse)
+    monkeypatch.setattr(promotions, "LINES_SPARE", 2)
+    for _ in range(8):
+        records.write(record("kept", is_kept=True))
+    assert (tmp_path / "promotions.jsonl").stat().st_size > 8 * size
+    monkeypatch.undo()
+    monkeypatch.setattr(promotions, "LINES_SPARE", 2)
+    records.write(record("kept", is_kept=True))  # the next record tries it again
+    assert (tmp_path / "promotions.jsonl").stat().st_size < 2 * size
+    assert opened(tmp_path).all() == [record("kept", is_kept=True)]
 
 
 def test_an_incomplete_record_was_not_used(tmp_path: Path) -> None:
