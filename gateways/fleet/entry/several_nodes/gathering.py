@@ -128,14 +128,15 @@ async def call_connected(
 
     A configuration also holds on nodes to which it is connected later.
 
-    :raises InferdError: a node has refused it, or all were lost.
+    :raises InferdError: a node has refused the configuration, or no node has ended the backend.
     """
     nodes = list(client.upstreams) or client.fleet.nodes.reachable()[:1]
     results, errors = await gather(client, request.call, params, nodes)
     refusals = {node: exc for node, exc in errors.items() if not _is_loss(exc)}
-    if refusals or not results:
+    ends = request.call == "deinit_backend"
+    if not results or (refusals and not ends):
         raise _first(refusals or errors)
-    if request.call == "deinit_backend":
+    if ends:
         client.prelude.clear()
         client.drop_all()
     else:
