@@ -1,7 +1,7 @@
 """The machine's memory, stalls and cores, within the limits of this process's cgroups.
 
-Each value is read from /proc and the version 2 cgroups on each call. A value is unknown if its file
-is missing or unreadable; only /proc/meminfo must exist.
+Each value is read from /proc and the cgroups of versions 1 and 2 on each call. A value is unknown
+if its file is missing or unreadable; only /proc/meminfo must exist.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import contextlib
 import os
 import re
 import select
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 
@@ -28,7 +29,7 @@ kernel accepts only windows that are multiples of 2 s (Documentation/accounting/
 
 def cores_usable(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     """Return how many cores this process may use by its affinity and by its cgroups' quota."""
-    quota = _tightest(_quota_in, cgroups, _own_cgroup(proc))
+    quota = _tightest(_quota_in, cgroup_folders(cgroups, _membership(proc), "cpu"))
     affinity = len(os.sched_getaffinity(0))
     return max(1, round(affinity if quota is None else min(affinity, quota)))
 
@@ -48,13 +49,13 @@ class MachineMemory:
     def free_bytes(self) -> int:
         """Return the bytes that models may allocate now."""
         free = parse_available_bytes((self._proc / "meminfo").read_text())
-        limited = cgroup_free_bytes(self._cgroups, _own_cgroup(self._proc))
+        limited = cgroup_free_bytes(self._memory_folders())
         return free if limited is None else min(free, limited)
 
     def total_bytes(self) -> int:
         """Return the machine's bytes, or its cgroups' limit."""
         total = parse_total_bytes((self._proc / "meminfo").read_text())
-        limit = _tightest(_limit_in, self._cgroups, _own_cgroup(self._proc))
+        limit = _tightest(_limit_in, self._memory_folders())
         return total if limit is None else int(min(total, limit))
 
     def anonymous_bytes(self, pid: int) -> int:
@@ -75,10 +76,14 @@ class MachineMemory:
         """Return an alarm that wakes when tasks stall."""
         return StallAlarm(p for p in (self._machine_pressure, self._own_pressure) if p is not None)
 
+    def _memory_folders(self) -> list[Path]:
+        return cgroup_folders(self._cgroups, _membership(self._proc), "memory")
+
     @property
     def _own_pressure(self) -> Path | None:
-        cgroup = _own_cgroup(self._proc).strip("/")
-        return self._cgroups / cgroup / "memory.pressure" if cgroup else None
+        """The file of this cgroup's stalls; only version 2 has one."""
+        cgroup = parse_cgroup_path(_membership(self._proc)).strip("/")
+        return _unified(self._cgroups) / cgroup / "memory.pressure" if cgroup else None
 
 
 class OomKills:
@@ -100,11 +105,13 @@ class OomKills:
         return True
 
     def _count(self) -> int:
-        cgroup = self._cgroups / _own_cgroup(self._proc).strip("/")
-        own = parse_oom_kills(_text(cgroup / "memory.events"))
-        if own is None:  # the root cgroup has no counter of its own
-            own = parse_oom_kills(_text(self._proc / "vmstat"))
-        return own or 0
+        found = _cgroups(self._cgroups, _membership(self._proc), "memory")
+        counters = [own / version.oom_kills for own, *_ in found for version in _MEMORY]
+        # The root cgroup of version 2 has no counter of its own.
+        for counter in (*counters, self._proc / "vmstat"):
+            if (kills := parse_oom_kills(_text(counter))) is not None:
+                return kills
+        return 0
 
 
 class StallAlarm:
@@ -165,54 +172,117 @@ class StallAlarm:
 # Cgroups.
 
 
-def cgroup_free_bytes(cgroups: Path, path: str) -> int | None:
-    """Return the free bytes within the limits of a cgroup and its ancestors; None: no limit is set.
+class _MemoryFiles(NamedTuple):
+    """The files of a cgroup's memory, and the fields of its statistics that count page cache."""
+
+    limit: str
+    used: str
+    oom_kills: str
+    cache_fields: tuple[str, str]
+
+
+_MEMORY = (
+    _MemoryFiles("memory.max", "memory.current", "memory.events", ("active_file", "inactive_file")),
+    # The fields without "total_" leave out the cgroups below, which the other files count.
+    _MemoryFiles(
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "memory.oom_control",
+        ("total_active_file", "total_inactive_file"),
+    ),
+)
+"""The files of versions 2 and 1."""
+_UNLIMITED_V1 = 1 << 62
+"""Version 1 writes the largest multiple of a page below 2**63 where no limit is set."""
+
+
+def cgroup_folders(cgroups: Path, membership: str, controller: str) -> list[Path]:
+    """Return the folders of a process's cgroups that may limit *controller*, each followed by its
+    ancestors. *membership* is the text of its /proc/self/cgroup, and *cgroups* the folder in which
+    the hierarchies are mounted.
+
+    A container may see the path of its cgroup on the host, but only its own cgroup in place of the
+    root. Such a path has no folder here, so its ancestors lead to that root.
+    """
+    return [folder for found in _cgroups(cgroups, membership, controller) for folder in found]
+
+
+def _cgroups(cgroups: Path, membership: str, controller: str) -> Iterator[list[Path]]:
+    """Yield the folders of `cgroup_folders` by hierarchy; at least its root is among them."""
+    for line in membership.splitlines() or ["0::/"]:
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        mounts = [_unified(cgroups)] if number == "0" and not controllers else []
+        if controller in controllers.split(","):
+            mounts = [cgroups / name for name in (controllers, controller)]
+        mount = next(filter(Path.is_dir, mounts), None)
+        if mount is not None:
+            folder = mount / path.lstrip("/")
+            yield [f for f in (folder, *folder.parents) if f.is_relative_to(mount) and f.is_dir()]
+
+
+def _unified(cgroups: Path) -> Path:
+    """Return the mount of version 2, which is a folder beside those of version 1 if both exist."""
+    unified = cgroups / "unified"
+    return unified if unified.is_dir() else cgroups
+
+
+def cgroup_free_bytes(folders: Iterable[Path]) -> int | None:
+    """Return the free bytes within the limits of the cgroups in *folders*; None: no limit is set.
 
     The page cache counts as free, as in MemAvailable, since the kernel drops it when memory is
     needed.
     """
-    free = _tightest(_free_in, cgroups, path)
+    free = _tightest(_free_in, folders)
     return None if free is None else int(free)
 
 
-def _own_cgroup(proc: Path) -> str:
-    return parse_cgroup_path(_text(proc / "self/cgroup"))
+def _membership(proc: Path) -> str:
+    return _text(proc / "self/cgroup")
 
 
-def _tightest(read: Callable[[Path], float | None], cgroups: Path, path: str) -> float | None:
-    """Return the least value that *read* returns for a cgroup and its ancestors, or None."""
-    folder = cgroups / path.lstrip("/")
-    folders = [f for f in (folder, *folder.parents) if f.is_relative_to(cgroups)]
+def _tightest(read: Callable[[Path], float | None], folders: Iterable[Path]) -> float | None:
+    """Return the least value that *read* returns for one of *folders*, or None."""
     return min((value for f in folders if (value := read(f)) is not None), default=None)
 
 
 def _limit_in(folder: Path) -> int | None:
-    try:
-        return int((folder / "memory.max").read_text())
-    except (OSError, ValueError):  # no limit ("max"), or no memory controller here
-        return None
+    for version in _MEMORY:
+        limit = _number(folder / version.limit)
+        if limit is not None and limit < _UNLIMITED_V1:
+            return limit
+    return None  # no limit ("max"), or no memory controller here
 
 
 def _quota_in(folder: Path) -> float | None:
+    words = _text(folder / "cpu.max").split()  # version 2: a quota or "max", and the period
+    if not words:
+        words = [_text(folder / f"cpu.cfs_{file}_us").strip() for file in ("quota", "period")]
     try:
-        quota, period = (folder / "cpu.max").read_text().split()
-        return int(quota) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):  # no quota ("max"), or no cpu controller here
+        quota, period = map(int, words)
+    except ValueError:  # no quota, or no cpu controller here
         return None
+    return quota / period if quota > 0 and period > 0 else None  # version 1: -1 without a quota
 
 
 def _free_in(folder: Path) -> int | None:
     limit = _limit_in(folder)
     if limit is None:
         return None
+    for version in _MEMORY:
+        used = _number(folder / version.used)
+        if used is not None:
+            statistics = dict(re.findall(r"^(\w+) (\d+)$", _text(folder / "memory.stat"), re.M))
+            cache = sum(int(statistics.get(field, "0")) for field in version.cache_fields)
+            return limit - (used - min(used, cache)) - headroom_bytes(limit)
+    return None
+
+
+def _number(file: Path) -> int | None:
     try:
-        used = int((folder / "memory.current").read_text())
-        lines = (folder / "memory.stat").read_text().splitlines()
-    except (OSError, ValueError):
+        return int(_text(file))
+    except ValueError:
         return None
-    statistics = dict(line.split(" ", 1) for line in lines if " " in line)
-    cache = sum(int(statistics.get(key, "0")) for key in ("active_file", "inactive_file"))
-    return limit - (used - min(used, cache)) - headroom_bytes(limit)
 
 
 # Texts of the kernel.

@@ -16,6 +16,7 @@ from inferd.daemon.residency.fit import memory_refusal, smaller_shape, with_size
 from inferd.daemon.residency.machine import (
     MachineMemory,
     OomKills,
+    cgroup_folders,
     cgroup_free_bytes,
     parse_available_bytes,
     parse_cgroup_path,
@@ -130,23 +131,27 @@ def limit(folder: Path, most: str, used: int, cache: int = 0) -> None:
     (folder / "memory.stat").write_text(f"anon 5\nactive_file {cache}\ninactive_file 0\n")
 
 
+def free_in(cgroups: Path, path: str) -> int | None:
+    return cgroup_free_bytes(cgroup_folders(cgroups, f"0::{path}\n", "memory"))
+
+
 def test_the_tightest_limit_on_the_path_holds(tmp_path: Path) -> None:
     limit(tmp_path / "a" / "b", "max", 7)
     limit(tmp_path / "a", str(4 * GIB), 3 * GIB)
-    assert cgroup_free_bytes(tmp_path, "/a/b") == GIB - 4 * GIB // 20
+    assert free_in(tmp_path, "/a/b") == GIB - 4 * GIB // 20
     limit(tmp_path / "a" / "b", str(2 * GIB), 2 * GIB)
-    assert cgroup_free_bytes(tmp_path, "/a/b") == -(2 * GIB // 20)
+    assert free_in(tmp_path, "/a/b") == -(2 * GIB // 20)
 
 
 def test_the_page_cache_counts_as_free(tmp_path: Path) -> None:
     limit(tmp_path, str(2 * GIB), 2 * GIB, cache=GIB)
-    assert cgroup_free_bytes(tmp_path, "/") == GIB - 2 * GIB // 20
+    assert free_in(tmp_path, "/") == GIB - 2 * GIB // 20
 
 
 def test_without_limits_there_is_none(tmp_path: Path) -> None:
-    assert cgroup_free_bytes(tmp_path, "/a/b") is None
+    assert free_in(tmp_path, "/a/b") is None
     limit(tmp_path / "a", "max", 5)
-    assert cgroup_free_bytes(tmp_path, "/a") is None
+    assert free_in(tmp_path, "/a") is None
 
 
 def test_the_machine_is_read_from_proc(tmp_path: Path) -> None:
