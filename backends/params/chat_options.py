@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from ..texts.choices import choice_of
 from ..texts.shorten import shorten
 from .json_texts import decode_json, nests_deeper
 from .parameter_table import Parameter
@@ -49,13 +50,13 @@ def read_choice(parameter: Parameter, value: Any) -> str:
     """Return one of the parameter's choices, or raise ValueError. False stands for `off`, True for
     `on`, or for the first choice after `off` if there is no `on`.
     """
-    choices = {choice.replace("_", "-"): choice for choice in parameter.choices}
+    choices = parameter.choices
     if isinstance(value, bool) and "off" in choices:
-        on = "on" if "on" in choices else parameter.choices[parameter.choices.index("off") + 1]
+        on = "on" if "on" in choices else choices[choices.index("off") + 1]
         value = on if value else "off"
-    choice = choices.get(value.lower().replace("_", "-")) if isinstance(value, str) else None
+    choice = choice_of(value, choices)
     if choice is None:
-        names = ", ".join(filter(None, parameter.choices))
+        names = ", ".join(filter(None, choices))
         raise ValueError(f"{shorten(value)} is not one of {names}")
     return choice
 

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from ...backends.errors import UnsupportedOperation
+from ...backends.texts.choices import choice_of
 
 COMMANDS = {
     "operations.start": ("start",),
@@ -105,9 +106,12 @@ def _without_pydantic(get_params: Callable[[Any], Any], ctx: Any) -> Any:
 def _convert(parameter: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
     kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
     choices = get_args(kind) if get_origin(kind) is Literal else ()
-    if choices and isinstance(value, str) and value not in choices:
-        message = f"{value!r} is not one of {', '.join(choices)}"
-        raise typer.BadParameter(message, ctx, parameter)
+    if choices and isinstance(value, str):
+        choice = choice_of(value, choices)
+        if choice is None:
+            message = f"{value!r} is not one of {', '.join(choices)}"
+            raise typer.BadParameter(message, ctx, parameter)
+        value = choice
     if kind in (str, Path) and isinstance(value, str):
         value = kind(value)
     elif kind == list[str] and value is not None:

@@ -24,6 +24,7 @@ from .declaration import (
     ErrorList,
     Form,
     Schema,
+    one_of,
     read_table,
     setting,
     settings_of,
@@ -142,9 +143,7 @@ def _id_of(
 
 
 def _right_of(value: Any) -> Right:
-    if value in list(Right):
-        return Right(value)
-    raise ValueError(f"{shorten(value)} is not one of {', '.join(Right)}")
+    return Right(one_of(value, [*Right]))
 
 
 def _state_of(value: Any) -> SharedState:

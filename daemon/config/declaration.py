@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 
 from ...backends.params import nearest
+from ...backends.texts.choices import choice_of
 from ...backends.texts.shorten import plain_number, shorten
 
 Schema = dict[str, Any]
@@ -99,12 +100,13 @@ class Setting(msgspec.Struct, frozen=True):
         """
         if self.form is not None:
             return self.form.parse(value)
+        if self.choices:
+            return one_of(value, self.choices)
         strict = strict or isinstance(value, float)  # otherwise 2.0 would be a whole number
         try:
             found = msgspec.convert(value, self.kind, strict=strict)
         except msgspec.ValidationError:
-            expected = f"not one of {', '.join(self.choices)}" if self.choices else None
-            expected = expected or _EXPECTED.get(self.kind, "not a value of this option")
+            expected = _EXPECTED.get(self.kind, "not a value of this option")
             raise ValueError(f"{shorten(value)} is {expected}") from None
         if self.low is not None and self.high is not None and not self.low <= found <= self.high:
             raise ValueError(
@@ -124,6 +126,17 @@ class Setting(msgspec.Struct, frozen=True):
         if isinstance(self.default, str | int | float):
             schema["default"] = self.default if self.form is None else str(self.default)
         return schema
+
+
+def one_of(value: Any, choices: Sequence[str]) -> str:
+    """Return the one of *choices* that *value* spells; see `choice_of`.
+
+    :raises ValueError: there is none.
+    """
+    choice = choice_of(value, choices)
+    if choice is None:
+        raise ValueError(f"{shorten(value)} is not one of {', '.join(choices)}")
+    return choice
 
 
 _EXPECTED = {

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ...backends.library.library_log import LEVELS
+from ...backends.texts.choices import choice_of
 from ...backends.texts.shorten import shorten
 from ...ipc.http.listen_address import PORT_MAX, SOCKET_PATH_BYTES_MAX, parse_address
 from ...ipc.paths import SYSTEM_SOCKET
 from ..traces.target import TARGET_CHARACTERS_MAX, parse_target
 from .access_settings import gid_of
-from .declaration import TEXT, Form, Schema
+from .declaration import TEXT, Form, Schema, one_of
 
 GROUP_DEFAULT = "inferd"
 """The group whose members may connect to the machine's socket."""
@@ -104,12 +105,16 @@ def parse_log_levels(value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping):
         given = shorten(value)
         raise ValueError(f"{given} is not a table of levels, or a text such as llama=debug")
-    for logger, level in value.items():
-        if logger not in LOGGERS:
-            raise ValueError(f"{logger!r} is not a logger: there are {', '.join(LOGGERS)}")
-        if not isinstance(level, str) or level not in LEVELS:
-            raise ValueError(f"{logger}: {shorten(level)} is not one of {', '.join(LEVELS)}")
-    return dict(value)
+    levels = {}
+    for name, level in value.items():
+        logger = choice_of(name, LOGGERS)
+        if logger is None:
+            raise ValueError(f"{name!r} is not a logger: there are {', '.join(LOGGERS)}")
+        try:
+            levels[logger] = one_of(level, [*LEVELS])
+        except ValueError as exc:
+            raise ValueError(f"{logger}: {exc}") from None
+    return levels
 
 
 def _log_levels_schema() -> Schema:
