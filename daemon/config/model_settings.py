@@ -40,6 +40,8 @@ from .declaration import (
     table_schema,
 )
 
+ECHO = "echo"
+"""The built-in model of the backend of this name."""
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """The name of a model. It is used in file names, so it cannot contain a path."""
 NAMES = {"propertyNames": {"pattern": f"^{MODEL_NAME.pattern}$"}}
@@ -172,16 +174,24 @@ def read_models(
     """Read the tables ``[models.NAME]``."""
     tables = table_of(document, "models", errors)
     return {
-        name: _read_model(table, folders, here)
+        name: _read_model(name, table, folders, here)
         for name, table, here in named_tables(tables, "models", "a model", errors)
     }
 
 
-def _read_model(table: Mapping[str, Any], folders: Folders, errors: ErrorList) -> ModelConfig:
+def _read_model(
+    name: str, table: Mapping[str, Any], folders: Folders, errors: ErrorList
+) -> ModelConfig:
     own = {key: value for key, value in table.items() if key in MODEL_KEYS}
     parameters = {key: value for key, value in table.items() if key not in MODEL_KEYS}
     values = read_table(own, MODEL_KEYS, errors)
-    is_echo = values.get("backend") == "echo"
+    is_echo = values.get("backend") == ECHO
+    if name == ECHO and not {"backend", "file"} & own.keys():
+        errors.add(
+            "backend is missing: write backend = 'echo' for the built-in model of this name, or"
+            f" backend = 'llama' for {ECHO}.gguf"
+        )
+        return ModelConfig()
     if is_echo and "file" in own:
         errors.add("file: an echo model has no file")
     if not is_echo and own.get("echo"):

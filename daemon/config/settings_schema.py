@@ -9,12 +9,13 @@ from ...backends.params import PARAMETERS, SECTION_NAMES
 from ...backends.params.parameters_schema import json_schema as parameters_schema
 from .access_settings import ACCESS_KEYS, RULES_MAX
 from .declaration import Schema, table_schema
-from .model_settings import MODEL_KEYS, NAMES
+from .model_settings import ECHO, MODEL_KEYS, NAMES
 from .settings import SETTINGS
 
 _SECTION: Schema = {"type": "object", "description": "parameters, as in nested JSON"}
 _ECHO_MODEL: Schema = {"properties": {"backend": {"const": "echo"}}, "required": ["backend"]}
 _WITHOUT_FILE: Schema = {"properties": {"file": False}}
+_WITH_BACKEND: Schema = {"anyOf": [{"required": ["backend"]}, {"required": ["file"]}]}
 _WITHOUT_ECHO_OPTIONS: Schema = {"properties": {"echo": {"maxProperties": 0}}}
 
 
@@ -42,7 +43,12 @@ def config_schema() -> Schema:
         "properties": {
             "daemon": table_schema(settings),
             "defaults": defaults,
-            "models": {"type": "object", **NAMES, "additionalProperties": model},
+            "models": {
+                "type": "object",
+                **NAMES,
+                "additionalProperties": model,
+                "allOf": [{"properties": {ECHO: _WITH_BACKEND}}],
+            },
             "access": rules | {"additionalProperties": table_schema(ACCESS_KEYS)},
         },
         "$defs": parameters,

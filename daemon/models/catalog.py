@@ -10,7 +10,7 @@ from pathlib import Path
 from ...backends.errors import ModelNotFound, ShuttingDown
 from ...backends.params import nearest
 from ..components import Components
-from ..config.model_settings import ModelConfig
+from ..config.model_settings import ECHO, ModelConfig
 from ..config.settings import Config
 from ..residency.model_files import missing_files, models_in, name_of_file
 from ..workers.process_client import ProcessClient
@@ -18,8 +18,6 @@ from ..workers.worker import Worker
 from .files.persisted_settings import SETTINGS_FILE, PersistedModels
 from .model import ManagedModel, ModelState
 from .specs import engine_settings
-
-ECHO = "echo"
 
 
 class ModelCatalog:
@@ -54,7 +52,7 @@ class ModelCatalog:
 
     def scan(self) -> None:
         """Read the models from the configuration and the models directory again."""
-        found = {ECHO: ModelConfig(backend="echo")}
+        found = {ECHO: ModelConfig(backend=ECHO)}
         found |= self._settings.swapped_names(self.config.models_dir)
         files, models = self._files(), self.config.models
         found |= {n: ModelConfig(file=p) for n, p in files.items()}

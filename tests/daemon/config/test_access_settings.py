@@ -58,7 +58,7 @@ def test_a_rule_is_read_with_users_groups_rights_and_limits(tmp_path: Path) -> N
         [access.operators]
         users = ["{ROOT}", 1001]
         groups = ["{ROOTS}", 77]
-        allow = ["use", "manage", "see-all", "drain", "delegate"]
+        allow = ["use", "manage", "See_All", "drain", "delegate"]
         priority-max = "urgent"
         [access.others]
         allow = ["use"]

@@ -156,6 +156,16 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
             "[models.a]\nbackend = 'echo'\nfile = 'f'",
             "[models.a] file: an echo model has no file",
         ),
+        *(
+            (
+                f"[models.echo{table}]\n{line}",
+                (
+                    "[models.echo] backend is missing: write backend = 'echo' for the built-in"
+                    " model of this name, or backend = 'llama' for echo.gguf"
+                ),
+            )
+            for table, line in (("", ""), ("", "slots = 1"), (".echo", "step-ms = 1"))
+        ),
         (
             "[models.a.echo]\nstep_ms = 1",
             "[models.a] echo: only a model with backend = 'echo' has these options",
@@ -172,6 +182,48 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
 )
 def test_an_error_names_its_place_and_value(tmp_path: Path, text: str, line: str) -> None:
     assert errors_of(tmp_path, text) == [line]
+
+
+@pytest.mark.parametrize(
+    ("line", "backend"),
+    [("file = 'x.gguf'", "llama"), ("backend = 'LLAMA'", "llama"), ("backend = 'Echo'", "echo")],
+)
+def test_the_name_echo_stands_for_a_file_or_the_built_in_model(
+    tmp_path: Path, line: str, backend: str
+) -> None:
+    text = f"[models.echo]\n{line}\nslots = 1"
+    model = load_config({"config": write(tmp_path, text)}, {}).models["echo"]
+    assert (model.backend, model.options) == (backend, {"slots": 1})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "read"),
+    [
+        ("log-level", "warn", "warning"),
+        ("log-level", "WARNING", "warning"),
+        ("log-level", "Err", "error"),
+        ("log-level", " Debug ", "debug"),
+        ("log-format", "JSON", "json"),
+        ("kv-share", "All", "all"),
+        ("metrics-network", "ANY", "any"),
+        ("traces-network", "Loopback", "loopback"),
+        ("log-levels", "LLAMA=Warn, scheduler=DEBUG", {"llama": "warning", "scheduler": "debug"}),
+    ],
+)
+def test_words_are_read_in_any_case_and_by_other_programs_spellings(
+    tmp_path: Path, key: str, value: str, read: object
+) -> None:
+    field = key.replace("-", "_")
+    sources = ({key: value}, {}), ({}, {f"INFERD_{field.upper()}": value})
+    file = {"config": write(tmp_path, f'[daemon]\n{key} = "{value}"')}, {}
+    for source in (*sources, file):
+        assert getattr(load_config(*source), field) == read
+
+
+@pytest.mark.parametrize("value", ["", "warnings", "wärning", 3, True, ["warning"]])
+def test_other_words_are_refused_with_the_choices(value: object) -> None:
+    with pytest.raises(ConfigError, match="is not one of debug, info, warning, error"):
+        load_config({"log-level": value}, {})
 
 
 def test_a_broken_file_is_refused_with_the_place(tmp_path: Path) -> None:
