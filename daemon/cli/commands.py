@@ -105,7 +105,8 @@ def _without_pydantic(get_params: Callable[[Any], Any], ctx: Any) -> Any:
 
 def _convert(parameter: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
     kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
-    choices = get_args(kind) if get_origin(kind) is Literal else ()
+    # Versions of typer without pydantic give the choices as a type of click.
+    choices = get_args(kind) if get_origin(kind) is Literal else _choices_of(parameter)
     if choices and isinstance(value, str):
         choice = choice_of(value, choices)
         if choice is None:
@@ -119,6 +120,10 @@ def _convert(parameter: Any, convert: Callable[[Any, Any], Any], ctx: Any, value
     elif not _is_converted(value, kind) or (value is None and parameter.required):
         return convert(ctx, value)
     return parameter.callback(ctx, parameter, value) if parameter.callback else value
+
+
+def _choices_of(parameter: Any) -> list[str]:
+    return [str(choice) for choice in getattr(getattr(parameter, "type", None), "choices", ())]
 
 
 def _is_converted(value: Any, kind: Any) -> bool:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -40,7 +40,7 @@ from .declaration import (
     table_schema,
 )
 
-ECHO = "echo"
+ECHO: Final = "echo"
 """The built-in model of the backend of this name."""
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """The name of a model. It is used in file names, so it cannot contain a path."""

@@ -338,3 +338,11 @@ def test_the_flags_of_parameters_have_their_help_from_the_table() -> None:
     text = " ".join(inferd("run", "--help").stdout.split())
     for name in ("temp", "n-predict"):
         assert " ".join(BY_NAME[name].doc.replace("`", "").split())[:40] in text.replace("`", "")
+
+
+@pytest.mark.parametrize("level", ["warn", "WARNING", "Err"])
+def test_the_words_of_an_option_are_read_in_any_case(level: str) -> None:
+    """The logs are looked for only if the option is valid."""
+    read, refused = (inferd("logs", "--level", word) for word in (level, f"{level}x"))
+    assert "is not one of" not in read.output and read.exit_code != 2
+    assert "is not one of" in refused.output and refused.exit_code == 2
