@@ -11,7 +11,7 @@ from ...backends.gguf.facts import NUMBER_MAX, FileFacts
 from ...backends.memory.memory_need import MemoryNeed
 from ..residency.budget import MemoryBudget
 from ..residency.machine import has_gpus
-from ..residency.model_files import files_in_use, signature_of, size_bytes
+from ..residency.model_files import files_in_use, modified_at, signature_of, size_bytes
 from .load_cache import EstimateCache
 from .model import ManagedModel
 from .specs import CTX_SIZE_DEFAULT, adapter_bytes, spec_of, with_adapters, without_adapters
@@ -29,6 +29,7 @@ def describe_model(model: ManagedModel, budget: MemoryBudget) -> dict[str, Any]:
         "file": str(file) if file is not None else "",
         "swapped_to": model.swapped_to,
         "size_bytes": size_bytes(file) if passed is None else passed.size_bytes,
+        "modified_at": modified_at(file),
         "leases": len(model.leases),
         "tasks": (len(worker.client.tasks) if worker is not None else 0) + len(model.evicted_turns),
         "pid": worker.pid if worker is not None else 0,

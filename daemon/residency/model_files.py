@@ -70,6 +70,16 @@ def size_bytes(file: Path | None) -> int:
         return 0
 
 
+def modified_at(file: Path | None) -> float | None:
+    """Return the Unix time at which a model's files were last changed, or None if that is not
+    known.
+    """
+    try:
+        return max((part.stat().st_mtime for part in files_in_use(file)), default=None)
+    except OSError:
+        return None
+
+
 def signature_of(files: Iterable[Path]) -> Signature:
     """Return the files' places, sizes and times, or the error numbers of missing ones."""
     return tuple(map(_status, files))

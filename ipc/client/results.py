@@ -47,6 +47,7 @@ class ModelInfo(TypedDict, total=False):
     file: str
     swapped_to: str
     size_bytes: int
+    modified_at: float | None
     leases: int
     tasks: int
     pid: int

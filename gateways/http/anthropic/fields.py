@@ -61,6 +61,7 @@ class PromptFields(Struct, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig = field(default_factory=OutputConfig)
+    output_format: JsonFormat | None = None
 
 
 class MessageFields(PromptFields, kw_only=True):
@@ -81,6 +82,7 @@ _PROMPT: tuple[Field, ...] = (
     honoured("tool_choice"),
     honoured("thinking", "`enable_thinking` of the chat template; `budget_tokens` has no effect"),
     honoured("output_config", "`format` is a JSON schema; `effort` is passed to the chat template"),
+    honoured("output_format", "the beta's `output_config.format`"),
     ignored("cache_control", "equal beginnings are always found"),
     ignored("speed", "`priority` orders turns"),
     ignored("user_profile_id", "the key names the user"),

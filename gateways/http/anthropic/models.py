@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from ....ipc.client import ModelInfo
 from ..exchange import Exchange
-
-_UNKNOWN_TIME = "1970-01-01T00:00:00Z"
 
 
 async def answer_models(exchange: Exchange) -> None:
@@ -29,11 +28,11 @@ async def answer_model(exchange: Exchange) -> None:
 
 
 def _model(info: ModelInfo) -> dict[str, Any]:
-    name = info["name"]
+    name, created = info["name"], datetime.fromtimestamp(int(info.get("modified_at") or 0), UTC)
     return {
         "type": "model",
         "id": name,
         "display_name": name,
-        "created_at": _UNKNOWN_TIME,
+        "created_at": created.isoformat().replace("+00:00", "Z"),
         "lifecycle": "active",
     }

@@ -10,7 +10,7 @@ from ....backends.errors import InferdError
 from ..exchange import Exchange, stream_turn
 from ..fields.table import field_error
 from ..turns import TurnRequest
-from .fields import COUNT_TOKENS, MESSAGES, PromptFields, ToolChoice
+from .fields import COUNT_TOKENS, MESSAGES, JsonFormat, PromptFields, ToolChoice
 from .forms import MessageStream, whole_message
 from .messages import read_prompt, read_tools
 
@@ -45,23 +45,9 @@ async def answer_messages(exchange: Exchange) -> None:
 async def answer_count_tokens(exchange: Exchange) -> None:
     """Answer with the number of tokens of a prompt, as the model's template writes it."""
     fields, _ = COUNT_TOKENS.read(exchange.body)
-    exchange.caller.check_model(fields.model)
     prompt, options = read_prompt(fields), _options_of(fields)
-    timeout = exchange.limits.turn_s_max
-    async with exchange.turns.pool.lease(exchange.caller) as client:
-        graph = await client.load_by_name(fields.model, timeout=timeout)
-        try:
-            rendered = await client.apply_template(
-                graph,
-                prompt,
-                tools=options.get("tools", ()),
-                arguments=options.get("chat-template-kwargs", {}),
-                timeout=timeout,
-            )
-        finally:
-            if client.connected:
-                await client.unload(graph, keep=True)
-    await exchange.send_json({"input_tokens": rendered.tokens})
+    tokens = await exchange.turns.count_tokens(exchange.caller, fields.model, prompt, options)
+    await exchange.send_json({"input_tokens": tokens})
 
 
 def _options_of(fields: PromptFields) -> dict[str, Any]:
@@ -82,11 +68,23 @@ def _options_of(fields: PromptFields) -> dict[str, Any]:
         arguments["reasoning_effort"] = fields.output_config.effort
     if arguments:
         options["chat-template-kwargs"] = arguments
-    if fields.output_config.format is not None:
+    if (form := _format_of(fields)) is not None:
         # Sent as text, so that its nesting does not count towards the frame's limit.
-        schema = msgspec.json.encode(fields.output_config.format.schema_).decode()
-        options["json-schema"] = schema
+        options["json-schema"] = msgspec.json.encode(form.schema_).decode()
     return options
+
+
+def _format_of(fields: PromptFields) -> JsonFormat | None:
+    """Return the schema of the answer, which the beta's requests have in `output_format`.
+
+    :raises InvalidArgument: the request has it twice.
+    """
+    form, beta = fields.output_config.format, fields.output_format
+    if form is not None and beta is not None:
+        raise field_error(
+            "output_format", "output_format: output_config.format is set too; leave one of them out"
+        )
+    return form or beta
 
 
 def _choice_of(choice: ToolChoice) -> dict[str, Any]:

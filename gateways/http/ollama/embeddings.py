@@ -7,10 +7,10 @@ import time
 from typing import Any
 
 from ....backends.errors import InferdError
-from ....ipc.client import Embeddings
 from ..exchange import Exchange
 from ..fields import FieldTable
 from ..fields.table import field_error
+from ..turns import Embedded
 from .fields import EMBED, EMBEDDINGS
 from .names import daemon_name
 
@@ -22,9 +22,10 @@ async def answer_embed(exchange: Exchange) -> None:
     found: dict[str, Any] = {"model": embed.model, "embeddings": []}
     if texts:
         began = time.monotonic()
-        vectors = await _vectors(exchange, EMBED, embed.model, texts)
+        vectors, load_s = await _embed(exchange, EMBED, embed.model, texts)
         found["embeddings"] = _shortened(vectors, embed.dimensions)
         found["total_duration"] = int(1e9 * (time.monotonic() - began))
+        found["load_duration"] = int(1e9 * load_s)
         found["prompt_eval_count"] = sum(vectors.tokens)
     await exchange.send_json(found)
 
@@ -32,13 +33,14 @@ async def answer_embed(exchange: Exchange) -> None:
 async def answer_embeddings(exchange: Exchange) -> None:
     """Answer with the vector of one text."""
     embed, _ = EMBEDDINGS.read(exchange.body)
-    [vector] = await _vectors(exchange, EMBEDDINGS, embed.model, [embed.prompt])
+    found = await _embed(exchange, EMBEDDINGS, embed.model, [embed.prompt])
+    [vector] = found.vectors
     await exchange.send_json({"embedding": vector})
 
 
-async def _vectors(
+async def _embed(
     exchange: Exchange, table: FieldTable[Any], model: str, texts: list[str]
-) -> Embeddings:
+) -> Embedded:
     caller = exchange.caller
     try:
         return await exchange.turns.embed(caller, daemon_name(model), texts, caller.class_of(None))

@@ -68,6 +68,7 @@ class Lines:
             done=True,
             done_reason="length" if length else "stop",
             total_duration=_ns(1000 * (time.monotonic() - self._began)),
+            load_duration=_ns(1000 * answer.load_s),
             prompt_eval_count=answer.input_tokens,
             prompt_eval_duration=_ns(answer.metadata.get("prompt_ms", 0.0)),
             eval_count=answer.output_tokens,

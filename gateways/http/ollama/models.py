@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from ....backends.errors import UnsupportedOperation
+import anyio
+
+from ....backends.errors import InferdError, ModelNotFound, UnsupportedOperation
 from ....ipc.client import ModelInfo
 from ..exchange import Exchange
 from ..fields.table import field_error
@@ -16,6 +19,8 @@ from .names import daemon_name
 API_VERSION = "0.12.0"
 """The version of Ollama whose API this is; clients compare it."""
 _UNKNOWN_TIME = "0001-01-01T00:00:00Z"
+_SHOWN_AT_ONCE = 16
+"""Models of one list whose headers are requested at the same time."""
 _NEVER = timedelta(days=36_500)
 """The time to the expiry of a model that does not expire."""
 
@@ -43,7 +48,7 @@ async def answer_tags(exchange: Exchange) -> None:
 
 async def answer_ps(exchange: Exchange) -> None:
     """Answer with the loaded models."""
-    models = [_loaded(info) for info in await _models(exchange) if info.get("info")]
+    models = [_loaded(info) for info in await _models(exchange, loaded=True)]
     await exchange.send_json({"models": models})
 
 
@@ -69,10 +74,32 @@ async def refuse(exchange: Exchange) -> None:
     )
 
 
-async def _models(exchange: Exchange) -> list[ModelInfo]:
+async def _models(exchange: Exchange, *, loaded: bool = False) -> list[ModelInfo]:
+    """Return the models that the caller may use, or only the *loaded* ones, each with the facts in
+    its file's header.
+    """
     async with exchange.turns.pool.lease(exchange.caller) as client:
-        models = await client.models()
-    return [info for info in models if exchange.caller.may_use(info["name"])]
+        found = [
+            info
+            for info in await client.models()
+            if exchange.caller.may_use(info["name"]) and (info["info"] or not loaded)
+        ]
+        limiter = anyio.CapacityLimiter(_SHOWN_AT_ONCE)
+
+        async def show(number: int, name: str) -> None:
+            async with limiter:
+                with suppress(ModelNotFound):  # the operator has removed it meanwhile
+                    found[number] = await client.show(name)
+
+        try:
+            async with anyio.create_task_group() as group:
+                for number, info in enumerate(found):
+                    group.start_soon(show, number, info["name"])
+        except* InferdError as errors:
+            error = errors.exceptions[0]
+            assert isinstance(error, InferdError), "tasks of this group have no groups of their own"
+            raise error from None
+    return found
 
 
 def _details(info: ModelInfo) -> dict[str, Any]:
@@ -107,7 +134,17 @@ def _names(info: ModelInfo) -> dict[str, Any]:
 
 
 def _listed(info: ModelInfo) -> dict[str, Any]:
-    return {**_names(info), "modified_at": _UNKNOWN_TIME}
+    return {**_names(info), "modified_at": _modified_at(info)}
+
+
+def _modified_at(info: ModelInfo) -> str:
+    """Return the time of the last change of a model's files, or Ollama's zero if there are none."""
+    seconds = info.get("modified_at")
+    return _UNKNOWN_TIME if seconds is None else _text_of(datetime.fromtimestamp(seconds, UTC))
+
+
+def _text_of(moment: datetime) -> str:
+    return moment.isoformat().replace("+00:00", "Z")
 
 
 def _loaded(info: ModelInfo) -> dict[str, Any]:
@@ -120,7 +157,7 @@ def _loaded(info: ModelInfo) -> dict[str, Any]:
         "size": memory.get("total", 0),
         "size_vram": sum(devices.values()),
         "context_length": facts.get("ctx_size", 0),
-        "expires_at": (datetime.now(UTC) + after).isoformat().replace("+00:00", "Z"),
+        "expires_at": _text_of(datetime.now(UTC) + after),
     }
 
 
@@ -143,7 +180,7 @@ def _shown(info: ModelInfo) -> dict[str, Any]:
         "details": _details(info),
         "model_info": {name: value for name, value in sizes.items() if value is not None},
         "capabilities": _capabilities(file, facts, template),
-        "modified_at": _UNKNOWN_TIME,
+        "modified_at": _modified_at(info),
     }
 
 

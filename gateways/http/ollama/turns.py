@@ -97,12 +97,11 @@ async def _load_or_unload(exchange: Exchange, fields: TurnFields, lines: Lines) 
     :raises PermissionDenied: the caller may not unload models.
     """
     name, unload = daemon_name(fields.model), str(fields.keep_alive) in ("0", "0s", "0m", "0.0")
-    exchange.caller.check_model(name)
-    caller = exchange.caller.as_operator() if unload else exchange.caller
-    async with exchange.turns.pool.lease(caller) as client:
-        if unload:
+    if unload:
+        exchange.caller.check_model(name)
+        async with exchange.turns.pool.lease(exchange.caller.as_operator()) as client:
             await client.unload_model(name)
-        else:
-            graph = await client.load_by_name(name, timeout=exchange.limits.turn_s_max)
-            await client.unload(graph, keep=True)
+    else:
+        async with exchange.turns.lease_graph(exchange.caller, name):
+            pass  # the model stays loaded by its keep-alive
     await exchange.send_json(lines.empty("unload" if unload else "load"))

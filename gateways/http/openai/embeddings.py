@@ -49,7 +49,7 @@ async def answer_embeddings(exchange: Exchange) -> None:
     texts = [request.input] if isinstance(request.input, str) else request.input
     priority = exchange.caller.class_of(request.priority)
     try:
-        found = await exchange.turns.embed(exchange.caller, request.model, texts, priority)
+        found, _ = await exchange.turns.embed(exchange.caller, request.model, texts, priority)
     except InferdError as exc:
         if "index" in exc.data:
             exc.data["param"] = f"input.{exc.data['index']}"

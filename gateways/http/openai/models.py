@@ -25,4 +25,5 @@ async def answer_model(exchange: Exchange) -> None:
 
 
 def _model(info: ModelInfo) -> dict[str, Any]:
-    return {"id": info["name"], "object": "model", "created": 0, "owned_by": "inferd"}
+    created = int(info.get("modified_at") or 0)
+    return {"id": info["name"], "object": "model", "created": created, "owned_by": "inferd"}

@@ -5,12 +5,13 @@ from __future__ import annotations
 from .answers import Answer, FinishReason, TurnReader
 from .pool import ConnectionPool
 from .request import TurnRequest
-from .runner import TurnRunner
+from .runner import Embedded, TurnRunner
 from .whole_calls import WholeCalls
 
 __all__ = (
     "Answer",
     "ConnectionPool",
+    "Embedded",
     "FinishReason",
     "TurnReader",
     "TurnRequest",

@@ -41,6 +41,8 @@ class Answer:
     tool_calls: list[ToolCall] = field(default_factory=list)
     probabilities: list[dict[str, Any]] = field(default_factory=list)
     error: InferdError | None = None
+    load_s: float = 0.0
+    """The time until the model was loaded and the turn's session was open."""
 
     @property
     def input_tokens(self) -> int:

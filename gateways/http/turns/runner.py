@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import asynccontextmanager, suppress
+from typing import Any, NamedTuple
 
 import anyio
 
 from ....backends.errors import Cancelled, InferdError, InvalidArgument, Timeout
 from ....ipc.client import Answer as ClientAnswer
-from ....ipc.client import AsyncSession, AsyncStream, Embeddings, Piece, Reply
+from ....ipc.client import (
+    AsyncClient,
+    AsyncSession,
+    AsyncStream,
+    Embeddings,
+    Graph,
+    Piece,
+    Reply,
+)
 from ....ipc.priorities import Priority
 from ..callers.caller import Caller
 from ..callers.quotas import Quotas
-from ..limits import Limits
+from ..limits import CLOSE_S_MAX, Limits
 from .answers import Answer, TurnReader, finish_reason_of
 from .pool import ConnectionPool
 from .request import TurnRequest
@@ -23,6 +31,13 @@ from .reservations import SessionReservations
 from .snapshots import Snapshots
 
 SEED_MAX = (1 << 32) - 1
+
+
+class Embedded(NamedTuple):
+    """The vectors of texts, and the time until the model was loaded."""
+
+    vectors: Embeddings
+    load_s: float
 
 
 class TurnRunner:
@@ -47,14 +62,16 @@ class TurnRunner:
 
         :raises InferdError: the turn was refused, or one of its answers failed.
         """
-        deadline = time.monotonic() + self._limits.turn_s_max
+        began = time.monotonic()
+        deadline = began + self._limits.turn_s_max
         async with self._open(caller, request, requests=1) as session:
+            load_s = time.monotonic() - began
             keywords = self._turn_keywords(request, deadline)
             if request.answers == 1:
                 replies = [await session.chat(request.prompt, **keywords)]
             else:
                 replies = [*await session.answers(request.prompt, request.answers, **keywords)]
-        answers = [_whole_answer(reply) for reply in replies]
+        answers = [_whole_answer(reply, load_s) for reply in replies]
         for number, answer in enumerate(answers):
             self._charge(caller, answer, number)
         for answer in answers:
@@ -68,9 +85,11 @@ class TurnRunner:
         :raises InferdError: the session could not be opened. If the turn fails later, the error is
             written with the end of the answer.
         """
-        deadline = time.monotonic() + self._limits.turn_s_max
+        began = time.monotonic()
+        deadline = began + self._limits.turn_s_max
         end_of_session: Answer | None = None
         async with self._open(caller, request, requests=request.answers) as session:
+            load_s = time.monotonic() - began
             branches = await session.fork(request.answers - 1) if request.answers > 1 else []
             streams = [
                 each.stream(
@@ -81,7 +100,7 @@ class TurnRunner:
                 for number, each in enumerate([session, *branches])
             ]
             if len(streams) == 1:
-                end = await self._read_stream(caller, streams[0], 0, reader)
+                end = await self._read_stream(caller, streams[0], 0, reader, load_s)
                 if request.session_id is None:
                     await reader.write_end(0, end)
                 else:
@@ -89,17 +108,18 @@ class TurnRunner:
             else:
                 async with anyio.create_task_group() as group:
                     for number, stream in enumerate(streams):
-                        group.start_soon(self._read_to_end, caller, stream, number, reader)
+                        group.start_soon(self._read_to_end, caller, stream, number, reader, load_s)
         if end_of_session is not None:
             await reader.write_end(0, end_of_session)
 
     async def _read_to_end(
-        self, caller: Caller, stream: AsyncStream, number: int, reader: TurnReader
+        self, caller: Caller, stream: AsyncStream, number: int, reader: TurnReader, load_s: float
     ) -> None:
-        await reader.write_end(number, await self._read_stream(caller, stream, number, reader))
+        end = await self._read_stream(caller, stream, number, reader, load_s)
+        await reader.write_end(number, end)
 
     async def _read_stream(
-        self, caller: Caller, stream: AsyncStream, number: int, reader: TurnReader
+        self, caller: Caller, stream: AsyncStream, number: int, reader: TurnReader, load_s: float
     ) -> Answer:
         """Write the pieces of a stream to *reader*, and return its end."""
         written = 0
@@ -125,6 +145,7 @@ class TurnRunner:
                 finish_reason=finish_reason_of(stream.metadata, bool(stream.tool_calls)),
                 probabilities=stream.probabilities[written:],
                 error=error,
+                load_s=load_s,
             )
             self._charge(caller, answer, number)  # a client's disconnect does not save tokens
         return answer
@@ -138,23 +159,64 @@ class TurnRunner:
 
     async def embed(
         self, caller: Caller, model: str, texts: Sequence[str], priority: Priority
-    ) -> Embeddings:
+    ) -> Embedded:
         """Return the embeddings of texts.
 
         :raises InferdError: the request was refused or failed.
         """
-        caller.check_model(model)
         caller.check_priority(priority)
-        async with self.pool.lease(caller) as client:
+        began = time.monotonic()
+        async with self.lease_graph(caller, model) as (client, graph):
+            load_s = time.monotonic() - began
             found = await client.embed(
-                model,
+                graph,
                 texts,
                 priority=priority,
                 queue_timeout=self._limits.queue_s_max,
-                timeout=self._limits.turn_s_max,
+                timeout=max(self._limits.turn_s_max - load_s, 0.1),
             )
         self.quotas.charge_tokens(caller, sum(found.tokens), time.monotonic())
-        return found
+        return Embedded(found, load_s)
+
+    async def count_tokens(
+        self,
+        caller: Caller,
+        model: str,
+        messages: Sequence[dict[str, Any]],
+        options: dict[str, Any],
+    ) -> int:
+        """Return the number of a prompt's tokens, as the model's template writes *messages* with
+        the tools and arguments in *options*.
+
+        :raises InferdError: the request was refused or failed.
+        """
+        async with self.lease_graph(caller, model) as (client, graph):
+            rendered = await client.apply_template(
+                graph,
+                messages,
+                tools=options.get("tools", ()),
+                arguments=options.get("chat-template-kwargs", {}),
+                timeout=self._limits.turn_s_max,
+            )
+        return rendered.tokens
+
+    @asynccontextmanager
+    async def lease_graph(
+        self, caller: Caller, model: str
+    ) -> AsyncIterator[tuple[AsyncClient, Graph]]:
+        """Load a model, and keep it loaded meanwhile.
+
+        :raises InferdError: the caller may not use the model, or it cannot be loaded.
+        """
+        caller.check_model(model)
+        async with self.pool.lease(caller) as client:
+            graph = await client.load_by_name(model, timeout=self._limits.turn_s_max)
+            try:
+                yield client, graph
+            finally:
+                if client.connected:
+                    with anyio.move_on_after(CLOSE_S_MAX, shield=True), suppress(InferdError):
+                        await client.unload(graph, keep=True)
 
     @asynccontextmanager
     async def _open(
@@ -254,7 +316,7 @@ class TurnRunner:
         }
 
 
-def _whole_answer(reply: Reply) -> Answer:
+def _whole_answer(reply: Reply, load_s: float) -> Answer:
     return Answer(
         metadata=reply.metadata,
         finish_reason=finish_reason_of(reply.metadata, bool(reply.tool_calls)),
@@ -263,4 +325,5 @@ def _whole_answer(reply: Reply) -> Answer:
         tool_calls=reply.tool_calls,
         probabilities=reply.metadata.get("completion_probabilities", []),
         error=reply.error if isinstance(reply, ClientAnswer) else None,
+        load_s=load_s,
     )

@@ -17,7 +17,13 @@ from tests.daemon.command_line import inferd
 from tests.echo import echo_model
 from tests.gateways.http.driver import CALL_S_MAX, RunningGateway, gateway
 
-CONFIG = echo_model("echo", tool_format="hermes") + echo_model("broken", fail_at_step=6)
+CONFIG = "".join(
+    (
+        echo_model("echo", tool_format="hermes"),
+        echo_model("broken", fail_at_step=6),
+        *(echo_model(f"late-{number}", load_ms=300) for number in range(4)),
+    )
+)
 CALL = '<tool_call>{"name": "weather", "arguments": {"at": "Rome"}}</tool_call>'
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
@@ -41,6 +47,24 @@ def test_a_whole_chat_has_its_text_its_end_and_its_counts(api: ollama.Client) ->
     assert (done.done, done.done_reason, done.model) == (True, "stop", "echo")
     assert (done.prompt_eval_count, done.eval_count) == (7, 6)
     assert done.total_duration and done.eval_duration is not None
+
+
+def test_the_time_of_a_load_is_part_of_the_total(api: ollama.Client) -> None:
+    def durations(call: Callable[[], Any]) -> tuple[int, int]:
+        done = call()
+        return done.load_duration, done.total_duration
+
+    calls: list[Callable[[], Any]] = [
+        lambda: api.chat("late-0", HELLO),
+        lambda: list(api.chat("late-1", HELLO, stream=True))[-1],
+        lambda: api.generate("late-2", "hello"),
+        lambda: api.embed("late-3", "hello"),
+    ]
+    for call in calls:
+        load, total = durations(call)
+        assert 300e6 <= load <= total
+        again, total = durations(call)
+        assert 0 < again < load and again <= total
 
 
 def test_a_stream_has_a_line_for_each_piece_and_a_last_one(api: ollama.Client) -> None:

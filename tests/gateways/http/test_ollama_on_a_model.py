@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
+import httpx
 import ollama
 import pytest
 
 from inferd.testing import RunningDaemon, running_daemon
+from tests.echo import echo_model
 from tests.gateways.http.driver import CALL_S_MAX, RunningGateway
-from tests.models import smollm2
+from tests.models import gemma3, smollm2
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 MODEL = "smollm2"
@@ -22,7 +25,8 @@ QUESTION: list[Any] = [{"role": "user", "content": "How old is Ada, and where do
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     models = tmp_path_factory.mktemp("models")
     (models / f"{MODEL}.gguf").symlink_to(smollm2())
-    config = f"[models.{MODEL}]\nslots = 2\nctx-size = 512\n"
+    (models / "gemma.gguf").symlink_to(gemma3())
+    config = f"[models.{MODEL}]\nslots = 2\nctx-size = 512\n" + echo_model("echo")
     with running_daemon(config, models_dir=models) as running:
         yield running
 
@@ -63,6 +67,33 @@ def test_the_description_is_that_of_the_file(api: ollama.Client) -> None:
     shown = api.show(MODEL)
     assert shown.details is not None and shown.modelinfo is not None
     assert (shown.details.family, shown.details.parameter_size) == ("llama", "134.5M")
+    assert shown.modified_at is not None
+    assert shown.modified_at.timestamp() == pytest.approx(smollm2().stat().st_mtime)
     assert shown.modelinfo["llama.context_length"] == 8192
     assert shown.template is not None and "<|im_start|>" in shown.template
     assert shown.capabilities == ["completion", "embedding"]
+
+
+def test_the_lists_have_the_facts_of_files_that_were_never_loaded(
+    api: ollama.Client, http: RunningGateway
+) -> None:
+    api.chat(MODEL, QUESTION, options={"num_predict": 1})
+    files = {MODEL: smollm2(), "gemma": gemma3()}
+    families = {MODEL: "llama", "gemma": "gemma3", "echo": "echo"}
+    listed = {each.model: each for each in api.list().models}
+    assert {name: each.details.family for name, each in listed.items() if each.details} == families
+    for name, file in files.items():
+        each = listed[name]
+        assert each.details is not None and each.details.quantization_level
+        assert each.modified_at is not None
+        assert each.modified_at.timestamp() == pytest.approx(file.stat().st_mtime)
+        with httpx.Client(base_url=http.url, timeout=CALL_S_MAX) as web:
+            created = web.get(f"/v1/models/{name}").json()["created"]
+            header = {"anthropic-version": "2023-06-01"}
+            at = web.get(f"/v1/models/{name}", headers=header).json()["created_at"]
+        assert created == int(file.stat().st_mtime)
+        assert datetime.fromisoformat(at).timestamp() == created
+    [loaded] = [each for each in api.ps().models if each.name == MODEL]
+    assert loaded.details is not None and loaded.details.family == "llama"
+    echo = listed["echo"].modified_at
+    assert echo is not None and echo.year == 1  # as Ollama's own zero

@@ -223,6 +223,8 @@ export interface ModelInfo {
   swapped_to: string;
   /** size of its files */
   size_bytes: number;
+  /** Unix time of the last change of its files; nil: it has none */
+  modified_at: number | null;
   /** graphs that hold it */
   leases: number;
   /** its waiting and running turns */
