@@ -23,6 +23,7 @@ CONFIG = "".join(
 )
 CALL = '<tool_call>{"name": "weather", "arguments": {"at": "Rome"}}</tool_call>'
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
+FORMAT = {"type": "json_schema", "schema": {"type": "object"}}
 TOOL = {"name": "weather", "input_schema": {"type": "object", "properties": {}}}
 
 
@@ -169,6 +170,9 @@ def test_an_unknown_model_is_not_found(api: Any, stream: bool) -> None:
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
+        ({"output_format": {"type": "text"}}, "output_format.type"),
+        ({"output_format": {"type": "json_schema"}}, "output_format.schema"),
+        ({"output_format": FORMAT, "output_config": {"format": FORMAT}}, "output_config.format"),
         ({"container": "x"}, "container"),
         ({"nonsense": 1}, "nonsense"),
     ],

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
+import anthropic
 import openai
+import pydantic
 import pytest
 
 from inferd import Client
@@ -90,6 +92,46 @@ def test_a_session_takes_only_the_new_messages(api: openai.OpenAI) -> None:
     two = api.chat.completions.create(**GREEDY, messages=MESSAGES, extra_body=session)
     assert one.usage is not None and two.usage is not None
     assert two.usage.prompt_tokens > one.usage.prompt_tokens + one.usage.completion_tokens
+
+
+SIZE = {"type": "json_schema", "schema": {"enum": ["small", "large"]}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("field", ["output_format", "output_config"])
+def test_an_answer_to_anthropics_client_follows_its_schema(
+    http: RunningGateway, field: str, stream: bool
+) -> None:
+    form = SIZE if field == "output_format" else {"format": SIZE}
+    keywords: Any = {"model": "smollm2", "max_tokens": 20, "messages": MESSAGES}
+    with anthropic.Anthropic(base_url=http.url, api_key="none", timeout=CALL_S_MAX) as own:
+        create: Any = own.beta.messages.create
+        done = create(
+            **keywords,
+            stream=stream,
+            betas=["structured-outputs-2025-11-13"],
+            extra_body={field: form},
+        )
+        if stream:
+            deltas = [each.delta for each in done if each.type == "content_block_delta"]
+            text = "".join(delta.text for delta in deltas)
+        else:
+            text = done.content[0].text
+        counted = own.beta.messages.count_tokens(
+            model="smollm2", messages=MESSAGES, extra_body={field: form}
+        )
+    assert text in ('"small"', '"large"') and counted.input_tokens > 0
+
+
+def test_a_schema_of_anthropics_client_is_read_back(http: RunningGateway) -> None:
+    class City(pydantic.BaseModel):
+        size: Literal["small", "large"]
+
+    with anthropic.Anthropic(base_url=http.url, api_key="none", timeout=CALL_S_MAX) as own:
+        done = own.beta.messages.parse(
+            model="smollm2", max_tokens=50, messages=MESSAGES, output_format=City
+        )
+    assert done.parsed_output is not None and done.parsed_output.size in ("small", "large")
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -37,8 +37,40 @@ def test_a_response_has_its_items_and_its_usage(api: openai.OpenAI) -> None:
     assert (done.usage.input_tokens, done.usage.output_tokens) == (7, 6)
     cut = api.responses.create(model="echo", input="hello", max_output_tokens=2)
     assert (cut.output_text, cut.status) == ("he", "incomplete")
+    assert [item.status for item in cut.output if item.type == "message"] == ["incomplete"]
     assert cut.incomplete_details is not None
     assert cut.incomplete_details.reason == "max_output_tokens"
+
+
+THOUGHT = "<think>because</think>hello"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("text", "tokens", "items"),
+    [
+        ("hello", 2, [("message", "incomplete")]),
+        ("hello", 100, [("message", "completed")]),
+        (THOUGHT, 10, [("reasoning", "incomplete")]),
+        (THOUGHT, len(THOUGHT) - 2, [("reasoning", "completed"), ("message", "incomplete")]),
+        (CALL, len(CALL) - 20, [("message", "incomplete")]),
+        (CALL, len(CALL), [("function_call", "completed")]),
+        (f"so {CALL}", len(CALL) + 3, [("message", "completed"), ("function_call", "completed")]),
+    ],
+)
+def test_the_item_that_was_cut_is_incomplete(
+    api: openai.OpenAI, text: str, tokens: int, items: list[tuple[str, str]], stream: bool
+) -> None:
+    done: Any = api.responses.create(
+        model="echo", input=text, tools=[LOOK], max_output_tokens=tokens, stream=stream
+    )
+    if stream:
+        *events, last = done
+        done = last.response
+        shown = [each.item for each in events if each.type == "response.output_item.done"]
+        assert [each.status for each in shown] == [status for _, status in items]
+    assert [(each.type, each.status) for each in done.output] == items
+    assert done.status == ("completed" if tokens == 100 else "incomplete")
 
 
 def test_the_events_of_a_stream_make_the_response(api: openai.OpenAI) -> None:

@@ -55,9 +55,8 @@ class ResponseFrame:
 
     def ended(self, answer: Answer, output: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the response with the items of its answer."""
-        fields = {**self._fields, "status": "completed", "output": output}
-        if answer.finish_reason is FinishReason.LENGTH:
-            fields["status"] = "incomplete"
+        fields = {**self._fields, "status": status_of_end(answer), "output": output}
+        if fields["status"] == "incomplete":
             fields["incomplete_details"] = {"reason": "max_output_tokens"}
         return {**fields, "usage": _usage(answer)}
 
@@ -69,14 +68,16 @@ class ResponseFrame:
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         """Return the whole response."""
-        output = []
+        calls = [self.call_item(call) for call in answer.tool_calls]
+        output: list[dict[str, Any]] = []
         if answer.reasoning:
             output.append(reasoning_item(answer.reasoning))
-        if answer.text or not answer.tool_calls:
+        if answer.text or not (calls or output):
             logprobs = self.shown_logprobs(answer.probabilities)
             output.append(message_item(new_item_id("msg"), answer.text, logprobs))
-        output += [self.call_item(call) for call in answer.tool_calls]
-        return self.ended(answer, output)
+        if not calls:
+            output[-1]["status"] = status_of_end(answer)
+        return self.ended(answer, output + calls)
 
     def call_item(self, call: ToolCall) -> dict[str, Any]:
         """Return the item of a call."""
@@ -98,6 +99,13 @@ class ResponseFrame:
         found = chat_logprobs(probabilities, self.request.top_logprobs)["content"]
         assert isinstance(found, list), "chat_logprobs returns them as a list"
         return found
+
+
+def status_of_end(answer: Answer) -> str:
+    """Return the status of a response, and of the item with which its answer ends: a reasoning or a
+    message. Calls are always complete.
+    """
+    return "incomplete" if answer.finish_reason is FinishReason.LENGTH else "completed"
 
 
 def new_item_id(kind: str) -> str:
@@ -123,14 +131,14 @@ def text_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-def reasoning_item(text: str, item_id: str = "") -> dict[str, Any]:
+def reasoning_item(text: str, item_id: str = "", status: str = "completed") -> dict[str, Any]:
     """Return the item of a reasoning."""
     return {
         "id": item_id or new_item_id("rs"),
         "type": "reasoning",
         "summary": [],
         "content": [{"type": "reasoning_text", "text": text}],
-        "status": "completed",
+        "status": status,
     }
 
 

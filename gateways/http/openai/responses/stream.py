@@ -12,7 +12,14 @@ from ...exchange.streaming import EVENT_STREAM
 from ...turns import Answer, WholeCalls
 from ..chat import waiting_comment
 from .fields import RESPONSES
-from .frame import ResponseFrame, message_item, new_item_id, reasoning_item, text_part
+from .frame import (
+    ResponseFrame,
+    message_item,
+    new_item_id,
+    reasoning_item,
+    status_of_end,
+    text_part,
+)
 
 
 class ResponseStream:
@@ -83,23 +90,23 @@ class ResponseStream:
             item = {**message_item(self._item_id, "", [], "in_progress"), "content": []}
             part = text_part("", [])
         else:
-            item = {**reasoning_item("", self._item_id), "content": [], "status": "in_progress"}
+            item = {**reasoning_item("", self._item_id, "in_progress"), "content": []}
             part = {"type": "reasoning_text", "text": ""}
         events += self._event(
             "response.output_item.added", output_index=len(self._output), item=item
         )
         return events + self._item_event("response.content_part.added", part=part)
 
-    def _close(self) -> bytes:
+    def _close(self, status: str = "completed") -> bytes:
         """End the item under way."""
         if not self._kind:
             return b""
         text = "".join(self._text)
         if self._kind == "message":
-            item = message_item(self._item_id, text, self._logprobs)
+            item = message_item(self._item_id, text, self._logprobs, status)
             done = self._item_event("response.output_text.done", text=text, logprobs=self._logprobs)
         else:
-            item = reasoning_item(text, self._item_id)
+            item = reasoning_item(text, self._item_id, status)
             done = self._item_event("response.reasoning_text.done", text=text)
         done += self._item_event("response.content_part.done", part=item["content"][0])
         self._kind = ""
@@ -133,7 +140,7 @@ class ResponseStream:
         events = self._show_calls(self._calls.finish())
         if not self._output and not self._kind:
             events += self._open("message")
-        events += self._close()
+        events += self._close(status_of_end(end))
         response = self._frame.ended(end, self._output)
         return events + self._event(f"response.{response['status']}", response=response)
 
