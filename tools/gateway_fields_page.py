@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from inferd.backends.params import BY_SPELLING
 from inferd.gateways.http.apis import APIS
 from inferd.gateways.http.fields import Field, FieldTable, Use
 
@@ -46,7 +47,7 @@ def _section(table: FieldTable[Any]) -> str:
 
 def _row(field: Field) -> str:
     note = field.note
-    if field.option:
+    if field.option.replace("_", "-") in BY_SPELLING:
         note = f"{note} (`{field.option}`)".strip()
     if field.use is Use.REFUSED and field.permitted:
         values = ", ".join(f"`{value!r}`".replace("'", '"') for value in field.permitted)

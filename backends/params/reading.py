@@ -19,6 +19,7 @@ from .other_runtimes.spellings import FORMS, read_token, read_triggers
 from .parameter_table import (
     BY_NAME,
     BY_SPELLING,
+    FORMATS,
     PARAMETERS_HINT,
     SAMPLERS,
     Kind,
@@ -126,6 +127,7 @@ def read_options(raw: Mapping[str, Any], *, strict: bool = False, lenient: bool 
     options = Options()
     errors: list[str] = []
     names = set[str]()
+    formats: dict[str, tuple[str, str]] = {}
     suggests = True
     strict = strict or raw.get("strict") is True
     for number, (key, name, value) in enumerate(flat_keys(raw)):
@@ -140,6 +142,10 @@ def read_options(raw: Mapping[str, Any], *, strict: bool = False, lenient: bool 
             errors.append(f"{key}: {exc}")
             continue
         for spelling, item in values.items():
+            if spelling in FORMATS and item not in ("", None):
+                other, other_name = formats.setdefault(spelling, (key, name))
+                if other_name != name and FORMS.keys() & {name, other_name}:
+                    errors.append(f"{key}: {other} is given too; leave one of them out")
             if spelling in BY_SPELLING:
                 _read_value(
                     BY_SPELLING[spelling],

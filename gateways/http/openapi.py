@@ -136,7 +136,8 @@ def _properties(
         if field.use is Use.REFUSED:
             schema: dict[str, Any] = {"enum": [None, *field.permitted]}
         elif field.option:
-            schema = parameters[BY_SPELLING[field.option.replace("_", "-")].name]
+            found = BY_SPELLING.get(field.option.replace("_", "-"))
+            schema = parameters[found.name] if found else {}
         else:
             schema = own.get(field.name, {})
         note = "; ".join(filter(None, (field.use, field.note)))

@@ -32,6 +32,7 @@ _REASONS: dict[str, str] = {
     "the setting `metrics` decides this": "endpoint-metrics endpoint-props",
     "the setting `state-dir` decides this": "slot-save-path",
     "the daemon chooses slots itself": "slot-prompt-similarity",
+    "one engine compiles all grammars": "guided-decoding-backend",
     "the configuration names models, by its tables `[models.NAME]`": "model-alias",
     "the daemon has no output to print to; `inferd wasm run` has": "stream-stdout",
     "the daemon decides how to load a model, from the machine and its memory": """

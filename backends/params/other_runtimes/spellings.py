@@ -1,5 +1,5 @@
 """Values as other systems spell them: llama-server's triggers, wasi_nn_backend's conditions, and
-OpenAI's formats of answers.
+the formats of answers of OpenAI and vLLM.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...texts.shorten import shorten
+from ..closed_schemas import close_schema
+from ..json_texts import decode_json
 
 TRIGGER_KINDS = ("token", "word", "pattern", "pattern-full")
 """In the order of llama-server's numbers (`common/common.h`)."""
@@ -158,12 +160,106 @@ def _schema_of(value: Mapping[str, Any], default: Any = None) -> Any:
     return schema
 
 
+def _guided_json(value: Any) -> dict[str, Any]:
+    """Return a schema whose objects have only the properties that they list, as in vLLM."""
+    schema = decode_json(value) if isinstance(value, str) else value
+    if not isinstance(schema, dict | bool):
+        raise ValueError(f"{shorten(value)} is not a schema: send an object, or its JSON text")
+    return {"json-schema": close_schema(schema) if isinstance(schema, dict) else schema}
+
+
+def _guided_json_object(value: Any) -> dict[str, Any]:
+    return {"json-schema": _ANY_OBJECT} if _flag(value) else {}
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{shorten(value)} is neither true nor false")
+    return value
+
+
+def _guided_choice(value: Any) -> dict[str, Any]:
+    """Return a grammar of the texts of which the answer is one."""
+    if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
+        raise ValueError(f"{shorten(value)} is not a list of texts, with at least one")
+    texts = (f'"{text.translate(_GBNF_ESCAPES)}"' for text in dict.fromkeys(value))
+    return {"grammar": f"root ::= {' | '.join(texts)}"}
+
+
+def _guided_grammar(value: Any) -> dict[str, Any]:
+    """Return a grammar in GBNF or Lark; as in vLLM, only GBNF has `::=`."""
+    return {"grammar" if isinstance(value, str) and "::=" in value else "lark": value}
+
+
+def _white_space(value: Any) -> dict[str, Any]:
+    """Return the layout whose white space matches a regular expression."""
+    if not isinstance(value, str) or len(value) > _WHITE_SPACE_CHARACTERS_MAX:
+        raise ValueError(f"{shorten(value)} is not a regular expression of white space")
+    try:
+        pattern = re.compile(value)
+    except (re.error, OverflowError) as exc:
+        raise ValueError(f"{shorten(value)} is not a regular expression: {exc}") from None
+    if not pattern.fullmatch(""):
+        raise ValueError(f"{shorten(value)} requires white space, which the daemon leaves out")
+    return {"json-whitespace": "spaced" if pattern.fullmatch(" ") else "compact"}
+
+
+def _structured_outputs(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{shorten(value)} is not a map")
+    found: dict[str, Any] = {}
+    formats = 0
+    for name, item in value.items():
+        if name not in _STRUCTURED_OUTPUTS:
+            names = ", ".join(_STRUCTURED_OUTPUTS)
+            raise ValueError(f"there is no {shorten(name)}; use {names}")
+        if item is not None:
+            read = _STRUCTURED_OUTPUTS[name](item)
+            formats += bool(read) and "json-whitespace" not in read
+            found |= read
+    if formats != 1:
+        raise ValueError(f"it has {formats} formats of the answer; give one")
+    return found
+
+
+def _no_effect(value: Any) -> dict[str, Any]:
+    """Return nothing: the daemon's only engine for grammars closes objects, and writes no white
+    space beyond that of `json-whitespace`.
+    """
+    _flag(value)
+    return {}
+
+
+_GBNF_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r"})
+_WHITE_SPACE_CHARACTERS_MAX = 40
+"""With more, groups could nest so deep that matching one space takes long."""
+_STRUCTURED_OUTPUTS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "json": _guided_json,
+    "regex": lambda value: {"regex": value},
+    "choice": _guided_choice,
+    "grammar": _guided_grammar,
+    "json_object": _guided_json_object,
+    "structural_tag": lambda value: {"structural-tag": value},
+    "whitespace_pattern": _white_space,
+    "disable_any_whitespace": _no_effect,
+    "disable_additional_properties": _no_effect,
+    "disable_fallback": _no_effect,
+}
+"""By the name of a field of vLLM's `StructuredOutputsParams`, the function that translates it."""
+
 FORMS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "token-conditions": _token_conditions,
     "pattern-conditions": _pattern_conditions,
     "semantic-conditions": _semantic_conditions,
     "dynamic-timeout": _dynamic_timeout,
     "response-format": _response_format,
+    "structured-outputs": _structured_outputs,
+    "guided-json": _guided_json,
+    "guided-json-object": _guided_json_object,
+    "guided-regex": _STRUCTURED_OUTPUTS["regex"],
+    "guided-choice": _guided_choice,
+    "guided-grammar": _guided_grammar,
+    "guided-whitespace-pattern": _white_space,
 }
 """By a key's name with hyphens, the function that translates its value to those of parameters;
 these are then read.

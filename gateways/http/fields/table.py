@@ -30,7 +30,8 @@ class Use(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a request. With *option*, its value sets this parameter of docs/parameters.md.
+    """A field of a request. With *option*, its value sets this parameter of docs/parameters.md, or
+    is passed on under this name, which the daemon reads as another form of a parameter.
 
     A refused field may have one of the values *permitted*, which have no effect.
     """

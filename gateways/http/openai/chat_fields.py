@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ....ipc.priorities import Priority
-from ..fields import PRIORITY_FIELD, FieldTable, honoured, ignored, parameter, refused
+from ..fields import PRIORITY_FIELD, Field, FieldTable, honoured, ignored, parameter, refused
 
 TOP_LOGPROBS_MAX = 20
 ServiceTier = Literal["auto", "default", "flex", "priority", "scale", "fast"]
@@ -59,6 +59,20 @@ class ChatRequest(Struct, kw_only=True):
     session_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
 
 
+STRUCTURED_OUTPUTS: tuple[Field, ...] = (
+    parameter(
+        "structured_outputs",
+        note="vLLM's: one of `json`, `regex`, `choice`, `grammar` (GBNF or Lark), `json_object`,"
+        " `structural_tag`; objects have only the properties that they list",
+    ),
+    *(
+        parameter(f"guided_{name}", note=f"older form of `structured_outputs.{name}`")
+        for name in ("json", "json_object", "regex", "choice", "grammar", "whitespace_pattern")
+    ),
+    ignored("guided_decoding_backend", "one engine compiles all grammars"),
+)
+"""vLLM's fields for the format of an answer, which all paths have whose models generate text."""
+
 CHAT = FieldTable(
     "/v1/chat/completions",
     [
@@ -96,6 +110,7 @@ CHAT = FieldTable(
             "extension: arguments of the chat template",
             sets="chat-template-kwargs",
         ),
+        *STRUCTURED_OUTPUTS,
         PRIORITY_FIELD,
         honoured(
             "session_id",

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from ....ipc.priorities import Priority
 from ..fields import PRIORITY_FIELD, FieldTable, honoured, ignored, parameter, refused
-from .chat_fields import ServiceTier, StreamOptions
+from .chat_fields import STRUCTURED_OUTPUTS, ServiceTier, StreamOptions
 
 PROMPTS_MAX = 16
 ANSWERS_MAX = 64
@@ -53,6 +53,7 @@ COMPLETIONS = FieldTable(
         parameter("presence_penalty", "presence-penalty"),
         parameter("stop"),
         parameter("seed", note="0 to 4294967295"),
+        *STRUCTURED_OUTPUTS,
         PRIORITY_FIELD,
         refused("suffix", "the models do not fill in text between two others"),
         refused("best_of", "use n, and choose", 1),

@@ -94,6 +94,63 @@ def test_a_session_takes_only_the_new_messages(api: openai.OpenAI) -> None:
     assert two.usage.prompt_tokens > one.usage.prompt_tokens + one.usage.completion_tokens
 
 
+SIZES = ["small", "large town"]
+GBNF = 'root ::= "small" | "large town"'
+FORMS: list[dict[str, Any]] = [
+    {"guided_choice": SIZES},
+    {"guided_regex": "small|large town"},
+    {"guided_grammar": GBNF},
+    {"guided_grammar": 'start: "small" | "large town"', "guided_decoding_backend": "xgrammar"},
+    {"structured_outputs": {"choice": SIZES}},
+    {"structured_outputs": {"regex": "small|large town"}, "response_format": {"type": "text"}},
+    {"structured_outputs": {"grammar": GBNF}},
+]
+JSON_FORMS: list[dict[str, Any]] = [
+    {"guided_json": {"enum": SIZES}},
+    {"guided_json": json.dumps({"enum": SIZES}), "guided_whitespace_pattern": ""},
+    {"structured_outputs": {"json": {"enum": SIZES}}},
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("form", [*FORMS, *JSON_FORMS])
+def test_an_answer_has_a_format_of_vllm(
+    api: openai.OpenAI, form: dict[str, Any], stream: bool
+) -> None:
+    keywords: Any = {**GREEDY, "messages": MESSAGES, "extra_body": form}
+    if stream:
+        chunks = api.chat.completions.create(**keywords, stream=True)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    else:
+        text = api.chat.completions.create(**keywords).choices[0].message.content
+    assert (text if form in FORMS else json.loads(text)) in SIZES
+
+
+def test_the_other_paths_have_vllms_formats_too(api: openai.OpenAI) -> None:
+    form = {"structured_outputs": {"choice": SIZES}}
+    done = api.completions.create(model="smollm2", prompt="A town is", extra_body=form)
+    assert done.choices[0].text in SIZES
+    response = api.responses.create(model="smollm2", input=QUESTION, extra_body=form)
+    assert response.output_text in SIZES
+
+
+@pytest.mark.parametrize(
+    ("form", "param"),
+    [
+        ({"guided_choice": []}, "guided_choice"),
+        ({"structured_outputs": {"choice": [], "json": {}}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "("}}, None),
+        ({"guided_json": {"type": "object"}, "response_format": {"type": "json_object"}}, None),
+    ],
+)
+def test_a_wrong_format_of_vllm_is_refused(
+    api: openai.OpenAI, form: dict[str, Any], param: str | None
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        api.chat.completions.create(**GREEDY, messages=MESSAGES, extra_body=form)
+    assert param in (caught.value.param, None)
+
+
 SIZE = {"type": "json_schema", "schema": {"enum": ["small", "large"]}}
 
 

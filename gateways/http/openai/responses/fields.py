@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from .....ipc.priorities import Priority
 from ...fields import PRIORITY_FIELD, FieldTable, honoured, ignored, parameter, refused
-from ..chat_fields import TOP_LOGPROBS_MAX, Effort, ServiceTier
+from ..chat_fields import STRUCTURED_OUTPUTS, TOP_LOGPROBS_MAX, Effort, ServiceTier
 
 RESPONSE_ID = "^resp_[0-9a-f]{40}$"
 LOGPROBS = "message.output_text.logprobs"
@@ -93,6 +93,7 @@ RESPONSES = FieldTable(
         honoured("parallel_tool_calls"),
         honoured("metadata", "returned in the response"),
         honoured("service_tier", "as in a chat"),
+        *STRUCTURED_OUTPUTS,
         PRIORITY_FIELD,
         parameter("temperature", note="the default is the model's"),
         parameter("top_p", note="the default is the model's"),
