@@ -1,7 +1,9 @@
 """The parameters of clients and configurations: their table, reading them, adjusting them."""
 
 from .closed_schemas import close_schema
+from .fitting import Fitting, as_whole, with_whole_numbers
 from .other_runtimes.ignored_keys import IGNORED_KEYS, REFUSED_KEYS
+from .other_runtimes.lenient_values import SEEDS
 from .other_runtimes.spellings import FORMS
 from .parameter_table import (
     BY_NAME,
@@ -31,6 +33,7 @@ __all__ = (
     "BY_NAME",
     "BY_SPELLING",
     "FORMATS",
+    "Fitting",
     "FORMS",
     "GRAMMAR_FIELDS",
     "IGNORED_KEYS",
@@ -40,6 +43,7 @@ __all__ = (
     "REQUESTABLE",
     "SAMPLERS",
     "SECTION_NAMES",
+    "SEEDS",
     "Kind",
     "Level",
     "Options",
@@ -48,6 +52,7 @@ __all__ = (
     "StoppingParams",
     "StructuralTag",
     "StructuralTags",
+    "as_whole",
     "close_schema",
     "flat_keys",
     "nearest",
@@ -57,4 +62,5 @@ __all__ = (
     "adjust_parameters",
     "stopping_params",
     "structural_tag_text",
+    "with_whole_numbers",
 )

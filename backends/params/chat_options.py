@@ -9,6 +9,7 @@ import msgspec
 
 from ..texts.choices import choice_of
 from ..texts.shorten import shorten
+from .fitting import Fitting
 from .json_texts import decode_json, nests_deeper
 from .parameter_table import Parameter
 
@@ -34,6 +35,7 @@ class _Function(msgspec.Struct):
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}\Z")]
     description: str = ""
     parameters: dict[str, Any] = {}
+    strict: bool = False
 
 
 class _NamedTool(msgspec.Struct):
@@ -42,8 +44,8 @@ class _NamedTool(msgspec.Struct):
 
 
 class _Tool(msgspec.Struct):
-    type: Literal["function"]
     function: _Function
+    type: Literal["function"] = "function"  # which Ollama's clients may leave out
 
 
 def read_choice(parameter: Parameter, value: Any) -> str:
@@ -66,11 +68,12 @@ def read_tools(_: Parameter, value: Any) -> list[dict[str, Any]]:
     tools = read_json(value, TOOLS_BYTES_MAX)
     if not isinstance(tools, list) or len(tools) > TOOLS_MAX:
         raise ValueError(f"{shorten(value)} is not a list of up to {TOOLS_MAX} tools")
+    tools = Fitting(nulls_absent=True).fit(tools, list[_Tool])
     try:
         msgspec.convert(tools, list[_Tool])
     except msgspec.ValidationError as exc:
         raise ValueError(f"{exc}; a tool is {_SHAPE}") from None
-    return tools
+    return [{"type": "function", **tool} for tool in tools]
 
 
 def read_tool_choice(_: Parameter, value: Any) -> str | dict[str, Any]:
@@ -78,7 +81,8 @@ def read_tool_choice(_: Parameter, value: Any) -> str | dict[str, Any]:
     if isinstance(value, str) and value.lower() in TOOL_CHOICES:
         return value.lower()
     try:
-        named = msgspec.convert(value, _NamedTool)
+        fitted = Fitting(nulls_absent=True).fit(value, _NamedTool)
+        named = msgspec.convert(fitted, _NamedTool)
     except msgspec.ValidationError:
         choices = ", ".join(TOOL_CHOICES)
         raise ValueError(f"{shorten(value)} is neither {choices} nor {_NAMED_SHAPE}") from None

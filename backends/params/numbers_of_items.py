@@ -10,6 +10,7 @@ from typing import Any
 
 from ..adapter_keys import ADAPTERS_MAX, SCALE_MAX, is_scale
 from ..texts.shorten import plain_number, shorten
+from .fitting import as_whole
 from .other_runtimes.lenient_values import Clamp
 from .other_runtimes.spellings import read_token
 from .parameter_table import TENSOR_SPLIT_MAX
@@ -42,7 +43,7 @@ def _bias(pair: Any, clamp: Clamp | None) -> list[Any]:
         raise ValueError(f"{shorten(pair)} is not a pair of a token or text and a number or false")
     token, bias = pair
     if not token or not isinstance(token, str):
-        read_token(token)
+        token = read_token(token)
     if bias is False:
         return [token, False]
     if not is_number(bias) or bias != bias:
@@ -108,7 +109,7 @@ def _scale(item: Any, clamp: Clamp | None) -> list[Any]:
         item = [item.get("name", item.get("id")), item.get("scale", 1.0)]
     if not isinstance(item, list) or len(item) != 2:
         raise ValueError(f"{shorten(item)} is not an adapter with a scale")
-    name, scale = item
+    name, scale = as_whole(item[0]), item[1]
     is_index = isinstance(name, int) and not isinstance(name, bool) and name >= 0
     if not is_index and not (isinstance(name, str) and name):
         raise ValueError(f"{shorten(name)} is neither an adapter's name nor its index")

@@ -130,7 +130,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter("timeout-max-ms", "int", "request", -1, "upper limit in milliseconds of `timeout-base-ms` plus the time of all tokens; -1: no limit", low=-1, high=2_592_000_000),
     Parameter("grammar-lazy", "bool", "request", False, "true: the grammar starts at a trigger; false: the grammar applies from the beginning, even with triggers"),
     Parameter("grammar-triggers", "triggers", "request", [], "triggers that start a lazy grammar: texts, or pairs of `token`, `word`, `pattern` or `pattern-full` and a value"),
-    Parameter("seed", "int", "request", -1, "seed of the random generator; -1: a random seed, returned in the metadata", low=-1, high=(1 << 32) - 1),
+    Parameter("seed", "int", "request", -1, "seed of the random generator; -1: a random seed, returned in the metadata; others out of the range are taken modulo 2^32", low=-1, high=(1 << 32) - 1),
     Parameter("samplers", "samplers", "request", list(SAMPLERS_DEFAULT), "samplers in order, by names or letters: " + ", ".join(f"{n} ({c})" for n, c in SAMPLERS.items())),
     Parameter("temp", "float", "request", 0.8, "temperature; 0 is greedy", ("temperature",), low=0, high=100),
     Parameter("dynatemp-range", "float", "request", 0.0, "the temperature follows the entropy within `temp` ± this; 0: off", low=0, high=100),

@@ -14,7 +14,7 @@ from .chat_options import read_arguments, read_choice, read_tool_choice, read_to
 from .json_texts import JSON_BYTES_MAX, decode_json
 from .numbers_of_items import check_distinct, check_list_text, read_biases, read_scales, read_shares
 from .other_runtimes.ignored_keys import IGNORED_KEYS, REFUSED_KEYS
-from .other_runtimes.lenient_values import UNTIL_FULL, Clamp, adjust_value
+from .other_runtimes.lenient_values import UNTIL_FULL, Clamp, adjust_value, reduce_seed
 from .other_runtimes.spellings import FORMS, read_token, read_triggers
 from .parameter_table import (
     BY_NAME,
@@ -206,7 +206,9 @@ def _read_value(
     *,
     lenient: bool,
 ) -> None:
-    used, reason = adjust_value(parameter, value) if lenient else (value, "")
+    used, reason = reduce_seed(parameter, value)
+    if lenient and not reason:
+        used, reason = adjust_value(parameter, value)
     try:
         if parameter.kind in _ITEM_READERS:
             clamp = Clamp() if lenient else None

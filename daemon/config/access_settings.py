@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ...backends.errors import InvalidArgument
-from ...backends.params import nearest
+from ...backends.params import as_whole, nearest
 from ...backends.texts.shorten import shorten
 from ...ipc.names import OWN_USER, check_label, is_user_name
 from ...ipc.priorities import Priority
@@ -129,6 +129,7 @@ def _id_of(
     value: Any, kind: str, entry: Callable[[str], Any], entries: Callable[[], list[Any]]
 ) -> int:
     """Return an id. The fields of an entry begin with the name, the password and the id."""
+    value = as_whole(value)
     if isinstance(value, int) and not isinstance(value, bool):
         if 0 <= value <= ID_MAX:
             return value

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import msgspec
 
-from ...backends.params import nearest
+from ...backends.params import as_whole, nearest
 from ...backends.texts.choices import choice_of
 from ...backends.texts.shorten import plain_number, shorten
 
@@ -102,9 +102,9 @@ class Setting(msgspec.Struct, frozen=True):
             return self.form.parse(value)
         if self.choices:
             return one_of(value, self.choices)
-        strict = strict or isinstance(value, float)  # otherwise 2.0 would be a whole number
+        strict = strict or isinstance(value, float)  # otherwise 1.0 would be true
         try:
-            found = msgspec.convert(value, self.kind, strict=strict)
+            found = msgspec.convert(as_whole(value), self.kind, strict=strict)
         except msgspec.ValidationError:
             expected = _EXPECTED.get(self.kind, "not a value of this option")
             raise ValueError(f"{shorten(value)} is {expected}") from None

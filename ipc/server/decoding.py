@@ -15,7 +15,7 @@ from ...backends.errors import (
     UnsupportedOperation,
     VersionMismatch,
 )
-from ...backends.params import nearest
+from ...backends.params import nearest, with_whole_numbers
 from ...wire.frames import REPLY_BYTES_MAX, pack_frame
 from ...wire.nesting import check_shape, scalar_size
 from ..messages import CALLS, PROTOCOL_VERSION, ClientHello, Kind
@@ -110,7 +110,7 @@ def decode_request(
         call = _name.decode(items[2])
         if call not in _params:
             raise UnsupportedOperation(f"there is no call {call[:50]!r}", hint=nearest(call, CALLS))
-        params = _params[call].decode(items[3])
+        params = _decode_params(call, items[3])
     except UNREADABLE as exc:
         cause = _TYPES.sub(lambda match: _WIRE_NAMES[match[1]], str(exc))
         raise InvalidArgument(f"the params do not match the call: {cause}") from None
@@ -120,6 +120,15 @@ def decode_request(
     for part, descriptor in zip(parts, request.descriptors, strict=True):
         part.fd = descriptor
     return request
+
+
+def _decode_params(call: str, raw: msgspec.Raw) -> Any:
+    try:
+        return _params[call].decode(raw)
+    except msgspec.ValidationError:
+        # Some clients have only floats; most have none, and are not to pay for it.
+        params = with_whole_numbers(msgspec.msgpack.decode(raw), CALLS[call].params)
+        return msgspec.convert(params, CALLS[call].params)
 
 
 def _parts_with_descriptors(params: Any) -> list[Any]:

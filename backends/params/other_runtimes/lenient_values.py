@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...texts.shorten import plain_number, shorten
+from ..fitting import as_whole
 from ..parameter_table import Parameter
 
 UNTIL_FULL = "-2 means until the context is full: -1 is used, without ctx-shift"
 """The reason that is reported for an `n-predict` of -2, which also turns `ctx-shift` off."""
 REASONS_MAX = 4
 """Changed numbers within one value that its reason names."""
-_SEEDS = 1 << 32
+SEEDS = 1 << 32
+"""The number of seeds that the samplers have."""
 _CACHE_TYPES: dict[int | str, str] = {
     **{0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1"},
     **{8: "q8_0", 20: "iq4_nl", 30: "bf16"},
@@ -75,9 +77,6 @@ def adjust_value(parameter: Parameter, value: Any) -> tuple[Any, str]:
         return value, ""
     if parameter.name == "n-predict" and value == -2:
         return -1, UNTIL_FULL
-    if parameter.name == "seed" and value == value // 1:
-        seed = int(value) % _SEEDS
-        return seed, f"{shorten(value)} is outside 0 … {_SEEDS - 1}: {seed} is used, modulo 2^32"
     low, high = plain_number(parameter.low), plain_number(parameter.high)
     used = parameter.low if value < parameter.low else parameter.high
     number = int(used) if parameter.kind == "int" else used
@@ -85,9 +84,21 @@ def adjust_value(parameter: Parameter, value: Any) -> tuple[Any, str]:
     return number, reason
 
 
+def reduce_seed(parameter: Parameter, value: Any) -> tuple[Any, str]:
+    """Return the value to use for *value* and the reason if they differ: a whole number out of the
+    range of `seed` is taken modulo 2^32, as programs draw seeds of 64 bits. Other parameters, and
+    values of the wrong type, are returned as they are.
+    """
+    if parameter.name != "seed" or isinstance(value, bool) or not isinstance(value, int | float):
+        return value, ""
+    if parameter.low <= value <= parameter.high or value % 1 != 0:
+        return value, ""
+    seed = int(value) % SEEDS
+    return seed, f"{shorten(value)} is outside 0 … {SEEDS - 1}: {seed} is used, modulo 2^32"
+
+
 def _named_choice(value: Any, names: Mapping[int | str, str]) -> tuple[Any, str]:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
+    value = as_whole(value)
     key = value.lower() if isinstance(value, str) else value
     if not isinstance(key, int | str) or key not in names:
         return value, ""

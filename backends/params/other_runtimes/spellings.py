@@ -11,6 +11,7 @@ from typing import Any
 
 from ...texts.shorten import shorten
 from ..closed_schemas import close_schema
+from ..fitting import as_whole
 from ..json_texts import decode_json
 
 TRIGGER_KINDS = ("token", "word", "pattern", "pattern-full")
@@ -32,7 +33,7 @@ def _trigger(item: Any) -> list[Any]:
         item = {"type": item[0], "value": item[1]}
     if not isinstance(item, Mapping):
         raise ValueError(f"{shorten(item)} is not a trigger: give a text, or a type and a value")
-    kind, value = item.get("type", "word"), item.get("value", "")
+    kind, value = as_whole(item.get("type", "word")), item.get("value", "")
     if isinstance(kind, int) and not isinstance(kind, bool) and 0 <= kind < len(TRIGGER_KINDS):
         kind = TRIGGER_KINDS[kind]
     kind = kind.replace("_", "-") if isinstance(kind, str) else kind
@@ -47,9 +48,10 @@ def _trigger(item: Any) -> list[Any]:
 
 def read_token(value: Any) -> int:
     """Return a token's number, or raise ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
+    token = as_whole(value)
+    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < 1 << 31:
         raise ValueError(f"{shorten(value)} is not a token's number")
-    return value
+    return token
 
 
 def _items(value: Any) -> list[Any]:

@@ -112,6 +112,8 @@ def test_a_number_is_accepted_up_to_its_limits_and_refused_beyond(parameter: Par
     for good in (parameter.low, parameter.low + step, parameter.high):
         value = int(good) if parameter.kind == "int" else min(good, parameter.high)
         assert read_options({parameter.name: value}).values == {parameter.name: value}
+    if parameter.name == "seed":
+        return  # all whole numbers are seeds; see below
     for bad, nearest in (
         (parameter.low - step, parameter.low),
         (parameter.high + step, parameter.high),
@@ -164,6 +166,81 @@ def test_all_errors_are_reported_at_once() -> None:
         "top-k: 'x' is not a number",
         "unknown key 'seeed' did you mean 'seed'?",
     ]
+
+
+@pytest.mark.parametrize("parameter", [p for p in NUMBERS if p.kind == "int"], ids=lambda p: p.name)
+@pytest.mark.parametrize("read", [read_options, lambda raw: parse_json_options(json.dumps(raw))])
+def test_a_whole_number_may_be_written_as_a_float(parameter: Parameter, read: Any) -> None:
+    for value in (max(parameter.low, 1), parameter.high):
+        found = read({parameter.name: float(value)}).values[parameter.name]
+        assert found == value and type(found) is int
+    for bad in (parameter.low + 0.5, math.inf, math.nan):
+        with pytest.raises((InvalidArgument, InvalidEncoding)):
+            read({parameter.name: bad})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "used"),
+    [
+        ("stop-tokens", [5.0, 6], [5, 6]),
+        ("logit-bias", [[5.0, 1]], [[5, 1.0]]),
+        ("grammar-triggers", [{"type": 0.0, "token": 7.0}], [["token", 7]]),
+        ("lora", [{"id": 0.0, "scale": 1}], [[0, 1.0]]),
+        ("token-conditions", {"token_id": 5.0}, [5]),
+        ("dynamic-timeout", {"base_ms": 5.0}, 5),
+    ],
+)
+def test_a_whole_number_within_a_value_may_be_written_as_a_float(
+    key: str, value: object, used: object
+) -> None:
+    [found] = read_options({key: value}).values.values()
+    assert found == used and repr(found) == repr(used)
+
+
+FUNCTION: dict[str, Any] = {"name": "look", "parameters": {"x": None}}
+TOOL = {"type": "function", "function": FUNCTION}
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"function": {**FUNCTION, "description": None, "strict": None}},
+        {**TOOL, "type": None, "cache": None},
+        {**TOOL, "function": {**FUNCTION, "x": None}},
+    ],
+)
+def test_a_null_in_a_tool_counts_as_absent_except_in_its_schema(tool: dict[str, Any]) -> None:
+    for value in ([tool], json.dumps([tool])):
+        assert read_options({"tools": value}).values == {"tools": [TOOL]}
+    choice = {"type": "function", "function": {"name": "look", "description": None}}
+    named = {"type": "function", "function": {"name": "look"}}
+    assert read_options({"tool-choice": choice}).values == {"tool-choice": named}
+    for wrong in ({**TOOL, "function": None}, {**TOOL, "function": {"name": None}}, None):
+        with pytest.raises(InvalidArgument):
+            read_options({"tools": [wrong]})
+
+
+@pytest.mark.parametrize(
+    ("seed", "used"),
+    [
+        ((1 << 32) - 1, (1 << 32) - 1),
+        (1 << 32, 0),
+        (float(1 << 33) + 5, 5),
+        (5 + (1 << 63), 5),
+        ((1 << 64) - 1, (1 << 32) - 1),
+        (-1, -1),
+        (-2, (1 << 32) - 2),
+        (-(1 << 40) + 3, 3),
+    ],
+)
+def test_a_seed_beyond_32_bits_is_taken_modulo(seed: float, used: int) -> None:
+    for strict in (True, False):
+        options = read_options({"seed": seed}, strict=strict)
+        assert options.values == {"seed": used}
+        assert ("modulo 2^32" in options.adjusted.get("seed", "")) is (seed != used)
+    for bad in (0.5, math.inf, math.nan, "7", True, 5e9 + 0.5):
+        with pytest.raises(InvalidArgument):
+            read_options({"seed": bad})
 
 
 @pytest.mark.parametrize("parameter", NUMBERS, ids=lambda p: p.name)

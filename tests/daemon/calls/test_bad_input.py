@@ -238,6 +238,22 @@ def test_params_of_a_wrong_type_are_an_invalid_argument(
         assert client.call("models")["models"], "the connection goes on"
 
 
+def test_whole_numbers_of_params_may_be_floats(daemon: RunningDaemon) -> None:
+    with RawClient(daemon.socket) as client:
+        graph = float(client.call("load_by_name", name="echo")["graph"])
+        context = float(client.call("init_execution_context", graph=graph)["context"])
+        tensor = {"dimensions": [4.0], "type": "u8", "data": b"word"}
+        client.call("set_input", context=context, index=0.0, tensor=tensor)
+        client.call("set_options", context=context, options={"n-predict": 2.0})
+        client.call("stream", context=context, credit=8.0)
+        assert client.streamed_text == "wo"
+        for wrong in (context + 0.5, 2.0**80, float("inf"), float("nan")):
+            with pytest.raises(InvalidArgument):
+                client.call("get_output", context=wrong)
+        with pytest.raises(InvalidArgument):
+            client.call("get_output", context=context, index=True)
+
+
 def test_unknown_fields_are_ignored(daemon: RunningDaemon) -> None:
     with RawClient(daemon.socket) as client:
         assert client.call("models", from_the_future=[1, {"x": 2}])["models"]

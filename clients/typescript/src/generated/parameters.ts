@@ -107,7 +107,7 @@ export interface ModelParameters {
   "grammar-lazy"?: boolean | undefined;
   /** triggers that start a lazy grammar: texts, or pairs of `token`, `word`, `pattern` or `pattern-full` and a value (default: []) */
   "grammar-triggers"?: string | unknown[] | object | undefined;
-  /** seed of the random generator; -1: a random seed, returned in the metadata (default: -1) */
+  /** seed of the random generator; -1: a random seed, returned in the metadata; others out of the range are taken modulo 2^32 (default: -1) */
   "seed"?: number | undefined;
   /** samplers in order, by names or letters: penalties (e), dry (d), top-n-sigma (s), top-k (k), typ-p (y), top-p (p), min-p (m), xtc (x), temperature (t), infill (i), adaptive-p (a) (default: ["penalties", "dry", "top-n-sigma", "top-k", "typ-p", "top-p", "min-p", "xtc", "temperature"]) */
   "samplers"?: string | ("penalties" | "dry" | "top-n-sigma" | "top-k" | "typ-p" | "top-p" | "min-p" | "xtc" | "temperature" | "infill" | "adaptive-p")[] | undefined;

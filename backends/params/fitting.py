@@ -1,0 +1,109 @@
+"""Values of plain types in the form that a type expects, before they are converted to it.
+
+A whole number written as a float, such as 1000.0, is an integer, as in JSON Schema: programs whose
+numbers are all floats write them so.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from msgspec import inspect
+
+__all__ = ("Fitting", "as_whole", "with_whole_numbers")
+
+_WHOLE_END = 1 << 63
+UNKNOWN_MAX = 64
+"""Names of unknown fields that are noted for one value."""
+
+
+def as_whole(value: Any) -> Any:
+    """Return a float that is a whole number of 64 bits as an int, and any other value unchanged."""
+    if isinstance(value, float) and value.is_integer() and -_WHOLE_END <= value < _WHOLE_END:
+        return int(value)
+    return value
+
+
+def with_whole_numbers(value: Any, kind: Any) -> Any:
+    """Return *value* with ints in place of whole floats where the type *kind* has ints."""
+    return Fitting().fit(value, kind)
+
+
+@cache
+def _type_of(kind: Any) -> inspect.Type:
+    return inspect.type_info(kind)
+
+
+def _allows_null(kind: inspect.Type) -> bool:
+    match kind:
+        case inspect.Metadata(type=inner):
+            return _allows_null(inner)
+        case inspect.UnionType(types=types):
+            return any(map(_allows_null, types))
+    return isinstance(kind, inspect.NoneType | inspect.AnyType)
+
+
+class Fitting:
+    """The fitting of one value to a type. With *nulls_absent*, a null in a field whose type has no
+    null counts as absent. `unknown` has the places of the first fields that a struct lacks.
+    """
+
+    def __init__(self, *, nulls_absent: bool = False):
+        self._nulls_absent = nulls_absent
+        self.unknown: list[str] = []
+
+    def fit(self, value: Any, kind: Any) -> Any:
+        """Return *value*, of plain types, fitted to the type *kind*."""
+        return self._fit(value, _type_of(kind), "")
+
+    def _fit(self, value: Any, kind: inspect.Type, place: str) -> Any:
+        match kind:
+            case inspect.Metadata(type=inner):
+                return self._fit(value, inner, place)
+            case inspect.UnionType(types=types):
+                return self._fit_union(value, types, place)
+            case inspect.IntType():
+                return as_whole(value)
+            case inspect.LiteralType(values=values):
+                return as_whole(value) if any(isinstance(each, int) for each in values) else value
+            case inspect.StructType(fields=fields) if isinstance(value, dict):
+                return self._fit_fields(value, {f.encode_name: f.type for f in fields}, place)
+            case inspect.DictType(value_type=inner) if isinstance(value, dict):
+                return self._fit_fields(value, dict.fromkeys(value, inner), place)
+            case inspect.ListType(item_type=inner) if isinstance(value, list):
+                return [self._fit(item, inner, f"{place}{n}.") for n, item in enumerate(value)]
+            case inspect.TupleType(item_types=inners) if isinstance(value, list):
+                if len(value) == len(inners):
+                    return [self._fit(v, k, place) for v, k in zip(value, inners, strict=True)]
+        return value
+
+    def _fit_union(self, value: Any, kinds: tuple[inspect.Type, ...], place: str) -> Any:
+        """Return *value* fitted to the one of *kinds* that has its shape."""
+        shapes: dict[type, tuple[type, ...]] = {
+            dict: (inspect.StructType, inspect.DictType),
+            list: (inspect.ListType, inspect.TupleType),
+            float: (inspect.FloatType, inspect.IntType, inspect.LiteralType),
+        }
+        for shape in shapes.get(type(value), ()):
+            for kind in kinds:
+                if isinstance(kind, shape):
+                    return self._fit(value, kind, place)
+        return value
+
+    def _fit_fields(
+        self, value: dict[Any, Any], kinds: dict[Any, inspect.Type], place: str
+    ) -> dict[Any, Any]:
+        fitted = {}
+        for name, item in value.items():
+            kind = kinds.get(name)
+            if kind is None and (item is not None or not self._nulls_absent):
+                if len(self.unknown) < UNKNOWN_MAX:
+                    self.unknown.append(f"{place}{name}")
+                fitted[name] = item
+            elif kind is not None and self._keeps(item, kind):
+                fitted[name] = self._fit(item, kind, f"{place}{name}.")
+        return fitted
+
+    def _keeps(self, item: Any, kind: inspect.Type) -> bool:
+        return item is not None or not self._nulls_absent or _allows_null(kind)
