@@ -17,13 +17,11 @@ SETTINGS_MAX = 64
 @dataclass(eq=False)
 class GuestGraph:
     """A graph: the function that loads it, its parameters, and the daemon's handle, which is valid
-    in one `generation` of the link. `key` has the name and parameters by which it was loaded; it
-    is None for a graph loaded from bytes.
+    in one `generation` of the link.
     """
 
     load: Callable[[AsyncClient, float], Awaitable[int]]
     config: bytes = b""
-    key: tuple[bytes, bytes] | None = None
     handle: int = -1
     generation: int = -1
     unloaded: bool = False

@@ -78,10 +78,7 @@ class Guest:
         return await self._add_graph(GuestGraph(load_bytes, config))
 
     async def load_by_name(self, name: bytes, config: bytes = b"", target: str = "auto") -> int:
-        """Load a model. Until it is unloaded, the same name and parameters give the same graph."""
-        for handle, graph in self._graphs.items():
-            if graph.key == (name, config):
-                return handle
+        """Load a model. Each call makes a graph of its own; the daemon shares the model."""
         try:
             preload = find_preload(self._preloads, name.decode(), target)
         except UnicodeDecodeError as exc:
@@ -90,7 +87,7 @@ class Guest:
         async def load_named(client: AsyncClient, timeout_s: float) -> int:
             return await load_preload(client, preload, config, timeout_s)
 
-        return await self._add_graph(GuestGraph(load_named, config, (name, config)))
+        return await self._add_graph(GuestGraph(load_named, config))
 
     async def _add_graph(self, graph: GuestGraph) -> int:
         if self._graph_places >= self._graphs_max:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ...backends.errors import (
@@ -18,6 +18,7 @@ from ...backends.errors import (
 if TYPE_CHECKING:
     from ...ipc.client import AsyncClient, Graph
 
+_DEVICES = ("auto", "cpu", "gpu")
 _FORM = "NAME:GGML:AUTO:MODEL, where MODEL is a model of the daemon or the path of a GGUF file"
 
 
@@ -43,7 +44,7 @@ def parse_preload(text: str) -> tuple[str, Preload]:
         raise InvalidArgument(f"{text!r} is not a preload", hint=_FORM)
     if encoding.lower() not in ("ggml", "autodetect"):
         raise InvalidEncoding(f"the encoding {encoding!r} of {name!r} is not supported", hint=_FORM)
-    if target.lower() not in ("auto", "cpu", "gpu"):
+    if target.lower() not in _DEVICES:
         raise UnsupportedOperation(
             f"the target {target!r} of {name!r} is not supported", hint="use AUTO, CPU or GPU"
         )
@@ -52,7 +53,8 @@ def parse_preload(text: str) -> tuple[str, Preload]:
 
 def find_preload(preloads: Mapping[str, Preload], name: str, target: str) -> Preload:
     """Return the model that a guest loads by *name*. Without any *preloads*, it is the daemon's
-    model of this name, on the guest's *target*.
+    model of this name. It runs on the guest's *target*, unless its preload names a device; a target
+    that does not exist stays, so that the daemon refuses it.
 
     :raises NotFound: there are preloads, and none has this name.
     """
@@ -63,7 +65,10 @@ def find_preload(preloads: Mapping[str, Preload], name: str, target: str) -> Pre
             f"the guest may not load {name!r}",
             hint=f"its names are {', '.join(map(repr, preloads))}; --allow-model adds others",
         )
-    return preloads[name]
+    found = preloads[name]
+    if found.target == "auto" or target not in _DEVICES:
+        return replace(found, target=target)
+    return found
 
 
 async def load_preload(

@@ -29,7 +29,6 @@ class RpcService:
 
     def __init__(self, guest: Guest):
         self._guest = guest
-        self._loading = anyio.Lock()
         self._turns: dict[int, anyio.Lock] = {}
 
     def handlers(self) -> dict[str, Handler]:
@@ -58,17 +57,14 @@ class RpcService:
         }
 
     async def _load_by_name(self, request: pb.LoadByNameRequest) -> pb.LoadByNameResult:
-        return pb.LoadByNameResult(graph_handle=await self._load(request.name))
+        graph = await self._guest.load_by_name(request.name.encode())
+        return pb.LoadByNameResult(graph_handle=graph)
 
     async def _load_by_name_with_config(
         self, request: pb.LoadByNameWithConfigRequest
     ) -> pb.LoadByNameWithConfigResult:
-        graph = await self._load(request.name, request.config)
+        graph = await self._guest.load_by_name(request.name.encode(), request.config.encode())
         return pb.LoadByNameWithConfigResult(graph_handle=graph)
-
-    async def _load(self, name: str, config: str = "") -> int:
-        async with self._loading:  # so that concurrent loads of one name return one graph
-            return await self._guest.load_by_name(name.encode(), config.encode())
 
     async def _init_execution_context(
         self, request: pb.InitExecutionContextRequest

@@ -207,6 +207,28 @@ def test_a_second_configuration_gets_a_graph_of_its_own(client: RawClient) -> No
     assert one["graph"] != other["graph"]
 
 
+@pytest.mark.parametrize(
+    ("call", "params"),
+    [
+        ("load", {"builders": [b"echo"], "encoding": "ggml", "target": "cpu"}),
+        ("load_by_name", {"name": "echo"}),
+        ("load_by_name_with_config", {"name": "echo", "config": "{}"}),
+    ],
+)
+def test_each_load_is_a_graph_of_its_own(
+    call: str, params: dict[str, object], client: RawClient
+) -> None:
+    first, second = (client.call(call, **params)["graph"] for _ in range(2))
+    context = client.call("init_execution_context", graph=second)["context"]
+    client.set_input(context, b"hello")
+    client.call("unload", graph=first)
+
+    client.call("compute", context=context)
+    client.call("init_execution_context", graph=second)
+
+    assert first != second and client.output(context) == b"hello"
+
+
 def test_model_level_keys_that_differ_are_reported_and_a_smaller_context_holds(
     client: RawClient,
 ) -> None:

@@ -15,6 +15,7 @@ from inferd.backends.errors import (
     InvalidArgument,
     ModelNotFound,
     SessionBusy,
+    UnsupportedOperation,
 )
 from tests.daemon.command_line import inferd_process
 from tests.echo import echo_model
@@ -61,6 +62,19 @@ def test_contexts_of_one_graph_are_on_all_nodes(client: Client, fleet: RunningFl
     for name in fleet.daemons:
         with Client(fleet.daemons[name].socket) as direct:
             wait_until(lambda d=direct: all(m["leases"] == 0 for m in d.models()))  # type: ignore[misc]
+
+
+def test_each_load_is_a_graph_of_its_own(client: Client, fleet: RunningFleet) -> None:
+    fleet.load("echo")
+    first, second = client.load_by_name("echo"), client.load("echo", target="cpu")
+    context = client.init_execution_context(second)
+    client.set_input(context, 0, "hello")
+    client.unload(first)
+    client.compute(context)
+    assert client.get_output(context) == b"hello"
+    client.init_execution_context(second)
+    with pytest.raises(UnsupportedOperation):
+        client.load("echo", target="tpu")
 
 
 def test_turns_run_on_all_nodes_at_once(client: Client, fleet: RunningFleet) -> None:

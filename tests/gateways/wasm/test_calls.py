@@ -172,12 +172,37 @@ def test_handles_count_from_0_and_are_not_used_again(client: Client) -> None:
         assert len(client.sessions()) == 0, "the daemon has no context of an unloaded graph"
 
 
-def test_the_same_name_and_parameters_are_the_same_graph_until_its_unload(client: Client) -> None:
+def test_each_load_is_a_graph_of_its_own(client: Client) -> None:
     with Driver(client) as guest:
-        graph = guest.load()
-        assert guest.load() == graph != guest.load(config={"n-predict": 1})
-        assert guest.call("unload", graph) == 0 and guest.call("unload", graph) == 1
-        assert guest.load() > graph
+        by_name = [guest.load(), guest.load(), guest.load(config={}), guest.load(config={})]
+        for builders in ([b"echo"], [b"preload:echo"], [b"echo", b"{}"]):
+            assert load(guest, builders) == 0
+        assert by_name == [0, 1, 2, 3] and guest.load() == 7
+        assert [m["leases"] for m in client.models() if m["name"] == "echo"] == [8]
+        kept = guest.init(1)
+        guest.set_input(kept, b"hello")
+        assert guest.call("unload", 0) == 0 and guest.call("unload", 0) == 1
+        assert guest.call("compute", kept) == 0 and guest.output(kept) == b"hello"
+        assert guest.init(1) == 1 and guest.load() == 8
+        assert guest.call("init_execution_context", 0, guest.put(bytes(4))) == 1
+
+
+@pytest.mark.parametrize("preloads", [{}, {"echo": Preload("echo")}], ids=["all", "preloaded"])
+@pytest.mark.parametrize("builders", [[b"echo"], [b"preload:echo"], [b"echo", b"{}"]])
+def test_each_load_of_a_model_has_its_own_target(
+    builders: list[bytes], preloads: dict[str, Preload], client: Client
+) -> None:
+    with Driver(client, preloads=preloads) as guest:
+        assert [load(guest, builders, target=target) for target in (0, 1, 2, 3)] == [0, 0, 6, 0]
+        unmet = [guest.metadata(guest.init(graph))["not_applied"] for graph in range(3)]
+        assert unmet == [{}, {"n-gpu-layers": 0}, {}], "only the second asks for a GPU"
+
+
+def test_the_device_of_a_preload_holds_for_all_targets_that_exist(client: Client) -> None:
+    with Driver(client, preloads={"echo": Preload("echo", "cpu")}) as guest:
+        assert [load(guest, [b"echo"], target=target) for target in (0, 1, 2, 3)] == [0, 0, 6, 0]
+        for graph in range(3):
+            assert guest.metadata(guest.init(graph))["not_applied"] == {}
 
 
 def test_after_unload_contexts_can_only_be_read(client: Client) -> None:
