@@ -15,6 +15,7 @@ from .parameter_table import (
     Kind,
     Level,
     Parameter,
+    differing_values,
 )
 from .reading import (
     KEYS_MAX,
@@ -54,6 +55,7 @@ __all__ = (
     "StructuralTags",
     "as_whole",
     "close_schema",
+    "differing_values",
     "flat_keys",
     "nearest",
     "parse_json_options",

@@ -7,6 +7,7 @@ llama-server, WasmEdge and apuslabs/wasi_nn_backend.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -188,3 +189,17 @@ REQUESTABLE = ("ctx-size", "n-gpu-layers", "main-gpu", "tensor-split")
 """Parameters of a model that a call may set for its load, unless the configuration does."""
 BY_NAME: dict[str, Parameter] = {p.name: p for p in PARAMETERS}
 BY_SPELLING: dict[str, Parameter] = {a: p for p in PARAMETERS for a in (p.name, *p.aliases)}
+
+
+def differing_values(requested: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return by name the *values* in force, or else the defaults, that differ from the *requested*
+    values of a model's parameters.
+    """
+    found = {name: values.get(name, BY_NAME[name].default) for name in requested}
+    return {n: value for n, value in found.items() if not _is_met(n, requested[n], value)}
+
+
+def _is_met(name: str, requested: Any, value: Any) -> bool:
+    if name == "n-gpu-layers" and requested == -1:
+        return bool(value != 0)  # as many as fit; no layers mean that there is no GPU
+    return bool(requested == value or (name == "threads" and requested == 0))

@@ -10,7 +10,7 @@ import math
 import operator
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -161,16 +161,3 @@ def _pooling(model: ManagedModel) -> str:
     """Return the configured pooling of a model, or an empty text if that makes several vectors."""
     pooling = model.options().get("pooling", "")
     return "" if pooling == "none" else str(pooling)
-
-
-def overridden_requests(
-    requested: Mapping[str, Any], configured: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the parameters that only the configuration may set and for which another value was
-    requested, with the values in force.
-    """
-    force = {
-        name: configured.get(name, BY_NAME[name].default)
-        for name in (MODEL_PARAMETER, WAIT_PARAMETER)
-    }
-    return {name: value for name, value in force.items() if requested.get(name, value) != value}

@@ -16,6 +16,7 @@ from ...backends.params import (
     PARAMETERS,
     Options,
     adjust_parameters,
+    differing_values,
     read_options,
     sampling_params,
     stopping_params,
@@ -133,7 +134,8 @@ class Parameters:
         self.options = own
         kept = {n: why for n, why in self.out_of_range.items() if n not in options.values}
         self.out_of_range = kept | options.adjusted
-        self.not_applied |= {k: v for k, v in model.items() if self.defaults.get(k) != v}
+        kept = {n: value for n, value in self.not_applied.items() if n not in model}
+        self.not_applied = kept | differing_values(model, self.defaults)
         self.ignored = sorted({*self.ignored, *options.ignored})[:KEYS_MAX]
 
     def _smaller_context(self, size: int) -> dict[str, Any]:

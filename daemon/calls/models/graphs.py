@@ -10,24 +10,27 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from ....backends import ModelInfo, ModelSpec
-from ....backends.engine_options import ENGINE_OPTIONS, engine_options_of
 from ....backends.errors import (
     InvalidArgument,
     InvalidEncoding,
     TooLarge,
     UnsupportedOperation,
 )
-from ....backends.params import Options, adjust_parameters, parse_json_options
+from ....backends.params import (
+    Options,
+    adjust_parameters,
+    differing_values,
+    parse_json_options,
+)
 from ....ipc import messages as w
 from ....ipc.server.request import Request
 from ....scheduler.priority import Priority
 from ...core import Daemon
 from ...models.lease import Lease
-from ...models.model import PassedFile
-from ...models.similarity import overridden_requests
+from ...models.model import ManagedModel, PassedFile
 from ...residency.model_files import identity_of
 from ...residency.residency_request import ResidencyRequest
+from ...workers.process_client import ProcessClient
 from ..arguments import metadata_text, number_of
 
 MEMORY_POLICY = ("ctx-shift", "n-keep", "n-discard")
@@ -145,11 +148,13 @@ async def _open_graph(
         async with daemon.registry.gate.admit(lease.model, gate_request, on_progress):
             worker = await lease.ready()
         info, requested, configured = worker.info, options.level("model"), lease.model.options()
-        not_applied = _not_applied(requested, info, lease.model.fitted, worker.spec)
-        graph.not_applied = not_applied | overridden_requests(requested, configured)
-        origins = dict.fromkeys(info.sampling, "file") | dict.fromkeys(configured, "model")
-        graph.origins = {k: v for k, v in origins.items() if k not in own}
-        graph.options = info.sampling | backend | configured | own
+        in_force = _values_in_force(lease.model, worker)
+        graph.not_applied = _not_applied(requested, configured | in_force, lease.model.fitted)
+        applied = {k for k in requested if k not in graph.not_applied and k not in configured}
+        origins = dict.fromkeys(info.sampling, "file")
+        origins |= dict.fromkeys((*configured, *in_force), "model")
+        graph.origins = {k: v for k, v in origins.items() if k not in own.keys() | applied}
+        graph.options = info.sampling | backend | configured | in_force | own
         graph.options["ctx-size"] = min(requested.get("ctx-size") or info.ctx_size, info.ctx_size)
     return w.GraphResult(
         graph=graph.handle,
@@ -168,34 +173,33 @@ def _send_progress(request: Request, fraction: float) -> None:
     request.emit(w.ProgressEvent(progress=fraction))
 
 
-def _not_applied(
-    requested: dict[str, Any], info: ModelInfo, fitted: dict[str, int], spec: ModelSpec
-) -> dict[str, Any]:
-    """Return the model-level values in force that differ from the requested ones, or that replace
-    defaults for which memory did not suffice (*fitted*). A graph may have a smaller context than
-    the worker; only the operator sets the other values.
-    """
-    in_force: dict[str, Any] = {
+def _values_in_force(model: ManagedModel, worker: ProcessClient) -> dict[str, Any]:
+    """Return the model-level values of a load that may differ from the configured ones."""
+    info, spec = worker.info, worker.spec
+    return {
         "ctx-size": info.ctx_size,
         "batch-size": info.batch_size,
         "slots": info.slots,
         "n-gpu-layers": info.n_gpu_layers,
         "main-gpu": spec.main_gpu if info.n_gpu_layers else -1,
         "tensor-split": list(spec.tensor_split) if info.n_gpu_layers else [],
-        "threads": "the daemon's cores",
-        "chat-template": spec.chat_template,
-        "chat-template-file": spec.chat_template_file,
-        **ENGINE_OPTIONS,
-        **engine_options_of(spec.options),
+        "threads": spec.threads,
+        "keep-alive": model.keep_alive_s,
     }
-    different = {k: in_force[k] for k, v in requested.items() if k in in_force and v != in_force[k]}
-    size = requested.get("ctx-size", 0)
-    if size <= info.ctx_size:
-        different.pop("ctx-size", None)
-    if requested.get("n-gpu-layers") == -1 and info.n_gpu_layers:
-        different.pop("n-gpu-layers")
-    applied = {"ctx-size"} if 0 < size <= info.ctx_size else set()
-    return {k: v for k, v in fitted.items() if k not in applied} | different
+
+
+def _not_applied(
+    requested: dict[str, Any], values: dict[str, Any], fitted: dict[str, int]
+) -> dict[str, Any]:
+    """Return the model-level *values* in force that differ from the requested ones, or that replace
+    defaults for which memory did not suffice (*fitted*). A graph may have a smaller context than
+    the worker; only the operator sets the other values.
+    """
+    size, size_max = requested.get("ctx-size", 0), values["ctx-size"]
+    applied = {"ctx-size"} if 0 < size <= size_max else set()
+    different = differing_values({k: v for k, v in requested.items() if k != "ctx-size"}, values)
+    larger = {"ctx-size": size_max} if size > size_max else {}
+    return {k: v for k, v in fitted.items() if k not in applied} | different | larger
 
 
 async def unload(daemon: Daemon, request: Request) -> w.Empty:

@@ -200,7 +200,7 @@ export interface Metadata {
   session_id?: string | null | undefined;
   /** whether everything replied so far is written to disk; false if the daemon cannot write; nil without an id, or without `persist` */
   durable?: boolean | null | undefined;
-  /** parameters that are not in force, with the values in force or requested */
+  /** requested parameters of the model that are not in force, with the values in force */
   not_applied?: Fields | undefined;
   /** parameters out of their range in JSON, or that contradict others, with the values used instead; those that could not be kept, with the reason; `json-schema` with the paths of the constraints that `schema-lenient` left out; `tools`, if the model's chat template does not use them or the input is raw text; `chat-template`, if the model has none and messages are written without it */
   adjusted?: Fields | undefined;
