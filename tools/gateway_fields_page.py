@@ -7,6 +7,7 @@ from typing import Any
 from inferd.backends.params import BY_SPELLING
 from inferd.gateways.http.apis import APIS
 from inferd.gateways.http.fields import Field, FieldTable, Use
+from inferd.gateways.http.limits import BODY_BYTES_MAX, BODY_BYTES_MAX_BY_PATH
 
 __all__ = ("page",)
 
@@ -23,12 +24,24 @@ describes the gateway.
 
 A field with the value null counts as absent. A field that a table does not list is refused by name
 or, where the table says so, a parameter of docs/parameters.md such as `top_k` or `grammar`.
+
+## Bodies
+
+A longer body gets 413. `--body-bytes-max` lowers these limits. On paths with lists of texts, each
+text has the limit of the other paths.
+
+| path | bytes |
+|---|---|
 """
 
 
 def page() -> str:
     """Return the page."""
-    parts = [_HEAD]
+    limits = {
+        **{f"`{path}`": size for path, size in BODY_BYTES_MAX_BY_PATH.items()},
+        "others": BODY_BYTES_MAX,
+    }
+    parts = [_HEAD, *(f"| {path} | {size} |\n" for path, size in limits.items())]
     for api in filter(lambda api: api.tables, APIS):
         parts.append(f"\n## {api.title}\n")
         parts += [_section(table) for table in api.tables if table.fields]

@@ -46,7 +46,9 @@ SocketMode = Annotated[
     str, typer.Option("--mode", metavar="MODE", help="The permission bits of a Unix socket.")
 ]
 RequestsMax = Annotated[int, typer.Option(metavar="N", min=1, help="Requests at once.")]
-BodyBytesMax = Annotated[int, typer.Option(metavar="N", min=1, help="Bytes of a request.")]
+BodyBytesMax = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Bytes of a request; most paths allow less.")
+]
 ConnectionsMax = Annotated[
     int, typer.Option(metavar="N", min=1, help="Connections to the daemon; each has 240 requests.")
 ]

@@ -4,27 +4,54 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from .app import Gateway
 from .exchange.exchange import LINK
 from .exchange.statuses import HttpRefusal
-from .limits import HEADER_BYTES_MAX, Limits
+from .limits import DROPPED_BYTES_MAX, HEADER_BYTES_MAX, Limits
 
 _UNREADABLE = HttpRefusal(400, "this is not an HTTP request", hint="send HTTP/1.1")
+_MALFORMED_BODY = HttpRefusal(
+    400,
+    "the body of the request is malformed: it does not consist of chunks",
+    hint="send each chunk after its size in hexadecimal digits, or send Content-Length",
+)
+_CUT = HttpRefusal(
+    400,
+    "the request is incomplete: the client has closed its side of the connection",
+    hint="send the whole body: Content-Length bytes, or all chunks with the last, empty one",
+)
 
 
 class Protocol(HttpToolsProtocol):
     """A client's connection. It ends if a request's headers are too long or take too long, or if
     the client does not read the end of a response.
+
+    Closing a connection with unread data resets it, and the client may then lose the response.
+    After a response to a request that has not arrived completely, the connection therefore
+    *lingers*: only its sending side is closed, and further data are dropped until the client closes
+    the other side.
     """
 
     _gateway: ClassVar[Gateway]
     _limits: ClassVar[Limits]
     # With more than 30 attributes in its dictionary, each connection would take a kilobyte more.
-    __slots__ = ("_header_bytes", "_header_timer", "_refusal", "_watchers")
+    __slots__ = (
+        "_dropped_bytes",
+        "_drops_data",
+        "_eof_received",
+        "_header_bytes",
+        "_header_timer",
+        "_late_refusal",
+        "_linger_timer",
+        "_reading",
+        "_refusal",
+        "lingers",
+        "watchers",
+    )
 
     def connection_made(self, transport: Any) -> None:
         """Accept the connection; the first request's headers have to arrive in time."""
@@ -32,7 +59,16 @@ class Protocol(HttpToolsProtocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._refusal: HttpRefusal | None = None
         """The refusal by which this class has ended the parser, if it has."""
-        self._watchers: list[Callable[[], None]] = []
+        self._reading: Literal["", "headers", "body"] = ""
+        """The incomplete part of the last request, if there is one."""
+        self._drops_data = self._eof_received = False
+        self._dropped_bytes = 0
+        self._late_refusal: HttpRefusal | None = None
+        """The refusal of the last request, to be written after the responses to those before it."""
+        self.lingers = False
+        """Whether the connection lingers after the response under way."""
+        self._linger_timer: asyncio.TimerHandle | None = None
+        self.watchers: list[Callable[[], None]] = []
         self._await_headers()
 
     def _await_headers(self) -> None:
@@ -48,9 +84,28 @@ class Protocol(HttpToolsProtocol):
             self._header_timer.cancel()
             self._header_timer = None
 
+    def data_received(self, data: bytes) -> None:
+        """Read a part of a request, or drop it."""
+        if not self._drops_data:
+            super().data_received(data)
+            return
+        self._dropped_bytes += len(data)
+        if self._dropped_bytes > DROPPED_BYTES_MAX:
+            self._abort()
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn never keeps it open
+        """Refuse a request that the client has cut. Return whether to keep the connection open,
+        which TLS does not permit.
+        """
+        self._eof_received = True
+        if self._reading and not self._drops_data:
+            self._refuse_last_request(_CUT)
+        return self._late_refusal is not None
+
     def on_message_begin(self) -> None:
         """Begin a request."""
         super().on_message_begin()
+        self._reading = "headers"
         self._await_headers()
 
     def on_url(self, url: bytes) -> None:
@@ -79,24 +134,80 @@ class Protocol(HttpToolsProtocol):
         if [name for name, _ in self.headers].count(b"host") > 1:
             self._refuse(400, "the request has several Host headers", hint="send one")
         super().on_headers_complete()
+        self._reading = "body"
         is_excess = len(self.connections) > self._limits.clients_max
-        self.scope["extensions"] = {LINK: _Link(self.cycle, self._watchers, is_excess)}  # type: ignore[dict-item]
+        self.scope["extensions"] = {LINK: _Link(self.cycle, self, is_excess)}  # type: ignore[dict-item]
         if self.scope["http_version"] == "1.0":
             _end_body_with_connection(self.cycle)
 
+    def on_message_complete(self) -> None:
+        """End a request."""
+        super().on_message_complete()
+        self._reading = ""
+
     def send_400_response(self, msg: str) -> None:
-        """Refuse a request that cannot be read, unless the client is being answered already."""
-        if self.cycle is None or self.cycle.response_complete:
-            refusal = self._refusal or _UNREADABLE
-            path = getattr(self, "url", b"").decode("latin-1")
-            body = self._gateway.refusal_body(path, refusal)
-            self.transport.write(
-                STATUS_LINE[refusal.status]
-                + b"content-type: application/json\r\n"
-                + b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-                + body
-            )
-        self.transport.close()
+        """Refuse a request that cannot be read, and drop all data after it."""
+        unreadable = _MALFORMED_BODY if self._reading == "body" else _UNREADABLE
+        self._refuse_last_request(self._refusal or unreadable)
+
+    def _refuse_last_request(self, refusal: HttpRefusal) -> None:
+        """Refuse the last request, and drop all data after it. If the responses to earlier ones are
+        not complete, a request without complete headers gets no response.
+        """
+        self._drops_data, cycle = True, self.cycle
+        answered = cycle is None or cycle.response_complete
+        if self._reading != "body":
+            if answered:
+                self._write_refusal(refusal)
+            else:
+                cycle.keep_alive = False
+        elif answered:
+            self._linger()
+        elif cycle.response_started:
+            cycle.keep_alive = False
+        else:
+            cycle.disconnected = True  # the application then ends, and its error is not written
+            cycle.message_event.set()
+            queued = [each for each in self.pipeline if each[0] is cycle]
+            for each in queued:
+                self.pipeline.remove(each)
+            if queued:
+                self._late_refusal = refusal
+            else:
+                self._write_refusal(refusal)
+
+    def _write_refusal(self, refusal: HttpRefusal) -> None:
+        path = getattr(self, "url", b"").decode("latin-1")
+        body = self._gateway.refusal_body(path, refusal)
+        self.transport.write(
+            STATUS_LINE[refusal.status]
+            + b"content-type: application/json\r\n"
+            + b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+            + body
+        )
+        self._linger()
+
+    def _linger(self) -> None:
+        """Close the sending side; drop further data until the client closes the other side."""
+        self._drops_data = True
+        if self._eof_received or self.transport.is_closing():
+            self.transport.close()
+            return
+        self._end_header_timer()
+        self._unset_keepalive_if_required()
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._linger_timer = self.loop.call_later(self._limits.receive_s_max, self._abort)
+
+    def on_response_complete(self) -> None:
+        """Answer the next request, or wait for it."""
+        if self.lingers:
+            self._linger()
+        elif self._late_refusal is not None and not self.pipeline:
+            self._write_refusal(self._late_refusal)
+        else:
+            super().on_response_complete()
 
     def _unsupported_upgrade_warning(self) -> None:
         """Do nothing, because a request for another protocol is answered like any other."""
@@ -104,8 +215,10 @@ class Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Notify the requests that watch the connection."""
         self._end_header_timer()
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
         super().connection_lost(exc)
-        for on_lost in tuple(self._watchers):
+        for on_lost in tuple(self.watchers):
             on_lost()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -119,10 +232,19 @@ class Protocol(HttpToolsProtocol):
 class _Link:
     """A request's `ClientLink`."""
 
-    __slots__ = ("_cycle", "_watchers", "excess")
+    __slots__ = ("_cycle", "_protocol", "excess")
 
-    def __init__(self, cycle: Any, watchers: list[Callable[[], None]], excess: bool):
-        self._cycle, self._watchers, self.excess = cycle, watchers, excess
+    def __init__(self, cycle: Any, protocol: Protocol, excess: bool):
+        self._cycle, self._protocol, self.excess = cycle, protocol, excess
+
+    @property
+    def unread(self) -> bool:
+        """Whether the request has not arrived completely."""
+        return bool(self._cycle.more_body)
+
+    def linger(self) -> None:
+        """Let the connection linger after the response, whose headers announce its end."""
+        self._cycle.keep_alive = self._protocol.lingers = True  # else uvicorn closes it
 
     @property
     def blocked(self) -> bool:
@@ -146,15 +268,15 @@ class _Link:
 
     def watch(self, on_lost: Callable[[], None]) -> None:
         """Call *on_lost* when the client disconnects; to notice that, the connection is read."""
-        self._watchers.append(on_lost)
+        self._protocol.watchers.append(on_lost)
         self._cycle.flow.resume_reading()
         if self._cycle.transport.is_closing():
             on_lost()
 
     def unwatch(self, on_lost: Callable[[], None]) -> None:
         """Stop calling *on_lost*."""
-        if on_lost in self._watchers:
-            self._watchers.remove(on_lost)
+        if on_lost in self._protocol.watchers:
+            self._protocol.watchers.remove(on_lost)
 
 
 def _end_body_with_connection(cycle: Any) -> None:

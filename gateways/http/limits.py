@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from ...wire.frames import FRAME_BYTES_MAX
 
 REQUESTS_PER_CONNECTION_MAX = 240
 """Requests of one connection to the daemon, which allows 256; the others are for cancelling."""
@@ -13,6 +16,16 @@ PLACE_PAUSE_S = 0.5
 streams.
 """
 HEADER_BYTES_MAX = 64 << 10
+BODY_BYTES_MAX = FRAME_BYTES_MAX
+"""The most bytes of a request, on paths that the next table does not have. The daemon gets the
+request in one frame.
+"""
+BODY_BYTES_MAX_BY_PATH: Mapping[str, int] = dict.fromkeys(
+    ("/v1/completions", "/v1/embeddings", "/api/embed"), 8 << 20
+)
+"""The same on paths with lists of texts, of which the daemon gets several frames."""
+DROPPED_BYTES_MAX = 64 << 20
+"""The most that is read and dropped of a request after the response to it."""
 CLOSE_S_MAX = 5.0
 RESTART_S_MAX = 30.0
 """The time for which a request waits for a daemon that restarts."""
@@ -30,7 +43,8 @@ class Limits:
     """Connections of clients; on a further one, requests get 503."""
     connections_max: int = 16
     """Connections to the daemon."""
-    body_bytes_max: int = 8 << 20
+    body_bytes_max: int = max(BODY_BYTES_MAX, *BODY_BYTES_MAX_BY_PATH.values())
+    """The most bytes of a request on any path; see `body_bytes_max_of`."""
     receive_s_max: float = 30.0
     """The time in which a request must arrive, and a client must read a part of its answer."""
     queue_s_max: float = 300.0
@@ -41,3 +55,7 @@ class Limits:
     """The time that a stream's headers are held, so that an early error has its own status."""
     stop_s_max: float = 10.0
     """The time that requests have to end after SIGTERM."""
+
+    def body_bytes_max_of(self, path: str) -> int:
+        """Return the most bytes of a request's body on a path."""
+        return min(self.body_bytes_max, BODY_BYTES_MAX_BY_PATH.get(path, BODY_BYTES_MAX))

@@ -12,7 +12,7 @@ import msgspec
 from ....backends.errors import Cancelled, InferdError, TooLarge
 from ..callers.caller import LOCAL, Caller
 from ..limits import Limits
-from .statuses import ErrorShape, HttpRefusal, retry_after_s, status_of
+from .statuses import ErrorShape, HttpRefusal, retry_after_s, status_of, without_frames
 from .waiting import WaitingStreams
 
 if TYPE_CHECKING:
@@ -31,6 +31,15 @@ class ClientLink(Protocol):
 
     excess: bool
     """Whether there are more connections than allowed."""
+
+    @property
+    def unread(self) -> bool:
+        """Whether the request has not arrived completely."""
+
+    def linger(self) -> None:
+        """Let the client read the response before its connection, which closes, is reset by the
+        rest of the request. The headers of the response were sent, and announce the end.
+        """
 
     @property
     def blocked(self) -> bool:
@@ -120,13 +129,19 @@ class Exchange:
         self.body = bytes(body)
 
     def _check_size(self, size: int) -> None:
-        size_max = self.limits.body_bytes_max
+        size_max = self.limits.body_bytes_max_of(self.path)
         if size > size_max:
-            raise TooLarge(
-                f"the request has {size} bytes; {size_max} are allowed",
-                hint="send less, or start the gateway with a larger --body-bytes-max",
-                data={"bytes": size, "body_bytes_max": size_max},
-            )
+            raise self._too_large(size, size_max)
+
+    def _too_large(self, size: int, size_max: int) -> TooLarge:
+        hint = "send less"
+        if size_max == self.limits.body_bytes_max:
+            hint += ", or start the gateway with a larger --body-bytes-max"
+        return TooLarge(
+            f"the body of the request has {size} bytes; {self.path[:200]} allows {size_max}",
+            hint=hint,
+            data={"bytes": size, "body_bytes_max": size_max},
+        )
 
     def end_when_disconnected(self) -> None:
         """Cancel the request's work when the client disconnects."""
@@ -169,8 +184,13 @@ class Exchange:
         headers: list[tuple[bytes, bytes]] | None = None,
     ) -> None:
         """Send a whole response."""
-        length = (b"content-length", str(len(data)).encode())
-        await self.start(status, content_type, [length, *(headers or ())])
+        fields = [(b"content-length", str(len(data)).encode()), *(headers or ())]
+        unread = self.link.unread
+        if unread:  # and the rest is not read
+            fields.append((b"connection", b"close"))
+        await self.start(status, content_type, fields)
+        if unread:
+            self.link.linger()
         await self.write(data, more=False)
 
     async def send_json(self, value: Any, *, status: int = 200) -> None:
@@ -179,8 +199,8 @@ class Exchange:
 
     async def send_error(self, error: InferdError) -> None:
         """Send an error in the shape of the API; only possible before the start of a response."""
+        error, headers = without_frames(error), []
         status = status_of(error)
-        headers = []
         retry_s = retry_after_s(error, status)
         if retry_s is not None:
             headers.append((b"retry-after", str(retry_s).encode()))
@@ -190,7 +210,5 @@ class Exchange:
             headers.append((b"www-authenticate", b"Bearer"))
         if isinstance(error, HttpRefusal) and error.allow:
             headers.append((b"allow", error.allow.encode()))
-        if status in (408, 413):  # the rest of the request is not read
-            headers.append((b"connection", b"close"))
         body = msgspec.json.encode(self.api.error_body(error, status))
         await self.send_whole(body, status=status, headers=headers)

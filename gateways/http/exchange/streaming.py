@@ -13,7 +13,7 @@ from ....ipc.client import Piece, QueueEvent
 from ..limits import PLACE_PAUSE_S, WAITING_PAUSE_S
 from ..turns import Answer, TurnRequest
 from .exchange import Exchange
-from .statuses import status_of
+from .statuses import status_of, without_frames
 
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 STREAM_HEADERS = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
@@ -195,7 +195,7 @@ class _StreamWriter:
 
     def note_error(self, error: InferdError) -> None:
         """Note an error; the first one ends the stream."""
-        self._error = self._error or error
+        self._error = self._error or without_frames(error)
 
     async def finish(self) -> None:
         """Write the end of the stream.

@@ -133,6 +133,142 @@ def test_garbage_after_a_request_does_not_end_up_in_its_response(http: RunningGa
     assert b"not an HTTP request" not in found
 
 
+CHUNKED = f"POST /v1/chat/completions HTTP/1.1\r\n{HOST}Transfer-Encoding: chunked\r\n\r\n"
+CUT = post(HELLO)[:-10]
+BROKEN_BODIES = {
+    "a chunk without a size": (f'{CHUNKED}5\r\n{{"mod\r\nzz\r\n', False, "malformed"),
+    "a chunk longer than its size": (f'{CHUNKED}5\r\n{{"model"\r\n', False, "malformed"),
+    "a body cut before its length": (CUT, True, "incomplete"),
+    "a body cut after its headers": (CUT[: CUT.index("{")], True, "incomplete"),
+    "chunks without an end": (f'{CHUNKED}5\r\n{{"mod\r\n', True, "incomplete"),
+    "headers without an end": (CUT[: CUT.index("Content-Length")], True, "incomplete"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_BODIES)
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_a_cut_or_malformed_request_gets_an_error_as_text(
+    http: RunningGateway, name: str, pipelined: bool
+) -> None:
+    """Also after a request whose response is still under way, which comes first."""
+    data, ends, problem = BROKEN_BODIES[name]
+    with connected(http) as sock:
+        if pipelined and name != "headers without an end":
+            data = post(HELLO) + data
+        sock.sendall(data.encode())
+        if ends:
+            sock.shutdown(socket.SHUT_WR)
+        found = b"".join(iter(lambda: sock.recv(65536), b"")).decode()
+    first, *rest = found.split("HTTP/1.1 ")[1:]
+    if rest:
+        assert '"content":"hello"' in first
+        [first] = rest
+    assert first.startswith("400 ") and "connection: close" in first
+    error = json.loads(first.partition("\r\n\r\n")[2])["error"]
+    assert problem in error["message"] and error["type"] == "invalid_request_error"
+
+
+def test_a_body_longer_than_its_length_is_answered_by_its_beginning(http: RunningGateway) -> None:
+    """The rest is not a request; it must not end the connection before the response."""
+    text = json.dumps(HELLO)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\n{HOST}{JSON}Content-Length: {len(text) - 5}"
+    head, body = exchange(http, f"{head}\r\n\r\n{text}")
+    assert head.startswith("http/1.1 400 ") and "not json" in body.lower()
+    whole = f"{post(HELLO)}}}}}\r\n\r\n"
+    head, body = exchange(http, whole)
+    assert head.startswith("http/1.1 200 ") and '"content":"hello"' in body
+
+
+LARGE = 9 << 20
+
+
+@pytest.mark.parametrize(
+    ("path", "size_max"),
+    [
+        ("/v1/chat/completions", 1 << 20),
+        ("/v1/messages", 1 << 20),
+        ("/v1/responses", 1 << 20),
+        ("/api/chat", 1 << 20),
+        ("/v1/completions", 8 << 20),
+        ("/v1/embeddings", 8 << 20),
+        ("/api/embed", 8 << 20),
+    ],
+)
+def test_a_body_that_is_too_long_gets_the_limit_of_its_path(
+    web: httpx.Client, path: str, size_max: int
+) -> None:
+    long = web.post(path, content=b" " * (size_max + 1))
+    assert long.status_code == 413
+    error = long.json()["error"]
+    text = error if isinstance(error, str) else error["message"]
+    assert f"has {size_max + 1} bytes; {path} allows {size_max}" in text
+    assert web.post(path, content=b" " * size_max).status_code == 400  # not JSON
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "x" * 900_000, "more": [0.5] * 20_000}]},
+        ),
+        ("/v1/completions", {"prompt": ["x" * (7 << 20)]}),
+        ("/v1/completions", {"prompt": "x" * (2 << 20)}),
+        ("/v1/embeddings", {"input": ["a", "x" * (2 << 20)]}),
+    ],
+)
+def test_a_text_that_is_too_long_is_refused_without_words_of_the_protocol(
+    web: httpx.Client, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    if "embed" not in path:
+        body = {**body, "stream": stream}
+    found = web.post(path, json={"model": "echo", **body})
+    error = found.json()["error"]
+    assert (found.status_code, error["code"]) == (413, "too_large")
+    assert "1048576 are allowed" in error["message"] and "frame" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (f"POST /v1/chat/completions HTTP/1.1\r\n{HOST}{JSON}", 413),
+        (f"POST /v1/messages HTTP/1.1\r\n{HOST}{JSON}", 413),
+        (f"POST /v1/chat/completions HTTP/1.0\r\n{HOST}{JSON}", 413),
+        (f"POST /v1/nothing HTTP/1.1\r\n{HOST}{JSON}Connection: close\r\n", 404),
+        (f"POST /v1/models HTTP/1.1\r\n{HOST}{JSON}", 405),
+        (f"POST /v1/chat/completions HTTP/1.1\r\nHost: elsewhere\r\n{JSON}", 403),
+    ],
+)
+def test_a_client_that_sends_all_first_reads_the_early_response(
+    http: RunningGateway, head: str, status: int
+) -> None:
+    """The connection would be reset if it were closed with unread data."""
+    data = f"{head}Content-Length: {LARGE}\r\n\r\n".encode() + b" " * LARGE
+    with connected(http) as sock:
+        sock.sendall(data)
+        found = b"".join(iter(lambda: sock.recv(65536), b""))
+    assert found.startswith(b"HTTP/1.1 %d " % status) and b"connection: close" in found
+    assert b"error" in found.partition(b"\r\n\r\n")[2]
+
+
+def test_chunks_that_become_too_long_get_their_413(http: RunningGateway) -> None:
+    chunk = b"%x\r\n%b\r\n" % (1 << 20, b" " * (1 << 20))
+    with connected(http) as sock:
+        sock.sendall(CHUNKED.encode() + chunk * 9 + b"0\r\n\r\n")
+        found = b"".join(iter(lambda: sock.recv(65536), b""))
+    assert found.startswith(b"HTTP/1.1 413 ") and b"allows 1048576" in found
+
+
+def test_a_client_that_sends_after_its_response_without_end_is_disconnected(
+    http: RunningGateway,
+) -> None:
+    with connected(http) as sock, pytest.raises((BrokenPipeError, ConnectionResetError)):
+        sock.sendall(CHUNKED.encode())
+        for _ in range(200):
+            sock.sendall(b"%x\r\n%b\r\n" % (1 << 20, b" " * (1 << 20)))
+
+
 def test_a_request_for_another_protocol_is_answered_in_http(
     http: RunningGateway, web: httpx.Client
 ) -> None:
