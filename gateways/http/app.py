@@ -162,8 +162,9 @@ class Gateway:
                 return await self._answer_options(exchange, methods)
             if endpoint is None:
                 raise _no_endpoint(exchange, methods)
-            if not endpoint.public:
-                exchange.caller = self._identify(exchange)
+            if endpoint.public:
+                return await self._answer(exchange, endpoint)
+            exchange.caller = self._identify(exchange)
             self._quotas.begin_request(exchange.caller, time.monotonic(), endpoint.kind)
             try:
                 await self._answer(exchange, endpoint)

@@ -146,7 +146,7 @@ def gateway(
         origins = Origins(allow_host or (), allow_origin or (), any_host=any_host)
         run_server(
             Gateway(APIS, turns, limits, origins, known),
-            listener.socket,
+            listener.sockets,
             limits,
             on_ready=partial(note, f"serving HTTP on {listener.name}"),
             certificate=tls_certificate,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import uvicorn
@@ -19,7 +19,7 @@ KEEP_ALIVE_S = 30
 
 def run_server(
     gateway: Gateway,
-    listener: socket.socket,
+    listeners: Sequence[socket.socket],
     limits: Limits,
     *,
     on_ready: Callable[[], object],
@@ -48,7 +48,7 @@ def run_server(
     # uvicorn raises the signal again after its end, which would end the process before the socket's
     # path is removed.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    _Server(config, on_ready, gateway.stop).run([listener])
+    _Server(config, on_ready, gateway.stop).run([*listeners])
 
 
 class _Server(uvicorn.Server):

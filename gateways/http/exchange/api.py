@@ -17,8 +17,8 @@ class Endpoint:
     """A function that answers the requests of a method and a path, such as ``/v1/models/{model}``.
 
     With *header*, it answers only requests that have this header; an endpoint without one answers
-    the others. A *public* endpoint needs no key. *kind* is the bound towards which its requests
-    count.
+    the others. A *public* endpoint needs no key, and its requests count towards no bound. *kind* is
+    the bound towards which the requests of others count.
     """
 
     method: str

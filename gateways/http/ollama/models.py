@@ -28,7 +28,10 @@ _NEVER = timedelta(days=36_500)
 async def answer_running(exchange: Exchange) -> None:
     """Answer as Ollama does at its root, by which programs recognize it. Browsers get another
     answer.
+
+    :raises ConnectionLost: the daemon does not answer.
     """
+    await exchange.turns.health.check()
     await exchange.send_whole(
         b"Ollama is running",
         content_type=b"text/plain; charset=utf-8",
@@ -37,7 +40,11 @@ async def answer_running(exchange: Exchange) -> None:
 
 
 async def answer_version(exchange: Exchange) -> None:
-    """Answer with the version of the API."""
+    """Answer with the version of the API.
+
+    :raises ConnectionLost: the daemon does not answer.
+    """
+    await exchange.turns.health.check()
     await exchange.send_json({"version": API_VERSION})
 
 

@@ -9,6 +9,7 @@ from .completion_fields import COMPLETIONS
 from .completions import answer_completion
 from .embeddings import EMBEDDINGS, answer_embeddings
 from .errors import ERROR_SCHEMA, error_body
+from .health import answer_health
 from .models import answer_model, answer_models
 from .responses import RESPONSES, answer_response, delete_response
 
@@ -20,6 +21,10 @@ class OpenAIApi:
     prefixes = ("/v1/",)
     tables = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)
     endpoints = (
+        *(
+            Endpoint(method="GET", path=path, answer=answer_health, public=True)
+            for path in ("/health", "/v1/health")
+        ),
         Endpoint(method="GET", path="/v1/models", answer=answer_models),
         Endpoint(method="GET", path="/v1/models/{model:path}", answer=answer_model),
         Endpoint(method="POST", path="/v1/chat/completions", answer=answer_chat),

@@ -87,6 +87,17 @@ class ConnectionPool:
             data={"bound": "connections-max", "connections_max": self._connections_max},
         )
 
+    async def probe(self) -> None:
+        """Open and close a connection beside the pooled ones.
+
+        :raises InferdError: the daemon does not answer, or refuses the connection.
+        """
+        client = self._connect(DaemonUser())
+        try:
+            await client.open()
+        finally:
+            await _close(client)
+
     async def close(self) -> None:
         """Close all connections; the daemon then ends their turns."""
         while self._pooled:

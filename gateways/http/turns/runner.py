@@ -25,6 +25,7 @@ from ..callers.caller import Caller
 from ..callers.quotas import Quotas
 from ..limits import CLOSE_S_MAX, Limits
 from .answers import Answer, TurnReader, finish_reason_of
+from .health import DaemonHealth
 from .pool import ConnectionPool
 from .request import TurnRequest
 from .reservations import SessionReservations
@@ -52,6 +53,7 @@ class TurnRunner:
         self.quotas = Quotas(limits.requests_max, limits.streams_max)
         self.reservations = SessionReservations()
         self.snapshots = Snapshots(pool)
+        self.health = DaemonHealth(pool)
         self.stopping = False
         """Whether the server stops accepting requests; streams without an end of their own then
         end.
