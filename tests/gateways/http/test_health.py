@@ -61,7 +61,7 @@ def test_a_gateway_with_all_its_requests_is_healthy(daemon: RunningDaemon) -> No
 
 def test_without_a_daemon_programs_get_503_and_browsers_the_page(tmp_path: Path) -> None:
     arguments = ("gateway", "--listen", "127.0.0.1:0")
-    with inferd_process(*arguments, socket=tmp_path / "none") as process:
+    with inferd_process(*arguments, socket=str(tmp_path / "none")) as process:
         assert process.stderr is not None
         url = f"http://{process.stderr.readline().decode().split()[-1]}"
         found = {path: httpx.get(f"{url}{path}", timeout=CALL_S_MAX) for path in PATHS}
