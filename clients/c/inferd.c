@@ -1,7 +1,7 @@
 /* inferd: the client of inferd.h. The protocol is described in docs/protocol.md.
  *
- * Sections: buffers and msgpack; errors; frames from the daemon; waiting; connecting; requests; calls.
- * Functions below "frames from the daemon" expect the client's lock to be held, unless they take it. */
+ * Sections: buffers and msgpack; errors; frames from the daemon; waiting; open clients; connecting; requests; calls.
+ * Functions below "frames from the daemon" expect the connection's lock to be held, unless they take it. */
 #define _GNU_SOURCE /* memfd_create */
 #include "inferd.h"
 
@@ -376,6 +376,12 @@ static int fail(inferd_error *error, int number, const char *message, const char
     return made.number;
 }
 
+static int fail_null(inferd_error *error, const char *what) {
+    char message[64];
+    snprintf(message, sizeof message, "%s is NULL", what);
+    return fail(error, INFERD_INVALID_ARGUMENT, message, "pass a pointer");
+}
+
 static int fail_memory(inferd_error *error) {
     return fail(error, INFERD_MISSING_MEMORY, "the program's memory is exhausted", "free memory");
 }
@@ -430,7 +436,11 @@ typedef struct request {
     stored *first, **last;
 } request;
 
-struct inferd_client {
+/* A client: the program has its number in place of a pointer. */
+typedef struct connection {
+    struct connection *next; /* these three are guarded by `open_clients.lock` */
+    uintptr_t number;
+    unsigned uses;        /* calls under way */
     pthread_mutex_t lock; /* guards all that follows, except fd, which never changes */
     pthread_cond_t changed;
     int fd;
@@ -446,9 +456,9 @@ struct inferd_client {
     request *requests;
     size_t request_count, stored_bytes;
     uint64_t last_id;
-};
+} connection;
 
-static void end_connection(inferd_client *client, const inferd_error *error) {
+static void end_connection(connection *client, const inferd_error *error) {
     if (client->ended)
         return;
     client->ended = true;
@@ -456,24 +466,24 @@ static void end_connection(inferd_client *client, const inferd_error *error) {
     shutdown(client->fd, SHUT_RDWR);
 }
 
-static void end_with(inferd_client *client, int number, const char *message, const char *hint) {
+static void end_with(connection *client, int number, const char *message, const char *hint) {
     inferd_error error;
     fail(&error, number, message, hint);
     end_connection(client, &error);
 }
 
-static void end_unreadable(inferd_client *client, const char *message) {
+static void end_unreadable(connection *client, const char *message) {
     end_with(client, INFERD_PROTOCOL_ERROR, message, "check that the socket is inferd's");
 }
 
-static request *find_request(inferd_client *client, uint64_t id) {
+static request *find_request(connection *client, uint64_t id) {
     request *r = client->requests;
     while (r && r->id != id)
         r = r->next;
     return r;
 }
 
-static void append_request(inferd_client *client, request *r) {
+static void append_request(connection *client, request *r) {
     request **end = &client->requests;
     while (*end)
         end = &(*end)->next;
@@ -481,7 +491,7 @@ static void append_request(inferd_client *client, request *r) {
     client->request_count++;
 }
 
-static void drop_first(inferd_client *client, request *r) {
+static void drop_first(connection *client, request *r) {
     stored *first = r->first;
     r->first = first->next;
     if (!r->first)
@@ -490,7 +500,7 @@ static void drop_first(inferd_client *client, request *r) {
     free(first);
 }
 
-static void remove_request(inferd_client *client, request *r) {
+static void remove_request(connection *client, request *r) {
     request **link = &client->requests;
     while (*link != r)
         link = &(*link)->next;
@@ -501,7 +511,7 @@ static void remove_request(inferd_client *client, request *r) {
     client->request_count--;
 }
 
-static void store(inferd_client *client, request *r, uint64_t kind, reader body) {
+static void store(connection *client, request *r, uint64_t kind, reader body) {
     size_t length = (size_t)(body.end - body.at);
     if (kind == EVENT && r->events >= CREDIT) {
         end_unreadable(client, "the daemon has sent more events than it had credit for");
@@ -528,7 +538,7 @@ static void store(inferd_client *client, request *r, uint64_t kind, reader body)
 }
 
 /* A reply, an error reply or an event: `body` stands at the map that is its content. */
-static void receive_answer(inferd_client *client, uint64_t kind, uint64_t id, reader body) {
+static void receive_answer(connection *client, uint64_t kind, uint64_t id, reader body) {
     request *r = find_request(client, id);
     if (!r || r->replied || (kind == EVENT && (r->kind != INFERD_STREAM || r->abandoned)))
         return; /* the protocol has clients ignore these */
@@ -538,7 +548,7 @@ static void receive_answer(inferd_client *client, uint64_t kind, uint64_t id, re
         store(client, r, kind, body);
 }
 
-static void receive_hello(inferd_client *client, reader map) {
+static void receive_hello(connection *client, reader map) {
     value v, major;
     reader inner;
     if (!find_key(map, "protocol", &v, &inner) || v.type != ARRAY || v.length != 2 ||
@@ -564,7 +574,7 @@ static void receive_hello(inferd_client *client, reader map) {
 }
 
 /* Handle the body of a frame, one msgpack array. */
-static void receive_body(inferd_client *client, reader body) {
+static void receive_body(connection *client, reader body) {
     value head, kind, id, content;
     reader whole = body;
     if (!skip_value(&whole) || whole.at != whole.end || !read_value(&body, &head) || head.type != ARRAY ||
@@ -591,7 +601,7 @@ static void receive_body(inferd_client *client, reader body) {
 }
 
 /* Handle all complete frames in `in`. */
-static void receive_frames(inferd_client *client) {
+static void receive_frames(connection *client) {
     size_t at = 0;
     while (!client->ended && client->in.length - at >= LENGTH_BYTES) {
         const uint8_t *p = client->in.data + at;
@@ -611,7 +621,7 @@ static void receive_frames(inferd_client *client) {
 }
 
 /* `reason` is an errno, or 0: the daemon has closed the connection. */
-static void end_lost(inferd_client *client, int reason) {
+static void end_lost(connection *client, int reason) {
     char message[128];
     const char *cause = reason ? strerror(reason) : "closed by the daemon";
     snprintf(message, sizeof message, "the connection was lost: %s", cause);
@@ -619,7 +629,7 @@ static void end_lost(inferd_client *client, int reason) {
 }
 
 /* Receive the bytes that have arrived. A frame in `in` has a bound, and so have the bytes of one call. */
-static void receive(inferd_client *client) {
+static void receive(connection *client) {
     for (int i = 0; i < 64 && !client->ended; i++) {
         if (!reserve(&client->in, READ_BYTES, REPLY_BYTES_MAX + 2 * READ_BYTES)) {
             end_with(client, INFERD_MISSING_MEMORY, "no memory for a frame", "free memory");
@@ -641,13 +651,13 @@ static void receive(inferd_client *client) {
     }
 }
 
-static void drop_descriptors(inferd_client *client) {
+static void drop_descriptors(connection *client) {
     while (client->descriptor_count)
         close(client->descriptors[--client->descriptor_count]);
 }
 
 /* Send one part of `out`, with the descriptors that wait. */
-static ssize_t send_part(inferd_client *client) {
+static ssize_t send_part(connection *client) {
     union {
         struct cmsghdr header;
         char bytes[CMSG_SPACE(DESCRIPTORS_MAX * sizeof(int))];
@@ -666,7 +676,7 @@ static ssize_t send_part(inferd_client *client) {
     return sendmsg(client->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
-static void transmit(inferd_client *client) {
+static void transmit(connection *client) {
     while (client->out.length && !client->ended) {
         ssize_t sent = send_part(client);
         if (sent < 0 && errno == EINTR)
@@ -684,7 +694,7 @@ static void transmit(inferd_client *client) {
     }
 }
 
-static void process(inferd_client *client) {
+static void process(connection *client) {
     transmit(client);
     if (!client->ended)
         receive(client);
@@ -710,13 +720,13 @@ static int left_ms(int64_t deadline) {
     return left < 0 ? 0 : left > INT32_MAX ? INT32_MAX : (int)left;
 }
 
-static short events_wanted(const inferd_client *client) {
+static short events_wanted(const connection *client) {
     return (short)(client->out.length ? POLLIN | POLLOUT : POLLIN);
 }
 
 /* Wait for the socket, without the lock, and process. Several threads may be here: one that waits for
  * replies, and those whose frames are not sent yet. */
-static void wait_for_socket(inferd_client *client, int64_t deadline) {
+static void wait_for_socket(connection *client, int64_t deadline) {
     bool leads = !client->polling;
     struct pollfd polled = {client->fd, events_wanted(client), 0};
     if (leads)
@@ -730,7 +740,7 @@ static void wait_for_socket(inferd_client *client, int64_t deadline) {
     pthread_cond_broadcast(&client->changed);
 }
 
-static void wait_for_change(inferd_client *client, int64_t deadline) {
+static void wait_for_change(connection *client, int64_t deadline) {
     if (deadline < 0) {
         pthread_cond_wait(&client->changed, &client->lock);
         return;
@@ -741,7 +751,7 @@ static void wait_for_change(inferd_client *client, int64_t deadline) {
 
 /* The request with the id, or the oldest that no call waits for (0), from which an event can be taken; else NULL.
  * `exists`: whether there is a request that can have events later. */
-static request *find_ready(inferd_client *client, uint64_t id, bool *exists) {
+static request *find_ready(connection *client, uint64_t id, bool *exists) {
     *exists = false;
     for (request *r = client->requests; r; r = r->next) {
         if (r->abandoned || (id ? r->id != id : r->waited_for))
@@ -754,7 +764,7 @@ static request *find_ready(inferd_client *client, uint64_t id, bool *exists) {
 }
 
 /* Wait until an event of the request can be taken. NULL: the deadline has passed, or there is no request. */
-static request *wait_for_event(inferd_client *client, uint64_t id, int64_t deadline) {
+static request *wait_for_event(connection *client, uint64_t id, int64_t deadline) {
     for (;;) {
         bool exists;
         request *ready = find_ready(client, id, &exists);
@@ -765,6 +775,80 @@ static request *wait_for_event(inferd_client *client, uint64_t id, int64_t deadl
         else
             wait_for_change(client, deadline);
     }
+}
+
+/* ---- Open clients ---- */
+
+/* A number is never used again, so a call with a client that was closed is refused. */
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t unused; /* a client has no call under way any more */
+    connection *first;
+    connection *inherited; /* in a child process: the parent's, as they were at the fork */
+    uintptr_t last_number;
+} open_clients = {.lock = PTHREAD_MUTEX_INITIALIZER, .unused = PTHREAD_COND_INITIALIZER};
+
+static void lock_open_clients(void) { pthread_mutex_lock(&open_clients.lock); }
+static void unlock_open_clients(void) { pthread_mutex_unlock(&open_clients.lock); }
+
+/* In a child process: leave the parent's connections to the parent. Other threads may have been changing the
+ * clients, so only the descriptors are closed. */
+static void forget_open_clients(void) {
+    for (connection *c = open_clients.first; c; c = c->next)
+        close(c->fd);
+    open_clients.inherited = open_clients.first;
+    open_clients.first = NULL;
+    pthread_cond_init(&open_clients.unused, NULL);
+    unlock_open_clients();
+}
+
+static void handle_forks(void) { pthread_atfork(lock_open_clients, unlock_open_clients, forget_open_clients); }
+
+/* Add a client to those that calls find. */
+static inferd_client *publish(connection *client) {
+    static pthread_once_t handles_forks = PTHREAD_ONCE_INIT;
+    pthread_once(&handles_forks, handle_forks);
+    lock_open_clients();
+    client->number = ++open_clients.last_number;
+    client->next = open_clients.first;
+    open_clients.first = client;
+    unlock_open_clients();
+    return (inferd_client *)client->number;
+}
+
+/* The link to an open client, or to NULL; `open_clients` is locked. */
+static connection **find_open(const inferd_client *handle) {
+    connection **link = &open_clients.first;
+    while (*link && (*link)->number != (uintptr_t)handle)
+        link = &(*link)->next;
+    return link;
+}
+
+static int fail_closed(inferd_error *error) {
+    return fail(error, INFERD_INVALID_ARGUMENT, "no such client: it was closed, or the process has forked since",
+                "connect a client");
+}
+
+/* Return an open client with its lock held, which `leave` releases; NULL: there is none. */
+static connection *enter(const inferd_client *handle, inferd_error *error) {
+    lock_open_clients();
+    connection *client = *find_open(handle);
+    if (client)
+        client->uses++;
+    unlock_open_clients();
+    if (client)
+        pthread_mutex_lock(&client->lock);
+    else
+        fail_closed(error);
+    return client;
+}
+
+static void leave(connection *client) {
+    pthread_mutex_unlock(&client->lock);
+    lock_open_clients();
+    if (!--client->uses)
+        pthread_cond_broadcast(&open_clients.unused);
+    unlock_open_clients();
 }
 
 /* ---- Connecting ---- */
@@ -819,8 +903,8 @@ static int connect_to(const char *path, int64_t deadline, int *fd, inferd_error 
     return fail(error, INFERD_CONNECTION_LOST, message, "start the daemon with `inferd serve`, or set INFERD_SOCKET");
 }
 
-static inferd_client *make_client(int fd, int call_timeout_ms) {
-    inferd_client *client = calloc(1, sizeof *client);
+static connection *make_client(int fd, int call_timeout_ms) {
+    connection *client = calloc(1, sizeof *client);
     if (!client)
         return NULL;
     pthread_condattr_t attributes;
@@ -838,13 +922,13 @@ static inferd_client *make_client(int fd, int call_timeout_ms) {
 }
 
 /* Begin a frame; `end_frame` writes its length, or removes it again. */
-static size_t begin_frame(inferd_client *client) {
+static size_t begin_frame(connection *client) {
     size_t start = client->out.length;
     put_bytes(&client->out, "\0\0\0", LENGTH_BYTES);
     return start;
 }
 
-static int end_frame(inferd_client *client, size_t start, inferd_error *error) {
+static int end_frame(connection *client, size_t start, inferd_error *error) {
     buffer *out = &client->out;
     size_t length = out->length - start - LENGTH_BYTES;
     int number = INFERD_OK;
@@ -894,7 +978,7 @@ static void end_fields(const fields *f) {
         f->out->data[f->head] |= (uint8_t)f->count;
 }
 
-static int put_hello(inferd_client *client, const inferd_options *options, inferd_error *error) {
+static int put_hello(connection *client, const inferd_options *options, inferd_error *error) {
     size_t start = begin_frame(client);
     put_array(&client->out, 2);
     put_uint(&client->out, HELLO);
@@ -911,7 +995,7 @@ static int put_hello(inferd_client *client, const inferd_options *options, infer
 
 /* A daemon without a free place sends its hello, then at once a goodbye: the client waits for the hello
  * and then receives the bytes that have arrived. */
-static int exchange_hellos(inferd_client *client, const inferd_options *options, int64_t deadline,
+static int exchange_hellos(connection *client, const inferd_options *options, int64_t deadline,
                            inferd_error *error) {
     pthread_mutex_lock(&client->lock);
     int number = put_hello(client, options, error);
@@ -927,33 +1011,7 @@ static int exchange_hellos(inferd_client *client, const inferd_options *options,
     return number;
 }
 
-int inferd_connect(const inferd_options *options, inferd_client **client, inferd_error *error) {
-    inferd_options used = options ? *options : (inferd_options){0};
-    int timeout = used.connect_timeout_ms > 0 ? used.connect_timeout_ms : CONNECT_TIMEOUT_MS;
-    int64_t deadline = deadline_after(timeout);
-    char path[4096];
-    int fd = -1;
-    find_socket(used.socket, path, sizeof path);
-    int number = connect_to(path, deadline, &fd, error);
-    if (number)
-        return number;
-    inferd_client *made = make_client(fd, used.call_timeout_ms);
-    if (!made) {
-        close(fd);
-        return fail_memory(error);
-    }
-    number = exchange_hellos(made, &used, deadline, error);
-    if (number) {
-        inferd_close(made);
-        return number;
-    }
-    *client = made;
-    return succeed(error);
-}
-
-void inferd_close(inferd_client *client) {
-    if (!client)
-        return;
+static void free_client(connection *client) {
     close(client->fd);
     drop_descriptors(client);
     while (client->requests)
@@ -963,6 +1021,58 @@ void inferd_close(inferd_client *client) {
     pthread_cond_destroy(&client->changed);
     pthread_mutex_destroy(&client->lock);
     free(client);
+}
+
+int inferd_connect(const inferd_options *options, inferd_client **client, inferd_error *error) {
+    inferd_options used = options ? *options : (inferd_options){0};
+    int timeout = used.connect_timeout_ms > 0 ? used.connect_timeout_ms : CONNECT_TIMEOUT_MS;
+    int64_t deadline = deadline_after(timeout);
+    char path[4096];
+    int fd = -1;
+    if (!client)
+        return fail_null(error, "the client");
+    find_socket(used.socket, path, sizeof path);
+    int number = connect_to(path, deadline, &fd, error);
+    if (number)
+        return number;
+    connection *made = make_client(fd, used.call_timeout_ms);
+    if (!made) {
+        close(fd);
+        return fail_memory(error);
+    }
+    number = exchange_hellos(made, &used, deadline, error);
+    if (number) {
+        free_client(made);
+        return number;
+    }
+    *client = publish(made);
+    return succeed(error);
+}
+
+/* Take a client from those that calls find. NULL: there is none. */
+static connection *take_open(const inferd_client *handle) {
+    lock_open_clients();
+    connection **link = find_open(handle), *client = *link;
+    if (client)
+        *link = client->next;
+    unlock_open_clients();
+    return client;
+}
+
+int inferd_close(inferd_client *handle) {
+    connection *client = take_open(handle);
+    if (!client)
+        return fail_closed(NULL);
+    pthread_mutex_lock(&client->lock);
+    end_with(client, INFERD_CONNECTION_LOST, "the program has closed the client", "connect another");
+    pthread_cond_broadcast(&client->changed);
+    pthread_mutex_unlock(&client->lock);
+    lock_open_clients();
+    while (client->uses)
+        pthread_cond_wait(&open_clients.unused, &open_clients.lock);
+    unlock_open_clients();
+    free_client(client);
+    return INFERD_OK;
 }
 
 /* ---- Requests ---- */
@@ -1064,7 +1174,7 @@ static void put_fields(fields *f, const inferd_call *call, bool in_descriptor) {
         put_turn(f, &call->turn, wanted);
 }
 
-static int put_request(inferd_client *client, uint64_t id, const inferd_call *call, bool in_descriptor,
+static int put_request(connection *client, uint64_t id, const inferd_call *call, bool in_descriptor,
                        inferd_error *error) {
     size_t start = begin_frame(client);
     put_array(&client->out, 4);
@@ -1096,7 +1206,7 @@ static int make_memfd(const void *data, size_t length) {
 }
 
 /* Queue the descriptor that a call needs, if any: the client's own copy. `passed` is whether it did. */
-static int pass_descriptor(inferd_client *client, const inferd_call *call, bool *passed, inferd_error *error) {
+static int pass_descriptor(connection *client, const inferd_call *call, bool *passed, inferd_error *error) {
     bool is_large = CALLS[call->kind].fields & TENSOR && call->length > client->frame_bytes_max - PARAMS_BYTES;
     *passed = false;
     if (!is_large && call->kind != INFERD_LOAD_FILE)
@@ -1112,7 +1222,7 @@ static int pass_descriptor(inferd_client *client, const inferd_call *call, bool 
     return INFERD_OK;
 }
 
-static int check_call(inferd_client *client, const inferd_call *call, inferd_error *error) {
+static int check_call(connection *client, const inferd_call *call, inferd_error *error) {
     if (call->kind > INFERD_MODELS)
         return fail(error, INFERD_INVALID_ARGUMENT, "no such kind of call", "use a constant of inferd_kind");
     if (CALLS[call->kind].fields & (NAME | SESSION) && !call->name)
@@ -1127,7 +1237,7 @@ static int check_call(inferd_client *client, const inferd_call *call, inferd_err
 }
 
 /* Add a request and queue its frame. */
-static int start_request(inferd_client *client, const inferd_call *call, bool waited_for, uint64_t *id,
+static int start_request(connection *client, const inferd_call *call, bool waited_for, uint64_t *id,
                          inferd_error *error) {
     bool passed;
     int number = check_call(client, call, error);
@@ -1152,7 +1262,7 @@ static int start_request(inferd_client *client, const inferd_call *call, bool wa
     return INFERD_OK;
 }
 
-static void put_cancel(inferd_client *client, uint64_t id) {
+static void put_cancel(connection *client, uint64_t id) {
     size_t start = begin_frame(client);
     put_array(&client->out, 4);
     put_uint(&client->out, REQUEST);
@@ -1166,7 +1276,7 @@ static void put_cancel(inferd_client *client, uint64_t id) {
 }
 
 /* Return the credit of events that were taken, once it is half of all. */
-static void return_credit(inferd_client *client, request *r) {
+static void return_credit(connection *client, request *r) {
     r->events--;
     if (++r->taken < CREDIT / 2 || r->replied || client->ended)
         return;
@@ -1209,7 +1319,7 @@ static bool read_result(reader map, inferd_event *event) {
 
 /* Take the first event of a request that is ready; remove the request with its last one. Kind NONE: that
  * event of a stream released no text. False: memory is exhausted. */
-static bool take_event(inferd_client *client, request *r, inferd_event *event) {
+static bool take_event(connection *client, request *r, inferd_event *event) {
     stored *first = r->first;
     bool success = true;
     *event = (inferd_event){.kind = INFERD_EVENT_FAILED, .request = r->id, .error = client->end};
@@ -1236,70 +1346,93 @@ static bool take_event(inferd_client *client, request *r, inferd_event *event) {
     return true;
 }
 
-int inferd_start(inferd_client *client, const inferd_call *call, uint64_t *id, inferd_error *error) {
-    pthread_mutex_lock(&client->lock);
+int inferd_start(inferd_client *handle, const inferd_call *call, uint64_t *id, inferd_error *error) {
+    if (!call || !id)
+        return fail_null(error, call ? "the request" : "the call");
+    connection *client = enter(handle, error);
+    if (!client)
+        return INFERD_INVALID_ARGUMENT;
     int number = start_request(client, call, false, id, error);
     if (!number)
         transmit(client);
-    pthread_mutex_unlock(&client->lock);
+    leave(client);
     return number ? number : succeed(error);
 }
 
-int inferd_next_event(inferd_client *client, uint64_t id, int timeout_ms, inferd_event *event,
+int inferd_next_event(inferd_client *handle, uint64_t id, int timeout_ms, inferd_event *event,
                       inferd_error *error) {
     int64_t deadline = deadline_after(timeout_ms);
     request *ready;
     bool success = true;
+    if (!event)
+        return fail_null(error, "the event");
     *event = (inferd_event){0};
-    pthread_mutex_lock(&client->lock);
+    connection *client = enter(handle, error);
+    if (!client)
+        return INFERD_INVALID_ARGUMENT;
     while ((ready = wait_for_event(client, id, deadline))) {
         success = take_event(client, ready, event);
         if (!success || event->kind != INFERD_EVENT_NONE)
             break;
         inferd_event_clear(event);
     }
-    pthread_mutex_unlock(&client->lock);
+    leave(client);
     return success ? succeed(error) : fail_memory(error);
 }
 
 void inferd_event_clear(inferd_event *event) {
+    if (!event)
+        return;
     free(event->text);
     *event = (inferd_event){0};
 }
 
-int inferd_cancel_request(inferd_client *client, uint64_t id, inferd_error *error) {
-    pthread_mutex_lock(&client->lock);
+int inferd_cancel_request(inferd_client *handle, uint64_t id, inferd_error *error) {
+    connection *client = enter(handle, error);
+    if (!client)
+        return INFERD_INVALID_ARGUMENT;
     request *r = find_request(client, id);
     if (r && !r->abandoned && !client->ended)
         put_cancel(client, id);
-    pthread_mutex_unlock(&client->lock);
+    leave(client);
     if (!r)
         return fail(error, INFERD_INVALID_ARGUMENT, "no such request", "it may have ended");
     return succeed(error);
 }
 
-int inferd_fd(const inferd_client *client) { return client->fd; }
+int inferd_fd(const inferd_client *handle) {
+    connection *client = enter(handle, NULL);
+    if (!client)
+        return -1;
+    int fd = client->fd;
+    leave(client);
+    return fd;
+}
 
-short inferd_poll_events(inferd_client *client) {
-    pthread_mutex_lock(&client->lock);
+short inferd_poll_events(inferd_client *handle) {
+    connection *client = enter(handle, NULL);
+    if (!client)
+        return 0;
     short events = events_wanted(client);
-    pthread_mutex_unlock(&client->lock);
+    leave(client);
     return events;
 }
 
-int inferd_process(inferd_client *client, inferd_error *error) {
-    pthread_mutex_lock(&client->lock);
+int inferd_process(inferd_client *handle, inferd_error *error) {
+    connection *client = enter(handle, error);
+    if (!client)
+        return INFERD_INVALID_ARGUMENT;
     process(client);
     pthread_cond_broadcast(&client->changed);
     int number = client->ended ? copy_error(error, &client->end) : succeed(error);
-    pthread_mutex_unlock(&client->lock);
+    leave(client);
     return number;
 }
 
 /* ---- Calls that wait ---- */
 
 /* Cancel a request whose caller waits no longer; its reply removes it. */
-static void abandon(inferd_client *client, uint64_t id) {
+static void abandon(connection *client, uint64_t id) {
     request *r = find_request(client, id);
     if (!r)
         return;
@@ -1310,7 +1443,7 @@ static void abandon(inferd_client *client, uint64_t id) {
 }
 
 /* Start a request and wait for its reply; the caller gets it as it was stored, and frees it. */
-static int wait_for_reply(inferd_client *client, const inferd_call *call, uint64_t *id, inferd_error *error) {
+static int wait_for_reply(connection *client, const inferd_call *call, uint64_t *id, inferd_error *error) {
     int64_t deadline = deadline_after(client->call_timeout_ms > 0 ? client->call_timeout_ms : -1);
     int number = start_request(client, call, true, id, error);
     if (number)
@@ -1323,23 +1456,34 @@ static int wait_for_reply(inferd_client *client, const inferd_call *call, uint64
 }
 
 /* Make a call. On success the caller clears the event. */
-static int call_and_wait(inferd_client *client, const inferd_call *call, inferd_event *event, inferd_error *error) {
+static int call_and_wait(inferd_client *handle, const inferd_call *call, inferd_event *event, inferd_error *error) {
     uint64_t id;
     *event = (inferd_event){0};
-    pthread_mutex_lock(&client->lock);
+    connection *client = enter(handle, error);
+    if (!client)
+        return INFERD_INVALID_ARGUMENT;
     int number = wait_for_reply(client, call, &id, error);
     if (!number && !take_event(client, find_request(client, id), event))
         number = fail_memory(error);
-    pthread_mutex_unlock(&client->lock);
+    leave(client);
     if (number)
         return number;
     return event->kind == INFERD_EVENT_FAILED ? copy_error(error, &event->error) : succeed(error);
 }
 
-static int call_for_handle(inferd_client *client, const inferd_call *call, uint64_t *handle, inferd_error *error) {
+static int call_without_result(inferd_client *client, const inferd_call *call, inferd_error *error) {
     inferd_event event;
     int number = call_and_wait(client, call, &event, error);
-    if (!number && handle)
+    inferd_event_clear(&event);
+    return number;
+}
+
+static int call_for_handle(inferd_client *client, const inferd_call *call, uint64_t *handle, inferd_error *error) {
+    inferd_event event;
+    if (!handle)
+        return fail_null(error, "the handle to write");
+    int number = call_and_wait(client, call, &event, error);
+    if (!number)
         *handle = event.handle;
     inferd_event_clear(&event);
     return number;
@@ -1350,6 +1494,8 @@ static int call_for_text(inferd_client *client, const inferd_call *call, void *b
                          inferd_error *error) {
     inferd_event event;
     inferd_error own;
+    if (size && !buffer_)
+        return fail_null(error, "the buffer");
     int number = call_and_wait(client, call, &event, &own);
     copy_error(error, &own);
     if (!number && event.length > size) {
@@ -1370,7 +1516,7 @@ static inferd_turn turn_of(const inferd_turn *turn) { return turn ? *turn : (inf
 
 int inferd_init_backend(inferd_client *client, const char *config, inferd_error *error) {
     inferd_call call = {.kind = INFERD_INIT_BACKEND, .config = config};
-    return call_for_handle(client, &call, NULL, error);
+    return call_without_result(client, &call, error);
 }
 
 int inferd_load(inferd_client *client, const char *name, const char *config, inferd_handle *graph,
@@ -1395,7 +1541,7 @@ int inferd_load_file(inferd_client *client, const char *path, const char *config
 
 int inferd_unload(inferd_client *client, inferd_handle graph, inferd_error *error) {
     inferd_call call = {.kind = INFERD_UNLOAD, .handle = graph};
-    return call_for_handle(client, &call, NULL, error);
+    return call_without_result(client, &call, error);
 }
 
 int inferd_open(inferd_client *client, inferd_handle graph, const char *session_id, inferd_handle *context,
@@ -1407,12 +1553,12 @@ int inferd_open(inferd_client *client, inferd_handle graph, const char *session_
 int inferd_set_input(inferd_client *client, inferd_handle context, uint32_t index, const void *data, size_t length,
                      inferd_error *error) {
     inferd_call call = {.kind = INFERD_SET_INPUT, .handle = context, .index = index, .data = data, .length = length};
-    return call_for_handle(client, &call, NULL, error);
+    return call_without_result(client, &call, error);
 }
 
 int inferd_compute(inferd_client *client, inferd_handle context, const inferd_turn *turn, inferd_error *error) {
     inferd_call call = {.kind = INFERD_COMPUTE, .handle = context, .turn = turn_of(turn)};
-    return call_for_handle(client, &call, NULL, error);
+    return call_without_result(client, &call, error);
 }
 
 int inferd_compute_single(inferd_client *client, inferd_handle context, const inferd_turn *turn, void *buffer_,
@@ -1423,7 +1569,7 @@ int inferd_compute_single(inferd_client *client, inferd_handle context, const in
 
 int inferd_fini_single(inferd_client *client, inferd_handle context, inferd_error *error) {
     inferd_call call = {.kind = INFERD_FINI_SINGLE, .handle = context};
-    return call_for_handle(client, &call, NULL, error);
+    return call_without_result(client, &call, error);
 }
 
 int inferd_get_output(inferd_client *client, inferd_handle context, uint32_t index, void *buffer_, size_t size,
@@ -1457,7 +1603,7 @@ int inferd_cancel(inferd_client *client, inferd_handle context, int *cancelled, 
 
 int inferd_close_context(inferd_client *client, inferd_handle context, int keep, inferd_error *error) {
     inferd_call call = {.kind = INFERD_CLOSE, .handle = context, .keep = keep};
-    return call_for_handle(client, &call, NULL, error);
+    return call_without_result(client, &call, error);
 }
 
 /* Read the array `models` of a result. */
@@ -1475,11 +1621,15 @@ static size_t read_models(reader result, inferd_model *models, size_t size) {
     return count;
 }
 
-int inferd_models(inferd_client *client, inferd_model *models, size_t size, size_t *count, inferd_error *error) {
+int inferd_models(inferd_client *handle, inferd_model *models, size_t size, size_t *count, inferd_error *error) {
     inferd_call call = {.kind = INFERD_MODELS};
     inferd_event event = {0};
     uint64_t id;
-    pthread_mutex_lock(&client->lock);
+    if (!count || (size && !models))
+        return fail_null(error, count ? "the array" : "the count");
+    connection *client = enter(handle, error);
+    if (!client)
+        return INFERD_INVALID_ARGUMENT;
     int number = wait_for_reply(client, &call, &id, error);
     if (!number) {
         request *r = find_request(client, id);
@@ -1488,7 +1638,7 @@ int inferd_models(inferd_client *client, inferd_model *models, size_t size, size
         if (!take_event(client, r, &event))
             number = fail_memory(error);
     }
-    pthread_mutex_unlock(&client->lock);
+    leave(client);
     if (number)
         return number;
     number = event.kind == INFERD_EVENT_FAILED ? copy_error(error, &event.error) : succeed(error);

@@ -12,10 +12,13 @@
  * buffers and descriptors are copied or duplicated. The client owns its socket and its memory until
  * `inferd_close`. The caller owns the text of an event until `inferd_event_clear`.
  *
- * Threads. All functions except `inferd_connect` and `inferd_close` may be called by any thread at any
- * time: a lock guards the client, and a call that waits does not hold it. So threads share one client, and
- * their turns are computed side by side. `inferd_close` must be the last call, with no other under way.
- * A child process after `fork` must not use its parent's client.
+ * Threads. All functions may be called by any thread at any time: a lock guards the client, and a call that
+ * waits does not hold it. So threads share one client, and their turns are computed side by side.
+ * `inferd_close` ends the calls of other threads with ConnectionLost.
+ *
+ * Errors of the program. An `inferd_client *` is a number, which is never used again, and not the address of
+ * memory: a call with NULL or with a client that was closed fails with InvalidArgument. After `fork`, the
+ * clients of the parent do not exist in the child. A pointer through which a function must write may not be NULL.
  *
  * Bounds. A frame from the daemon has at most `reply_bytes_max` bytes; unread replies and events take at
  * most 64 MiB, frames that wait to be sent 4 MiB, and 256 requests run at once. The connection ends with an
@@ -95,8 +98,9 @@ typedef struct inferd_options {
  * may refuse the client after this call has returned, such as for its label: the next call then has the error. */
 int inferd_connect(const inferd_options *options, inferd_client **client, inferd_error *error);
 
-/* Close the connection and free the client. The daemon ends its requests, contexts and graphs. */
-void inferd_close(inferd_client *client);
+/* Close the connection and free the client. The daemon ends its requests, contexts and graphs. Calls of other
+ * threads that are under way fail, and have ended when this one returns. */
+int inferd_close(inferd_client *client);
 
 /* ---- Calls that wait ---- */
 
@@ -242,7 +246,7 @@ void inferd_event_clear(inferd_event *event);
 /* Cancel a request that was started; its event FAILED, or END if that came first, follows. */
 int inferd_cancel_request(inferd_client *client, uint64_t request, inferd_error *error);
 
-/* The descriptor to poll, and the events to poll it for (POLLIN, POLLOUT). */
+/* The descriptor to poll, and the events to poll it for (POLLIN, POLLOUT); without a client -1 and 0. */
 int inferd_fd(const inferd_client *client);
 short inferd_poll_events(inferd_client *client);
 

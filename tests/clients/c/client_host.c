@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <stdbool.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 /* The model `slow` takes ten seconds for it. */
@@ -411,6 +412,142 @@ SCENARIO(a_file_is_loaded_by_its_descriptor) {
     CHECK(strstr(output(context, 1), "\"output_tokens\":4"));
 }
 
+/* Check that each function refuses a client that does not exist. */
+static void check_refused(inferd_client *wrong) {
+    inferd_call call = {.kind = INFERD_MODELS};
+    inferd_event event;
+    inferd_handle handle = 7;
+    inferd_model model;
+    uint64_t request = 7;
+    size_t length = 7;
+    int cancelled = 7;
+    char text[8];
+    const int numbers[] = {
+        inferd_close(wrong),
+        inferd_models(wrong, &model, 1, &length, &error),
+        inferd_init_backend(wrong, NULL, &error),
+        inferd_load(wrong, "echo", NULL, &handle, &error),
+        inferd_load_file(wrong, "/dev/null", NULL, &handle, &error),
+        inferd_unload(wrong, 1, &error),
+        inferd_open(wrong, 1, NULL, &handle, &error),
+        inferd_set_input(wrong, 1, 0, "a", 1, &error),
+        inferd_compute(wrong, 1, NULL, &error),
+        inferd_compute_single(wrong, 1, NULL, text, sizeof text, &length, &error),
+        inferd_fini_single(wrong, 1, &error),
+        inferd_get_output(wrong, 1, 0, text, sizeof text, &length, &error),
+        inferd_get_output_single(wrong, 1, 0, text, sizeof text, &length, &error),
+        inferd_run_inference(wrong, 1, "a", 1, NULL, NULL, text, sizeof text, &length, &error),
+        inferd_cancel(wrong, 1, &cancelled, &error),
+        inferd_close_context(wrong, 1, 0, &error),
+        inferd_start(wrong, &call, &request, &error),
+        inferd_next_event(wrong, 1, -1, &event, &error),
+        inferd_cancel_request(wrong, 1, &error),
+        inferd_process(wrong, &error),
+    };
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        CHECK_EQUAL(numbers[i], INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_fd(wrong), -1);
+    CHECK_EQUAL(inferd_poll_events(wrong), 0);
+    CHECK(error.number == INFERD_INVALID_ARGUMENT && error.hint[0]);
+    CHECK(handle == 7 && request == 7 && length == 7 && cancelled == 7 && event.kind == INFERD_EVENT_NONE);
+}
+
+SCENARIO(a_client_that_does_not_exist_is_refused_by_each_function) {
+    inferd_client *closed = client;
+    CHECK_EQUAL(inferd_close(closed), 0);
+    CHECK_EQUAL(inferd_connect(NULL, &client, &error), 0);
+    CHECK(client != closed);
+    check_refused(closed);
+    check_refused(NULL);
+    check_refused((inferd_client *)&closed);
+    CHECK_EQUAL(inferd_set_input(client, open_context("echo", NULL), 0, "a", 1, &error), 0);
+}
+
+SCENARIO(a_result_without_a_place_is_refused) {
+    inferd_call call = {.kind = INFERD_MODELS};
+    inferd_handle context = open_context("echo", NULL);
+    inferd_model model;
+    uint64_t request;
+    size_t count = 0;
+    set_prompt(context, "text");
+    CHECK_EQUAL(inferd_connect(NULL, NULL, &error), INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_models(client, &model, 1, NULL, &error), INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_models(client, NULL, 1, &count, &error), INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_models(client, NULL, 0, &count, &error), 0);
+    CHECK_EQUAL(count, 3);
+    CHECK_EQUAL(inferd_load(client, "echo", NULL, NULL, &error), INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_load_file(client, "/dev/null", NULL, NULL, &error), INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_load_file(client, NULL, NULL, NULL, &error), INFERD_MODEL_NOT_FOUND);
+    CHECK_EQUAL(inferd_open(client, 1, NULL, NULL, &error), INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_set_input(client, context, 0, NULL, 1, &error), INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_compute_single(client, context, NULL, NULL, 1, NULL, &error), INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_compute(client, context, NULL, NULL), 0);
+    CHECK_EQUAL(inferd_get_output(client, context, 0, NULL, 8, NULL, &error), INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_get_output_single(client, context, 0, NULL, 8, NULL, NULL), INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_run_inference(client, context, "a", 1, NULL, NULL, NULL, 1, NULL, &error),
+                INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_cancel(client, context, NULL, &error), 0);
+    CHECK_EQUAL(inferd_start(client, NULL, &request, &error), INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_start(client, &call, NULL, &error), INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_next_event(client, 0, 0, NULL, &error), INFERD_INVALID_ARGUMENT);
+    inferd_event_clear(NULL);
+    CHECK_TEXT(output(context, 0), "text");
+}
+
+SCENARIO(a_child_process_has_no_client_of_its_parent) {
+    inferd_handle context = open_context("echo", NULL);
+    pid_t child = fork();
+    int status = 0;
+    if (!child) {
+        inferd_client *parents = client;
+        check_refused(parents);
+        CHECK_EQUAL(inferd_connect(NULL, &client, &error), 0);
+        check_refused(parents);
+        set_prompt(open_context("echo", NULL), "the child's");
+        CHECK_EQUAL(inferd_close(client), 0);
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && !status);
+    set_prompt(context, "the parent's");
+    CHECK_EQUAL(inferd_compute(client, context, NULL, &error), 0);
+    CHECK_TEXT(output(context, 0), "the parent's");
+}
+
+static void *compute_until_an_error(void *context) {
+    int number = INFERD_OK;
+    while (!number)
+        number = inferd_compute(client, *(inferd_handle *)context, NULL, NULL);
+    CHECK(number == INFERD_CONNECTION_LOST || number == INFERD_INVALID_ARGUMENT);
+    return NULL;
+}
+
+static void *close_client(void *unused) {
+    (void)unused;
+    return inferd_close(client) ? NULL : client;
+}
+
+SCENARIO(a_client_is_closed_once_while_other_threads_use_it) {
+    enum { COUNT = 4 };
+    pthread_t threads[COUNT], closers[2];
+    inferd_handle contexts[COUNT];
+    void *closed[2] = {NULL};
+    for (int i = 0; i < COUNT; i++) {
+        contexts[i] = open_context(i ? "echo" : "slow", NULL);
+        set_prompt(contexts[i], LONG);
+        CHECK(!pthread_create(&threads[i], NULL, compute_until_an_error, &contexts[i]));
+    }
+    while (inferd_set_input(client, contexts[0], 0, LONG, sizeof LONG - 1, &error) != INFERD_SESSION_BUSY)
+        CHECK_EQUAL(error.number, 0);
+    for (int i = 0; i < 2; i++)
+        CHECK(!pthread_create(&closers[i], NULL, close_client, NULL));
+    for (int i = 0; i < COUNT; i++)
+        CHECK(!pthread_join(threads[i], NULL));
+    for (int i = 0; i < 2; i++)
+        CHECK(!pthread_join(closers[i], &closed[i]));
+    CHECK(!closed[0] != !closed[1]);
+    CHECK_EQUAL(inferd_connect(NULL, &client, &error), 0);
+}
+
 /* The daemon is killed once this program has printed a line. */
 SCENARIO(a_killed_daemon_fails_the_calls_under_way_and_all_later_ones) {
     inferd_handle context = open_context("slow", NULL);
@@ -468,6 +605,10 @@ static const scenario SCENARIOS[] = {
     ENTRY(a_hundred_clients_connect_at_once),
     ENTRY(a_frame_larger_than_the_sockets_buffer_is_sent_in_parts),
     ENTRY(a_file_is_loaded_by_its_descriptor),
+    ENTRY(a_client_that_does_not_exist_is_refused_by_each_function),
+    ENTRY(a_result_without_a_place_is_refused),
+    ENTRY(a_child_process_has_no_client_of_its_parent),
+    ENTRY(a_client_is_closed_once_while_other_threads_use_it),
     ENTRY(a_killed_daemon_fails_the_calls_under_way_and_all_later_ones),
     ENTRY(vanishes_during_a_turn),
 };
@@ -475,6 +616,6 @@ static const scenario SCENARIOS[] = {
 int main(int argc, char **argv) {
     CHECK_EQUAL(inferd_connect(NULL, &client, &error), 0);
     int status = run_scenario(SCENARIOS, sizeof SCENARIOS / sizeof *SCENARIOS, argc, argv);
-    inferd_close(client);
+    CHECK_EQUAL(inferd_close(client), 0);
     return status;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from inferd import Client
 from inferd.testing import RunningDaemon, running_daemon
 
-from .build import ADDRESS, THREAD, build, scenarios
+from .build import ADDRESS, CLIENT, HERE, THREAD, build, scenarios
 from .conftest import MODELS
 
 PROGRAM = "client_host"
@@ -21,6 +22,7 @@ WITH_A_PARTNER = (
 THREADED = (
     "threads_share_a_client",
     "another_thread_cancels_a_call_that_waits",
+    "a_client_is_closed_once_while_other_threads_use_it",
 )
 
 
@@ -52,6 +54,13 @@ def test_a_c_program(daemon: RunningDaemon, tiny: Path, scenario: str) -> None:
 @pytest.mark.parametrize("scenario", THREADED)
 def test_threads_of_a_c_program_do_not_race(daemon: RunningDaemon, scenario: str) -> None:
     run(daemon, THREAD, scenario)
+
+
+def test_each_function_of_the_header_is_called_with_a_wrong_client() -> None:
+    header, source = (CLIENT / "inferd.h").read_text(), (HERE / f"{PROGRAM}.c").read_text()
+    declared = set(re.findall(r"^\w+ (inferd_\w+)\((?:const )?inferd_client \*", header, re.M))
+    assert declared == set(re.findall(r"(inferd_\w+)\(wrong", source))
+    assert len(declared) == 22
 
 
 def test_a_program_finds_the_socket_of_the_user(daemon: RunningDaemon, tmp_path: Path) -> None:

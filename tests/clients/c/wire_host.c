@@ -93,18 +93,24 @@ SCENARIO(prints_each_frame_as_json) {
 
 /* ---- Damaged frames ---- */
 
-/* A client whose daemon is the other end of a pair of sockets, with the stream 1 and the call 2 under way. */
-static inferd_client *make_fed_client(int *daemon) {
+/* Open a client whose daemon is the other end of a pair of sockets; `inside` receives its connection. */
+static inferd_client *open_client(int call_timeout_ms, int *daemon, connection **inside) {
     int ends[2];
     CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends));
-    inferd_client *client = make_client(ends[0], 0);
-    CHECK(client);
-    client->greeted = true;
+    *inside = make_client(ends[0], call_timeout_ms);
+    CHECK(*inside);
+    (*inside)->greeted = true;
+    *daemon = ends[1];
+    return publish(*inside);
+}
+
+/* A client with the stream 1 and the call 2 under way. */
+static inferd_client *make_fed_client(int *daemon, connection **inside) {
+    inferd_client *client = open_client(0, daemon, inside);
     inferd_call stream = {.kind = INFERD_STREAM, .handle = 1}, call = {.kind = INFERD_GET_OUTPUT, .handle = 1};
     uint64_t id;
     CHECK_EQUAL(inferd_start(client, &stream, &id, NULL), 0);
     CHECK_EQUAL(inferd_start(client, &call, &id, NULL), 0);
-    *daemon = ends[1];
     return client;
 }
 
@@ -112,7 +118,8 @@ static inferd_client *make_fed_client(int *daemon) {
 static void feed(const uint8_t *bytes, size_t length) {
     int daemon;
     inferd_event event;
-    inferd_client *client = make_fed_client(&daemon);
+    connection *inside;
+    inferd_client *client = make_fed_client(&daemon, &inside);
     CHECK_EQUAL(write(daemon, bytes, length), length);
     inferd_process(client, NULL);
     CHECK(!shutdown(daemon, SHUT_RDWR));
@@ -123,7 +130,7 @@ static void feed(const uint8_t *bytes, size_t length) {
         if (none)
             break;
     }
-    CHECK(!client->requests && !client->stored_bytes);
+    CHECK(!inside->requests && !inside->stored_bytes);
     close(daemon);
     inferd_close(client);
 }
@@ -225,7 +232,8 @@ static void put_event(buffer *b, uint64_t id, uint64_t kind, size_t text_length)
 static int end_after_events(int events) {
     int daemon;
     buffer bytes = {0};
-    inferd_client *client = make_fed_client(&daemon);
+    connection *inside;
+    inferd_client *client = make_fed_client(&daemon, &inside);
     for (int i = 0; i < events; i++)
         put_event(&bytes, 1, EVENT, 1);
     CHECK_EQUAL(write(daemon, bytes.data, bytes.length), bytes.length);
@@ -242,7 +250,7 @@ SCENARIO(a_stream_has_at_most_64_events_that_were_not_taken) {
 }
 
 SCENARIO(replies_that_were_not_taken_have_a_bound) {
-    inferd_client *client = make_client(-1, 0);
+    connection *client = make_client(-1, 0);
     CHECK(client);
     client->greeted = true;
     buffer body = {0};
@@ -259,40 +267,38 @@ SCENARIO(replies_that_were_not_taken_have_a_bound) {
     CHECK_EQUAL(taken, 63); /* of a little more than 1 MiB each */
     CHECK_EQUAL(client->end.number, INFERD_TOO_LARGE);
     free(body.data);
-    inferd_close(client);
+    free_client(client);
 }
 
 SCENARIO(bytes_that_wait_to_be_sent_have_a_bound) {
-    int ends[2];
-    CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends));
-    inferd_client *client = make_client(ends[0], 0);
+    int daemon;
+    connection *inside;
+    inferd_client *client = open_client(0, &daemon, &inside);
     static char data[900 << 10];
     inferd_call call = {.kind = INFERD_SET_INPUT, .handle = 1, .data = data, .length = sizeof data};
     inferd_error error = {0};
     uint64_t id;
     int started = 0;
-    CHECK(client);
     while (!inferd_start(client, &call, &id, &error))
         started++;
     CHECK_EQUAL(error.number, INFERD_BUSY);
-    CHECK(started >= 4 && client->out.length <= OUT_BYTES_MAX);
+    CHECK(started >= 4 && inside->out.length <= OUT_BYTES_MAX);
     CHECK(inferd_poll_events(client) & POLLOUT);
     static char sink[1 << 16];
-    while (client->out.length) {
-        while (read(ends[1], sink, sizeof sink) > 0)
+    while (inside->out.length) {
+        while (read(daemon, sink, sizeof sink) > 0)
             continue;
         CHECK_EQUAL(inferd_process(client, NULL), 0);
     }
     CHECK_EQUAL(inferd_start(client, &call, &id, &error), 0);
-    close(ends[1]);
+    close(daemon);
     inferd_close(client);
 }
 
 SCENARIO(descriptors_that_wait_to_be_sent_have_a_bound) {
-    int ends[2];
-    CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends));
-    inferd_client *client = make_client(ends[0], 0);
-    CHECK(client);
+    int daemon;
+    connection *inside;
+    inferd_client *client = open_client(0, &daemon, &inside);
     static char data[900 << 10];
     inferd_call filler = {.kind = INFERD_SET_INPUT, .handle = 1, .data = data, .length = sizeof data};
     inferd_call file = {.kind = INFERD_LOAD_FILE, .fd = 0};
@@ -303,27 +309,26 @@ SCENARIO(descriptors_that_wait_to_be_sent_have_a_bound) {
         CHECK_EQUAL(inferd_start(client, &file, &id, &error), 0);
     CHECK_EQUAL(inferd_start(client, &file, &id, &error), INFERD_BUSY);
     file.fd = -1;
-    client->descriptor_count--; /* one place is free */
+    inside->descriptor_count--; /* one place is free */
     CHECK_EQUAL(inferd_start(client, &file, &id, &error), INFERD_INVALID_ARGUMENT);
-    client->descriptor_count++;
-    close(ends[1]);
+    inside->descriptor_count++;
+    close(daemon);
     inferd_close(client);
 }
 
 SCENARIO(a_refused_request_takes_its_descriptor_back) {
-    int ends[2];
-    CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends));
-    inferd_client *client = make_client(ends[0], 0);
-    CHECK(client);
+    int daemon;
+    connection *inside;
+    inferd_client *client = open_client(0, &daemon, &inside);
     char *config = calloc(1, 5 << 20);
     CHECK(config);
     memset(config, ' ', (5 << 20) - 1);
     inferd_call call = {.kind = INFERD_LOAD_FILE, .fd = 0, .config = config};
     uint64_t id = 0;
     CHECK_EQUAL(inferd_start(client, &call, &id, NULL), INFERD_TOO_LARGE);
-    CHECK(!client->descriptor_count && !client->out.length && !client->requests && !id);
+    CHECK(!inside->descriptor_count && !inside->out.length && !inside->requests && !id);
     free(config);
-    close(ends[1]);
+    close(daemon);
     inferd_close(client);
 }
 
@@ -354,30 +359,25 @@ SCENARIO(a_path_of_a_socket_has_at_most_107_bytes) {
 
 enum { SILENT_MS = 20, THREADS = 8 };
 
-/* A client whose calls time out, since its daemon is the other end of a pair of sockets. */
-static inferd_client *make_silent_client(int *daemon) {
-    int ends[2];
-    CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends));
-    inferd_client *client = make_client(ends[0], SILENT_MS);
-    CHECK(client);
-    client->greeted = true;
-    *daemon = ends[1];
-    return client;
+/* A client whose calls time out, since nothing answers them. */
+static inferd_client *make_silent_client(int *daemon, connection **inside) {
+    return open_client(SILENT_MS, daemon, inside);
 }
 
 SCENARIO(a_call_past_its_timeout_is_cancelled_and_its_late_reply_dropped) {
     int daemon;
-    inferd_client *client = make_silent_client(&daemon);
+    connection *inside;
+    inferd_client *client = make_silent_client(&daemon, &inside);
     uint8_t sent[256] = {0};
     buffer late = {0};
     CHECK_EQUAL(inferd_fini_single(client, 1, NULL), INFERD_TIMEOUT);
-    CHECK_EQUAL(client->request_count, 1);
+    CHECK_EQUAL(inside->request_count, 1);
     ssize_t length = read(daemon, sent, sizeof sent);
     CHECK(length > 0 && memmem(sent, (size_t)length, "\xa6" "cancel\x81\xa7request\x01", 17));
     put_event(&late, 1, REPLY, 10);
     CHECK_EQUAL(write(daemon, late.data, late.length), late.length);
     CHECK_EQUAL(inferd_process(client, NULL), 0);
-    CHECK(!client->request_count && !client->stored_bytes);
+    CHECK(!inside->request_count && !inside->stored_bytes);
     free(late.data);
     close(daemon);
     inferd_close(client);
@@ -390,7 +390,8 @@ static void *time_out(void *client) {
 
 SCENARIO(threads_time_out_side_by_side) {
     int daemon;
-    inferd_client *client = make_silent_client(&daemon);
+    connection *inside;
+    inferd_client *client = make_silent_client(&daemon, &inside);
     pthread_t threads[THREADS];
     for (int i = 0; i < THREADS; i++)
         CHECK(!pthread_create(&threads[i], NULL, time_out, client));
@@ -402,7 +403,8 @@ SCENARIO(threads_time_out_side_by_side) {
 
 SCENARIO(an_event_is_waited_for_until_the_timeout) {
     int daemon;
-    inferd_client *client = make_silent_client(&daemon);
+    connection *inside;
+    inferd_client *client = make_silent_client(&daemon, &inside);
     inferd_call call = {.kind = INFERD_STREAM, .handle = 1};
     inferd_event event;
     uint64_t id;
