@@ -34,18 +34,33 @@ typedef struct table {
     uint32_t next_number;
 } table;
 
-struct backend {
+typedef struct backend {
+    struct backend *next; /* these three are guarded by `backends.lock` */
+    uintptr_t number;
+    unsigned uses;           /* calls under way */
     pthread_mutex_t opening; /* held while graphs or contexts are opened or closed; taken before `lock` */
     pthread_mutex_t lock;    /* guards all that follows, never held during a call to the daemon */
+    bool ended;
     inferd_client *client;
     unsigned calls; /* under way with `client` */
     table graphs, contexts;
+    const entry *current; /* of `limits.one_model`: the graph of new contexts, or NULL */
     backend_limits limits;
     char *config; /* of wasi_nn_backend, or NULL */
-    inferd_turn turn;
-    const char *models, *label;
+    char *models, *label, *priority;
+    double timeout_s;
     bool quiet;
-};
+} backend;
+
+/* The backends of the process. The host has a backend's number in place of a pointer; a number is never used
+ * again, so a call with a backend that has ended is refused. */
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t unused; /* a backend has no call under way any more */
+    backend *first;
+    backend *inherited; /* in a child process: the parent's, as they were at the fork */
+    uintptr_t last_number;
+} backends = {.lock = PTHREAD_MUTEX_INITIALIZER, .unused = PTHREAD_COND_INITIALIZER};
 
 static int fail(inferd_error *error, int number, int wasi, const char *name, const char *message, const char *hint) {
     *error = (inferd_error){.number = number, .wasi = wasi};
@@ -68,12 +83,17 @@ static int fail_memory(inferd_error *error) {
     return fail(error, INFERD_MISSING_MEMORY, 3, "MissingMemory", "the program's memory is exhausted", "free memory");
 }
 
+static bool is_quiet(void) {
+    const char *quiet = getenv("INFERD_WASI_NN_QUIET");
+    return quiet && !strcmp(quiet, "1");
+}
+
 /* Print an error, except those that hosts expect; return its number. A guest may have chosen a part of the
  * text, so control characters, which a terminal would obey, are replaced. */
-static int report(const backend *b, const char *call, const inferd_error *error) {
+static int report(bool quiet, const char *call, const inferd_error *error) {
     char line[2 * sizeof *error];
     bool expected = error->number == INFERD_TOO_LARGE || (error->number >= 100 && error->number <= 102);
-    if (!error->number || expected || b->quiet)
+    if (!error->number || expected || quiet)
         return error->number;
     bool lost = error->number == INFERD_CONNECTION_LOST || error->number == INFERD_SHUTTING_DOWN;
     const char *hint = lost && strcmp(call, "load_by_name") ? "load the model again, to connect again" : error->hint;
@@ -89,6 +109,71 @@ static int64_t now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (int64_t)now.tv_sec * NS_PER_S + now.tv_nsec;
+}
+
+/* ---- Backends ---- */
+
+static void lock_backends(void) { pthread_mutex_lock(&backends.lock); }
+static void unlock_backends(void) { pthread_mutex_unlock(&backends.lock); }
+
+/* In a child process: leave the backends to the parent. Other threads may have been changing them, so they are
+ * not freed. */
+static void forget_backends(void) {
+    backends.inherited = backends.first;
+    backends.first = NULL;
+    pthread_cond_init(&backends.unused, NULL);
+    unlock_backends();
+}
+
+static void handle_forks(void) { pthread_atfork(lock_backends, unlock_backends, forget_backends); }
+
+/* Add a backend to those that calls find; return its number. */
+static void *publish(backend *b) {
+    static pthread_once_t handles_forks = PTHREAD_ONCE_INIT;
+    pthread_once(&handles_forks, handle_forks);
+    lock_backends();
+    b->number = ++backends.last_number;
+    b->next = backends.first;
+    backends.first = b;
+    unlock_backends();
+    return (void *)b->number;
+}
+
+/* The link to a backend, or to NULL; `backends` is locked. */
+static backend **find_backend(const void *ctx) {
+    backend **link = &backends.first;
+    while (*link && (*link)->number != (uintptr_t)ctx)
+        link = &(*link)->next;
+    return link;
+}
+
+static void fail_ended(const char *call, inferd_error *error) {
+    fail(error, INFERD_INVALID_ARGUMENT, 1, "InvalidArgument",
+         "no such backend: it has ended, or the process has forked since", "begin one with init_backend");
+    report(is_quiet(), call, error);
+}
+
+/* Begin a call of the host; NULL: there is no such backend. `leave` follows. */
+static backend *enter(const void *ctx, const char *call, inferd_error *error) {
+    *error = (inferd_error){0};
+    lock_backends();
+    backend *b = *find_backend(ctx);
+    if (b)
+        b->uses++;
+    unlock_backends();
+    if (!b)
+        fail_ended(call, error);
+    return b;
+}
+
+/* End a call of the host: report its error, and return the number. */
+static int leave(backend *b, const char *call, const inferd_error *error) {
+    int number = report(b->quiet, call, error);
+    lock_backends();
+    if (!--b->uses)
+        pthread_cond_broadcast(&backends.unused);
+    unlock_backends();
+    return number;
 }
 
 /* ---- Parameters ---- */
@@ -215,38 +300,55 @@ static char *copy_text(const char *text, size_t length, size_t length_max) {
     return text && length <= length_max ? strndup(text, length) : NULL;
 }
 
-/* Follow the parameters that the daemon has accepted for a context. */
-static void note_modes(backend *b, uint32_t context, const void *data, size_t length) {
-    char *json = copy_text(data, length, CONFIG_BYTES_MAX);
-    if (!json)
-        return;
+static modes modes_of(backend *b, uint32_t context) {
+    pthread_mutex_lock(&b->lock);
+    entry *e = find_entry(&b->contexts, context);
+    modes found = e ? e->modes : (modes){0};
+    pthread_mutex_unlock(&b->lock);
+    return found;
+}
+
+static void set_modes(backend *b, uint32_t context, modes followed) {
     pthread_mutex_lock(&b->lock);
     entry *e = find_entry(&b->contexts, context);
     if (e)
-        read_modes(&e->modes, json);
+        e->modes = followed;
     pthread_mutex_unlock(&b->lock);
+}
+
+/* Set parameters of a context, and follow them if the daemon accepts them. */
+static void set_parameters(backend *b, uint32_t context, inferd_client *client, inferd_handle handle, const void *data,
+                           size_t length, inferd_error *error) {
+    modes followed = modes_of(b, context);
+    char *json = data && length <= CONFIG_BYTES_MAX ? calloc(1, length + 1) : NULL;
+    if (json) {
+        memcpy(json, data, length);
+        read_modes(&followed, json);
+    }
+    if (!inferd_set_input(client, handle, 1, json ? json : data, length, error))
+        set_modes(b, context, followed);
     free(json);
 }
 
-int backend_set_input(backend *b, uint32_t context, uint32_t index, const void *data, size_t length,
+int backend_set_input(void *ctx, uint32_t context, uint32_t index, const void *data, size_t length,
                       inferd_error *error) {
     inferd_handle handle;
+    backend *b = enter(ctx, "set_input", error);
+    if (!b)
+        return error->number;
     inferd_client *client = begin_call(b, &b->contexts, context, &handle, error);
     if (client) {
-        if (!inferd_set_input(client, handle, index, data, length, error) && index == 1)
-            note_modes(b, context, data, length);
+        if (index == 1)
+            set_parameters(b, context, client, handle, data, length, error);
+        else
+            inferd_set_input(client, handle, index, data, length, error);
         end_call(b, &b->contexts, context);
     }
-    return report(b, "set_input", error);
+    return leave(b, "set_input", error);
 }
 
-/* Whether the turns of a context are printed. */
-static bool prints_text(backend *b, uint32_t context) {
-    pthread_mutex_lock(&b->lock);
-    entry *e = find_entry(&b->contexts, context);
-    bool prints = e && e->modes.prints && !e->modes.embeds;
-    pthread_mutex_unlock(&b->lock);
-    return prints;
+static inferd_turn turn_of(const backend *b) {
+    return (inferd_turn){.priority = b->priority, .timeout_s = b->timeout_s};
 }
 
 /* Compute a turn, and print its text as it arrives. */
@@ -276,33 +378,44 @@ static int print_turn(inferd_client *client, inferd_handle handle, const inferd_
     return error->number;
 }
 
-int backend_compute(backend *b, uint32_t context, inferd_error *error) {
+int backend_compute(void *ctx, uint32_t context, inferd_error *error) {
     inferd_handle handle;
+    backend *b = enter(ctx, "compute", error);
+    if (!b)
+        return error->number;
     inferd_client *client = begin_call(b, &b->contexts, context, &handle, error);
     if (client) {
-        if (prints_text(b, context))
-            print_turn(client, handle, &b->turn, error);
+        modes followed = modes_of(b, context);
+        inferd_turn turn = turn_of(b);
+        if (followed.prints && !followed.embeds)
+            print_turn(client, handle, &turn, error);
         else
-            inferd_compute(client, handle, &b->turn, error);
+            inferd_compute(client, handle, &turn, error);
         end_call(b, &b->contexts, context);
     }
-    return report(b, "compute", error);
+    return leave(b, "compute", error);
 }
 
-int backend_get_output(backend *b, uint32_t context, uint32_t index, void *buffer, size_t size, size_t *length,
+int backend_get_output(void *ctx, uint32_t context, uint32_t index, void *buffer, size_t size, size_t *length,
                        inferd_error *error) {
     inferd_handle handle;
+    backend *b = enter(ctx, "get_output", error);
+    if (!b)
+        return error->number;
     inferd_client *client = begin_call(b, &b->contexts, context, &handle, error);
     if (client) {
         inferd_get_output(client, handle, index, buffer, size, length, error);
         end_call(b, &b->contexts, context);
     }
-    return report(b, "get_output", error);
+    return leave(b, "get_output", error);
 }
 
-int backend_run_inference(backend *b, uint32_t context, const void *text, size_t text_length, const char *config,
+int backend_run_inference(void *ctx, uint32_t context, const void *text, size_t text_length, const char *config,
                           size_t config_length, void *buffer, size_t size, size_t *length, inferd_error *error) {
     inferd_handle handle;
+    backend *b = enter(ctx, "run_inference", error);
+    if (!b)
+        return error->number;
     char *json = copy_text(config, config_length, CONFIG_BYTES_MAX);
     inferd_client *client = NULL;
     if (config && !json)
@@ -310,11 +423,12 @@ int backend_run_inference(backend *b, uint32_t context, const void *text, size_t
     else
         client = begin_call(b, &b->contexts, context, &handle, error);
     if (client) {
-        inferd_run_inference(client, handle, text, text_length, json, &b->turn, buffer, size, length, error);
+        inferd_turn turn = turn_of(b);
+        inferd_run_inference(client, handle, text, text_length, json, &turn, buffer, size, length, error);
         end_call(b, &b->contexts, context);
     }
     free(json);
-    return report(b, "run_inference", error);
+    return leave(b, "run_inference", error);
 }
 
 /* ---- Models ---- */
@@ -345,7 +459,7 @@ static bool is_file(const char *model) {
 static void send_config(backend *b) {
     inferd_error error;
     if (b->config && inferd_init_backend(b->client, b->config, &error)) {
-        report(b, "init_backend", &error);
+        report(b->quiet, "init_backend", &error);
         inferd_init_backend(b->client, NULL, NULL);
     }
 }
@@ -358,10 +472,13 @@ static int connect_backend(backend *b, inferd_error *error) {
     if (b->client && inferd_process(b->client, error) && !b->calls) {
         inferd_close(b->client);
         b->client = NULL;
+        b->current = NULL;
         remove_all(&b->graphs);
         remove_all(&b->contexts);
     }
-    if (!b->client) {
+    if (b->ended) {
+        number = fail_argument(error, "the backend has ended");
+    } else if (!b->client) {
         number = inferd_connect(&(inferd_options){.software = "wasi-nn", .label = b->label}, &b->client, error);
         is_new = !number;
     }
@@ -374,8 +491,12 @@ static int connect_backend(backend *b, inferd_error *error) {
 }
 
 /* Load a model and add its graph; the connection is there. */
-static int load_graph(backend *b, const char *model, const char *config, uint32_t *graph, inferd_error *error) {
+static int load_graph(backend *b, const char *model, char *config, uint32_t *graph, inferd_error *error) {
     inferd_handle handle;
+    modes followed = {0};
+    if (config) {
+        read_modes(&followed, config);
+    }
     int number = (is_file(model) ? inferd_load_file : inferd_load)(b->client, model, config, &handle, error);
     if (number)
         return number;
@@ -383,7 +504,7 @@ static int load_graph(backend *b, const char *model, const char *config, uint32_
     entry *made = b->graphs.count < GRAPHS_MAX ? add_entry(&b->graphs, NULL) : NULL;
     if (made) {
         made->handle = handle;
-        read_modes(&made->modes, config ? config : "");
+        made->modes = followed;
         *graph = made->number;
     }
     pthread_mutex_unlock(&b->lock);
@@ -392,33 +513,6 @@ static int load_graph(backend *b, const char *model, const char *config, uint32_
     inferd_unload(b->client, handle, NULL);
     return fail_busy(error, "too many graphs, or the program's memory is exhausted");
 }
-
-int backend_load(backend *b, const char *name, size_t name_length, const char *config, size_t config_length,
-                 uint32_t *graph, inferd_error *error) {
-    char model[NAME_BYTES_MAX];
-    char *text = copy_text(name, name_length, NAME_BYTES_MAX - 1);
-    char *json = copy_text(config, config_length, CONFIG_BYTES_MAX);
-    if (!text || (config && !json)) {
-        fail_argument(error, "the name or the configuration is missing or too long");
-    } else if (!map_name(b->models, text, model, sizeof model)) {
-        fail(error, INFERD_MODEL_NOT_FOUND, 103, "ModelNotFound", "the name is not in INFERD_WASI_NN_MODELS",
-             "add NAME=MODEL to the variable");
-    } else {
-        pthread_mutex_lock(&b->opening);
-        if (!connect_backend(b, error)) {
-            load_graph(b, model, json, graph, error);
-            pthread_mutex_lock(&b->lock);
-            b->calls--;
-            pthread_mutex_unlock(&b->lock);
-        }
-        pthread_mutex_unlock(&b->opening);
-    }
-    free(text);
-    free(json);
-    return report(b, "load_by_name", error);
-}
-
-/* ---- Contexts; `opening` is held ---- */
 
 /* Remove a context and close it in the daemon. */
 static void close_entry(backend *b, entry *e, inferd_error *error) {
@@ -432,6 +526,71 @@ static void close_entry(backend *b, entry *e, inferd_error *error) {
     b->calls--;
     pthread_mutex_unlock(&b->lock);
 }
+
+/* Take a graph other than the current one from the table. False: there is none. */
+static bool take_old_graph(backend *b, inferd_handle *handle) {
+    pthread_mutex_lock(&b->lock);
+    entry *e = b->graphs.first;
+    while (e && e == b->current)
+        e = e->next;
+    if (e) {
+        *handle = e->handle;
+        remove_entry(&b->graphs, e);
+    }
+    pthread_mutex_unlock(&b->lock);
+    return e;
+}
+
+static entry *first_context(backend *b) {
+    pthread_mutex_lock(&b->lock);
+    entry *first = b->contexts.first;
+    pthread_mutex_unlock(&b->lock);
+    return first;
+}
+
+/* Make a graph the current one: close all contexts, and unload all other graphs. */
+static void replace_model(backend *b, uint32_t graph) {
+    inferd_handle handle;
+    entry *first;
+    pthread_mutex_lock(&b->lock);
+    b->current = find_entry(&b->graphs, graph);
+    pthread_mutex_unlock(&b->lock);
+    while ((first = first_context(b)))
+        close_entry(b, first, NULL);
+    while (take_old_graph(b, &handle))
+        inferd_unload(b->client, handle, NULL);
+}
+
+int backend_load(void *ctx, const char *name, size_t name_length, const char *config, size_t config_length,
+                 uint32_t *graph, inferd_error *error) {
+    char model[NAME_BYTES_MAX];
+    backend *b = enter(ctx, "load_by_name", error);
+    if (!b)
+        return error->number;
+    char *text = copy_text(name, name_length, NAME_BYTES_MAX - 1);
+    char *json = copy_text(config, config_length, CONFIG_BYTES_MAX);
+    if (!text || (config && !json)) {
+        fail_argument(error, "the name or the configuration is missing or too long");
+    } else if (!map_name(b->models, text, model, sizeof model)) {
+        fail(error, INFERD_MODEL_NOT_FOUND, 103, "ModelNotFound", "the name is not in INFERD_WASI_NN_MODELS",
+             "add NAME=MODEL to the variable");
+    } else {
+        pthread_mutex_lock(&b->opening);
+        if (!connect_backend(b, error)) {
+            if (!load_graph(b, model, json, graph, error) && b->limits.one_model)
+                replace_model(b, *graph);
+            pthread_mutex_lock(&b->lock);
+            b->calls--;
+            pthread_mutex_unlock(&b->lock);
+        }
+        pthread_mutex_unlock(&b->opening);
+    }
+    free(text);
+    free(json);
+    return leave(b, "load_by_name", error);
+}
+
+/* ---- Contexts; `opening` is held ---- */
 
 /* Close the context that has been idle for longest, if that is longer than `idle_ms`. */
 static bool close_idle_context(backend *b, int64_t idle_ms) {
@@ -482,27 +641,37 @@ static int open_context(backend *b, uint32_t graph, const char *session_id, uint
     return made ? INFERD_OK : fail_memory(error);
 }
 
-int backend_open(backend *b, uint32_t graph, const char *session_id, uint32_t *context, inferd_error *error) {
-    pthread_mutex_lock(&b->opening);
-    entry *open = NULL;
-    if (session_id && strnlen(session_id, SESSION_ID_BYTES_MAX) < SESSION_ID_BYTES_MAX) {
-        pthread_mutex_lock(&b->lock);
-        open = find_session(&b->contexts, session_id);
-        if (open) {
-            *context = open->number;
-            open->used_ns = now_ns();
-        }
-        pthread_mutex_unlock(&b->lock);
+/* The open context with a session id, or NULL. */
+static bool find_open_session(backend *b, const char *session_id, uint32_t *context) {
+    if (!session_id || strnlen(session_id, SESSION_ID_BYTES_MAX) == SESSION_ID_BYTES_MAX)
+        return false;
+    pthread_mutex_lock(&b->lock);
+    entry *open = find_session(&b->contexts, session_id);
+    if (open) {
+        *context = open->number;
+        open->used_ns = now_ns();
     }
-    if (open)
-        *error = (inferd_error){0};
-    else
-        open_context(b, graph, session_id, context, error);
-    pthread_mutex_unlock(&b->opening);
-    return report(b, "init_execution_context", error);
+    pthread_mutex_unlock(&b->lock);
+    return open;
 }
 
-int backend_close(backend *b, uint32_t context, inferd_error *error) {
+int backend_open(void *ctx, uint32_t graph, const char *session_id, uint32_t *context, inferd_error *error) {
+    backend *b = enter(ctx, "init_execution_context", error);
+    if (!b)
+        return error->number;
+    pthread_mutex_lock(&b->opening);
+    if (b->limits.one_model && !b->current)
+        fail_argument(error, "no model is loaded");
+    else if (!find_open_session(b, session_id, context))
+        open_context(b, b->limits.one_model ? b->current->number : graph, session_id, context, error);
+    pthread_mutex_unlock(&b->opening);
+    return leave(b, "init_execution_context", error);
+}
+
+int backend_close(void *ctx, uint32_t context, inferd_error *error) {
+    backend *b = enter(ctx, "close_execution_context", error);
+    if (!b)
+        return error->number;
     pthread_mutex_lock(&b->opening);
     pthread_mutex_lock(&b->lock);
     entry *found = find_entry(&b->contexts, context);
@@ -512,73 +681,78 @@ int backend_close(backend *b, uint32_t context, inferd_error *error) {
     else
         fail_argument(error, "no such context; it may have been closed");
     pthread_mutex_unlock(&b->opening);
-    return report(b, "close_execution_context", error);
+    return leave(b, "close_execution_context", error);
 }
 
-/* Take a graph other than `kept` from the table. */
-static bool take_graph(backend *b, uint32_t kept, inferd_handle *handle) {
-    pthread_mutex_lock(&b->lock);
-    entry *e = b->graphs.first;
-    while (e && e->number == kept)
-        e = e->next;
-    if (e) {
-        *handle = e->handle;
-        remove_entry(&b->graphs, e);
-    }
-    pthread_mutex_unlock(&b->lock);
-    return e;
+/* ---- Begin and end ---- */
+
+/* Copy a text, or the NULL of a variable that is not set. False: memory is exhausted. */
+static bool copy_optional(char **copy, const char *text) {
+    *copy = text ? strdup(text) : NULL;
+    return !text == !*copy;
 }
 
-static entry *first_context(backend *b) {
-    pthread_mutex_lock(&b->lock);
-    entry *first = b->contexts.first;
-    pthread_mutex_unlock(&b->lock);
-    return first;
-}
-
-void backend_keep_graph(backend *b, uint32_t graph) {
-    inferd_handle handle;
-    entry *first;
-    pthread_mutex_lock(&b->opening);
-    while ((first = first_context(b)))
-        close_entry(b, first, NULL);
-    while (take_graph(b, graph, &handle))
-        inferd_unload(b->client, handle, NULL);
-    pthread_mutex_unlock(&b->opening);
-}
-
-/* ---- The backend ---- */
-
-backend *backend_new(uint32_t first_number, const backend_limits *limits, const char *config) {
-    backend *b = calloc(1, sizeof *b);
-    const char *timeout = getenv("INFERD_WASI_NN_TIMEOUT_S"), *quiet = getenv("INFERD_WASI_NN_QUIET");
-    if (!b)
-        return NULL;
-    if (config && !(b->config = strdup(config))) {
-        free(b);
-        return NULL;
-    }
-    pthread_mutex_init(&b->opening, NULL);
-    pthread_mutex_init(&b->lock, NULL);
-    b->graphs.next_number = 0;
-    b->contexts.next_number = first_number;
-    b->limits = *limits;
-    b->models = getenv("INFERD_WASI_NN_MODELS");
-    b->label = getenv("INFERD_WASI_NN_LABEL");
-    b->turn.priority = getenv("INFERD_WASI_NN_PRIORITY");
-    b->turn.timeout_s = timeout ? strtod(timeout, NULL) : 0;
-    b->quiet = quiet && !strcmp(quiet, "1");
-    return b;
-}
-
-void backend_free(backend *b) {
-    if (!b)
-        return;
-    inferd_close(b->client);
+static void free_backend(backend *b) {
     remove_all(&b->graphs);
     remove_all(&b->contexts);
     pthread_mutex_destroy(&b->lock);
     pthread_mutex_destroy(&b->opening);
     free(b->config);
+    free(b->models);
+    free(b->label);
+    free(b->priority);
     free(b);
+}
+
+int backend_begin(void **ctx, uint32_t first_number, const backend_limits *limits, const char *config,
+                  inferd_error *error) {
+    backend *b = calloc(1, sizeof *b);
+    const char *timeout = getenv("INFERD_WASI_NN_TIMEOUT_S");
+    if (!b)
+        return fail_memory(error);
+    pthread_mutex_init(&b->opening, NULL);
+    pthread_mutex_init(&b->lock, NULL);
+    b->contexts.next_number = first_number;
+    b->limits = *limits;
+    b->timeout_s = timeout ? strtod(timeout, NULL) : 0;
+    b->quiet = is_quiet();
+    if (!copy_optional(&b->config, config) || !copy_optional(&b->models, getenv("INFERD_WASI_NN_MODELS")) ||
+        !copy_optional(&b->label, getenv("INFERD_WASI_NN_LABEL")) ||
+        !copy_optional(&b->priority, getenv("INFERD_WASI_NN_PRIORITY"))) {
+        free_backend(b);
+        return fail_memory(error);
+    }
+    *ctx = publish(b);
+    *error = (inferd_error){0};
+    return INFERD_OK;
+}
+
+/* Take a backend from those that calls find. NULL: there is none. */
+static backend *take_backend(const void *ctx) {
+    lock_backends();
+    backend **link = find_backend(ctx), *b = *link;
+    if (b)
+        *link = b->next;
+    unlock_backends();
+    return b;
+}
+
+int backend_end(void *ctx, inferd_error *error) {
+    backend *b = take_backend(ctx);
+    *error = (inferd_error){0};
+    if (!b) {
+        fail_ended("deinit_backend", error);
+        return error->number;
+    }
+    pthread_mutex_lock(&b->lock);
+    b->ended = true;
+    inferd_client *client = b->client;
+    pthread_mutex_unlock(&b->lock);
+    inferd_close(client);
+    lock_backends();
+    while (b->uses)
+        pthread_cond_wait(&backends.unused, &backends.lock);
+    unlock_backends();
+    free_backend(b);
+    return INFERD_OK;
 }

@@ -5,7 +5,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include "backend.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,13 +39,6 @@ enum {
 };
 
 static const char DEFAULT_SESSION[] = "default_session";
-
-typedef struct instance {
-    backend *backend;
-    pthread_mutex_t lock; /* guards the current graph; loads hold it */
-    bool loaded;
-    uint32_t graph;
-} instance;
 
 EXPORT wasi_nn_error init_backend(void **ctx);
 EXPORT wasi_nn_error init_backend_with_config(void **ctx, const char *config, uint32_t config_len);
@@ -104,45 +96,34 @@ static long find_number(const char *json, const char *key, long low, long high, 
 /* Read the limits of sessions. The daemon reads the memory policy; all else is its own configuration. */
 static backend_limits read_limits(const char *json) {
     const char *cleanup = backend_find_value(json, "auto_cleanup");
-    backend_limits limits = {.evicts = !cleanup || strncmp(cleanup, "false", 5)};
+    backend_limits limits = {.one_model = true, .evicts = !cleanup || strncmp(cleanup, "false", 5)};
     limits.contexts_max = (size_t)find_number(json, "max_sessions", 1, SESSIONS_MAX, SESSIONS_DEFAULT);
     if (limits.evicts)
         limits.idle_ms = find_number(json, "idle_timeout_ms", IDLE_MS_MIN, IDLE_MS_MAX, IDLE_MS_DEFAULT);
     return limits;
 }
 
-static wasi_nn_error make_instance(void **ctx, const char *config, uint32_t length) {
+static wasi_nn_error begin(void **ctx, const char *config, uint32_t length) {
+    inferd_error error;
     if (!ctx)
         return invalid_argument;
     char *json = strndup(config ? config : "", config_length(config, length));
-    instance *made = calloc(1, sizeof *made);
     backend_limits limits = read_limits(json ? json : "");
-    if (made)
-        made->backend = backend_new(1, &limits, json ? json : "");
+    backend_begin(ctx, 1, &limits, json ? json : "", &error);
     free(json);
-    if (made && made->backend) {
-        pthread_mutex_init(&made->lock, NULL);
-        *ctx = made;
-        return success;
-    }
-    free(made);
-    return runtime_error;
+    return number_of(&error);
 }
 
-wasi_nn_error init_backend(void **ctx) { return make_instance(ctx, NULL, 0); }
+wasi_nn_error init_backend(void **ctx) { return begin(ctx, NULL, 0); }
 
 wasi_nn_error init_backend_with_config(void **ctx, const char *config, uint32_t config_len) {
-    return make_instance(ctx, config, config_len);
+    return begin(ctx, config, config_len);
 }
 
 wasi_nn_error deinit_backend(void *ctx) {
-    instance *self = ctx;
-    if (!self)
-        return invalid_argument;
-    backend_free(self->backend);
-    pthread_mutex_destroy(&self->lock);
-    free(self);
-    return success;
+    inferd_error error;
+    backend_end(ctx, &error);
+    return number_of(&error);
 }
 
 /* ---- Models ---- */
@@ -153,24 +134,17 @@ wasi_nn_error load(void *ctx, void *builders, int encoding, int target, uint32_t
 }
 
 /* Load a model in place of the current one. A configuration that is not JSON is left out, as there. */
-static wasi_nn_error load_model(instance *self, const char *name, uint32_t length, const char *config,
-                                uint32_t config_len, uint32_t *g) {
+static wasi_nn_error load_model(void *ctx, const char *name, uint32_t length, const char *config, uint32_t config_len,
+                                uint32_t *g) {
     inferd_error error;
-    if (!self || !name)
-        return invalid_argument;
-    size_t json_length = config_length(config, config_len);
-    pthread_mutex_lock(&self->lock);
     uint32_t graph = 0;
-    if (backend_load(self->backend, name, length, config, json_length, &graph, &error) == INFERD_INVALID_ENCODING)
-        backend_load(self->backend, name, length, NULL, 0, &graph, &error);
-    if (!error.number) {
-        self->loaded = true;
-        self->graph = graph;
-        backend_keep_graph(self->backend, graph);
-        if (g)
-            *g = graph;
-    }
-    pthread_mutex_unlock(&self->lock);
+    size_t json_length = config_length(config, config_len);
+    if (!name)
+        return invalid_argument;
+    if (backend_load(ctx, name, length, config, json_length, &graph, &error) == INFERD_INVALID_ENCODING)
+        backend_load(ctx, name, length, NULL, 0, &graph, &error);
+    if (g && !error.number)
+        *g = graph;
     return number_of(&error);
 }
 
@@ -185,16 +159,12 @@ wasi_nn_error load_by_name_with_config(void *ctx, const char *filename, uint32_t
 
 /* ---- Sessions ---- */
 
-static wasi_nn_error open_session(instance *self, const char *session_id, uint32_t *exec_ctx) {
-    inferd_error error = {0};
-    if (!self || !session_id || !exec_ctx)
+static wasi_nn_error open_session(void *ctx, const char *session_id, uint32_t *exec_ctx) {
+    inferd_error error;
+    if (!session_id || !exec_ctx)
         return invalid_argument;
-    pthread_mutex_lock(&self->lock);
-    bool loaded = self->loaded;
-    if (loaded)
-        backend_open(self->backend, self->graph, session_id, exec_ctx, &error);
-    pthread_mutex_unlock(&self->lock);
-    return loaded ? number_of(&error) : invalid_argument;
+    backend_open(ctx, 0, session_id, exec_ctx, &error);
+    return number_of(&error);
 }
 
 /* The graph is ignored, and all callers share one session, as in wasi_nn_backend. */
@@ -208,11 +178,8 @@ wasi_nn_error init_execution_context_with_session_id(void *ctx, const char *sess
 }
 
 wasi_nn_error close_execution_context(void *ctx, uint32_t exec_ctx) {
-    instance *self = ctx;
     inferd_error error;
-    if (!self)
-        return invalid_argument;
-    backend_close(self->backend, exec_ctx, &error);
+    backend_close(ctx, exec_ctx, &error);
     return number_of(&error);
 }
 
@@ -232,50 +199,44 @@ static void end_text(const inferd_error *error, uint8_t *output, uint32_t *size,
 wasi_nn_error run_inference(void *ctx, uint32_t exec_ctx, uint32_t index, tensor *input_tensor,
                             uint8_t *output_tensor, uint32_t *output_tensor_size, const char *runtime_config,
                             uint32_t config_len) {
-    instance *self = ctx;
     inferd_error error;
     size_t length = 0;
     (void)index;
-    if (!self || !input_tensor || !input_tensor->data || !output_tensor || !output_tensor_size || !*output_tensor_size)
+    if (!input_tensor || !input_tensor->data || !output_tensor || !output_tensor_size || !*output_tensor_size)
         return invalid_argument;
     const char *text = (const char *)input_tensor->data;
     size_t size = *output_tensor_size - 1, json_length = config_length(runtime_config, config_len);
-    int number = backend_run_inference(self->backend, exec_ctx, text, strlen(text), runtime_config, json_length,
+    int number = backend_run_inference(ctx, exec_ctx, text, strlen(text), runtime_config, json_length,
                                        output_tensor, size, &length, &error);
     if (number == INFERD_INVALID_ENCODING && json_length)
-        backend_run_inference(self->backend, exec_ctx, text, strlen(text), NULL, 0, output_tensor, size, &length,
+        backend_run_inference(ctx, exec_ctx, text, strlen(text), NULL, 0, output_tensor, size, &length,
                               &error);
     end_text(&error, output_tensor, output_tensor_size, length);
     return number_of(&error);
 }
 
 wasi_nn_error set_input(void *ctx, uint32_t exec_ctx, uint32_t index, tensor *input_tensor) {
-    instance *self = ctx;
     inferd_error error;
-    if (!self || !input_tensor || !input_tensor->data)
+    if (!input_tensor || !input_tensor->data)
         return invalid_argument;
     const char *text = (const char *)input_tensor->data;
-    backend_set_input(self->backend, exec_ctx, index, text, strlen(text), &error);
+    backend_set_input(ctx, exec_ctx, index, text, strlen(text), &error);
     return number_of(&error);
 }
 
 wasi_nn_error compute(void *ctx, uint32_t exec_ctx) {
-    instance *self = ctx;
     inferd_error error;
-    if (!self)
-        return invalid_argument;
-    backend_compute(self->backend, exec_ctx, &error);
+    backend_compute(ctx, exec_ctx, &error);
     return number_of(&error);
 }
 
 wasi_nn_error get_output(void *ctx, uint32_t exec_ctx, uint32_t index, uint8_t *output_tensor,
                          uint32_t *output_tensor_size) {
-    instance *self = ctx;
     inferd_error error;
     size_t length = 0;
-    if (!self || !output_tensor || !output_tensor_size || !*output_tensor_size)
+    if (!output_tensor || !output_tensor_size || !*output_tensor_size)
         return invalid_argument;
-    backend_get_output(self->backend, exec_ctx, index, output_tensor, *output_tensor_size - 1, &length, &error);
+    backend_get_output(ctx, exec_ctx, index, output_tensor, *output_tensor_size - 1, &length, &error);
     end_text(&error, output_tensor, output_tensor_size, length);
     return number_of(&error);
 }

@@ -6,7 +6,7 @@
 
 /* WASI_NN errors of WAMR are WasmEdge's numbers: those of `inferd_error.wasi`. */
 typedef int wasi_nn_error;
-enum { success = 0, invalid_argument = 1, missing_memory = 3, unsupported_operation = 6 };
+enum { invalid_argument = 1, unsupported_operation = 6 };
 
 typedef struct tensor_data {
     uint8_t *buf;
@@ -34,17 +34,17 @@ EXPORT wasi_nn_error get_output(void *ctx, uint32_t exec_ctx, uint32_t index, te
                                 uint32_t *output_size);
 
 wasi_nn_error init_backend(void **ctx) {
+    inferd_error error;
     if (!ctx)
         return invalid_argument;
-    *ctx = backend_new(0, &LIMITS, NULL);
-    return *ctx ? success : missing_memory;
+    backend_begin(ctx, 0, &LIMITS, NULL, &error);
+    return error.wasi;
 }
 
 wasi_nn_error deinit_backend(void *ctx) {
-    if (!ctx)
-        return invalid_argument;
-    backend_free(ctx);
-    return success;
+    inferd_error error;
+    backend_end(ctx, &error);
+    return error.wasi;
 }
 
 /* WAMR's own llama.cpp backend does not load bytes either. */
@@ -56,7 +56,7 @@ wasi_nn_error load(void *ctx, void *builders, int encoding, int target, uint32_t
 wasi_nn_error load_by_name_with_config(void *ctx, const char *name, uint32_t length, const char *config,
                                        uint32_t config_length, uint32_t *g) {
     inferd_error error;
-    if (!ctx || !name || !g)
+    if (!name || !g)
         return invalid_argument;
     backend_load(ctx, name, length, config, config_length, g, &error);
     return error.wasi;
@@ -65,7 +65,7 @@ wasi_nn_error load_by_name_with_config(void *ctx, const char *name, uint32_t len
 /* No exported function calls another: a host's function of the same name would be called instead. */
 wasi_nn_error load_by_name(void *ctx, const char *name, uint32_t length, uint32_t *g) {
     inferd_error error;
-    if (!ctx || !name || !g)
+    if (!name || !g)
         return invalid_argument;
     backend_load(ctx, name, length, NULL, 0, g, &error);
     return error.wasi;
@@ -73,7 +73,7 @@ wasi_nn_error load_by_name(void *ctx, const char *name, uint32_t length, uint32_
 
 wasi_nn_error init_execution_context(void *ctx, uint32_t g, uint32_t *exec_ctx) {
     inferd_error error;
-    if (!ctx || !exec_ctx)
+    if (!exec_ctx)
         return invalid_argument;
     backend_open(ctx, g, NULL, exec_ctx, &error);
     return error.wasi;
@@ -81,7 +81,7 @@ wasi_nn_error init_execution_context(void *ctx, uint32_t g, uint32_t *exec_ctx) 
 
 wasi_nn_error set_input(void *ctx, uint32_t exec_ctx, uint32_t index, tensor *input) {
     inferd_error error;
-    if (!ctx || !input || (input->data.size && !input->data.buf))
+    if (!input || (input->data.size && !input->data.buf))
         return invalid_argument;
     backend_set_input(ctx, exec_ctx, index, input->data.buf, input->data.size, &error);
     return error.wasi;
@@ -89,8 +89,6 @@ wasi_nn_error set_input(void *ctx, uint32_t exec_ctx, uint32_t index, tensor *in
 
 wasi_nn_error compute(void *ctx, uint32_t exec_ctx) {
     inferd_error error;
-    if (!ctx)
-        return invalid_argument;
     backend_compute(ctx, exec_ctx, &error);
     return error.wasi;
 }
@@ -99,7 +97,7 @@ wasi_nn_error compute(void *ctx, uint32_t exec_ctx) {
 wasi_nn_error get_output(void *ctx, uint32_t exec_ctx, uint32_t index, tensor_data *output, uint32_t *output_size) {
     inferd_error error;
     size_t length = 0;
-    if (!ctx || !output || !output_size || (output->size && !output->buf))
+    if (!output || !output_size || (output->size && !output->buf))
         return invalid_argument;
     backend_get_output(ctx, exec_ctx, index, output->buf, output->size, &length, &error);
     *output_size = (uint32_t)length;

@@ -395,6 +395,103 @@ SCENARIO(a_load_after_a_restart_of_the_daemon_connects_again) {
     CHECK_EQUAL(try_run(old, "lost", NULL, answer, &size), invalid_argument);
 }
 
+/* Check that each function refuses a backend that does not exist. */
+static void check_refused(void *wrong) {
+    graph g = 7;
+    graph_execution_context context = 7;
+    char answer[8];
+    uint32_t size = sizeof answer;
+    tensor input = {NULL, u8, (tensor_data) "a"};
+    const wasi_nn_error errors[] = {
+        api.deinit_backend(wrong),
+        api.load_by_name(wrong, "echo", 4, &g),
+        api.load_by_name_with_config(wrong, "echo", 4, "{}", 2, &g),
+        api.init_execution_context(wrong, 0, &context),
+        api.init_execution_context_with_session_id(wrong, "a", &context),
+        api.close_execution_context(wrong, 1),
+        api.run_inference(wrong, 1, 0, &input, (tensor_data)answer, &size, NULL, 0),
+        api.set_input(wrong, 1, 0, &input),
+        api.compute(wrong, 1),
+        api.get_output(wrong, 1, 0, (tensor_data)answer, &size),
+    };
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
+        CHECK_EQUAL(errors[i], invalid_argument);
+    CHECK_EQUAL(api.load(wrong, NULL, 5, 0, &g), unsupported_operation);
+    CHECK(g == 7 && context == 7 && size == sizeof answer);
+}
+
+SCENARIO(a_backend_that_does_not_exist_is_refused_by_each_function) {
+    begin(NULL);
+    load(NULL);
+    open_session("a");
+    void *ended = backend;
+    CHECK_EQUAL(api.deinit_backend(ended), success);
+    check_refused(ended);
+    begin(NULL);
+    CHECK(backend != ended);
+    check_refused(ended);
+    check_refused(NULL);
+    check_refused(&ended);
+    load(NULL);
+    CHECK_TEXT(run(open_session("a"), "still works", NULL), "still works");
+}
+
+static void use_in_child(void) {
+    check_refused(backend);
+    begin(NULL);
+    load(NULL);
+    CHECK_TEXT(run(open_session("a"), "the child's", NULL), "the child's");
+    CHECK_EQUAL(api.deinit_backend(backend), success);
+}
+
+SCENARIO(a_child_process_has_no_backend_of_its_parent) {
+    begin(NULL);
+    load(NULL);
+    graph_execution_context context = open_session("a");
+    run_in_child(use_in_child);
+    CHECK_TEXT(run(context, "the parent's", NULL), "the parent's");
+}
+
+/* Use the backend until it has ended; thread 0 replaces its model meanwhile. */
+static void *use_until_the_end(void *number) {
+    wasi_nn_error error;
+    do {
+        char answer[64];
+        uint32_t size = sizeof answer;
+        graph_execution_context context = 0;
+        if (!api.init_execution_context_with_session_id(backend, "a", &context))
+            try_run(context, "a text", NULL, answer, &size);
+        error = try_load(*(int *)number ? "nothing" : model, NULL);
+    } while (error == success || error == model_not_found);
+    CHECK(error == invalid_argument || error == runtime_error);
+    return NULL;
+}
+
+static void *end_backend(void *number) {
+    return api.deinit_backend(backend) ? NULL : number;
+}
+
+SCENARIO(a_backend_is_ended_once_while_other_threads_use_it) {
+    pthread_t users[THREADS], enders[2];
+    int numbers[THREADS];
+    void *ended[2] = {NULL};
+    begin(NULL);
+    load(NULL);
+    for (int i = 0; i < THREADS; i++) {
+        numbers[i] = i;
+        CHECK(!pthread_create(&users[i], NULL, use_until_the_end, &numbers[i]));
+    }
+    CHECK_EQUAL(try_load("nothing", NULL), model_not_found);
+    for (int i = 0; i < 2; i++)
+        CHECK(!pthread_create(&enders[i], NULL, end_backend, &numbers[i]));
+    for (int i = 0; i < 2; i++)
+        CHECK(!pthread_join(enders[i], &ended[i]));
+    for (int i = 0; i < THREADS; i++)
+        CHECK(!pthread_join(users[i], NULL));
+    CHECK(!ended[0] != !ended[1]);
+    begin(NULL);
+}
+
 #define ENTRY(name) {#name, name}
 static const scenario SCENARIOS[] = {
     ENTRY(backends_begin_and_end_with_any_configuration),
@@ -414,6 +511,9 @@ static const scenario SCENARIOS[] = {
     ENTRY(wrong_arguments_have_wasi_nn_backends_numbers),
     ENTRY(a_turn_ends_at_the_timeout_of_the_environment),
     ENTRY(threads_share_a_backend),
+    ENTRY(a_backend_that_does_not_exist_is_refused_by_each_function),
+    ENTRY(a_child_process_has_no_backend_of_its_parent),
+    ENTRY(a_backend_is_ended_once_while_other_threads_use_it),
     ENTRY(a_load_after_a_restart_of_the_daemon_connects_again),
 };
 

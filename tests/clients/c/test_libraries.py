@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from inferd import Client
 from inferd.testing import RunningDaemon, running_daemon
 from tests.models import ONE_THREAD, short_smollm2
 
-from .build import ADDRESS, CLIENT, THREAD, build, compiler, scenarios
+from .build import ADDRESS, CLIENT, HERE, THREAD, build, compiler, scenarios
 
 RUN_S_MAX = 120
 RESTART = "a_load_after_a_restart_of_the_daemon_connects_again"
@@ -30,7 +31,7 @@ REAL = (
     "runtime_parameters_hold_for_their_turn",
     "an_answer_is_the_same_for_the_same_seed",
 )
-THREADED = "threads_share_a_backend"
+THREADED = ("threads_share_a_backend", "a_backend_is_ended_once_while_other_threads_use_it")
 LIBRARIES = {"wamr_host": "libwasi_nn_llamacpp.so", "backend_host": "libwasi_nn_backend.so"}
 PARTS = "parts_host"  # linked with the client, without a library
 SYMBOLS = {
@@ -113,8 +114,17 @@ def test_a_host_on_a_real_model(real_daemon: RunningDaemon, scenario: str) -> No
 
 
 @pytest.mark.parametrize("program", LIBRARIES)
-def test_threads_of_a_host_do_not_race(daemon: RunningDaemon, program: str) -> None:
-    run(daemon, THREAD, program, THREADED)
+@pytest.mark.parametrize("scenario", THREADED)
+def test_threads_of_a_host_do_not_race(daemon: RunningDaemon, program: str, scenario: str) -> None:
+    run(daemon, THREAD, program, scenario)
+
+
+@pytest.mark.parametrize("program", LIBRARIES)
+def test_each_function_of_a_library_is_called_with_a_wrong_backend(program: str) -> None:
+    called = set(re.findall(r"api\.(\w+)\(wrong", (HERE / f"{program}.c").read_text()))
+    named = {"init": "init_backend", "deinit": "deinit_backend"}
+    exported = SYMBOLS[LIBRARIES[program]] - {"init_backend", "init_backend_with_config"}
+    assert {named.get(name, name) for name in called} == exported
 
 
 @pytest.mark.parametrize("program", LIBRARIES)

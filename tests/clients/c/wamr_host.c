@@ -260,6 +260,93 @@ SCENARIO(a_load_after_a_restart_of_the_daemon_connects_again) {
     CHECK_EQUAL(get_output(old, 0, text, sizeof text), invalid_argument);
 }
 
+/* Check that each function refuses a backend that does not exist. */
+static void check_refused(void *wrong) {
+    graph g = 7;
+    graph_execution_context context = 7;
+    uint32_t length = 7;
+    uint8_t bytes[8];
+    tensor_data output = {bytes, sizeof bytes};
+    tensor input = {NULL, 3, {0}, {(uint8_t *)"a", 1}};
+    const wasi_nn_error errors[] = {
+        api.deinit(wrong),
+        api.load_by_name(wrong, "echo", 4, &g),
+        api.load_by_name_with_config(wrong, "echo", 4, "{}", 2, &g),
+        api.init_execution_context(wrong, 0, &context),
+        api.set_input(wrong, 0, 0, &input),
+        api.compute(wrong, 0),
+        api.get_output(wrong, 0, 0, &output, &length),
+    };
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
+        CHECK_EQUAL(errors[i], invalid_argument);
+    CHECK_EQUAL(api.load(wrong, NULL, ggml, cpu, &g), unsupported_operation);
+    CHECK(g == 7 && context == 7);
+}
+
+SCENARIO(a_backend_that_does_not_exist_is_refused_by_each_function) {
+    void *ended = backend;
+    open_context("echo", NULL);
+    CHECK_EQUAL(api.deinit(ended), success);
+    check_refused(ended);
+    CHECK_EQUAL(api.init(&backend), success);
+    CHECK(backend != ended);
+    check_refused(ended);
+    check_refused(NULL);
+    check_refused(&ended);
+    check_answer(open_context("echo", NULL), "still works", "still works");
+}
+
+static void use_in_child(void) {
+    check_refused(backend);
+    CHECK_EQUAL(api.init(&backend), success);
+    check_answer(open_context("echo", NULL), "the child's", "the child's");
+    CHECK_EQUAL(api.deinit(backend), success);
+}
+
+SCENARIO(a_child_process_has_no_backend_of_its_parent) {
+    graph_execution_context context = open_context("echo", NULL);
+    run_in_child(use_in_child);
+    check_answer(context, "the parent's", "the parent's");
+}
+
+/* Use the backend until it has ended; thread 0 computes a long turn. */
+static void *use_until_the_end(void *number) {
+    graph g = 0;
+    graph_execution_context context = 0;
+    wasi_nn_error error = load(*(int *)number ? "echo" : "slow", NULL, &g);
+    if (!error)
+        error = api.init_execution_context(backend, g, &context);
+    while (!error) {
+        error = set_input(context, 0, "0123456789012345678901234567890123456789");
+        error = error ? error : api.compute(backend, context);
+    }
+    CHECK(error == invalid_argument || error == runtime_error);
+    return NULL;
+}
+
+static void *end_backend(void *number) {
+    return api.deinit(backend) ? NULL : number;
+}
+
+SCENARIO(a_backend_is_ended_once_while_other_threads_use_it) {
+    pthread_t users[THREADS], enders[2];
+    int numbers[THREADS];
+    void *ended[2] = {NULL};
+    for (int i = 0; i < THREADS; i++) {
+        numbers[i] = i;
+        CHECK(!pthread_create(&users[i], NULL, use_until_the_end, &numbers[i]));
+    }
+    check_answer(open_context("echo", NULL), "another turn", "another turn");
+    for (int i = 0; i < 2; i++)
+        CHECK(!pthread_create(&enders[i], NULL, end_backend, &numbers[i]));
+    for (int i = 0; i < 2; i++)
+        CHECK(!pthread_join(enders[i], &ended[i]));
+    for (int i = 0; i < THREADS; i++)
+        CHECK(!pthread_join(users[i], NULL));
+    CHECK(!ended[0] != !ended[1]);
+    CHECK_EQUAL(api.init(&backend), success);
+}
+
 #define ENTRY(name) {#name, name}
 static const scenario SCENARIOS[] = {
     ENTRY(a_model_answers_by_its_name),
@@ -273,6 +360,9 @@ static const scenario SCENARIOS[] = {
     ENTRY(the_graphs_of_a_backend_are_bounded),
     ENTRY(threads_share_a_backend),
     ENTRY(stream_stdout_prints_the_answers),
+    ENTRY(a_backend_that_does_not_exist_is_refused_by_each_function),
+    ENTRY(a_child_process_has_no_backend_of_its_parent),
+    ENTRY(a_backend_is_ended_once_while_other_threads_use_it),
     ENTRY(a_load_after_a_restart_of_the_daemon_connects_again),
 };
 
