@@ -26,8 +26,8 @@ class Graph:
         """Whether the model was loaded for it, and calls may use it."""
         self.options = requested.values
         self.origins: dict[str, str] = {}
-        """The sources of options by name: the model file, or the model's configuration. An option
-        without a source is the graph's own.
+        """The sources of options by name: the model file, `init_backend`, or the model's
+        configuration. An option without a source is the graph's own.
         """
         self.not_applied: dict[str, Any] = {}
         self.ignored = requested.ignored

@@ -120,8 +120,8 @@ typedef struct inferd_model {
 int inferd_models(inferd_client *client, inferd_model *models, size_t size, size_t *count,
                   inferd_error *error);
 
-/* Set the defaults of graphs that this connection loads later, as wasi_nn_backend does: full contexts are
- * shifted, unless the memory policy of its configuration, JSON or NULL, says otherwise. */
+/* Give the graphs that this connection loads later wasi_nn_backend's defaults, which docs/protocol.md lists, with the
+ * memory policy of its configuration, JSON or NULL: full contexts are shifted unless it says otherwise. */
 int inferd_init_backend(inferd_client *client, const char *config, inferd_error *error);
 
 /* Load a model by its name, with parameters as JSON or NULL, and take a lease on it. */

@@ -277,8 +277,9 @@ class AsyncWasiCalls(AsyncCaller):
         return (await self._call("prompt_compute", params, w.PromptComputeResult, timeout)).text
 
     async def init_backend(self, config: Config = "", *, timeout: float | None = None) -> list[str]:
-        """Let full contexts of later graphs be shifted, as wasi_nn_backend does, unless *config*
-        turns that off. Return the ignored keys, which only the operator sets.
+        """Give later graphs wasi_nn_backend's defaults, with the memory policy of *config*: full
+        contexts are shifted, and `seed` is 1234. Return the ignored keys, which only the operator
+        sets.
         """
         params = w.InitBackendParams(config=json_text(config))
         return (await self._call("init_backend", params, w.InitBackendResult, timeout)).ignored

@@ -76,8 +76,8 @@ class UnloadParams(GraphParams):
 
 
 class InitBackendParams(Map):
-    """`init_backend` with a configuration as JSON. Its memory policy holds for later graphs; keys
-    that only the operator sets are ignored.
+    """`init_backend` with a configuration as JSON. Later graphs have wasi_nn_backend's defaults and
+    this memory policy; keys that only the operator sets are ignored.
     """
 
     config: str = ""

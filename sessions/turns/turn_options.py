@@ -229,7 +229,8 @@ class Parameters:
 
     def effective(self) -> list[Effective]:
         """Return all parameters with their values in force and their origins: the present or last
-        turn, the session, its graph, the model's configuration, the file, or the built-in default.
+        turn, the session, its graph, the model's configuration, `init_backend`, the file, or the
+        built-in default.
         """
         requested = {p.name: next(self._requests(p.name)) for p in PARAMETERS}
         values, adjusted = self._adjust()

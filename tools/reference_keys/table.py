@@ -7,7 +7,7 @@ import math
 from .row import Row, ignored, operator, refused, sets
 
 _AT_LOAD = "holds if this call loads the model and the configuration does not set it"
-_CONTEXT = "up to the graph's; a larger one holds if this call loads the model"
+_CONTEXT = "up to the graph's; a larger one holds if this call loads the model; B's default: 2048"
 _PENALTY = "negative values hold, too; WasmEdge makes them 0"
 _HOST = "; `libwasi_nn_backend.so` keeps it for its host"
 _ACCEPTS_X = 'root ::= "x"'
@@ -77,7 +77,7 @@ TOPICS: dict[str, dict[str, Row]] = {
         "context-shifting": sets(
             "ctx-shift",
             False,
-            "default: on after `init_backend`, which B's library calls; else off",
+            "default: off; B: on",
         ),
         "n-keep": sets("n-keep", 8),
         "n-keep-tokens": sets("n-keep", 128, "default 0; B: 256"),

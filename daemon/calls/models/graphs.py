@@ -35,6 +35,20 @@ from ..arguments import metadata_text, number_of
 
 MEMORY_POLICY = ("ctx-shift", "n-keep", "n-discard")
 """The parameters of turns in the configuration of wasi_nn_backend."""
+BACKEND_DEFAULTS: dict[str, Any] = {
+    "ctx-shift": True,
+    "ctx-size": 2048,
+    "n-predict": 512,
+    "seed": 1234,
+    "temp": 0.7,
+    "top-k": -1,
+    "min-p": 0.0,
+    "min-keep": 1,
+    "repeat-penalty": 1.1,
+    "last-n-penalty": -1,
+    "dry-penalty-last-n": -1,
+}
+"""The defaults of wasi_nn_backend (`parse_config_to_params`) that differ from the daemon's."""
 PRELOAD = b"preload:"
 NAME_BYTES_MAX = 256
 _SEALS_REQUIRED = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK
@@ -151,11 +165,13 @@ async def _open_graph(
         in_force = _values_in_force(lease.model, worker)
         graph.not_applied = _not_applied(requested, configured | in_force, lease.model.fitted)
         applied = {k for k in requested if k not in graph.not_applied and k not in configured}
-        origins = dict.fromkeys(info.sampling, "file")
-        origins |= dict.fromkeys((*configured, *in_force), "model")
+        defaults = {k: v for k, v in backend.items() if k not in configured | requested}
+        layers = {"file": info.sampling, "model": configured | in_force, "backend": defaults}
+        origins = {k: origin for origin, values in layers.items() for k in values}
         graph.origins = {k: v for k, v in origins.items() if k not in own.keys() | applied}
-        graph.options = info.sampling | backend | configured | in_force | own
-        graph.options["ctx-size"] = min(requested.get("ctx-size") or info.ctx_size, info.ctx_size)
+        graph.options = info.sampling | configured | in_force | defaults | own
+        size = requested.get("ctx-size") or graph.options["ctx-size"]
+        graph.options["ctx-size"] = min(size, info.ctx_size)
     return w.GraphResult(
         graph=graph.handle,
         model=lease.name,
@@ -219,13 +235,13 @@ async def unload(daemon: Daemon, request: Request) -> w.Empty:
 
 
 async def init_backend(daemon: Daemon, request: Request) -> w.InitBackendResult:
-    """Set the defaults of the connection's later graphs as wasi_nn_backend does: full contexts are
-    shifted, unless the memory policy in the configuration says otherwise. Return the other keys of
-    the configuration; they are ignored, because only the operator sets them.
+    """Set the defaults of the connection's later graphs to those of wasi_nn_backend, with the
+    memory policy in the configuration. Return the other keys of the configuration; they are
+    ignored, because only the operator sets them.
     """
     options = parse_json_options(metadata_text(request.params.config))
     policy = {k: v for k, v in options.values.items() if k in MEMORY_POLICY}
-    daemon.graphs.set_backend(request.connection, {"ctx-shift": True} | policy)
+    daemon.graphs.set_backend(request.connection, BACKEND_DEFAULTS | policy)
     return w.InitBackendResult(ignored=sorted({*options.ignored, *options.values} - policy.keys()))
 
 

@@ -7,7 +7,7 @@
 
 /* The types of wasi_nn_llama.h. */
 typedef enum { success, invalid_argument, invalid_encoding, timeout, runtime_error, unsupported_operation,
-               too_large, not_found, security, unknown, model_not_found = 103 } wasi_nn_error;
+               too_large, not_found, security, unknown, prompt_too_long = 102, model_not_found = 103 } wasi_nn_error;
 typedef struct { uint32_t *buf; uint32_t size; } tensor_dimensions;
 typedef enum { fp16, fp32, fp64, bf16, u8 } tensor_type;
 typedef uint8_t *tensor_data;
@@ -180,6 +180,29 @@ SCENARIO(an_answer_is_the_same_for_the_same_seed) {
     const char *config = "{\"temperature\":0.9,\"seed\":7}";
     snprintf(first, sizeof first, "%s", run(open_session("a"), "Tell me of the sea.", config));
     CHECK_TEXT(run(open_session("b"), "Tell me of the sea.", config), first);
+}
+
+SCENARIO(wasi_nn_backends_defaults_hold_where_the_host_sets_none) {
+    char text[2100], answer[4096];
+    uint32_t size = sizeof answer;
+    memset(text, 'x', sizeof text);
+    text[sizeof text - 1] = 0;
+    begin(NULL);
+    load(NULL);
+    graph_execution_context context = open_session("a");
+    CHECK_EQUAL(try_run(context, text, NULL, answer, &size), prompt_too_long);
+    text[600] = 0;
+    run(context, text, NULL);
+    CHECK_EQUAL(count_of(context, "\"output_tokens\""), 512);
+    CHECK_EQUAL(count_of(context, "\"seed\""), 1234);
+    run(context, "x", "{\"seed\":7}");
+    CHECK_EQUAL(count_of(context, "\"seed\""), 7);
+    text[600] = 'x';
+    load("{\"model\":{\"ctx_size\":4000,\"n_predict\":600},\"sampling\":{\"seed\":9}}");
+    context = open_session("a");
+    run(context, text, NULL);
+    CHECK_EQUAL(count_of(context, "\"output_tokens\""), 600);
+    CHECK_EQUAL(count_of(context, "\"seed\""), 9);
 }
 
 SCENARIO(an_answer_beyond_the_buffer_is_too_large_and_not_lost) {
@@ -499,6 +522,7 @@ static const scenario SCENARIOS[] = {
     ENTRY(inference_answers),
     ENTRY(runtime_parameters_hold_for_their_turn),
     ENTRY(an_answer_is_the_same_for_the_same_seed),
+    ENTRY(wasi_nn_backends_defaults_hold_where_the_host_sets_none),
     ENTRY(an_answer_beyond_the_buffer_is_too_large_and_not_lost),
     ENTRY(set_input_compute_and_get_output_compute),
     ENTRY(a_session_remembers_its_turns),

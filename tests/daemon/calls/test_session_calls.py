@@ -394,6 +394,49 @@ def test_full_contexts_are_shifted_after_init_backend(
     assert client.metadata(again)["stop_reason"] == "context_full"
 
 
+def in_force(client: RawClient, context: int) -> dict[str, tuple[Any, str]]:
+    """Return the parameters in force that are not built in, with their origins."""
+    found = client.call("parameters", context=context)["parameters"]
+    return {p["name"]: (p["value"], p["origin"]) for p in found if p["origin"] != "built-in"}
+
+
+def test_init_backend_gives_later_graphs_wasi_nn_backends_defaults(client: RawClient) -> None:
+    usual = in_force(client, client.context("echo"))
+    client.call("init_backend")
+    theirs = in_force(client, client.context("echo"))
+    assert {name: found for name, found in theirs.items() if found != usual.get(name)} == {
+        "ctx-shift": (True, "backend"),
+        "ctx-size": (2048, "backend"),
+        "n-predict": (512, "backend"),
+        "seed": (1234, "backend"),
+        "temp": (0.7, "backend"),
+        "top-k": (-1, "backend"),
+        "min-p": (0.0, "backend"),
+        "min-keep": (1, "backend"),
+        "repeat-penalty": (1.1, "backend"),
+        "last-n-penalty": (-1, "backend"),
+        "dry-penalty-last-n": (-1, "backend"),
+    }
+
+
+def test_a_request_and_the_operator_come_before_the_defaults_of_init_backend() -> None:
+    model = echo_model("echo", ctx_size=3000, temp=0.5, seed=7)
+    with running_daemon(model) as daemon, RawClient(daemon.socket) as client:
+        client.call("init_backend", config='{"memory_policy":{"n_keep_tokens":8}}')
+        context = client.context("echo", config='{"n_predict":9,"sampling":{"temp":0}}')
+        found = in_force(client, context)
+        assert found["temp"] == (0.0, "graph") and found["n-predict"] == (9, "graph")
+        assert found["seed"] == (7, "model") and found["ctx-size"] == (3000, "model")
+        assert found["n-keep"] == (8, "backend") and found["min-p"] == (0.0, "backend")
+        client.set_input(context, b'{"seed":8,"min_p":0.1}', index=1)
+        answer_to(client, context, "on", options={"top-k": 3, "seed": 9})
+        found = in_force(client, context)
+        assert found["min-p"] == (0.1, "session")
+        assert found["top-k"] == (3, "turn") and found["seed"] == (9, "turn")
+        larger = client.call("load_by_name_with_config", name="echo", config='{"ctx_size":2500}')
+        assert larger["ctx_size"] == 2500
+
+
 # Credit and cancellation.
 
 
