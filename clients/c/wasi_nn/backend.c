@@ -208,6 +208,38 @@ static void read_modes(modes *m, const char *json) {
     read_mode(&m->embeds, json, "embedding", "embeddings");
 }
 
+/* Overwrite a key whose value is a boolean, and a comma beside it, with spaces. False: there is none. */
+static bool blank_key(char *json, const char *key) {
+    const char *value = backend_find_value(json, key);
+    size_t length = !value ? 0 : !strncmp(value, "true", 4) ? 4 : !strncmp(value, "false", 5) ? 5 : 0;
+    if (!length)
+        return false;
+    char *end = json + (value - json) + length, *start = end - length - 1;
+    while (*start != ':')
+        start--;
+    while (*start != '"')
+        start--;
+    start -= strlen(key) + 1;
+    char *behind = end + strspn(end, " \t\r\n");
+    if (*behind == ',') {
+        end = behind + 1;
+    } else {
+        char *before = start;
+        while (before > json && strchr(" \t\r\n", before[-1]))
+            before--;
+        if (before > json && before[-1] == ',')
+            start = before - 1;
+    }
+    memset(start, ' ', (size_t)(end - start));
+    return true;
+}
+
+/* Take `stream-stdout` from parameters: the daemon would report it as ignored. */
+static void take_stream_stdout(char *json) {
+    while (blank_key(json, "stream-stdout") || blank_key(json, "stream_stdout"))
+        continue;
+}
+
 /* ---- Tables of graphs and contexts; the lock is held ---- */
 
 static entry *find_entry(const table *t, uint32_t number) {
@@ -324,6 +356,7 @@ static void set_parameters(backend *b, uint32_t context, inferd_client *client, 
     if (json) {
         memcpy(json, data, length);
         read_modes(&followed, json);
+        take_stream_stdout(json);
     }
     if (!inferd_set_input(client, handle, 1, json ? json : data, length, error))
         set_modes(b, context, followed);
@@ -496,6 +529,7 @@ static int load_graph(backend *b, const char *model, char *config, uint32_t *gra
     modes followed = {0};
     if (config) {
         read_modes(&followed, config);
+        take_stream_stdout(config);
     }
     int number = (is_file(model) ? inferd_load_file : inferd_load)(b->client, model, config, &handle, error);
     if (number)

@@ -347,6 +347,29 @@ SCENARIO(a_backend_is_ended_once_while_other_threads_use_it) {
     CHECK_EQUAL(api.init(&backend), success);
 }
 
+SCENARIO(a_key_that_the_library_follows_is_not_ignored) {
+    static const char *const CONFIGS[] = {
+        "{\"stream-stdout\": false}",
+        "{ \"stream_stdout\" :false, \"n-predict\": 9}",
+        "{\"n-predict\": 9 , \"stream-stdout\": false }",
+        "{\"stop\": [\"x\"],\"stream-stdout\":false,\"stream_stdout\":false, \"n-predict\": 9}",
+        "{\"n-predict\": 9, \"grammar\": \"root ::= \\\"stream-stdout\\\" | [a-z]+ # ,\",\"stream-stdout\": false}",
+    };
+    char metadata[4096];
+    for (size_t i = 0; i < sizeof CONFIGS / sizeof *CONFIGS; i++) {
+        graph_execution_context context = open_context("echo", CONFIGS[i]);
+        check_answer(context, "abcdefghijkl", i ? "abcdefghi" : "abcdefghijkl");
+        CHECK_EQUAL(get_output(context, 1, metadata, sizeof metadata), success);
+        CHECK(strstr(metadata, "\"ignored\":[]"));
+        CHECK_EQUAL(set_input(context, 1, CONFIGS[i]), success);
+        CHECK_EQUAL(get_output(context, 1, metadata, sizeof metadata), success);
+        CHECK(strstr(metadata, "\"ignored\":[]"));
+    }
+    graph_execution_context context = open_context("echo", "{\"stream-stdout\": 1, \"enable-log\": true}");
+    CHECK_EQUAL(get_output(context, 1, metadata, sizeof metadata), success);
+    CHECK(strstr(metadata, "\"ignored\":[\"stream-stdout\",\"enable-log\"]"));
+}
+
 #define ENTRY(name) {#name, name}
 static const scenario SCENARIOS[] = {
     ENTRY(a_model_answers_by_its_name),
@@ -363,6 +386,7 @@ static const scenario SCENARIOS[] = {
     ENTRY(a_backend_that_does_not_exist_is_refused_by_each_function),
     ENTRY(a_child_process_has_no_backend_of_its_parent),
     ENTRY(a_backend_is_ended_once_while_other_threads_use_it),
+    ENTRY(a_key_that_the_library_follows_is_not_ignored),
     ENTRY(a_load_after_a_restart_of_the_daemon_connects_again),
 };
 
