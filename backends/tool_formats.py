@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ("MARK_TOKENS", "ToolFormat", "tool_format_of")
+__all__ = ("FUNCTION_NAME_CHARACTERS_MAX", "MARK_TOKENS", "ToolFormat", "tool_format_of")
+
+FUNCTION_NAME_CHARACTERS_MAX = 128
+"""The maximum of Anthropic and of the Model Context Protocol; OpenAI's is 64."""
 
 
 class ToolFormat(StrEnum):

@@ -9,6 +9,7 @@ import msgspec
 
 from ..texts.choices import choice_of
 from ..texts.shorten import shorten
+from ..tool_formats import FUNCTION_NAME_CHARACTERS_MAX
 from .fitting import Fitting
 from .json_texts import decode_json, nests_deeper
 from .parameter_table import Parameter
@@ -32,7 +33,9 @@ _SHAPE = '{"type": "function", "function": {"name": "…", "description": "…",
 
 
 class _Function(msgspec.Struct):
-    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}\Z")]
+    name: Annotated[
+        str, msgspec.Meta(pattern=rf"^[A-Za-z0-9_.-]{{1,{FUNCTION_NAME_CHARACTERS_MAX}}}\Z")
+    ]
     description: str = ""
     parameters: dict[str, Any] = {}
     strict: bool = False

@@ -18,6 +18,7 @@ from ...backends.errors import (
 )
 from ...backends.params import read_options
 from ...ipc import messages as w
+from ...ipc.chat_messages import checked_messages
 from ...ipc.server.request import Request
 from ...scheduler.embeddings.inputs import check_text
 from ...scheduler.messages import Embedded
@@ -26,7 +27,6 @@ from ...sessions import Parameters, Session, SessionSettings, Turn, TurnOptions
 from ..core import Daemon
 from ..graph_table import Graph
 from .arguments import TIMEOUT_S_MIN, turn_options
-from .chat_messages import checked_messages
 
 TEXTS_AT_ONCE_MAX = 16
 """Concurrent turns of one `embed` call; its other texts do not count as waiting tasks."""

@@ -10,6 +10,7 @@ import msgspec
 
 from ...backends.errors import Cancelled, InvalidArgument, error_from_wire
 from ...ipc import messages as w
+from ...ipc.chat_messages import checked_messages
 from ...ipc.server.request import Request
 from ...scheduler.messages import Position, Tokens
 from ...scheduler.output.logprobs import describe_logprobs
@@ -21,7 +22,6 @@ from ...sessions.tool_calls.calls import ToolCallPart, merge_parts
 from ...sessions.turn import PositionSink
 from ..core import Daemon
 from .arguments import turn_options
-from .chat_messages import checked_messages
 
 QUEUE_EVENTS_MAX = 256
 """Events per turn about its position in the queue; they use no credit."""

@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
+from ...backends.tool_formats import FUNCTION_NAME_CHARACTERS_MAX
 from .calls import ARGUMENTS_LEVELS_MAX, ToolCallPart, decode_object
 from .source import AnswerSource, NotACall, Reading
 
 __all__ = ("NAME", "CallReader")
 
 NAME = re.compile(r"[A-Za-z0-9_.-]*")
-_NAME_CHARACTERS_MAX = 64
 _IN_STRING = re.compile(r'[^"\\]*')
 _BETWEEN = re.compile(r'[^"{}\[\]]*')
 _SCALAR = re.compile(r"[^\s,}\]]*")
@@ -54,7 +54,7 @@ class CallReader:
         known = name in self.functions
         if not known and (declared or not name or not NAME.fullmatch(name)):
             raise NotACall
-        if len(name) > _NAME_CHARACTERS_MAX:
+        if len(name) > FUNCTION_NAME_CHARACTERS_MAX:
             raise NotACall
         self._name = name
         index = self.source.calls

@@ -53,6 +53,8 @@ def _read_message(
             case "redacted_thinking":
                 continue
             case "tool_use":
+                if role != "assistant":
+                    raise field_error(at, f"{at}: only the assistant calls tools")
                 read.setdefault("tool_calls", []).append(_read_call(at, block, names))
             case "tool_result":
                 yield _read_result(at, block, names)

@@ -33,7 +33,7 @@ def _read_message(place: str, message: dict[str, Any]) -> dict[str, Any]:
             hint="the models read only text",
             data={"param": f"{place}.images"},
         )
-    read = {
+    read = {"content": ""} | {
         _NAMES.get(name, name): value
         for name, value in message.items()
         if value is not None and name not in ("images", "tool_calls")

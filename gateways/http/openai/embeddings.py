@@ -17,13 +17,18 @@ from ..fields.table import field_error
 
 TEXTS_MAX = 2048
 """OpenAI's maximum."""
+_Texts = Annotated[
+    list[Any],
+    Meta(min_length=1, max_length=TEXTS_MAX, extra_json_schema={"items": {"type": "string"}}),
+]
+"""Texts; token ids get an error of their own."""
 
 
 class EmbeddingRequest(Struct, kw_only=True):
     """The fields of a request for embeddings."""
 
     model: str
-    input: str | Annotated[list[str], Meta(min_length=1, max_length=TEXTS_MAX)]
+    input: str | _Texts
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     priority: Priority | None = None
@@ -46,7 +51,7 @@ EMBEDDINGS = FieldTable(
 async def answer_embeddings(exchange: Exchange) -> None:
     """Answer with the embedding of each text."""
     request, _ = EMBEDDINGS.read(exchange.body)
-    texts = [request.input] if isinstance(request.input, str) else request.input
+    texts = [request.input] if isinstance(request.input, str) else _check_texts(request.input)
     priority = exchange.caller.class_of(request.priority)
     try:
         found, _ = await exchange.turns.embed(exchange.caller, request.model, texts, priority)
@@ -68,6 +73,24 @@ async def answer_embeddings(exchange: Exchange) -> None:
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
     )
+
+
+def _check_texts(texts: list[Any]) -> list[str]:
+    """Return *texts*, which are texts.
+
+    :raises InvalidArgument: they are token ids, or something else.
+    """
+    for number, text in enumerate(texts):
+        if isinstance(text, int | list):
+            raise field_error(
+                "input",
+                "input: token ids are refused, because they are those of another vocabulary",
+                hint="send texts; langchain's OpenAIEmbeddings does with"
+                " check_embedding_ctx_length=False",
+            )
+        if not isinstance(text, str):
+            raise field_error(f"input.{number}", f"input.{number} is not a text")
+    return texts
 
 
 def _shown(vector: list[float], request: EmbeddingRequest) -> Any:

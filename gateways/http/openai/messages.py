@@ -28,6 +28,8 @@ def _read_message(place: str, message: dict[str, Any]) -> dict[str, Any]:
     read = {key: value for key, value in message.items() if value is not None}
     read["role"] = ROLES.get(role, role)
     content = message.get("content")
+    if content is None and isinstance(message.get("refusal"), str):
+        read["content"] = message["refusal"]
     if isinstance(content, list):
         read["content"] = read_parts(f"{place}.content", content)
     elif content is not None and not isinstance(content, str):

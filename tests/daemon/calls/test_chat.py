@@ -14,13 +14,13 @@ import inferd
 from inferd.backends.errors import InvalidArgument, LoadFailed, TooLarge
 from inferd.backends.texts.raw_bytes import bytes_of
 from inferd.daemon.calls.arguments import RAW_BYTES_MAX, TEXT_PART_BYTES, decode_text
-from inferd.daemon.calls.chat_messages import (
+from inferd.daemon.cli.inference.answering import stats_text
+from inferd.ipc.chat_messages import (
     MESSAGES_MAX,
     ROLES,
     TOOL_CALLS_MAX,
     checked_messages,
 )
-from inferd.daemon.cli.inference.answering import stats_text
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd as command
 from tests.raw import RawClient
@@ -105,9 +105,10 @@ def test_a_message_that_calls_tools_needs_no_content() -> None:
     ids=lambda m: json.dumps(m)[:60],
 )
 def test_a_message_of_another_shape_is_refused_with_its_place(message: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgument, match="message 1") as caught:
+    with pytest.raises(InvalidArgument, match=r"^messages\.1\.(role|content|tool_calls)") as caught:
         checked_messages([*USER, message])
     assert caught.value.hint
+    assert caught.value.message.startswith(f"{caught.value.data['param']}: ")
 
 
 def test_messages_are_bounded() -> None:

@@ -165,6 +165,15 @@ def test_an_unknown_model_is_not_found(api: Any, stream: bool) -> None:
         ({"messages": [{"role": "user", "content": 1}]}, "messages.0.content"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
+        (
+            {
+                "system": "s",
+                "messages": [
+                    {"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "f"}]}
+                ],
+            },
+            "messages.0.content.0",
+        ),
         ({"system": [{"type": "image"}]}, "system.0"),
         ({"temperature": "hot"}, "temperature"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),

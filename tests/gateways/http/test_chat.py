@@ -168,3 +168,38 @@ async def test_many_asynchronous_streams_end(http: Any) -> None:
     async with openai.AsyncOpenAI(base_url=f"{http.url}/v1", api_key="none") as client:
         texts = await asyncio.gather(*(_answer(client) for _ in range(50)))
     assert texts == ["hello"] * 50
+
+
+USER: Any = {"role": "user", "content": "hello"}
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "assistant", "content": None}, "messages.1.content"),
+        ({"role": "assistant"}, "messages.1.content"),
+        ({"role": "assistant", "content": None, "tool_calls": []}, "messages.1.content"),
+        ({"role": "assistant", "content": []}, "messages.1.content"),
+        ({"role": "user", "content": None}, "messages.1.content"),
+        ({"role": "tool", "tool_call_id": "a"}, "messages.1.content"),
+        ({"role": "system", "content": 7}, "messages.1.content"),
+        ({"role": "critic", "content": "x"}, "messages.1.role"),
+        ({"role": "user", "content": "x", "tool_calls": [CALL]}, "messages.1.tool_calls"),
+        ({"role": "assistant", "tool_calls": [CALL, {}]}, "messages.1.tool_calls.1"),
+    ],
+    ids=str,
+)
+def test_a_wrong_message_is_refused_with_its_place(
+    api: openai.OpenAI, message: Any, param: str, stream: bool
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        api.chat.completions.create(model="echo", messages=[USER, message, USER], stream=stream)
+    assert caught.value.param == param and param in caught.value.message
+
+
+def test_an_assistants_refusal_is_its_text(api: openai.OpenAI) -> None:
+    refusal: Any = {"role": "assistant", "content": None, "refusal": "No."}
+    done = api.chat.completions.create(model="echo", messages=[USER, refusal, USER])
+    assert done.choices[0].finish_reason == "stop"

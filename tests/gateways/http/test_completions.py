@@ -92,8 +92,20 @@ def test_a_refused_embedding_names_the_field(api: openai.OpenAI) -> None:
         api.embeddings.create(model="echo", input="one", dimensions=3)
     assert caught.value.param == "dimensions"
     with pytest.raises(openai.BadRequestError) as caught:
-        api.embeddings.create(model="echo", input=[1, 2])
-    assert caught.value.param == "input[0]"
+        api.embeddings.create(model="echo", input=["one", None])  # type: ignore[arg-type]
+    assert caught.value.param == "input.1"
+
+
+@pytest.mark.parametrize("ids", [[1, 2], [[1, 2], [3]], ["one", [3]], [["one"]]])
+def test_token_ids_for_embeddings_are_refused_with_langchains_option(
+    api: openai.OpenAI, ids: Any
+) -> None:
+    """They are ids of OpenAI's vocabulary, and no model here has it."""
+    with pytest.raises(openai.BadRequestError) as caught:
+        api.embeddings.create(model="echo", input=ids)
+    assert caught.value.param == "input"
+    assert "another vocabulary" in caught.value.message
+    assert "check_embedding_ctx_length=False" in caught.value.message
 
 
 def test_the_queue_shows_the_turns_in_their_order(api: openai.OpenAI, http: RunningGateway) -> None:

@@ -246,6 +246,12 @@ def test_a_call_has_its_arguments_as_an_object(stream: bool, api: ollama.Client)
     assert chat("echo", history, tools=[TOOL]).message.content == "hello"
 
 
+def test_a_message_without_content_is_empty_as_in_ollama(web: httpx.Client) -> None:
+    messages = [*HELLO, {"role": "assistant"}, {"role": "user", "content": None}]
+    reply = web.post("/api/chat", json={"model": "echo", "messages": messages, "stream": False})
+    assert reply.status_code == 200, reply.text
+
+
 def test_a_late_error_is_a_line_of_the_stream(web: httpx.Client) -> None:
     with web.stream("POST", "/api/chat", json={"model": "broken", "messages": HELLO}) as reply:
         lines = [json.loads(line) for line in reply.iter_lines()]

@@ -140,6 +140,7 @@ def test_items_are_messages(api: openai.OpenAI) -> None:
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
             "input.0.content.0",
         ),
+        ({"input": [{"role": "critic", "content": "x"}]}, "input.0.role"),
         ({"tools": [{"type": "file_search"}]}, "tools.0"),
         ({"tools": [{"type": "namespace", "name": "x", "tools": "y"}]}, "tools.0.tools"),
         ({"tools": [{"type": "namespace", "tools": [{"type": "custom"}]}]}, "tools.0.tools.0"),

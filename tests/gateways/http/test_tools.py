@@ -62,6 +62,34 @@ def test_a_call_that_is_none_is_text(api: openai.OpenAI, stream: bool) -> None:
     assert (text, calls, reason) == (broken, [], "stop")
 
 
+@pytest.mark.parametrize("size", [64, 65, 127, 128])
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_functions_name_may_have_128_characters(
+    api: openai.OpenAI, size: int, choice: Any
+) -> None:
+    """As those of servers of the Model Context Protocol."""
+    name = "f" * size
+    tools: Any = [{"type": "function", "function": {"name": name}}]
+    done = api.chat.completions.create(
+        model="echo",
+        messages=[{"role": "user", "content": call(name, "{}")}],
+        tools=tools,
+        tool_choice=choice,
+    )
+    [found] = done.choices[0].message.tool_calls or []
+    assert found.type == "function" and found.function.name == name
+
+
+@pytest.mark.parametrize("name", ["f" * 129, "", "a b"])
+def test_another_name_of_a_function_is_refused(api: openai.OpenAI, name: str) -> None:
+    tools: Any = [{"type": "function", "function": {"name": name}}]
+    with pytest.raises(openai.BadRequestError) as caught:
+        api.chat.completions.create(
+            model="echo", messages=[{"role": "user", "content": "x"}], tools=tools
+        )
+    assert caught.value.param == "tools"
+
+
 def test_a_call_is_certain_once_the_next_begins() -> None:
     calls = WholeCalls()
     assert not calls.add_parts([ToolCallPart(0, "a", "look", "{")])

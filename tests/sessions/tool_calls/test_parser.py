@@ -126,7 +126,7 @@ def test_calls_are_parsed(
         (F.HERMES, '<tool_call>{"name": "add", "name": "now"}</tool_call>'),
         (F.HERMES, '<tool_call>{"name": "add" "arguments": {}}</tool_call>'),
         (F.HERMES, "<think>" + HERMES),
-        (F.HERMES, '<tool_call>{"name":"%s"}' % ("x" * 65)),
+        (F.HERMES, '<tool_call>{"name":"%s"}' % ("x" * 129)),
         (F.HERMES, '<tool_call>{"name":"now","arguments":{"a":%s}}' % ("[" * ARGUMENTS_LEVELS_MAX)),
         (F.HERMES, '<tool_call>{"name":"now","arguments":{"a":"\udcff"}}'),
         (F.MISTRAL, "[TOOL_CALLS] []"),

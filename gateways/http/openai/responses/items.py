@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .....backends.errors import UnsupportedOperation
+from .....ipc.chat_messages import ROLES as ALL_ROLES
 from ...fields.table import field_error
 from ..messages import ROLES, read_parts
 
@@ -45,6 +46,8 @@ def read_input(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _message(place: str, item: dict[str, Any]) -> dict[str, Any]:
     role = _text(place, item, "role")
+    if role not in ALL_ROLES:
+        raise field_error(f"{place}.role", f"{place}.role is none of {', '.join(ALL_ROLES)}")
     return {
         "role": ROLES.get(role, role),
         "content": _content(f"{place}.content", item.get("content")),
