@@ -6,14 +6,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ....ipc.client import ModelInfo
-from ..exchange import Exchange
+from ..exchange import Exchange, served_ctx_size, usable_models
 
 
 async def answer_models(exchange: Exchange) -> None:
     """Answer with the models that the caller may use, on one page."""
-    async with exchange.turns.pool.lease(exchange.caller) as client:
-        models = await client.models()
-    shown = [_model(info) for info in models if exchange.caller.may_use(info["name"])]
+    shown = [_model(info) for info in await usable_models(exchange)]
     ends = [shown[0]["id"], shown[-1]["id"]] if shown else [None, None]
     page = {"data": shown, "has_more": False, "first_id": ends[0], "last_id": ends[1]}
     await exchange.send_json(page)
@@ -29,10 +27,13 @@ async def answer_model(exchange: Exchange) -> None:
 
 def _model(info: ModelInfo) -> dict[str, Any]:
     name, created = info["name"], datetime.fromtimestamp(int(info.get("modified_at") or 0), UTC)
+    ctx_size = served_ctx_size(info)
     return {
         "type": "model",
         "id": name,
         "display_name": name,
         "created_at": created.isoformat().replace("+00:00", "Z"),
         "lifecycle": "active",
+        "max_input_tokens": ctx_size,
+        "max_tokens": ctx_size,
     }

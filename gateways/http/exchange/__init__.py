@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .api import Api, Endpoint
 from .exchange import Exchange
+from .models import served_ctx_size, usable_models
 from .streaming import StreamForm, stream_turn
 from .waiting import WaitingStreams
 from .whole import collect_turns
@@ -15,5 +16,7 @@ __all__ = (
     "StreamForm",
     "WaitingStreams",
     "collect_turns",
+    "served_ctx_size",
     "stream_turn",
+    "usable_models",
 )

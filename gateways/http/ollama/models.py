@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import anyio
-
-from ....backends.errors import InferdError, ModelNotFound, UnsupportedOperation
+from ....backends.errors import UnsupportedOperation
 from ....ipc.client import ModelInfo
-from ..exchange import Exchange
+from ..exchange import Exchange, served_ctx_size, usable_models
 from ..fields.table import field_error
 from .fields import SHOW
 from .names import daemon_name
@@ -19,8 +16,6 @@ from .names import daemon_name
 API_VERSION = "0.12.0"
 """The version of Ollama whose API this is; clients compare it."""
 _UNKNOWN_TIME = "0001-01-01T00:00:00Z"
-_SHOWN_AT_ONCE = 16
-"""Models of one list whose headers are requested at the same time."""
 _NEVER = timedelta(days=36_500)
 """The time to the expiry of a model that does not expire."""
 
@@ -50,12 +45,12 @@ async def answer_version(exchange: Exchange) -> None:
 
 async def answer_tags(exchange: Exchange) -> None:
     """Answer with all models that the caller may use."""
-    await exchange.send_json({"models": [_listed(info) for info in await _models(exchange)]})
+    await exchange.send_json({"models": [_listed(info) for info in await usable_models(exchange)]})
 
 
 async def answer_ps(exchange: Exchange) -> None:
     """Answer with the loaded models."""
-    models = [_loaded(info) for info in await _models(exchange, loaded=True)]
+    models = [_loaded(info) for info in await usable_models(exchange, loaded=True)]
     await exchange.send_json({"models": models})
 
 
@@ -79,34 +74,6 @@ async def refuse(exchange: Exchange) -> None:
         f"{exchange.path}: the gateway does not change the machine's models",
         hint="on the machine, `inferd pull` downloads models; its operator names and deletes them",
     )
-
-
-async def _models(exchange: Exchange, *, loaded: bool = False) -> list[ModelInfo]:
-    """Return the models that the caller may use, or only the *loaded* ones, each with the facts in
-    its file's header.
-    """
-    async with exchange.turns.pool.lease(exchange.caller) as client:
-        found = [
-            info
-            for info in await client.models()
-            if exchange.caller.may_use(info["name"]) and (info["info"] or not loaded)
-        ]
-        limiter = anyio.CapacityLimiter(_SHOWN_AT_ONCE)
-
-        async def show(number: int, name: str) -> None:
-            async with limiter:
-                with suppress(ModelNotFound):  # the operator has removed it meanwhile
-                    found[number] = await client.show(name)
-
-        try:
-            async with anyio.create_task_group() as group:
-                for number, info in enumerate(found):
-                    group.start_soon(show, number, info["name"])
-        except* InferdError as errors:
-            error = errors.exceptions[0]
-            assert isinstance(error, InferdError), "tasks of this group have no groups of their own"
-            raise error from None
-    return found
 
 
 def _details(info: ModelInfo) -> dict[str, Any]:
@@ -171,14 +138,15 @@ def _loaded(info: ModelInfo) -> dict[str, Any]:
 def _shown(info: ModelInfo) -> dict[str, Any]:
     file, facts = info.get("file_info") or {}, info.get("info") or {}
     family, template = file.get("architecture") or info["backend"], file.get("chat_template") or ""
+    ctx_size = served_ctx_size(info)
     sizes = {
         "general.architecture": family,
         "general.parameter_count": file.get("parameters"),
-        f"{family}.context_length": file.get("ctx_size_trained"),
+        f"{family}.context_length": ctx_size or file.get("ctx_size_trained"),
         f"{family}.embedding_length": file.get("embedding_size"),
         f"{family}.block_count": file.get("layers"),
     }
-    options = info.get("options") or {}
+    options = {**(info.get("options") or {}), **({"num_ctx": ctx_size} if ctx_size else {})}
     return {
         "modelfile": f"# a model of inferd\nFROM {info['name']}\n",
         "parameters": "\n".join(f"{name} {value}" for name, value in options.items()),

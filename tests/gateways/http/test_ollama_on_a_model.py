@@ -69,7 +69,7 @@ def test_the_description_is_that_of_the_file(api: ollama.Client) -> None:
     assert (shown.details.family, shown.details.parameter_size) == ("llama", "134.5M")
     assert shown.modified_at is not None
     assert shown.modified_at.timestamp() == pytest.approx(smollm2().stat().st_mtime)
-    assert shown.modelinfo["llama.context_length"] == 8192
+    assert shown.modelinfo["llama.context_length"] == 512
     assert shown.template is not None and "<|im_start|>" in shown.template
     assert shown.capabilities == ["completion", "embedding"]
 
