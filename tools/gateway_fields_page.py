@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from inferd.backends.params import BY_SPELLING
 from inferd.gateways.http.apis import APIS
-from inferd.gateways.http.fields import Field, FieldTable, Use
+from inferd.gateways.http.fields import OTHER_SERVERS, Field, FieldTable
 from inferd.gateways.http.limits import BODY_BYTES_MAX, BODY_BYTES_MAX_BY_PATH
 
 __all__ = ("page",)
@@ -18,12 +21,15 @@ describes the gateway.
 
 - **honoured**: the field has its effect; a name in parentheses is the [parameter](parameters.md)
   that it sets.
-- **refused**: a request with the field gets 400 and the field's name, unless its value asks for
-  nothing.
-- **ignored**: the field has no effect on the answer.
+- **refused**: the field would change the answer, and the request gets 400 with the field's name.
+- **ignored**: the field has no effect on the answer; the header `inferd-ignored` names it.
 
-A field with the value null counts as absent. A field that a table does not list is refused by name
-or, where the table says so, a parameter of docs/parameters.md such as `top_k` or `grammar`.
+A null counts as absent, also within a field, and so do the values that a table names as neutral.
+A whole number may be written as a float. A field that a table does not list is, where the table
+says so, a parameter of docs/parameters.md such as `top_k` or `grammar`, or one of the
+[fields of other servers](#fields-of-other-servers). Any other field is ignored, and with
+`--unknown-fields refuse` it is refused by name. On the paths of `/v1/inferd/` unknown fields are
+always refused.
 
 ## Bodies
 
@@ -32,6 +38,14 @@ text has the limit of the other paths.
 
 | path | bytes |
 |---|---|
+"""
+
+_OTHERS = """
+## Fields of other servers
+
+The paths that generate text for OpenAI's and Anthropic's clients know these fields of llama-server,
+vLLM, SGLang and other servers, unless their own table has one of the same name.
+
 """
 
 
@@ -45,24 +59,27 @@ def page() -> str:
     for api in filter(lambda api: api.tables, APIS):
         parts.append(f"\n## {api.title}\n")
         parts += [_section(table) for table in api.tables if table.fields]
+    parts.append(_OTHERS + _rows(OTHER_SERVERS))
     return "".join(parts)
 
 
 def _section(table: FieldTable[Any]) -> str:
-    rows = [_row(field) for field in table.fields]
-    if table.parameters:
-        rows.append("| others | honoured | parameters of [parameters.md](parameters.md) |")
-    head = "| field | | meaning |\n|---|---|---|\n"
+    rest = "| others | honoured | parameters of [parameters.md](parameters.md) |\n"
     path = table.path.replace(":path}", "}")
     title = f"`GET {path}`, in the query" if table.method == "GET" else f"`{path}`"
-    return f"\n### {title}\n\n{head}" + "\n".join(rows) + "\n"
+    return f"\n### {title}\n\n{_rows(table.fields)}" + (rest if table.parameters else "")
+
+
+def _rows(fields: Sequence[Field]) -> str:
+    head = "| field | | meaning |\n|---|---|---|\n"
+    return head + "".join(_row(field) + "\n" for field in fields)
 
 
 def _row(field: Field) -> str:
     note = field.note
     if field.option.replace("_", "-") in BY_SPELLING:
         note = f"{note} (`{field.option}`)".strip()
-    if field.use is Use.REFUSED and field.permitted:
-        values = ", ".join(f"`{value!r}`".replace("'", '"') for value in field.permitted)
-        note = f"{note}; {values} is accepted"
+    if field.neutral:
+        values = ", ".join(f"`{msgspec.json.encode(value).decode()}`" for value in field.neutral)
+        note = f"{note}; neutral: {values}"
     return f"| `{field.name}` | {field.use} | {note} |"

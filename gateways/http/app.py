@@ -19,9 +19,9 @@ from .callers.keys import Keys
 from .callers.origins import Origins
 from .exchange import Api, Endpoint, Exchange, WaitingStreams
 from .exchange.content import check_content
-from .exchange.exchange import JSON
+from .exchange.exchange import IGNORED_HEADER, JSON
 from .exchange.statuses import HttpRefusal
-from .limits import Limits
+from .limits import Limits, UnknownFields
 from .openapi import PATH, openapi_endpoint
 from .turns import TurnRunner
 
@@ -39,7 +39,9 @@ class Gateway:
         limits: Limits,
         origins: Origins,
         keys: Keys | None = None,
+        unknown_fields: UnknownFields = UnknownFields.IGNORE,
     ):
+        self._unknown_fields = unknown_fields
         self._apis, self._turns, self._limits = apis, turns, limits
         self._origins, self._keys, self._quotas = origins, keys, turns.quotas
         self._exchanges: set[Exchange] = set()
@@ -126,6 +128,7 @@ class Gateway:
             turns=self._turns,
             limits=self._limits,
             waiting=self._waiting,
+            unknown_fields=self._unknown_fields,
         )
         self._exchanges.add(exchange)
         try:
@@ -211,6 +214,7 @@ class Gateway:
             exchange.cors = [
                 (b"access-control-allow-origin", origin.encode("latin-1")),
                 (b"vary", b"origin"),
+                (b"access-control-expose-headers", IGNORED_HEADER),
             ]
 
     async def _answer_options(self, exchange: Exchange, methods: Sequence[str]) -> None:

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ...backends.library.library_log import LEVELS
+from ...backends.texts.choices import choice_of
 from ...daemon.cli.commands import optional_import
 from ...daemon.cli.options import SocketPath
 from ...daemon.cli.output import note
-from .limits import RESTART_S_MAX, Limits
+from .limits import RESTART_S_MAX, Limits, UnknownFields
 
 _DEFAULTS = Limits()
+
+
+def _level_of(text: str) -> str:
+    level = choice_of(text, LEVELS)
+    if level is None:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(LEVELS)}")
+    return level
+
 
 Listen = Annotated[
     str,
@@ -67,6 +78,22 @@ ReceiveTimeout = Annotated[
         help="Seconds in which a request must arrive, or a part of an answer be read.",
     ),
 ]
+UnknownFieldsChoice = Annotated[
+    UnknownFields,
+    typer.Option(
+        metavar="ignore|refuse",
+        case_sensitive=False,
+        help="The treatment of fields that a path of the gateway does not know.",
+    ),
+]
+LogLevel = Annotated[
+    str,
+    typer.Option(
+        metavar="LEVEL",
+        callback=_level_of,
+        help="The least level of the log on standard error.",
+    ),
+]
 HoldHeaders = Annotated[
     float,
     typer.Option(
@@ -93,12 +120,16 @@ def gateway(
     timeout: TurnTimeout = _DEFAULTS.turn_s_max,
     receive_timeout: ReceiveTimeout = _DEFAULTS.receive_s_max,
     hold_headers: HoldHeaders = _DEFAULTS.hold_s,
+    unknown_fields: UnknownFieldsChoice = UnknownFields.IGNORE,
+    log_level: LogLevel = "warning",
     socket: SocketPath = None,
 ) -> None:
     """Serve the APIs of OpenAI, Anthropic and Ollama over HTTP (extra `gateway`).
 
     It runs until SIGTERM or Ctrl-C; requests under way may then end, for up to 10 s.
     """
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("inferd").setLevel(log_level.upper())
     if new_key is not None:
         show_new_key(new_key)
         return
@@ -145,7 +176,7 @@ def gateway(
         any_host = bool(address.path) or known is not None
         origins = Origins(allow_host or (), allow_origin or (), any_host=any_host)
         run_server(
-            Gateway(APIS, turns, limits, origins, known),
+            Gateway(APIS, turns, limits, origins, known, unknown_fields),
             listener.sockets,
             limits,
             on_ready=partial(note, f"serving HTTP on {listener.name}"),

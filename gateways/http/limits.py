@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from ...wire.frames import FRAME_BYTES_MAX
 
@@ -29,6 +30,13 @@ DROPPED_BYTES_MAX = 64 << 20
 CLOSE_S_MAX = 5.0
 RESTART_S_MAX = 30.0
 """The time for which a request waits for a daemon that restarts."""
+
+
+class UnknownFields(StrEnum):
+    """The treatment of requests with fields that their path does not know."""
+
+    IGNORE = "ignore"
+    REFUSE = "refuse"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -125,7 +125,7 @@ def _request(table: Table, own: dict[str, Any], parameters: dict[str, Any]) -> d
         "type": "object",
         "properties": properties,
         "required": own.get("required", []),
-        "additionalProperties": table.parameters,
+        "additionalProperties": not table.own_path or table.parameters,
     }
 
 
@@ -134,7 +134,7 @@ def _properties(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     for field in fields:
         if field.use is Use.REFUSED:
-            schema: dict[str, Any] = {"enum": [None, *field.permitted]}
+            schema: dict[str, Any] = {"enum": [None, *field.neutral]}
         elif field.option:
             found = BY_SPELLING.get(field.option.replace("_", "-"))
             schema = parameters[found.name] if found else {}

@@ -7,7 +7,17 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 
 from ....ipc.priorities import Priority
-from ..fields import PRIORITY_FIELD, Field, FieldTable, honoured, ignored, parameter, refused
+from ..fields import (
+    OTHER_SERVERS,
+    PRIORITY_FIELD,
+    Field,
+    FieldTable,
+    honoured,
+    ignored,
+    parameter,
+    refused,
+)
+from ..openai.chat_fields import THINKING, Think
 
 Name = Annotated[str, Meta(min_length=1)]
 Block = dict[str, Any]
@@ -60,6 +70,8 @@ class PromptFields(Struct, kw_only=True):
     tools: Annotated[list[Tool], Meta(max_length=128)] = []
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    enable_thinking: bool | None = None
+    think: Think | None = None
     output_config: OutputConfig = field(default_factory=OutputConfig)
     output_format: JsonFormat | None = None
 
@@ -83,6 +95,7 @@ _PROMPT: tuple[Field, ...] = (
     honoured("thinking", "`enable_thinking` of the chat template; `budget_tokens` has no effect"),
     honoured("output_config", "`format` is a JSON schema; `effort` is passed to the chat template"),
     honoured("output_format", "the beta's `output_config.format`"),
+    *THINKING,
     ignored("cache_control", "equal beginnings are always found"),
     ignored("speed", "`priority` orders turns"),
     ignored("user_profile_id", "the key names the user"),
@@ -114,6 +127,8 @@ MESSAGES = FieldTable(
         ignored("fallback_credit_token", "nothing is billed"),
     ],
     kind=MessageFields,
+    parameters=True,
+    others=OTHER_SERVERS,
 )
 COUNT_TOKENS = FieldTable("/v1/messages/count_tokens", _PROMPT, kind=PromptFields)
 TABLES = (MESSAGES, COUNT_TOKENS)

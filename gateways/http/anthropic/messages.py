@@ -8,11 +8,13 @@ from typing import Any
 import msgspec
 
 from ....backends.errors import UnsupportedOperation
-from ..fields.table import field_error
+from ..fields.table import field_error, without_nulls
 from .fields import Block, PromptFields, Tool
 
 _ROLES = ("user", "assistant", "system")
 _TOOL = "custom"
+_LEVELS = 2
+"""A message and its blocks."""
 
 
 def read_prompt(fields: PromptFields) -> list[dict[str, Any]]:
@@ -25,7 +27,7 @@ def read_prompt(fields: PromptFields) -> list[dict[str, Any]]:
     found = []
     if fields.system:
         found.append({"role": "system", "content": _text("system", fields.system)})
-    for number, message in enumerate(fields.messages):
+    for number, message in enumerate(without_nulls(fields.messages, _LEVELS)):
         found += _read_message(f"messages.{number}", message, names)
     return found
 

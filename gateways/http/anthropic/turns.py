@@ -9,6 +9,7 @@ import msgspec
 from ....backends.errors import InferdError
 from ..exchange import Exchange, stream_turn
 from ..fields.table import field_error
+from ..openai.chat_fields import thinking_arguments
 from ..turns import TurnRequest
 from .fields import COUNT_TOKENS, MESSAGES, JsonFormat, PromptFields, ToolChoice
 from .forms import MessageStream, whole_message
@@ -19,7 +20,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 async def answer_messages(exchange: Exchange) -> None:
     """Answer with a message, whole or streamed."""
-    fields, options = MESSAGES.read(exchange.body)
+    fields, options = exchange.read_fields(MESSAGES)
     try:
         request = TurnRequest(
             model=fields.model,
@@ -44,7 +45,7 @@ async def answer_messages(exchange: Exchange) -> None:
 
 async def answer_count_tokens(exchange: Exchange) -> None:
     """Answer with the number of tokens of a prompt, as the model's template writes it."""
-    fields, _ = COUNT_TOKENS.read(exchange.body)
+    fields, _ = exchange.read_fields(COUNT_TOKENS)
     prompt, options = read_prompt(fields), _options_of(fields)
     tokens = await exchange.turns.count_tokens(exchange.caller, fields.model, prompt, options)
     await exchange.send_json({"input_tokens": tokens})
@@ -66,6 +67,7 @@ def _options_of(fields: PromptFields) -> dict[str, Any]:
         arguments["enable_thinking"] = fields.thinking.type != "disabled"
     if fields.output_config.effort is not None:
         arguments["reasoning_effort"] = fields.output_config.effort
+    arguments |= thinking_arguments(fields.think, fields.enable_thinking)
     if arguments:
         options["chat-template-kwargs"] = arguments
     if (form := _format_of(fields)) is not None:

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from urllib.parse import quote
 
 import anyio
 import msgspec
+from msgspec import Struct
 
 from ....backends.errors import Cancelled, InferdError, TooLarge
 from ..callers.caller import LOCAL, Caller
-from ..limits import Limits
+from ..fields import FieldTable
+from ..limits import Limits, UnknownFields
 from .statuses import ErrorShape, HttpRefusal, retry_after_s, status_of, without_frames
 from .waiting import WaitingStreams
 
 if TYPE_CHECKING:
     from ..turns import TurnRunner
 
+log = logging.getLogger(__name__)
+
+S = TypeVar("S", bound=Struct)
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 JSON = b"application/json"
+IGNORED_HEADER = b"inferd-ignored"
+"""The header of a response that names the fields of its request that have no effect."""
+_IGNORED_MAX, _IGNORED_CHARACTERS_MAX = 32, 64
+"""Names in that header, and characters of each."""
 LINK = "inferd.link"
 """The name of the extension of a request's scope that has its `ClientLink`."""
 
@@ -83,8 +94,12 @@ class Exchange:
         turns: TurnRunner,
         limits: Limits,
         waiting: WaitingStreams,
+        unknown_fields: UnknownFields = UnknownFields.IGNORE,
     ):
         self.api, self.turns, self.limits, self.waiting = api, turns, limits, waiting
+        self._unknown_fields = unknown_fields
+        self.ignored: list[str] = []
+        """The fields of the request that have no effect, by their places."""
         self.method, self.path = str(scope["method"]), str(scope["path"])
         self.params: Mapping[str, str] = scope.get("path_params", {})
         self.scheme, self.query = (
@@ -128,6 +143,21 @@ class Exchange:
             raise HttpRefusal(408, f"the request did not arrive within {seconds:g} s")
         self.body = bytes(body)
 
+    def read_fields(
+        self, table: FieldTable[S], value: dict[str, Any] | None = None, place: str = ""
+    ) -> tuple[S, dict[str, Any]]:
+        """Return the request's own fields by *table* and its parameters, and note those without
+        effect. With *value*, read an object in the body, whose fields begin with *place*.
+
+        :raises InferdError: as `FieldTable.read`.
+        """
+        body = self.body if value is None else value
+        own, options, ignored = table.read(body, self._unknown_fields, place)
+        if ignored:
+            self.ignored += ignored
+            log.debug("fields.ignored path=%s fields=%s", self.path, ",".join(ignored))
+        return own, options
+
     def _check_size(self, size: int) -> None:
         size_max = self.limits.body_bytes_max_of(self.path)
         if size > size_max:
@@ -161,6 +191,9 @@ class Exchange:
         """Send the status and the headers."""
         self.started = True
         fields = [(b"content-type", content_type), *self.cors, *(headers or ())]
+        if self.ignored:
+            shown = [quote(n[:_IGNORED_CHARACTERS_MAX], "") for n in self.ignored[:_IGNORED_MAX]]
+            fields.append((IGNORED_HEADER, ", ".join(shown).encode()))
         await self._write({"type": "http.response.start", "status": status, "headers": fields})
 
     async def write(self, data: bytes, *, more: bool = True) -> None:

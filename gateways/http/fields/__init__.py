@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from .table import PRIORITY_FIELD, Field, FieldTable, Use, honoured, ignored, parameter, refused
+from .other_servers import OTHER_SERVERS
+from .table import (
+    PRIORITY_FIELD,
+    Field,
+    FieldTable,
+    Use,
+    honoured,
+    ignored,
+    parameter,
+    refused,
+)
 
 __all__ = (
+    "OTHER_SERVERS",
     "PRIORITY_FIELD",
     "Field",
     "FieldTable",

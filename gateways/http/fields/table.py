@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
 
 from ....backends.errors import InferdError, InvalidArgument, UnsupportedOperation
+from ....backends.params import (
+    BY_SPELLING,
+    FORMS,
+    PARAMETERS,
+    SECTION_NAMES,
+    SEEDS,
+    Fitting,
+    as_whole,
+    nearest,
+)
+from ..limits import UnknownFields
 
 S = TypeVar("S", bound=msgspec.Struct)
 _INT_END = 1 << 63
-_SHOWN_CHARACTERS = 200
+_SHOWN_CHARACTERS, _SHOWN_NAME = 200, 100
+_OF_A_TURN = ("ctx-size",)
+"""The parameters of a model that a turn may set, too."""
 QUERY_FIELDS_MAX = 16
 _PATH = re.compile(r" - at `\$\.?([^`]*)`")
 
@@ -33,21 +46,28 @@ class Field:
     """A field of a request. With *option*, its value sets this parameter of docs/parameters.md, or
     is passed on under this name, which the daemon reads as another form of a parameter.
 
-    A refused field may have one of the values *permitted*, which have no effect.
+    A *neutral* value requests nothing, and counts as absent.
     """
 
     name: str
     use: Use
     note: str = ""
     option: str = ""
-    permitted: tuple[Any, ...] = ()
+    neutral: tuple[Any, ...] = ()
     sets: str = ""
     """The parameter that the API's own code makes of it, which the daemon's errors name."""
 
+    def is_neutral(self, value: Any) -> bool:
+        """Return whether *value* counts as absent. True is not the number 1."""
+        return any(
+            value == each and isinstance(value, bool) is isinstance(each, bool)
+            for each in self.neutral
+        )
 
-def honoured(name: str, note: str = "", *, sets: str = "") -> Field:
+
+def honoured(name: str, note: str = "", *neutral: Any, sets: str = "") -> Field:
     """Return a field that the API's own code reads, and of which it may make a parameter."""
-    return Field(name, Use.HONOURED, note, sets=sets)
+    return Field(name, Use.HONOURED, note, neutral=neutral, sets=sets)
 
 
 def parameter(name: str, option: str = "", note: str = "") -> Field:
@@ -55,27 +75,40 @@ def parameter(name: str, option: str = "", note: str = "") -> Field:
     return Field(name, Use.HONOURED, note, option or name)
 
 
-def ignored(name: str, note: str) -> Field:
-    """Return a field without effect."""
-    return Field(name, Use.IGNORED, note)
+def ignored(name: str, note: str, *neutral: Any) -> Field:
+    """Return a field without effect on the answer."""
+    return Field(name, Use.IGNORED, note, neutral=neutral)
 
 
-def refused(name: str, note: str, *permitted: Any) -> Field:
-    """Return a field that is refused by name, except with a value in *permitted*."""
-    return Field(name, Use.REFUSED, note, permitted=permitted)
+def refused(name: str, note: str, *neutral: Any) -> Field:
+    """Return a field that would change the answer, and is refused by name."""
+    return Field(name, Use.REFUSED, note, neutral=neutral)
 
 
-PRIORITY_FIELD = honoured("priority", "extension: `low`, `normal`, `high` or `urgent`")
-"""The class of a request's turn, which is the same field on all paths that start turns."""
+PRIORITY_FIELD = honoured("priority", "extension: `low`, `normal`, `high` or `urgent`", 0)
+"""The class of a request's turn, which is the same field on all paths that start turns. It is a
+number in vLLM, whose default is 0.
+"""
+
+
+class ReadFields(NamedTuple, Generic[S]):
+    """The fields of a request: those of the API's own code, parameters, and the ignored ones, which
+    are named by their places, such as `stream_options.x`.
+    """
+
+    own: S
+    options: dict[str, Any]
+    ignored: list[str]
 
 
 class FieldTable(Generic[S]):
     """The fields of the requests of one path.
 
-    With *parameters*, a field that is not in the table is passed on as a parameter of
-    docs/parameters.md, and the daemon refuses unknown ones by name. Without *parameters*, such a
-    field is refused here. *kind* has the types of the honoured fields. The fields of a table for
-    the *method* GET are those of the query.
+    With *parameters*, a field that is not in the table is a parameter of docs/parameters.md, if
+    that has its name. *others* are fields of other servers' requests that are known, too. Any
+    other field is ignored or refused, as the operator chooses; with *own_path* it is always
+    refused, because such a path has no programs of other servers. *kind* has the types of the
+    honoured fields. The fields of a table for the *method* GET are those of the query.
     """
 
     def __init__(
@@ -85,54 +118,96 @@ class FieldTable(Generic[S]):
         *,
         kind: type[S],
         parameters: bool = False,
+        others: Sequence[Field] = (),
+        own_path: bool = False,
         method: str = "POST",
     ):
         self.path, self.fields, self.parameters = path, tuple(fields), parameters
         self.kind, self.method = kind, method
-        self._by_name = {field.name: field for field in fields}
+        self.others, self.own_path = tuple(others), own_path
+        self._by_name = {field.name: field for field in (*others, *fields)}
         self._by_option = {field.option or field.sets: field.name for field in fields}
 
-    def read(self, body: bytes) -> tuple[S, dict[str, Any]]:
-        """Return a request's own fields and its parameters. A null counts as absent.
+    def read(
+        self,
+        body: bytes | dict[str, Any],
+        unknown: UnknownFields = UnknownFields.IGNORE,
+        place: str = "",
+    ) -> ReadFields[S]:
+        """Return the fields of a request, or those of an object in it at *place*. Nulls and neutral
+        values count as absent.
 
         :raises InvalidArgument: *body* is not a JSON object, or a field has another type or is
-            unknown.
+            unknown and refused.
         :raises UnsupportedOperation: the request has a field that is refused.
         """
-        own, options = self._split(_decode_object(body))
-        return _convert(own, self.kind), options
+        fields = _decode_object(body) if isinstance(body, bytes) else body
+        own, options, ignored = self._split(fields, unknown)
+        fitting = Fitting(nulls_absent=True)
+        read = _convert(fitting.fit(own, self.kind), self.kind)
+        return ReadFields(read, options, [place + name for name in (*ignored, *fitting.unknown)])
 
     def read_query(self, query: str) -> S:
         """Return the fields of a request in its query, such as ``limit=10&after=a``.
 
         :raises InvalidArgument: a field has another type or is unknown.
         """
-        own, _ = self._split(_decode_query(query))
+        own, _, _ = self._split(_decode_query(query), UnknownFields.REFUSE)
         return _convert(own, self.kind, strict=False)
 
-    def _split(self, fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return a request's own fields and its parameters."""
+    def _split(
+        self, fields: dict[str, Any], unknown: UnknownFields
+    ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+        """Return a request's own fields, its parameters and the names of the ignored ones."""
         own: dict[str, Any] = {}
         options: dict[str, Any] = {}
+        ignored: list[str] = []
         for name, value in fields.items():
             if value is None:
                 continue
-            if isinstance(value, int) and not -_INT_END <= value < _INT_END:
-                raise field_error(name[:100], f"{name[:100]}: the number is out of range")
-            field = self._by_name.get(name)
-            if field is None:
-                if not self.parameters:
-                    raise field_error(name[:100], f"unknown field {name[:100]!r}")
-                options[name] = value
-            elif field.use is Use.REFUSED and value not in field.permitted:
+            field = self._by_name.get(name) or self._unlisted(name, unknown)
+            if field.is_neutral(value):
+                continue
+            if field.use is Use.REFUSED:
                 raise UnsupportedOperation(
                     f"{name}: {field.note}", hint="leave it out", data={"param": name}
                 )
+            if field.use is Use.IGNORED:
+                ignored.append(name)
             elif field.option:
-                options[field.option] = value
-            elif field.use is Use.HONOURED:
-                own[name] = value
-        return own, options
+                options[field.option] = _sendable(name, value)
+            else:
+                own[name] = _sendable(name, value)
+        return own, options, ignored
+
+    def _unlisted(self, name: str, unknown: UnknownFields) -> Field:
+        """Return a field that is not in the table.
+
+        :raises InvalidArgument: it is unknown and refused.
+        """
+        if self.parameters and self._is_parameter(name.lower().replace("_", "-")):
+            return parameter(name)
+        if self.own_path or unknown is UnknownFields.REFUSE:
+            shown = name[:_SHOWN_NAME]
+            message = f"unknown field {shown!r}; {nearest(name, self._suggested())}".rstrip("; ")
+            raise field_error(shown, message)
+        return ignored(name, "unknown")
+
+    def _is_parameter(self, spelling: str) -> bool:
+        """Return whether a parameter with this spelling applies to a request of this path."""
+        found = BY_SPELLING.get(spelling)
+        if found is None:
+            return spelling in FORMS or spelling in SECTION_NAMES
+        return self.own_path or found.level != "model" or found.name in _OF_A_TURN
+
+    def _suggested(self) -> Iterator[str]:
+        """Yield the names that a message may suggest: those of the path's fields, and of parameters
+        that no field sets. Other spellings are those of other servers.
+        """
+        yield from (field.name for field in self.fields if field.use is Use.HONOURED)
+        for each in PARAMETERS if self.parameters else ():
+            if each.name not in self._by_option and each.level != "model":
+                yield each.name.replace("-", "_")
 
     def name_field(self, error: InferdError) -> InferdError:
         """Return *error*, whose `data.param` then names the field that it is about, if known."""
@@ -143,6 +218,32 @@ class FieldTable(Generic[S]):
         if unknown or name in self._by_name or re.fullmatch(r"[a-z0-9_-]{1,40}", name):
             error.data.setdefault("param", name)
         return error
+
+
+def _sendable(name: str, value: Any) -> Any:
+    """Return a field's value as a frame to the daemon can carry it.
+
+    :raises InvalidArgument: a number has more than 64 bits.
+    """
+    value = as_whole(value)
+    if isinstance(value, int) and not -_INT_END <= value < _INT_END:
+        if name != "seed":
+            raise field_error(
+                name[:_SHOWN_NAME], f"{name[:_SHOWN_NAME]}: the number is out of range"
+            )
+        value %= SEEDS  # as the daemon takes seeds of more than 32 bits
+    return value
+
+
+def without_nulls(value: Any, levels: int) -> Any:
+    """Return *value* without the nulls in its objects, down to the given number of *levels* of
+    objects. Deeper ones have values of the caller's tools, in which a null may mean something.
+    """
+    if isinstance(value, list):
+        return [without_nulls(item, levels) for item in value]
+    if not isinstance(value, dict) or not levels:
+        return value
+    return {n: without_nulls(v, levels - 1) for n, v in value.items() if v is not None}
 
 
 def field_error(name: str, message: str, hint: str = "") -> InvalidArgument:

@@ -87,6 +87,7 @@ LIST = FieldTable(
         honoured("after", "the id of the last session on the previous page"),
     ],
     kind=ListQuery,
+    own_path=True,
     method="GET",
 )
 CREATE = FieldTable(
@@ -98,6 +99,7 @@ CREATE = FieldTable(
         honoured("priority", "the class of its turns that name none; the default is `normal`"),
     ],
     kind=NewSession,
+    own_path=True,
     parameters=True,
 )
 FORK = FieldTable(
@@ -107,6 +109,7 @@ FORK = FieldTable(
         honoured("messages", f"{_MESSAGES}; the default is all"),
     ],
     kind=Fork,
+    own_path=True,
 )
 REWIND = FieldTable(
     f"{_SESSIONS}/{{session:path}}/rewind",
@@ -115,17 +118,20 @@ REWIND = FieldTable(
         honoured("turns", "instead of `messages`: the number of turns to remove"),
     ],
     kind=Rewind,
+    own_path=True,
 )
-CANCEL = FieldTable(f"{_SESSIONS}/{{session:path}}/cancel", [], kind=Nothing)
+CANCEL = FieldTable(f"{_SESSIONS}/{{session:path}}/cancel", [], kind=Nothing, own_path=True)
 LOAD = FieldTable(
     f"{_MODELS}/load",
     [honoured("model"), honoured("stream", "true: events of the progress")],
     kind=Load,
+    own_path=True,
 )
 UNLOAD = FieldTable(
     f"{_MODELS}/unload",
     [honoured("model"), honoured("force", "true: end the turns of a model in use")],
     kind=Unload,
+    own_path=True,
 )
 SWAP = FieldTable(
     f"{_MODELS}/swap",
@@ -136,10 +142,12 @@ SWAP = FieldTable(
         honoured("force", "true: also put an encoder in place of a model that generates text"),
     ],
     kind=Swap,
+    own_path=True,
 )
 EVENTS = FieldTable(
     "/v1/inferd/events",
     [honoured("include", "the kinds of events, such as `queue,models`; the default is all")],
     kind=EventsQuery,
+    own_path=True,
     method="GET",
 )

@@ -60,7 +60,7 @@ async def load_model(exchange: Exchange) -> None:
 
     A client that disconnects cancels the load, unless others wait for it.
     """
-    fields, _ = LOAD.read(exchange.body)
+    fields, _ = exchange.read_fields(LOAD)
     operator = _operator(exchange.caller, fields.model)
     async with exchange.turns.pool.lease(operator) as client:
         if fields.stream:
@@ -112,7 +112,7 @@ def event(kind: str, data: Any) -> bytes:
 
 async def unload_model(exchange: Exchange) -> None:
     """Unload a model."""
-    fields, _ = UNLOAD.read(exchange.body)
+    fields, _ = exchange.read_fields(UNLOAD)
     operator = _operator(exchange.caller, fields.model)
     async with exchange.turns.pool.lease(operator) as client:
         await client.unload_model(fields.model, force=fields.force)
@@ -121,7 +121,7 @@ async def unload_model(exchange: Exchange) -> None:
 
 async def swap_model(exchange: Exchange) -> None:
     """Replace a model by another, or end the swap."""
-    fields, _ = SWAP.read(exchange.body)
+    fields, _ = exchange.read_fields(SWAP)
     operator = _operator(exchange.caller, fields.model)
     exchange.caller.check_model(fields.to)
     async with exchange.turns.pool.lease(operator) as client:

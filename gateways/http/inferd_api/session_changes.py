@@ -25,7 +25,7 @@ from .sessions import (
 
 async def fork_session(exchange: Exchange) -> None:
     """Create a branch of a session, which stays as it is."""
-    fields, _ = FORK.read(exchange.body)
+    fields, _ = exchange.read_fields(FORK)
     branch_id = fields.id or new_id()
     reserve = exchange.turns.reservations.reserve
     with reserve(exchange.caller, exchange.params["session"]), reserve(exchange.caller, branch_id):
@@ -53,7 +53,7 @@ async def _branch(
 
 async def rewind_session(exchange: Exchange) -> None:
     """Remove messages from the end of a session."""
-    fields, _ = REWIND.read(exchange.body)
+    fields, _ = exchange.read_fields(REWIND)
     if (fields.messages is None) == (fields.turns is None):
         raise field_error("messages", "a rewind takes messages or turns, and not both")
     session_id = exchange.params["session"]
@@ -99,7 +99,7 @@ async def cancel_session(exchange: Exchange) -> None:
 
     :raises SessionBusy: the session is not free in time.
     """
-    CANCEL.read(exchange.body)
+    exchange.read_fields(CANCEL)
     session_id, caller = exchange.params["session"], exchange.caller
     reservation = exchange.turns.reservations.find(caller, session_id)
     if reservation is not None:

@@ -50,7 +50,7 @@ def _page(entries: list[dict[str, Any]], query: ListQuery) -> tuple[Sequence[dic
 
 async def create_session(exchange: Exchange) -> None:
     """Create a session, which is dormant until its first turn."""
-    fields, options = CREATE.read(exchange.body)
+    fields, options = exchange.read_fields(CREATE)
     caller, session_id = exchange.caller, fields.id or new_id()
     caller.check_model(fields.model)
     caller.check_priority(caller.class_of(fields.priority))

@@ -17,7 +17,7 @@ from .names import daemon_name
 
 async def answer_embed(exchange: Exchange) -> None:
     """Answer with the vectors of one or more texts."""
-    embed, _ = EMBED.read(exchange.body)
+    embed, _ = exchange.read_fields(EMBED)
     texts = [embed.input] if isinstance(embed.input, str) else embed.input
     found: dict[str, Any] = {"model": embed.model, "embeddings": []}
     if texts:
@@ -32,7 +32,7 @@ async def answer_embed(exchange: Exchange) -> None:
 
 async def answer_embeddings(exchange: Exchange) -> None:
     """Answer with the vector of one text."""
-    embed, _ = EMBEDDINGS.read(exchange.body)
+    embed, _ = exchange.read_fields(EMBEDDINGS)
     found = await _embed(exchange, EMBEDDINGS, embed.model, [embed.prompt])
     [vector] = found.vectors
     await exchange.send_json({"embedding": vector})

@@ -8,10 +8,10 @@ from msgspec import Meta, Struct
 
 from ....ipc.priorities import Priority
 from ..fields import PRIORITY_FIELD, Field, FieldTable, honoured, ignored, parameter, refused
+from ..openai.chat_fields import Think
 
 TEXTS_MAX = 2048
 """Texts of one request for embeddings."""
-Think = bool | Literal["low", "medium", "high", "max"]
 Format = Literal["", "json"] | dict[str, Any]
 KeepAlive = int | float | str
 SessionId = Annotated[str, Meta(min_length=1, max_length=128)]
@@ -90,6 +90,8 @@ _TURN: tuple[Field, ...] = (
     honoured("top_logprobs", "up to 20"),
     PRIORITY_FIELD,
     honoured("session_id", "extension: the prompt is added to this session's history"),
+    ignored("truncate", "a prompt that is longer than the model's context is an error"),
+    ignored("shift", "the parameter `ctx-shift` decides"),
 )
 CHAT = FieldTable(
     "/api/chat",

@@ -7,9 +7,11 @@ from typing import Any
 import msgspec
 
 from ....backends.errors import UnsupportedOperation
-from ..fields.table import field_error
+from ..fields.table import field_error, without_nulls
 
 _NAMES = {"thinking": "reasoning_content", "tool_name": "name"}
+_LEVELS = 3
+"""A message, its calls and their functions."""
 
 
 def read_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -18,6 +20,7 @@ def read_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     :raises InvalidArgument: a message has another form.
     :raises UnsupportedOperation: a message has images.
     """
+    messages = without_nulls(messages, _LEVELS)
     return [_read_message(f"messages.{number}", each) for number, each in enumerate(messages)]
 
 
@@ -33,10 +36,10 @@ def _read_message(place: str, message: dict[str, Any]) -> dict[str, Any]:
             hint="the models read only text",
             data={"param": f"{place}.images"},
         )
-    read = {"content": ""} | {
+    read: dict[str, Any] = {"content": ""} | {
         _NAMES.get(name, name): value
         for name, value in message.items()
-        if value is not None and name not in ("images", "tool_calls")
+        if name not in ("images", "tool_calls")
     }
     if calls := message.get("tool_calls"):
         place = f"{place}.tool_calls"

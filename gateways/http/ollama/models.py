@@ -56,7 +56,7 @@ async def answer_ps(exchange: Exchange) -> None:
 
 async def answer_show(exchange: Exchange) -> None:
     """Answer with the description of a model."""
-    fields, _ = SHOW.read(exchange.body)
+    fields, _ = exchange.read_fields(SHOW)
     name = daemon_name(fields.model or fields.name)
     if not name:
         raise field_error("model", "model is missing")

@@ -8,9 +8,9 @@ import msgspec
 
 from ....backends.errors import InferdError
 from ....backends.params import close_schema
-from ..callers.caller import Caller
 from ..exchange import Exchange, stream_turn
 from ..fields import FieldTable
+from ..openai.chat_fields import thinking_arguments
 from ..turns import TurnRequest
 from .fields import CHAT, GENERATE, OPTIONS, TurnFields
 from .lines import Lines, LineStream, chat_form, generate_form
@@ -22,18 +22,18 @@ REST_OF_CONTEXT = -1
 
 async def answer_chat(exchange: Exchange) -> None:
     """Answer a chat, streamed or whole; without messages, load or unload the model."""
-    chat, options = CHAT.read(exchange.body)
+    chat, options = exchange.read_fields(CHAT)
     lines = Lines(chat_form, chat)
     if not chat.messages:
         await _load_or_unload(exchange, chat, lines)
         return
-    request = _turn_of(exchange.caller, chat, options, read_messages(chat.messages))
+    request = _turn_of(exchange, chat, options, read_messages(chat.messages))
     await _answer(exchange, CHAT, request, lines)
 
 
 async def answer_generate(exchange: Exchange) -> None:
     """Answer a completion, streamed or whole; without a prompt, load or unload the model."""
-    generate, options = GENERATE.read(exchange.body)
+    generate, options = exchange.read_fields(GENERATE)
     lines = Lines(generate_form, generate)
     if not generate.prompt:
         await _load_or_unload(exchange, generate, lines)
@@ -42,7 +42,7 @@ async def answer_generate(exchange: Exchange) -> None:
     if not generate.raw:
         system = [{"role": "system", "content": generate.system}] if generate.system else []
         prompt = [*system, {"role": "user", "content": generate.prompt}]
-    request = _turn_of(exchange.caller, generate, options, prompt, raw=generate.raw)
+    request = _turn_of(exchange, generate, options, prompt, raw=generate.raw)
     await _answer(exchange, GENERATE, request, lines)
 
 
@@ -60,13 +60,18 @@ async def _answer(
 
 
 def _turn_of(
-    caller: Caller, fields: TurnFields, options: dict[str, Any], prompt: Any, *, raw: bool = False
+    exchange: Exchange,
+    fields: TurnFields,
+    options: dict[str, Any],
+    prompt: Any,
+    *,
+    raw: bool = False,
 ) -> TurnRequest:
     """Return the turn of a request.
 
     :raises InvalidArgument: an option has the wrong type.
     """
-    own, own_options = OPTIONS.read(msgspec.json.encode(fields.options))
+    own, own_options = exchange.read_fields(OPTIONS, fields.options, "options.")
     options = {**options, **own_options, "reasoning-format": "none" if raw else "deepseek"}
     if own.num_predict is not None:
         options["n-predict"] = max(REST_OF_CONTEXT, own.num_predict)
@@ -79,14 +84,13 @@ def _turn_of(
         options["json-schema"] = msgspec.json.encode(close_schema(fields.format)).decode()
         options["schema-lenient"] = True
     if fields.think is not None:
-        effort = {} if isinstance(fields.think, bool) else {"reasoning_effort": fields.think}
-        options["chat-template-kwargs"] = {"enable_thinking": bool(fields.think), **effort}
+        options["chat-template-kwargs"] = thinking_arguments(fields.think)
     return TurnRequest(
         model=daemon_name(fields.model),
         prompt=prompt,
         raw=raw,
         options=options,
-        priority=caller.class_of(fields.priority),
+        priority=exchange.caller.class_of(fields.priority),
         session_id=fields.session_id,
     )
 

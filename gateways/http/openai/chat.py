@@ -17,7 +17,14 @@ from ..exchange import Exchange, stream_turn
 from ..exchange.streaming import EVENT_STREAM
 from ..fields.table import field_error
 from ..turns import Answer, TurnRequest, WholeCalls
-from .chat_fields import CHAT, ChatRequest, Effort, ResponseFormat, ServiceTier
+from .chat_fields import (
+    CHAT,
+    ChatRequest,
+    Effort,
+    ResponseFormat,
+    ServiceTier,
+    thinking_arguments,
+)
 from .errors import error_body
 from .logprobs import chat_logprobs
 from .messages import read_messages
@@ -29,7 +36,7 @@ DONE = b"data: [DONE]\n\n"
 
 async def answer_chat(exchange: Exchange) -> None:
     """Answer a chat completion, whole or streamed."""
-    chat, options = CHAT.read(exchange.body)
+    chat, options = exchange.read_fields(CHAT)
     request = turn_of(chat, options, exchange.caller)
     frame = ChatFrame(chat, request)
     try:
@@ -62,7 +69,9 @@ def turn_of(chat: ChatRequest, options: dict[str, Any], caller: Caller) -> TurnR
         options["logit-bias"] = bias_pairs(chat.logit_bias)
     if chat.response_format is not None:
         options.update(format_options(chat.response_format))
-    if kwargs := {**effort_arguments(chat.reasoning_effort), **chat.chat_template_kwargs}:
+    effort = effort_arguments(chat.reasoning_effort)
+    thinking = thinking_arguments(chat.think, chat.enable_thinking)
+    if kwargs := {**effort, **thinking, **chat.chat_template_kwargs}:
         options["chat-template-kwargs"] = kwargs
     return TurnRequest(
         model=chat.model,

@@ -8,11 +8,24 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ....ipc.priorities import Priority
-from ..fields import PRIORITY_FIELD, Field, FieldTable, honoured, ignored, parameter, refused
+from ..fields import (
+    OTHER_SERVERS,
+    PRIORITY_FIELD,
+    Field,
+    FieldTable,
+    honoured,
+    ignored,
+    parameter,
+    refused,
+)
 
 TOP_LOGPROBS_MAX = 20
 ServiceTier = Literal["auto", "default", "flex", "priority", "scale", "fast"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+Think = bool | Literal["low", "medium", "high", "max"]
+SEED_NOTE = "-1 is a random one; larger ones are taken modulo 2^32"
 
 
 class StreamOptions(Struct):
@@ -38,6 +51,22 @@ class ResponseFormat(Struct):
     json_schema: JsonSchemaFormat | None = None
 
 
+def thinking_arguments(think: Think | None, enable: bool | None = None) -> dict[str, Any]:
+    """Return the arguments of the chat template for the fields `think` and `enable_thinking`."""
+    found: dict[str, Any] = {} if think is None else {"enable_thinking": bool(think)}
+    if isinstance(think, str):
+        found["reasoning_effort"] = think
+    if enable is not None:
+        found["enable_thinking"] = enable
+    return found
+
+
+THINKING: tuple[Field, ...] = (
+    honoured("enable_thinking", "extension: an argument of the chat template"),
+    honoured("think", "extension: as with Ollama, `enable_thinking` and `reasoning_effort`"),
+)
+
+
 class ChatRequest(Struct, kw_only=True):
     """The fields that the gateway's own code reads; the others are parameters."""
 
@@ -53,6 +82,8 @@ class ChatRequest(Struct, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX)] = 0
     logit_bias: dict[str, float] = {}
     reasoning_effort: Effort | None = None
+    enable_thinking: bool | None = None
+    think: Think | None = None
     chat_template_kwargs: dict[str, Any] = {}
     service_tier: ServiceTier = "auto"
     priority: Priority | None = None
@@ -101,7 +132,7 @@ CHAT = FieldTable(
         parameter("frequency_penalty", "frequency-penalty"),
         parameter("presence_penalty", "presence-penalty"),
         parameter("stop"),
-        parameter("seed", note="0 to 4294967295"),
+        parameter("seed", note=SEED_NOTE),
         parameter("tools"),
         parameter("tool_choice", "tool-choice", "`auto`, `none`, `required`, or a function"),
         parameter("parallel_tool_calls", "parallel-tool-calls"),
@@ -111,13 +142,14 @@ CHAT = FieldTable(
             sets="chat-template-kwargs",
         ),
         *STRUCTURED_OUTPUTS,
+        *THINKING,
         PRIORITY_FIELD,
         honoured(
             "session_id",
             "extension: `messages` are added to this session's history, instead of being all of it",
         ),
-        refused("functions", "is OpenAI's old form of tools: use tools"),
-        refused("function_call", "is OpenAI's old form of tool_choice: use tool_choice", "none"),
+        refused("functions", "is OpenAI's old form of tools: use tools", []),
+        refused("function_call", "is OpenAI's old form of tool_choice", "none", "auto"),
         refused("audio", "the models have no audio"),
         refused("modalities", "the models have only text", ["text"]),
         refused("web_search_options", "the gateway does not search the web"),
@@ -134,4 +166,5 @@ CHAT = FieldTable(
     ],
     kind=ChatRequest,
     parameters=True,
+    others=OTHER_SERVERS,
 )

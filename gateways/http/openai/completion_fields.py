@@ -8,8 +8,22 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ....ipc.priorities import Priority
-from ..fields import PRIORITY_FIELD, FieldTable, honoured, ignored, parameter, refused
-from .chat_fields import STRUCTURED_OUTPUTS, ServiceTier, StreamOptions
+from ..fields import (
+    OTHER_SERVERS,
+    PRIORITY_FIELD,
+    FieldTable,
+    honoured,
+    ignored,
+    parameter,
+    refused,
+)
+from .chat_fields import (
+    SEED_NOTE,
+    STRUCTURED_OUTPUTS,
+    THINKING,
+    ServiceTier,
+    StreamOptions,
+)
 
 PROMPTS_MAX = 16
 ANSWERS_MAX = 64
@@ -52,13 +66,16 @@ COMPLETIONS = FieldTable(
         parameter("frequency_penalty", "frequency-penalty"),
         parameter("presence_penalty", "presence-penalty"),
         parameter("stop"),
-        parameter("seed", note="0 to 4294967295"),
+        parameter("seed", note=SEED_NOTE),
         *STRUCTURED_OUTPUTS,
         PRIORITY_FIELD,
-        refused("suffix", "the models do not fill in text between two others"),
+        refused("suffix", "the models do not fill in text between two others", ""),
         refused("best_of", "use n, and choose", 1),
+        refused("add_special_tokens", "the daemon adds them as the model needs", True),
+        *(ignored(field.name, "the prompt has no chat template") for field in THINKING),
         ignored("user", "the key names the user"),
     ],
     kind=CompletionRequest,
     parameters=True,
+    others=OTHER_SERVERS,
 )

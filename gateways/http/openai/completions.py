@@ -26,7 +26,7 @@ _encode = msgspec.json.encode
 
 async def answer_completion(exchange: Exchange) -> None:
     """Answer a completion of one or several prompts, whole or streamed."""
-    request, options = COMPLETIONS.read(exchange.body)
+    request, options = exchange.read_fields(COMPLETIONS)
     frame = _Frame(request)
     try:
         turns = frame.turns(options, exchange.caller)

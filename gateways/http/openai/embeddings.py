@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from ....backends.errors import InferdError
 from ....ipc.priorities import Priority
 from ..exchange import Exchange
-from ..fields import PRIORITY_FIELD, FieldTable, honoured, ignored
+from ..fields import PRIORITY_FIELD, FieldTable, honoured, ignored, refused
 from ..fields.table import field_error
 
 TEXTS_MAX = 2048
@@ -42,6 +42,12 @@ EMBEDDINGS = FieldTable(
         honoured("encoding_format", "`float` or `base64`"),
         honoured("dimensions", "only the model's own number; another one is refused"),
         PRIORITY_FIELD,
+        refused("embd_normalize", "vectors have the length 1", 2),
+        refused("normalize", "vectors have the length 1", True),
+        refused("pooling", "the model has its own", ""),
+        refused("truncate_prompt_tokens", "a text that is longer than the context is an error"),
+        refused("add_special_tokens", "the daemon adds them as the model needs", True),
+        refused("messages", "send a text as input", []),
         ignored("user", "the key names the user"),
     ],
     kind=EmbeddingRequest,
@@ -50,7 +56,7 @@ EMBEDDINGS = FieldTable(
 
 async def answer_embeddings(exchange: Exchange) -> None:
     """Answer with the embedding of each text."""
-    request, _ = EMBEDDINGS.read(exchange.body)
+    request, _ = exchange.read_fields(EMBEDDINGS)
     texts = [request.input] if isinstance(request.input, str) else _check_texts(request.input)
     priority = exchange.caller.class_of(request.priority)
     try:

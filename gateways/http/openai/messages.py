@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ....backends.errors import InvalidArgument, UnsupportedOperation
-from ..fields.table import field_error
+from ..fields.table import field_error, without_nulls
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_LEVELS = 3
+"""A message, its calls and their functions."""
 ROLES = {"developer": "system"}
 """Roles that chat templates do not know, with the roles that replace them."""
 
@@ -18,6 +20,7 @@ def read_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     :raises InvalidArgument: a message has another form.
     :raises UnsupportedOperation: a part of a message is not text; its type is named.
     """
+    messages = without_nulls(messages, _LEVELS)
     return [_read_message(f"messages.{number}", each) for number, each in enumerate(messages)]
 
 
@@ -25,8 +28,7 @@ def _read_message(place: str, message: dict[str, Any]) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str):
         raise field_error(f"{place}.role", f"{place}: the role is missing")
-    read = {key: value for key, value in message.items() if value is not None}
-    read["role"] = ROLES.get(role, role)
+    read = {**message, "role": ROLES.get(role, role)}
     content = message.get("content")
     if content is None and isinstance(message.get("refusal"), str):
         read["content"] = message["refusal"]

@@ -32,6 +32,7 @@ from .reservations import SessionReservations
 from .snapshots import Snapshots
 
 SEED_MAX = (1 << 32) - 1
+RANDOM_SEED = -1
 
 
 class Embedded(NamedTuple):
@@ -301,7 +302,7 @@ class TurnRunner:
         """
         options = request.options
         seed = options.get("seed")
-        if number and isinstance(seed, int) and seed >= 0:
+        if number and isinstance(seed, int) and seed != RANDOM_SEED:
             options = {**options, "seed": (seed + number) & SEED_MAX}
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0:

@@ -183,7 +183,7 @@ def test_an_unknown_model_is_not_found(api: Any, stream: bool) -> None:
         ({"output_format": {"type": "json_schema"}}, "output_format.schema"),
         ({"output_format": FORMAT, "output_config": {"format": FORMAT}}, "output_config.format"),
         ({"container": "x"}, "container"),
-        ({"nonsense": 1}, "nonsense"),
+        ({"documents": [{"text": "x"}]}, "documents"),
     ],
 )
 def test_a_wrong_field_is_refused_by_its_name(

@@ -122,7 +122,7 @@ def test_a_session_stays_after_its_requests(api: openai.OpenAI, client: Client) 
         ({"priority": "urgent"}, 403, "priority"),
         ({"audio": {"voice": "a", "format": "wav"}}, 400, "audio"),
         ({"functions": [{"name": "f"}]}, 400, "functions"),
-        ({"colour": "red"}, 400, "colour"),
+        ({"documents": [{"text": "x"}]}, 400, "documents"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -214,8 +214,6 @@ def test_an_unknown_model_is_not_found(api: ollama.Client, stream: bool) -> None
         ("chat", {"messages": [{"role": "user", "content": 1}]}, "content"),
         ("chat", {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "tool_calls"),
         ("chat", {"messages": HELLO, "options": {"temperature": "hot"}}, "temperature"),
-        ("chat", {"messages": HELLO, "options": {"nonsense": 1}}, "nonsense"),
-        ("chat", {"messages": HELLO, "nonsense": 1}, "nonsense"),
         ("chat", {"messages": HELLO, "format": "xml"}, "format"),
         ("chat", {"messages": HELLO, "think": "hard"}, "think"),
         ("generate", {"prompt": "a", "images": ["AA=="]}, "images"),

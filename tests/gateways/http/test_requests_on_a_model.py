@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import httpx
 import ollama
 import openai
 import pytest
@@ -79,6 +80,39 @@ def test_thinking_of_anthropic_is_an_argument_of_the_template(http: RunningGatew
         assert tokens(thinking={"type": "disabled"}) - plain == THINKING[False]
         assert tokens(output_config={"effort": "high"}) - plain == EFFORTS["high"]
         assert tokens(cache_control={"type": "ephemeral"}) == plain
+
+
+@pytest.mark.parametrize(
+    ("fields", "more"),
+    [
+        ({"enable_thinking": True}, THINKING[True]),
+        ({"enable_thinking": False}, THINKING[False]),
+        ({"think": True}, THINKING[True]),
+        ({"think": False}, THINKING[False]),
+        ({"think": "high"}, THINKING[True] + EFFORTS["high"]),
+        ({"think": "high", "enable_thinking": False}, THINKING[False] + EFFORTS["high"]),
+        ({"think": None, "enable_thinking": None}, 0),
+    ],
+)
+def test_fields_of_other_servers_that_turn_reasoning_on_are_arguments_of_the_template(
+    http: RunningGateway, fields: dict[str, Any], more: int
+) -> None:
+    def tokens(path: str, **body: Any) -> int:
+        found = httpx.post(
+            f"{http.url}{path}", json={"model": "smollm2", **body}, timeout=CALL_S_MAX
+        )
+        assert "inferd-ignored" not in found.headers
+        usage = found.json().get("usage", found.json())
+        read = usage.get("prompt_tokens", usage.get("input_tokens"))
+        return int(read) + usage.get("cache_read_input_tokens", 0)
+
+    for path, body in (
+        ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 1}),
+        ("/v1/responses", {"input": "hello", "max_output_tokens": 1, "store": False}),
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 1}),
+        ("/v1/messages/count_tokens", {"messages": HELLO}),
+    ):
+        assert tokens(path, **body, **fields) - tokens(path, **body) == more
 
 
 def test_think_of_ollama_is_an_argument_of_the_template(http: RunningGateway) -> None:

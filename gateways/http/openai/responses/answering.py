@@ -14,6 +14,7 @@ from ...exchange.statuses import HttpRefusal
 from ...fields.table import field_error
 from ...turns import TurnRequest
 from ..chat import effort_arguments, priority_of, schema_options
+from ..chat_fields import thinking_arguments
 from .fields import LOGPROBS, RESPONSE_ID, RESPONSES, ResponseRequest, TextFormat
 from .frame import ResponseFrame
 from .items import read_input, read_tool_choice, read_tools
@@ -25,7 +26,7 @@ _HASH_CHARACTERS = 16
 
 async def answer_response(exchange: Exchange) -> None:
     """Answer a request, whole or streamed."""
-    request, options = RESPONSES.read(exchange.body)
+    request, options = exchange.read_fields(RESPONSES)
     try:
         response_id = new_id(request)
         turn = turn_of(request, options, exchange.caller, response_id)
@@ -102,7 +103,8 @@ def turn_of(
     if LOGPROBS in request.include or request.top_logprobs:
         options["n-probs"] = max(1, request.top_logprobs)
     options.update(_format_options(request.text.format))
-    if arguments := effort_arguments(request.reasoning.effort):
+    thinking = thinking_arguments(request.think, request.enable_thinking)
+    if arguments := {**effort_arguments(request.reasoning.effort), **thinking}:
         options["chat-template-kwargs"] = arguments
     messages = read_input(request.input)
     previous = request.previous_response_id

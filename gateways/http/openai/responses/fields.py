@@ -8,8 +8,23 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .....ipc.priorities import Priority
-from ...fields import PRIORITY_FIELD, FieldTable, honoured, ignored, parameter, refused
-from ..chat_fields import STRUCTURED_OUTPUTS, TOP_LOGPROBS_MAX, Effort, ServiceTier
+from ...fields import (
+    OTHER_SERVERS,
+    PRIORITY_FIELD,
+    FieldTable,
+    honoured,
+    ignored,
+    parameter,
+    refused,
+)
+from ..chat_fields import (
+    STRUCTURED_OUTPUTS,
+    THINKING,
+    TOP_LOGPROBS_MAX,
+    Effort,
+    ServiceTier,
+    Think,
+)
 
 RESPONSE_ID = "^resp_[0-9a-f]{40}$"
 LOGPROBS = "message.output_text.logprobs"
@@ -52,6 +67,8 @@ class ResponseRequest(Struct, kw_only=True):
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     text: TextOptions = msgspec.field(default_factory=TextOptions)
     reasoning: Reasoning = msgspec.field(default_factory=Reasoning)
+    enable_thinking: bool | None = None
+    think: Think | None = None
     include: list[str] = []
     top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX)] = 0
     tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] = []
@@ -94,6 +111,7 @@ RESPONSES = FieldTable(
         honoured("metadata", "returned in the response"),
         honoured("service_tier", "as in a chat"),
         *STRUCTURED_OUTPUTS,
+        *THINKING,
         PRIORITY_FIELD,
         parameter("temperature", note="the default is the model's"),
         parameter("top_p", note="the default is the model's"),
@@ -117,4 +135,5 @@ RESPONSES = FieldTable(
     ],
     kind=ResponseRequest,
     parameters=True,
+    others=OTHER_SERVERS,
 )

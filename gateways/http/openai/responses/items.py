@@ -6,10 +6,12 @@ from typing import Any
 
 from .....backends.errors import UnsupportedOperation
 from .....ipc.chat_messages import ROLES as ALL_ROLES
-from ...fields.table import field_error
+from ...fields.table import field_error, without_nulls
 from ..messages import ROLES, read_parts
 
 NAMESPACE = "namespace"
+_LEVELS = 2
+"""An item and its parts, or a namespace and its tools."""
 _SEARCHES = ("web_search", "web_search_preview")
 
 
@@ -22,7 +24,7 @@ def read_input(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
     messages: list[dict[str, Any]] = []
-    for number, item in enumerate(items):
+    for number, item in enumerate(without_nulls(items, _LEVELS)):
         place = f"input.{number}"
         match item.get("type", "message"):
             case "message":
@@ -94,7 +96,7 @@ def read_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     :raises UnsupportedOperation: a tool is not a function.
     """
     found = []
-    for number, tool in enumerate(tools):
+    for number, tool in enumerate(without_nulls(tools, _LEVELS)):
         place = f"tools.{number}"
         if tool.get("type") == NAMESPACE:
             members = _members(place, tool)
