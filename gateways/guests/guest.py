@@ -15,6 +15,7 @@ from ...backends.errors import (
 )
 from ...backends.gguf import MAGIC
 from ...ipc.messages import METADATA_INDEX
+from ...ipc.messages import TARGETS as TARGET_NUMBERS
 from .graphs import GuestContext, GuestGraph
 from .preloads import Preload, find_preload, load_preload
 from .remote import Remote
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 CONTEXTS_MAX = 1000
 GRAPHS_MAX = 1000
-TARGETS = ("cpu", "gpu", "tpu", "auto")
+TARGETS = tuple(TARGET_NUMBERS)
+"""The names of execution targets by number. The daemon refuses tpu and npu."""
 _PRELOAD = b"preload:"
 
 
@@ -61,7 +63,7 @@ class Guest:
         if not builders or target >= len(TARGETS):
             raise InvalidArgument(
                 f"load with {len(builders)} builders and the target {target}",
-                hint="the first builder names a model; targets are 0 cpu, 1 gpu, 2 tpu, 3 auto",
+                hint="the first builder names a model; targets are 0 cpu, 1 gpu, 3 auto",
             )
         config = builders[1] if len(builders) > 1 else b""
         if not builders[0].startswith(MAGIC):

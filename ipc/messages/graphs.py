@@ -13,7 +13,7 @@ ENCODINGS = {
 }  # fmt: skip
 """Graph encodings by WasmEdge's numbers; only ggml and autodetect are loaded."""
 TARGETS = {"cpu": 0, "gpu": 1, "tpu": 2, "auto": 3, "npu": 4}
-"""Execution targets; 0 to 3 are WasmEdge's numbers."""
+"""Execution targets, in the order of their numbers; 0 to 3 are WasmEdge's."""
 
 
 class LoadParams(Map):

@@ -66,9 +66,15 @@ def test_other_encodings_are_refused_by_their_name(client: RawClient, encoding: 
     assert "ggml" in caught.value.hint
 
 
-@pytest.mark.parametrize("target", ["tpu", "npu", 2])
+@pytest.mark.parametrize("target", ["tpu", "npu", "NPU", 2, 4])
 def test_missing_targets_are_unsupported(client: RawClient, target: object) -> None:
     with pytest.raises(UnsupportedOperation):
+        client.call("load", builders=[b"echo"], encoding="ggml", target=target)
+
+
+@pytest.mark.parametrize("target", [5, -1, 1 << 40, "gpus", "", True, 1.5, None])
+def test_targets_that_no_runtime_has_are_invalid(client: RawClient, target: object) -> None:
+    with pytest.raises(InvalidArgument):
         client.call("load", builders=[b"echo"], encoding="ggml", target=target)
 
 

@@ -193,14 +193,16 @@ def test_each_load_of_a_model_has_its_own_target(
     builders: list[bytes], preloads: dict[str, Preload], client: Client
 ) -> None:
     with Driver(client, preloads=preloads) as guest:
-        assert [load(guest, builders, target=target) for target in (0, 1, 2, 3)] == [0, 0, 6, 0]
+        targets = (0, 1, 2, 3, 4, 5)
+        assert [load(guest, builders, target=t) for t in targets] == [0, 0, 6, 0, 6, 1]
         unmet = [guest.metadata(guest.init(graph))["not_applied"] for graph in range(3)]
         assert unmet == [{}, {"n-gpu-layers": 0}, {}], "only the second asks for a GPU"
 
 
 def test_the_device_of_a_preload_holds_for_all_targets_that_exist(client: Client) -> None:
     with Driver(client, preloads={"echo": Preload("echo", "cpu")}) as guest:
-        assert [load(guest, [b"echo"], target=target) for target in (0, 1, 2, 3)] == [0, 0, 6, 0]
+        targets = (0, 1, 2, 3, 4, 5)
+        assert [load(guest, [b"echo"], target=t) for t in targets] == [0, 0, 6, 0, 6, 1]
         for graph in range(3):
             assert guest.metadata(guest.init(graph))["not_applied"] == {}
 
@@ -292,7 +294,12 @@ def load(guest: Driver, builders: list[bytes], encoding: int = 6, target: int = 
         ([b"echo"], 0, 3, 2),
         ([b"echo"], 7, 3, 2),
         ([b"echo"], 6, 2, 6),
-        ([b"echo"], 6, 4, 1),
+        ([b"echo"], 6, 4, 6),
+        ([b"preload:echo", b"{}"], 5, 4, 6),
+        ([b"nothing"], 6, 4, 6),
+        ([b"GGUF, and the rest of a model"], 6, 4, 6),
+        ([b"echo"], 0, 4, 2),
+        ([b"echo"], 6, 5, 1),
         ([b"echo"], 6, 0xFFFF_FFFF, 1),
         ([], 6, 3, 1),
         ([b"x"] * 17, 6, 3, 1),
