@@ -23,6 +23,7 @@ from .arguments import (
     tensor_bytes,
     turn_options,
 )
+from .images import check_no_image
 from .named_tensors import (
     echoed_outputs,
     is_configuration,
@@ -141,6 +142,7 @@ async def set_input(daemon: Daemon, request: Request) -> w.Empty:
         set_metadata(session, data)
         await session.wait_recorded()
     else:
+        check_no_image(data)
         await session.input.set_input(data)
     return w.Empty()
 
@@ -197,7 +199,10 @@ async def compute(daemon: Daemon, request: Request) -> w.ComputeResult:
         if is_configuration(name, tensor):
             set_metadata(session, tensor.data)
     if prompts:
-        await session.input.set_input(b"".join(prompt.data for prompt in prompts))
+        data = b"".join(prompt.data for prompt in prompts)
+        if not echoes:
+            check_no_image(data)
+        await session.input.set_input(data)
     daemon.check_open()
     turn = await session.runner.start_turn(turn_options(p, TurnOptions(embeds=True)))
     await finish_turn(request, session, turn)
@@ -225,8 +230,9 @@ async def prompt_compute(daemon: Daemon, request: Request) -> w.PromptComputeRes
     """Answer a prompt; the context keeps both."""
     daemon.check_open()
     session, p = daemon.session(request), request.params
-    options = turn_options(p, TurnOptions(special=False))
-    async with session.input.for_turn(lambda: session.input.add_text(p.prompt.encode())):
+    options, prompt = turn_options(p, TurnOptions(special=False)), p.prompt.encode()
+    check_no_image(prompt)
+    async with session.input.for_turn(lambda: session.input.add_text(prompt)):
         turn = await session.runner.start_turn(options)
     await finish_turn(request, session, turn)
     return w.PromptComputeResult(text=turn.text.decode(errors="replace"))
@@ -237,6 +243,7 @@ async def run_inference(daemon: Daemon, request: Request) -> w.TurnResult:
     daemon.check_open()
     session, p = daemon.session(request), request.params
     data = (await tensor_bytes(request, p.tensor)).rstrip(b"\0")
+    check_no_image(data)
     options = parse_json_options(metadata_text(p.config))
     turn_settings = turn_options(p, TurnOptions(options=options.values, special=False))
     text = await decode_text(data)

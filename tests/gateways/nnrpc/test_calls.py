@@ -26,6 +26,12 @@ def test_a_client_loads_sets_input_computes_and_reads(guest: WasmEdge) -> None:
     assert guest.metadata(context)["output_tokens"] == 5
 
 
+def test_an_image_in_a_prompt_is_unsupported(guest: WasmEdge) -> None:
+    context = guest.context()
+    assert guest.set_input(context, b'<img src="data:image/png;base64,AAAA">') == 6
+    assert guest.set_input(context, b'<img src="data:image/png;base64,...">') == 0
+
+
 def test_tokens_are_pulled_until_100(guest: WasmEdge) -> None:
     context = guest.context(config="{}")
     guest.set_input(context, b"abc")

@@ -187,6 +187,13 @@ def test_each_load_is_a_graph_of_its_own(client: Client) -> None:
         assert guest.call("init_execution_context", 0, guest.put(bytes(4))) == 1
 
 
+def test_an_image_in_a_prompt_is_unsupported(client: Client) -> None:
+    with Driver(client) as guest:
+        context = guest.context()
+        assert guest.set_input(context, b'<img src="data:image/png;base64,AAAA">') == 6
+        assert guest.set_input(context, b'<img src="data:image/png;base64,...">') == 0
+
+
 @pytest.mark.parametrize("preloads", [{}, {"echo": Preload("echo")}], ids=["all", "preloaded"])
 @pytest.mark.parametrize("builders", [[b"echo"], [b"preload:echo"], [b"echo", b"{}"]])
 def test_each_load_of_a_model_has_its_own_target(
