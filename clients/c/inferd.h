@@ -14,7 +14,8 @@
  *
  * Threads. All functions may be called by any thread at any time: a lock guards the client, and a call that
  * waits does not hold it. So threads share one client, and their turns are computed side by side.
- * `inferd_close` ends the calls of other threads with ConnectionLost.
+ * `inferd_close` ends the calls of other threads with ConnectionLost. A thread may not be ended by
+ * `pthread_cancel` during a call.
  *
  * Errors of the program. An `inferd_client *` is a number, which is never used again, and not the address of
  * memory: a call with NULL or with a client that was closed fails with InvalidArgument. After `fork`, the
