@@ -7,6 +7,7 @@ import string
 
 from ...backends.errors import UnsupportedOperation
 
+PROMPT_BYTES_CHECKED = 4 << 20
 DATA_URLS_CHECKED = 64
 """The rest of a prompt is text."""
 TAG_BYTES_CHECKED = 1000
@@ -14,7 +15,7 @@ TAG_BYTES_CHECKED = 1000
 PAYLOAD_BYTES_CHECKED = 1024
 """The first bytes of an image."""
 _MARK = b";base64,"
-_TAG = re.compile(rb"<img\b[^<>]*\bsrc\s*=\s*([\"'])data:(image/[\w.+-]+)$", re.IGNORECASE)
+_TAG = re.compile(rb"<img\b[^<>]*\bsrc\s*=\s*([\"'])data:(image/[\w.+-]{1,64})$", re.IGNORECASE)
 _BASE64 = f"{string.ascii_letters}{string.digits}+/={string.whitespace}".encode()
 
 
@@ -26,11 +27,12 @@ def check_no_image(prompt: bytes) -> None:
     """
     begin = 0
     for _ in range(DATA_URLS_CHECKED):
-        mark = prompt.find(_MARK, begin)
+        mark = prompt.find(_MARK, begin, PROMPT_BYTES_CHECKED)
         if mark < 0:
             return
         begin = mark + len(_MARK)
-        tag = _TAG.search(prompt[max(0, mark - TAG_BYTES_CHECKED) : mark])
+        tag_begin = prompt.rfind(b"<", max(0, mark - TAG_BYTES_CHECKED), mark)
+        tag = _TAG.match(prompt[tag_begin:mark]) if tag_begin >= 0 else None
         if tag is not None and _is_image(prompt[begin : begin + PAYLOAD_BYTES_CHECKED], tag[1]):
             kind = tag[2].decode()
             raise UnsupportedOperation(

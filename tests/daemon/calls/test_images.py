@@ -10,6 +10,7 @@ from inferd.backends.errors import UnsupportedOperation
 from inferd.daemon.calls.images import (
     DATA_URLS_CHECKED,
     PAYLOAD_BYTES_CHECKED,
+    PROMPT_BYTES_CHECKED,
     TAG_BYTES_CHECKED,
     check_no_image,
 )
@@ -63,6 +64,9 @@ def test_the_search_for_images_is_bounded() -> None:
     check_no_image(b";base64," * DATA_URLS_CHECKED + GUEST.encode())
     with pytest.raises(UnsupportedOperation):
         check_no_image(b";base64," * (DATA_URLS_CHECKED - 1) + GUEST.encode())
+    with pytest.raises(UnsupportedOperation):
+        check_no_image(b"x" * (PROMPT_BYTES_CHECKED - len(GUEST)) + GUEST.encode())
+    check_no_image(b"x" * PROMPT_BYTES_CHECKED + GUEST.encode())
     attributes = 'a="b" ' * (TAG_BYTES_CHECKED // 6)
     check_no_image(f'<img {attributes} src="data:image/png;base64,{PNG}">'.encode())
 
