@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from inferd.backends.params import BY_NAME, read_options
+from inferd.daemon.calls.models.graphs import BACKEND_DEFAULTS
 from inferd.testing import RunningDaemon
 
 from .build import CLIENT, compiler
@@ -29,6 +32,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         env={**os.environ, "DESTDIR": ""},
     )
     return folder
+
+
+def test_the_page_lists_wasi_nn_backends_defaults() -> None:
+    rows = re.findall(r"^\| (`[a-z_]+`(?:, `[a-z_]+`)*) \| (-?[\d.]+|true)", PAGE, re.M)
+    listed = {name: json.loads(value) for names, value in rows for name in names.split(", ")}
+    read = read_options({name.strip("`"): value for name, value in listed.items()})
+    assert read.values == BACKEND_DEFAULTS and not read.ignored
+    assert all(BY_NAME[name].default != value for name, value in BACKEND_DEFAULTS.items())
 
 
 def test_the_program_of_the_page_streams_an_answer(installed: Path, daemon: RunningDaemon) -> None:
