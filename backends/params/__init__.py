@@ -1,5 +1,6 @@
 """The parameters of clients and configurations: their table, reading them, adjusting them."""
 
+from .chat_options import ToolChoice, tool_choice_of
 from .closed_schemas import close_schema
 from .fitting import Fitting, as_whole, with_whole_numbers
 from .other_runtimes.ignored_keys import IGNORED_KEYS, REFUSED_KEYS
@@ -53,6 +54,7 @@ __all__ = (
     "StoppingParams",
     "StructuralTag",
     "StructuralTags",
+    "ToolChoice",
     "as_whole",
     "close_schema",
     "differing_values",
@@ -64,5 +66,6 @@ __all__ = (
     "adjust_parameters",
     "stopping_params",
     "structural_tag_text",
+    "tool_choice_of",
     "with_whole_numbers",
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -28,6 +29,8 @@ of a frame, which may nest 64 deep.
 
 _ARGUMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _RESERVED = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
+_ALLOWED_TOOLS = "allowed_tools"
+_ALLOWED_SHAPE = '{"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{…}]}}'
 _NAMED_SHAPE = '{"type": "function", "function": {"name": "…"}}'
 _SHAPE = '{"type": "function", "function": {"name": "…", "description": "…", "parameters": {…}}}'
 
@@ -41,9 +44,17 @@ class _Function(msgspec.Struct):
     strict: bool = False
 
 
-class _NamedTool(msgspec.Struct):
-    type: Literal["function"]
+class _NamedTool(msgspec.Struct, tag="function"):
     function: _Function
+
+
+class _AllowedSet(msgspec.Struct):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[_NamedTool], msgspec.Meta(min_length=1, max_length=TOOLS_MAX)]
+
+
+class _AllowedTools(msgspec.Struct, tag=_ALLOWED_TOOLS):
+    allowed_tools: _AllowedSet
 
 
 class _Tool(msgspec.Struct):
@@ -80,16 +91,49 @@ def read_tools(_: Parameter, value: Any) -> list[dict[str, Any]]:
 
 
 def read_tool_choice(_: Parameter, value: Any) -> str | dict[str, Any]:
-    """Return one of `TOOL_CHOICES`, or a map that names a function; or raise ValueError."""
+    """Return one of `TOOL_CHOICES`, or a map that names one function or the allowed ones; or raise
+    ValueError.
+    """
     if isinstance(value, str) and value.lower() in TOOL_CHOICES:
         return value.lower()
+    allows = isinstance(value, dict) and value.get("type") == _ALLOWED_TOOLS
+    kind: type[_AllowedTools | _NamedTool] = _AllowedTools if allows else _NamedTool
     try:
-        fitted = Fitting(nulls_absent=True).fit(value, _NamedTool)
-        named = msgspec.convert(fitted, _NamedTool)
-    except msgspec.ValidationError:
-        choices = ", ".join(TOOL_CHOICES)
-        raise ValueError(f"{shorten(value)} is neither {choices} nor {_NAMED_SHAPE}") from None
-    return {"type": "function", "function": {"name": named.function.name}}
+        choice = msgspec.convert(Fitting(nulls_absent=True).fit(value, kind), kind)
+    except msgspec.ValidationError as exc:
+        if allows:
+            raise ValueError(f"{exc}; it is {_ALLOWED_SHAPE}") from None
+        choices = ", ".join((*TOOL_CHOICES, _NAMED_SHAPE))
+        raise ValueError(f"{shorten(value)} is neither {choices} nor {_ALLOWED_SHAPE}") from None
+    if isinstance(choice, _NamedTool):
+        return _named_tool(choice.function.name)
+    allowed = choice.allowed_tools
+    names = dict.fromkeys(tool.function.name for tool in allowed.tools)
+    tools = [_named_tool(name) for name in names]
+    return {"type": _ALLOWED_TOOLS, _ALLOWED_TOOLS: {"mode": allowed.mode, "tools": tools}}
+
+
+def _named_tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+class ToolChoice(NamedTuple):
+    """The calls that an answer may have (`auto`), must have (`required`) or does not have (`none`).
+    If *names* has any, only these functions may be called.
+    """
+
+    mode: str
+    names: tuple[str, ...] = ()
+
+
+def tool_choice_of(value: str | Mapping[str, Any]) -> ToolChoice:
+    """Return the meaning of a value that `read_tool_choice` has returned."""
+    if isinstance(value, str):
+        return ToolChoice(value)
+    if value["type"] == "function":
+        return ToolChoice("required", (value["function"]["name"],))
+    allowed = value[_ALLOWED_TOOLS]
+    return ToolChoice(allowed["mode"], tuple(tool["function"]["name"] for tool in allowed["tools"]))
 
 
 def read_arguments(_: Parameter, value: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import msgspec
 
 from ..errors import InvalidArgument
 from .adjustment import Adjustment, Rule, fields_of
+from .chat_options import tool_choice_of
 from .parameter_table import BY_NAME, DRY_BREAKERS, FORMATS, PARAMETERS_HINT, SAMPLERS_DEFAULT
 from .stop_options import STOPPING_RULES
 
@@ -155,14 +156,16 @@ def _check_grammar(a: Adjustment) -> None:
 
 
 def _check_tool_choice(a: Adjustment) -> None:
-    choice, names = a.value_of("tool-choice"), [t["function"]["name"] for t in a.value_of("tools")]
-    if choice in ("auto", "none"):
+    choice = tool_choice_of(a.value_of("tool-choice"))
+    names = [tool["function"]["name"] for tool in a.value_of("tools")]
+    if choice.mode != "required" and not choice.names:
         return
+    unknown = [name for name in choice.names if name not in names]
     if not names:
         a.reasons["tool-choice"] = "the turn has no tools"
-    elif isinstance(choice, dict) and choice["function"]["name"] not in names:
-        a.errors.append(f"tool-choice: no tool is named {choice['function']['name']!r}")
-    elif a.has_grammar:
+    elif unknown:
+        a.errors.append(f"tool-choice: no tool is named {unknown[0]!r}")
+    elif a.has_grammar and choice.mode == "required":
         a.errors.append("tool-choice: a required call has its own grammar; leave out the other one")
 
 

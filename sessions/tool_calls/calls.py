@@ -24,10 +24,13 @@ _ALPHABET = ascii_letters + digits
 
 
 class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
-    """The form of the tool calls in the answers to a prompt, and their greatest number."""
+    """The form of the tool calls in the answers to a prompt, and their greatest number. If *names*
+    has any, only these functions may be called.
+    """
 
     form: ToolFormat = ToolFormat.NONE
     calls_max: int = ANSWER_CALLS_MAX
+    names: tuple[str, ...] = ()
 
 
 NO_TOOLS = ToolUse()

@@ -8,14 +8,20 @@ from typing import Any
 import msgspec
 
 from ...backends.errors import InvalidArgument
-from ...backends.params import StructuralTag, StructuralTags, close_schema, structural_tag_text
+from ...backends.params import (
+    StructuralTag,
+    StructuralTags,
+    ToolChoice,
+    close_schema,
+    structural_tag_text,
+)
 from ...backends.tool_formats import ToolFormat
 from .calls import json_text
 
 __all__ = ("AUTO", "NO_CALLS", "constraint_of")
 
 AUTO, NO_CALLS, REQUIRED = "auto", "none", "required"
-"""Values of `tool-choice`; the others are maps that name a function."""
+"""The modes of a `ToolChoice`."""
 FUNCTIONARY_MARK = ">>>"
 _ANY_OBJECT = {"type": "object"}
 _JSON = {ToolFormat.JSON: "arguments", ToolFormat.LLAMA: "parameters"}
@@ -25,31 +31,33 @@ _JSON = {ToolFormat.JSON: "arguments", ToolFormat.LLAMA: "parameters"}
 def constraint_of(
     form: ToolFormat,
     tools: Iterable[Mapping[str, Any]],
-    choice: str | Mapping[str, Any],
+    choice: ToolChoice,
     *,
     parallel: bool,
     opened: bool,
 ) -> dict[str, Any]:
     """Return the fields of `SamplingParams` that make an answer call *tools* in this *form*.
 
-    If *choice* is `auto`, the answer may call any of them, and only the arguments of functions with
-    `strict` follow their schemas. Otherwise it must call one, which *choice* may name, and the
-    arguments follow its schema. The prompt may have *opened* the first call by the mark before it.
+    The functions are those that *choice* names, or all. If its mode is `auto`, the answer may call
+    any of them, and only the arguments of functions with `strict` follow their schemas; a form
+    without a mark then has no grammar, because any answer may begin like a call. If the mode is
+    `required`, the answer must call one, and the arguments follow its schema. The prompt may have
+    *opened* the first call by the mark before it.
 
     :raises InvalidArgument: no grammar can be made of the tools.
     """
-    functions = [tool["function"] for tool in tools]
-    if choice == AUTO:
-        marked = form not in _JSON
-        if not (marked and any(function.get("strict") is True for function in functions)):
-            return {}
+    every = [tool["function"] for tool in tools]
+    functions = [f for f in every if not choice.names or f["name"] in choice.names]
+    required = choice.mode == REQUIRED
+    if required:
+        calls = {f["name"]: _schema(f) for f in functions}
+    elif form not in _JSON and (choice.names or any(f.get("strict") is True for f in functions)):
         calls = {f["name"]: _schema(f) if f.get("strict") else _ANY_OBJECT for f in functions}
     else:
-        named = choice["function"]["name"] if isinstance(choice, Mapping) else None
-        calls = {f["name"]: _schema(f) for f in functions if named in (None, f["name"])}
+        return {}
     if form in _JSON:
         return {"json_schema": _json_schema(calls, _JSON[form])}
-    required, opened = choice != AUTO, opened and form is ToolFormat.FUNCTIONARY
+    opened = opened and form is ToolFormat.FUNCTIONARY
     tags = [_tag(form, *call, opened=opened and required) for call in calls.items()]
     single = required and (not parallel or opened)
     mark = FUNCTIONARY_MARK if opened and not required else ""

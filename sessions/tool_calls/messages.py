@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from ...backends import Rendering
@@ -34,7 +34,7 @@ def new_parser(
         return None
     return ToolCallParser(
         use.form,
-        _schemas(rendering.tools),
+        _schemas(rendering.tools, use.names),
         lambda index: call_id(context(), index),
         calls_max=use.calls_max,
         opened=opens_call(rendered),
@@ -47,10 +47,14 @@ def opens_call(prompt: str) -> bool:
     return prompt.endswith(">>>")
 
 
-def _schemas(tools: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Return the schemas of the functions' arguments by name."""
+def _schemas(
+    tools: Iterable[Mapping[str, Any]], names: Collection[str]
+) -> dict[str, Mapping[str, Any]]:
+    """Return the schemas of the arguments of all functions, or of those with these *names*."""
     functions = [tool["function"] for tool in tools]
-    return {function["name"]: function.get("parameters") or {} for function in functions}
+    return {
+        f["name"]: f.get("parameters") or {} for f in functions if not names or f["name"] in names
+    }
 
 
 def answer_message(answer: str, parser: ToolCallParser | None) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from ...backends.params import (
     read_options,
     sampling_params,
     stopping_params,
+    tool_choice_of,
 )
 from ...backends.tool_formats import ToolFormat
 from ...scheduler.messages import TaskSpec
@@ -194,13 +195,14 @@ class Parameters:
         """Return the tool calls that the answer of a turn with *options* may have, of a model that
         writes them in this *form*.
         """
-        tools, choice = self.in_turn("tools", options), self.in_turn("tool-choice", options)
-        if not tools or choice == NO_CALLS:
+        choice = tool_choice_of(self.in_turn("tool-choice", options))
+        if not self.in_turn("tools", options) or choice.mode == NO_CALLS:
             return NO_TOOLS
-        if form is ToolFormat.NONE and choice != AUTO:
+        if form is ToolFormat.NONE and choice.mode != AUTO:
             form = ToolFormat.JSON
         parallel = self.in_turn("parallel-tool-calls", options)
-        return ToolUse(form=form, calls_max=ANSWER_CALLS_MAX if parallel else 1)
+        calls_max = ANSWER_CALLS_MAX if parallel else 1
+        return ToolUse(form=form, calls_max=calls_max, names=choice.names)
 
     def constrain_calls(self, spec: TaskSpec, use: ToolUse, *, opened: bool) -> TaskSpec:
         """Return *spec* with the grammar of the tool calls that its answer may have or must have.
@@ -210,7 +212,7 @@ class Parameters:
         """
         if use.form is ToolFormat.NONE or spec.sampling.has_grammar or spec.embed is not None:
             return spec
-        choice, parallel = self.get("tool-choice"), use.calls_max > 1
+        choice, parallel = tool_choice_of(self.get("tool-choice")), use.calls_max > 1
         tools = self.get("tools")
         fields = constraint_of(use.form, tools, choice, parallel=parallel, opened=opened)
         if not fields:

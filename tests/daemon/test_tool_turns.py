@@ -212,6 +212,26 @@ def test_a_strict_call_that_the_model_chooses_fits_the_schema(
         assert bool(said.metadata["forced_tokens"]) == strict
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_only_an_allowed_function_is_called(client: inferd.Client, form: str) -> None:
+    """The examples call `add`; only `sub` is allowed. (The forms `llama` and `functionary` have no
+    mark that all calls share: a call of another function stays text.)
+    """
+    tools = [{"type": "function", "function": {"name": name}} for name in ("add", "sub")]
+    examples = [message for number in (1, 2) for message in example(form, number)]
+    prompt = [*examples, {"role": "user", "content": "What is 4 and 4?"}]
+    for mode in ("auto", "required"):
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools[1:]}}
+        options = {"tools": tools, "tool_choice": choice, "temp": 0, "n-predict": 60}
+        said = client.chat(f"whole-{form}", prompt, options=options)
+        names = {call.name for call in said.tool_calls}
+        as_text = mode == "auto" and form in ("llama", "functionary")
+        assert names == (set() if as_text else {"sub"})
+        assert ("add" in str(said)) == as_text
+    free = client.chat(f"whole-{form}", prompt, options=options | {"tool_choice": "auto"})
+    assert {call.name for call in free.tool_calls} == {"add"}
+
+
 @pytest.mark.parametrize("form", [*FORMS, "plain"])
 def test_a_required_call_fits_the_schema(client: inferd.Client, form: str) -> None:
     schema = NARROW

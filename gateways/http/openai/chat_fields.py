@@ -134,7 +134,11 @@ CHAT = FieldTable(
         parameter("stop"),
         parameter("seed", note=SEED_NOTE),
         parameter("tools"),
-        parameter("tool_choice", "tool-choice", "`auto`, `none`, `required`, or a function"),
+        parameter(
+            "tool_choice",
+            "tool-choice",
+            "`auto`, `none`, `required`, a function, or `allowed_tools`",
+        ),
         parameter("parallel_tool_calls", "parallel-tool-calls"),
         honoured(
             "chat_template_kwargs",

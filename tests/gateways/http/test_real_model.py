@@ -292,6 +292,27 @@ def test_the_result_of_a_tool_is_read(api: openai.OpenAI) -> None:
     assert answer.choices[0].message.content
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_required_call_is_of_an_allowed_function(api: openai.OpenAI, stream: bool) -> None:
+    other = {"name": "get_time", "parameters": {"type": "object", "properties": {}}}
+    tools: Any = [*PARIS, {"type": "function", "function": other}]
+    named = [{"type": "function", "function": {"name": "get_time"}}]
+    choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": named}}
+    keywords: Any = {**GREEDY, "messages": MESSAGES, "tools": tools, "tool_choice": choice}
+    keywords["max_completion_tokens"] = 60
+    if stream:
+        with api.chat.completions.stream(**keywords) as events:
+            done = events.get_final_completion()
+    else:
+        done = api.chat.completions.create(**keywords)
+    calls = done.choices[0].message.tool_calls
+    assert calls and {call.function.name for call in calls} == {"get_time"}
+    choice["allowed_tools"]["tools"] = [{"type": "function", "function": {"name": "missing"}}]
+    with pytest.raises(openai.BadRequestError, match="no tool is named 'missing'") as caught:
+        api.chat.completions.create(**keywords)
+    assert caught.value.param == "tool_choice"
+
+
 def test_answers_have_different_seeds(api: openai.OpenAI) -> None:
     keywords: Any = {"model": "smollm2", "messages": MESSAGES, "n": 3, "seed": 7}
     keywords |= {"max_completion_tokens": 6, "temperature": 1.5}

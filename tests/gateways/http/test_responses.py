@@ -15,6 +15,9 @@ from tests.models import ONE_THREAD, short_smollm2
 
 CALL = '<tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>'
 LOOK: Any = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+MOVE: Any = {"type": "function", "name": "move"}
+ALLOWED: dict[str, Any] = {"type": "allowed_tools", "mode": "required", "tools": [LOOK]}
+MCP_PLACE = "tool_choice.tools.0"
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 MODELS = "[models.smollm2]\nslots = 4\nctx-size = 1024\n"
 GREEDY: dict[str, Any] = {"model": "smollm2", "temperature": 0, "max_output_tokens": 24}
@@ -104,6 +107,27 @@ def test_the_clients_own_stream_reads_it(api: openai.OpenAI) -> None:
     assert (call.name, call.arguments) == ("look", '{"at": 1}')
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_only_allowed_functions_are_called(api: openai.OpenAI, mode: str) -> None:
+    named = [{"type": "function", "name": "move"}, {"type": "web_search"}]
+    choice: Any = {"type": "allowed_tools", "mode": mode, "tools": named}
+    done = api.responses.create(
+        **{**GREEDY, "max_output_tokens": 100},
+        input=QUESTION,
+        tools=[LOOK, {**MOVE, "parameters": {"type": "object", "properties": {}}}],
+        tool_choice=choice,
+    )
+    assert done.tool_choice.model_dump(exclude_none=True) == choice  # type: ignore[union-attr]
+    names = [item.name for item in done.output if item.type == "function_call"]
+    assert set(names) == ({"move"} if mode == "required" else set())
+
+
+def test_nothing_but_a_search_of_the_web_is_no_tool(api: openai.OpenAI) -> None:
+    choice: Any = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}]}
+    done = api.responses.create(model="echo", input=CALL, tools=[LOOK], tool_choice=choice)
+    assert [item.type for item in done.output] == ["message"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_functions_may_have_a_namespace(api: openai.OpenAI, stream: bool) -> None:
     """As those of Codex, which also offers a search of the web and sends data of its own."""
@@ -147,6 +171,11 @@ def test_items_are_messages(api: openai.OpenAI) -> None:
         ({"tools": [{"type": "function"}]}, "tools.0.name"),
         ({"tools": [LOOK], "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tools": [LOOK], "tool_choice": {"type": "custom", "name": "x"}}, "tool_choice"),
+        ({"tools": [LOOK], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.tools"),
+        ({"tools": [LOOK], "tool_choice": {**ALLOWED, "mode": "none"}}, "tool_choice"),
+        ({"tools": [LOOK], "tool_choice": {**ALLOWED, "tools": []}}, "tool_choice"),
+        ({"tools": [LOOK], "tool_choice": {**ALLOWED, "tools": [{"type": "mcp"}]}}, MCP_PLACE),
+        ({"tools": [LOOK], "tool_choice": {**ALLOWED, "tools": [MOVE]}}, "tool_choice"),
         ({"background": True}, "background"),
         ({"conversation": "x"}, "conversation"),
         ({"truncation": "auto"}, "truncation"),

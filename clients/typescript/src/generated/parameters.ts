@@ -185,7 +185,7 @@ export interface ModelParameters {
   "post-sampling-probs"?: boolean | undefined;
   /** functions for the chat template, as OpenAI defines them: a list, or its JSON text; up to 128, of 256 KiB, with names of up to 128 characters (default: []) */
   "tools"?: string | (object)[] | undefined;
-  /** calls of `tools` in the answer: auto, none, required, or a map that names a function, as OpenAI defines them; a required call follows the function's schema, and has no arguments beside its `properties` unless the schema allows for them (default: "auto") */
+  /** calls of `tools` in the answer: auto, none, required, or a map that names a function or (`allowed_tools`) those that may be called, as OpenAI defines them; a required call follows the function's schema, and has no arguments beside its `properties` unless the schema allows for them (default: "auto") */
   "tool-choice"?: string | object | undefined;
   /** the answer may have several calls; false: one (default: true) */
   "parallel-tool-calls"?: boolean | undefined;

@@ -106,7 +106,11 @@ RESPONSES = FieldTable(
             " are refused by name",
             sets="tools",
         ),
-        honoured("tool_choice", "`auto`, `none`, `required`, or a function", sets="tool-choice"),
+        honoured(
+            "tool_choice",
+            "`auto`, `none`, `required`, a function, or `allowed_tools`",
+            sets="tool-choice",
+        ),
         honoured("parallel_tool_calls"),
         honoured("metadata", "returned in the response"),
         honoured("service_tier", "as in a chat"),

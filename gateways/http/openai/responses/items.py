@@ -10,6 +10,7 @@ from ...fields.table import field_error, without_nulls
 from ..messages import ROLES, read_parts
 
 NAMESPACE = "namespace"
+_ALLOWED = "allowed_tools"
 _LEVELS = 2
 """An item and its parts, or a namespace and its tools."""
 _SEARCHES = ("web_search", "web_search_preview")
@@ -130,12 +131,36 @@ def _read_tool(place: str, tool: dict[str, Any]) -> dict[str, Any]:
 def read_tool_choice(choice: str | dict[str, Any]) -> Any:
     """Return a choice in the form of chat completions.
 
-    :raises UnsupportedOperation: the choice is a tool, but not a function.
+    :raises InvalidArgument: the choice has another form.
+    :raises UnsupportedOperation: a tool of the choice is not a function.
     """
     if isinstance(choice, str):
         return choice
-    _check_function("tool_choice", choice)
-    return {"type": "function", "function": {"name": _text("tool_choice", choice, "name")}}
+    if choice.get("type") == _ALLOWED:
+        return _read_allowed(choice)
+    return _named("tool_choice", choice)
+
+
+def _read_allowed(choice: dict[str, Any]) -> Any:
+    """Return the choice of some of the tools. A search of the web is left out, because it is not
+    offered to the model.
+    """
+    tools = choice.get("tools")
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise field_error("tool_choice.tools", "tool_choice.tools is not a list of tools")
+    functions = [
+        _named(f"tool_choice.tools.{number}", tool)
+        for number, tool in enumerate(tools)
+        if tool.get("type") not in _SEARCHES
+    ]
+    if tools and not functions and choice.get("mode") == "auto":
+        return "none"
+    return {"type": _ALLOWED, _ALLOWED: {"mode": choice.get("mode"), "tools": functions}}
+
+
+def _named(place: str, tool: dict[str, Any]) -> dict[str, Any]:
+    _check_function(place, tool)
+    return {"type": "function", "function": {"name": _text(place, tool, "name")}}
 
 
 def _check_function(place: str, tool: dict[str, Any]) -> None:
